@@ -171,7 +171,7 @@ def test_categories_are_bounded(server: Server) -> None:
         ({"request_id": "x", "score": "good"}, "score", "expected a number 0 to 1"),
         ({"request_id": "x", "success": True, "category": "a b"}, "category", "expected 1 to 64 letters, digits"),
         ({"request_id": "x", "success": True, "comment": "x" * 2001}, "comment", "expected a text of up to 2000"),
-        ({"request_id": "x", "success": True, "stars": 5}, "stars", "there is no such parameter"),
+        ({"request_id": "x", "success": True, "comments": "x"}, "comments", "there is no such parameter"),
     ],
 )
 def test_what_is_refused(server: Server, fields: dict[str, Any], param: str, message: str) -> None:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from pilotfish.server.http_errors import HttpError
+from pilotfish.server.ignored import Ignored
 from pilotfish.server.message_chat import MessageChat, chat_of
 from pilotfish.server.messages import CountTokensRequest, MessagesRequest
 
@@ -20,7 +21,7 @@ FORMAT = {"type": "json_schema", "schema": {"type": "object"}}
 
 def chat(*, reasons: bool = False, **body: Any) -> MessageChat:
     given = {"model": "tiny", "messages": [HI], "max_tokens": 9, **body}
-    return chat_of(msgspec.convert(given, MessagesRequest), reasons=reasons)
+    return chat_of(msgspec.convert(given, MessagesRequest), Ignored(strict=True), reasons=reasons)
 
 
 def said(*messages: Any, **body: Any) -> list[dict[str, Any]]:
@@ -250,5 +251,5 @@ def test_tokens_to_count() -> None:
     body = msgspec.convert(
         {"model": "tiny", "messages": [HI], "tools": [WEATHER], "thinking": ENABLED}, CountTokensRequest
     )
-    made = chat_of(body, reasons=True)
+    made = chat_of(body, Ignored(), reasons=True)
     assert made.tools is not None and made.chat_template_kwargs == {"enable_thinking": True, "thinking": True}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import pytest
 from http_double import IDENTITY, Client, Engine, Health
 
-from pilotfish.server.requests import INSTEAD, UNSUPPORTED
+from pilotfish.server.ignored import HEADER
+from pilotfish.server.requests import HINTS, INSTEAD, UNSUPPORTED
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
@@ -65,14 +66,22 @@ BAD = [
     ("prompt_logprobs", 21, "prompt_logprobs"),
     ("timeout", 0, "timeout"),
     ("stream_options", {"include_usage": True}, "without stream"),
-    ("stream_options", {"include_obfuscation": True}, "include_obfuscation: True is not allowed; expected false"),
-    ("stream_options", {"more": True}, "stream_options.more: there is no such parameter"),
-    ("speculation", {"mode": "async"}, "speculation.mode: 'async' is not allowed; expected off or sync"),
     ("speculation", {"mode": "turbo"}, "expected off, sync or async"),
-    ("speculation", {"max_nodes": 9}, "speculation.max_nodes: 9 is not allowed; expected an integer 0 to 8"),
+    ("speculation", {"max_nodes": -1}, "speculation.max_nodes: -1 is not allowed; expected an integer 0 to 8"),
     ("speculation", {"metrics": "all"}, "expected none, summary or detailed"),
     ("speculation", {"depth": 1}, "speculation.depth: there is no such parameter"),
+    ("max_output_tokens", 5, "max_output_tokens: there is no such parameter"),
+    ("temprature", 0, "temprature: there is no such parameter; expected temperature"),
+    ("Top-P", 0.5, "Top-P: there is no such parameter; expected top_p"),
+    ("a name", 1, "a name: there is no such parameter"),
+]
+#: What a server that is strict refuses too.
+STRICT = [
+    ("stream_options", {"more": True}, "stream_options.more: there is no such parameter"),
+    ("speculation", {"mode": "async"}, "speculation.mode: 'async' is not allowed; expected off or sync"),
+    ("speculation", {"max_nodes": 9}, "speculation.max_nodes: 9 is not allowed; expected an integer 0 to 8"),
     ("nobody_knows", 1, "nobody_knows: there is no such parameter"),
+    ("service_tier", "flex", "service_tier: 'flex' is not supported; leave it out"),
 ]
 BAD_COMPLETIONS = [
     ("prompt", None, "prompt: it is missing"),
@@ -101,7 +110,6 @@ BAD_CHATS = [
     ("messages", [{"role": "function", "content": "x"}], "expected system, developer, user, assistant or tool"),
     ("messages", [{"role": "assistant", "content": None, "tool_calls": []}], "messages[0].content: it is missing"),
     ("messages", [{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0].id: it is missing"),
-    ("messages", [{"role": "user", "content": "x", "weight": 1}], "messages[0].weight: there is no such parameter"),
     ("messages", [{"role": "user", "content": "refuse"}], "messages: the chat template refuses them: no"),
     ("top_logprobs", 3, "logprobs: None is not allowed; expected true"),
     ("max_completion_tokens", 0, "max_completion_tokens: 0"),
@@ -129,6 +137,15 @@ def test_a_bad_value_is_named(client: Client, engine: Engine, path: str, field: 
     assert len(answer.error["message"]) < 500 and not engine.submitted
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize(("field", "value", "words"), STRICT)
+def test_what_a_strict_server_names(
+    serve: Callable[..., Client], engine: Engine, path: str, field: str, value: Any, words: str
+) -> None:
+    answer = serve(strict=True).post(path, asked(path, stream=True, **{field: value}))
+    assert answer.status == 400 and words in answer.error["message"] and not engine.submitted
+
+
 @pytest.mark.parametrize(
     ("path", "field", "value", "words"),
     [(COMPLETIONS, *each) for each in BAD_COMPLETIONS] + [(CHAT, *each) for each in BAD_CHATS],
@@ -152,10 +169,11 @@ def test_what_is_not_supported_is_named(client: Client, field: str) -> None:
     assert answer.error["message"] == (f"{refused}: {INSTEAD[field]}" if field in INSTEAD else refused)
 
 
-@pytest.mark.parametrize("field", UNSUPPORTED)
-def test_what_changes_nothing_is_accepted(client: Client, field: str) -> None:
-    for value in UNSUPPORTED[field]:
-        assert client.post(CHAT, asked(CHAT, **{field: value})).status == 200
+@pytest.mark.parametrize(("field", "values"), [*UNSUPPORTED.items(), *HINTS.items()])
+def test_what_changes_nothing_is_accepted(serve: Callable[..., Client], field: str, values: Sequence[Any]) -> None:
+    for value in values:
+        answer = serve(strict=True).post(CHAT, asked(CHAT, **{field: value}))
+        assert answer.status == 200 and HEADER not in answer.headers
 
 
 def test_bookkeeping_is_accepted(client: Client) -> None:

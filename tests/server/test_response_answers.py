@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 
 from pilotfish.errors import EngineError, ParameterError
 from pilotfish.server.conversation import template_message
+from pilotfish.server.ignored import Ignored
 from pilotfish.server.response_chat import chat_of
 from pilotfish.server.responses import ResponsesRequest
 from pilotfish.server.schemas import converted
@@ -321,8 +322,8 @@ def test_an_incomplete_message_goes_on(asked: Callable[..., str]) -> None:
 
 def seen(given: Any, **fields: Any) -> list[dict[str, Any]]:
     """The messages that a chat template is given."""
-    body = converted(ResponsesRequest.normal({"input": given, **fields}), ResponsesRequest)
-    messages = chat_of(body, None).messages
+    body = converted(ResponsesRequest.normal({"input": given, **fields}, Ignored()), ResponsesRequest)
+    messages = chat_of(body, Ignored()).messages
     return [template_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
 
 
@@ -426,7 +427,8 @@ def test_variables_of_the_template(
     assert prompt_of(engine) == "high calm hi" and response["reasoning"]["effort"] == "high"
 
 
-def test_efforts_of_a_model_that_knows_none(client: Client) -> None:
+def test_efforts_of_a_model_that_knows_none(serve: Callable[..., Client]) -> None:
+    client = serve(strict=True)
     assert response_of(client, reasoning={"effort": "medium"})["reasoning"]["effort"] == "medium"
     assert response_of(client, reasoning={"effort": "none"})["status"] == "completed"
     error = client.post(PATH, {"input": "x", "reasoning": {"effort": "high"}}).error
@@ -487,8 +489,8 @@ def test_efforts_of_a_model_that_knows_none(client: Client) -> None:
         ({"unknown": 1}, "unknown"),
     ],
 )
-def test_a_bad_field_is_named(client: Client, fields: dict[str, Any], param: str | None) -> None:
-    answer = client.post(PATH, {"input": "x", **fields})
+def test_a_bad_field_is_named(serve: Callable[..., Client], fields: dict[str, Any], param: str | None) -> None:
+    answer = serve(strict=True).post(PATH, {"input": "x", **fields})
     assert answer.status == 400
     error = answer.error
     assert param is None or (error["param"] == param and error["message"].startswith(param))

@@ -37,7 +37,7 @@ OUTPUTS: dict[str, list[Piece]] = {
 
 def response_items() -> ResponseItems:
     numbers = count()
-    return ResponseItems(lambda: f"call_{next(numbers)}")
+    return ResponseItems(lambda: f"call_{next(numbers)}", {})
 
 
 def followed(pieces: list[Piece], status: Any = "completed") -> tuple[list[Any], list[Any]]:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from pilotfish.config.server import ServerConfig
 from pilotfish.server.http_errors import HttpError
+from pilotfish.server.ignored import Ignored
 from pilotfish.server.requests import RequestBody
 from pilotfish.server.schemas import read_body
 
@@ -34,7 +35,7 @@ def read(body: Any) -> Drawing:
         return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
 
     scope = {"type": "http", "method": "POST", "headers": []}
-    return asyncio.run(read_body(Request(scope, receive), Drawing, ServerConfig()))
+    return asyncio.run(read_body(Request(scope, receive), Drawing, ServerConfig(), Ignored(strict=True)))
 
 
 def test_a_tag_chooses_the_struct() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from http_double import Client, Engine, saying
 
+from pilotfish.config.server import ServerConfig
 from pilotfish.parsers.formats import TOOL_FORMATS
 from pilotfish.parsers.tools import Tool
 from pilotfish.server.http_errors import HttpError
@@ -240,7 +241,8 @@ def test_a_free_choice_is_not_constrained(client: Client, engine: Engine, choice
 
 
 def test_calls_of_too_many_tools_are_not_enforced(engine: Engine) -> None:
-    formats, body = OutputFormats("hermes", "none", engine.tokenizer), ChatRequest(messages=[])
+    config = ServerConfig(tool_call_parser="hermes", reasoning_parser="none")
+    formats, body = OutputFormats(config, engine.tokenizer), ChatRequest(messages=[])
     tools = tuple(Tool(f"tool_{i}", None, NO_ARGUMENTS) for i in range(MOST_TOOLS + 1))
     with pytest.raises(HttpError, match="of 257 tools no call can be enforced; expected 256 at most") as raised:
         formats.chat(body, ToolUse(tools, required=True), [1])

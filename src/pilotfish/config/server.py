@@ -17,6 +17,8 @@ from pilotfish.parsers.reasoning import REASONING_FORMATS
 
 MetricsLevel = Literal["none", "summary", "detailed"]
 GenerationDefaults = Literal["auto", "vllm"]
+#: How the tools of a chat are told to the model: by its chat template, or in a plain text where that tells of none.
+ToolTemplate = Literal["model", "default"]
 #: Seconds of silence that a busy machine brings about by itself: a target is heard twice in each.
 MIN_TARGET_TIMEOUT = 2.0
 
@@ -75,6 +77,11 @@ class ServerConfig:
     reasoning_parser: Annotated[
         str, answer("How reasoning is marked: auto, none, or of docs/tool-calls.md.", metavar="FORMAT")
     ] = "auto"
+    tool_template: Annotated[
+        ToolTemplate,
+        answer("default: a plain text tells of tools, and of their calls, where the model's template does not."),
+    ] = "model"
+    strict: Annotated[bool, answer("Refuse fields of requests that would be left out: docs/agents.md.")] = False
     generation_config: Annotated[
         GenerationDefaults,
         answer("auto: sampling defaults of the model's generation_config.json; vllm: none of them."),

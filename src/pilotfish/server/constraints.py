@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from pilotfish.core.constraint import Constraint
 from pilotfish.errors import ParameterError
 from pilotfish.server.closed_schema import closed
-from pilotfish.server.conversation import Name
+from pilotfish.server.conversation import ExactStruct, Name
 from pilotfish.server.http_errors import bad, bad_request
 
 if TYPE_CHECKING:
@@ -24,29 +24,29 @@ FIELD = "structured_outputs"  # of SamplingParams
 GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 
 
-class JsonSchema(Struct, forbid_unknown_fields=True, kw_only=True):
+class JsonSchema(ExactStruct, kw_only=True):
     name: Name
     schema: dict[str, Any]
     description: str | None = None
     strict: bool | None = None  # it is kept either way
 
 
-class AnyText(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+class AnyText(ExactStruct, tag_field="type", tag="text"):
     pass
 
 
-class JsonObject(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
+class JsonObject(ExactStruct, tag_field="type", tag="json_object"):
     pass
 
 
-class JsonOfSchema(Struct, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
+class JsonOfSchema(ExactStruct, tag_field="type", tag="json_schema"):
     json_schema: JsonSchema
 
 
 ResponseFormat = AnyText | JsonObject | JsonOfSchema
 
 
-class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
+class StructuredOutputs(ExactStruct, kw_only=True):
     """Exactly one of the first five."""
 
     json: dict[str, Any] | str | None = None  # a schema, or its JSON

@@ -10,8 +10,11 @@ from msgspec import Meta, Struct
 
 from pilotfish.server.http_errors import bad, bad_request
 
-Nothing = Annotated[list[Any], Meta(max_length=0, description="an empty list or null")]
 Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z", description="1 to 64 letters, digits, _ and -")]
+
+
+class ExactStruct(Struct, forbid_unknown_fields=True):
+    """An object that says what an answer must be, or how it is made: it has no field that could be left out."""
 
 
 class TextPart(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -48,7 +51,7 @@ class Message(Struct, forbid_unknown_fields=True, kw_only=True):
     refusal: None = None
     audio: None = None
     function_call: None = None
-    annotations: Nothing | None = None
+    annotations: Any = None  # sources of the content
 
     @property
     def text(self) -> str:
@@ -79,27 +82,27 @@ class FunctionTool(Struct, forbid_unknown_fields=True, kw_only=True):
     function: ToolFunction
 
 
-class ChosenFunction(Struct, forbid_unknown_fields=True):
+class ChosenFunction(ExactStruct):
     name: str
 
 
-class ToolReference(Struct, forbid_unknown_fields=True, kw_only=True):
+class ToolReference(ExactStruct, kw_only=True):
     """One of the tools on offer."""
 
     type: Literal["function"]
     function: ChosenFunction
 
 
-class NamedTool(Struct, forbid_unknown_fields=True, tag_field="type", tag="function"):
+class NamedTool(ExactStruct, tag_field="type", tag="function"):
     function: ChosenFunction
 
 
-class ToolSubset(Struct, forbid_unknown_fields=True):
+class ToolSubset(ExactStruct):
     mode: Literal["auto", "required"]
     tools: list[ToolReference]
 
 
-class AllowedTools(Struct, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"):
+class AllowedTools(ExactStruct, tag_field="type", tag="allowed_tools"):
     allowed_tools: ToolSubset
 
 

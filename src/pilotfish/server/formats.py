@@ -16,8 +16,8 @@ from pilotfish.core.executor import TokenLogprobs
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.sample import TextStream
 from pilotfish.server.http_errors import HttpError, encode
-from pilotfish.server.params import Generation, TokenizedPrompt
-from pilotfish.server.requests import StreamOptions
+from pilotfish.server.params import Generation, TokenizedPrompt, granted
+from pilotfish.server.requests import SpeculationOptions, StreamOptions
 from pilotfish.server.stream import OutputBuffer
 from pilotfish.wire.serving import Verified
 
@@ -115,11 +115,13 @@ class AnswerFormat:
 
     def _answers(self) -> Part:
         """The variant that speculates, and the model, where the server has several. A cascade's small model never
-        speculates."""
+        speculates. What the request asked for more of than there is."""
         choice, cascade = self.generation.choice, self.generation.cascade
         named = choice.named and not (cascade is not None and cascade.side == "small")
         variant = {"variant": choice.variant.name} if named else {}
-        return variant if cascade is None else {**variant, **vars(cascade)}
+        cut = granted(self.body.speculation or SpeculationOptions(), self.generation.target)
+        told = {**variant, **({"speculation": cut} if cut else {})}
+        return told if cascade is None else {**told, **vars(cascade)}
 
     def _speculation(self) -> Part:
         level = self.generation.metrics

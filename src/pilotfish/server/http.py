@@ -23,6 +23,8 @@ from pilotfish.logs import log_access, request_context
 from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.server import message_errors
 from pilotfish.server.http_errors import ClientGone, HttpError, encode, http_error, short
+from pilotfish.server.ignored import HEADER as IGNORED
+from pilotfish.server.ignored import Ignored
 
 if TYPE_CHECKING:
     from pilotfish.server.auth import Caller
@@ -53,6 +55,7 @@ class RequestState:
 
     id: str  # X-Request-Id
     arrived: float  # monotonic seconds
+    ignored: Ignored
     caller: Caller | None = None
     handle: RequestHandle | None = None
     error: HttpError | None = None  # that was answered, or ended a stream
@@ -62,13 +65,17 @@ def state_of(scope: Scope) -> RequestState:
     return cast(RequestState, scope[_STATE])
 
 
+def ignored_of(request: Request) -> Ignored:
+    return state_of(request.scope).ignored
+
+
 class RequestMiddleware:
     """ASGI middleware around the whole application. X-Request-Id is the client's if that is up to 128 printable ASCII
     characters."""
 
-    def __init__(self, app: ASGIApp, metrics: ServerMetrics, paths: Mapping[Any, str]) -> None:
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics, paths: Mapping[Any, str], *, strict: bool) -> None:
         """`paths` are those of the routes' handlers, for the metrics."""
-        self._app, self._metrics, self._paths = app, metrics, paths
+        self._app, self._metrics, self._paths, self._strict = app, metrics, paths, strict
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # "lifespan": Ray Serve announces itself, uvicorn is told not to
@@ -76,7 +83,7 @@ class RequestMiddleware:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         own_id = given if REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
-        state = scope[_STATE] = RequestState(own_id, time.monotonic())
+        state = scope[_STATE] = RequestState(own_id, time.monotonic(), Ignored(strict=self._strict))
         status: int | None = None
 
         async def tagged(message: Message) -> None:
@@ -85,6 +92,8 @@ class RequestMiddleware:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = own_id
+                if state.ignored.header:
+                    headers[IGNORED] = state.ignored.header
                 if scope["path"].startswith(message_errors.PREFIX):
                     headers["request-id"] = own_id
             await send(message)

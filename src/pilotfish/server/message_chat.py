@@ -8,6 +8,7 @@ assistant: thinking, text …, tool_use …                ─► assistant, wit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -27,6 +28,7 @@ from pilotfish.server.conversation import (
     ToolFunction,
 )
 from pilotfish.server.http_errors import bad, bad_request
+from pilotfish.server.ignored import Ignored
 from pilotfish.server.messages import (
     AdaptiveThinking,
     AnyChoice,
@@ -37,6 +39,7 @@ from pilotfish.server.messages import (
     MessagesRequest,
     NamedChoice,
     NoChoice,
+    OutputConfig,
     RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
@@ -48,12 +51,17 @@ from pilotfish.server.requests import ChatRequest
 
 #: Ids of calls begin so.
 CALL = "toolu_"
+#: With which Claude Code begins its system text.
+_CLIENT_LINES = re.compile(r"\A(x-anthropic-[\w-]+:.*(\n|\Z))+")
 
 
 class MessageChat(ChatRequest, kw_only=True):
     """The chat that a body means."""
 
+    places: list[int]  # of its tools among the body's
+
     output: ClassVar = "message"
+    effort_field: ClassVar = "output_config.effort"
     id_prefix: ClassVar = "msg_"
     clipped: ClassVar = True
 
@@ -61,26 +69,33 @@ class MessageChat(ChatRequest, kw_only=True):
     def only_echo(self) -> bool:
         return bool(self.max_tokens == 0)
 
+    def tool_path(self, i: int) -> str:
+        return super().tool_path(self.places[i])
 
-def chat_of(body: CountTokensRequest, *, reasons: bool) -> MessageChat:
+
+def chat_of(body: CountTokensRequest, ignored: Ignored, *, reasons: bool) -> MessageChat:
     """`reasons`: whether the model can think before it answers. HttpError names the first bad field."""
-    output = body.output_config and body.output_config.format
+    output = body.output_config or OutputConfig()
+    tools = {i: _tool(tool) for i, tool in enumerate(body.tools or ()) if tool is not None}
     prompt = MessageChat(
         model=body.model,
         messages=[*_system(body), *_conversation(body)],
         continue_final_message=_goes_on(body),
-        tools=[_tool(tool) for tool in body.tools or ()] or None,
-        tool_choice=_tool_choice(body),
+        tools=list(tools.values()) or None,
+        places=list(tools),
+        tool_template=body.tool_template,
+        tool_choice=_tool_choice(body) if tools or not body.tools else _without_tools(body),
         parallel_tool_calls=not getattr(body.tool_choice, "disable_parallel_tool_use", None),
-        response_format=JsonOfSchema(JsonSchema(name="answer", schema=output.schema)) if output else None,
-        chat_template_kwargs={**_thinking(body, reasons=reasons), **(body.chat_template_kwargs or {})},
+        response_format=JsonOfSchema(JsonSchema(name="answer", schema=output.format.schema)) if output.format else None,
+        reasoning_effort=output.effort,
+        chat_template_kwargs={**_thinking(body, ignored, reasons=reasons), **(body.chat_template_kwargs or {})},
     )
-    return msgspec.structs.replace(prompt, **_sampling(body)) if isinstance(body, MessagesRequest) else prompt
+    return msgspec.structs.replace(prompt, **_sampling(body, ignored)) if isinstance(body, MessagesRequest) else prompt
 
 
-def _sampling(body: MessagesRequest) -> dict[str, Any]:
+def _sampling(body: MessagesRequest, ignored: Ignored) -> dict[str, Any]:
     if body.speculation is not None and body.speculation.detail:
-        raise bad("speculation.detail", True, "false: streams of completions and chats have it")
+        ignored.leave_out(bad("speculation.detail", True, "false: streams of completions and chats have it"))
     return {
         "max_tokens": body.max_tokens,
         "temperature": body.temperature,
@@ -96,20 +111,28 @@ def _sampling(body: MessagesRequest) -> dict[str, Any]:
     }
 
 
-def _thinking(body: CountTokensRequest, *, reasons: bool) -> dict[str, bool]:
+def _thinking(body: CountTokensRequest, ignored: Ignored, *, reasons: bool) -> dict[str, bool]:
     """Arguments of the chat template. `adaptive` leaves it to the model; one that cannot think does not."""
     thinking = body.thinking
     if thinking is None or isinstance(thinking, AdaptiveThinking):
         return {}
     if isinstance(thinking, EnabledThinking):
         if not reasons:
-            raise bad("thinking.type", "enabled", "disabled or adaptive, as this model does not think")
-        if isinstance(body, MessagesRequest) and thinking.budget_tokens >= body.max_tokens:
+            allowed = "disabled or adaptive, as this model does not think"
+            ignored.leave_out(bad("thinking.type", "enabled", allowed))
+        elif isinstance(body, MessagesRequest) and thinking.budget_tokens >= body.max_tokens:
             raise bad("thinking.budget_tokens", thinking.budget_tokens, f"less than max_tokens, {body.max_tokens}")
     return dict.fromkeys(SWITCHES if reasons else (), isinstance(thinking, EnabledThinking))
 
 
 # -- tools
+
+
+def _without_tools(body: CountTokensRequest) -> ToolChoice | None:
+    """The choice where all tools were left out. HttpError for one that requires a call."""
+    if isinstance(body.tool_choice, AnyChoice | NamedChoice):
+        raise bad_request("tool_choice", "none of the tools can be called here; expected auto or none")
+    return None
 
 
 def _tool(tool: ClientTool) -> FunctionTool:
@@ -153,10 +176,11 @@ class _Turn:
 
 
 def _system(body: CountTokensRequest) -> list[Message]:
-    if not body.system:
-        return []
-    content = body.system if isinstance(body.system, str) else [_part(block) for block in body.system]
-    return [Message(role="system", content=content)]
+    """Without lines that only say which client asks: with a hash that is always another one no KV would be found."""
+    given = [TextBlock(text=body.system)] if isinstance(body.system, str) else body.system or ()
+    texts = (_CLIENT_LINES.sub("", block.text) for block in given)
+    content = [TextPart(type="text", text=text) for text in texts if text]
+    return [Message(role="system", content=content)] if content else []
 
 
 def _goes_on(body: CountTokensRequest) -> bool:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from pilotfish.server.conversation import Nothing
+from pilotfish.config.server import ToolTemplate
+from pilotfish.server.conversation import ExactStruct
+from pilotfish.server.http_errors import bad
+from pilotfish.server.ignored import Ignored
 from pilotfish.server.requests import RequestBody, SpeculationOptions
 
 #: What Anthropic asks of a tool's name, and of a budget to think.
@@ -16,20 +20,13 @@ ToolName = Annotated[
 Budget = Annotated[int, Meta(ge=1024, description="an integer of at least 1024")]
 
 
-class CacheControl(Struct, forbid_unknown_fields=True):
-    """Changes nothing: all prompts are cached."""
-
-    type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = None
-
-
 class Block(Struct, tag_field="type", forbid_unknown_fields=True, kw_only=True):
-    cache_control: CacheControl | None = None
+    cache_control: Any = None  # changes nothing: all prompts are cached
 
 
 class TextBlock(Block, tag="text"):
     text: str
-    citations: Nothing | None = None
+    citations: Any = None
 
 
 class ThinkingBlock(Block, tag="thinking"):
@@ -50,14 +47,12 @@ class ToolUseBlock(Block, tag="tool_use"):
     name: str
     input: dict[str, Any]
     caller: Any = None
-    toolset_name: None = None
 
 
 class ToolResultBlock(Block, tag="tool_result"):
     tool_use_id: str
     content: str | list[TextBlock] | None = None
     is_error: bool | None = None  # chat templates know no such field: the content has to say so
-    toolset_name: None = None
 
 
 ContentBlock = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
@@ -73,57 +68,55 @@ class MessageTurn(Struct, forbid_unknown_fields=True):
 
 
 class ClientTool(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A tool that the client runs. There are no others."""
+    """A tool that the client runs, and that the model is told of."""
 
     type: Literal["custom"] | None = None
     name: ToolName
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
-    cache_control: CacheControl | None = None
+    cache_control: Any = None
     eager_input_streaming: Annotated[Literal[True], Meta(description="true")] | None = None  # as all inputs are
 
 
-class AutoChoice(Struct, tag_field="type", tag="auto", forbid_unknown_fields=True):
+class AutoChoice(ExactStruct, tag_field="type", tag="auto"):
     disable_parallel_tool_use: bool | None = None
 
 
-class AnyChoice(Struct, tag_field="type", tag="any", forbid_unknown_fields=True):
+class AnyChoice(ExactStruct, tag_field="type", tag="any"):
     disable_parallel_tool_use: bool | None = None
 
 
-class NamedChoice(Struct, tag_field="type", tag="tool", forbid_unknown_fields=True):
+class NamedChoice(ExactStruct, tag_field="type", tag="tool"):
     name: str
     disable_parallel_tool_use: bool | None = None
 
 
-class NoChoice(Struct, tag_field="type", tag="none", forbid_unknown_fields=True):
+class NoChoice(ExactStruct, tag_field="type", tag="none"):
     pass
 
 
-class ThinkingConfig(Struct, tag_field="type", forbid_unknown_fields=True, kw_only=True):
-    display: Literal["summarized"] | None = None  # nothing is summarized: all of it is shown
-
-
-class EnabledThinking(ThinkingConfig, tag="enabled"):
+class EnabledThinking(Struct, tag_field="type", tag="enabled", forbid_unknown_fields=True, kw_only=True):
+    display: Any = None  # all of it is shown
     budget_tokens: Budget  # a hint, which no model here takes
 
 
-class AdaptiveThinking(ThinkingConfig, tag="adaptive"):
-    pass
+class AdaptiveThinking(Struct, tag_field="type", tag="adaptive", forbid_unknown_fields=True):
+    display: Any = None
 
 
 class DisabledThinking(Struct, tag_field="type", tag="disabled", forbid_unknown_fields=True):
     pass
 
 
-class JsonOutput(Struct, forbid_unknown_fields=True):
+class JsonOutput(ExactStruct):
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
 class OutputConfig(Struct, forbid_unknown_fields=True):
     format: JsonOutput | None = None
+    effort: str | None = None  # for chat templates that know `reasoning_effort`
 
 
 class Metadata(Struct, forbid_unknown_fields=True):
@@ -137,13 +130,29 @@ class CountTokensRequest(RequestBody, kw_only=True):
     model: str
     messages: list[MessageTurn]
     system: str | list[TextBlock] | None = None
-    tools: list[ClientTool] | None = None
+    tools: list[ClientTool | None] | None = None  # None: one that is left out
     tool_choice: AutoChoice | AnyChoice | NamedChoice | NoChoice | None = None
     thinking: EnabledThinking | AdaptiveThinking | DisabledThinking | None = None
     output_config: OutputConfig | None = None
-    cache_control: CacheControl | None = None
-    speed: Literal["standard"] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None  # Pilotfish's own
+    cache_control: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None  # this and the next are Pilotfish's own
+    tool_template: ToolTemplate | None = None
+
+    @classmethod
+    def normal(cls, fields: dict[str, Any], ignored: Ignored) -> dict[str, Any]:
+        """Tools that run at Anthropic, or that only its models know, are left out."""
+        given = fields.get("tools")
+        return fields if not isinstance(given, list) else {**fields, "tools": list(_client_tools(given, ignored))}
+
+
+def _client_tools(given: list[Any], ignored: Ignored) -> Iterator[Any]:
+    for i, tool in enumerate(given):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind != "custom":
+            ignored.leave_out(bad(f"tools[{i}].type", kind, "custom"), f"tools[{kind}]")
+            yield None
+        else:
+            yield tool
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
@@ -154,7 +163,6 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     metadata: Metadata | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
     seed: int | str | None = None  # this and the next two are Pilotfish's own
     cache_salt: str | None = None
     speculation: SpeculationOptions | None = None

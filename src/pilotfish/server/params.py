@@ -17,7 +17,8 @@ from pilotfish.errors import PromptError
 from pilotfish.prompts import chat_prompt
 from pilotfish.rollout.cascade import CascadeAnswer
 from pilotfish.server.conversation import template_message
-from pilotfish.server.http_errors import HttpError, bad, bad_request
+from pilotfish.server.http_errors import HttpError, bad, bad_request, short
+from pilotfish.server.ignored import Ignored
 from pilotfish.server.reading import OutputReading
 from pilotfish.server.requests import (
     SAMPLING,
@@ -29,6 +30,7 @@ from pilotfish.server.requests import (
     TokenizeRequest,
 )
 from pilotfish.server.rollout import VariantChoice
+from pilotfish.server.tool_text import with_tools_as_text
 from pilotfish.server.tools import template_tools
 from pilotfish.wire.serving import Identity
 
@@ -136,14 +138,24 @@ def _room(body: GenerationRequest, prompt: int, target: Identity) -> int:
     return left
 
 
-def max_nodes(speculation: SpeculationOptions, target: Identity) -> int | None:
-    """Limit of a token tree; 0: no speculation, None: the target's own. HttpError for modes that the target lacks."""
-    if speculation.mode not in (None, "off", target.mode):
-        raise bad("speculation.mode", speculation.mode, " or ".join(sorted({"off", target.mode})))
-    nodes = speculation.max_nodes
-    if nodes is not None and not 0 <= nodes <= target.max_nodes:
-        raise bad("speculation.max_nodes", nodes, f"an integer 0 to {target.max_nodes}")
-    return 0 if speculation.mode == "off" else nodes
+def max_nodes(speculation: SpeculationOptions, target: Identity, ignored: Ignored) -> int | None:
+    """Limit of a token tree; 0: no speculation, None: the target's own."""
+    nodes, allowed = speculation.max_nodes, f"an integer 0 to {target.max_nodes}"
+    if nodes is not None and nodes < 0:
+        raise bad("speculation.max_nodes", nodes, allowed)
+    given = granted(speculation, target)
+    if "mode" in given:
+        ignored.leave_out(bad("speculation.mode", speculation.mode, " or ".join(sorted({"off", target.mode}))))
+    if "max_nodes" in given:
+        ignored.leave_out(bad("speculation.max_nodes", nodes, allowed))
+    return 0 if speculation.mode == "off" else given.get("max_nodes", nodes)
+
+
+def granted(speculation: SpeculationOptions, target: Identity) -> dict[str, Any]:
+    """What a request gets where it asks for more than the target has: that changes no token."""
+    more = (speculation.max_nodes or 0) > target.max_nodes
+    other = speculation.mode not in (None, "off", target.mode)
+    return {**({"mode": target.mode} if other else {}), **({"max_nodes": target.max_nodes} if more else {})}
 
 
 # -- prompts
@@ -165,13 +177,17 @@ async def _tokenize(size: int, work: Callable[[], Result]) -> Result:
     return await asyncio.get_running_loop().run_in_executor(_thread, work)
 
 
-async def chat_tokens(request: ChatRequest | TokenizeRequest, tokenizer: Any) -> list[int]:
+async def chat_tokens(
+    request: ChatRequest | TokenizeRequest, tokenizer: Any, ignored: Ignored, *, tools_as_text: bool = False
+) -> list[int]:
     """Tokens of the chat template around the messages. HttpError where it refuses them."""
     messages = request.messages
     if not messages:
         raise bad("messages", [], "a list of at least one message")
     plain = [template_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
-    arguments = _template_arguments(request, tokenizer)
+    arguments = _template_arguments(request, tokenizer, ignored)
+    if tools_as_text:
+        plain = with_tools_as_text(plain, arguments.pop("tools", []))
     special = request.add_special_tokens is True
     size = sum(len(text) for text in chat_texts(request))
     try:
@@ -188,7 +204,7 @@ def chat_texts(request: ChatRequest | TokenizeRequest) -> Iterator[str]:
         yield msgspec.json.encode(request.tools).decode()
 
 
-def _template_arguments(request: ChatRequest | TokenizeRequest, tokenizer: Any) -> dict[str, Any]:
+def _template_arguments(request: ChatRequest | TokenizeRequest, tokenizer: Any, ignored: Ignored) -> dict[str, Any]:
     own, goes_on = request.chat_template_kwargs or {}, bool(request.continue_final_message)
     if goes_on and request.add_generation_prompt:
         raise bad("add_generation_prompt", True, "false with continue_final_message")
@@ -197,7 +213,21 @@ def _template_arguments(request: ChatRequest | TokenizeRequest, tokenizer: Any) 
         raise bad("chat_template_kwargs", taken[0], "names that only the chat template gives a meaning to")
     begins = not goes_on and request.add_generation_prompt is not False
     tools = {"tools": offered} if (offered := template_tools(request.tools)) else {}
-    return {**own, **tools, "add_generation_prompt": begins, "continue_final_message": goes_on}
+    effort = _effort(request, tokenizer.chat_template or "", ignored) if isinstance(request, ChatRequest) else {}
+    return {**effort, **own, **tools, "add_generation_prompt": begins, "continue_final_message": goes_on}
+
+
+def _effort(request: ChatRequest, template: str, ignored: Ignored) -> dict[str, Any]:
+    """What the template is told of an effort. `medium` is what a model does by itself."""
+    effort = request.reasoning_effort
+    if effort is not None and "reasoning_effort" in template:
+        return {"reasoning_effort": effort}
+    if effort == "none":
+        return {"enable_thinking": False}
+    if effort not in (None, "medium"):
+        problem = f"{short(effort)} is not supported with this model; expected none or medium"
+        ignored.leave_out(bad_request(request.effort_field, problem, "unsupported_parameter"))
+    return {}
 
 
 async def completion_prompts(request: CompletionRequest, tokenizer: Any, most: int) -> list[TokenizedPrompt]:

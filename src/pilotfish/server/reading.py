@@ -15,6 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from pilotfish.config.server import ServerConfig
 from pilotfish.core.constraint import Constraint
 from pilotfish.parsers.formats import TOOL_FORMATS, ToolFormat, tool_format_of
 from pilotfish.parsers.pieces import Arguments, CallBegin, Content, ContentParser, OutputParser, Piece, Reasoning
@@ -23,7 +24,8 @@ from pilotfish.rollout.outcome import OutputShape
 from pilotfish.server.call_grammars import calls_or_json, text_and_calls
 from pilotfish.server.constraints import FIELD, Wanted, blaming, wanted
 from pilotfish.server.http_errors import bad, bad_request
-from pilotfish.server.requests import ChatRequest, GenerationRequest
+from pilotfish.server.ignored import Ignored
+from pilotfish.server.requests import ChatRequest, GenerationRequest, TokenizeRequest
 from pilotfish.server.tools import NO_TOOLS, ToolUse
 
 #: How calls are written where the model's template does not tell.
@@ -32,6 +34,8 @@ FALLBACK = "hermes"
 END = 32
 #: Tools of which a grammar can tell calls apart: from 500 on llguidance gives up in the midst of an output.
 MOST_TOOLS = 256
+#: Why tools are not in a prompt.
+UNTOLD = "the model's chat template does not tell of them; --tool-template default tells of tools in a plain text"
 #: Variables with which templates leave reasoning out.
 SWITCHES = ("enable_thinking", "thinking")
 
@@ -74,14 +78,15 @@ def plain_reading(body: GenerationRequest) -> OutputReading:
 class OutputFormats:
     """How the served model writes calls and reasoning. `auto` is what its chat template tells, `none` is none."""
 
-    def __init__(self, tool_call_parser: str, reasoning_parser: str, tokenizer: Any) -> None:
+    def __init__(self, config: ServerConfig, tokenizer: Any) -> None:
         template = tokenizer.chat_template
-        calls = (tool_format_of(template) or FALLBACK) if tool_call_parser == "auto" else tool_call_parser
-        thoughts = reasoning_format_of(template) if reasoning_parser == "auto" else reasoning_parser
+        calls = (tool_format_of(template) or FALLBACK) if config.tool_call_parser == "auto" else config.tool_call_parser
+        thoughts = reasoning_format_of(template) if config.reasoning_parser == "auto" else config.reasoning_parser
         self.calls: ToolFormat | None = TOOL_FORMATS.get(calls)
         self.reasoning: ReasoningFormat | None = REASONING_FORMATS.get(thoughts or "none")
         self._tokenizer = tokenizer
-        self._told = "tools" in (template or "")  # a model that is not told of tools does not know when to stop
+        self.template: str = template or ""
+        self._tool_template = config.tool_template
         start, end = (self.reasoning.start, self.reasoning.end) if self.reasoning else ("", "")
         self._end_of_reasoning: list[int] = tokenizer.encode(end, add_special_tokens=False)
         first: list[int] = tokenizer.encode(start, add_special_tokens=False)
@@ -91,10 +96,10 @@ class OutputFormats:
 
     def chat(self, body: ChatRequest, use: ToolUse, prompt: Sequence[int]) -> OutputReading:
         """HttpError or ParameterError names the field that is wrong."""
-        calls, thinking, asked = self._calls(use), self._thinking(body, prompt), wanted(body)
-        field = use.field if use.required or asked is None else asked.field
+        calls, thinking, asked = self._calls(body, use), self._thinking(body, prompt), wanted(body)
+        field, told = use.field if use.required or asked is None else asked.field, self._tells(body)
         with blaming(field):
-            constraint = self._constraint(asked, calls, use)
+            constraint = self._constraint(asked, calls, use, told=told)
         if constraint is not None and thinking.comes:
             opening = None if thinking.inside else self._start_of_reasoning
             constraint = replace(constraint, after=self._end_of_reasoning, opening=opening)
@@ -107,36 +112,57 @@ class OutputFormats:
             call_id=mistral_id if calls.name == "mistral" else call_id,
         )
 
-    def _calls(self, use: ToolUse) -> ToolFormat:
+    @property
+    def tells_of_tools(self) -> bool:
+        """Whether the chat template does. A model that is not told of tools does not know when to stop."""
+        return "tools" in self.template
+
+    def as_text(self, body: ChatRequest | TokenizeRequest) -> bool:
+        """Whether the prompt has tools, and calls of earlier turns, as a plain text."""
+        return not self.tells_of_tools and (body.tool_template or self._tool_template) == "default"
+
+    def tell_lost(self, body: ChatRequest | TokenizeRequest, ignored: Ignored) -> None:
+        """What of the tools the prompt leaves out."""
+        if self.as_text(body):
+            return
+        if body.tools and not self.tells_of_tools:
+            ignored.tell("tools", f"tools: {UNTOLD}")
+        if any(message.tool_calls for message in body.messages or ()) and "tool_calls" not in self.template:
+            ignored.tell("messages[].tool_calls", f"messages[].tool_calls: {UNTOLD}")
+
+    def _tells(self, body: ChatRequest) -> bool:
+        return self.tells_of_tools or self.as_text(body)
+
+    def _calls(self, body: ChatRequest, use: ToolUse) -> ToolFormat:
         """Calls that are enforced need no format that the model knows."""
         if self.calls is None and use.tools and not use.required:
             allowed = "none, required or a function, as --tool-call-parser of this server is none"
             raise bad("tool_choice", "auto", allowed)
-        return self.calls or TOOL_FORMATS[FALLBACK]
+        return TOOL_FORMATS[FALLBACK] if self.calls is None or self.as_text(body) else self.calls
 
-    def _constraint(self, asked: Wanted | None, calls: ToolFormat, use: ToolUse) -> Constraint | None:
+    def _constraint(self, asked: Wanted | None, calls: ToolFormat, use: ToolUse, *, told: bool) -> Constraint | None:
         """Calls that are required, or what is asked for. Where a model that is told of tools may call them: an answer
         of the format, or calls; a text, then calls whose arguments are strict."""
         of_answers = asked is not None and asked.field == "response_format"
         if use.required and asked is not None and not of_answers:
             raise bad_request(asked.field, "it cannot be combined with a tool_choice that requires a call")
         if use.required:
-            return Constraint.grammar(self._grammar(calls, use))
-        may_call, mark = self._told and bool(use.tools), calls.marks[0]
+            return Constraint.grammar(self._grammar(calls, use, told=told))
+        may_call, mark = told and bool(use.tools), calls.marks[0]
         if asked is not None and not (of_answers and may_call):
             return asked.constraint()
         if asked is not None:
-            return Constraint.grammar(calls_or_json(self._grammar(calls, use), asked.schema()))
+            return Constraint.grammar(calls_or_json(self._grammar(calls, use, told=told), asked.schema()))
         if may_call and mark in self._added and any(tool.strict for tool in use.tools):
-            return Constraint.grammar(text_and_calls(self._grammar(calls, use), mark))
+            return Constraint.grammar(text_and_calls(self._grammar(calls, use, told=told), mark))
         return None
 
-    def _grammar(self, calls: ToolFormat, use: ToolUse) -> str:
+    def _grammar(self, calls: ToolFormat, use: ToolUse, *, told: bool) -> str:
         if len(use.tools) > MOST_TOOLS:
             raise bad_request(
                 "tools", f"of {len(use.tools)} tools no call can be enforced; expected {MOST_TOOLS} at most"
             )
-        several = use.parallel and self._told
+        several = use.parallel and told
         return calls.grammar(use.tools, named=use.named, parallel=several, added=self._added)
 
     def _marks(self, calls: ToolFormat | None) -> tuple[str, ...]:

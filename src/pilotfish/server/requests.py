@@ -10,17 +10,21 @@ import msgspec
 from msgspec import Meta, Struct
 
 from pilotfish.config.fields import Mode
-from pilotfish.config.server import MetricsLevel
+from pilotfish.config.server import MetricsLevel, ToolTemplate
 from pilotfish.core.noise import SEED_LIMIT
 from pilotfish.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from pilotfish.observe.requests import OutputKind
 from pilotfish.server.constraints import ResponseFormat, StructuredOutputs
-from pilotfish.server.conversation import FunctionTool, Message, ToolChoice
+from pilotfish.server.conversation import ExactStruct, FunctionTool, Message, ToolChoice
 from pilotfish.server.http_errors import bad
+from pilotfish.server.ignored import Ignored
 
 _FIELDS = tomllib.loads(Path(__file__).with_name("fields.toml").read_text("utf-8"))
-#: Fields that are not supported, by the values that change nothing.
+#: Fields that may hold anything.
+HARMLESS: list[str] = _FIELDS["harmless"]
+#: Fields that are not supported, by the values that change nothing. Of the second kind no value changes an answer.
 UNSUPPORTED = {name: (None, *values) for name, values in _FIELDS["unsupported"].items()}
+HINTS = {name: (None, *values) for name, values in _FIELDS["hints"].items()}
 #: What errors say of some of them.
 INSTEAD: dict[str, str] = _FIELDS["instead"]
 SEED = f"an integer 0 to {SEED_LIMIT - 1}, or its digits as text"
@@ -42,7 +46,7 @@ class RequestBody(Struct, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
 
     @classmethod
-    def normal(cls, fields: dict[str, Any]) -> dict[str, Any]:
+    def normal(cls, fields: dict[str, Any], ignored: Ignored) -> dict[str, Any]:  # noqa: ARG003
         """The fields of a body in the one form that its type describes."""
         return fields
 
@@ -53,11 +57,11 @@ if TYPE_CHECKING:
         def __getattr__(self, name: str) -> Any: ...
 else:
     _sampling = [(name, AS_JSON.get(name, hint) | None, None) for name, hint in SAMPLING.items()]
-    _harmless = [(name, Any, None) for name in _FIELDS["harmless"]]
+    _harmless = [(name, Any, None) for name in HARMLESS]
     DerivedFields = msgspec.defstruct("DerivedFields", [*_sampling, *_harmless], bases=(RequestBody,), kw_only=True)
 
 
-class SpeculationOptions(Struct, forbid_unknown_fields=True):
+class SpeculationOptions(ExactStruct):
     """How to speculate for a request, within the server's options. Never changes the output."""
 
     mode: Mode | None = None  # off, or the server's own
@@ -69,7 +73,7 @@ class SpeculationOptions(Struct, forbid_unknown_fields=True):
 class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: Annotated[Literal[False], Meta(description="false")] | None = None
+    include_obfuscation: bool | None = None  # nothing is obfuscated
 
 
 class GenerationRequest(DerivedFields, kw_only=True):
@@ -175,13 +179,16 @@ class ChatRequest(GenerationRequest, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[FunctionTool] | None = None
     tool_choice: ToolChoice | None = None  # auto where there are tools
+    tool_template: ToolTemplate | None = None  # the server's
     parallel_tool_calls: bool | None = None  # true: several calls in an output
     include_reasoning: bool | None = None  # true
+    reasoning_effort: str | None = None  # for chat templates that know it
 
     output: ClassVar[OutputKind] = "chat"
     answer_object: ClassVar = "chat.completion"
     event_object: ClassVar = "chat.completion.chunk"
     prompt_field: ClassVar = "messages"
+    effort_field: ClassVar = "reasoning_effort"
     id_prefix: ClassVar = "chatcmpl-"
     default_tokens: ClassVar = None
 
@@ -200,6 +207,10 @@ class ChatRequest(GenerationRequest, kw_only=True):
             raise bad("logprobs", self.logprobs, "true with top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    def tool_path(self, i: int) -> str:
+        """Where the body has the i-th function of `tools`."""
+        return f"tools[{i}].function"
+
     @property
     def echoed(self) -> str:
         """The beginning of the answer: the last message, if the assistant goes on with it."""
@@ -216,6 +227,7 @@ class TokenizeRequest(RequestBody, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tool_template: ToolTemplate | None = None
     return_token_strs: bool = False
 
 

@@ -16,24 +16,27 @@ from msgspec import Struct
 
 from pilotfish.errors import ParameterError
 from pilotfish.server.http_errors import HttpError, bad, bad_request, short
+from pilotfish.server.ignored import Ignored
 from pilotfish.server.params import Generation
 from pilotfish.server.requests import ChatRequest
+from pilotfish.server.response_tools import arguments_of, function_name, offered_tools
 from pilotfish.server.responses import (
+    LOGPROBS,
     RESPONSE_SAMPLING,
     AnyJson,
+    CustomChoice,
     FunctionChoice,
     InputCall,
     InputCallOutput,
+    InputCustomCall,
     InputItem,
     InputMessage,
     InputReasoning,
     InputText,
     OutputText,
     PlainText,
-    ReasoningOptions,
     RefusalText,
     ResponsesRequest,
-    ResponseTool,
     SchemaJson,
     TextOptions,
     ToolSubsetChoice,
@@ -54,17 +57,19 @@ SHARED = (
     "request_id",
     "timeout",
     "speculation",
+    "tool_template",
 )
-LOGPROBS = "message.output_text.logprobs"
 
 
 class ResponseChat(ChatRequest, kw_only=True):
     """A chat in the words of a response."""
 
     asked: ResponsesRequest
+    tool_paths: list[str]
 
     output: ClassVar = "response"
     prompt_field: ClassVar = "input"
+    effort_field: ClassVar = "reasoning.effort"
     id_prefix: ClassVar = "resp_"
     clipped: ClassVar = True  # as in vLLM
 
@@ -72,17 +77,23 @@ class ResponseChat(ChatRequest, kw_only=True):
     def limit(self) -> tuple[str, int | None]:
         return "max_output_tokens", self.max_completion_tokens
 
+    def tool_path(self, i: int) -> str:
+        return f"{self.tool_paths[i]}.function"
 
-def chat_of(request: ResponsesRequest, template: str | None) -> ResponseChat:
-    """`template` is the model's. HttpError names the first bad field, maybe in a chat's words."""
+
+def chat_of(request: ResponsesRequest, ignored: Ignored) -> ResponseChat:
+    """HttpError names the first bad field, maybe in a chat's words."""
     if request.previous_response_id is not None:
         problem = f"{short(request.previous_response_id)} is not found: nothing is stored; send the items as input"
         raise bad_request("previous_response_id", problem, "previous_response_not_found")
     if request.stream_options is not None and not request.stream:
         raise bad_request("stream_options", "it is not allowed without stream")
     if request.speculation is not None and request.speculation.detail:
-        raise bad("speculation.detail", True, "false")
-    wants_logprobs = LOGPROBS in (request.include or ())
+        ignored.leave_out(bad("speculation.detail", True, "false"))
+    for i, wanted in enumerate(request.include or ()):
+        if wanted != LOGPROBS:
+            ignored.leave_out(bad(f"include[{i}]", wanted, LOGPROBS), f"include[{wanted}]")
+    wants_logprobs, tools = LOGPROBS in (request.include or ()), list(offered_tools(request))
     fields = {
         **{name: getattr(request, name) for name in SHARED},
         "asked": request,
@@ -92,13 +103,12 @@ def chat_of(request: ResponsesRequest, template: str | None) -> ResponseChat:
         "truncate_prompt_tokens": -1 if request.truncation == "auto" else None,
         "logprobs": wants_logprobs,
         "top_logprobs": request.top_logprobs if wants_logprobs else None,
-        "tools": _tools(request.tools or ()),
+        "tools": [{"type": "function", "function": tool.function} for tool in tools] or None,
+        "tool_paths": [tool.path for tool in tools],
         "tool_choice": _tool_choice(request),
         "response_format": _response_format(request.text),
-        "chat_template_kwargs": {
-            **_variables(request.reasoning, template or ""),
-            **(request.chat_template_kwargs or {}),
-        },
+        "reasoning_effort": request.reasoning and request.reasoning.effort,
+        "chat_template_kwargs": request.chat_template_kwargs,
     }
     return converted({name: value for name, value in fields.items() if value is not None}, ResponseChat)
 
@@ -110,7 +120,7 @@ _NAMES = (
     (re.compile(r"^messages\b.*"), "input"),
     (re.compile(r"^(max_completion_tokens|max_tokens)$"), "max_output_tokens"),
     (re.compile(r"^tool_choice\.allowed_tools"), "tool_choice"),
-    (re.compile(r"^(tools\[\d+\]|tool_choice|tool_choice\.tools\[\d+\])\.function"), r"\1"),
+    (re.compile(r"^((?:\.?tools\[\d+\])+|tool_choice|tool_choice\.tools\[\d+\])\.function"), r"\1"),
     (re.compile(r"^response_format(\.json_schema)?"), "text.format"),
 )
 
@@ -164,8 +174,10 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
         messages.append({"role": "system", "content": request.instructions})
     if isinstance(request.input, str):
         return [*messages, {"role": "user", "content": request.input}]
-    for part in map(_message, request.input):
-        if messages and _belongs(part, messages[-1]):
+    for part in (_message(item) for item in request.input if item is not None):
+        if messages and part["role"] == messages[-1]["role"] in ("system", "user"):
+            messages[-1] = {**part, "content": _parts(messages[-1]["content"]) + _parts(part["content"])}
+        elif messages and _belongs(part, messages[-1]):
             calls = [*messages[-1].get("tool_calls", ()), *part.get("tool_calls", ())]
             messages[-1] |= {**part, "tool_calls": calls} if calls else part
         elif part != {"role": "assistant"}:
@@ -177,10 +189,11 @@ def _message(item: InputItem) -> dict[str, Any]:
     """The message that an item is, or the part that it is of one of the assistant's."""
     match item:
         case InputMessage(role=role, content=content):
-            return {"role": role, "content": _content(content)}
-        case InputCall(call_id=call_id, name=name, arguments=arguments):
-            call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-            return {"role": "assistant", "tool_calls": [call]}
+            return {"role": "system" if role == "developer" else role, "content": _content(content)}
+        case InputCall(call_id=call_id, name=name, arguments=arguments, namespace=namespace):
+            return _call(call_id, function_name(name, namespace), arguments)
+        case InputCustomCall(call_id=call_id, name=name, input=text, namespace=namespace):
+            return _call(call_id, function_name(name, namespace), arguments_of(text))
         case InputCallOutput(call_id=call_id, output=output):
             return {"role": "tool", "tool_call_id": call_id, "content": _content(output)}
         case InputReasoning(content=content, summary=summary):
@@ -189,22 +202,17 @@ def _message(item: InputItem) -> dict[str, Any]:
     raise TypeError(item)
 
 
-def _variables(reasoning: ReasoningOptions | None, template: str) -> dict[str, Any]:
-    """What the template is told of an effort. HttpError for one that it does not know, as OpenAI refuses one of a model
-    that does not reason; `medium` is what a model does by itself."""
-    effort = reasoning.effort if reasoning is not None else None
-    if effort is not None and "reasoning_effort" in template:
-        return {"reasoning_effort": effort}
-    if effort == "none":
-        return {"enable_thinking": False}
-    if effort in (None, "medium"):
-        return {}
-    problem = f"{short(effort)} is not supported with this model; expected none or medium"
-    raise bad_request("reasoning.effort", problem, "unsupported_parameter")
+def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "tool_calls": [call]}
 
 
 def _content(given: str | Sequence[InputText | OutputText | RefusalText]) -> str | list[dict[str, str]]:
     return given if isinstance(given, str) else [{"type": "text", "text": part.text} for part in given]
+
+
+def _parts(content: str | list[dict[str, str]]) -> list[dict[str, str]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 #: In the order in which the assistant says them.
@@ -220,21 +228,20 @@ def _belongs(part: dict[str, Any], message: dict[str, Any]) -> bool:
     return not says or max(said) < says[0] or says == [_ORDER.index("tool_calls")]
 
 
-def _tools(tools: Sequence[ResponseTool]) -> list[dict[str, Any]] | None:
-    return [{"type": "function", "function": _present_fields(tool)} for tool in tools] or None
-
-
 def _tool_choice(request: ResponsesRequest) -> Any:
     """`auto` says nothing, with tools or without."""
     match request.tool_choice:
         case "auto":
             return None
-        case FunctionChoice(name=name):
-            return {"type": "function", "function": {"name": name}}
+        case FunctionChoice() | CustomChoice() as chosen:
+            return _reference(chosen)
         case ToolSubsetChoice(mode=mode, tools=tools):
-            named = [{"type": "function", "function": {"name": tool.name}} for tool in tools]
-            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*map(_reference, tools)]}}
     return request.tool_choice
+
+
+def _reference(chosen: FunctionChoice | CustomChoice) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": function_name(chosen.name, chosen.namespace)}}
 
 
 def _response_format(text: TextOptions | None) -> dict[str, Any] | None:

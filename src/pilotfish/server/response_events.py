@@ -1,7 +1,7 @@
 """The items of a response and the events of its stream, made of an output's pieces.
 
 pieces   Reasoning  Reasoning     Content  Content     CallBegin  Arguments  Arguments     end
-item     reasoning                message              function_call
+item     reasoning                message              function_call, or custom_tool_call
 events   output_item.added        output_item.added    output_item.added
          content_part.added       content_part.added   function_call_arguments.delta
          reasoning_text.delta     output_text.delta    function_call_arguments.delta
@@ -15,11 +15,12 @@ An item ends where a piece of another kind comes. Only the number of deltas depe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from secrets import token_hex
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from pilotfish.parsers.pieces import Arguments, CallBegin, Content, Piece, Reasoning
+from pilotfish.server.response_tools import OfferedTool, input_of
 
 #: An event, an item, or a part of one.
 Part = dict[str, Any]
@@ -43,8 +44,8 @@ class Item:
     def begin(self) -> list[Part]:
         return [self._told("added", self.item("in_progress"))]
 
-    def add(self, text: str, logprobs: list[Part]) -> Part:
-        """The event of a delta."""
+    def add(self, text: str, logprobs: list[Part]) -> list[Part]:
+        """The event of a delta, or none yet."""
         raise NotImplementedError
 
     def end(self, status: ItemStatus) -> list[Part]:
@@ -74,9 +75,9 @@ class TextItem(Item):
         opening = self._event("content_part.added", content_index=0, part=self._part("", []))
         return [self._told("added", self._item("in_progress", [])), opening]
 
-    def add(self, text: str, logprobs: list[Part]) -> Part:  # noqa: ARG002
+    def add(self, text: str, logprobs: list[Part]) -> list[Part]:  # noqa: ARG002
         self._texts.append(text)
-        return self._event(f"{self.part_type}.delta", content_index=0, delta=text)
+        return [self._event(f"{self.part_type}.delta", content_index=0, delta=text)]
 
     def item(self, status: ItemStatus) -> Part:
         return self._item(status, [self._whole()])
@@ -111,9 +112,9 @@ class MessageItem(TextItem):
         super().__init__(index)
         self._logprobs: list[Part] = []
 
-    def add(self, text: str, logprobs: list[Part]) -> Part:
+    def add(self, text: str, logprobs: list[Part]) -> list[Part]:
         self._logprobs += logprobs
-        return {**super().add(text, logprobs), "logprobs": logprobs}
+        return [{**event, "logprobs": logprobs} for event in super().add(text, logprobs)]
 
     def _last(self) -> list[Part]:
         text, part = super()._last()
@@ -132,28 +133,59 @@ class MessageItem(TextItem):
 class CallItem(Item):
     prefix = "fc"
 
-    def __init__(self, index: int, call_id: str, name: str) -> None:
+    def __init__(self, index: int, call_id: str, told: Mapping[str, str]) -> None:
+        """`told`: the function's name, and its namespace if it has one."""
         super().__init__(index)
-        self.call_id, self.name = call_id, name
+        self.call_id, self.told = call_id, told
 
-    def add(self, text: str, logprobs: list[Part]) -> Part:  # noqa: ARG002
+    def add(self, text: str, logprobs: list[Part]) -> list[Part]:  # noqa: ARG002
         self._texts.append(text)
-        return self._event("function_call_arguments.delta", delta=text)
+        return [self._event("function_call_arguments.delta", delta=text)]
 
     def item(self, status: ItemStatus) -> Part:
-        call = {"call_id": self.call_id, "name": self.name, "arguments": self.text}
+        call = {"call_id": self.call_id, **self.told, "arguments": self.text}
         return {"id": self.id, "type": "function_call", "status": status, **call}
 
     def _last(self) -> list[Part]:
-        return [self._event("function_call_arguments.done", name=self.name, arguments=self.text)]
+        return [self._event("function_call_arguments.done", name=self.told["name"], arguments=self.text)]
+
+
+class CustomCallItem(CallItem):
+    """Its input is the one argument of the call that the model writes. Arguments without one are the input."""
+
+    prefix = "ctc"
+
+    def __init__(self, index: int, call_id: str, told: Mapping[str, str]) -> None:
+        super().__init__(index, call_id, told)
+        self._input = ""
+
+    def add(self, text: str, logprobs: list[Part]) -> list[Part]:  # noqa: ARG002
+        self._texts.append(text)
+        return self._grown(input_of(self.text) or "")
+
+    def item(self, status: ItemStatus) -> Part:
+        call = {"call_id": self.call_id, **self.told, "input": self._input}
+        return {"id": self.id, "type": "custom_tool_call", "status": status, **call}
+
+    def end(self, status: ItemStatus) -> list[Part]:
+        rest = [] if self._input or input_of(self.text) is not None else self._grown(self.text)
+        return [*rest, *super().end(status)]
+
+    def _last(self) -> list[Part]:
+        return [self._event("custom_tool_call_input.done", input=self._input)]
+
+    def _grown(self, whole: str) -> list[Part]:
+        new = whole.removeprefix(self._input) if whole.startswith(self._input) else ""
+        self._input += new
+        return [self._event("custom_tool_call_input.delta", delta=new)] if new else []
 
 
 class ResponseItems:
     """Follows one output. Each method gives the events of what it adds."""
 
-    def __init__(self, call_id: Callable[[], str]) -> None:
-        """`call_id` makes the ids of calls."""
-        self._call_id = call_id
+    def __init__(self, call_id: Callable[[], str], tools: Mapping[str, OfferedTool]) -> None:
+        """`call_id` makes the ids of calls. `tools`, by the names that the model knows them by."""
+        self._call_id, self._tools = call_id, tools
         self._ended: list[Part] = []
         self._open: Item | None = None
         self._logprobs: list[Part] = []  # of tokens whose text has not come yet
@@ -171,7 +203,7 @@ class ResponseItems:
     def end(self, status: ItemStatus) -> list[Part]:
         """No more pieces come. The last item has the response's status. There is a message where there was nothing."""
         begun = [] if self._next else self._begin(MessageItem(0))
-        left = [self._text("")] if self._logprobs and isinstance(self._open, MessageItem) else []
+        left = self._text("") if self._logprobs and isinstance(self._open, MessageItem) else []
         return [*begun, *left, *self._end(status)]
 
     def _piece(self, piece: Piece) -> list[Part]:
@@ -184,10 +216,16 @@ class ResponseItems:
             case Reasoning(text):
                 begun = [] if isinstance(self._open, ReasoningItem) else self._begin(ReasoningItem(self._next))
             case CallBegin(name=name):
-                begun, text = self._begin(CallItem(self._next, self._call_id(), name)), ""
+                begun, text = self._begin(self._call(name)), ""
             case Arguments(text=text):
                 begun = []
-        return [*begun, *([self._text(text)] if text else [])]
+        return [*begun, *(self._text(text) if text else [])]
+
+    def _call(self, name: str) -> CallItem:
+        tool = self._tools.get(name)  # none: the model calls what it was not offered
+        told = {"name": name} if tool is None else tool.told
+        kind = CustomCallItem if tool is not None and tool.is_custom else CallItem
+        return kind(self._next, self._call_id(), told)
 
     @property
     def _next(self) -> int:
@@ -199,7 +237,7 @@ class ResponseItems:
         self._open = item
         return [*ended, *item.begin()]
 
-    def _text(self, text: str) -> Part:
+    def _text(self, text: str) -> list[Part]:
         assert self._open is not None
         logprobs, self._logprobs = self._logprobs, []
         return self._open.add(text, logprobs)
@@ -208,8 +246,9 @@ class ResponseItems:
         if self._open is None:
             return []
         ended, self._open = self._open, None
+        events = ended.end(status)
         self._ended.append(ended.item(status))
-        return ended.end(status)
+        return events
 
 
 def _covering(logprobs: list[Part], text: str) -> list[Part]:

@@ -22,6 +22,7 @@ from pilotfish.server.params import Generation
 from pilotfish.server.response_chat import ResponseChat
 from pilotfish.server.response_events import ItemStatus, ResponseItems
 from pilotfish.server.response_tokens import TokenBuffer
+from pilotfish.server.response_tools import offered_tools
 from pilotfish.server.responses import PlainText, ReasoningOptions, ResponsesRequest, TextOptions
 from pilotfish.server.stream import OutputBuffer
 
@@ -40,7 +41,8 @@ class ResponseFormat(AnswerFormat):
         (output,) = self.outputs
         assert isinstance(self.body, ResponseChat) and isinstance(output, TokenBuffer)
         self._output, self._repeated = output, repeated(self.body.asked)
-        self._items = ResponseItems(generation.reading.call_id)
+        tools = {tool.name: tool for tool in offered_tools(self.body.asked)}
+        self._items = ResponseItems(generation.reading.call_id, tools)
         self._seed: Part = {}
         self._sent = 0  # events
 
@@ -140,9 +142,9 @@ def repeated(asked: ResponsesRequest) -> Part:
         "prompt_cache_key": asked.prompt_cache_key,
         "reasoning": {"effort": reasoning.effort, "summary": None},
         "safety_identifier": asked.safety_identifier,
-        "text": {"format": text.format or PlainText(), "verbosity": text.verbosity or "medium"},
+        "text": {"format": text.format or PlainText(), "verbosity": "medium"},
         "tool_choice": asked.tool_choice or "auto",
-        "tools": asked.tools or [],
+        "tools": [tool for tool in asked.tools or () if tool is not None],
         "top_logprobs": asked.top_logprobs or 0,
         "truncation": asked.truncation or "disabled",
         "user": asked.user,

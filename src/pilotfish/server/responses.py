@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from pilotfish.config.server import ToolTemplate
 from pilotfish.server.constraints import StructuredOutputs
-from pilotfish.server.conversation import Name
+from pilotfish.server.conversation import ExactStruct, Name
+from pilotfish.server.http_errors import bad
+from pilotfish.server.ignored import Ignored
 from pilotfish.server.requests import (
     AS_JSON,
     SAMPLING,
@@ -28,17 +31,8 @@ Metadata = Annotated[
 ]
 AtLeastOne = Annotated[int, Meta(ge=1, description="an integer of at least 1")]
 Never = Annotated[Literal[False], Meta(description="false")]
-#: All but the first concern what this server's answers never hold.
-Includable = Literal[
-    "message.output_text.logprobs",
-    "reasoning.encrypted_content",
-    "code_interpreter_call.outputs",
-    "computer_call_output.output.image_url",
-    "file_search_call.results",
-    "message.input_image.image_url",
-    "web_search_call.action.sources",
-    "web_search_call.results",
-]
+#: What an answer can have beside its items. All else that clients ask for concerns items that it never has.
+LOGPROBS = "message.output_text.logprobs"
 
 # -- items of the input
 
@@ -91,24 +85,37 @@ class InputCall(InputItem, tag="function_call"):
     call_id: str
     name: str
     arguments: str
+    namespace: str | None = None
 
 
 class InputCallOutput(InputItem, tag="function_call_output"):
     call_id: str
-    output: str | list[InputText]
+    output: str | list[InputText | OutputText]
+
+
+class InputCustomCall(InputItem, tag="custom_tool_call"):
+    call_id: str
+    name: str
+    input: str
+    namespace: str | None = None
+
+
+class InputCustomCallOutput(InputCallOutput, tag="custom_tool_call_output"):
+    pass
 
 
 class InputReasoning(InputItem, tag="reasoning"):
+    """What the model thought in an earlier turn. Another server's encrypted thoughts are left out."""
+
     summary: list[SummaryText] = []
     content: list[ReasoningText] | None = None
-    encrypted_content: None = None
 
 
 # -- the body
 
 
 class ResponseStreamOptions(Struct, forbid_unknown_fields=True):
-    include_obfuscation: Never | None = None
+    include_obfuscation: bool | None = None  # nothing is obfuscated
 
 
 class ResponseTool(Struct, tag_field="type", tag="function", forbid_unknown_fields=True, kw_only=True):
@@ -118,24 +125,46 @@ class ResponseTool(Struct, tag_field="type", tag="function", forbid_unknown_fiel
     strict: bool | None = None
 
 
-class FunctionChoice(Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
+class CustomTool(Struct, tag_field="type", tag="custom", forbid_unknown_fields=True, kw_only=True):
+    """A tool whose input is a text."""
+
+    name: Name
+    description: str | None = None
+    format: dict[str, Any] | None = None  # a grammar, which the model is shown
+
+
+class NamespaceTool(Struct, tag_field="type", tag="namespace", forbid_unknown_fields=True, kw_only=True):
+    """Tools under one name."""
+
+    name: Name
+    description: str | None = None
+    tools: list[ResponseTool | CustomTool | None]  # None: one that is left out
+
+
+class FunctionChoice(ExactStruct, tag_field="type", tag="function", omit_defaults=True):
     name: str
+    namespace: str | None = None
 
 
-class ToolSubsetChoice(Struct, tag_field="type", tag="allowed_tools", forbid_unknown_fields=True, kw_only=True):
+class CustomChoice(ExactStruct, tag_field="type", tag="custom", omit_defaults=True):
+    name: str
+    namespace: str | None = None
+
+
+class ToolSubsetChoice(ExactStruct, tag_field="type", tag="allowed_tools", kw_only=True):
     mode: Literal["auto", "required"]
-    tools: list[FunctionChoice]
+    tools: list[FunctionChoice | CustomChoice]
 
 
-class PlainText(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+class PlainText(ExactStruct, tag_field="type", tag="text"):
     pass
 
 
-class AnyJson(Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
+class AnyJson(ExactStruct, tag_field="type", tag="json_object"):
     pass
 
 
-class SchemaJson(Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True, kw_only=True):
+class SchemaJson(ExactStruct, tag_field="type", tag="json_schema", kw_only=True):
     name: Name
     schema: dict[str, Any]
     strict: bool | None = None
@@ -144,13 +173,10 @@ class SchemaJson(Struct, tag_field="type", tag="json_schema", forbid_unknown_fie
 
 class TextOptions(Struct, forbid_unknown_fields=True):
     format: PlainText | AnyJson | SchemaJson | None = None
-    verbosity: Literal["medium"] | None = None
 
 
 class ReasoningOptions(Struct, forbid_unknown_fields=True):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    summary: None = None  # nobody writes one
-    generate_summary: None = None  # its older name
+    effort: str | None = None
 
 
 if TYPE_CHECKING:
@@ -163,18 +189,24 @@ else:
 
 
 class ResponsesRequest(ResponseSampling, kw_only=True):
-    input: str | list[InputMessage | InputCall | InputCallOutput | InputReasoning]
+    input: (
+        str
+        | list[
+            InputMessage | InputCall | InputCallOutput | InputCustomCall | InputCustomCallOutput | InputReasoning | None
+        ]
+    )
     instructions: str | None = None
     max_output_tokens: int | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    tools: list[ResponseTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | ToolSubsetChoice | None = None
+    tools: list[ResponseTool | CustomTool | NamespaceTool | None] | None = None  # None: one that is left out
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | CustomChoice | ToolSubsetChoice | None = None
+    tool_template: ToolTemplate | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: AtLeastOne | None = None  # of tools that run at OpenAI
     text: TextOptions | None = None
     top_logprobs: LogprobCount | None = None
-    include: list[Includable] | None = None
+    include: list[str] | None = None
     reasoning: ReasoningOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
     metadata: Metadata | None = None
@@ -195,12 +227,46 @@ class ResponsesRequest(ResponseSampling, kw_only=True):
     speculation: SpeculationOptions | None = None
 
     @classmethod
-    def normal(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """Items without a type are messages. What is null in an item or a tool is absent."""
+    def normal(cls, fields: dict[str, Any], ignored: Ignored) -> dict[str, Any]:
+        """Items without a type are messages. What is null in an item or a tool is absent. Tools that run at OpenAI, and
+        what they have found, are left out."""
         present = {name: _present(fields[name]) for name in ("input", "tools") if name in fields}
         if isinstance(items := present.get("input"), list):
-            present["input"] = [{"type": "message", **item} if isinstance(item, dict) else item for item in items]
+            present["input"] = _remembered(items, ignored)
+        if isinstance(tools := present.get("tools"), list):
+            present["tools"] = _offered("tools", tools, ignored)
         return fields | present
+
+
+#: Tools that a model can be told of.
+OFFERED = ("function", "custom", "namespace")
+
+
+def _offered(path: str, tools: list[Any], ignored: Ignored) -> list[Any]:
+    """None for each that runs at OpenAI."""
+    kept: list[Any] = []
+    for i, tool in enumerate(tools):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind not in OFFERED:
+            refusal = bad(f"{path}[{i}].type", kind, f"{OFFERED[0]}, {OFFERED[1]} or {OFFERED[2]}")
+            ignored.leave_out(refusal, f"tools[{kind}]")
+            kept.append(None)
+        elif kind == "namespace" and isinstance(tool.get("tools"), list):
+            kept.append({**tool, "tools": _offered(f"{path}[{i}].tools", tool["tools"], ignored)})
+        else:
+            kept.append(tool)
+    return kept
+
+
+def _remembered(items: list[Any], ignored: Ignored) -> list[Any]:
+    """None for each search that ran at OpenAI: the item does not say what it found."""
+    kept = [{"type": "message", **item} if isinstance(item, dict) else item for item in items]
+    for i, item in enumerate(kept):
+        if isinstance(item, dict) and item["type"] == "web_search_call":
+            refusal = bad(f"input[{i}].type", item["type"], "items that this server's answers have")
+            ignored.leave_out(refusal, "input[web_search_call]")
+            kept[i] = None
+    return kept
 
 
 def _present(value: Any, depth: int = 2) -> Any:

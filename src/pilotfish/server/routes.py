@@ -39,7 +39,7 @@ from pilotfish.server.chat_format import ChatFormat
 from pilotfish.server.drafts import pools_of
 from pilotfish.server.feedback import told
 from pilotfish.server.formats import AnswerFormat, TextFormat, TokenNames, token_text
-from pilotfish.server.http import RequestMiddleware, on_routing_error, state_of
+from pilotfish.server.http import RequestMiddleware, ignored_of, on_routing_error, state_of
 from pilotfish.server.http_errors import HttpError, bad, bad_request, encode, short
 from pilotfish.server.limits import RequestGuard, request_tag
 from pilotfish.server.message_chat import chat_of
@@ -91,21 +91,21 @@ class Api:
     async def messages(self, request: Request) -> Response:
         """Answer a conversation, in Anthropic's API."""
         caller, body = await self._read(request, MessagesRequest)
-        chat = chat_of(body, reasons=self._formats.reasoning is not None)
+        chat = chat_of(body, ignored_of(request), reasons=self._formats.reasoning is not None)
         return self._respond(request, caller, await self._chat(request, caller, chat), MessageFormat)
 
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens of a prompt such a conversation is."""
         _, body = await self._read(request, CountTokensRequest)
-        chat = chat_of(body, reasons=self._formats.reasoning is not None)
+        chat = chat_of(body, ignored_of(request), reasons=self._formats.reasoning is not None)
         tool_use(chat)  # refuses tools that cannot be
-        return json({"input_tokens": len(await self._chat_tokens(chat))})
+        return json({"input_tokens": len(await self._chat_tokens(request, chat))})
 
     async def responses(self, request: Request) -> Response:
         """Answer a conversation of items with items."""
         caller, body = await self._read(request, ResponsesRequest)
         with response_chat.own_names():
-            chat = response_chat.chat_of(body, self._engine.tokenizer.chat_template)
+            chat = response_chat.chat_of(body, ignored_of(request))
             generation = response_chat.blaming_own(await self._chat(request, caller, chat))
             return self._respond(request, caller, generation, ResponseFormat)
 
@@ -113,9 +113,9 @@ class Api:
         """How many tokens of a prompt such a conversation is."""
         _, body = await self._read(request, ResponsesRequest)
         with response_chat.own_names():
-            chat = response_chat.chat_of(body, self._engine.tokenizer.chat_template)
+            chat = response_chat.chat_of(body, ignored_of(request))
             tool_use(chat)  # refuses tools that cannot be
-            count = len(await self._chat_tokens(chat))
+            count = len(await self._chat_tokens(request, chat))
         return json({"object": "response.input_tokens", "input_tokens": count})
 
     async def tokenize(self, request: Request) -> Response:
@@ -128,7 +128,7 @@ class Api:
             self._refuse_long("prompt", [body.prompt])
             tokens = await params.text_tokens(body.prompt, tokenizer, special=body.add_special_tokens is not False)
         else:
-            tokens = await self._chat_tokens(body)
+            tokens = await self._chat_tokens(request, body)
         strings = tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
         most = self._identity.context
         return json({"tokens": tokens, "count": len(tokens), "max_model_len": most, "token_strs": strings})
@@ -253,7 +253,7 @@ class Api:
 
     @cached_property
     def _formats(self) -> OutputFormats:
-        return OutputFormats(self._config.tool_call_parser, self._config.reasoning_parser, self._engine.tokenizer)
+        return OutputFormats(self._config, self._engine.tokenizer)
 
     @cached_property
     def _longest_token(self) -> int:
@@ -265,7 +265,7 @@ class Api:
     async def _read(self, request: Request, kind: type[Body]) -> tuple[Caller, Body]:
         """The caller, and the body for a model that is served."""
         caller = self._guard.identify(request)
-        body = await read_body(request, kind, self._config)
+        body = await read_body(request, kind, self._config, ignored_of(request))
         self._name(body.model)
         return caller, body
 
@@ -280,15 +280,17 @@ class Api:
 
     async def _chat(self, request: Request, caller: Caller, body: requests.ChatRequest) -> Generation:
         """HttpError or ParameterError names the first bad field."""
-        use, tokens = tool_use(body), await self._chat_tokens(body)
+        use, tokens = tool_use(body), await self._chat_tokens(request, body)
         if not tokens:
             raise bad_request("messages", "the chat template makes nothing of them; at least one token is needed")
         reading = self._formats.chat(body, use, tokens)
         return self._generation(request, caller, body, [TokenizedPrompt(tokens)], reading)
 
-    async def _chat_tokens(self, body: requests.ChatRequest | requests.TokenizeRequest) -> list[int]:
+    async def _chat_tokens(self, request: Request, body: requests.ChatRequest | requests.TokenizeRequest) -> list[int]:
         self._refuse_long("messages", params.chat_texts(body))
-        return await params.chat_tokens(body, self._engine.tokenizer)
+        ignored, as_text = ignored_of(request), self._formats.as_text(body)
+        self._formats.tell_lost(body, ignored)
+        return await params.chat_tokens(body, self._engine.tokenizer, ignored, tools_as_text=as_text)
 
     def _respond(self, request: Request, caller: Caller, generation: Generation, form: Form) -> Response:
         """HttpError says why the request is not admitted."""
@@ -315,6 +317,7 @@ class Api:
     ) -> Generation:
         """HttpError or ParameterError names the first bad field."""
         target, speculation = self._identity, body.speculation or requests.SpeculationOptions()
+        nodes = params.max_nodes(speculation, target, ignored_of(request))
         if body.stream_options is not None and not body.stream:
             raise bad_request("stream_options", "it is not allowed without stream")
         if caller.cache_salt is not None and body.cache_salt is not None:
@@ -335,7 +338,7 @@ class Api:
             prompts=parts,
             params=params.sampling_params(body, reading, self._engine.defaults, longest, target, self._config),
             reading=reading,
-            choice=self._guard.choose(request, caller, body, params.max_nodes(speculation, target)),
+            choice=self._guard.choose(request, caller, body, nodes),
             script=script_of(self._engine.tokenizer.decode(parts[0].tokens[-SCRIPT_TOKENS:])),
             cache_salt=body.cache_salt if caller.cache_salt is None else caller.cache_salt,
             session=request.headers.get(SESSION_HEADER) or body.session,
@@ -381,7 +384,7 @@ def make_app(
         route.methods = route.methods and route.methods - {"HEAD"}
     app = Starlette(
         routes=[*routes, Route("/openapi.json", api.openapi), Route("/metrics", api.metrics), *page_routes()],
-        middleware=[Middleware(RequestMiddleware, metrics=guard.metrics, paths=paths)],
+        middleware=[Middleware(RequestMiddleware, metrics=guard.metrics, paths=paths, strict=config.strict)],
         exception_handlers={HTTPException: on_routing_error},
     )
     app.router.redirect_slashes = False  # to where, the client would say

@@ -1,6 +1,8 @@
 """Bodies of requests: read, and checked by their types.
 
-msgspec converts and refuses; its sentences are not read. The field to blame is found by walking the type.
+msgspec converts and refuses; its sentences are not read. The field to blame is found by walking the type. A field that
+nobody knows is left out, unless it could mean something: another API's field, a misspelt one, one that says what an
+answer must be.
 """
 
 from __future__ import annotations
@@ -8,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
@@ -16,17 +20,23 @@ from msgspec import Struct
 from starlette.requests import ClientDisconnect, Request
 
 from pilotfish.config.server import ServerConfig
+from pilotfish.server.conversation import ExactStruct
 from pilotfish.server.http_errors import ClientGone, HttpError, bad, bad_request, short
-from pilotfish.server.requests import INSTEAD, UNSUPPORTED, RequestBody
+from pilotfish.server.ignored import NAME, Ignored
+from pilotfish.server.requests import HARMLESS, HINTS, INSTEAD, UNSUPPORTED, RequestBody
 
 Body = TypeVar("Body", bound=RequestBody)
 Converted = TypeVar("Converted", bound=Struct)
 _JSON_TYPE = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)
+#: Unknown fields of a body up to which each is looked at.
+MOST_UNKNOWN = 32
+#: How alike a name is to another of which it is a misspelling.
+ALIKE = 0.9
 #: Types in JSON's words.
 _WORDS: dict[Any, str] = {str: "text", int: "an integer", float: "a number", bool: "true or false", NoneType: "null"}
 
 
-async def read_body(request: Request, kind: type[Body], config: ServerConfig) -> Body:
+async def read_body(request: Request, kind: type[Body], config: ServerConfig, ignored: Ignored) -> Body:
     """HttpError 408 for a body that takes too long, 413 for one that is too large, 415 for another type than JSON, else
     400 that names the first bad field."""
     content_type = request.headers.get("content-type")
@@ -38,7 +48,11 @@ async def read_body(request: Request, kind: type[Body], config: ServerConfig) ->
     except TimeoutError as error:
         message = f"body: it was not complete after {config.read_timeout:g} s"
         raise HttpError(408, message, "timeout", code="timeout", headers={"connection": "close"}) from error
-    return converted(kind.normal(_supported(_object(body), kind)), kind)
+    fields = kind.normal(_supported(_object(body), kind, ignored), ignored)
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError:
+        return converted(_pruned("", fields, kind, ignored), kind)
 
 
 def converted(fields: dict[str, Any], kind: type[Converted]) -> Converted:
@@ -83,17 +97,85 @@ def _object(body: bytes) -> dict[str, Any]:
     return fields
 
 
-def _supported(fields: dict[str, Any], kind: type[Struct]) -> dict[str, Any]:
-    """Fields of `kind` that are not null. HttpError for other fields, unless their value changes nothing."""
+# -- what nobody knows
+
+
+def _supported(fields: dict[str, Any], kind: type[RequestBody], ignored: Ignored) -> dict[str, Any]:
+    """Fields of `kind` that are not null. HttpError for others that mean something."""
     names = set(kind.__struct_fields__)
-    for name, value in fields.items():
-        if name in names or (name in UNSUPPORTED and value in UNSUPPORTED[name]):
-            continue
-        if name in UNSUPPORTED:
-            instead = f": {INSTEAD[name]}" if name in INSTEAD else ""
-            raise bad_request(name, f"{short(value)} is not supported; leave it out{instead}")
-        raise bad_request(name, "there is no such parameter")
+    unknown = [name for name, value in fields.items() if name not in names and value is not None]
+    for name in unknown:
+        if len(unknown) > MOST_UNKNOWN:
+            raise bad_request(name, "there is no such parameter")
+        _leave_out(name, fields[name], names, ignored)
     return {name: value for name, value in fields.items() if name in names and value is not None}
+
+
+def _leave_out(name: str, value: Any, names: set[str], ignored: Ignored) -> None:
+    if name in UNSUPPORTED or name in HINTS:
+        if value in (UNSUPPORTED.get(name) or HINTS[name]):
+            return
+        instead = f": {INSTEAD[name]}" if name in INSTEAD else ""
+        error = bad_request(name, f"{short(value)} is not supported; leave it out{instead}")
+        if name in UNSUPPORTED:
+            raise error
+        ignored.leave_out(error)
+        return
+    unknown = bad_request(name, "there is no such parameter")
+    if not NAME.fullmatch(name) or name in _meaningful():
+        raise unknown
+    if meant := get_close_matches(name.lower().replace("-", "_"), names, 1, ALIKE):
+        raise bad_request(name, f"there is no such parameter; expected {meant[0]}")
+    ignored.leave_out(unknown)
+
+
+@cache
+def _meaningful() -> set[str]:
+    """Fields of all APIs: in a body of another one they may have been meant."""
+    kinds, names = [RequestBody], set[str]()
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        names.update(kind.__struct_fields__)
+    return names - set(HARMLESS)
+
+
+def _pruned(path: str, value: Any, kind: Any, ignored: Ignored) -> Any:
+    """The value without unknown fields of its objects."""
+    options = _options(kind)
+    if isinstance(value, list):
+        inner = next((get_args(option)[0] for option in options if get_origin(option) in (list, Sequence)), None)
+        if inner is None:
+            return value
+        return [_pruned(f"{path}[{i}]", item, inner, ignored) for i, item in enumerate(value)]
+    struct = _struct_of(value, [option for option in options if _is_struct(option)])
+    return value if struct is None else _without_unknown(path, value, struct, ignored)
+
+
+def _struct_of(value: Any, structs: list[type[Struct]]) -> type[Struct] | None:
+    """Which of them an object is."""
+    if not isinstance(value, dict) or not structs:
+        return None
+    config = structs[0].__struct_config__
+    if config.tag is None:
+        return structs[0]
+    tag = value.get(cast(str, config.tag_field))
+    return next((struct for struct in structs if struct.__struct_config__.tag == tag), None)
+
+
+def _without_unknown(path: str, value: dict[str, Any], struct: type[Struct], ignored: Ignored) -> dict[str, Any]:
+    if issubclass(struct, ExactStruct):
+        return value
+    known, kept = {field.name: field.type for field in msgspec.structs.fields(struct)}, {}
+    for name, item in value.items():
+        place = f"{path}.{name}" if path else name
+        if name in known or name == struct.__struct_config__.tag_field or not NAME.fullmatch(name):
+            kept[name] = _pruned(place, item, known.get(name, Any), ignored)
+        elif item is not None:
+            ignored.leave_out(bad_request(place, "there is no such parameter"))
+    return kept
+
+
+# -- whom to blame
 
 
 def _blame(path: str, value: Any, kind: Any) -> HttpError:

@@ -35,7 +35,7 @@ NO_TOOLS = ToolUse()
 
 def tool_use(body: ChatRequest) -> ToolUse:
     """HttpError names the first bad field."""
-    offered, choice, parallel = _by_name(body.tools or []), body.tool_choice, body.parallel_tool_calls is not False
+    offered, choice, parallel = _by_name(body), body.tool_choice, body.parallel_tool_calls is not False
     if choice is None:
         choice = "auto" if offered else "none"
     if choice == "none":
@@ -60,10 +60,10 @@ class _Offered:
     field: str  # where its schema stands
 
 
-def _by_name(given: list[FunctionTool]) -> dict[str, _Offered]:
+def _by_name(body: ChatRequest) -> dict[str, _Offered]:
     offered: dict[str, _Offered] = {}
-    for i, each in enumerate(given):
-        path, function = f"tools[{i}].function", each.function
+    for i, each in enumerate(body.tools or ()):
+        path, function = body.tool_path(i), each.function
         if function.name in offered:
             raise bad(f"{path}.name", function.name, "names that differ")
         schema = function.parameters or NO_ARGUMENTS

@@ -1,0 +1,50 @@
+"""What is left out of a request as it changes no answer: metadata, hints, fields of beta versions, tools that run at
+other servers. A header tells the client, and the log tells the operator, once for each name."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+from pilotfish.server.http_errors import HttpError
+
+HEADER = "x-pilotfish-ignored"
+#: Names that one request may have told, and that the log tells in all: clients make them up.
+MOST, MOST_LOGGED = 32, 1000
+#: Names that some API may have. Others are no client's habit.
+NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+#: Characters of a name that is told.
+LONGEST = 128
+_OTHER = re.compile(r"[^\w.\[\]-]", re.ASCII)
+_INDEX = re.compile(r"\[\d+\]")
+_logged: set[str] = set()
+logger = logging.getLogger(__name__)
+
+
+class Ignored:
+    """Of one request. A strict server refuses instead."""
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self.strict = strict
+        self._names: dict[str, None] = {}
+
+    def leave_out(self, refusal: HttpError, name: str | None = None) -> None:
+        """What `refusal` refuses: the field that it names, or what `name` calls it. Raises it where the server is
+        strict."""
+        if self.strict:
+            raise refusal
+        self.tell(name or refusal.param or "", "it changes no answer; --strict refuses it")
+
+    def tell(self, field: str, why: str) -> None:
+        """`why` is for the log, and quotes nothing of the request."""
+        name = _OTHER.sub("", _INDEX.sub("[]", field))[:LONGEST]
+        if len(self._names) < MOST:
+            self._names[name] = None
+        if name not in _logged and len(_logged) < MOST_LOGGED:
+            _logged.add(name)
+            logger.info("%s is left out of requests: %s", name, why)
+
+    @property
+    def header(self) -> str:
+        """Empty where nothing was left out."""
+        return ", ".join(self._names)
