@@ -36,6 +36,7 @@ from pilotfish.server import params, requests, response_chat
 from pilotfish.server.auth import Caller
 from pilotfish.server.cascade import Cascade
 from pilotfish.server.chat_format import ChatFormat
+from pilotfish.server.codex import codex_model
 from pilotfish.server.drafts import pools_of
 from pilotfish.server.feedback import told
 from pilotfish.server.formats import AnswerFormat, TextFormat, TokenNames, token_text
@@ -177,7 +178,11 @@ class Api:
     async def models(self, request: Request) -> Response:
         """The model that is served, by each of its names, and the alias of a cascade."""
         self._guard.identify(request)
-        return json({"data": [self._model(name) for name in self._asked_for], "object": "list"})
+        models = {"data": [self._model(name) for name in self._asked_for], "object": "list"}
+        if "client_version" in request.query_params:
+            most, efforts = self._identity.context, "reasoning_effort" in self._formats.template
+            models["models"] = [codex_model(name, most, efforts=efforts) for name in self._asked_for]
+        return json(models)
 
     async def model(self, request: Request) -> Response:
         """404 for a model that is not served."""
