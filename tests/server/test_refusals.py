@@ -183,6 +183,32 @@ def test_bookkeeping_is_accepted(client: Client) -> None:
     assert client.post(CHAT, asked(CHAT, parallel_tool_calls=True, return_mm_kwargs=False)).status == 200
 
 
+@pytest.mark.parametrize(
+    ("asked_for", "nodes", "told"),
+    [
+        ({"max_nodes": 9}, 8, {"max_nodes": 8}),
+        ({"max_nodes": 9, "mode": "async"}, 8, {"max_nodes": 8, "mode": "sync"}),
+        ({"mode": "async"}, None, {"mode": "sync"}),
+        ({"mode": "off", "max_nodes": 1 << 40}, 0, {"max_nodes": 8}),
+        ({"max_nodes": 8, "mode": "sync"}, 8, None),
+    ],
+)
+def test_more_speculation_than_there_is_becomes_what_there_is(
+    client: Client, engine: Engine, asked_for: dict[str, Any], nodes: int | None, told: dict[str, Any] | None
+) -> None:
+    """In the answers of all APIs, streamed or not."""
+    message = {"model": "tiny", "max_tokens": 9, "messages": USER}
+    for path, body in ((COMPLETIONS, {"prompt": "def"}), (CHAT, {"messages": USER}), ("/v1/messages", message)):
+        answer = client.post(path, {**body, "speculation": asked_for})
+        assert answer.status == 200 and engine.submitted[-1].max_nodes == nodes
+        assert answer.json.get("pilotfish", {}).get("speculation") == told
+        assert answer.headers.get(HEADER, "") == ", ".join(
+            f"speculation.{name}" for name in sorted(told or {}, reverse=True)
+        )
+        streamed = client.post(path, {**body, "stream": True, "speculation": asked_for}).body.decode()
+        assert ('"pilotfish":{"speculation":' in streamed) == (told is not None)
+
+
 #: vLLM's own values of all its parameters, as a client that spells them out sends them.
 VLLMS: dict[str, Any] = {
     "frequency_penalty": 0.0,

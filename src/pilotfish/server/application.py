@@ -22,6 +22,7 @@ from pilotfish.server.canary import Canary
 from pilotfish.server.capture import start_capture
 from pilotfish.server.cascade import Cascade, cascade_setup
 from pilotfish.server.limits import Admission, RequestGuard
+from pilotfish.server.reading import UNTOLD, tells_of_tools
 from pilotfish.server.rollout import Rollout, draft_pools
 from pilotfish.server.routes import VERSION, make_app
 
@@ -105,6 +106,9 @@ class Application:
         else:
             fields = {"version": VERSION, **msgspec.to_builtins(health.identity)}
             logger.info("ready", extra={"fields": fields})
+            template = self.engine.tokenizer.chat_template
+            if template and not tells_of_tools(template) and self._setup.server.tool_template == "model":
+                logger.warning("tools are left out of prompts: %s", UNTOLD)
 
     def reload(self) -> None:
         """The file of variants is read again; one that cannot be used is told in the log, and changes nothing."""

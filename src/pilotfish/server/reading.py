@@ -49,6 +49,10 @@ def mistral_id() -> str:
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
+def tells_of_tools(template: str | None) -> bool:
+    return "tools" in (template or "")
+
+
 @dataclass(frozen=True)
 class OutputReading:
     """How the text of an output becomes pieces, and what it must be."""
@@ -86,6 +90,7 @@ class OutputFormats:
         self.reasoning: ReasoningFormat | None = REASONING_FORMATS.get(thoughts or "none")
         self._tokenizer = tokenizer
         self.template: str = template or ""
+        self._told = tells_of_tools(template)  # a model that is not told of tools does not know when to stop
         self._tool_template = config.tool_template
         start, end = (self.reasoning.start, self.reasoning.end) if self.reasoning else ("", "")
         self._end_of_reasoning: list[int] = tokenizer.encode(end, add_special_tokens=False)
@@ -112,26 +117,21 @@ class OutputFormats:
             call_id=mistral_id if calls.name == "mistral" else call_id,
         )
 
-    @property
-    def tells_of_tools(self) -> bool:
-        """Whether the chat template does. A model that is not told of tools does not know when to stop."""
-        return "tools" in self.template
-
     def as_text(self, body: ChatRequest | TokenizeRequest) -> bool:
         """Whether the prompt has tools, and calls of earlier turns, as a plain text."""
-        return not self.tells_of_tools and (body.tool_template or self._tool_template) == "default"
+        return not self._told and (body.tool_template or self._tool_template) == "default"
 
     def tell_lost(self, body: ChatRequest | TokenizeRequest, ignored: Ignored) -> None:
         """What of the tools the prompt leaves out."""
         if self.as_text(body):
             return
-        if body.tools and not self.tells_of_tools:
+        if body.tools and not self._told:
             ignored.tell("tools", f"tools: {UNTOLD}")
         if any(message.tool_calls for message in body.messages or ()) and "tool_calls" not in self.template:
             ignored.tell("messages[].tool_calls", f"messages[].tool_calls: {UNTOLD}")
 
     def _tells(self, body: ChatRequest) -> bool:
-        return self.tells_of_tools or self.as_text(body)
+        return self._told or self.as_text(body)
 
     def _calls(self, body: ChatRequest, use: ToolUse) -> ToolFormat:
         """Calls that are enforced need no format that the model knows."""

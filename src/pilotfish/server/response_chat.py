@@ -90,6 +90,8 @@ def chat_of(request: ResponsesRequest, ignored: Ignored) -> ResponseChat:
         raise bad_request("stream_options", "it is not allowed without stream")
     if request.speculation is not None and request.speculation.detail:
         ignored.leave_out(bad("speculation.detail", True, "false"))
+    if request.text is not None and request.text.verbosity not in (None, "medium"):
+        ignored.leave_out(bad("text.verbosity", request.text.verbosity, "medium"))
     for i, wanted in enumerate(request.include or ()):
         if wanted != LOGPROBS:
             ignored.leave_out(bad(f"include[{i}]", wanted, LOGPROBS), f"include[{wanted}]")

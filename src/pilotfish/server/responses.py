@@ -125,7 +125,7 @@ class ResponseTool(Struct, tag_field="type", tag="function", forbid_unknown_fiel
     strict: bool | None = None
 
 
-class CustomTool(Struct, tag_field="type", tag="custom", forbid_unknown_fields=True, kw_only=True):
+class CustomTool(Struct, tag_field="type", tag="custom", forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """A tool whose input is a text."""
 
     name: Name
@@ -133,7 +133,9 @@ class CustomTool(Struct, tag_field="type", tag="custom", forbid_unknown_fields=T
     format: dict[str, Any] | None = None  # a grammar, which the model is shown
 
 
-class NamespaceTool(Struct, tag_field="type", tag="namespace", forbid_unknown_fields=True, kw_only=True):
+class NamespaceTool(
+    Struct, tag_field="type", tag="namespace", forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
     """Tools under one name."""
 
     name: Name
@@ -173,6 +175,7 @@ class SchemaJson(ExactStruct, tag_field="type", tag="json_schema", kw_only=True)
 
 class TextOptions(Struct, forbid_unknown_fields=True):
     format: PlainText | AnyJson | SchemaJson | None = None
+    verbosity: str | None = None
 
 
 class ReasoningOptions(Struct, forbid_unknown_fields=True):

@@ -1,0 +1,375 @@
+"""Bodies with the fields that coding agents send: taken as they are. What is left out of them is told."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from http_double import Client, Engine, saying
+from hypothesis import given
+from hypothesis import strategies as st
+from test_response_answers import events_of, prompt_of, response_of
+
+from pilotfish.server import ignored
+from pilotfish.server.ignored import HEADER
+from pilotfish.server.response_tools import arguments_of, function_name, input_of
+
+SHELL = {
+    "type": "function",
+    "name": "exec_command",
+    "description": "Runs a command.",
+    "strict": False,
+    "parameters": {"type": "object", "properties": {"cmd": {"type": "string"}}, "required": ["cmd"]},
+}
+CLOSE = {"type": "function", "name": "close_agent", "parameters": {"type": "object", "properties": {}}}
+PATCH = {
+    "type": "custom",
+    "name": "apply_patch",
+    "description": "Changes files.",
+    "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch" LINE+'},
+}
+HOSTED = [
+    {"type": "web_search", "external_web_access": False},
+    {"type": "local_shell"},
+    {"type": "image_generation", "output_format": "png"},
+    {"type": "tool_search"},
+]
+#: Of Codex CLI, in a turn after a call.
+CODEX: dict[str, Any] = {
+    "model": "tiny",
+    "input": [
+        {"type": "message", "id": "msg_1", "role": "developer", "content": [{"type": "input_text", "text": "rules"}]},
+        {"type": "message", "id": "msg_2", "role": "developer", "content": [{"type": "input_text", "text": "more"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "place"}], "phase": None},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "list"}], "turn": 3},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": None, "encrypted_content": "gAAAAA"},
+        {"type": "web_search_call", "status": "completed", "action": {"type": "search", "query": "x"}},
+        {"type": "function_call", "name": "exec_command", "arguments": '{"cmd": "ls"}', "call_id": "call_1", "kind": 1},
+        {"type": "function_call_output", "call_id": "call_1", "output": [{"type": "input_text", "text": "a.py"}]},
+        {"type": "custom_tool_call", "name": "apply_patch", "input": "*** Begin Patch", "call_id": "call_2"},
+        {"type": "custom_tool_call_output", "call_id": "call_2", "output": "done"},
+    ],
+    "tools": [
+        SHELL,
+        PATCH,
+        *HOSTED,
+        {"type": "namespace", "name": "agents", "description": "Others.", "tools": [CLOSE]},
+    ],
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "reasoning": {"effort": "high", "summary": "auto"},
+    "text": {"verbosity": "low"},
+    "store": False,
+    "stream": True,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "thread",
+    "service_tier": "priority",
+    "client_metadata": {"installation": "c63a"},
+}
+LEFT_OUT_OF_CODEX = {
+    "client_metadata",
+    "service_tier",
+    "include[reasoning.encrypted_content]",
+    "input[web_search_call]",
+    "input[].encrypted_content",
+    "input[].kind",
+    "input[].turn",
+    "reasoning.effort",
+    "reasoning.summary",
+    "text.verbosity",
+    *(f"tools[{tool['type']}]" for tool in HOSTED),
+}
+BILLING = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch={};"
+#: Of Claude Code.
+CLAUDE: dict[str, Any] = {
+    "model": "tiny",
+    "max_tokens": 32,
+    "system": [
+        {"type": "text", "text": BILLING.format("fa690")},
+        {
+            "type": "text",
+            "text": "You work here.",
+            "cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global"},
+        },
+    ],
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {"c": "ls"}}]},
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "a.py", "is_error": False}],
+        },
+    ],
+    "tools": [
+        {"name": "Bash", "input_schema": {"type": "object", "properties": {}}, "defer_loading": True},
+        {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
+        {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"},
+    ],
+    "tool_choice": {"type": "auto"},
+    "thinking": {"type": "enabled", "budget_tokens": 31999},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "output_config": {"effort": "high"},
+    "metadata": {"user_id": "user_1"},
+    "stream": True,
+}
+LEFT_OUT_OF_CLAUDE = {
+    "context_management",
+    "output_config.effort",
+    "thinking.type",
+    "tools[text_editor_20250728]",
+    "tools[web_search_20250305]",
+    "tools[].defer_loading",
+}
+#: Of opencode, Aider and Continue.
+CHATS: dict[str, dict[str, Any]] = {
+    "opencode": {
+        "model": "tiny",
+        "max_tokens": 32,
+        "messages": [
+            {"role": "system", "content": "You are in a terminal."},
+            {"role": "user", "content": "list"},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [
+                    {"id": "call_1", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
+                ],
+            },
+            {"role": "tool", "tool_call_id": "call_1", "content": "a.py"},
+        ],
+        "tools": [
+            {
+                "type": "function",
+                "function": {"name": "bash", "description": "Runs.", "parameters": {"type": "object", "$schema": "x"}},
+            }
+        ],
+        "tool_choice": "auto",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    },
+    "aider": {
+        "model": "tiny",
+        "messages": [{"role": "system", "content": "Answer with diffs."}, {"role": "user", "content": "list"}],
+        "temperature": 0,
+        "stream": True,
+        "max_tokens": 32,
+    },
+    "continue": {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "list"}]}],
+        "max_tokens": 32,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "parallel_tool_calls": False,
+        "prediction": {"type": "content", "content": "x = 1"},
+        "reasoning_effort": "high",
+    },
+}
+#: With roles of one system message and turns that alternate, as Gemma's has them; it tells of tools.
+TEMPLATE = (
+    "{% for m in messages %}"
+    "{% if m.role == 'system' and not loop.first %}{{ raise_exception('system') }}{% endif %}"
+    "{% if loop.previtem and m.role == 'user' == loop.previtem.role %}{{ raise_exception('user') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<{{ c.function.name }} {{ c.function.arguments | tojson }}>{% endfor %}"
+    "{% endfor %}{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}<assistant>"
+)
+
+
+@pytest.fixture
+def taking(engine: Engine, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Client]:
+    """A server whose template knows tools."""
+    monkeypatch.setattr(engine.tokenizer, "chat_template", TEMPLATE)
+    return serve
+
+
+def left_out(headers: dict[str, str]) -> set[str]:
+    return set(headers[HEADER].split(", ")) if HEADER in headers else set()
+
+
+# -- agents
+
+
+def test_codex(taking: Callable[..., Client], engine: Engine) -> None:
+    answer = taking().post("/v1/responses", CODEX)
+    assert events_of(answer)[-1]["type"] == "response.completed"
+    assert left_out(answer.headers) == LEFT_OUT_OF_CODEX
+    assert prompt_of(engine) == (
+        '<system>rules\nmore<user>place\nlist<assistant><exec_command {"cmd": "ls"}><tool>a.py'
+        '<assistant><apply_patch {"input": "*** Begin Patch"}><tool>done'
+        "[exec_command][apply_patch][agents__close_agent]<assistant>"
+    )
+
+
+def test_claude_code(taking: Callable[..., Client], engine: Engine) -> None:
+    client = taking()
+    answer = client.post("/v1/messages?beta=true", CLAUDE)
+    assert answer.status == 200 and b"message_stop" in answer.body
+    assert left_out(answer.headers) == LEFT_OUT_OF_CLAUDE
+    first = engine.submitted[-1].tokens
+    assert prompt_of(engine).startswith("<system>You work here.<user>hi<assistant><Bash")
+    other = {"type": "text", "text": BILLING.format("0b1c2") + "\nYou work here."}
+    counted = client.post("/v1/messages", {**CLAUDE, "system": [other]})
+    assert counted.status == 200 and engine.submitted[-1].tokens == first
+    plain = client.post("/v1/messages/count_tokens", {**CLAUDE, "max_tokens": None, "stream": None, "metadata": None})
+    assert plain.json == {"input_tokens": len(first)}
+
+
+@pytest.mark.parametrize(
+    ("agent", "hints"), [("opencode", set()), ("aider", set()), ("continue", {"prediction", "reasoning_effort"})]
+)
+def test_agents_that_chat(taking: Callable[..., Client], agent: str, hints: set[str]) -> None:
+    answer = taking().post("/v1/chat/completions", CHATS[agent])
+    assert answer.status == 200 and answer.body.endswith(b"data: [DONE]\n\n")
+    assert left_out(answer.headers) == hints
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/responses", CODEX), ("/v1/messages", CLAUDE), ("/v1/chat/completions", CHATS["continue"])]
+)
+def test_a_strict_server_refuses_them(
+    taking: Callable[..., Client], engine: Engine, path: str, body: dict[str, Any]
+) -> None:
+    answer = taking(strict=True).post(path, body)
+    assert answer.status == 400 and not engine.submitted and HEADER not in answer.headers
+
+
+def test_codex_asks_for_the_model(client: Client) -> None:
+    assert "models" not in client.get("/v1/models").json
+    answer = client.get("/v1/models?client_version=0.171.0").json
+    (model,) = answer["models"]
+    assert (model["slug"], model["context_window"]) == ("tiny", answer["data"][0]["max_model_len"])
+    assert model["supported_reasoning_levels"] == [] and "rg" in model["base_instructions"]
+
+
+def test_codex_is_told_of_efforts(
+    engine: Engine, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.tokenizer, "chat_template", "{{ reasoning_effort }}{{ messages[0].content }}")
+    (model,) = serve().get("/v1/models?client_version=1").json["models"]
+    assert [level["effort"] for level in model["supported_reasoning_levels"]] == ["low", "medium", "high"]
+
+
+# -- what is left out
+
+
+def test_a_name_is_logged_once(
+    client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ignored, "_logged", set())
+    with caplog.at_level(logging.INFO, "pilotfish.server.ignored"):
+        for _ in range(2):
+            client.post("/v1/completions", {"prompt": "x", "beta_field": "secret", "max_tokens": 4})
+    (line,) = caplog.messages
+    assert line.startswith("beta_field is left out of requests") and "secret" not in line
+
+
+def test_names_in_the_header_are_few_and_plain(client: Client) -> None:
+    message = {"role": "user", "content": "x", **{f"field_{i}": i for i in range(100)}}
+    answer = client.post("/v1/chat/completions", {"messages": [message]})
+    names = answer.headers[HEADER].split(", ")
+    assert answer.status == 200 and len(names) == ignored.MOST and names[0] == "messages[].field_0"
+    odd = client.post("/v1/responses", {"input": "x", "tools": [{"type": "a\r\nx-key: b"}, {"type": "t" * 500}]})
+    assert odd.headers[HEADER].split(", ") == ["tools[ax-keyb]", f"tools[{'t' * 500}]"[: ignored.LONGEST]]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"structured_outputs": {"choices": ["a"]}},
+        {"response_format": {"type": "json_object", "schema": {}}},
+        {"speculation": {"depth": 1}},
+        {"tool_choice": {"type": "function", "function": {"name": "f"}, "when": 1}},
+    ],
+)
+def test_what_says_how_to_answer_is_never_left_out(client: Client, fields: dict[str, Any]) -> None:
+    answer = client.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], **fields})
+    assert answer.status == 400 and answer.error["message"].endswith("there is no such parameter")
+
+
+def test_a_choice_of_what_is_left_out_is_refused(taking: Callable[..., Client]) -> None:
+    client, search = taking(), {"type": "web_search_20250305", "name": "web_search"}
+    for choice in ({"type": "any"}, {"type": "tool", "name": "web_search"}):
+        answer = client.post("/v1/messages", {**CLAUDE, "tools": [search], "tool_choice": choice})
+        assert answer.status == 400 and answer.json["error"]["message"].startswith("tool_choice")
+    assert client.post("/v1/messages", {**CLAUDE, "tools": [search]}).status == 200
+    assert client.post("/v1/responses", {"input": "x", "tools": HOSTED, "tool_choice": "required"}).status == 400
+    assert client.post("/v1/responses", {"input": "x", "tools": HOSTED, "tool_choice": HOSTED[0]}).status == 400
+
+
+def test_a_bad_tool_is_named_by_its_place_in_the_body(taking: Callable[..., Client]) -> None:
+    client, bad = taking(), {**CLOSE, "parameters": {"type": "array"}}
+    tools = [HOSTED[0], {"type": "namespace", "name": "n", "tools": [HOSTED[1], bad]}]
+    error = client.post("/v1/responses", {"input": "x", "tools": tools}).error
+    assert error["param"] == "tools[1].tools[1].parameters.type"
+    search, time = {"type": "web_search_20250305", "name": "s"}, {"name": "t", "input_schema": {"type": "array"}}
+    message = client.post("/v1/messages", {**CLAUDE, "tools": [search, time]}).json["error"]["message"]
+    assert message.startswith("tools[1].input_schema.type: 'array'")
+
+
+# -- namespaces and custom tools
+
+
+@pytest.mark.parametrize("at_a_time", [1, 3, 1000])
+def test_a_call_within_a_namespace(taking: Callable[..., Client], engine: Engine, at_a_time: int) -> None:
+    call = '<tool_call>\n{"name": "agents__close_agent", "arguments": {"target": "a"}}\n</tool_call>'
+    engine.script = saying(engine.tokenizer, call, at_a_time=at_a_time)
+    (item,) = response_of(
+        taking(), tools=[{"type": "namespace", "name": "agents", "description": "", "tools": [CLOSE]}]
+    )["output"]
+    assert (item["type"], item["namespace"], item["name"]) == ("function_call", "agents", "close_agent")
+    assert json.loads(item["arguments"]) == {"target": "a"}
+
+
+@pytest.mark.parametrize("at_a_time", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (arguments_of('*** Begin Patch\n+ print("☃😀\\n")\n'), '*** Begin Patch\n+ print("☃😀\\n")\n'),
+        ('{"input": ""}', ""),
+        ('{"patch": "x"}', '{"patch": "x"}'),
+        ("{}", "{}"),
+    ],
+)
+def test_a_custom_call(
+    taking: Callable[..., Client], engine: Engine, at_a_time: int, arguments: str, expected: str
+) -> None:
+    text = f'<tool_call>\n{{"name": "apply_patch", "arguments": {arguments}}}\n</tool_call>'
+    engine.script = saying(engine.tokenizer, text, at_a_time=at_a_time)
+    client = taking()
+    (item,) = response_of(client, tools=[PATCH])["output"]
+    assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "apply_patch", expected)
+    events = events_of(client.post("/v1/responses", {"input": "x", "stream": True, "tools": [PATCH]}))
+    kind = "response.custom_tool_call_input"
+    assert "".join(event["delta"] for event in events if event["type"] == f"{kind}.delta") == expected
+    assert [event["input"] for event in events if event["type"] == f"{kind}.done"] == [expected]
+    given = [
+        {"role": "user", "content": "x"},
+        item,
+        {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": ""},
+    ]
+    assert client.post("/v1/responses", {"input": given, "tools": [PATCH]}).status == 200
+
+
+def test_a_custom_tool_that_must_be_called(taking: Callable[..., Client], engine: Engine) -> None:
+    choice = {"type": "custom", "name": "apply_patch"}
+    assert taking().post("/v1/responses", {"input": "x", "tools": [PATCH], "tool_choice": choice}).status == 200
+    constraint = engine.submitted[-1].params.structured_outputs
+    assert constraint is not None and '"input"' in constraint.text
+
+
+@given(text=st.text(), cut=st.integers(0, 200))
+def test_an_input_grows_with_its_arguments(text: str, cut: int) -> None:
+    arguments = arguments_of(text)
+    begun = input_of(arguments[:cut])
+    assert input_of(arguments) == text and text.startswith(begun or "")
+
+
+@given(name=st.text("abc_", min_size=1, max_size=64), space=st.text("xyz_", min_size=1, max_size=64))
+def test_names_of_functions(name: str, space: str) -> None:
+    made = function_name(name, space)
+    assert len(made) <= 64 and function_name(name, None) == name
+    assert made == f"{space}__{name}" or made != function_name(name + "d", space)
