@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from pilotfish.server.constraints import JsonOfSchema, JsonSchema
-from pilotfish.server.conversation import (
+from pilotfish.conversation import (
     CalledFunction,
     ChosenFunction,
     FunctionTool,
@@ -26,6 +25,7 @@ from pilotfish.server.conversation import (
     ToolChoice,
     ToolFunction,
 )
+from pilotfish.server.constraints import JsonOfSchema, JsonSchema
 from pilotfish.server.http_errors import bad, bad_request
 from pilotfish.server.messages import (
     AdaptiveThinking,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from pilotfish.server.conversation import Nothing
+from pilotfish.conversation import Nothing
 from pilotfish.server.requests import RequestBody, SpeculationOptions
 
 #: What Anthropic asks of a tool's name, and of a budget to think.

@@ -11,11 +11,11 @@ from msgspec import Meta, Struct
 
 from pilotfish.config.fields import Mode
 from pilotfish.config.server import MetricsLevel
+from pilotfish.conversation import FunctionTool, Message, ToolChoice
 from pilotfish.core.noise import SEED_LIMIT
 from pilotfish.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from pilotfish.observe.requests import OutputKind
 from pilotfish.server.constraints import ResponseFormat, StructuredOutputs
-from pilotfish.server.conversation import FunctionTool, Message, ToolChoice
 from pilotfish.server.http_errors import bad
 
 _FIELDS = tomllib.loads(Path(__file__).with_name("fields.toml").read_text("utf-8"))

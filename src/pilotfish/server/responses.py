@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from pilotfish.conversation import Name
 from pilotfish.server.constraints import StructuredOutputs
-from pilotfish.server.conversation import Name
 from pilotfish.server.requests import (
     AS_JSON,
     SAMPLING,
