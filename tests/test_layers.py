@@ -33,8 +33,8 @@ LAYERS = (
     ("kv", "capture"),  # know no device: tiers and rows are bytes
     ("grammar", "parsers"),  # what may be written, and what was
     ("core",),
-    ("prompts", "command", "openmp", "logs"),
-    ("options",),
+    ("prompts", "conversation", "command", "openmp", "logs"),
+    ("options", "validation"),
     ("errors",),
     ("printable",),
 )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pilotfish.errors import PromptError
-from pilotfish.prompts import Row, prompt_of
+from pilotfish.prompts import Row, chat_prompt, marks_turns, prompt_of
 
 TURNS = Row(1, ("one", "two"), chat=True, place="file:1")
 
@@ -22,6 +22,8 @@ class Tokenizer:
         assert options == {"add_generation_prompt": True, "tokenize": False}
         if self.chat_template == "broken":
             raise RuntimeError("roles must\nalternate")
+        if self.chat_template == "joining":
+            return "".join(m["content"] for m in messages)
         return "".join(f"<{m['role']}>{m['content']}" for m in messages)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -51,3 +53,13 @@ def test_an_empty_turn_is_refused_whatever_the_template_adds() -> None:
 def test_a_template_that_raises_makes_a_bad_row() -> None:
     with pytest.raises(PromptError, match="chat template refuses"):
         prompt_of(TURNS, Tokenizer("broken"), raw=False)
+
+
+def test_messages_need_a_template() -> None:
+    with pytest.raises(PromptError, match=r"^messages: the model has no chat template; "):
+        chat_prompt([{"role": "user", "content": "one"}], Tokenizer(None))
+
+
+@pytest.mark.parametrize(("template", "marks"), [("some", True), ("broken", True), ("joining", False), (None, False)])
+def test_a_template_that_only_joins_marks_no_turns(template: str | None, marks: bool) -> None:
+    assert marks_turns(Tokenizer(template)) is marks

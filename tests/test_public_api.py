@@ -51,3 +51,8 @@ def test_fields_of_results() -> None:
 def test_signatures_of_the_offline_interface() -> None:
     assert list(inspect.signature(pilotfish.LLM).parameters) == ["target", "draft", "config"]
     assert list(inspect.signature(pilotfish.LLM.generate).parameters) == ["self", "prompts", "params", "cache_salt"]
+    chat = list(inspect.signature(pilotfish.LLM.chat).parameters)
+    assert chat == [
+        *("self", "messages", "sampling_params", "chat_template", "add_generation_prompt", "continue_final_message"),
+        *("tools", "chat_template_kwargs", "cache_salt"),
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import re
+import reprlib
 
 #: Control characters (C0 but tab and newline, DEL, C1), what separates lines or turns their direction, half surrogate
 #: pairs, tags that nobody sees.
@@ -12,6 +13,10 @@ _COMMANDS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
+
+_repr = reprlib.Repr()  # neither deep nor long, whatever the value
+_repr.maxstring = _repr.maxother = _repr.maxlong = 60
+_repr.maxlevel = 2
 
 
 def printable(text: str) -> str:
@@ -29,6 +34,11 @@ def one_line(text: str) -> str:
 def printable_output(text: str) -> str:
     """Text that keeps its lines and tabs: escapes what a terminal obeys."""
     return _COMMANDS.sub(lambda match: _escaped(match[0]), text)
+
+
+def short(value: object) -> str:
+    """A value, shortened for a message."""
+    return _repr.repr(value)
 
 
 def _escaped(character: str) -> str:

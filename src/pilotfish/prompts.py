@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -93,14 +94,40 @@ def chat_prompt(
 ) -> list[int]:
     """Tokens of the chat template around messages of {role, content}, up to where the answer begins. `template` holds
     further arguments of the template; `special` adds the tokens that the tokenizer puts around a text. PromptError
-    when the template refuses the messages."""
+    when there is no template, or when it refuses the messages."""
     arguments = {"add_generation_prompt": True, **(template or {})}
+    if not (tokenizer.chat_template or arguments.get("chat_template")):
+        raise PromptError("messages: the model has no chat template; give it one, or continue a text as it is")
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, **arguments)
     except Exception as error:  # a template is a program: it may raise anything
         raise PromptError(f"messages: the chat template refuses them: {error}") from error
     tokens: list[int] = tokenizer.encode(text, add_special_tokens=special)
     return tokens
+
+
+def template_arguments(tokenizer: Any, own: Mapping[str, Any], *, begins: bool | None, goes_on: bool) -> dict[str, Any]:
+    """Arguments of the chat template: the caller's `own` ones, and whether the messages end with an answer that
+    `begins`, which is so unless the last of them `goes_on`. ParameterError where that cannot be."""
+    if goes_on and begins:
+        raise ParameterError("add_generation_prompt", begins, "false with continue_final_message")
+    reserved = {"messages", "conversations", *signature(tokenizer.apply_chat_template).parameters}
+    if taken := sorted(reserved & own.keys()):
+        allowed = "names that only the chat template gives a meaning to"
+        raise ParameterError("chat_template_kwargs", taken[0], allowed)
+    return {**own, "add_generation_prompt": not goes_on and begins is not False, "continue_final_message": goes_on}
+
+
+def marks_turns(tokenizer: Any) -> bool:
+    """Whether the model has a chat template that puts anything around a message. That of a model which knows no
+    conversations may only join their texts, as the bundled pair's does."""
+    if not tokenizer.chat_template:
+        return False
+    plain: list[int] = tokenizer.encode("?", add_special_tokens=False)
+    try:
+        return chat_prompt([{"role": "user", "content": "?"}], tokenizer) != plain
+    except PromptError:  # it asks for other messages, which is a mark
+        return True
 
 
 def read_chat_template(given: str) -> str:

@@ -296,12 +296,20 @@ def test_without_colours_there_is_the_text_alone(
     assert f"{text}\n12 tokens" in out and out.rstrip().endswith("length") and "\x1b" not in out
 
 
-@pytest.mark.parametrize("key", [EOFError, KeyboardInterrupt])
-def test_both_keys_leave_at_the_sign(engine: Engine, typed: Type, key: type[BaseException]) -> None:
-    typed(key, "not read")
+@pytest.mark.parametrize("keys", [[EOFError], [KeyboardInterrupt] * 2, [KeyboardInterrupt, EOFError]])
+def test_both_keys_leave_at_the_sign(engine: Engine, typed: Type, keys: list[type[BaseException]]) -> None:
+    typed(*keys, "not read")
     talk = conversation(engine)
     converse(talk, TerminalScreen(drafts=False))
     assert talk.turns == []
+
+
+def test_the_first_ctrl_c_at_the_sign_warns(engine: Engine, typed: Type, capfd: pytest.CaptureFixture[str]) -> None:
+    typed(KeyboardInterrupt, "a", "b\\", KeyboardInterrupt, "c", KeyboardInterrupt, KeyboardInterrupt, "not read")
+    talk = conversation(engine)
+    converse(talk, TerminalScreen(drafts=False))
+    assert [turn.question for turn in talk.turns] == ["a", "c"]
+    assert capfd.readouterr().out.count("\nCtrl-C again leaves\n") == 3
 
 
 def test_lines_that_are_no_text_are_dropped(engine: Engine, typed: Type, capfd: pytest.CaptureFixture[str]) -> None:

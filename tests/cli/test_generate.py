@@ -165,6 +165,25 @@ def test_people_get_text_and_a_table(pilotfish, llama: Path) -> None:
     assert "tokens/s" in result.stdout and "seed 1" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("template", "marks"), [("<{{ messages[0].content }}>", True), ("{{ messages[0].content }}", False)]
+)
+def test_a_prompt_that_goes_without_the_chat_template_is_told_of(
+    generate, prompts: Callable[..., Path], llama: Path, tmp_path: Path, template: str, marks: bool
+) -> None:
+    chatty = Path(shutil.copytree(llama, tmp_path / "chatty"))
+    (chatty / "chat_template.jinja").write_text(template)
+    fixed = ("--target", chatty, "--seed", 1)
+    told, raw = (generate(*fixed, "--prompt", "a", *options) for options in ([], ["--raw"]))
+    line = "pilotfish: the prompt is sent as it is, without the model's chat template; `pilotfish chat` applies it, and"
+    assert (told.code, told.stderr.count("\n"), told.stderr.startswith(line)) == (0, int(marks), marks)
+    assert (raw.code, raw.stderr) == (0, "")
+    (sent,) = told.rows
+    turns = generate(*fixed, "--prompts", prompts({"id": 1, "turns": ["a"]}, {"id": 2, "prompt": "a"}))
+    assert turns.stderr == "" and turns.rows[1]["token_ids"] == sent["token_ids"]
+    assert turns.rows[0]["prompt_tokens"] == sent["prompt_tokens"] + 2 * marks
+
+
 # -- an engine that fails: one line, exit code 1
 
 

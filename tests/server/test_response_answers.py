@@ -11,8 +11,8 @@ from http_double import Answer, Client, Engine, saying
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from pilotfish.conversation import template_message
 from pilotfish.errors import EngineError, ParameterError
-from pilotfish.server.conversation import template_message
 from pilotfish.server.ignored import Ignored
 from pilotfish.server.response_chat import chat_of
 from pilotfish.server.responses import ResponsesRequest

@@ -32,7 +32,8 @@ HELP = """\
 /regenerate  forget the last answer and give another
 /reset       forget all turns
 /exit        leave, as Ctrl-D does
-A line that ends in a backslash goes on in the next one. Ctrl-C ends an answer."""
+A line that ends in a backslash goes on in the next one. Ctrl-C ends an answer;
+at the sign a second one leaves."""
 
 
 @taking(ENGINE, CHAT_SAMPLING)

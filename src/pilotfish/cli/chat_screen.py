@@ -75,7 +75,7 @@ class PlainScreen:
 
 class TerminalScreen:
     """A prompt sign, answers coloured by who wrote them where there is a draft, figures below each; their control
-    characters are escaped. Ctrl-C ends an answer, or at the sign the conversation."""
+    characters are escaped. Ctrl-C ends an answer; at the sign a second one in a row ends the conversation."""
 
     def __init__(self, *, drafts: bool) -> None:
         """`drafts`: whether answers are speculated."""
@@ -91,7 +91,11 @@ class TerminalScreen:
             self._print(Text.assemble(("guessed by the draft", DRAFTED), (" · ", "dim"), ("the target's own", OWN)))
 
     def turn(self) -> str | None:
+        with suppress(KeyboardInterrupt):
+            return joined(self._line)
         try:
+            self._print(Text())
+            self.note("Ctrl-C again leaves")
             return joined(self._line)
         except KeyboardInterrupt:
             self._print(Text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,7 +23,7 @@ from pilotfish.core.request import check_cache_salt
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.errors import EngineError, InputError, ParameterError
 from pilotfish.options import check_options, option, pick
-from pilotfish.prompts import BadRow, Row, prompt_of, read_rows
+from pilotfish.prompts import BadRow, Row, marks_turns, prompt_of, read_rows
 
 if TYPE_CHECKING:  # imports torch
     from pilotfish.engine.engine import Engine
@@ -31,6 +32,11 @@ if TYPE_CHECKING:  # imports torch
 
 rows = partial(option, panel="How rows are run")
 structured = partial(option, panel="What the output must be")
+COMMAND_LINE = "pilotfish"  # the place of its prompt
+UNTEMPLATED = (
+    "the prompt is sent as it is, without the model's chat template; `pilotfish chat` applies it, "
+    "and so does --prompts to turns"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +118,7 @@ def _rows(prompt: str | None, prompts: Path | None) -> list[Row | BadRow]:
         raise InputError("prompt: exactly one of --prompt and --prompts is needed")
     if prompts is not None:
         return read_rows(prompts)
-    return [Row("prompt", (prompt or "",), chat=False, place="pilotfish")]
+    return [Row("prompt", (prompt or "",), chat=False, place=COMMAND_LINE)]
 
 
 def _generate(config: EngineConfig, sampling: Given, rows: Sequence[Row], printer: Printer, handling: Handling) -> bool:
@@ -120,6 +126,8 @@ def _generate(config: EngineConfig, sampling: Given, rows: Sequence[Row], printe
     served = failed = 0
     with started(config) as engine:
         params = engine.sampling_params(**sampling)
+        if rows[0].place == COMMAND_LINE and not handling.raw and marks_turns(engine.tokenizer):
+            sys.stderr.write(f"{COMMAND_LINE}: {UNTEMPLATED}\n")
         printer.begin(str(engine.precision), engine.memory.describe())
         with progress_bar(printer.progress, len(rows)) as advance, timeline(handling.profile):
             for outcome in run_rows(engine, rows, params, handling):

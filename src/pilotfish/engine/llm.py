@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,17 @@ from typing import Any
 import numpy as np
 
 from pilotfish.config.engine import EngineConfig
+from pilotfish.conversation import FunctionTool, Message, template_messages, template_tools
 from pilotfish.core.executor import TokenLogprobs
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
 from pilotfish.engine.sample_maker import Prompt
 from pilotfish.errors import EngineError, InputError, ParameterError
+from pilotfish.prompts import chat_prompt, read_chat_template, template_arguments
+from pilotfish.validation import converted
+
+Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,33 @@ class LLM:
                 raise EngineError(f"prompt {index}: {error}") from error
         return [request_output(samples) for samples in submitted]
 
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        cache_salt: str | None = None,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or a list of them, batched, as `generate` continues prompts.
+
+        Messages and tools are those of OpenAI's API. The model's chat template makes the prompt, or `chat_template`:
+        a file, or a template's text. The answer begins after the last message, but goes on with it where
+        `continue_final_message` says so. An error names the field, as messages[0].role, or messages[1][0].role where
+        there are several conversations.
+        """
+        tokenizer, own = self.engine.tokenizer, chat_template_kwargs or {}
+        template = template_arguments(tokenizer, own, begins=add_generation_prompt, goes_on=continue_final_message)
+        template |= template_tools(converted("tools", tools or [], list[FunctionTool]))
+        if chat_template is not None:
+            template["chat_template"] = read_chat_template(chat_template)
+        prompts = [chat_prompt(one, tokenizer, template) for one in _conversations(messages)]
+        return self.generate(prompts, sampling_params, cache_salt)
+
 
 def first_error(samples: Sequence[Sample]) -> EngineError | InputError | None:
     """Of a prompt's samples that have ended."""
@@ -104,6 +136,13 @@ def _prompt_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
         return [prompts]
     batch: list[Any] = list(prompts)
     return [batch] if any(isinstance(p, int | float | np.number | np.bool_) for p in batch) else batch
+
+
+def _conversations(given: Any) -> list[list[dict[str, Any]]]:
+    """For the chat template. ParameterError names the first bad field."""
+    several = isinstance(given, list | tuple) and all(isinstance(one, list | tuple) for one in given)
+    by_path = {f"messages[{i}]": one for i, one in enumerate(given)} if several else {"messages": given}
+    return [template_messages(path, converted(path, one, list[Message])) for path, one in by_path.items()]
 
 
 def _params_list(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from pilotfish.conversation import ExactStruct, Name
 from pilotfish.core.constraint import Constraint
 from pilotfish.errors import ParameterError
 from pilotfish.server.closed_schema import closed
-from pilotfish.server.conversation import ExactStruct, Name
 from pilotfish.server.http_errors import bad, bad_request
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from typing import Any
 from pilotfish.logs import prompts_are_logged
 from pilotfish.observe.feedback import MAX_REQUESTS, SUCCESS, Feedback
 from pilotfish.observe.requests import checked_tag
+from pilotfish.printable import short
 from pilotfish.server.auth import Caller
-from pilotfish.server.http_errors import HttpError, bad_request, short
+from pilotfish.server.http_errors import HttpError, bad_request
 from pilotfish.server.requests import FeedbackRequest
 
 logger = logging.getLogger(__name__)

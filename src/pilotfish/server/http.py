@@ -21,8 +21,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from pilotfish.logs import log_access, request_context
 from pilotfish.observe.metrics import ServerMetrics
+from pilotfish.printable import short
 from pilotfish.server import message_errors
-from pilotfish.server.http_errors import ClientGone, HttpError, encode, http_error, short
+from pilotfish.server.http_errors import ClientGone, HttpError, encode, http_error
 from pilotfish.server.ignored import HEADER as IGNORED
 from pilotfish.server.ignored import Ignored
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
-import reprlib
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from pilotfish.errors import EngineError, InputError, ParameterError, TargetUnavailable
-from pilotfish.printable import one_line
+from pilotfish.printable import one_line, short
 
 logger = logging.getLogger(__name__)
 
 MAX_LINE = 400
 MAX_RETRY = 60  # seconds: an estimate further ahead is none
-_repr = reprlib.Repr()  # neither deep nor long, whatever the value
-_repr.maxstring = _repr.maxother = _repr.maxlong = 60
-_repr.maxlevel = 2
 
 encode = msgspec.json.encode
 
@@ -54,11 +50,6 @@ def _short_line(text: str) -> str:
     """Of a long one the two ends: of a message they name the field and what is allowed."""
     line, half = one_line(text), MAX_LINE // 2
     return line if len(line) <= MAX_LINE else f"{line[:half]} … {line[-half:]}"
-
-
-def short(value: object) -> str:
-    """A value, shortened for a message."""
-    return _repr.repr(value)
 
 
 def bad(field: str, value: object, allowed: str) -> HttpError:

@@ -15,8 +15,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from pilotfish.server.constraints import JsonOfSchema, JsonSchema
-from pilotfish.server.conversation import (
+from pilotfish.conversation import (
     CalledFunction,
     ChosenFunction,
     FunctionTool,
@@ -27,6 +26,7 @@ from pilotfish.server.conversation import (
     ToolChoice,
     ToolFunction,
 )
+from pilotfish.server.constraints import JsonOfSchema, JsonSchema
 from pilotfish.server.http_errors import bad, bad_request
 from pilotfish.server.ignored import Ignored
 from pilotfish.server.messages import (

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from pilotfish.config.server import ToolTemplate
-from pilotfish.server.conversation import ExactStruct
+from pilotfish.conversation import ExactStruct
 from pilotfish.server.http_errors import bad
 from pilotfish.server.ignored import Ignored
 from pilotfish.server.requests import RequestBody, SpeculationOptions

@@ -6,18 +6,18 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from inspect import signature
 from typing import Any, TypeVar, cast
 
 import msgspec
 
 from pilotfish.config.server import MetricsLevel, ServerConfig
+from pilotfish.conversation import template_messages, template_tools
 from pilotfish.core.sampling_params import SAMPLING_OPTIONS, SamplingParams
 from pilotfish.errors import PromptError
-from pilotfish.prompts import chat_prompt
+from pilotfish.printable import short
+from pilotfish.prompts import chat_prompt, template_arguments
 from pilotfish.rollout.cascade import CascadeAnswer
-from pilotfish.server.conversation import template_message
-from pilotfish.server.http_errors import HttpError, bad, bad_request, short
+from pilotfish.server.http_errors import HttpError, bad, bad_request
 from pilotfish.server.ignored import Ignored
 from pilotfish.server.reading import OutputReading
 from pilotfish.server.requests import (
@@ -31,7 +31,6 @@ from pilotfish.server.requests import (
 )
 from pilotfish.server.rollout import VariantChoice
 from pilotfish.server.tool_text import with_tools_as_text
-from pilotfish.server.tools import template_tools
 from pilotfish.wire.serving import Identity
 
 #: Characters or tokens up to which tokenizing is so fast that the event loop does it itself.
@@ -180,12 +179,13 @@ async def _tokenize(size: int, work: Callable[[], Result]) -> Result:
 async def chat_tokens(
     request: ChatRequest | TokenizeRequest, tokenizer: Any, ignored: Ignored, *, tools_as_text: bool = False
 ) -> list[int]:
-    """Tokens of the chat template around the messages. HttpError where it refuses them."""
-    messages = request.messages
-    if not messages:
-        raise bad("messages", [], "a list of at least one message")
-    plain = [template_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
-    arguments = _template_arguments(request, tokenizer, ignored)
+    """Tokens of the chat template around the messages. HttpError or ParameterError names what is
+    wrong, HttpError where the template refuses them."""
+    plain = template_messages("messages", request.messages or [])
+    begins, goes_on = request.add_generation_prompt, bool(request.continue_final_message)
+    own = template_arguments(tokenizer, request.chat_template_kwargs or {}, begins=begins, goes_on=goes_on)
+    effort = _effort(request, tokenizer.chat_template or "", ignored) if isinstance(request, ChatRequest) else {}
+    arguments = {**effort, **own, **template_tools(request.tools)}
     if tools_as_text:
         plain = with_tools_as_text(plain, arguments.pop("tools", []))
     special = request.add_special_tokens is True
@@ -202,19 +202,6 @@ def chat_texts(request: ChatRequest | TokenizeRequest) -> Iterator[str]:
         yield from message.texts
     if request.tools:
         yield msgspec.json.encode(request.tools).decode()
-
-
-def _template_arguments(request: ChatRequest | TokenizeRequest, tokenizer: Any, ignored: Ignored) -> dict[str, Any]:
-    own, goes_on = request.chat_template_kwargs or {}, bool(request.continue_final_message)
-    if goes_on and request.add_generation_prompt:
-        raise bad("add_generation_prompt", True, "false with continue_final_message")
-    reserved = {"messages", "conversations", *signature(tokenizer.apply_chat_template).parameters}
-    if taken := sorted(reserved & own.keys()):
-        raise bad("chat_template_kwargs", taken[0], "names that only the chat template gives a meaning to")
-    begins = not goes_on and request.add_generation_prompt is not False
-    tools = {"tools": offered} if (offered := template_tools(request.tools)) else {}
-    effort = _effort(request, tokenizer.chat_template or "", ignored) if isinstance(request, ChatRequest) else {}
-    return {**effort, **own, **tools, "add_generation_prompt": begins, "continue_final_message": goes_on}
 
 
 def _effort(request: ChatRequest, template: str, ignored: Ignored) -> dict[str, Any]:

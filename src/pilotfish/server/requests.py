@@ -11,11 +11,11 @@ from msgspec import Meta, Struct
 
 from pilotfish.config.fields import Mode
 from pilotfish.config.server import MetricsLevel, ToolTemplate
+from pilotfish.conversation import ExactStruct, FunctionTool, Message, ToolChoice
 from pilotfish.core.noise import SEED_LIMIT
 from pilotfish.core.sampling_params import MAX_LOGPROBS, SamplingParams
 from pilotfish.observe.requests import OutputKind
 from pilotfish.server.constraints import ResponseFormat, StructuredOutputs
-from pilotfish.server.conversation import ExactStruct, FunctionTool, Message, ToolChoice
 from pilotfish.server.http_errors import bad
 from pilotfish.server.ignored import Ignored
 

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 from msgspec import Struct
 
 from pilotfish.errors import ParameterError
-from pilotfish.server.http_errors import HttpError, bad, bad_request, short
+from pilotfish.printable import short
+from pilotfish.server.http_errors import HttpError, bad, bad_request
 from pilotfish.server.ignored import Ignored
 from pilotfish.server.params import Generation
 from pilotfish.server.requests import ChatRequest

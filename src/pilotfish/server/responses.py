@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from pilotfish.config.server import ToolTemplate
+from pilotfish.conversation import ExactStruct, Name
 from pilotfish.server.constraints import StructuredOutputs
-from pilotfish.server.conversation import ExactStruct, Name
 from pilotfish.server.http_errors import bad
 from pilotfish.server.ignored import Ignored
 from pilotfish.server.requests import (

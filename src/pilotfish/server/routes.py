@@ -31,6 +31,7 @@ from pilotfish.engine.async_engine import AsyncEngine
 from pilotfish.engine.stream import Submits
 from pilotfish.errors import TargetUnavailable
 from pilotfish.logs import log_prompt, prompts_are_logged
+from pilotfish.printable import short
 from pilotfish.rollout.outcome import script_of
 from pilotfish.server import params, requests, response_chat
 from pilotfish.server.auth import Caller
@@ -41,7 +42,7 @@ from pilotfish.server.drafts import pools_of
 from pilotfish.server.feedback import told
 from pilotfish.server.formats import AnswerFormat, TextFormat, TokenNames, token_text
 from pilotfish.server.http import RequestMiddleware, ignored_of, on_routing_error, state_of
-from pilotfish.server.http_errors import HttpError, bad, bad_request, encode, short
+from pilotfish.server.http_errors import HttpError, bad, bad_request, encode
 from pilotfish.server.limits import RequestGuard, request_tag
 from pilotfish.server.message_chat import chat_of
 from pilotfish.server.message_format import MessageFormat

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import msgspec
-
+from pilotfish.conversation import AllowedTools, NamedTool, ToolReference
 from pilotfish.parsers.tools import Tool
 from pilotfish.server.closed_schema import closed
 from pilotfish.server.constraints import blaming
-from pilotfish.server.conversation import AllowedTools, FunctionTool, NamedTool, ToolReference
 from pilotfish.server.http_errors import bad, bad_request
 from pilotfish.server.requests import ChatRequest
 
@@ -88,8 +85,3 @@ def _subset(given: list[ToolReference], offered: Mapping[str, _Offered]) -> dict
 def _check_offered(field: str, name: str, offered: Mapping[str, _Offered]) -> None:
     if name not in offered:
         raise bad(field, name, f"a function of tools: {' or '.join(offered)}")
-
-
-def template_tools(given: list[FunctionTool] | None) -> list[dict[str, Any]] | None:
-    """Tools as chat templates expect them."""
-    return [{"type": "function", **msgspec.to_builtins(each)} for each in given] if given else None

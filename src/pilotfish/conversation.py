@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from pilotfish.server.http_errors import bad, bad_request
+from pilotfish.validation import not_allowed, refused
 
 Name = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z", description="1 to 64 letters, digits, _ and -")]
 
@@ -112,9 +112,21 @@ ToolChoice = Annotated[
 ]
 
 
+def template_tools(given: list[FunctionTool] | None) -> dict[str, Any]:
+    """Argument of the chat template."""
+    return {"tools": [{"type": "function", **msgspec.to_builtins(each)} for each in given]} if given else {}
+
+
+def template_messages(path: str, messages: list[Message]) -> list[dict[str, Any]]:
+    """ParameterError names the first bad field below `path`."""
+    if not messages:
+        raise not_allowed(path, messages, "a list of at least one message")
+    return [template_message(f"{path}[{i}]", message) for i, message in enumerate(messages)]
+
+
 def template_message(path: str, message: Message) -> dict[str, Any]:
-    """A message for the chat template. `developer` is the newer name of `system`. HttpError names the field below
-    `path` that is missing, or has no place in its role."""
+    """A message for the chat template. `developer` is the newer name of `system`. ParameterError names the field
+    below `path` that is missing, or has no place in its role."""
     _check_role(path, message)
     plain = {
         "role": "system" if message.role == "developer" else message.role,
@@ -131,12 +143,12 @@ def template_message(path: str, message: Message) -> dict[str, Any]:
 def _check_role(path: str, message: Message) -> None:
     calls = bool(message.tool_calls)
     if message.content is None and not calls:
-        raise bad_request(f"{path}.content", "it is missing")
+        raise refused(f"{path}.content", "it is missing")
     if calls and message.role != "assistant":
-        raise bad_request(f"{path}.tool_calls", "they are not allowed but in messages of the assistant")
+        raise refused(f"{path}.tool_calls", "they are not allowed but in messages of the assistant")
     if (message.tool_call_id is None) == (message.role == "tool"):
         problem = "it is missing" if message.role == "tool" else "it is not allowed but in messages of a tool"
-        raise bad_request(f"{path}.tool_call_id", problem)
+        raise refused(f"{path}.tool_call_id", problem)
 
 
 def _template_calls(path: str, calls: list[ToolCall]) -> list[dict[str, Any]]:
@@ -153,4 +165,4 @@ def _object(path: str, text: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text or "{}", type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise bad(path, text, "a JSON object as text") from error
+        raise not_allowed(path, text, "a JSON object as text") from error

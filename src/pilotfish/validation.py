@@ -1,0 +1,125 @@
+"""Values from outside, checked by their types.
+
+msgspec converts and refuses; its sentences are not read. The field to blame is found by walking the type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
+
+import msgspec
+from msgspec import Struct
+
+from pilotfish.errors import ParameterError
+from pilotfish.printable import short
+
+Converted = TypeVar("Converted")
+#: Types in JSON's words.
+_WORDS: dict[Any, str] = {str: "text", int: "an integer", float: "a number", bool: "true or false", NoneType: "null"}
+
+
+def converted(path: str, value: Any, kind: type[Converted]) -> Converted:
+    """ParameterError names the first bad field below `path`."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _blame(path, value, kind) from error
+
+
+def refused(field: str, problem: str) -> ParameterError:
+    return ParameterError.described(field, f"{field}: {problem}")
+
+
+def not_allowed(field: str, value: object, allowed: str) -> ParameterError:
+    """As ParameterError makes it, of a value of any length."""
+    return refused(field, f"{short(value)} is not allowed; expected {allowed}")
+
+
+def _blame(path: str, value: Any, kind: Any) -> ParameterError:
+    """The error for the innermost part of `value` that is not allowed by its type in `kind`."""
+    for inner_path, inner_value, inner_kind in _parts(path, value, kind):
+        if inner_value is msgspec.UNSET:
+            return refused(inner_path, "it is missing")
+        if inner_kind is None:
+            return refused(inner_path, "there is no such parameter")
+        if not _fits(inner_value, inner_kind):
+            return _blame(inner_path, inner_value, inner_kind)
+    return not_allowed(path or "body", value, _allowed(kind))
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _parts(path: str, value: Any, kind: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Path, value and type of the parts of an object or a list. UNSET: a value that is missing; None: the type of an
+    unknown name."""
+    options = options_of(kind)
+    for option in options:
+        if isinstance(value, list | tuple) and get_origin(option) in (list, Sequence):
+            i = _first_misfit(value, option)
+            yield f"{path}[{i}]", value[i], get_args(option)[0]
+    if isinstance(value, dict):
+        prefix = f"{path}." if path else ""
+        for name, item, inner_kind in _fields(value, [option for option in options if is_struct(option)]):
+            yield prefix + name, item, inner_kind
+
+
+def is_struct(option: Any) -> bool:
+    return isinstance(option, type) and issubclass(option, Struct)
+
+
+def _fields(value: dict[str, Any], structs: list[type[Struct]]) -> Iterator[tuple[str, Any, Any]]:
+    """Name, value and type of the fields that an object should have and of those that it has. Of structs with tags,
+    after the tag itself, only those of the one that it names count."""
+    known: dict[str, Any] = {}
+    tags = {struct.__struct_config__.tag: struct for struct in structs}
+    if structs and None not in tags:
+        tag = cast(str, structs[0].__struct_config__.tag_field)
+        yield tag, value.get(tag, msgspec.UNSET), cast(Any, Literal)[tuple(tags)]
+        structs, known = [tags[value[tag]]], {tag: Any}
+    for struct in structs:
+        fields = msgspec.structs.fields(struct)
+        known |= {field.name: field.type for field in fields}
+        for name, item in value.items():
+            yield name, item, known.get(name)
+        missing = (field for field in fields if field.required and field.name not in value)
+        yield from ((field.name, msgspec.UNSET, field.type) for field in missing)
+
+
+def _first_misfit(items: Sequence[Any], kind: Any) -> int:
+    """The index of the first item that is not allowed in a list of type `kind`, by bisection: a body may hold
+    millions."""
+    low, high = 0, len(items)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _fits(items[low:middle], kind) else (low, middle)
+    return low
+
+
+def options_of(kind: Any) -> tuple[Any, ...]:
+    """The types of a union, without their constraints."""
+    if get_origin(kind) is Annotated:
+        return options_of(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        return tuple(option for each in get_args(kind) for option in options_of(each))
+    return (kind,)
+
+
+def _allowed(kind: Any) -> str:
+    """The type in words: its description, the values of a literal, or JSON's types."""
+    origin = get_origin(kind) or kind
+    if origin is Annotated:
+        return str(get_args(kind)[1].description)
+    if origin in (Union, UnionType):
+        return " or ".join(_allowed(each) for each in get_args(kind) if each is not NoneType)
+    if origin is Literal:
+        *first, last = get_args(kind)
+        return f"{', '.join(first)} or {last}" if first else str(last)
+    return "a list" if origin in (list, Sequence) else _WORDS.get(origin, "an object")
