@@ -18,10 +18,11 @@ from pilotfish.core.handover import WHOLE, HandOver
 from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.prefix_keys import Key, root_key
 from pilotfish.core.request import FinishReason, Request
+from pilotfish.core.row_budget import RowCosts
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.scheduler import Scheduler
 from pilotfish.core.slots import SlotPool, Slots
-from pilotfish.core.step import Step
+from pilotfish.core.step import Chunk, Step
 from pilotfish.core.tiers import KVLoad
 from pilotfish.core.tree import ROOT, Forest, Guesses, Ints, TokenTree
 from pilotfish.core.waiting import MAX_PASSED_OVER
@@ -560,6 +561,47 @@ def test_prompt_tokens_are_scored_once_however_often_they_are_computed() -> None
     request.restart()
     assert list(request.to_score(4)) == []
     assert request.to_score(7) == range(4, 7)
+
+
+def test_a_prompt_is_scored_in_steps_that_are_no_longer_than_others() -> None:
+    scheduler = Scheduler(SlotPool(400), max_rows=16, max_requests=4, costs=RowCosts(scored=5.0))
+    neighbour, scored = new_request(0, 3, 60), SamplingParams(max_tokens=3, prompt_logprobs=0)
+    prompts = [Request(number, [2] * 30, scored, number, frozenset({STOP}), 1000) for number in (1, 2)]
+    rng, told = np.random.default_rng(0), dict[int, list[int]]()
+    neighbour.stop_ids = frozenset()
+    for request in (neighbour, *prompts):
+        scheduler.add(request)
+    while scheduler.busy:
+        plan = scheduler.plan()
+        trees = [guess(chunk.request, rng, 4) for chunk in plan.chunks if chunk.complete]
+        step = scheduler.schedule(plan.chunks, Forest.of(trees), 1000)
+        assert step.num_rows + 4 * sum(map(len, step.scored)) <= 16
+        assert neighbour.finish_reason is not None or plan.chunks[0] == Chunk(neighbour, plan.chunks[0].count)
+        for chunk, rows in zip(step.chunks, step.scored, strict=True):
+            told.setdefault(chunk.request.id, []).extend(rows)
+        scheduler.commit(step, sampled_of(step))
+        scheduler.check()
+    assert told == {0: [], 1: [*range(29)], 2: [*range(29)]}
+    assert len(neighbour.output) == 60 and all(request.finish_reason is not None for request in prompts)
+
+
+def test_who_shares_a_prompt_waits_until_it_is_scored() -> None:
+    """The first one of a group waits itself, for another prompt to be scored."""
+    scheduler = Scheduler(SlotPool(200), max_rows=8, max_requests=4, costs=RowCosts(scored=8.0))
+    scored, plain = SamplingParams(max_tokens=3, prompt_logprobs=0), SamplingParams(max_tokens=3)
+    other = Request(0, [1] * 5, scored, 0, frozenset(), 1000)
+    group = [Request(1 + i, [2] * 4, (scored, plain)[i], i, frozenset(), 1000, group=1) for i in range(2)]
+    for request in (other, *group):
+        scheduler.add(request)
+    assert [(chunk.request, chunk.count) for chunk in scheduler.plan().chunks] == [(other, 1)]
+    written = Written()
+    while scheduler.busy:
+        plan = scheduler.plan()
+        step = scheduler.schedule(plan.chunks, Forest.of([Guesses() for c in plan.chunks if c.complete]), 1000)
+        compute(step, written, scheduler.pool)
+        scheduler.commit(step, sampled_of(step))
+        scheduler.check()
+    assert [len(request.output) for request in (other, *group)] == [3, 3, 3]
 
 
 def test_nodes_too_deep_to_be_committed_get_no_row() -> None:

@@ -12,10 +12,13 @@ from support import SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, ru
 
 from pilotfish import LLM
 from pilotfish.core.request import FinishReason
+from pilotfish.core.row_budget import RowCosts
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
 from pilotfish.errors import ModelError, ParameterError
+from pilotfish.model import executor
+from pilotfish.model.logprobs import token_logprobs
 
 
 def params(max_tokens: int = 30, **fields: Any) -> SamplingParams:
@@ -175,6 +178,39 @@ def test_logprobs_do_not_depend_on_the_draft(engine: Engine, off: Engine) -> Non
     assert one.prompt_logprobs == other.prompt_logprobs
     assert len(one.logprobs) == len(one.token_ids)
     assert len(one.prompt_logprobs) == one.request.num_prompt_tokens - 1
+
+
+@pytest.mark.parametrize("cost", [1.0, 40.0, 1e9])
+def test_logprobs_do_not_depend_on_how_many_rows_a_step_scores(engine: Engine, off: Engine, cost: float) -> None:
+    asked = [params(5, logprobs=1, prompt_logprobs=2), params(5, prompt_logprobs=0), params(40)]
+    expected = [finish(off, *case) for case in zip(SNIPPETS, asked, strict=False)]
+    scheduler, steps = engine.worker.scheduler, list[int]()
+    assert scheduler.costs == RowCosts(engine.model.scored_cost)
+    scheduler.costs = RowCosts(cost)
+    samples = [engine.submit(*case)[0] for case in zip(SNIPPETS, asked, strict=False)]
+    while engine.busy:
+        steps.append(sum(len(delta.prompt_logprobs) for delta in engine.step()))
+    scheduler.costs = RowCosts(engine.model.scored_cost)
+    assert [(s.token_ids, s.logprobs, s.prompt_logprobs) for s in samples] == [
+        (s.token_ids, s.logprobs, s.prompt_logprobs) for s in expected
+    ]
+    assert max(steps) <= max(256 / cost, 1) and sum(steps) == sum(len(s.prompt_logprobs) for s in samples) > 20
+
+
+def test_a_steps_log_probabilities_are_asked_for_together(off: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = list[tuple[int, int]]()
+
+    def noted(logits: Any, rows: Any, tokens: Any, top: int) -> Any:
+        calls.append((len(rows), top))
+        return token_logprobs(logits, rows, tokens, top)
+
+    monkeypatch.setattr(executor, "token_logprobs", noted)
+    samples = [s for p in (params(3, logprobs=2, n=3), params(3, logprobs=0)) for s in off.submit(SNIPPETS[0], p)]
+    while off.busy:
+        off.step()
+    assert calls == [(3, 2), (1, 0)] * 3
+    assert [len(entry.top) for s in samples for entry in s.logprobs] == [2] * 9 + [0] * 3
+    assert all([entry.token for entry in s.logprobs] == s.token_ids for s in samples)
 
 
 def test_logprobs_end_with_the_output(engine: Engine, off: Engine) -> None:

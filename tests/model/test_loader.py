@@ -38,6 +38,14 @@ def test_the_shape_of_a_model(llama: Path) -> None:
     assert model.generation.eos_ids == frozenset()
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])  # 2 experts of 48 are as wide together as the other's MLP
+def test_what_a_scored_row_costs(tiny_models: dict[str, Path], kind: str) -> None:
+    attention, mlp = 64 * 32 * (4 + 2 + 2 + 4), 3 * 64 * 96
+    head, scoring = VOCAB * 64, VOCAB * 64
+    model = native_model(tiny_models[kind])
+    assert model.scored_cost == pytest.approx(1 + (head + scoring) / (2 * (attention + mlp)))
+
+
 @pytest.mark.parametrize(("value", "expected"), [(3, {3}), ([3, 5], {3, 5})])
 def test_end_of_sequence_ids(copy: Path, value: object, expected: set[int]) -> None:
     (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))

@@ -1,4 +1,4 @@
-"""Edits of logits against plain loops and against transformers' own processors; log-probabilities against torch."""
+"""Edits of logits against plain loops and against transformers' own processors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transformers import (
 
 from pilotfish.core.request import Request
 from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.model.sampling import edited, token_logprobs
+from pilotfish.model.sampling import edited
 
 VOCAB = 12
 STOPS = frozenset({11, 7})
@@ -120,15 +120,3 @@ def test_edits_are_those_of_transformers(params: Any, bad: Any, processor: Any, 
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
     want = processor(torch.tensor([request.tokens]), logits.clone())
     torch.testing.assert_close(edited(logits, sampling_of([after(request)])).float(), want.float())
-
-
-def test_logprobs_are_log_softmax_with_ranks_and_the_likeliest() -> None:
-    logits = torch.tensor([[0.0, 2.0, 1.0, 2.0], [5.0, -1.0, 0.0, 1.0]])
-    first, second = token_logprobs(logits, [0, 1], [2, 0], 3)
-    want = logits.double().log_softmax(-1)
-    assert (first.token, first.rank, second.rank) == (2, 3, 1)
-    assert [token for token, _ in first.top] == [1, 3, 2]  # ties by id
-    assert [token for token, _ in second.top] == [0, 3, 2]
-    assert first.logprob == pytest.approx(want[0, 2].item(), abs=1e-12)
-    assert dict(second.top)[3] == pytest.approx(want[1, 3].item(), abs=1e-12)
-    assert token_logprobs(logits, [0, 1], [1, 1], 0)[0].top == ()

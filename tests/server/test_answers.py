@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import pytest
-from http_double import IDENTITY, Client, Engine, Health, Submitted, Update, saying, unready
+from http_double import IDENTITY, Client, Engine, Health, Submitted, Update, logprob, saying, unready
 from msgspec.structs import replace
 
 from pilotfish.core.handover import HandOverReport
 from pilotfish.observe.replica import ReplicaHealth
-from pilotfish.wire.serving import Finish
+from pilotfish.server import routes
+from pilotfish.server.logprobs import token_text
+from pilotfish.wire.serving import Delta, Finish
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
@@ -340,3 +343,39 @@ def test_request_ids(client: Client, given: str, kept: bool) -> None:
     for answer in (client.get("/health", x_request_id=given), client.post(CHAT, {}, x_request_id=given)):
         assert (answer.headers["x-request-id"] == given) is kept and answer.headers["x-request-id"]
     assert client.get("/health").headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (COMPLETIONS, {"prompt": [40, 41, 42, 43, 44], "prompt_logprobs": 1}),
+        (COMPLETIONS, {"prompt": [40, 41, 42, 43, 44], "echo": True, "logprobs": 1}),
+        (CHAT, {"messages": USER, "prompt_logprobs": 1}),
+        (COMPLETIONS, {"prompt": [40], "logprobs": 1}),
+        (CHAT, {"messages": USER, "logprobs": True, "top_logprobs": 1}),
+    ],
+)
+def test_log_probabilities_are_written_as_they_come(
+    client: Client, engine: Engine, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any]
+) -> None:
+    """Once the last update has come no token is named any more: streams beside do not wait for a whole prompt's."""
+    names, named, after_each = token_text(engine.tokenizer), list[int](), list[int]()
+
+    def noting(token: int) -> tuple[str, list[int]]:
+        named.append(token)
+        return names(token)
+
+    def script(submitted: Submitted) -> Iterator[Update]:
+        empty, of_prompt = Delta(1, 0, [], "", [], []), submitted.params.prompt_logprobs is not None
+        for token in range(50, 54):
+            scores, end = [logprob(token, 1)], [0]
+            given = {"prompt_logprobs": scores} if of_prompt else {"logprobs": scores, "tokens": [token], "ends": end}
+            yield Update(replace(empty, **given))
+            after_each.append(named.count(token))
+        yield Update(replace(empty, finish=Finish("length", None)))
+
+    engine.script = script
+    monkeypatch.setattr(routes, "token_text", lambda _: noting)
+    body = client.post(path, fields).json
+    assert min(after_each) >= 1 and sum(named.count(token) for token in range(50, 54)) == sum(after_each)
+    assert json.dumps(body).count("-1.5") >= 4

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from pilotfish.core.executor import ANY_DEPTH, ForwardSeconds, Outcome, Sampling, SequenceRows
+from pilotfish.model.logprobs import token_logprobs
 from pilotfish.model.native import load_kernels
-from pilotfish.model.sampling import draw, non_finite_rows, token_logprobs
+from pilotfish.model.sampling import draw, non_finite_rows
 
 
 class LogitsExecutor(ABC):

@@ -14,6 +14,7 @@ from pilotfish.core.handover import Prefills
 from pilotfish.core.loads import Loads
 from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.request import FinishReason, Request
+from pilotfish.core.row_budget import PLAIN_COSTS, RowBudget, RowCosts
 from pilotfish.core.slots import NO_SLOTS, SlotPool, Slots, present
 from pilotfish.core.step import Chunk, RequestCommit, Step, StepPlan
 from pilotfish.core.tiers import DEVICE, KVLoad, Tiers, save_all, save_coldest
@@ -55,9 +56,10 @@ class Scheduler:
         cache: PrefixCache | None = None,
         tiers: Tiers | None = None,
         prefills: Prefills | None = None,
+        costs: RowCosts = PLAIN_COSTS,
     ) -> None:
         """`cache`, of this pool, keeps the KV of requests that have ended; `tiers` what the cache evicts. `prefills`
-        compute KV elsewhere."""
+        compute KV elsewhere. `costs` are those of the step's rows."""
         if pool.window and not (tiers is None and prefills is None):
             raise EngineError("scheduler: tiers and prefill workers serve no pool with a window")
         self.pool = pool
@@ -67,6 +69,7 @@ class Scheduler:
         #: Free slots below which the coldest in the cache are saved: what the next steps may evict.
         self.low_water = min(max(SAVED_STEPS * max_rows, pool.capacity // 8), pool.capacity)
         self.max_rows = max_rows
+        self.costs = costs
         self.max_requests = min(max_requests, max_rows)  # so that each running request gets a row
         self.headroom = HEADROOM
         self.waiting = WaitingRequests(None if cache is None else self._num_known)
@@ -103,8 +106,7 @@ class Scheduler:
     # -- what goes into the next forward
 
     def plan(self) -> StepPlan:
-        """Admit, then split the row budget over committed tokens: one row for each request first (so
-        that a long prompt delays nobody's next token), the rest in order of arrival. Preempt while slots lack."""
+        """Admit, then give rows to committed tokens (`RowBudget`). Preempt while slots lack."""
         self._end_loads()
         admitted = self._admit()
         self._share_prompts()
@@ -116,17 +118,19 @@ class Scheduler:
 
     def _chunks(self) -> list[Chunk]:
         ready = [request for request in self.running if request.load is None]
-        left = self.max_rows - len(ready)
-        chunks: dict[int, Chunk] = {}
+        budget, chunks = RowBudget(self.max_rows, len(ready), self.costs), dict[int, Chunk]()
         for request in ready:
             first = self._first_of_group(request)
             if first is None:
-                extra = min(request.num_pending - 1, left)
-                left -= extra
-                chunks[request.id] = Chunk(request, 1 + extra)
-            elif first.load is None and chunks[first.id].complete and first.tokens == request.tokens:
+                if count := budget.take(request):
+                    chunks[request.id] = Chunk(request, count)
+            elif (chunk := chunks.get(first.id)) and chunk.complete and first.tokens == request.tokens:
                 chunks[request.id] = Chunk(request, 0, first)
         return list(chunks.values())
+
+    def room(self, chunks: Sequence[Chunk]) -> int:
+        """Rows that they leave to trees."""
+        return max(int(self.max_rows - sum(self.costs.of(chunk.request, chunk.count) for chunk in chunks)), 0)
 
     def _first_of_group(self, request: Request) -> Request | None:
         """The running request whose prompt's KV `request`, which has none yet, is to share; None where there is none
@@ -281,8 +285,7 @@ class Scheduler:
         all rows. `offered` holds a tree for each chunk that is complete, in order."""
         samples, forest = [chunk.samples for chunk in chunks], offered
         if len(offered):
-            spare_rows = self.max_rows - sum(chunk.count for chunk in chunks)
-            budget = max(min(max_nodes, spare_rows, self._spare_slots(chunks)), 0)
+            budget = max(min(max_nodes, self.room(chunks), self._spare_slots(chunks)), 0)
             requests = [chunk.request for chunk in chunks if chunk.complete]
             forest = offered.take(_worth_a_row(offered, requests, budget))
         forest = forest.among([chunk.complete for chunk in chunks if chunk.samples])

@@ -18,6 +18,7 @@ from pilotfish.core.budget import Budget
 from pilotfish.core.drafter import Drafter
 from pilotfish.core.prefix_cache import PrefixCache
 from pilotfish.core.request import FinishReason
+from pilotfish.core.row_budget import RowCosts
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.scheduler import Scheduler
 from pilotfish.core.slots import SlotPool
@@ -140,7 +141,8 @@ class Engine:
         tiers = self.tiers = make_tiers(config, self.executor)
         cache = PrefixCache(pool, dropped=None if tiers is None else tiers.dropped) if config.prefix_cache else None
         handovers = self._connect_prefills()
-        scheduler = Scheduler(pool, config.max_rows, config.max_requests, cache, tiers, handovers)
+        costs = RowCosts(self.model.scored_cost)
+        scheduler = Scheduler(pool, config.max_rows, config.max_requests, cache, tiers, handovers, costs)
         self.worker = TargetWorker(self.executor, scheduler, self.drafter, budget, masks=self.grammars.masks)
         if self.shadows is not None:
             self._start_shadows(self.shadows, self.grammars)

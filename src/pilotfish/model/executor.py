@@ -19,8 +19,9 @@ from pilotfish.model.feature_tap import FeatureTap, capturing, empty_states, ref
 from pilotfish.model.graphs import CudaRecorder, GraphCache
 from pilotfish.model.kv_planes import SlotPlanes, empty_features, empty_kv
 from pilotfish.model.loader import LoadedModel
+from pilotfish.model.logprobs import token_logprobs
 from pilotfish.model.pacer import Pacer
-from pilotfish.model.sampling import draw, non_finite_rows, token_logprobs
+from pilotfish.model.sampling import draw, non_finite_rows
 
 Together = Callable[[Batch], AbstractContextManager[None]]
 

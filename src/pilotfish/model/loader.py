@@ -28,6 +28,8 @@ from pilotfish.model.shards import Shard, load_shard, part_config, refuse_indivi
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 #: Bytes per weight of the layer that torchao quantizes: its own, and copies in float32.
 _QUANTIZING = 14
+#: Weights that a row is multiplied with in the time in which a logit's part in log-probabilities is computed.
+_SCORING = 64
 #: Bytes per logit in sampling: its float32, and float64 scores before and after the filters.
 _SAMPLING = 4 + 8 + 8
 
@@ -43,6 +45,7 @@ class LoadedModel:
     device: torch.device
     native: bool  # whether the C++ kernels run it
     recordable: bool  # whether CUDA graphs can record it
+    scored_cost: float = 1.0  # of a row with log-probabilities, in rows without logits
 
 
 def load_model(
@@ -69,6 +72,7 @@ def load_model(
     config._experts_implementation = "pilotfish"  # `experts.library_mixture`
     config.output_router_logits = False  # for training only
     module = load_weights(directory, config, dtype, group).to(device).eval().requires_grad_(False)
+    scored_cost = _scored_cost(module, config)
     refuse_non_finite(module, directory)
     _refuse_untied(module, config, directory)
     use_native = runs_native(config, device, eager=eager)
@@ -83,7 +87,17 @@ def load_model(
             tensor.data = tensor.data.clone()  # out of the mapped weight files, so that their pages can go
     recordable = not eager and device.type == "cuda" and group is None and graphs.recordable(config)
     part = config if group is None else part_config(config, group.shard)
-    return LoadedModel(module, config, part, generation, dtype, kv_elements, device, use_native, recordable)
+    kinds = dtype, kv_elements, device
+    return LoadedModel(module, config, part, generation, *kinds, use_native, recordable, scored_cost)
+
+
+def _scored_cost(module: Any, config: Any) -> float:
+    """As `LoadedModel` has it: by the weights that a row is multiplied with."""
+    head, modules = module.lm_head.weight.numel(), [*module.modules()]
+    linears = sum(m.weight.numel() for m in modules if isinstance(m, torch.nn.Linear))
+    mixtures = [m for m in modules if type(m).__name__.endswith("Experts")]
+    chosen = sum(p.numel() * config.num_experts_per_tok // m.num_experts for m in mixtures for p in m.parameters())
+    return float(1 + (head + _SCORING * config.vocab_size) / (linears - head + chosen))
 
 
 def load_config(directory: Path, max_model_len: int = 0) -> Any:

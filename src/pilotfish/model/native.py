@@ -1,8 +1,8 @@
 """The C++ kernels: built once for an instruction set with the machine's own compiler, then cached.
 
 They are `torch.ops.pilotfish` and `torch.classes.pilotfish`, documented in `kernels/`; `native_modules` runs models on
-them. The references are transformers' own modules, `attention.dense_tree_attention`, `sampling.filtered_reference` and
-`sampling.perturbed_topk_reference`.
+them. The references are transformers' own modules, `attention.dense_tree_attention`, `sampling.filtered_reference`,
+`sampling.perturbed_topk_reference` and `logprobs.token_logprobs_reference`.
 """
 
 from __future__ import annotations

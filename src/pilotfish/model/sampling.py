@@ -1,4 +1,4 @@
-"""Shared-noise sampling on tensors: y = argmax(l + g), core/noise.py for g. Log-probabilities of tokens.
+"""Shared-noise sampling on tensors: y = argmax(l + g), core/noise.py for g.
 
 Order: bias, penalties and exclusions (`core.logit_rules` says which), softmax(logits / T), min-p, top-k, top-p, as vLLM
 has it. All in float64 and row by row, so that a row's token does not depend on the rows beside it.
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pilotfish.core.executor import Sampling, SharedTokens, TokenLogprobs, TokenMasks
+from pilotfish.core.executor import Sampling, SharedTokens, TokenMasks
 from pilotfish.core.logit_rules import LogitEdits
 from pilotfish.core.noise import philox, split
 from pilotfish.core.sampling_params import SamplingParams
@@ -23,8 +23,6 @@ from pilotfish.core.tree import NO_TOKEN
 
 #: Below it logits / T would swallow the noise, then overflow; the arg max has all the mass long before.
 MIN_TEMPERATURE = 1e-12
-#: Rows at a time: a sorted vocabulary in float64 takes several times the memory of its logits.
-LOGPROB_ROWS = 16
 #: b: spread of the target's log-probabilities about the draft's. With the bundled pair 0.35 and 0.5 had most
 #: tokens accepted, 0.25, 0.7 and 1 fewer.
 NOISE_SCALE = 0.5
@@ -310,27 +308,3 @@ def gumbel(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     words = philox(split(seeds[:, None]), (*split(positions[:, None]), block, 0))
     k = torch.stack(words, dim=-1).flatten(1)[:, :vocab_size]
     return -torch.log(-torch.log((k.double() + 0.5) / 2.0**32))
-
-
-# -- log-probabilities
-
-
-def token_logprobs(logits: Tensor, rows: Sequence[int], tokens: Sequence[int], top: int) -> list[TokenLogprobs]:
-    """Log-probabilities of tokens[i] under rows[i], and of that row's `top` likeliest, in the model's own distribution.
-    logits [rows, vocab], raw. The rank counts tokens that are strictly likelier; equal ones in `top` stand in order of
-    their ids."""
-    slices = (slice(at, at + LOGPROB_ROWS) for at in range(0, len(tokens), LOGPROB_ROWS))
-    return [logprobs for part in slices for logprobs in _slice_logprobs(logits[rows[part]], tokens[part], top)]
-
-
-def _slice_logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprobs]:
-    log_probs = logits.double().log_softmax(dim=-1)
-    chosen = log_probs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])
-    ranks = (log_probs > chosen).sum(dim=-1) + 1
-    values, ids = log_probs.sort(dim=-1, descending=True, stable=True)
-    values, ids = values[:, :top], ids[:, :top]
-    rows = zip(tokens, chosen[:, 0].tolist(), ranks.tolist(), ids.tolist(), values.tolist(), strict=True)
-    return [
-        TokenLogprobs(token, logprob, rank, tuple(zip(best, best_values, strict=True)))
-        for token, logprob, rank, best, best_values in rows
-    ]

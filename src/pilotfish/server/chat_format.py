@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+from msgspec import Raw
+
 from pilotfish.core.executor import TokenLogprobs
 from pilotfish.parsers.pieces import Arguments, CallBegin, Content, Piece, Reasoning, joined
-from pilotfish.server.formats import LEAST, AnswerFormat, Part, TokenNames
+from pilotfish.server.formats import AnswerFormat, Part
+from pilotfish.server.http_errors import encode
+from pilotfish.server.logprobs import LEAST, TokenNames
 from pilotfish.server.params import Generation
 from pilotfish.server.stream import OutputBuffer
 
@@ -103,10 +107,13 @@ class ChatFormat(AnswerFormat):
 
     # -- log-probabilities
 
+    def written(self, entry: TokenLogprobs) -> Raw:
+        return Raw(encode(chat_logprob(entry, self.names)))
+
     def _logprobs(self, output: OutputBuffer) -> Part | None:
         if self.generation.params.logprobs is None:
             return None
-        return {"content": [chat_logprob(entry, self.names) for entry in output.logprobs], "refusal": None}
+        return {"content": output.logprobs, "refusal": None}
 
 
 def chat_logprob(entry: TokenLogprobs, names: TokenNames) -> Part:

@@ -3,28 +3,18 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from transformers.convert_slow_tokenizer import bytes_to_unicode
-
 from pilotfish.core.executor import TokenLogprobs
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.sample import TextStream
 from pilotfish.server.http_errors import HttpError, encode
-from pilotfish.server.params import Generation, TokenizedPrompt, granted
+from pilotfish.server.logprobs import EchoedPrompt, TextLogprob, TokenNames, prompt_logprob, text_logprob
+from pilotfish.server.params import Generation, granted
 from pilotfish.server.requests import SpeculationOptions, StreamOptions
 from pilotfish.server.stream import OutputBuffer
-from pilotfish.wire.serving import Verified
+from pilotfish.wire.serving import Delta, StepReport, Verified
 
-LEAST = -9999.0  # stands for minus infinity, which JSON does not know
-_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-#: A token's name in log-probabilities, and its bytes.
-TokenNames = Callable[[int], tuple[str, list[int]]]
 #: An object of a body, or some of its fields.
 Part = dict[str, Any]
 
@@ -49,6 +39,23 @@ class AnswerFormat:
         self.names: TokenNames = token_text
         if self.body.return_tokens_as_token_ids:
             self.names = lambda token: (f"token_id:{token}", token_text(token)[1])
+
+    def take(self, output: OutputBuffer, delta: Delta, steps: Sequence[StepReport]) -> None:
+        """What steps have added to an output."""
+        output.add(delta, steps)
+        output.logprobs += map(self.written, delta.logprobs)
+        if delta.prompt_logprobs:
+            self.take_scored(output, delta.prompt_logprobs)
+
+    def take_scored(self, output: OutputBuffer, entries: Sequence[TokenLogprobs]) -> None:
+        """Log-probabilities of an output's prompt. The engine scores it once, for the first of its outputs, which it
+        also begins first."""
+        if self.body.prompt_logprobs is not None:
+            output.prompt_logprobs += [prompt_logprob(entry, self.token_text) for entry in entries]
+
+    def written(self, entry: TokenLogprobs) -> Any:
+        """Log-probabilities of an output as its choice has them."""
+        return entry
 
     def whole(self) -> Part:
         """The answer, once all outputs have finished."""
@@ -168,17 +175,12 @@ class AnswerFormat:
         tokens = {"token_ids": output.token_ids} if self.body.return_token_ids else {}
         return {**tokens, **(self.seed(output) if len(self.outputs) > 1 else {})}
 
-    def scored_prompt(self, output: OutputBuffer) -> Sequence[TokenLogprobs]:
-        """The engine scores a prompt once, for the first of its outputs, which it also begins first."""
-        n = self.generation.params.n
-        return self.outputs[output.index // n * n].prompt_logprobs
-
     def prompt(self, output: OutputBuffer) -> Part:
         """Log-probabilities and tokens of the output's prompt. The first token has no log-probability."""
         part: Part = {}
         if self.body.prompt_logprobs is not None and not output.begun:
-            scored = (_prompt_logprob(entry, self.token_text) for entry in self.scored_prompt(output))
-            part["prompt_logprobs"] = [None, *scored]
+            n = self.generation.params.n
+            part["prompt_logprobs"] = [None, *self.outputs[output.index // n * n].prompt_logprobs]
         if self.body.return_token_ids and not output.begun:
             part["prompt_token_ids"] = output.prompt.tokens
         return part
@@ -186,6 +188,23 @@ class AnswerFormat:
 
 class TextFormat(AnswerFormat):
     """/v1/completions: an answer and a chunk have one shape."""
+
+    def __init__(self, generation: Generation, tokenizer: Any, token_text: TokenNames) -> None:
+        super().__init__(generation, tokenizer, token_text)
+        scores = self.body.echo and generation.params.logprobs is not None
+        prompts = generation.prompts if scores else ()
+        self._echoes = [EchoedPrompt(prompt, tokenizer, self.names) for prompt in prompts]
+
+    def take_scored(self, output: OutputBuffer, entries: Sequence[TokenLogprobs]) -> None:
+        super().take_scored(output, entries)
+        if self._echoes:
+            self._echoed(output).add(entries)
+
+    def written(self, entry: TokenLogprobs) -> TextLogprob:
+        return text_logprob(entry, self.names)
+
+    def _echoed(self, output: OutputBuffer) -> EchoedPrompt:
+        return self._echoes[output.index // self.generation.params.n]
 
     def choice(self, output: OutputBuffer) -> Part:
         text = output.content
@@ -205,26 +224,20 @@ class TextFormat(AnswerFormat):
         return self.tokenizer.decode(output.prompt.tokens) if text is None else text
 
     def _logprobs(self, output: OutputBuffer) -> Part | None:
-        """Of each token, which begins at its offset in the text. `top_logprobs` has the token itself too."""
+        """Of each token, which begins at its offset in the text."""
         if self.generation.params.logprobs is None:
             return None
         start = len(self._echo(output))
-        first: list[str] = []  # the prompt's first token, which has no log-probability
         entries, offsets = output.logprobs, [start + offset for offset in output.offsets]
-        if self.body.echo and not output.begun:
-            scored = self.scored_prompt(output)
-            first = [self.names(output.prompt.tokens[0])[0]]
-            entries, offsets = [*scored, *entries], _starts(output.prompt, self.tokenizer)[: len(scored) + 1] + offsets
+        if self._echoes and not output.begun:
+            echoed = self._echoed(output)
+            entries, offsets = [*echoed.logprobs, *entries], [*echoed.starts, *offsets]
         return {
-            "tokens": [*first, *(self.names(entry.token)[0] for entry in entries)],
-            "token_logprobs": [*(None for _ in first), *(max(entry.logprob, LEAST) for entry in entries)],
-            "top_logprobs": [*(None for _ in first), *(self._top(entry) for entry in entries)],
+            "tokens": [entry.token for entry in entries],
+            "token_logprobs": [entry.logprob for entry in entries],
+            "top_logprobs": [entry.top for entry in entries],
             "text_offset": offsets,
         }
-
-    def _top(self, entry: TokenLogprobs) -> dict[str, float]:
-        likeliest = (*entry.top, (entry.token, entry.logprob))
-        return {self.names(token)[0]: max(logprob, LEAST) for token, logprob in likeliest}
 
 
 def named_event(event: Part) -> bytes:
@@ -250,47 +263,3 @@ def speculative_decoding(steps: Sequence[Verified], spec_tokens: int, *, detaile
         "num_spec_tokens": spec_tokens,
     }
     return {**summary, **({"per_step_accepted": accepted, "per_step_drafted": drafted} if detailed else {})}
-
-
-# -- log-probabilities
-
-
-def _starts(prompt: TokenizedPrompt, tokenizer: Any) -> list[int]:
-    """Characters before each token. A text lacks the special tokens that the tokenizer put around it."""
-    text, starts = TextStream(tokenizer, SamplingParams(skip_special_tokens=prompt.text is not None)), []
-    for token in prompt.tokens:
-        starts.append(len(text.text))
-        text.add(token)
-    return starts
-
-
-def _prompt_logprob(entry: TokenLogprobs, names: TokenNames) -> dict[int, Part]:
-    """The likeliest tokens and the token itself, by token id, as in vLLM."""
-    ranked = [(token, p, rank) for rank, (token, p) in enumerate(entry.top, 1)]
-    every = (*ranked, (entry.token, entry.logprob, entry.rank))
-    return {t: {"logprob": max(p, LEAST), "rank": rank, "decoded_token": names(t)[0]} for t, p, rank in every}
-
-
-def token_text(tokenizer: Any) -> TokenNames:
-    """Names tokens by their text. As OpenAI does, bytes that are no text alone are written bytes:\\xe2\\x98."""
-    decoder = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"] or {}
-    byte_level = '"ByteLevel"' in json.dumps(decoder)
-    table = {character: byte for byte, character in bytes_to_unicode().items()}  # GPT-2's
-
-    def bytes_of(piece: str) -> bytes:
-        if byte_level:
-            inside = all(character in table for character in piece)
-            return bytes(table[character] for character in piece) if inside else piece.encode()
-        if byte := _BYTE.fullmatch(piece):
-            return bytes([int(byte[1], 16)])
-        return piece.replace("▁", " ").encode()
-
-    @lru_cache(1 << 16)
-    def name(token: int) -> tuple[str, list[int]]:
-        data = bytes_of(tokenizer.convert_ids_to_tokens(token) or "")
-        try:
-            return data.decode(), list(data)
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data), list(data)
-
-    return name

@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 from pilotfish.core.request import FinishReason
-from pilotfish.server.formats import AnswerFormat, Part, TokenNames, named_event
+from pilotfish.server.formats import AnswerFormat, Part, named_event
 from pilotfish.server.http_errors import HttpError
+from pilotfish.server.logprobs import TokenNames
 from pilotfish.server.message_chat import CALL
 from pilotfish.server.message_errors import body_of
 from pilotfish.server.message_events import BlockWriter

@@ -16,8 +16,9 @@ from typing import Any
 from pilotfish.core.request import FinishReason
 from pilotfish.parsers.pieces import joined
 from pilotfish.server.chat_format import chat_logprob
-from pilotfish.server.formats import AnswerFormat, Part, TokenNames, named_event
+from pilotfish.server.formats import AnswerFormat, Part, named_event
 from pilotfish.server.http_errors import HttpError
+from pilotfish.server.logprobs import TokenNames
 from pilotfish.server.params import Generation
 from pilotfish.server.response_chat import ResponseChat
 from pilotfish.server.response_events import ItemStatus, ResponseItems

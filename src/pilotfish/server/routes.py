@@ -40,10 +40,11 @@ from pilotfish.server.chat_format import ChatFormat
 from pilotfish.server.codex import codex_model
 from pilotfish.server.drafts import pools_of
 from pilotfish.server.feedback import told
-from pilotfish.server.formats import AnswerFormat, TextFormat, TokenNames, token_text
+from pilotfish.server.formats import AnswerFormat, TextFormat
 from pilotfish.server.http import RequestMiddleware, ignored_of, on_routing_error, state_of
 from pilotfish.server.http_errors import HttpError, bad, bad_request, encode
 from pilotfish.server.limits import RequestGuard, request_tag
+from pilotfish.server.logprobs import TokenNames, token_text
 from pilotfish.server.message_chat import chat_of
 from pilotfish.server.message_format import MessageFormat
 from pilotfish.server.messages import CountTokensRequest, MessagesRequest

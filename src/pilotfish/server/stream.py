@@ -21,7 +21,6 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pilotfish.core.executor import TokenLogprobs
 from pilotfish.core.handover import HandOverReport
 from pilotfish.core.request import FinishReason
 from pilotfish.engine.stream import Submits, Updates
@@ -56,7 +55,7 @@ class OutputBuffer:
     parser: OutputParser = field(default_factory=ContentParser)
     pieces: list[Piece] = field(default_factory=list)  # of the text
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)  # as its format has written them
     offsets: list[int] = field(default_factory=list)  # characters of the whole output's text before each token
     begun: bool = False  # the client has been sent something
     tokens: int = 0
@@ -64,7 +63,7 @@ class OutputBuffer:
     seed: int | None = None
     cached: dict[str, int] = field(default_factory=dict)  # tokens of the prompt whose KV was there, by tier
     finish: Finish | None = None  # once it has ended
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[msgspec.Raw] = field(default_factory=list)
     verified: list[Verified] = field(default_factory=list)
     handovers: list[HandOverReport] = field(default_factory=list)
     delta: Delta | None = None  # the newest
@@ -74,7 +73,6 @@ class OutputBuffer:
         self.delta, self.steps = delta, steps
         self.read(delta)
         self.token_ids += delta.tokens
-        self.logprobs += delta.logprobs
         if delta.ends:
             self.offsets += (self.end, *delta.ends[:-1])
             self.end = delta.ends[-1]
@@ -82,7 +80,6 @@ class OutputBuffer:
         self.seed = delta.seed if self.seed is None else self.seed
         self.cached = self.cached or delta.cached
         self.finish = delta.finish
-        self.prompt_logprobs += delta.prompt_logprobs
         self.verified += delta.verified
         self.handovers += delta.handovers
 
@@ -205,7 +202,7 @@ class GenerationResponse(Response):
                         update = await anext(self._stream)
                 self._handle.update(update.index, update.delta)
                 output = self._format.outputs[update.index]
-                output.add(_without_output(update.delta) if only_echo else update.delta, update.steps)
+                self._format.take(output, _without_output(update.delta) if only_echo else update.delta, update.steps)
                 yield output
         except StopAsyncIteration:
             return

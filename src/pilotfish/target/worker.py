@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -23,6 +23,7 @@ from pilotfish.core.scheduler import Scheduler
 from pilotfish.core.step import Chunk, RequestCommit, Step
 from pilotfish.core.tree import ROOT, Forest, Guesses
 from pilotfish.observe.records import ObserveStep, StepRecord
+from pilotfish.target.scoring import with_logprobs
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class TargetWorker:
             self.last_step = None
             return None
         rows = sum(chunk.count for chunk in chunks)
-        load = StepLoad(sum(chunk.complete for chunk in chunks), rows, self.scheduler.max_rows - rows)
+        load = StepLoad(sum(chunk.complete for chunk in chunks), rows, self.scheduler.room(chunks))
         planned = self._clock()
         limits = self._limits(load, planned)
         sampling = [chunk.request for chunk in chunks if chunk.complete]
@@ -151,7 +152,7 @@ class TargetWorker:
             scoring, broken = step.scoring_rows(), set(outcome.broken)
             unscored = {request for request, rows in scoring.items() if not broken.isdisjoint(rows)}
             commits = self.scheduler.commit(step, outcome.tokens, unscored)
-            return [_with_logprobs(_marked(commit, begun), step, scoring, outcome) for commit in commits]
+            return with_logprobs([_marked(commit, begun) for commit in commits], step, scoring, outcome)
         except BaseException:
             self._abort_all(step)
             raise
@@ -200,20 +201,6 @@ def _counts(step: Step, commits: Sequence[RequestCommit]) -> dict[str, int]:
 
 def _marked(commit: RequestCommit, begun: BegunStep) -> RequestCommit:
     return replace(commit, late=commit.request.id in begun.late, sharing=begun.sharing)
-
-
-def _with_logprobs(commit: RequestCommit, step: Step, scoring: Mapping[int, range], outcome: Outcome) -> RequestCommit:
-    """The commit with the log-probabilities that its request asks for."""
-    request, params = commit.request, commit.request.params
-    if params.logprobs is not None and commit.tokens:
-        rows = step.sample_rows[commit.samples].tolist()
-        commit = replace(commit, logprobs=outcome.logprobs(rows, commit.tokens, params.logprobs))
-    if commit.scored:
-        assert params.prompt_logprobs is not None  # or nothing would be scored
-        tokens = [request.tokens[index + 1] for index in commit.scored]
-        scored = outcome.logprobs(list(scoring[request.id]), tokens, params.prompt_logprobs)
-        commit = replace(commit, prompt_logprobs=scored)
-    return commit
 
 
 class GuardedDrafter:

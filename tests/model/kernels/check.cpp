@@ -1,11 +1,12 @@
-// The kernels without torch: products, attention, a whole decoder and noise against plain loops, and every row's bits in
-// any company and at any number of threads. Prints what fails; exit status 1 then. For instruction sets that need another
-// compiler or an emulator.
+// The kernels without torch: products, attention, a whole decoder, noise and log-probabilities against plain loops, and
+// every row's bits in any company and at any number of threads. Prints what fails; exit status 1 then. For instruction
+// sets that need another compiler or an emulator.
 
 #include <cstdio>
 #include <random>
 
 #include "decoder.h"
+#include "logprobs.h"
 #include "sampling.h"
 
 using namespace pilotfish;
@@ -314,6 +315,31 @@ void check_noise() {
 }
 
 template <typename T>
+void check_logprobs(int64_t vocab) {
+  const int64_t best = std::min<int64_t>(vocab, 9), chosen = vocab / 2;
+  std::vector<float> values = random_values<float>(vocab, 9.0f);
+  for (float& value : values) value = std::round(4.0f * value) / 4.0f;  // ties
+  const std::vector<T> logits(values.begin(), values.end());
+  std::vector<std::pair<T, int64_t>> ranked;
+  double total = 0;
+  int64_t above = 0;
+  for (int64_t token = 0; token < vocab; ++token) {
+    ranked.emplace_back(-logits[token], token);
+    total += std::exp(double{logits[token]});
+    above += logits[token] > logits[chosen];
+  }
+  std::sort(ranked.begin(), ranked.end());
+  const auto right = [&](double given, T logit) { return std::abs(given - (logit - std::log(total))) < 1e-12; };
+  double logprob, likely[9];
+  int64_t rank, ids[9];
+  score_token(logits.data(), vocab, chosen, best, &logprob, &rank, likely, ids);
+  expect(rank == above + 1 && right(logprob, logits[chosen]), "log-probabilities: a token of %ld", long(vocab));
+  for (int64_t i = 0; i < best; ++i)
+    expect(ids[i] == ranked[i].second && right(likely[i], -ranked[i].first), "log-probabilities: rank %ld of %ld",
+           long(i), long(vocab));
+}
+
+template <typename T>
 void check_all() {
   for (const auto& [outputs, inputs] : {std::pair<int64_t, int64_t>{1, 1}, {31, 7}, {33, 257}, {70, 1100}}) {
     check_linear<T, T>(outputs, inputs);
@@ -337,6 +363,10 @@ int main() {
   check_all<float>();
   check_all<BFloat16>();
   check_noise();
+  for (const int64_t vocab : {1, 7, 64, 100, 5000}) {
+    check_logprobs<float>(vocab);
+    check_logprobs<double>(vocab);
+  }
   std::printf("%d lanes, %d failures\n", kLanes, failures);
   return failures > 0;
 }

@@ -18,6 +18,7 @@
 #include "decoder.h"
 #include "elements.h"
 #include "linear.h"
+#include "logprobs.h"
 #include "sampling.h"
 
 namespace {
@@ -362,6 +363,37 @@ std::tuple<Tensor, Tensor> perturbed_topk(const Tensor& logits, const Tensor& se
   return {scores, columns};
 }
 
+// logits float32 or float64 [all rows, vocab], raw; which rows and a token of each, int64 [rows]; k of at most vocab ->
+// log-probabilities of the tokens float64 [rows], their ranks int64 [rows], the k likeliest tokens int64 [rows, k] and
+// their log-probabilities float64 [rows, k] (logprobs.h).
+std::tuple<Tensor, Tensor, Tensor, Tensor> token_logprobs(const Tensor& logits, const Tensor& rows, const Tensor& tokens,
+                                                          int64_t k) {
+  TORCH_CHECK(logits.dim() == 2 && logits.stride(1) == 1, "token_logprobs: logits [rows, vocab]");
+  const int64_t count = rows.numel(), vocab = logits.size(1);
+  TORCH_CHECK(0 <= k && k <= vocab, "token_logprobs: ", k, " likeliest of ", vocab);
+  for (const Tensor& index : {rows, tokens})
+    TORCH_CHECK(index.scalar_type() == at::kLong && index.is_contiguous() && index.numel() == count,
+                "token_logprobs: an int64 row and an int64 token for each");
+  for (int64_t i = 0; i < count; ++i)
+    TORCH_CHECK(0 <= data<int64_t>(rows)[i] && data<int64_t>(rows)[i] < logits.size(0) &&
+                    0 <= data<int64_t>(tokens)[i] && data<int64_t>(tokens)[i] < vocab,
+                "token_logprobs: row ", data<int64_t>(rows)[i], " or token ", data<int64_t>(tokens)[i]);
+  const auto floats = logits.options().dtype(at::kDouble);
+  Tensor logprobs = at::empty({count}, floats), ranks = at::empty({count}, rows.options());
+  Tensor likely = at::empty({count, k}, rows.options()), likely_logprobs = at::empty({count, k}, floats);
+  const auto score = [&]<typename T>(T) {
+    run_each(count, vocab, [&](int64_t i) {
+      score_token(data<T>(logits) + data<int64_t>(rows)[i] * logits.stride(0), vocab, data<int64_t>(tokens)[i], k,
+                  data<double>(logprobs) + i, data<int64_t>(ranks) + i, data<double>(likely_logprobs) + i * k,
+                  data<int64_t>(likely) + i * k);
+    });
+  };
+  if (logits.scalar_type() == at::kDouble) score(double{});
+  else if (logits.scalar_type() == at::kFloat) score(float{});
+  else TORCH_CHECK(false, "token_logprobs: float32 or float64, not ", logits.scalar_type());
+  return {logprobs, ranks, likely, likely_logprobs};
+}
+
 // -- the decoder
 
 struct Packed {
@@ -535,6 +567,7 @@ TORCH_LIBRARY(pilotfish, m) {
   m.def("finite_rows(Tensor logits) -> Tensor");
   m.def("mask_logits(Tensor(a!) logits, Tensor rows, Tensor bits) -> ()");
   m.def("perturbed_topk(Tensor logits, Tensor seeds, Tensor positions, int k, Tensor? ids=None) -> (Tensor, Tensor)");
+  m.def("token_logprobs(Tensor logits, Tensor rows, Tensor tokens, int k) -> (Tensor, Tensor, Tensor, Tensor)");
   m.class_<Decoder>("Decoder")
       .def(torch::init<Tensor, Tensor, Tensor, Tensor, double, int64_t, int64_t, int64_t>())
       .def("add_layer", &Decoder::add_layer)
@@ -557,4 +590,5 @@ TORCH_LIBRARY_IMPL(pilotfish, CPU, m) {
   m.impl("finite_rows", finite_rows);
   m.impl("mask_logits", mask_logits);
   m.impl("perturbed_topk", perturbed_topk);
+  m.impl("token_logprobs", token_logprobs);
 }

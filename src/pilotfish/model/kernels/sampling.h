@@ -85,8 +85,6 @@ inline void filter_row(const T* logits, int64_t vocab, const Filter& filter, dou
 
 constexpr int kStretch = 4 * kLanes;
 typedef uint64_t Products __attribute__((vector_size(kLanes * sizeof(uint32_t)), aligned(4), may_alias));
-constexpr int kDoubles = kLanes / 2;
-typedef double Scores __attribute__((vector_size(kDoubles * sizeof(double)), aligned(8), may_alias));
 
 // High and low halves of constant * each lane.
 inline void multiply(uint64_t constant, Words lanes, Words& high, Words& low) {
@@ -140,9 +138,9 @@ inline double highest_of(const double* logits, int count) {
   double highest = logits[0];
   int i = 0;
   if (count >= kDoubles) {
-    Scores best = *reinterpret_cast<const Scores*>(logits);
+    Doubles best = load_doubles(logits);
     for (i = kDoubles; i + kDoubles <= count; i += kDoubles) {
-      const Scores next = *reinterpret_cast<const Scores*>(logits + i);
+      const Doubles next = load_doubles(logits + i);
       best = next > best ? next : best;
     }
     for (int lane = 0; lane < kDoubles; ++lane) highest = std::max(highest, best[lane]);

@@ -40,6 +40,10 @@ typedef uint32_t Words __attribute__((vector_size(kLanes * sizeof(uint32_t)), al
 typedef int32_t Integers __attribute__((vector_size(kLanes * sizeof(int32_t)), aligned(4), may_alias));
 typedef uint16_t Halves __attribute__((vector_size(kLanes * sizeof(uint16_t))));
 typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+constexpr int kDoubles = kLanes / 2;  // float64 in as many bytes
+typedef double Doubles __attribute__((vector_size(kDoubles * sizeof(double)), aligned(8), may_alias));
+typedef uint64_t LongWords __attribute__((vector_size(kDoubles * sizeof(uint64_t)), aligned(8), may_alias));
+typedef float HalfVec __attribute__((vector_size(kDoubles * sizeof(float)), aligned(4), may_alias));
 
 inline Vec load(const float* p) { return *reinterpret_cast<const Vec*>(p); }
 inline void store(float* p, Vec v) { *reinterpret_cast<Vec*>(p) = v; }
@@ -87,10 +91,19 @@ inline Vec floats_of(const int8_t* p) { return __builtin_convertvector(widen(p),
 
 inline Pair load_pair(const int8_t* p) { return {floats_of(p), floats_of(p + kLanes)}; }
 
-inline float sum_lanes(Vec v) {
-  float lanes[kLanes];
-  store(lanes, v);
-  for (int half = kLanes / 2; half > 0; half /= 2)
+// kDoubles elements, side by side.
+inline Doubles load_doubles(const double* p) { return *reinterpret_cast<const Doubles*>(p); }
+inline Doubles load_doubles(const float* p) {
+  return __builtin_convertvector(*reinterpret_cast<const HalfVec*>(p), Doubles);
+}
+
+// Of a Vec or of Doubles.
+template <typename V>
+inline auto sum_lanes(V v) {
+  constexpr int kCount = sizeof(V) / sizeof(v[0]);
+  std::remove_cvref_t<decltype(v[0])> lanes[kCount];
+  std::memcpy(lanes, &v, sizeof(v));
+  for (int half = kCount / 2; half > 0; half /= 2)
     for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
   return lanes[0];
 }

@@ -1,0 +1,148 @@
+"""How long a stream stands still beside a prompt that is scored, and what log-probabilities cost an output.
+
+    python benchmarks/logprob_stall.py
+
+A server of a small random model with a large vocabulary. Gaps are those between events of a streamed completion, as its
+client sees them, while the server answers another client's prompt, new each time: the longest of each repetition.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from pilotfish.bench.client import COMPLETIONS, Exchange, exchange
+from pilotfish.bench.contestants import take_turns
+from pilotfish.bench.programs import Program, start_server
+from pilotfish.bench.report import ProgressBar, Report, Row, Spread, describe_machine, ratios
+from pilotfish.bench.shapes import llama, write_served_model
+from pilotfish.config.engine import EngineConfig
+from pilotfish.model.loader import DTYPES
+from pilotfish.pairs import resolve_pair
+
+#: Events of the stream before the prompt, and after it.
+BEFORE, AFTER = 8, 3
+#: Tokens that a measured output has.
+TOKENS = 96
+#: What a request asks for, by name; the first is what the others are compared with.
+PROMPTS = {"none": {}, "prompt_logprobs 0": {"prompt_logprobs": 0}, "prompt_logprobs 5": {"prompt_logprobs": 5}}
+OUTPUTS = {"none": {}, "logprobs 0": {"logprobs": 0}, "logprobs 5": {"logprobs": 5}}
+
+
+def main() -> None:
+    options = parsed()
+    with ProgressBar() as progress:
+        progress.total = len(options.vocab) * (options.repeats + 1) * (len(PROMPTS) + len(OUTPUTS))
+        tables = [measured(options, vocab, progress) for vocab in options.vocab]
+    gaps, speeds = ([row for table in tables for row in table[name]] for name in ("gaps", "speeds"))
+    Report({"gaps": gaps, "speeds": speeds}, conditions=describe_machine(options.dtype)).show()
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vocab", type=int, nargs="+", default=[262_144, 49_152])
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--prompt", type=int, default=500, help="tokens")
+    parser.add_argument("--dtype", choices=[*DTYPES], default="bfloat16")
+    parser.add_argument("--repeats", type=int, default=5)
+    return parser.parse_args()
+
+
+def measured(options: argparse.Namespace, vocab: int, progress: ProgressBar) -> dict[str, list[Row]]:
+    """Both tables of a server with such a vocabulary."""
+    heads = options.hidden // 64
+    shape = llama(options.layers, options.hidden, heads, heads, 4 * options.hidden)
+    shape.vocab_size = vocab
+    with tempfile.TemporaryDirectory() as directory:
+        write_served_model(shape, DTYPES[options.dtype], Path(directory))
+        with start_server(EngineConfig(target=Path(directory), dtype=options.dtype)) as server:
+            prompts = Prompts(options.prompt)
+            gaps = turns(PROMPTS, lambda asked: longest_gap(server, prompts, asked), options.repeats, progress)
+            speeds = turns(OUTPUTS, lambda asked: speed(server, prompts, asked), options.repeats, progress)
+    return {
+        "gaps": table(vocab, "prompt", {name: [1000 * s for s in found] for name, found in gaps.items()}, "gap_ms"),
+        "speeds": table(vocab, "output", speeds, "tokens_per_second"),
+    }
+
+
+class Prompts:
+    """Random ones, all different."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self._known = len(AutoTokenizer.from_pretrained(resolve_pair("pycode").target))
+        self._random = random.Random(0)
+
+    def take(self, tokens: int) -> list[int]:
+        return [self._random.randrange(self._known) for _ in range(tokens)]
+
+
+def turns(
+    kinds: dict[str, dict[str, Any]], measure: Callable[[dict[str, Any]], float], repeats: int, progress: ProgressBar
+) -> dict[str, list[float]]:
+    """Each kind in turn; the first turn warms up."""
+    contestants = {name: lambda _, asked=asked: measure(asked) for name, asked in kinds.items()}
+    return take_turns(contestants, range(repeats + 1), done=progress)
+
+
+def table(vocab: int, what: str, found: dict[str, Sequence[float]], figure: str) -> list[Row]:
+    first, *_ = found.values()
+    return [
+        {"vocabulary": vocab, what: name, figure: Spread.of(values), "ratio": ratios(values, first)}
+        for name, values in found.items()
+    ]
+
+
+def longest_gap(server: Program, prompts: Prompts, asked: dict[str, Any]) -> float:
+    """Seconds, of a stream beside a prompt."""
+    return asyncio.run(_longest_gap(server.told["url"], prompts, asked))
+
+
+async def _longest_gap(url: str, prompts: Prompts, asked: dict[str, Any]) -> float:
+    streams = list[Exchange]()
+
+    def begun(request: bytes) -> Exchange:
+        streams.append(Exchange(request))
+        return streams[0]
+
+    neighbour = asyncio.create_task(exchange(url, COMPLETIONS, streamed(prompts.take(4), 3000), begun))
+    while not streams or len(streams[0].parts) < BEFORE:
+        await asyncio.sleep(0.01)
+    body = {"prompt": prompts.take(prompts.tokens), "max_tokens": 1, "temperature": 0, **asked}
+    scored = await exchange(url, COMPLETIONS, body)
+    seen = len(streams[0].parts)
+    while len(streams[0].parts) < seen + AFTER:
+        await asyncio.sleep(0.01)
+    neighbour.cancel()
+    with suppress(asyncio.CancelledError):
+        await neighbour
+    spans = pairwise(at for at, _ in streams[0].parts)
+    return max(end - start for start, end in spans if end >= scored.sent and start <= scored.closed)
+
+
+def speed(server: Program, prompts: Prompts, asked: dict[str, Any]) -> float:
+    """Tokens a second of an output that has the server for itself: by the median of its gaps."""
+    body = {**streamed(prompts.take(4), TOKENS), **asked}
+    parts = asyncio.run(exchange(server.told["url"], COMPLETIONS, body)).parts
+    return 1 / statistics.median(end - start for start, end in pairwise(at for at, _ in parts[1:]))
+
+
+def streamed(prompt: list[int], tokens: int) -> dict[str, Any]:
+    """A completion with an event for each token, whatever it is."""
+    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    return {**body, "stream": True, "return_token_ids": True}
+
+
+if __name__ == "__main__":
+    main()
