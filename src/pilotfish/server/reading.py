@@ -126,9 +126,9 @@ class OutputFormats:
         if self.as_text(body):
             return
         if body.tools and not self._told:
-            ignored.tell("tools", f"tools: {UNTOLD}")
+            ignored.tell("tools", UNTOLD)
         if any(message.tool_calls for message in body.messages or ()) and "tool_calls" not in self.template:
-            ignored.tell("messages[].tool_calls", f"messages[].tool_calls: {UNTOLD}")
+            ignored.tell("messages[].tool_calls", UNTOLD)
 
     def _tells(self, body: ChatRequest) -> bool:
         return self._told or self.as_text(body)
