@@ -232,9 +232,9 @@ ERRORS: list[tuple[dict[str, Any], type[anthropic.APIStatusError], str]] = [
     ({"temperature": -1}, anthropic.BadRequestError, "temperature: -1"),
     ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, anthropic.BadRequestError, r"type: 'image'"),
     (
-        {"tools": [{"type": "bash_20250124", "name": "bash"}]},
+        {"tools": [{"type": "bash_20250124", "name": "bash"}], "tool_choice": {"type": "any"}},
         anthropic.BadRequestError,
-        "tools.0..type: 'bash_20250124'",
+        "tool_choice: none of the tools can be called here",
     ),
     ({**TOOLS, "tool_choice": {"type": "tool", "name": "x"}}, anthropic.BadRequestError, "tool_choice.name: 'x'"),
     (

@@ -20,6 +20,8 @@ from openai import (
 from openai_cases import HELLO, MODEL
 from openai_fleet import MAX_BODY, SECRETS, Fleet
 
+from pilotfish.server.ignored import HEADER
+
 #: Fields of a completion that are refused, and the field that the error names.
 COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"suffix": "after"}, "suffix"),
@@ -67,10 +69,9 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [1, "two"]}, "prompt"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"timeout": 0}, "timeout"),
-    ({"nonsense": 1}, "nonsense"),
+    ({"max_output_tokens": 9}, "max_output_tokens"),
     ({"speculation": {"mode": "beam"}}, "speculation.mode"),
     ({"speculation": {"max_nodes": -1}}, "speculation.max_nodes"),
-    ({"speculation": {"max_nodes": 1000}}, "speculation.max_nodes"),
     ({"speculation": {"metrics": "all"}}, "speculation.metrics"),
     ({"speculation": {"nodes": 1}}, "speculation.nodes"),
 ]
@@ -86,9 +87,7 @@ CHATS: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
     ({"guided_json": {"if": {}}}, "guided_json"),
     ({"modalities": ["audio"]}, "modalities"),
-    ({"reasoning_effort": "low"}, "reasoning_effort"),
-    ({"web_search_options": {}}, "web_search_options"),
-    ({"store": True}, "store"),
+    ({"documents": ["x"]}, "documents"),
     ({"messages": []}, "messages"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
     ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
@@ -138,11 +137,24 @@ def check(error: APIStatusError, status: int, kind: str, field: str | None, code
     assert error.request_id and error.response.headers["content-type"] == "application/json"
 
 
-def test_another_speculation_than_the_servers(fleet: Fleet, mode: str) -> None:
-    other = "async" if mode == "sync" else "sync"
-    with pytest.raises(BadRequestError, match=f"speculation.mode: '{other}' is not allowed; expected .*off") as caught:
-        fleet.client(mode).completions.create(**arguments(False, {"speculation": {"mode": other}}))
-    check(caught.value, 400, "invalid_request_error", "speculation.mode")
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"nonsense": 1}, "nonsense"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"store": True}, "store"),
+        ({"speculation": {"max_nodes": 1000}}, "speculation.max_nodes"),
+        ({"speculation": {"mode": "sync"}}, "speculation.mode"),
+    ],
+)
+def test_what_changes_no_answer_is_left_out(fleet: Fleet, mode: str, fields: dict[str, Any], told: str) -> None:
+    if fields == {"speculation": {"mode": mode}}:
+        pytest.skip("it is the server's mode")
+    create = fleet.client(mode).chat.completions.with_raw_response.create
+    plain, asked = create(**arguments(True, {})), create(**arguments(True, fields))
+    assert asked.headers[HEADER] == told and HEADER not in plain.headers
+    assert asked.parse().choices[0].message.content == plain.parse().choices[0].message.content
 
 
 def test_a_model_that_is_not_served(fleet: Fleet, mode: str) -> None:

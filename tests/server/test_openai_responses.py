@@ -254,14 +254,14 @@ def test_log_probabilities(answers: Any) -> None:
         ({"max_output_tokens": -1}, openai.BadRequestError, "max_output_tokens"),
         ({"previous_response_id": "resp_1"}, openai.BadRequestError, "previous_response_id"),
         ({"background": True}, openai.BadRequestError, "background"),
-        ({"tools": [{"type": "web_search"}]}, openai.BadRequestError, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, openai.BadRequestError, "tools[0].name"),
         (
             {"tool_choice": {"type": "function", "name": "f"}, "tools": TOOLS},
             openai.BadRequestError,
             "tool_choice.name",
         ),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, openai.BadRequestError, "text.format.schema"),
-        ({"unknown": 1}, openai.BadRequestError, "unknown"),
+        ({"max_tokens": 1}, openai.BadRequestError, "max_tokens"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
