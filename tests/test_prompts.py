@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from pilotfish.errors import PromptError
+from pilotfish.model.metadata import load_tokenizer
+from pilotfish.pairs import resolve_pair
 from pilotfish.prompts import Row, chat_prompt, marks_turns, prompt_of
 
 TURNS = Row(1, ("one", "two"), chat=True, place="file:1")
@@ -53,6 +55,10 @@ def test_an_empty_turn_is_refused_whatever_the_template_adds() -> None:
 def test_a_template_that_raises_makes_a_bad_row() -> None:
     with pytest.raises(PromptError, match="chat template refuses"):
         prompt_of(TURNS, Tokenizer("broken"), raw=False)
+
+
+def test_the_bundled_pair_knows_no_conversations() -> None:
+    assert not marks_turns(load_tokenizer(resolve_pair("pycode").target))
 
 
 def test_messages_need_a_template() -> None:

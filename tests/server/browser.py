@@ -95,6 +95,11 @@ class Playground:
         script = "all => all.map(one => [one.textContent, one.classList.contains('drafted') ? 'drafted' : 'own'])"
         return [(text, origin) for text, origin in self.page.locator("#output .token").evaluate_all(script)]
 
+    def turns(self) -> list[tuple[str, str]]:
+        """Question and answer of each turn of a chat, exactly."""
+        script = "all => all.map(one => [one.querySelector('p').textContent, one.querySelector('div').textContent])"
+        return [(question, said) for question, said in self.page.locator("#output section").evaluate_all(script)]
+
     def shown(self, name: str) -> str:
         """The visible text of an element, by id: status, error, acceptance, summary and so on."""
         return self.page.locator(f"#{name}").inner_text()

@@ -345,6 +345,7 @@ class Model(Struct, frozen=True):
     id: str
     created: int
     max_model_len: int  # tokens of prompt and output
+    chat: bool  # whether its chat template marks turns
     object: Literal["model"] = "model"
     owned_by: Literal["pilotfish"] = "pilotfish"
 

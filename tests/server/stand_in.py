@@ -135,6 +135,7 @@ class StandIn:
         self.hold = False  # whether the stream stays open after the last piece
         self.refusal: tuple[int, Any] | None = None  # status and body instead of a stream
         self.pools: list[dict[str, Any]] = []
+        self.chat = False  # whether its model's chat template marks turns
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
@@ -151,7 +152,7 @@ class StandIn:
     async def _models(self, _: Request) -> Response:
         if self.refusal is not None:
             return self._refuse(*self.refusal)
-        return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+        return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model", "chat": self.chat}]})
 
     async def _answer(self, request: Request) -> Response:
         self.bodies.append(await request.json())

@@ -301,8 +301,17 @@ def test_models(serve: Callable[..., Client]) -> None:
     client = serve(served_model_name=("a", "org/b"))
     assert [model["id"] for model in client.get("/v1/models").json["data"]] == ["a", "org/b"]
     assert client.get("/v1/models/org/b").json["max_model_len"] == 256
+    assert client.get("/v1/models/org/b").json["chat"] is True
     assert client.get("/v1/models/tiny").status == 404
     assert client.post(COMPLETIONS, {"model": "org/b", "prompt": "x"}).json["model"] == "org/b"
+
+
+@pytest.mark.parametrize("template", [None, "{{ messages[0].content }}"])
+def test_a_model_whose_template_marks_no_turns_takes_part_in_no_chat(
+    client: Client, tokenizer: Any, template: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    assert client.get("/v1/models/tiny").json["chat"] is False
 
 
 def test_tokenize_and_back(client: Client, tokenizer: Any) -> None:

@@ -33,7 +33,7 @@ def server() -> StandIn:
     return StandIn()
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def stand_in(server: StandIn) -> StandIn:
     server.reset()
     return server
@@ -298,6 +298,161 @@ def test_chat_sends_a_message_and_leaves_out_what_is_empty(playground: Playgroun
     assert stand_in.bodies[0]["speculation"] == {"metrics": "summary", "detail": True}
 
 
+# -- a chat
+
+
+def spoken(content: str, tokens: list[int], ends: list[int], accepted: int, **detail: Any) -> bytes:
+    """A chunk of a chat's answer. `detail`: further fields of what it tells of its tokens."""
+    said = chunk("", tokens, ends, accepted, nodes=4)
+    said["choices"][0] = {"index": 0, "delta": {"content": content}, "finish_reason": None}
+    said["pilotfish"] |= detail
+    return event(said)
+
+
+def spoken_by(text: str) -> list[bytes]:
+    """A whole answer of two tokens, the first of which was guessed."""
+    return [spoken(text, [1, 2], [1, len(text)], accepted=1), *map(event, last(5, 2, "stop")), DONE]
+
+
+@pytest.fixture
+def chat(chromium: Browser, url: str, stand_in: StandIn) -> Iterator[Playground]:
+    """The page of a model whose template marks turns."""
+    stand_in.chat = True
+    with Playground(chromium, url) as playground:
+        yield playground
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def test_a_model_whose_template_marks_turns_opens_as_a_chat(chat: Playground, stand_in: StandIn) -> None:
+    assert chat.shown("prompt-label") == "Message" and chat.page.locator("#system").is_visible()
+    assert focus_order(chat, 6) == ["endpoint", "system", "prompt", "run", "anew", "summary"]
+    stand_in.parts = spoken_by("Scattering.")
+    chat.page.get_by_role("button", name="Send").click()
+    chat.wait()
+    assert stand_in.bodies[0]["messages"] == [user("Why is the sky blue?")]
+    assert stand_in.bodies[0]["max_completion_tokens"] == 1024
+    chat.page.locator("input[value=completions]").check()
+    assert chat.page.locator("#system, #anew, [data-endpoint=chat]").locator("visible=true").count() == 0
+    assert chat.shown("run").startswith("Run")
+
+
+def test_each_endpoint_has_its_own_text_until_it_is_changed(playground: Playground) -> None:
+    prompt = playground.page.locator("#prompt")
+    own = prompt.input_value()
+    assert own.startswith("def mean(values):")
+    playground.page.locator("input[value=chat]").check()
+    expect(prompt).to_have_value("Why is the sky blue?")
+    playground.page.locator("input[value=completions]").check()
+    expect(prompt).to_have_value(own)
+    prompt.fill("mine")
+    playground.page.locator("input[value=chat]").check()
+    expect(prompt).to_have_value("mine")
+
+
+def test_a_conversation_is_kept_turn_by_turn(chat: Playground, stand_in: StandIn) -> None:
+    stand_in.parts = spoken_by("One.")
+    chat.run("first?", system="brief")
+    expect(chat.page.locator("#prompt")).to_have_value("")
+    stand_in.parts = [spoken("Two.", [3], [4], accepted=0), *spoken_by("")[1:]]
+    chat.run("<b>second?</b>")
+    assert [body["messages"] for body in stand_in.bodies] == [
+        [{"role": "system", "content": "brief"}, user("first?")],
+        [{"role": "system", "content": "brief"}, user("first?"), assistant("One."), user("<b>second?</b>")],
+    ]
+    assert chat.turns() == [("first?", "One."), ("<b>second?</b>", "Two.")]
+    assert chat.tokens() == [("O", "drafted"), ("ne.", "own"), ("Two.", "own")]
+    assert chat.shown("acceptance-note") == "0 of 4 nodes"  # of the last answer
+    assert chat.shown("summary").startswith("1 steps of the target")
+    assert chat.complaints == []
+
+
+def test_a_chat_can_be_begun_anew(chat: Playground, stand_in: StandIn) -> None:
+    stand_in.parts = spoken_by("One.")
+    chat.run("first?")
+    chat.page.click("#anew")
+    expect(chat.page.locator("#prompt")).to_be_focused(timeout=TIMEOUT)
+    assert (chat.turns(), chat.text(), chat.shown("status"), chat.shown("acceptance")) == ([], "", "Ready.", "–")
+    chat.run("second?")
+    assert stand_in.bodies[1]["messages"] == [user("second?")]
+    assert chat.turns() == [("second?", "One.")]
+
+
+def test_a_completion_ends_a_chat(chat: Playground, stand_in: StandIn) -> None:
+    stand_in.parts = spoken_by("One.")
+    chat.run("first?")
+    chat.page.locator("input[value=completions]").check()
+    stand_in.parts = greeting()
+    chat.run("Say hello")
+    assert (chat.turns(), chat.text()) == ([], "Hello, <b>🐟é\n")
+    chat.page.locator("input[value=chat]").check()
+    stand_in.parts = spoken_by("Two.")
+    chat.run("second?")
+    assert stand_in.bodies[-1]["messages"] == [user("second?")] and chat.turns() == [("second?", "Two.")]
+
+
+def test_a_chat_goes_on_after_an_answer_that_was_stopped(chat: Playground, stand_in: StandIn) -> None:
+    stand_in.parts, stand_in.hold = spoken_by("One.")[:1], True
+    chat.start("first?")
+    expect(chat.page.locator("#output .token")).to_have_count(2, timeout=TIMEOUT)
+    chat.page.click("#anew", force=True)  # not while an answer comes
+    chat.page.keyboard.press("Escape")
+    chat.wait()
+    assert chat.turns() == [("first?", "One.")] and chat.shown("status") == "2 tokens · stopped"
+    stand_in.parts, stand_in.hold = spoken_by("Two."), False
+    chat.run("second?")
+    assert stand_in.bodies[1]["messages"] == [user("first?"), assistant("One."), user("second?")]
+
+
+def test_a_question_that_nobody_answered_is_taken_back(chat: Playground, stand_in: StandIn) -> None:
+    stand_in.parts = spoken_by("One.")
+    chat.run("first?")
+    stand_in.refusal = (400, error("messages: the chat template refuses them"))
+    chat.run("second?")
+    assert chat.shown("error") == "400: messages: the chat template refuses them"
+    assert chat.turns() == [("first?", "One.")]
+    expect(chat.page.locator("#prompt")).to_have_value("second?")
+    stand_in.refusal = None
+    chat.page.click("#run")
+    chat.wait()
+    assert stand_in.bodies[2]["messages"] == [user("first?"), assistant("One."), user("second?")]
+    assert chat.turns() == [("first?", "One."), ("second?", "One.")]
+
+
+def test_reasoning_is_shown_and_not_said_again(chat: Playground, stand_in: StandIn) -> None:
+    stand_in.parts = [spoken("So.", [1, 2], [7, 14], 1, text="<think>why</think>So."), *spoken_by("")[1:]]
+    chat.run("first?")
+    assert chat.turns() == [("first?", "<think>why</think>So.")]
+    chat.run("second?")
+    assert stand_in.bodies[1]["messages"] == [user("first?"), assistant("So."), user("second?")]
+
+
+def test_an_empty_message_is_not_sent(chat: Playground, stand_in: StandIn) -> None:
+    chat.page.fill("#prompt", "")
+    chat.page.click("#run")
+    expect(chat.page.locator("#prompt")).to_be_focused(timeout=TIMEOUT)
+    assert (stand_in.bodies, chat.turns()) == ([], [])
+
+
+def test_a_chosen_endpoint_stays_when_the_model_becomes_known(chromium: Browser, url: str, stand_in: StandIn) -> None:
+    stand_in.chat, stand_in.refusal = True, (401, error("Authorization: a key is needed"))
+    with Playground(chromium, url) as playground:
+        playground.page.locator("input[value=chat]").check()
+        playground.page.locator("input[value=completions]").check()
+        stand_in.refusal, stand_in.parts = None, greeting()
+        playground.run("Say hello")
+        assert stand_in.paths == ["/v1/completions"]
+
+
+# -- keys, errors, ends
+
+
 def test_the_key_stays_in_its_tab(playground: Playground) -> None:
     playground.page.fill("#key", "secret")
     playground.page.reload()
@@ -441,6 +596,10 @@ def test_it_fits_a_phone(chromium: Browser, url: str, stand_in: StandIn, scheme:
     with Playground(chromium, url, viewport=PHONE, color_scheme=scheme) as playground:
         assert playground.overflow() <= 0
         playground.page.click("summary")
+        playground.run("y" * 500)
+        assert playground.overflow() <= 0
+        playground.page.locator("input[value=chat]").check()
+        stand_in.parts = spoken_by("x" * 500)
         playground.run("y" * 500)
         assert playground.overflow() <= 0
 

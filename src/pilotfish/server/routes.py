@@ -32,6 +32,7 @@ from pilotfish.engine.stream import Submits
 from pilotfish.errors import TargetUnavailable
 from pilotfish.logs import log_prompt, prompts_are_logged
 from pilotfish.printable import short
+from pilotfish.prompts import marks_turns
 from pilotfish.rollout.outcome import script_of
 from pilotfish.server import params, requests, response_chat
 from pilotfish.server.auth import Caller
@@ -245,8 +246,8 @@ class Api:
         return asked or self._names[0]
 
     def _model(self, name: str) -> dict[str, Any]:
-        most = self._identity.context
-        return {"id": name, "created": self._started, "max_model_len": most, "object": "model", "owned_by": "pilotfish"}
+        facts = {"max_model_len": self._identity.context, "chat": self._chats}
+        return {"id": name, "created": self._started, "object": "model", "owned_by": "pilotfish", **facts}
 
     def _fingerprint(self, cascade: Cascade | None) -> str:
         """Equal for equal models, version and precision, on which outputs depend."""
@@ -261,6 +262,10 @@ class Api:
     @cached_property
     def _formats(self) -> OutputFormats:
         return OutputFormats(self._config, self._engine.tokenizer)
+
+    @cached_property
+    def _chats(self) -> bool:
+        return marks_turns(self._engine.tokenizer)
 
     @cached_property
     def _longest_token(self) -> int:

@@ -1,23 +1,32 @@
 // The page: a form becomes a request, an answer's chunks become text, figures and drawings.
 
 import { drawTimeline, drawTrees, Timeline } from "./charts.js";
+import { Conversation } from "./conversation.js";
 import { Figures, showFigures, treesSummary } from "./figures.js";
 import { showPools } from "./pools.js";
 import { showSources } from "./sources.js";
-import { chunks, modelName } from "./stream.js";
+import { chunks, servedModel } from "./stream.js";
 import { TokenText } from "./tokens.js";
 
 const KEY = "pilotfish.key"; // in sessionStorage
 const CALM = window.matchMedia("(prefers-reduced-motion: reduce)");
 const at = (id) => document.getElementById(id);
+const PATHS = { completions: "v1/completions", chat: "v1/chat/completions" };
+/** What fields hold until somebody changes them, by endpoint. */
+const PRESETS = {
+  prompt: { completions: at("prompt").defaultValue, chat: "Why is the sky blue?" },
+  "max-tokens": { completions: "128", chat: "1024" },
+};
 
 const form = at("request");
 const output = at("output");
-const text = new TokenText(output);
+const conversation = new Conversation(output);
+let text = new TokenText(output);
 let figures = new Figures(0);
 let timeline = new Timeline();
 let prefills = false; // whether a prefill worker has handed KV over, in this answer or before
 let model = null; // its name, once the server has told it
+let chosen = false; // whether somebody has chosen the endpoint
 let running = null; // the AbortController of the request that runs
 let drawAt = 0; // a time before which nothing is drawn anew
 let frame = 0; // the animation frame asked for
@@ -32,13 +41,17 @@ function endpoint() {
   return form.elements.endpoint.value;
 }
 
+function isChat() {
+  return endpoint() === "chat";
+}
+
 /** The body of a request. What is left empty is left out, so that the server's defaults hold. */
 function body() {
-  const chat = endpoint() === "chat";
+  const chat = isChat();
   const prompt = at("prompt").value;
   return {
     model,
-    ...(chat ? { messages: [{ role: "user", content: prompt }] } : { prompt }),
+    ...(chat ? { messages: conversation.messages(at("system").value, prompt) } : { prompt }),
     [chat ? "max_completion_tokens" : "max_tokens"]: number("max-tokens"),
     temperature: number("temperature"),
     seed: at("seed").value || undefined, // as text: a number would lose digits above 2^53
@@ -55,8 +68,13 @@ function body() {
 
 async function learnModel() {
   if (model) return;
-  model = await modelName(at("key").value);
+  const served = await servedModel(at("key").value);
+  model = served.id;
   at("model").textContent = model;
+  if (served.chat && !chosen) {
+    form.elements.endpoint.value = "chat";
+    suit();
+  }
   await showPools(at("pools"), at("key").value);
 }
 
@@ -70,15 +88,20 @@ async function greet() {
 async function run() {
   if (running) return;
   running = new AbortController();
-  begin();
+  busy(true);
+  let open = false; // whether a question waits for its answer
   try {
     await learnModel();
-    const path = endpoint() === "chat" ? "v1/chat/completions" : "v1/completions";
-    end(await read(chunks(path, body(), at("key").value, running.signal)));
+    const answer = chunks(PATHS[endpoint()], body(), at("key").value, running.signal);
+    open = isChat();
+    begin();
+    end(await read(answer));
+    open = false;
   } catch (error) {
     if (running.signal.aborted) end({ reason: "stopped" });
     else fail(error);
   } finally {
+    if (open && !text.characters.length) askAgain(conversation.takeBack());
     running.abort(); // after an error event the server may still hold the connection
     running = null;
     rest();
@@ -96,6 +119,7 @@ async function read(answer) {
     ending.cached ??= chunk.metrics?.cached_by_tier;
     ending.handedOver ??= chunk.metrics?.handed_over;
     ending.reason = choice?.finish_reason ?? ending.reason;
+    if (choice?.delta?.content) conversation.add(choice.delta.content);
     // what the model wrote: of a chat's content its reasoning is left out
     if (choice) show(chunk.pilotfish?.text ?? choice.text ?? choice.delta?.content ?? "", chunk.pilotfish);
   }
@@ -105,14 +129,48 @@ async function read(answer) {
 // What is seen
 
 function begin() {
-  figures = new Figures(performance.now());
-  timeline = new Timeline();
-  text.clear();
-  at("error").hidden = at("sources").hidden = true;
+  blank();
+  if (isChat()) {
+    text = conversation.ask(at("prompt").value);
+    at("prompt").value = "";
+  } else {
+    conversation.clear();
+    text = new TokenText(output);
+  }
   at("status").textContent = "Waiting for the first token.";
-  busy(true);
   draw();
   output.scrollIntoView({ block: "nearest", behavior: CALM.matches ? "auto" : "smooth" });
+}
+
+/** Nothing is known of an answer. */
+function blank() {
+  figures = new Figures(performance.now());
+  timeline = new Timeline();
+  at("error").hidden = at("sources").hidden = true;
+}
+
+function beginAnew() {
+  if (running) return;
+  conversation.clear();
+  blank();
+  at("status").textContent = "Ready.";
+  rest();
+  at("prompt").focus();
+}
+
+/** Puts a question that was taken back where it came from, unless another one has been begun there. */
+function askAgain(question) {
+  at("prompt").value ||= question;
+}
+
+/** Fits the form to its endpoint. */
+function suit() {
+  for (const one of document.querySelectorAll("[data-endpoint]")) one.hidden = one.dataset.endpoint !== endpoint();
+  at("prompt-label").textContent = isChat() ? "Message" : "Prompt";
+  at("prompt").required = isChat();
+  for (const [id, presets] of Object.entries(PRESETS)) {
+    if (Object.values(presets).includes(at(id).value)) at(id).value = presets[endpoint()];
+  }
 }
 
 function show(added, detail) {
@@ -163,7 +221,7 @@ function rest() {
 function busy(is) {
   if (!is && document.activeElement === at("stop")) at("run").focus(); // a disabled button would lose the focus
   at("stop").disabled = !is;
-  at("run").setAttribute("aria-disabled", String(is));
+  for (const id of ["run", "anew"]) at(id).setAttribute("aria-disabled", String(is));
   output.setAttribute("aria-busy", String(is));
 }
 
@@ -195,13 +253,16 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") running?.abort();
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
     event.preventDefault();
-    form.requestSubmit();
+    if (!running) form.requestSubmit();
   }
 });
-form.addEventListener("invalid", () => (at("parameters").open = true), true); // or nobody sees why nothing runs
-form.addEventListener("change", () => {
-  at("prompt-label").textContent = endpoint() === "chat" ? "Message" : "Prompt";
+at("parameters").addEventListener("invalid", () => (at("parameters").open = true), true); // or nobody sees why nothing runs
+form.addEventListener("change", ({ target }) => {
+  if (target.name !== "endpoint") return;
+  chosen = true;
+  suit();
 });
+at("anew").addEventListener("click", beginAnew);
 at("key").addEventListener("input", () => sessionStorage.setItem(KEY, at("key").value));
 at("key").addEventListener("change", greet);
 at("span").addEventListener("change", () => draw());

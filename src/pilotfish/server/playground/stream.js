@@ -1,10 +1,10 @@
 // Requests to the server: JSON in, server-sent events out. Every failure is an Error with one line for a person.
 
-/** The name of the model that is served. */
-export async function modelName(key) {
+/** The model that is served: its name as `id`, and whether it takes part in a `chat`. */
+export async function servedModel(key) {
   const response = await fetch("v1/models", { headers: authorization(key) }).catch(broken);
   if (!response.ok) throw await failure(response);
-  return (await response.json()).data[0].id;
+  return (await response.json()).data[0];
 }
 
 /** The draft pools that the server's targets know. */
