@@ -32,7 +32,12 @@ settings.load_profile("pilotfish")
 SHARING = (
     ("tests/bench/test_sandbox", "tests/bench/test_success", "tests/bench/test_tasks"),
     ("tests/server/test_openai_", "tests/server/test_messages_live"),
-    ("tests/server/test_feedback", "tests/server/test_page_live", "tests/server/test_schemathesis"),
+    (
+        "tests/server/test_feedback",
+        "tests/server/test_page_live",
+        "tests/server/test_schemathesis",
+        "tests/server/test_tool_text",
+    ),
     ("tests/chaos/test_server_",),
 )
 
