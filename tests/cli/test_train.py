@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,20 @@ def test_bad_options_of_drafts_are_one_line(pilotfish, tmp_path: Path, options: 
     result = pilotfish("train", options[0], "--out", tmp_path, "--target", tmp_path, *options[1:])
     assert (result.code, result.stdout) == (2, "")
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["pair", "head", "distil"])
+def test_help_shows_the_default_of_each_option(pilotfish, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "240")
+    _, *options = re.split(r"│ \*? *--", pilotfish("train", command, "--help").stdout)
+    shown = {name: text for name, _, text in (option.partition(" ") for option in options)}
+    assert {name for name, text in shown.items() if not re.search(r"\[(default: .+|required)\]", text)} == {
+        "json",
+        "help",
+    }
+    defaults = {
+        "pair": {"target-shape": "6,384,6,2,1024", "target-tokens": "24576000", "package": "click, filelock, "},
+        "head": {"depth": "(4; dspark: 5)", "layers": "(1; dspark: 2)", "learning-rate": "0.008", "lean": "(off)"},
+        "distil": {"learning-rate": "0.002", "tokens": "1024000", "data": "(none)", "margin": "(0.05)"},
+    }
+    assert all(f"[default: {default}" in shown[name] for name, default in defaults[command].items())

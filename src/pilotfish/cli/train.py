@@ -18,9 +18,9 @@ from pilotfish.command import Given, taking
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import available_cores
 from pilotfish.errors import ParameterError
-from pilotfish.options import options_of, pick, unset
+from pilotfish.options import options_of, pick
 from pilotfish.train.recipe import LlamaSize, PairRecipe
-from pilotfish.train.taught_recipe import DistilRecipe, HeadRecipe, head_recipe
+from pilotfish.train.taught_recipe import DistilRecipe, head_options, head_recipe
 
 if TYPE_CHECKING:  # imports torch
     from rich.progress import Progress
@@ -30,13 +30,13 @@ if TYPE_CHECKING:  # imports torch
 app = typer.Typer(help="Train models.")
 
 THREADS = pick(EngineConfig, "threads")
-Run = Annotated[Path | None, typer.Option(help="Checkpoints to resume from, and curves; OUT/run.")]
+Run = Annotated[Path | None, typer.Option(help="Checkpoints to resume from, and curves.", show_default="OUT/run")]
 Device = Annotated[str, typer.Option(help="auto, cpu, or a CUDA device.")]
 Target = Annotated[Path, typer.Option(help="Directory of the model that is to be guessed.")]
 
 
 @app.command("pair")
-@taking(unset(pick(PairRecipe)), THREADS)
+@taking(pick(PairRecipe), THREADS)
 def pair(
     recipe: Given,
     engine: Given,
@@ -45,7 +45,7 @@ def pair(
     device: Device = "auto",
     json: JsonOption = False,
 ) -> None:
-    """Train a target and its draft. Options left out take the recipe's values, which make `pycode`."""
+    """Train a target and its draft. The defaults make `pycode`."""
     chosen = PairRecipe(**recipe)
     with _progress(engine) as progress:
         from pilotfish.train.pair import train_pair
@@ -54,7 +54,7 @@ def pair(
 
 
 @app.command("head")
-@taking(unset(pick(HeadRecipe)), THREADS)
+@taking(head_options(), THREADS)
 def head(
     recipe: Given,
     engine: Given,
@@ -65,7 +65,7 @@ def head(
     device: Device = "auto",
     json: JsonOption = False,
 ) -> None:
-    """Train a head that drafts from a target's hidden states. Options left out take the kind's values."""
+    """Train a head that drafts from a target's hidden states."""
     chosen = head_recipe(kind, target=target, **recipe)
     with _progress(engine) as progress:
         from pilotfish.train.head import train_head
@@ -74,7 +74,7 @@ def head(
 
 
 @app.command("distil")
-@taking(unset(pick(DistilRecipe)), THREADS)
+@taking(pick(DistilRecipe), THREADS)
 def distil(
     recipe: Given,
     engine: Given,
