@@ -33,7 +33,7 @@ LAYERS = (
     ("kv", "capture"),  # know no device: tiers and rows are bytes
     ("grammar", "parsers"),  # what may be written, and what was
     ("core",),
-    ("prompts", "command", "openmp", "logs"),
+    ("prompts", "command", "openmp", "logs", "progress"),
     ("options",),
     ("errors",),
     ("printable",),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pilotfish.progress import PhaseProgress
 from pilotfish.train import distil as distil_module
 from pilotfish.train import head as head_module
 from pilotfish.train import pair as pair_module
@@ -133,3 +134,16 @@ def test_help_shows_the_default_of_each_option(pilotfish, command: str, monkeypa
         "distil": {"learning-rate": "0.002", "tokens": "1024000", "data": "(none)", "margin": "(0.05)"},
     }
     assert all(f"[default: {default}" in shown[name] for name, default in defaults[command].items())
+
+
+def test_a_training_says_on_stderr_how_far_it_is(pilotfish, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def train_pair(_: PairRecipe, *folders_and_progress: Any) -> Evaluation:
+        progress: PhaseProgress = folders_and_progress[2]
+        with progress.phase("training target", 40, "steps", done=10):
+            progress.tell(last=True)
+        return RESULT
+
+    monkeypatch.setattr(pair_module, "train_pair", train_pair)
+    result = pilotfish("train", "pair", "--out", tmp_path, "--threads", 1, "--json")
+    assert result.code == 0 and json.loads(result.stdout) == RESULT.__dict__
+    assert result.stderr.splitlines()[-1] == "training target: 10 of 40 steps, 0 s so far"

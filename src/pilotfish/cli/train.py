@@ -23,8 +23,7 @@ from pilotfish.train.recipe import LlamaSize, PairRecipe
 from pilotfish.train.taught_recipe import DistilRecipe, head_options, head_recipe
 
 if TYPE_CHECKING:  # imports torch
-    from rich.progress import Progress
-
+    from pilotfish.progress import PhaseProgress
     from pilotfish.train.redistil import Redistillation
 
 app = typer.Typer(help="Train models.")
@@ -50,7 +49,8 @@ def pair(
     with _progress(engine) as progress:
         from pilotfish.train.pair import train_pair
 
-        _show(train_pair(chosen, out, run or out / "run", progress, device), json=json)
+        result = train_pair(chosen, out, run or out / "run", progress, device)
+    _show(result, json=json)
 
 
 @app.command("head")
@@ -70,7 +70,8 @@ def head(
     with _progress(engine) as progress:
         from pilotfish.train.head import train_head
 
-        _show(train_head(chosen, out, run or out / "run", progress, device), json=json)
+        result = train_head(chosen, out, run or out / "run", progress, device)
+    _show(result, json=json)
 
 
 @app.command("distil")
@@ -96,11 +97,13 @@ def distil(
     chosen = DistilRecipe(target=target, **start, **recipe)
     if margin is not None and not chosen.captured:
         raise ParameterError("margin", margin, "none without --from")
-    with _progress(engine) as progress:
-        if not chosen.captured:
+    if not chosen.captured:
+        with _progress(engine) as progress:
             from pilotfish.train.distil import train_distil
 
-            return _show(train_distil(chosen, out, run or out / "run", progress, device), json=json)
+            result = train_distil(chosen, out, run or out / "run", progress, device)
+        return _show(result, json=json)
+    with _progress(engine) as progress:
         from pilotfish.train.redistil import MARGIN, redistil
 
         least = MARGIN if margin is None else margin
@@ -110,16 +113,18 @@ def distil(
 
 
 @contextmanager
-def _progress(engine: Given) -> Iterator[Progress]:
-    """The bars of a training that has the threads that were asked for."""
+def _progress(engine: Given) -> Iterator[PhaseProgress]:
+    """That of a training that has the threads that were asked for."""
     options_of(EngineConfig)["threads"].check(engine["threads"])
-    import torch
-    from rich.console import Console
-    from rich.progress import Progress
+    from pilotfish.progress import PhaseProgress
 
-    torch.set_num_threads(engine["threads"] or available_cores())
-    console = Console(stderr=True)
-    with Progress(console=console, redirect_stdout=False, disable=not console.is_terminal) as progress:
+    with PhaseProgress() as progress:
+        with progress.phase("loading PyTorch"):
+            import torch
+
+            import pilotfish.train.distil  # noqa: F401  # and transformers
+
+        torch.set_num_threads(engine["threads"] or available_cores())
         yield progress
 
 
