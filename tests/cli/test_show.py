@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import io
+import threading
 
+import pytest
+from rich.console import Console
+
+from pilotfish import progress
 from pilotfish.cli.generate import records
-from pilotfish.cli.show import TextPrinter, report
+from pilotfish.cli.show import TextPrinter, progress_bar, report
 from pilotfish.engine.llm import Completion, RequestOutput
 from pilotfish.prompts import BadRow, Row
 
@@ -58,6 +63,26 @@ def test_ids_of_rows_are_no_markup(capfd: pytest.CaptureFixture[str]) -> None:
 def test_people_see_who_guessed_what_was_accepted(capfd: pytest.CaptureFixture[str]) -> None:
     out = shown(capfd)
     assert "3 of 8" in out and "accepted, guessed by: draft 0 2, ngram 1\n" in out
+
+
+class Heard(io.StringIO):
+    def __init__(self) -> None:
+        super().__init__()
+        self.event = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.event.set()
+        return super().write(text)
+
+
+def test_rows_are_counted_where_no_terminal_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("EVERY", 0.0), ("SHOWN_AFTER", 0.001), ("LOOKED_AT_EVERY", 0.001)):
+        monkeypatch.setattr(progress, name, seconds)
+    heard = Heard()
+    with progress_bar(Console(file=heard), 1) as advance:
+        assert heard.event.wait(60)
+        advance()
+    assert heard.getvalue().startswith("rows: 0 of 1, 0 s so far\n")
 
 
 def test_a_bad_row_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pilotfish.progress import PhaseProgress
 from pilotfish.train import distil as distil_module
 from pilotfish.train import head as head_module
 from pilotfish.train import pair as pair_module
@@ -115,3 +117,33 @@ def test_bad_options_of_drafts_are_one_line(pilotfish, tmp_path: Path, options: 
     result = pilotfish("train", options[0], "--out", tmp_path, "--target", tmp_path, *options[1:])
     assert (result.code, result.stdout) == (2, "")
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["pair", "head", "distil"])
+def test_help_shows_the_default_of_each_option(pilotfish, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "240")
+    _, *options = re.split(r"│ \*? *--", pilotfish("train", command, "--help").stdout)
+    shown = {name: text for name, _, text in (option.partition(" ") for option in options)}
+    assert {name for name, text in shown.items() if not re.search(r"\[(default: .+|required)\]", text)} == {
+        "json",
+        "help",
+    }
+    defaults = {
+        "pair": {"target-shape": "6,384,6,2,1024", "target-tokens": "24576000", "package": "click, filelock, "},
+        "head": {"depth": "(4; dspark: 5)", "layers": "(1; dspark: 2)", "learning-rate": "0.008", "lean": "(off)"},
+        "distil": {"learning-rate": "0.002", "tokens": "1024000", "data": "(none)", "margin": "(0.05)"},
+    }
+    assert all(f"[default: {default}" in shown[name] for name, default in defaults[command].items())
+
+
+def test_a_training_says_on_stderr_how_far_it_is(pilotfish, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def train_pair(_: PairRecipe, *folders_and_progress: Any) -> Evaluation:
+        progress: PhaseProgress = folders_and_progress[2]
+        with progress.phase("training target", 40, "steps", done=10):
+            progress.tell(last=True)
+        return RESULT
+
+    monkeypatch.setattr(pair_module, "train_pair", train_pair)
+    result = pilotfish("train", "pair", "--out", tmp_path, "--threads", 1, "--json")
+    assert result.code == 0 and json.loads(result.stdout) == RESULT.__dict__
+    assert result.stderr.splitlines()[-1] == "training target: 10 of 40 steps, 0 s so far"

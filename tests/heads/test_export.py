@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from head_files import write_block, write_eagle1, write_eagle3, write_medusa, write_mtp, write_target
+from head_files import change_tensors, write_block, write_eagle1, write_eagle3, write_medusa, write_mtp, write_target
 from safetensors.torch import load_file
 
 from pilotfish.errors import ModelError
@@ -87,6 +87,33 @@ def test_of_eagle3_they_are_left_out_if_it_is_to_be_lean(target: TargetFacts, tm
         assert (shared.keys() <= load_file(tmp_path / name / "model.safetensors").keys()) == (not lean)
         read = read_head(tmp_path / name, target).tensors
         assert all(torch.equal(read[key], tensor) for key, tensor in files.tensors.items())
+
+
+@pytest.mark.parametrize(("own", "theirs"), [("bfloat16", "float32"), ("float32", "bfloat16"), ("bfloat16", "float16")])
+@pytest.mark.parametrize("name", ["eagle3, full vocabulary", "dflash"])
+def test_the_targets_own_are_left_out_in_whatever_type_they_were_stored(
+    name: str, own: str, theirs: str, tmp_path: Path
+) -> None:
+    target = write_target(tmp_path / "target")
+    change_tensors(target.directory, {"model.embed_tokens.weight": target.embedding().to(getattr(torch, theirs))})
+    change_tensors(target.directory, {"lm_head.weight": target.lm_head().to(getattr(torch, theirs))})
+    files = written(name, tmp_path / "before", target)
+    shared = {"embed_tokens.weight": target.embedding(), "lm_head.weight": target.lm_head()}
+    files = dataclasses.replace(
+        files, tensors={x: t.to(getattr(torch, own)) for x, t in (files.tensors | shared).items()}
+    )
+    export_head(files, tmp_path / "lean", target, lean=True)
+    assert not shared.keys() & load_file(tmp_path / "lean" / "model.safetensors").keys()
+    read = read_head(tmp_path / "lean", target).tensors
+    assert all(torch.equal(read[key].to(tensor.dtype), tensor) for key, tensor in files.tensors.items())
+
+
+def test_what_only_looks_like_the_targets_own_stays(target: TargetFacts, tmp_path: Path) -> None:
+    files = written("eagle3, full vocabulary", tmp_path / "before", target)
+    near = {"embed_tokens.weight": target.embedding().bfloat16().float(), "lm_head.weight": target.lm_head() * 1.01}
+    files = dataclasses.replace(files, tensors=files.tensors | near)
+    export_head(files, tmp_path / "lean", target, lean=True)
+    assert near.keys() <= load_file(tmp_path / "lean" / "model.safetensors").keys()
 
 
 def refusal(files: HeadFiles, directory: Path, target: TargetFacts) -> str:

@@ -1,10 +1,15 @@
 """A recipe small enough to run in seconds, on a handful of made-up packages."""
 
+import io
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 import pilotfish.model  # noqa: F401  # keeps transformers from importing torchao
+from pilotfish.progress import PhaseProgress
 from pilotfish.train.recipe import LlamaSize, PairRecipe
 
 TINY = LlamaSize(layers=1, hidden=64, heads=2, kv_heads=1, ffn=64)
@@ -46,3 +51,34 @@ def tiny(sources: Path) -> PairRecipe:
         sampled_tokens=96,
         checkpoint_every=4,
     )
+
+
+class Watched(PhaseProgress):
+    """Progress in a file. A second passes whenever somebody looks at the clock."""
+
+    def __init__(self) -> None:
+        self.now, self.written = 0.0, io.StringIO()
+        super().__init__(Console(file=self.written), clock=self._tick)
+
+    def _tick(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    def update(self, *args: Any, **fields: Any) -> None:
+        super().update(*args, **fields)
+        self.tell()
+
+    @property
+    def lines(self) -> list[str]:
+        return self.written.getvalue().splitlines()
+
+    @property
+    def phases(self) -> list[str]:
+        """What the lines are about, each once, in their order."""
+        names = [re.split(r" ·|: ", line)[0] for line in self.lines if not line.startswith("at this pace")]
+        return list(dict.fromkeys(names))
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.progress import Progress
 from transformers import GenerationConfig
 
 from pilotfish.capture.folder import ClaimedFolder, found_rows
@@ -19,6 +19,7 @@ from pilotfish.capture.rows import CapturedRow, token_bytes
 from pilotfish.capture.store import CaptureStore, Retention
 from pilotfish.core.vocabulary import text_digest
 from pilotfish.errors import InputError, ParameterError
+from pilotfish.progress import PhaseProgress
 from pilotfish.train.captured import LEAST, read_captured
 from pilotfish.train.data import collect, train_tokenizer
 from pilotfish.train.evaluate_captured import CHAIN, accepted_of_chains, evaluate_captured
@@ -49,8 +50,7 @@ class Served:
         return DistilRecipe(**{**known, **small, **given})
 
     def run(self, out: Path, margin: float = 0.05, **given: Any) -> Redistillation:
-        with Progress(disable=True) as progress:
-            return redistil(self.recipe(**given), margin, out, out / "run", progress, "cpu")
+        return redistil(self.recipe(**given), margin, out, out / "run", PhaseProgress(), "cpu")
 
 
 def strong_model(size: LlamaSize, seed: int) -> Any:
@@ -118,10 +118,26 @@ def test_a_draft_that_is_not_better_is_not_written(served: Served, tmp_path: Pat
     assert not made.better and os.listdir(tmp_path / "draft") == ["present"]  # noqa: PTH208
 
 
+def test_a_training_on_captured_rows_tells_of_each_phase(served: Served, watched: Any, tmp_path: Path) -> None:
+    redistil(served.recipe(), 0.05, tmp_path, tmp_path / "run", watched, "cpu")
+    assert watched.phases == [
+        "loading the models",
+        "reading captured rows",
+        "measuring a step of training draft",
+        "evaluation",
+        "training draft",
+        "writing the draft",
+    ]
+    (estimate,) = [line for line in watched.lines if line.startswith("at this pace")]
+    assert re.fullmatch(r"at this pace about .+ to go: evaluation .+, training draft 40 s, evaluation .+ s", estimate)
+    outputs = [line for line in watched.lines if line.startswith("evaluation: ")]
+    assert len(outputs) > 1 and re.search(r": \d of 8 outputs, .+ left$", outputs[-1])  # the second one
+
+
 def test_a_draft_that_is_its_target_gains_nothing(served: Served) -> None:
     target = TaughtTarget(served.target, CPU)
     held_out = read_captured(served.recipe(), target).held_out
-    found = evaluate_captured(target.module, target.module, held_out, 128)
+    found = evaluate_captured(target.module, target.module, held_out, 128, PhaseProgress())
     assert found.divergence == pytest.approx(0, abs=1e-6) and found.agreement == 1
     assert found.acceptance == pytest.approx(1) and found.target_loss == found.draft_loss
     assert CHAIN * 0.9 < found.accepted_a_step <= CHAIN + 1e-4  # fewer below an output's last tokens

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from rich.progress import Progress
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from pilotfish.errors import InputError, ModelError, ParameterError
 from pilotfish.heads.files import TargetFacts, read_head
+from pilotfish.progress import PhaseProgress
 from pilotfish.train import lessons, written
 from pilotfish.train.data import collect, train_tokenizer
 from pilotfish.train.distil import train_distil
@@ -73,8 +75,7 @@ def weights(head: Path) -> bytes:
 
 
 def run(recipe: HeadRecipe, folder: Path) -> HeadEvaluation:
-    with Progress(disable=True) as progress:
-        return train_head(recipe, folder / "out", folder / "run", progress, "cpu")
+    return train_head(recipe, folder / "out", folder / "run", PhaseProgress(), "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +143,21 @@ def test_the_head_that_is_written_is_the_one_that_was_trained(
     assert weights(tmp_path) == weights(finished[0] / "out" / "head")
 
 
+def test_a_lean_head_of_a_float32_target_has_nothing_of_its_target(
+    finished: tuple[Path, HeadEvaluation], target: Path, sources: Path, tmp_path: Path
+) -> None:
+    wide = tmp_path / "target"
+    shutil.copytree(target, wide)
+    AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).save_pretrained(wide)
+    files = read_head(finished[0] / "out" / "head", TargetFacts.read(wide))
+    assert "embed_tokens.weight" in load_file(finished[0] / "out" / "head" / "model.safetensors")
+    write_head(files, recipe(wide, sources, "eagle3", lean=True), tmp_path / "lean")
+    stored = load_file(tmp_path / "lean" / "model.safetensors")
+    assert not {"embed_tokens.weight", "lm_head.weight"} & stored.keys()
+    served = read_head(tmp_path / "lean", TargetFacts.read(wide)).tensors
+    assert all(torch.equal(served[name].bfloat16(), tensor) for name, tensor in files.tensors.items())
+
+
 @pytest.mark.parametrize(
     ("kind", "given"),
     [("dspark", {"anchors": 8}), ("mtp", {}), ("medusa", {"draft_vocab": 200}), ("eagle3", {"draft_vocab": 200})],
@@ -180,8 +196,7 @@ def test_a_language_model_is_distilled(target: Path, sources: Path, tmp_path: Pa
     divergences = []
     for name, start in starts.items():
         recipe = DistilRecipe(target=target, **start, sources=(sources,), held_out=("beta",), **small)
-        with Progress(disable=True) as progress:
-            result = train_distil(recipe, tmp_path / name, tmp_path / name / "run", progress, "cpu")
+        result = train_distil(recipe, tmp_path / name, tmp_path / name / "run", PhaseProgress(), "cpu")
         divergences.append(result.divergence)
         draft = AutoModelForCausalLM.from_pretrained(tmp_path / name / "draft")
         assert draft.config.vocab_size == 300 and draft.config.num_hidden_layers == 1
@@ -218,7 +233,7 @@ def test_targets_and_drafts_that_are_none_are_refused(target: Path, sources: Pat
         run(recipe(tmp_path, sources, "eagle3"), tmp_path)
     save_model(build_model(SIZE, 280, 512, 0), GenerationConfig(), tmp_path / "other")
     for draft, told in ((tmp_path / "other", "280 tokens"), (tmp_path / "absent", "config.json")):
-        with Progress(disable=True) as progress, pytest.raises(ModelError, match=told):
-            train_distil(DistilRecipe(target=target, draft=draft), tmp_path, tmp_path / "run", progress, "cpu")
+        with pytest.raises(ModelError, match=told):
+            train_distil(DistilRecipe(target=target, draft=draft), tmp_path, tmp_path / "run", PhaseProgress(), "cpu")
     with pytest.raises(ParameterError, match="draft"):
         DistilRecipe(target=target, shape=LlamaSize(1, 64, 3, 2, 64))

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from rich.progress import Progress
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pilotfish.errors import ParameterError
+from pilotfish.progress import PhaseProgress
 from pilotfish.train.evaluate import Evaluation
 from pilotfish.train.pair import train_pair
 from pilotfish.train.recipe import PairRecipe
@@ -18,8 +18,7 @@ from pilotfish.train.trainer import Trainer
 
 
 def _train(recipe: PairRecipe, folder: Path) -> Evaluation:
-    with Progress(disable=True) as progress:
-        return train_pair(recipe, folder / "out", folder / "run", progress, "cpu")
+    return train_pair(recipe, folder / "out", folder / "run", PhaseProgress(), "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +102,8 @@ def test_out_of_range_knobs_are_refused(field: str, value: float) -> None:
 
 @pytest.mark.parametrize("device", ["abacus", "cuda:99"])
 def test_absent_devices_are_refused(tiny: PairRecipe, tmp_path: Path, device: str) -> None:
-    with Progress(disable=True) as progress, pytest.raises(ParameterError, match="device"):
-        train_pair(tiny, tmp_path / "out", tmp_path / "run", progress, device)
+    with pytest.raises(ParameterError, match="device"):
+        train_pair(tiny, tmp_path / "out", tmp_path / "run", PhaseProgress(), device)
 
 
 def test_heads_have_to_share_kv_heads_evenly() -> None:

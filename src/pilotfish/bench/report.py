@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -25,6 +24,7 @@ from pilotfish.errors import ParameterError
 from pilotfish.model.loader import DTYPES
 from pilotfish.model.precision import library_dtype
 from pilotfish.printable import one_line
+from pilotfish.progress import PhaseProgress
 
 #: Columns of tables that go to a file or a pipe.
 FILE_WIDTH = 240
@@ -161,16 +161,14 @@ def write_json(report: Report, path: Path) -> None:
         raise ParameterError("out", str(path), f"a file that can be written ({error.strerror})") from error
 
 
-class ProgressBar(Progress):
-    """On stderr, with the time that is left. Called with a label for each part of a bench that is done; the bench sets
-    `total`, the number of parts."""
+class ProgressBar(PhaseProgress):
+    """On stderr. Called with a label for each part of a bench that is done; the bench sets `total`, the number of
+    parts."""
 
     def __init__(self) -> None:
-        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        console = Console(stderr=True)
-        super().__init__(TextColumn("{task.description}"), *columns, console=console, redirect_stdout=False)
+        super().__init__()
         self.total = 0
-        self.add_task("loading", total=None)
+        self.begin("loading")
 
     def note(self, label: str) -> None:
         """What goes on, where it is no part."""

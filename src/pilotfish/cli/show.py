@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +17,7 @@ from rich.text import Text
 from pilotfish.config.engine import EngineConfig
 from pilotfish.engine.process import name_process
 from pilotfish.printable import one_line, printable, printable_output
+from pilotfish.progress import Advance, PhaseProgress
 from pilotfish.prompts import BadRow
 
 if TYPE_CHECKING:
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from pilotfish.wire.serving import Delta
 
 DRAFTED, OWN = "bold green", "magenta"  # text that the draft guessed, text that the target added
-SHOW_PROGRESS_AFTER = 2.0  # seconds
 
 
 def status(message: str, *, quiet: bool = False) -> AbstractContextManager[Any]:
@@ -123,22 +120,13 @@ Printer = JsonPrinter | TextPrinter
 
 
 @contextmanager
-def progress_bar(console: Console | None, total: int, what: str = "rows") -> Iterator[Callable[[], None]]:
-    """A bar on a terminal, shown after two seconds; call the value for each row that is done."""
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    hidden = total < 2 or console is None or not console.is_terminal
-    bar = Progress(
-        *columns, console=console, disable=hidden, transient=True, redirect_stdout=False, redirect_stderr=False
-    )
-    task = bar.add_task(what, total=total)
-    timer = threading.Timer(SHOW_PROGRESS_AFTER, bar.start)
-    timer.start()
-    try:
-        yield partial(bar.advance, task)
-    finally:
-        timer.cancel()
-        timer.join()
-        bar.stop()
+def progress_bar(console: Console | None, total: int, what: str = "rows") -> Iterator[Advance]:
+    """Of work that is mostly short; call the value for each of `what` that is done. None: nothing is shown."""
+    if console is None or (console.is_terminal and total < 2):
+        yield lambda: None
+        return
+    with PhaseProgress(console, transient=True) as progress, progress.phase(what, total) as advance:
+        yield advance
 
 
 def _name(record: dict[str, Any]) -> str:

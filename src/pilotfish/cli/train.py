@@ -18,25 +18,24 @@ from pilotfish.command import Given, taking
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import available_cores
 from pilotfish.errors import ParameterError
-from pilotfish.options import options_of, pick, unset
+from pilotfish.options import options_of, pick
 from pilotfish.train.recipe import LlamaSize, PairRecipe
-from pilotfish.train.taught_recipe import DistilRecipe, HeadRecipe, head_recipe
+from pilotfish.train.taught_recipe import DistilRecipe, head_options, head_recipe
 
 if TYPE_CHECKING:  # imports torch
-    from rich.progress import Progress
-
+    from pilotfish.progress import PhaseProgress
     from pilotfish.train.redistil import Redistillation
 
 app = typer.Typer(help="Train models.")
 
 THREADS = pick(EngineConfig, "threads")
-Run = Annotated[Path | None, typer.Option(help="Checkpoints to resume from, and curves; OUT/run.")]
+Run = Annotated[Path | None, typer.Option(help="Checkpoints to resume from, and curves.", show_default="OUT/run")]
 Device = Annotated[str, typer.Option(help="auto, cpu, or a CUDA device.")]
 Target = Annotated[Path, typer.Option(help="Directory of the model that is to be guessed.")]
 
 
 @app.command("pair")
-@taking(unset(pick(PairRecipe)), THREADS)
+@taking(pick(PairRecipe), THREADS)
 def pair(
     recipe: Given,
     engine: Given,
@@ -45,16 +44,17 @@ def pair(
     device: Device = "auto",
     json: JsonOption = False,
 ) -> None:
-    """Train a target and its draft. Options left out take the recipe's values, which make `pycode`."""
+    """Train a target and its draft. The defaults make `pycode`."""
     chosen = PairRecipe(**recipe)
     with _progress(engine) as progress:
         from pilotfish.train.pair import train_pair
 
-        _show(train_pair(chosen, out, run or out / "run", progress, device), json=json)
+        result = train_pair(chosen, out, run or out / "run", progress, device)
+    _show(result, json=json)
 
 
 @app.command("head")
-@taking(unset(pick(HeadRecipe)), THREADS)
+@taking(head_options(), THREADS)
 def head(
     recipe: Given,
     engine: Given,
@@ -65,16 +65,17 @@ def head(
     device: Device = "auto",
     json: JsonOption = False,
 ) -> None:
-    """Train a head that drafts from a target's hidden states. Options left out take the kind's values."""
+    """Train a head that drafts from a target's hidden states."""
     chosen = head_recipe(kind, target=target, **recipe)
     with _progress(engine) as progress:
         from pilotfish.train.head import train_head
 
-        _show(train_head(chosen, out, run or out / "run", progress, device), json=json)
+        result = train_head(chosen, out, run or out / "run", progress, device)
+    _show(result, json=json)
 
 
 @app.command("distil")
-@taking(unset(pick(DistilRecipe)), THREADS)
+@taking(pick(DistilRecipe), THREADS)
 def distil(
     recipe: Given,
     engine: Given,
@@ -96,11 +97,13 @@ def distil(
     chosen = DistilRecipe(target=target, **start, **recipe)
     if margin is not None and not chosen.captured:
         raise ParameterError("margin", margin, "none without --from")
-    with _progress(engine) as progress:
-        if not chosen.captured:
+    if not chosen.captured:
+        with _progress(engine) as progress:
             from pilotfish.train.distil import train_distil
 
-            return _show(train_distil(chosen, out, run or out / "run", progress, device), json=json)
+            result = train_distil(chosen, out, run or out / "run", progress, device)
+        return _show(result, json=json)
+    with _progress(engine) as progress:
         from pilotfish.train.redistil import MARGIN, redistil
 
         least = MARGIN if margin is None else margin
@@ -110,16 +113,18 @@ def distil(
 
 
 @contextmanager
-def _progress(engine: Given) -> Iterator[Progress]:
-    """The bars of a training that has the threads that were asked for."""
+def _progress(engine: Given) -> Iterator[PhaseProgress]:
+    """That of a training that has the threads that were asked for."""
     options_of(EngineConfig)["threads"].check(engine["threads"])
-    import torch
-    from rich.console import Console
-    from rich.progress import Progress
+    from pilotfish.progress import PhaseProgress
 
-    torch.set_num_threads(engine["threads"] or available_cores())
-    console = Console(stderr=True)
-    with Progress(console=console, redirect_stdout=False, disable=not console.is_terminal) as progress:
+    with PhaseProgress() as progress:
+        with progress.phase("loading PyTorch"):
+            import torch
+
+            import pilotfish.train.distil  # noqa: F401  # and transformers
+
+        torch.set_num_threads(engine["threads"] or available_cores())
         yield progress
 
 

@@ -52,8 +52,8 @@ def export_head(
     lean: bool = False,
 ) -> None:
     """Into `directory`, which is made. `verifier` is what others know the target by, `tokens` how many they guess;
-    0: as many as such heads commonly do. What is bit for bit the target's own is left out where all readers take it
-    from the target; of EAGLE-3's only if `lean`, as the library's own loader leaves memory there as it is.
+    0: as many as such heads commonly do. What is the target's own is left out where all readers take it from the
+    target; of EAGLE-3's only if `lean`, as the library's own loader leaves memory there as it is.
     ModelError for a head that has no place in this layout."""
     for reason in _obstacles(files, target):
         raise ModelError(f"head: it cannot be written in speculators' layout: {reason}")
@@ -132,8 +132,9 @@ def _shared(files: HeadFiles, target: TargetFacts) -> set[str]:
     return {name for name, theirs in candidates.items() if _same(files.tensors[name], theirs())}
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and torch.equal(one, other)
+def _same(own: Tensor, theirs: Tensor) -> bool:
+    """Whether a head's tensor is its target's, in whatever type it was stored: a reader brings both to its own."""
+    return torch.equal(own, theirs.to(own.dtype))
 
 
 def _config(files: HeadFiles, target: TargetFacts, verifier: str | None, tokens: int) -> dict[str, Any]:

@@ -158,6 +158,11 @@ class TokenBatch(NamedTuple):
     tokens: Tensor  # int64 [rows, length + 1]: inputs and, one further, targets
     positions: Tensor  # int64 [rows, length]
 
+    @classmethod
+    def blank(cls, rows: int, length: int) -> "TokenBatch":
+        """As long to compute as any other."""
+        return cls(torch.zeros(rows, length + 1, dtype=torch.int64), torch.arange(length).expand(rows, -1))
+
 
 @dataclass(frozen=True)
 class Windows:

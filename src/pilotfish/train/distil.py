@@ -8,23 +8,22 @@ import pilotfish.model  # noqa: F401  # before transformers, which it keeps from
 # isort: split
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from rich.progress import Progress
 from torch import Tensor
 
 from pilotfish.errors import ModelError
 from pilotfish.model.loader import load_config, load_weights
+from pilotfish.progress import PhaseProgress
 from pilotfish.train.curves import draw_run
 from pilotfish.train.data import TokenBatch, Tokens
-from pilotfish.train.evaluate import Evaluation, evaluate
+from pilotfish.train.evaluate import PLANNED, Evaluation, evaluate
 from pilotfish.train.export import save_model
-from pilotfish.train.lessons import Lessons, read_lessons, schedule_of
+from pilotfish.train.lessons import Lessons, plan_lessons, read_texts, schedule_of, write_lessons
 from pilotfish.train.models import build_model, predict, start_from_target
 from pilotfish.train.run_folder import claim, training_device
 from pilotfish.train.taught_recipe import DistilRecipe
@@ -32,15 +31,8 @@ from pilotfish.train.taught_target import TaughtTarget
 from pilotfish.train.trainer import Learnt, Schedule, Trainer, matrices_of
 
 
-def distil(
-    target: Any,
-    draft: Any,
-    batch_at: Callable[[int], TokenBatch],
-    schedule: Schedule,
-    directory: Path,
-    progress: Progress,
-) -> None:
-    """Train the draft towards what the target says after each token. Both are transformers' models."""
+def distillation(target: Any, draft: Any, schedule: Schedule, directory: Path) -> Trainer:
+    """Trains the draft towards what the target says after each token. Both are transformers' models."""
 
     def loss_of(tokens: Tensor, positions: Tensor) -> Learnt:
         with torch.no_grad():
@@ -49,27 +41,41 @@ def distil(
         # in nats a token
         return Learnt(F.kl_div(learnt.flatten(0, 1), taught.flatten(0, 1), reduction="batchmean", log_target=True))
 
-    Trainer(draft.train(), matrices_of(draft.base_model.layers), schedule, directory).run(batch_at, loss_of, progress)
+    return Trainer(draft, matrices_of(draft.base_model.layers), schedule, directory, loss_of)
 
 
-def train_distil(recipe: DistilRecipe, out: Path, run: Path, progress: Progress, device: str = "auto") -> Evaluation:
+def train_distil(
+    recipe: DistilRecipe, out: Path, run: Path, progress: PhaseProgress, device: str = "auto"
+) -> Evaluation:
     """Train a draft of the recipe's target into `out`; `run` keeps what resuming needs, and the curves."""
-    target = TaughtTarget(recipe.target, training_device(device))
-    draft = starting_draft(recipe, target)
+    length = recipe.sequence_length
+    target, draft = load_models(recipe, device, progress)
     claim(run, recipe)
-    lessons = read_lessons(recipe, target, run, progress)
-    distil(target.module, draft, lessons.batch, schedule_of(recipe), run / "draft", progress)
+    texts = read_texts(recipe, target, progress)
+    trainer = distillation(target.module, draft, schedule_of(recipe), run / "draft")
+    trained = trainer.plan(TokenBatch.blank(recipe.batch_rows, length), progress)
+    progress.plan(plan_lessons(recipe, run), trained, *PLANNED)
+    lessons = write_lessons(texts, recipe, target, run, progress)
+    trainer.run(lessons.batch, progress)
     draw_run(run / "draft" / "log.jsonl", run / "curves.svg", "draft")
-    result = evaluate(target.module, draft, _held_out(lessons), recipe.sequence_length, recipe.seed, progress)
-    export_draft(draft, target, out / "draft")
+    result = evaluate(target.module, draft, _held_out(lessons), length, recipe.seed, progress)
+    export_draft(draft, target, out / "draft", progress)
     return result
 
 
-def export_draft(draft: Any, target: TaughtTarget, directory: Path) -> None:
+def load_models(recipe: DistilRecipe, device: str, progress: PhaseProgress) -> tuple[TaughtTarget, Any]:
+    """The target, and where the draft starts."""
+    with progress.phase("loading the models"):
+        target = TaughtTarget(recipe.target, training_device(device))
+        return target, starting_draft(recipe, target)
+
+
+def export_draft(draft: Any, target: TaughtTarget, directory: Path, progress: PhaseProgress) -> None:
     """A model directory with the target's tokenizer, in place of what is there."""
-    shutil.rmtree(directory, ignore_errors=True)
-    save_model(draft, target.module.generation_config, directory)
-    target.tokenizer.save_pretrained(directory)
+    with progress.phase("writing the draft"):
+        shutil.rmtree(directory, ignore_errors=True)
+        save_model(draft, target.module.generation_config, directory)
+        target.tokenizer.save_pretrained(directory)
 
 
 def starting_draft(recipe: DistilRecipe, target: TaughtTarget) -> Any:

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from rich.progress import Progress
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from pilotfish.progress import Advance, PhaseProgress, PlannedPhase
 from pilotfish.train.data import Tokens
-from pilotfish.train.models import PROMPT, continue_prompts, predict
+from pilotfish.train.models import EVALUATION, OWN_TEXT, PROMPT, continue_prompts, predict
 
 ROWS = 128  # held-out rows scored, spread evenly over the held-out text
 ROWS_AT_ONCE = 8
@@ -30,23 +30,43 @@ class Evaluation:
     sampled_acceptance: float  # mean overlap of both distributions on text sampled at temperature 1
 
 
+#: What `evaluate` does.
+PLANNED = (
+    PlannedPhase(OWN_TEXT, 2 * PROMPTS * (PROMPT + CONTINUED)),
+    PlannedPhase(EVALUATION, ROWS + 2 * PROMPTS),
+)
+
+
 @torch.no_grad()
 def evaluate(
-    target: LlamaForCausalLM, draft: LlamaForCausalLM, held_out: Tokens, length: int, seed: int, progress: Progress
+    target: LlamaForCausalLM,
+    draft: LlamaForCausalLM,
+    held_out: Tokens,
+    length: int,
+    seed: int,
+    progress: PhaseProgress,
 ) -> Evaluation:
     """Score both models on rows of held-out text, of `length` tokens at most, and on the target's continuations of
     held-out prompts."""
-    bar = progress.add_task("evaluation", total=3)
-    scores = _score(target, draft, _rows(held_out, length + 1, ROWS))
+    read, prompts = _rows(held_out, length + 1, ROWS), _rows(held_out, PROMPT, PROMPTS)
+    greedy, sampled = _continued(target, prompts, seed, progress)
+    with progress.phase(EVALUATION, len(read) + 2 * len(prompts), "rows") as advance:
+        scores, of_greedy, of_sampled = (_score(target, draft, rows, advance) for rows in (read, greedy, sampled))
     figures = {name: scores[name].mean().item() for name in ("target_loss", "draft_loss", "divergence", "agreement")}
-    progress.advance(bar)
-    prompts, count = _rows(held_out, PROMPT, PROMPTS), min(CONTINUED, target.config.max_position_embeddings - PROMPT)
-    for name, temperature, score in (("greedy_acceptance", 0.0, "agreement"), ("sampled_acceptance", 1.0, "overlap")):
-        torch.manual_seed(seed)
-        scores = _score(target, draft, continue_prompts(target, prompts, count, temperature))
-        figures[name] = scores[score][:, PROMPT - 1 :].mean().item()  # of continued tokens alone
-        progress.advance(bar)
+    continued = slice(PROMPT - 1, None)
+    figures["greedy_acceptance"] = of_greedy["agreement"][:, continued].mean().item()
+    figures["sampled_acceptance"] = of_sampled["overlap"][:, continued].mean().item()
     return Evaluation(**figures)
+
+
+def _continued(target: LlamaForCausalLM, prompts: Tokens, seed: int, progress: PhaseProgress) -> list[Tokens]:
+    """At temperatures 0 and 1."""
+    count, written = min(CONTINUED, target.config.max_position_embeddings - PROMPT), list[Tokens]()
+    with progress.phase(OWN_TEXT, 2 * len(prompts) * (PROMPT + count), "tokens") as advance:
+        for temperature in (0.0, 1.0):
+            torch.manual_seed(seed)
+            written.append(continue_prompts(target, prompts, count, temperature, advance))
+    return written
 
 
 def _rows(tokens: Tokens, length: int, count: int) -> Tokens:
@@ -55,10 +75,13 @@ def _rows(tokens: Tokens, length: int, count: int) -> Tokens:
     return np.stack([tokens[start : start + length] for start in starts])
 
 
-def _score(target: LlamaForCausalLM, draft: LlamaForCausalLM, rows: Tokens) -> dict[str, Tensor]:
+def _score(target: LlamaForCausalLM, draft: LlamaForCausalLM, rows: Tokens, advance: Advance) -> dict[str, Tensor]:
     """Figures of each position, [rows, length]."""
     tokens = torch.from_numpy(rows.astype(np.int64)).to(target.device)
-    parts = [_score_batch(target, draft, part) for part in torch.split(tokens, ROWS_AT_ONCE)]
+    parts = []
+    for part in torch.split(tokens, ROWS_AT_ONCE):
+        parts.append(_score_batch(target, draft, part))
+        advance(len(part))
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pilotfish.progress import PhaseProgress, PlannedPhase
 from pilotfish.train.captured import CapturedText
-from pilotfish.train.models import predict
+from pilotfish.train.models import EVALUATION, predict
 
 #: Outputs that are scored, spread evenly.
 SCORED = 128
@@ -32,12 +33,22 @@ class CapturedEvaluation:
     accepted_a_step: float  # expected of a chain of CHAIN guesses, below any token of an output
 
 
+def plan_captured_evaluation(texts: Sequence[CapturedText]) -> PlannedPhase:
+    return PlannedPhase(EVALUATION, min(len(texts), SCORED))
+
+
 @torch.no_grad()
-def evaluate_captured(target: Any, draft: Any, texts: Sequence[CapturedText], length: int) -> CapturedEvaluation:
+def evaluate_captured(
+    target: Any, draft: Any, texts: Sequence[CapturedText], length: int, progress: PhaseProgress
+) -> CapturedEvaluation:
     """Of an output its first `length` tokens."""
     places = np.unique(np.linspace(0, len(texts) - 1, SCORED).astype(int))
     draft.eval()
-    figures = [_figures(target, draft, texts[place], length) for place in places]
+    figures = []
+    with progress.phase(EVALUATION, len(places), "outputs") as advance:
+        for place in places:
+            figures.append(_figures(target, draft, texts[place], length))
+            advance()
     return CapturedEvaluation(*torch.cat(figures).mean(0).tolist())
 
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.progress import Progress
 from torch import Tensor
 
 from pilotfish.errors import InputError
+from pilotfish.progress import Advance, PhaseProgress, PlannedPhase
 from pilotfish.train.heads.trainee import Trainee
 from pilotfish.train.learning import Teacher
-from pilotfish.train.lessons import Lessons
+from pilotfish.train.lessons import Lessons, plan_held_out
+from pilotfish.train.models import EVALUATION
 from pilotfish.train.written import Written
 
 SAMPLED_AT = 0.8
@@ -30,24 +31,36 @@ class HeadEvaluation:
     sampled_tokens_a_step: float
 
 
+def plan_head_evaluation(length: int) -> list[PlannedPhase]:
+    text = plan_held_out(length)
+    return [text, text, PlannedPhase(EVALUATION, 2 * text.units / length)]
+
+
 @torch.no_grad()
 def evaluate_head(
-    trainee: Trainee, teacher: Teacher, lessons: Lessons, depth: int, progress: Progress
+    trainee: Trainee, teacher: Teacher, lessons: Lessons, depth: int, progress: PhaseProgress
 ) -> HeadEvaluation:
     trainee.eval()
-    bar = progress.add_task("evaluation", total=2)
+    texts = {temperature: _long_rows(lessons, temperature, depth) for temperature in (0.0, SAMPLED_AT)}
     figures: list[Any] = []
-    for temperature in (0.0, SAMPLED_AT):
-        rows = [row for row in lessons.written(temperature) if len(row.tokens) > row.prompt + depth]
-        if not rows:
-            raise InputError("data: the target ends held-out texts at once; longer ones are needed")
-        shares = torch.cat([_shares(trainee, teacher, row, depth, temperature) for row in rows])
-        figures += [tuple(shares.mean(0).tolist()), 1 + shares.cumprod(1).sum(1).mean().item()]
-        progress.advance(bar)
+    with progress.phase(EVALUATION, sum(map(len, texts.values())), "rows") as advance:
+        for temperature, rows in texts.items():
+            shares = torch.cat([_shares(trainee, teacher, row, depth, temperature, advance) for row in rows])
+            figures += [tuple(shares.mean(0).tolist()), 1 + shares.cumprod(1).sum(1).mean().item()]
     return HeadEvaluation(*figures)
 
 
-def _shares(trainee: Trainee, teacher: Teacher, row: Written, depth: int, temperature: float) -> Tensor:
+def _long_rows(lessons: Lessons, temperature: float, depth: int) -> list[Written]:
+    """Those that a chain has room in."""
+    rows = [row for row in lessons.written(temperature) if len(row.tokens) > row.prompt + depth]
+    if not rows:
+        raise InputError("data: the target ends held-out texts at once; longer ones are needed")
+    return rows
+
+
+def _shares(
+    trainee: Trainee, teacher: Teacher, row: Written, depth: int, temperature: float, advance: Advance
+) -> Tensor:
     """float32 [starts, depth]: the chance that each guess below each token of a continuation is accepted."""
     tokens = torch.from_numpy(row.tokens.astype(np.int64))[None].to(teacher.target.device)
     length = tokens.shape[1]
@@ -55,4 +68,5 @@ def _shares(trainee: Trainee, teacher: Teacher, row: Written, depth: int, temper
     positions = torch.arange(length, device=tokens.device)[None]
     verdicts = teacher.judge(trainee, tokens, positions, places, temperature or 1.0)
     shares = torch.stack([each.overlap if temperature else each.agrees.float() for each in verdicts], -1)
+    advance()
     return shares[0, row.prompt - 2 :]  # from below the last token of the prompt

@@ -9,6 +9,7 @@ from pathlib import Path
 import jinja2
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from pilotfish.model.metadata import quiet
 from pilotfish.train.data import FALLBACK_HELD_OUT
 from pilotfish.train.evaluate import Evaluation
 from pilotfish.train.recipe import PairRecipe
@@ -43,7 +44,8 @@ def save_model(model: LlamaForCausalLM, generation: GenerationConfig, directory:
     """In bfloat16."""
     stored = copy.deepcopy(model).bfloat16()
     stored.generation_config = generation
-    stored.save_pretrained(directory, max_shard_size=SHARD_SIZE)
+    with quiet():
+        stored.save_pretrained(directory, max_shard_size=SHARD_SIZE)
     for path in directory.glob("*.safetensors"):
         path.chmod(0o644)  # safetensors writes files for their owner alone
 

@@ -3,25 +3,29 @@
 data ─► the target's own text ─► head, on the target's hidden states ─► evaluation ─► a directory of its own
 """
 
+from __future__ import annotations
+
 import pilotfish.model  # noqa: F401  # before transformers, which it keeps from importing torchao
 
 # isort: split
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from rich.progress import Progress
 from torch import Tensor
 
 from pilotfish.errors import ParameterError
+from pilotfish.heads.spec import Head
+from pilotfish.progress import PhaseProgress, PlannedPhase
 from pilotfish.train.curves import draw_run
-from pilotfish.train.data import Tokens
-from pilotfish.train.evaluate_head import HeadEvaluation, evaluate_head
+from pilotfish.train.data import TokenBatch, Tokens
+from pilotfish.train.evaluate_head import HeadEvaluation, evaluate_head, plan_head_evaluation
 from pilotfish.train.head_shapes import head_of, trainee_of
 from pilotfish.train.heads.trainee import Trainee
 from pilotfish.train.learning import Teacher, learn
-from pilotfish.train.lessons import Lessons, read_lessons, schedule_of
+from pilotfish.train.lessons import plan_lessons, read_texts, schedule_of, write_lessons
 from pilotfish.train.places import Places
 from pilotfish.train.run_folder import claim, training_device
 from pilotfish.train.taught_recipe import HeadRecipe
@@ -33,43 +37,68 @@ from pilotfish.train.write_head import trained_files, write_head
 OF_TOKENS = ("markov", "confidence", "lm_head")
 
 
-def train_head(recipe: HeadRecipe, out: Path, run: Path, progress: Progress, device: str = "auto") -> HeadEvaluation:
+def train_head(
+    recipe: HeadRecipe, out: Path, run: Path, progress: PhaseProgress, device: str = "auto"
+) -> HeadEvaluation:
     """Train a head of the recipe's target into `out/head`; `run` keeps what resuming needs, and the curves."""
-    target = TaughtTarget(recipe.target, training_device(device))
+    with progress.phase("loading the target"):
+        target = TaughtTarget(recipe.target, training_device(device))
     if recipe.draft_vocab >= target.config.vocab_size:
         raise ParameterError("draft_vocab", recipe.draft_vocab, f"less than the target's {target.config.vocab_size}")
     head = head_of(recipe, target)
     claim(run, recipe)
-    lessons = read_lessons(recipe, target, run, progress)
-    draft_ids = most_frequent(lessons.text, recipe.draft_vocab).to(target.device) if recipe.draft_vocab else None
-    teacher = Teacher(target, head.projection.layers, draft_ids)
-    trainee = trainee_of(head, target.shared(draft_ids), recipe)
-    teach(trainee, teacher, lessons, recipe, run / recipe.kind, progress)
+    texts = read_texts(recipe, target, progress)
+    planned = plan_training(recipe, head, target, run, progress)
+    progress.plan(plan_lessons(recipe, run), planned, *plan_head_evaluation(recipe.sequence_length))
+    lessons = write_lessons(texts, recipe, target, run, progress)
+    training = HeadTraining.of(recipe, head, target, most_frequent(lessons.text, recipe.draft_vocab))
+    training.trainer(run).run(lambda step: training.batch(lessons.batch(step), step), progress)
     draw_run(run / recipe.kind / "log.jsonl", run / "curves.svg", recipe.kind)
-    result = evaluate_head(trainee, teacher, lessons, recipe.depth, progress)
-    files = trained_files(trainee, head, recipe, target, draft_ids)
-    write_head(files, recipe, out / "head")
+    result = evaluate_head(training.trainee, training.teacher, lessons, recipe.depth, progress)
+    with progress.phase("writing the head"):
+        files = trained_files(training.trainee, head, recipe, target, training.teacher.draft_ids)
+        write_head(files, recipe, out / "head")
     return result
+
+
+@dataclass(frozen=True)
+class HeadTraining:
+    recipe: HeadRecipe
+    trainee: Trainee
+    teacher: Teacher
+
+    @classmethod
+    def of(cls, recipe: HeadRecipe, head: Head, target: TaughtTarget, said: Tensor) -> HeadTraining:
+        """`said`: the tokens that the head can say; none: all."""
+        draft_ids = said.to(target.device) if len(said) else None
+        teacher = Teacher(target, head.projection.layers, draft_ids)
+        return cls(recipe, trainee_of(head, target.shared(draft_ids), recipe), teacher)
+
+    def batch(self, lesson: TokenBatch, step: int) -> tuple[Tensor, ...]:
+        recipe = self.recipe
+        anchors = recipe.anchors if recipe.kind == "dspark" else 0
+        places = Places(recipe.sequence_length, recipe.depth, anchors, recipe.seed)
+        return lesson.tokens[:, :-1], lesson.positions, places.of(len(lesson.tokens), step)
+
+    def trainer(self, run: Path) -> Trainer:
+        named = self.trainee.named_parameters()
+        matrices = [p for name, p in named if p.ndim == 2 and not any(part in name for part in OF_TOKENS)]
+        return Trainer(self.trainee, matrices, schedule_of(self.recipe), run / self.recipe.kind, self._learn)
+
+    def _learn(self, tokens: Tensor, positions: Tensor, starts: Tensor) -> Learnt:
+        return learn(self.teacher.judge(self.trainee, tokens, positions, starts))
+
+
+def plan_training(
+    recipe: HeadRecipe, head: Head, target: TaughtTarget, run: Path, progress: PhaseProgress
+) -> PlannedPhase:
+    """Measured on a head of its own: which tokens it can say the text will tell."""
+    trial = HeadTraining.of(recipe, head, target, torch.arange(recipe.draft_vocab))
+    batch = trial.batch(TokenBatch.blank(recipe.batch_rows, recipe.sequence_length), 0)
+    return trial.trainer(run).plan(batch, progress)
 
 
 def most_frequent(text: Tokens, count: int) -> Tensor:
     """int64 [count], ascending: the tokens that a head of a smaller vocabulary can say."""
     order = np.argsort(-np.bincount(text, minlength=count), kind="stable")
     return torch.from_numpy(np.sort(order[:count]))
-
-
-def teach(
-    trainee: Trainee, teacher: Teacher, lessons: Lessons, recipe: HeadRecipe, directory: Path, progress: Progress
-) -> None:
-    places = Places(recipe.sequence_length, recipe.depth, recipe.anchors if recipe.kind == "dspark" else 0, recipe.seed)
-
-    def batch_at(step: int) -> tuple[Tensor, ...]:
-        tokens, positions = lessons.batch(step)
-        return tokens[:, :-1], positions, places.of(len(tokens), step)
-
-    def loss_of(tokens: Tensor, positions: Tensor, starts: Tensor) -> Learnt:
-        return learn(teacher.judge(trainee, tokens, positions, starts))
-
-    named = trainee.named_parameters()
-    matrices = [p for name, p in named if p.ndim == 2 and not any(part in name for part in OF_TOKENS)]
-    Trainer(trainee.train(), matrices, schedule_of(recipe), directory).run(batch_at, loss_of, progress)

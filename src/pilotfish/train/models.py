@@ -1,20 +1,22 @@
 """Models that are trained, or that teach: how they are built, trained on and sampled from."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from rich.progress import Progress
 from torch import Tensor
-from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
+from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM, StoppingCriteria
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from pilotfish.progress import Advance, PhaseProgress
 from pilotfish.train.data import Tokens
 from pilotfish.train.recipe import HEAD_DIM, LlamaSize
 
 PROMPT = 64  # corpus tokens before each continuation
 SAMPLED_ROWS = 64  # continuations written at once
+#: Phases.
+OWN_TEXT, EVALUATION = "the target's text", "evaluation"
 
 #: By another name, for which transformers makes no mask: it would read a gap between positions as the start of another
 #: document, but training uses gaps to show the models long distances in short rows.
@@ -65,9 +67,25 @@ def predict(model: Any, tokens: Tensor, positions: Tensor | None = None) -> Tens
     return logits
 
 
+class WrittenTokens(StoppingCriteria):  # type: ignore[misc]
+    """Tells of tokens while they are written, and stops nothing. `total` are those of all rows, prompts included."""
+
+    def __init__(self, total: int, steps: int, advance: Advance) -> None:
+        self._parts: Iterator[int] = iter(np.diff(np.linspace(0, total, steps + 1).astype(int)).tolist())
+        self._advance = advance
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:  # noqa: ARG002
+        self._advance(next(self._parts))
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+    def rest(self) -> None:
+        """Rows have ended early."""
+        self._advance(sum(self._parts))
+
+
 @torch.no_grad()
 def sample_text(
-    target: LlamaForCausalLM, tokens: Tokens, length: int, total: int, seed: int, progress: Progress
+    target: LlamaForCausalLM, tokens: Tokens, length: int, total: int, seed: int, progress: PhaseProgress
 ) -> Tokens:
     """About `total` tokens [tokens] that the target writes: rows of `length`, corpus prompts included, end to end."""
     target.eval()
@@ -75,31 +93,38 @@ def sample_text(
     generator = np.random.default_rng((seed, 2))
     rows: list[Tokens] = []
     batches = -(-total // (length * SAMPLED_ROWS))
-    for _ in progress.track(range(batches), description="sampling from the target"):
-        starts = generator.integers(len(tokens) - PROMPT, size=SAMPLED_ROWS)
-        prompts = np.stack([tokens[start : start + PROMPT] for start in starts])
-        rows.append(continue_prompts(target, prompts, length - PROMPT, 1.0))
+    with progress.phase(OWN_TEXT, batches * length * SAMPLED_ROWS, "tokens") as advance:
+        for _ in range(batches):
+            starts = generator.integers(len(tokens) - PROMPT, size=SAMPLED_ROWS)
+            prompts = np.stack([tokens[start : start + PROMPT] for start in starts])
+            rows.append(continue_prompts(target, prompts, length - PROMPT, 1.0, advance))
     return np.concatenate(rows).reshape(-1)
 
 
-def continue_prompts(target: Any, prompts: Tokens, count: int, temperature: float) -> Tokens:
+def continue_prompts(
+    target: Any, prompts: Tokens, count: int, temperature: float, advance: Advance | None = None
+) -> Tokens:
     """Prompts [rows, length] with `count` tokens sampled behind each: [rows, length + count].
 
     Documents that end are followed by another, as in the corpus, so every row comes out full.
     """
+    told = [] if advance is None else [WrittenTokens(len(prompts) * (prompts.shape[1] + count), count, advance)]
     inputs = torch.from_numpy(prompts.astype(np.int64)).to(target.device)
     written = target.generate(
         inputs,
         attention_mask=torch.ones_like(inputs),
         max_new_tokens=count,
         eos_token_id=[],
+        stopping_criteria=told,
         **_sampling(temperature),
     )
     result: Tokens = written.cpu().numpy().astype(prompts.dtype)
     return result
 
 
-def answer_prompts(target: Any, prompts: Sequence[Tokens], length: int, temperature: float) -> list[Tokens]:
+def answer_prompts(
+    target: Any, prompts: Sequence[Tokens], length: int, temperature: float, advance: Advance
+) -> list[Tokens]:
     """Prompts [tokens] of at most `length` less one, each with its answer, of at most `length` tokens together. An
     answer ends with the end token."""
     longest = max(map(len, prompts))
@@ -108,14 +133,17 @@ def answer_prompts(target: Any, prompts: Sequence[Tokens], length: int, temperat
     for row, prompt in enumerate(prompts):
         inputs[row, longest - len(prompt) :] = torch.from_numpy(prompt.astype(np.int64))
         mask[row, longest - len(prompt) :] = 1
+    told = WrittenTokens(len(prompts) * length, length - longest, advance)
     ends = np.atleast_1d(target.generation_config.eos_token_id)  # transformers has one or several
     written = target.generate(
         inputs.to(target.device),
         attention_mask=mask.to(target.device),
         max_new_tokens=length - longest,
         pad_token_id=target.generation_config.pad_token_id,
+        stopping_criteria=[told],
         **_sampling(temperature),
     )
+    told.rest()
     answers = written[:, longest:].cpu().numpy()
     lengths = [next(iter(np.flatnonzero(np.isin(answer, ends)) + 1), len(answer)) for answer in answers]
     return [

@@ -3,6 +3,8 @@
 sources ─► corpus ─► tokenizer ─► target ─► its own text ─► draft ─► evaluation ─► two model directories
 """
 
+from __future__ import annotations
+
 import pilotfish.model  # noqa: F401  # before transformers, which it keeps from importing torchao
 
 # isort: split
@@ -13,33 +15,35 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from rich.progress import Progress
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pilotfish.errors import ParameterError
-from pilotfish.train.data import Tokens, Windows, collect, encode, mixed, split, train_tokenizer
-from pilotfish.train.distil import distil
-from pilotfish.train.evaluate import Evaluation, evaluate
+from pilotfish.progress import PhaseProgress, PlannedPhase
+from pilotfish.train.data import TokenBatch, Tokens, Windows, collect, encode, mixed, split, train_tokenizer
+from pilotfish.train.distil import distillation
+from pilotfish.train.evaluate import PLANNED, Evaluation, evaluate
 from pilotfish.train.export import export_pair
-from pilotfish.train.models import build_model, predict, sample_text, start_from_target
+from pilotfish.train.models import OWN_TEXT, build_model, predict, sample_text, start_from_target
 from pilotfish.train.recipe import PairRecipe
 from pilotfish.train.run_folder import cached, claim, training_device
 from pilotfish.train.trainer import Learnt, Schedule, Trainer, matrices_of
 
 
-def train_pair(recipe: PairRecipe, out: Path, run: Path, progress: Progress, device: str = "auto") -> Evaluation:
+def train_pair(recipe: PairRecipe, out: Path, run: Path, progress: PhaseProgress, device: str = "auto") -> Evaluation:
     """Train target and draft into `out/target` and `out/draft`; `run` keeps what resuming needs.
 
     `device` is one of PyTorch's, or `auto`: a CUDA device where there is one, else the CPU.
     """
-    stages = PairTraining(recipe, run, training_device(device), progress)
+    stages = PairTraining.of(recipe, run, training_device(device), progress)
     claim(run, recipe)
     tokenizer, training, held_out = stages.prepare_corpus()
-    target = stages.train_target(training)
-    draft = stages.train_draft(training, target)
-    result = evaluate(target, draft, held_out, recipe.sequence_length, recipe.seed, progress)
-    export_pair(out, recipe, tokenizer, target, draft, result)
+    stages.plan()
+    stages.train_target(training)
+    stages.train_draft(training)
+    result = evaluate(stages.target, stages.draft, held_out, recipe.sequence_length, recipe.seed, progress)
+    with progress.phase("writing the pair"):
+        export_pair(out, recipe, tokenizer, stages.target, stages.draft, result)
     return result
 
 
@@ -49,37 +53,43 @@ class PairTraining:
 
     recipe: PairRecipe
     run: Path
-    device: torch.device
-    progress: Progress
+    progress: PhaseProgress
+    target: LlamaForCausalLM
+    draft: LlamaForCausalLM
+
+    @classmethod
+    def of(cls, recipe: PairRecipe, run: Path, device: torch.device, progress: PhaseProgress) -> PairTraining:
+        vocab, context, seed = recipe.vocab_size, recipe.context, recipe.seed
+        target = build_model(recipe.target, vocab, context, seed).to(device)
+        return cls(recipe, run, progress, target, build_model(recipe.draft, vocab, context, seed + 1).to(device))
 
     def prepare_corpus(self) -> tuple[PreTrainedTokenizerFast, Tokens, Tokens]:
         """The tokenizer, the tokens to train on, and those held out."""
-        training, held_out = split(collect(self.recipe.sources, self.recipe.packages), self.recipe.held_out)
+        with self.progress.phase("reading the sources"):
+            training, held_out = split(collect(self.recipe.sources, self.recipe.packages), self.recipe.held_out)
         folder = self.run / "tokenizer"
         if not folder.exists():
-            texts = (document.text for document in training)
-            unfinished = self.run / "tokenizer.partial"
-            train_tokenizer(texts, self.recipe.vocab_size, self.recipe.context).save_pretrained(unfinished)
-            unfinished.rename(folder)
+            with self.progress.phase("training the tokenizer"):
+                texts = (document.text for document in training)
+                unfinished = self.run / "tokenizer.partial"
+                train_tokenizer(texts, self.recipe.vocab_size, self.recipe.context).save_pretrained(unfinished)
+                unfinished.rename(folder)
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-        tokens = cached(self.run / "training.npy", lambda: encode(training, tokenizer))
-        return tokenizer, tokens, cached(self.run / "held_out.npy", lambda: encode(held_out, tokenizer))
+        with self.progress.phase("tokenizing the sources"):
+            tokens = cached(self.run / "training.npy", lambda: encode(training, tokenizer))
+            return tokenizer, tokens, cached(self.run / "held_out.npy", lambda: encode(held_out, tokenizer))
 
-    def train_target(self, corpus: Tokens) -> LlamaForCausalLM:
-        """The target, by next-token prediction on the corpus."""
-        recipe = self.recipe
-        target = build_model(recipe.target, recipe.vocab_size, recipe.context, recipe.seed).to(self.device)
+    def plan(self) -> None:
+        batch, recipe = TokenBatch.blank(self.recipe.batch_rows, self.recipe.sequence_length), self.recipe
+        trained = [trainer.plan(batch, self.progress) for trainer in (self._target_trainer(), self._draft_trainer())]
+        written = 0 if self._sampled.exists() else recipe.sampled_tokens
+        self.progress.plan(trained[0], PlannedPhase(OWN_TEXT, written), trained[1], *PLANNED)
 
-        def loss_of(tokens: Tensor, positions: Tensor) -> Learnt:
-            return Learnt(F.cross_entropy(predict(target, tokens, positions).flatten(0, 1), tokens[:, 1:].flatten()))
+    def train_target(self, corpus: Tokens) -> None:
+        """By next-token prediction on the corpus."""
+        self._target_trainer().run(self._windows(corpus, self.recipe.batch_rows).batch, self.progress)
 
-        batch_at = self._windows(corpus, recipe.batch_rows).batch
-        schedule = self._schedule(recipe.target_tokens, recipe.learning_rate)
-        trainer = Trainer(target.train(), matrices_of(target.model.layers), schedule, self.run / "target")
-        trainer.run(batch_at, loss_of, self.progress)
-        return target
-
-    def train_draft(self, corpus: Tokens, target: LlamaForCausalLM) -> LlamaForCausalLM:
+    def train_draft(self, corpus: Tokens) -> None:
         """The draft, taught the target's whole distribution.
 
         A draft is asked to continue what the target wrote, so half of each batch is text sampled from the target; the
@@ -87,17 +97,31 @@ class PairTraining:
         """
         recipe, length = self.recipe, self.recipe.sequence_length
         sampled = cached(
-            self.run / "sampled.npy",
-            lambda: sample_text(target, corpus, length, recipe.sampled_tokens, recipe.seed, self.progress),
+            self._sampled,
+            lambda: sample_text(self.target, corpus, length, recipe.sampled_tokens, recipe.seed, self.progress),
         )
-        draft = build_model(recipe.draft, recipe.vocab_size, recipe.context, recipe.seed + 1).to(self.device)
         if recipe.shares_width:
-            start_from_target(draft, target)
+            start_from_target(self.draft, self.target)
         own = recipe.batch_rows // 2
         sources = self._windows(corpus, recipe.batch_rows - own), self._windows(sampled, own)
-        schedule = self._schedule(recipe.draft_tokens, recipe.draft_learning_rate)
-        distil(target.eval(), draft, partial(mixed, sources), schedule, self.run / "draft", self.progress)
-        return draft
+        self._draft_trainer().run(partial(mixed, sources), self.progress)
+
+    @property
+    def _sampled(self) -> Path:
+        return self.run / "sampled.npy"
+
+    def _target_trainer(self) -> Trainer:
+        target, recipe = self.target, self.recipe
+
+        def loss_of(tokens: Tensor, positions: Tensor) -> Learnt:
+            return Learnt(F.cross_entropy(predict(target, tokens, positions).flatten(0, 1), tokens[:, 1:].flatten()))
+
+        schedule = self._schedule(recipe.target_tokens, recipe.learning_rate)
+        return Trainer(target, matrices_of(target.model.layers), schedule, self.run / "target", loss_of)
+
+    def _draft_trainer(self) -> Trainer:
+        schedule = self._schedule(self.recipe.draft_tokens, self.recipe.draft_learning_rate)
+        return distillation(self.target.eval(), self.draft, schedule, self.run / "draft")
 
     def _schedule(self, tokens: int, learning_rate: float) -> Schedule:
         return Schedule(tokens, self.recipe.tokens_per_step, learning_rate, self.recipe.checkpoint_every)

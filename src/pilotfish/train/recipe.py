@@ -55,6 +55,9 @@ class LlamaSize:
         except (TypeError, ValueError) as error:
             raise ParameterError(f"{field}_shape", text, f"five integers {SIZE_FIELDS}") from error
 
+    def __str__(self) -> str:
+        return ",".join(map(str, dataclasses.astuple(self)))
+
     def check(self, field: str) -> None:
         if min(dataclasses.astuple(self)) < 1 or self.heads % self.kv_heads:
             raise ParameterError(field, self, f"positive sizes, heads of {HEAD_DIM} in whole groups of kv_heads")
@@ -64,6 +67,7 @@ TARGET = LlamaSize(layers=6, hidden=384, heads=6, kv_heads=2, ffn=1024)
 DRAFT = LlamaSize(layers=2, hidden=384, heads=6, kv_heads=2, ffn=1024)
 size = partial(option, parse=LlamaSize.parse, metavar=SIZE_FIELDS)
 rate = partial(option, above=0, high=1)
+source = option("A file or directory of .py files.", names=("--source",), shown="the standard library")
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ class PairRecipe:
     """The defaults make `pycode`. Equal recipes and equal sources make equal pairs on equal machines. Without sources
     the running Python's standard library and the packages are taken."""
 
-    sources: Annotated[tuple[Path, ...], option("A file or directory of .py files.", names=("--source",))] = ()
+    sources: Annotated[tuple[Path, ...], source] = ()
     packages: Annotated[tuple[str, ...], option("An installed package.", names=("--package",))] = PACKAGES
     held_out: Annotated[tuple[str, ...], option("A package never trained on.")] = HELD_OUT
     seed: Annotated[int, option("Of models, order and samples.", 0, LARGEST)] = 0

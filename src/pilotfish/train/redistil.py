@@ -13,16 +13,15 @@ import pilotfish.model  # noqa: F401  # before transformers, which it keeps from
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.progress import Progress
-
+from pilotfish.progress import PhaseProgress
 from pilotfish.train.captured import read_captured
 from pilotfish.train.curves import draw_run
-from pilotfish.train.distil import distil, export_draft, starting_draft
-from pilotfish.train.evaluate_captured import CapturedEvaluation, evaluate_captured
+from pilotfish.train.data import TokenBatch
+from pilotfish.train.distil import distillation, export_draft, load_models
+from pilotfish.train.evaluate_captured import CapturedEvaluation, evaluate_captured, plan_captured_evaluation
 from pilotfish.train.lessons import schedule_of
-from pilotfish.train.run_folder import claim, training_device
+from pilotfish.train.run_folder import claim
 from pilotfish.train.taught_recipe import DistilRecipe
-from pilotfish.train.taught_target import TaughtTarget
 
 #: Accepted tokens a step that a new draft must gain, unless somebody says otherwise.
 MARGIN = 0.05
@@ -47,18 +46,23 @@ class Redistillation:
 
 
 def redistil(
-    recipe: DistilRecipe, margin: float, out: Path, run: Path, progress: Progress, device: str = "auto"
+    recipe: DistilRecipe, margin: float, out: Path, run: Path, progress: PhaseProgress, device: str = "auto"
 ) -> Redistillation:
     """Train the recipe's draft on its captured rows, into `out`/draft where it gains at least `margin` accepted tokens
     a step. `run` keeps what resuming needs, and no tokens of any row."""
-    target = TaughtTarget(recipe.target, training_device(device))
-    draft = starting_draft(recipe, target)
+    target, draft = load_models(recipe, device, progress)
     claim(run, recipe)
-    lessons, length = read_captured(recipe, target), recipe.sequence_length
-    present = evaluate_captured(target.module, draft, lessons.held_out, length)
-    distil(target.module, draft, lessons.windows.batch, schedule_of(recipe), run / "draft", progress)
+    with progress.phase("reading captured rows"):
+        lessons, length = read_captured(recipe, target), recipe.sequence_length
+    trainer = distillation(target.module, draft, schedule_of(recipe), run / "draft")
+    trained = trainer.plan(TokenBatch.blank(recipe.batch_rows, length), progress)
+    scored = plan_captured_evaluation(lessons.held_out)
+    progress.plan(scored, trained, scored)
+    present = evaluate_captured(target.module, draft, lessons.held_out, length, progress)
+    trainer.run(lessons.windows.batch, progress)
     draw_run(run / "draft" / "log.jsonl", run / "curves.svg", "draft")
-    made = Redistillation(present, evaluate_captured(target.module, draft, lessons.held_out, length), margin)
+    new = evaluate_captured(target.module, draft, lessons.held_out, length, progress)
+    made = Redistillation(present, new, margin)
     if made.better:
-        export_draft(draft, target, out / "draft")
+        export_draft(draft, target, out / "draft", progress)
     return made

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pilotfish.errors import ParameterError
-from pilotfish.options import check_options, option
-from pilotfish.train.recipe import HELD_OUT, LARGEST, PACKAGES, LlamaSize, rate
+from pilotfish.options import Option, check_options, option, pick
+from pilotfish.train.recipe import HELD_OUT, LARGEST, PACKAGES, LlamaSize, rate, source
 
 HeadKind: TypeAlias = Literal["eagle3", "dspark", "mtp", "medusa"]
 #: The shortest prompt that a target continues when it writes text for a draft.
@@ -31,8 +31,8 @@ class TaughtRecipe:
     machines. Without data and sources the text is that of `train pair`."""
 
     target: Path
-    data: Annotated[tuple[Path, ...], option("A JSON Lines file of texts or prompts.")] = ()
-    sources: Annotated[tuple[Path, ...], option("A file or directory of .py files.", names=("--source",))] = ()
+    data: Annotated[tuple[Path, ...], option("A JSON Lines file of texts or prompts.", shown="none")] = ()
+    sources: Annotated[tuple[Path, ...], source] = ()
     packages: Annotated[tuple[str, ...], option("An installed package.", names=("--package",))] = PACKAGES
     held_out: Annotated[tuple[str, ...], option("A package never trained on.")] = HELD_OUT
     seed: Annotated[int, option("Of the draft, order and samples.", 0, LARGEST)] = 0
@@ -63,7 +63,8 @@ class DistilRecipe(TaughtRecipe):
     there is, and the draft one that is there: the present one."""
 
     captured: Annotated[
-        tuple[Path, ...], option("A folder of token ids that a server kept (--capture).", names=("--from",))
+        tuple[Path, ...],
+        option("A folder of token ids that a server kept (--capture).", names=("--from",), shown="none"),
     ] = ()
     learning_rate: Annotated[float, rate("The peak rate.")] = 2e-3
     draft: Path | None = None
@@ -92,7 +93,7 @@ class HeadRecipe(TaughtRecipe):
     ] = ()
     draft_vocab: Annotated[int, option("Its tokens, the most frequent ones; 0: all.", 16, LARGEST, or_zero=True)] = 0
     anchors: Annotated[int, option("Blocks in a training row, of dspark.", 1, 4096)] = 64
-    lean: Annotated[bool, option("Write no embedding and output layer that are the target's.")] = False
+    lean: Annotated[bool, option("Write no embedding and output layer that are the target's.", shown="off")] = False
     markov_rank: Annotated[int, option("Of dspark's correction by the token before.", 1, 4096)] = 128
 
     def __post_init__(self) -> None:
@@ -108,6 +109,19 @@ OF_KIND: Mapping[str, Mapping[str, Any]] = {
     "dspark": {"depth": 5, "layers": 2},
     "medusa": {},
 }
+
+
+def head_options() -> list[Option]:
+    """Those of `train head`. Where kinds differ their defaults are shown, and left to `head_recipe`."""
+    return [_of_kinds(one) for one in pick(HeadRecipe)]
+
+
+def _of_kinds(one: Option) -> Option:
+    values = {kind: own[one.name] for kind, own in OF_KIND.items() if one.name in own}
+    if not values:
+        return one
+    shown = "; ".join([str(one.default), *(f"{kind}: {value}" for kind, value in values.items())])
+    return replace(one, default=None, extra={**one.extra, "shown": shown})
 
 
 def head_recipe(kind: str, **given: Any) -> HeadRecipe:

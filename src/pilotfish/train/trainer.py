@@ -1,5 +1,6 @@
-"""The training loop of all models: learning rates, optimizers, checkpoints, a log, a progress bar."""
+"""The training loop of all models: learning rates, optimizers, checkpoints, a log, progress."""
 
+import copy
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -8,15 +9,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from rich.progress import Progress
 from torch import Tensor, nn
 
 from pilotfish.model.native import multiplies_bfloat16
+from pilotfish.progress import PhaseProgress, PlannedPhase
 
 WARMUP_STEPS = 50
 DECAY_SHARE = 0.4  # of the steps, at the end: linear to zero
 LOG_EVERY = 10  # steps
 COMPILED_FROM = 1_000_000  # tokens
+WARM_AFTER = 5.0  # seconds: a first step that takes longer tells enough
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # quintic whose iterates carry singular values towards 1
 ITERATIONS = 5
@@ -54,34 +56,66 @@ LossFunction = Callable[..., Learnt]
 class Trainer:
     """Trains a model in place; its state is kept in `directory/checkpoint.pt` between runs."""
 
-    def __init__(self, model: nn.Module, matrices: Sequence[nn.Parameter], schedule: Schedule, directory: Path) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        matrices: Sequence[nn.Parameter],
+        schedule: Schedule,
+        directory: Path,
+        loss_of: LossFunction,
+    ) -> None:
         """`matrices` are those that Muon trains."""
-        self.model, self.schedule, self.directory = model, schedule, directory
+        self.model, self.schedule, self.directory, self.loss_of = model, schedule, directory, loss_of
+        self.matrices = matrices
         self.device = next(model.parameters()).device
         self.optimizers = _optimizers(model, matrices, schedule.learning_rate)
         self.step = 0
+        self._name = f"training {directory.name}"
         self._checkpoint = directory / "checkpoint.pt"
 
-    def run(self, batch_at: Callable[[int], Sequence[Tensor]], loss_of: LossFunction, progress: Progress) -> None:
+    def plan(self, batch: Sequence[Tensor], progress: PhaseProgress) -> PlannedPhase:
+        """What `run` will do, and how long a step takes: steps on `batch` are timed, and taken back."""
+        done = 0
+        if self._checkpoint.exists():
+            done = torch.load(self._checkpoint, weights_only=True, map_location="cpu", mmap=True)["step"]
+        if done == self.schedule.steps:
+            return PlannedPhase(self._name, 0)
+        with progress.phase(f"measuring a step of {self._name}"):
+            return PlannedPhase(self._name, self.schedule.steps - done, self._measured(batch, progress.get_time))
+
+    def _measured(self, batch: Sequence[Tensor], clock: Callable[[], float]) -> float:
+        """Seconds of a step, not compiled. The second one counts, as the first one warms up."""
+        before = copy.deepcopy(self.model.train().state_dict())
+        for _ in range(2):
+            began = clock()
+            self._advance(self.loss_of, batch)
+            self.matrices[0].sum().item()  # waits for a device
+            if (seconds := clock() - began) > WARM_AFTER:
+                break
+        self.model.load_state_dict(before)
+        self.optimizers = _optimizers(self.model, self.matrices, self.schedule.learning_rate)
+        self.step = 0
+        return seconds
+
+    def run(self, batch_at: Callable[[int], Sequence[Tensor]], progress: PhaseProgress) -> None:
         """Train from the last checkpoint to the end of the schedule; the batch is a function of the step."""
         self.directory.mkdir(parents=True, exist_ok=True)
         if self._checkpoint.exists():
             self._restore()
-        loss_of = self._compiled(loss_of)
-        title = self.directory.name
-        steps = self.schedule.steps
-        bar = progress.add_task(title, total=steps, completed=self.step)
+        self.model.train()
+        loss_of, steps = self._compiled(), self.schedule.steps
         since, clock = self.step, time.monotonic()
-        while self.step < steps:
-            learnt = self._advance(loss_of, batch_at(self.step))
-            loss = learnt.loss.item()
-            progress.update(bar, completed=self.step, description=f"{title} · loss {loss:.3f}")
-            if self.step % LOG_EVERY == 0:
-                speed = (self.step - since) * self.schedule.tokens_per_step / (time.monotonic() - clock)
-                self._log(learnt, round(speed))
-                since, clock = self.step, time.monotonic()
-            if self.step % self.schedule.checkpoint_every == 0 or self.step == steps:
-                self._save()
+        with progress.phase(self._name, steps, "steps", self.step) as advance:
+            advance(0, note="" if loss_of is self.loss_of else "compiling")
+            while self.step < steps:
+                learnt = self._advance(loss_of, batch_at(self.step))
+                advance(note=f"loss {learnt.loss.item():.3f}")
+                if self.step % LOG_EVERY == 0:
+                    speed = (self.step - since) * self.schedule.tokens_per_step / (time.monotonic() - clock)
+                    self._log(learnt, round(speed))
+                    since, clock = self.step, time.monotonic()
+                if self.step % self.schedule.checkpoint_every == 0 or self.step == steps:
+                    self._save()
 
     def _log(self, learnt: Learnt, speed: int) -> None:
         line: dict[str, Any] = {"step": self.step, "loss": learnt.loss.item()}
@@ -90,12 +124,12 @@ class Trainer:
         with (self.directory / "log.jsonl").open("a") as log:
             log.write(json.dumps({**line, "tokens_per_second": speed}) + "\n")
 
-    def _compiled(self, loss_of: LossFunction) -> LossFunction:
+    def _compiled(self) -> LossFunction:
         """The loss, compiled if the run is long enough to earn the half minute that this takes."""
         if self.schedule.tokens < COMPILED_FROM:
-            return loss_of
+            return self.loss_of
         torch._dynamo.config.suppress_errors = True  # without a C++ compiler it runs as it is
-        return torch.compile(loss_of)
+        return torch.compile(self.loss_of)
 
     def _advance(self, loss_of: LossFunction, batch: Sequence[Tensor]) -> Learnt:
         for optimizer in self.optimizers:

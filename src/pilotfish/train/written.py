@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +9,9 @@ import numpy as np
 import torch
 
 from pilotfish.errors import InputError
+from pilotfish.progress import Advance, PhaseProgress, PlannedPhase
 from pilotfish.train.data import Tokens
-from pilotfish.train.models import PROMPT, SAMPLED_ROWS, answer_prompts, continue_prompts
+from pilotfish.train.models import OWN_TEXT, PROMPT, SAMPLED_ROWS, answer_prompts, continue_prompts
 from pilotfish.train.passages import Passages
 
 
@@ -19,6 +19,11 @@ from pilotfish.train.passages import Passages
 class Written:
     tokens: Tokens  # [tokens], the prompt and what follows
     prompt: int  # tokens of the prompt
+
+
+def plan_text(rows: int, length: int) -> PlannedPhase:
+    """Rows are written `SAMPLED_ROWS` at a time; prompts count."""
+    return PlannedPhase(OWN_TEXT, -(-rows // SAMPLED_ROWS) * SAMPLED_ROWS * length)
 
 
 @dataclass(frozen=True)
@@ -29,26 +34,29 @@ class Writer:
     target: Any  # transformers' model
     length: int
     seed: int
+    progress: PhaseProgress
 
-    def write(self, passages: Passages, rows: int, temperature: float) -> Iterable[Written]:
+    def write(self, passages: Passages, rows: int, temperature: float) -> list[Written]:
         """At least `rows` of them. InputError for passages with too little text to begin with."""
         if not passages.prompts and len(passages.text) <= PROMPT:
             raise InputError(f"data: {len(passages.text)} tokens are too few; {PROMPT + 1} or more are needed")
         torch.manual_seed(self.seed)
         batch = self._answers if passages.prompts else self._continued
-        for index in range(-(-rows // SAMPLED_ROWS)):
-            yield from batch(passages, index, temperature)
+        written = list[Written]()
+        with self.progress.phase(OWN_TEXT, plan_text(rows, self.length).units, "tokens") as advance:
+            for index in range(-(-rows // SAMPLED_ROWS)):
+                written += batch(passages, index, temperature, advance)
+        return written
 
-    def _continued(self, passages: Passages, index: int, temperature: float) -> list[Written]:
+    def _continued(self, passages: Passages, index: int, temperature: float, advance: Advance) -> list[Written]:
         starts = np.random.default_rng((self.seed, 2, index)).integers(len(passages.text) - PROMPT, size=SAMPLED_ROWS)
         prompts = np.stack([passages.text[start : start + PROMPT] for start in starts])
-        return [
-            Written(row, PROMPT) for row in continue_prompts(self.target, prompts, self.length - PROMPT, temperature)
-        ]
+        rows = continue_prompts(self.target, prompts, self.length - PROMPT, temperature, advance)
+        return [Written(row, PROMPT) for row in rows]
 
-    def _answers(self, passages: Passages, index: int, temperature: float) -> list[Written]:
+    def _answers(self, passages: Passages, index: int, temperature: float, advance: Advance) -> list[Written]:
         """Of prompts the last half row: as many as there are, or the next so many."""
         prompts = [prompt[-self.length // 2 :] for prompt in sorted(passages.prompts, key=len)]
         chosen = [prompts[place % len(prompts)] for place in range(index * SAMPLED_ROWS, (index + 1) * SAMPLED_ROWS)]
-        answered = answer_prompts(self.target, chosen, self.length, temperature)
+        answered = answer_prompts(self.target, chosen, self.length, temperature, advance)
         return [Written(row, len(prompt)) for row, prompt in zip(answered, chosen, strict=True)]
