@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -245,19 +246,64 @@ def test_a_folder_that_others_can_read_is_refused(server: Server) -> None:
     server.begin()
 
 
-@pytest.mark.parametrize("salt", [None, b"short"])
-def test_partitions_without_their_salt_are_refused_until_they_are_purged(server: Server, salt: bytes | None) -> None:
+@pytest.mark.parametrize("salt", [None, b"", b"short", bytes(64)])
+def test_a_salt_that_is_damaged_is_made_anew(
+    server: Server, salt: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of rows before nobody can tell whose they are: they are not taken for none of a client."""
     server.add()
     server.store.close()
     (server.path / "salt").unlink()
     if salt is not None:
         (server.path / "salt").write_bytes(salt)
-    with pytest.raises(ParameterError, match="salt"):
-        ClaimedFolder(server.path)
-    assert purge_rows(server.path).files == 1
+    server.begin()
+    (warning,) = caplog.messages
+    assert "its salt is damaged" in warning
+    server.now = time.time() + 2
+    server.add()
+    assert len(server.rows()) == 2
+    with pytest.raises(ParameterError, match="nobody can tell whose they are; purge those first, with --before"):
+        purge_client(server.path, "search")
+    assert purge_before(server.path, time.time() + 1).files == 1
+    assert purge_client(server.path, "search").files == 1 and server.rows() == []
+    server.store.close()
+    server.begin()
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("manifest", [None, b"", b"{", b"\xff" * 9, b'{"holds": "pilotfish cap', b"[]"])
+def test_a_manifest_that_is_damaged_is_written_anew(
+    server: Server, manifest: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.add()
+    server.store.close()
+    (server.path / "capture.json").unlink()
+    if manifest is not None:
+        (server.path / "capture.json").write_bytes(manifest)
+    assert len(summarize_partitions(server.path)) == 1
     server.begin()
     server.add()
-    assert len(server.rows()) == 1
+    assert len(server.rows()) == 2 and purge_client(server.path, "search").files > 0
+    assert len(caplog.messages) == (manifest is not None)
+    if manifest is not None:
+        assert (server.path / "capture.json.damaged").read_bytes() == manifest
+    server.store.close()
+    server.begin()
+    assert len(caplog.messages) == (manifest is not None)
+
+
+@pytest.mark.parametrize("manifest", [b"", b"{}"])
+def test_what_others_keep_beside_a_damaged_manifest_is_refused(server: Server, manifest: bytes) -> None:
+    server.store.close()
+    (server.path / "capture.json").write_bytes(manifest)
+    (server.path / "mine.txt").write_text("x")
+    before = sorted(os.listdir(server.path))  # noqa: PTH208
+    with pytest.raises(ParameterError, match=r"no capture\.json of ours"):
+        ClaimedFolder(server.path)
+    assert sorted(os.listdir(server.path)) == before  # noqa: PTH208
+    (server.path / "capture.json").unlink()
+    (server.path / "mine.txt").unlink()
+    server.begin()
 
 
 def test_a_folder_of_another_format_is_refused(server: Server) -> None:

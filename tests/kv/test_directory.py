@@ -14,12 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from kv_objects import OBJECT_BYTES, OTHER_SHAPE, SHAPE, store_in
+from kv_objects import OBJECT_BYTES, OTHER_SHAPE, SHAPE, equal, some_kv, store_in
 
 from pilotfish.errors import ParameterError
 from pilotfish.kv import directory as directories
-from pilotfish.kv.directory import LOCK, MANIFEST, OwnedDirectory, owner
+from pilotfish.kv.directory import DAMAGED, LOCK, MANIFEST, OwnedDirectory, owner
 from pilotfish.kv.disk import DiskStore
+from pilotfish.kv.object_files import Damage
+from pilotfish.kv.upkeep import purge
 
 OWNER = """
 import sys, time
@@ -135,21 +137,71 @@ def test_another_shape(directory: Path, shape: bytes, object_bytes: int) -> None
     store_in(directory).close()  # nor did it keep the lock
 
 
-def test_another_version(directory: Path) -> None:
-    store_in(directory).close()
-    written = json.loads((directory / MANIFEST).read_text())
-    (directory / MANIFEST).write_text(json.dumps({"holds": written["holds"], "version": 2, "colours": ["red"]}))
-    assert "in format 1; this one is of format 2" in refusal(lambda: store_in(directory))
-
-
-@pytest.mark.parametrize(
-    "contents",
+KV = some_kv()
+#: What a manifest may hold that is none of ours.
+DAMAGES = (
     ["", "{", "[]", '{"name": "an app"}', '{"holds": "pilotfish kv"}', "\xff", '{"holds": "cheese", "version": 1}']
+    + ['{"holds": "pilotfish kv", "version": 2, "colours": ["red"]}', "\0" * 200]
     + [
         json.dumps({"holds": "pilotfish kv", "version": 1, "shape": shape, "object_bytes": object_bytes})
         for shape, object_bytes in (("ab", 5), ("x" * 64, 5), ("ab" * 32, 0), ("ab" * 32, "5"))
-    ],
+    ]
 )
+
+
+@pytest.mark.parametrize("contents", [*DAMAGES, None])
+def test_what_is_ours_and_damaged_is_begun_anew(
+    directory: Path, contents: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the objects that are whole: each is known by its own header. None: the manifest is gone."""
+    store = store_in(directory)
+    assert store.put(KV)
+    store.close()
+    if contents is None:
+        (directory / MANIFEST).unlink()
+    else:
+        (directory / MANIFEST).write_text(contents, "latin-1")
+    for warnings in (1, 1):
+        store = store_in(directory)
+        assert equal(store.get(KV.key, KV.tokens), KV)
+        store.close()
+        assert len(caplog.messages) == warnings
+    assert caplog.messages[0].endswith("; it is begun anew") and str(directory) in caplog.messages[0]
+    kept = directory / DAMAGED
+    assert not kept.exists() if contents is None else kept.read_text("latin-1") == contents
+    purge(directory)
+    assert list(directory.iterdir()) == []
+
+
+def test_objects_of_others_are_misses_in_what_is_begun_anew(directory: Path) -> None:
+    other = DiskStore(directory, 1 << 20, OTHER_SHAPE, OBJECT_BYTES)
+    assert other.put(KV)
+    other.close()
+    (directory / MANIFEST).write_text("{")
+    store = store_in(directory)
+    assert store.get(KV.key, KV.tokens) is None and store.counts.damaged[Damage.SHAPE] == 1
+    store.close()
+
+
+def test_what_is_ours_and_damaged_can_be_purged(directory: Path) -> None:
+    store_in(directory).close()
+    (directory / MANIFEST).write_text("")
+    purge(directory)
+    assert list(directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("foreign", ["icon.png", "4g", "src"])
+def test_what_others_keep_beside_a_lock_is_refused(directory: Path, foreign: str) -> None:
+    directory.mkdir()
+    for name in (LOCK, MANIFEST, foreign):
+        (directory / name).write_text("{}")
+    assert f"its {MANIFEST} is not ours" in refusal(lambda: store_in(directory))
+    assert {path.name: path.read_text() for path in directory.iterdir()} == dict.fromkeys(
+        (LOCK, MANIFEST, foreign), "{}"
+    )
+
+
+@pytest.mark.parametrize("contents", DAMAGES)
 def test_another_manifest(directory: Path, contents: str) -> None:
     directory.mkdir()
     (directory / MANIFEST).write_text(contents, "latin-1")

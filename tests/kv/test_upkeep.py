@@ -161,8 +161,9 @@ def test_a_purge_removes_nothing_else(directory: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("contents", ["", '{"holds": "pilotfish kv", "version": 2}'])
-def test_a_purge_is_refused_where_the_format_is_unknown(directory: Path, contents: str) -> None:
+def test_a_purge_is_refused_where_the_format_is_unknown_and_others_keep_files(directory: Path, contents: str) -> None:
     (directory / "manifest.json").write_text(contents)
+    (directory / "notes").touch()
     before = everything(directory)
     with pytest.raises(ParameterError):
         purge(directory)

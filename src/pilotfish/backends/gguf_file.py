@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from pilotfish.config.cache import cache_folder
+from pilotfish.config.cache import cache_folder, made_once
 from pilotfish.config.fields import GGUFWeights
 from pilotfish.errors import ModelError
 from pilotfish.model.checkpoint import weight_files
@@ -42,13 +41,7 @@ def gguf_of(model: Path, weights: GGUFWeights) -> Path:
     """The cached file of the model in a directory, written on first use: `<name>-<weights>-<digest>.gguf`. ModelError
     for what this cannot write."""
     cached = cache_folder("gguf") / f"{model.name}-{weights}-{digest(model)}.gguf"
-    if not cached.exists():
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cached.parent) as temporary:
-            unfinished = Path(temporary) / cached.name
-            write_gguf(model, unfinished, weights)
-            unfinished.rename(cached)
-    return cached
+    return made_once(cached, lambda made: write_gguf(model, made, weights))
 
 
 def digest(model: Path) -> str:

@@ -2,6 +2,7 @@
 
 DIR/capture.json          says that it is one, and of which format
 DIR/salt                  random bytes, with which a client's name becomes a partition's
+DIR/salt.damaged          from its time on the salt is another one: nobody can tell whose the rows before are
 DIR/lock                  locked (flock) by the server that writes
 DIR/9c0e…/                a partition: rows of one client
 DIR/9c0e…/1764100000000-0.rows    those from this millisecond on, of an hour at most
@@ -15,6 +16,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import hmac
+import logging
 import os
 import re
 import secrets
@@ -28,14 +30,17 @@ import msgspec
 
 from pilotfish.errors import ParameterError
 
+logger = logging.getLogger(__name__)
+
 MANIFEST, SALT, LOCK = "capture.json", "salt", "lock"
+DAMAGED = ".damaged"
 FORMAT_VERSION = 1
 FIELD = "capture"
 SALT_BYTES = 32
 #: Neither links nor pipes are followed, waited for or kept open in children.
 SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 #: What a folder may hold before it has a manifest.
-_BEFORE_MANIFEST = {LOCK, SALT, f"{SALT}.tmp", f"{MANIFEST}.tmp"}
+_BEFORE_MANIFEST = {LOCK, SALT, f"{SALT}.tmp", f"{SALT}{DAMAGED}", f"{MANIFEST}.tmp"}
 _PARTITION = re.compile(r"[0-9a-f]{32}")
 _FILE = re.compile(r"(\d{13})-(\d{1,6})\.rows")
 _OURS = "an empty folder, or one of captured rows"
@@ -69,8 +74,8 @@ class ClaimedFolder:
             self._lock = _locked(path)
             try:
                 self.salt = _salt(path)
-                if not (path / MANIFEST).exists():
-                    _write_once(path / MANIFEST, msgspec.json.encode(_CaptureManifest(FORMAT_VERSION)))
+                if not _has_manifest(path):
+                    _begin_manifest(path)
             except BaseException:
                 self.release()
                 raise
@@ -84,7 +89,7 @@ class ClaimedFolder:
     def _begin(self) -> None:
         names = set(os.listdir(self.path))  # noqa: PTH208
         if names - _BEFORE_MANIFEST:
-            check_folder(self.path)
+            _has_manifest(self.path)
         elif not names:
             self.path.chmod(0o700)
         facts = self.path.stat()
@@ -95,13 +100,29 @@ class ClaimedFolder:
 def check_folder(path: Path) -> None:
     """ParameterError for what is no folder of captured rows, or of another format."""
     with refusing(path):
-        try:
-            contents = (path / MANIFEST).read_bytes()
-            version = msgspec.json.decode(contents, type=_CaptureManifest).version
-        except (FileNotFoundError, msgspec.DecodeError) as error:
-            raise ParameterError(FIELD, str(path), f"{_OURS}; this one has no {MANIFEST} of ours") from error
+        _has_manifest(path)
+
+
+def _has_manifest(path: Path) -> bool:
+    """False of a folder that is ours by all that it holds, but says no more of which format it is: whoever writes into
+    it says so anew. ParameterError as `check_folder`."""
+    try:
+        contents = (path / MANIFEST).read_bytes()
+        version = msgspec.json.decode(contents, type=_CaptureManifest).version
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        if _is_ours(path):
+            return False
+        raise ParameterError(FIELD, str(path), f"{_OURS}; this one has no {MANIFEST} of ours") from error
     if version != FORMAT_VERSION:
         raise ParameterError(FIELD, str(path), f"{_OURS} in format {FORMAT_VERSION}; this one is of format {version}")
+    return True
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether nobody else makes such a folder."""
+    names = set(os.listdir(path))  # noqa: PTH208
+    others = names - _BEFORE_MANIFEST - {MANIFEST, MANIFEST + DAMAGED}
+    return LOCK in names and all(_PARTITION.fullmatch(name) for name in others)
 
 
 def read_salt(path: Path) -> bytes:
@@ -112,8 +133,15 @@ def read_salt(path: Path) -> bytes:
     finally:
         os.close(descriptor)
     if len(salt) != SALT_BYTES:
-        raise ParameterError(FIELD, str(path), f"{_OURS}; the salt of this one is damaged: purge --all")
+        raise ParameterError(FIELD, str(path), f"{_OURS}; the salt of this one is damaged")
     return salt
+
+
+def untold_until(path: Path) -> float:
+    """Seconds since the epoch: of which clients rows before it are nobody can tell. 0: of all it can be told."""
+    with suppress(FileNotFoundError):
+        return (path / (SALT + DAMAGED)).stat(follow_symlinks=False).st_mtime
+    return 0.0
 
 
 def partition_of(client: str, salt: bytes) -> str:
@@ -158,15 +186,23 @@ def _locked(path: Path) -> int:
 
 
 def _salt(path: Path) -> bytes:
-    """Made where there is nothing yet that another one could have named."""
+    """Made where there is none, or none any more as it was damaged."""
     try:
         return read_salt(path)
-    except (FileNotFoundError, ParameterError) as error:
+    except (FileNotFoundError, ParameterError):
         if partitions(path):
-            raise ParameterError(FIELD, str(path), f"{_OURS}; the salt of this one is gone: purge --all") from error
+            _write_once(path / (SALT + DAMAGED), b"")
+            logger.warning("capture: %s: its salt is damaged; of rows until now nobody can tell whose they are", path)
     salt = secrets.token_bytes(SALT_BYTES)
     _write_once(path / SALT, salt)
     return salt
+
+
+def _begin_manifest(path: Path) -> None:
+    if (path / MANIFEST).exists():
+        (path / MANIFEST).rename(path / (MANIFEST + DAMAGED))
+        logger.warning("capture: %s: its %s is damaged; it is written anew", path, MANIFEST)
+    _write_once(path / MANIFEST, msgspec.json.encode(_CaptureManifest(FORMAT_VERSION)))
 
 
 def _write_once(path: Path, contents: bytes) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from pilotfish.capture.folder import (
@@ -15,8 +17,10 @@ from pilotfish.capture.folder import (
     partitions,
     read_salt,
     refusing,
+    untold_until,
 )
 from pilotfish.capture.rows import CapturedRow, rows_of
+from pilotfish.errors import ParameterError
 
 
 @dataclass(frozen=True)
@@ -69,9 +73,15 @@ def _summary(name: str, files: Sequence[CaptureFile]) -> PartitionSummary:
 
 
 def purge_client(path: Path, client: str) -> PurgedRows:
-    """All rows of a client, as its key is named. The salt has to be there: it says which they are."""
+    """All rows of a client, as its key is named. The salt has to be there: it says which they are. ParameterError while
+    there are rows of which nobody can tell."""
     check_folder(path)
     with refusing(path):
+        rows, since = found_rows(path), untold_until(path)
+        if rows and rows[0].begun < since:
+            before = datetime.fromtimestamp(math.ceil(since), UTC).isoformat()
+            problem = f"{path}: the salt was damaged, so of rows before {before} nobody can tell whose they are"
+            raise ParameterError.described("client", f"client: {problem}; purge those first, with --before")
         return _purge(found_rows(path, partition_of(client, read_salt(path))))
 
 

@@ -2,10 +2,59 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 
 def cache_folder(name: str) -> Path:
     """Below $PILOTFISH_CACHE, or the user's cache."""
     return Path(os.environ.get("PILOTFISH_CACHE") or Path.home() / ".cache" / "pilotfish") / name
+
+
+def made_once(path: Path, make: Callable[[Path], None]) -> Path:
+    """The file or folder of the cache, which `make` writes on first use, whole or not at all; and again where its sizes
+    are no longer what they were, as after a crash of the machine or on a disk that was full."""
+    note, there = path.with_name(f"{path.name}.sizes"), path.exists()
+    if there and note.exists():
+        if _noted(note) == _sizes(path):
+            return path
+        logger.warning("cache: %s is damaged; it is made anew", path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as beside:
+        made, sizes = Path(beside, path.name), Path(beside, note.name)
+        make(made)
+        sizes.write_text(json.dumps(_sizes(made)))
+        if path.is_dir():
+            with suppress(FileNotFoundError):  # another process was sooner
+                path.rename(Path(beside, "before"))
+        sizes.replace(note)
+        _move(made, path)
+    return path
+
+
+def _move(made: Path, path: Path) -> None:
+    try:
+        made.replace(path)
+    except OSError:
+        if not path.is_dir():  # or another process was sooner, with the same
+            raise
+
+
+def _noted(note: Path) -> dict[str, int] | None:
+    try:
+        noted: dict[str, int] = json.loads(note.read_bytes())
+    except ValueError:
+        return None
+    return noted
+
+
+def _sizes(path: Path) -> dict[str, int]:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return {str(file.relative_to(path)): file.stat().st_size for file in files if file.is_file()}

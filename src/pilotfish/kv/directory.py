@@ -1,15 +1,17 @@
 """A directory of objects: what lies where, for whom it was written, and who has it now.
 
-DIR/lock            locked (flock) by the process that has the directory; holds its id
-DIR/manifest.json   format, shape and object size of everything here
-DIR/4f/4fd0….kv     the object with the key 4fd0…
-DIR/4f/4fd0….tmp    one that is being written, or that nobody finished
+DIR/lock                    locked (flock) by the process that has the directory; holds its id
+DIR/manifest.json           format, shape and object size of everything here
+DIR/manifest.json.damaged   the last one that could not be read
+DIR/4f/4fd0….kv             the object with the key 4fd0…
+DIR/4f/4fd0….tmp            one that is being written, or that nobody finished
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import re
 import stat
@@ -26,13 +28,16 @@ from pilotfish.errors import ParameterError
 from pilotfish.kv.object_files import FORMAT_VERSION, SAFELY, UNFINISHED, ObjectFormat
 from pilotfish.printable import one_line
 
+logger = logging.getLogger(__name__)
+
 MANIFEST, LOCK = "manifest.json", "lock"
+DAMAGED = f"{MANIFEST}.damaged"
 _OBJECT = ".kv"
 _NEW_MANIFEST = MANIFEST + UNFINISHED
 #: What a directory may hold that never got a manifest.
-_BEFORE_MANIFEST = {LOCK, _NEW_MANIFEST}
+_BEFORE_MANIFEST = {LOCK, _NEW_MANIFEST, DAMAGED}
 #: All of ours beside objects. The lock is last: who finds none may take the directory.
-NAMES = (_NEW_MANIFEST, MANIFEST, LOCK)
+NAMES = (_NEW_MANIFEST, DAMAGED, MANIFEST, LOCK)
 _SUBDIRECTORY = re.compile(r"[0-9a-f]{2}")
 _FILE = re.compile(rf"([0-9a-f]{{{2 * KEY_BYTES}}})({re.escape(_OBJECT)}|{re.escape(UNFINISHED)})")
 #: How often, and after how many seconds, a lock is tried again: whoever looks for an owner holds it for a moment.
@@ -104,27 +109,37 @@ class Manifest(_Versioned, frozen=True, tag_field="holds", tag="pilotfish kv"):
         return ObjectFormat(bytes.fromhex(self.shape), self.object_bytes)
 
 
+class DamagedDirectoryError(ParameterError):
+    """It is ours by all that it holds, but its manifest is gone, damaged or of another format.
+    Whoever owns it may begin it anew: an object is known by its own header."""
+
+
 def read_manifest(field: str, directory: Path) -> Manifest | None:
-    """None of an empty directory. ParameterError, naming `field`, of one that is not ours, or of another version."""
+    """None of an empty directory. ParameterError, naming `field`, of one that is not ours; DamagedDirectoryError."""
     with refusing(field, directory):
         names = {entry.name for entry in os.scandir(directory)}
         if not names - _BEFORE_MANIFEST:
             return None
+        kind = DamagedDirectoryError if _are_ours(names) else ParameterError
         if MANIFEST not in names:
-            raise ParameterError(field, str(directory), f"{OURS}; this one holds {min(names - _BEFORE_MANIFEST)!r}")
+            raise kind(field, str(directory), f"{OURS}; this one holds {min(names - _BEFORE_MANIFEST)!r}")
         contents = _start_of(directory / MANIFEST)
-    return _decoded(field, directory, contents)
-
-
-def _decoded(field: str, directory: Path, contents: bytes) -> Manifest:
     try:
-        version = msgspec.json.decode(contents, type=_Versioned).version
-        if version != FORMAT_VERSION:
-            allowed = f"{OURS} in format {FORMAT_VERSION}; this one is of format {version}, for another Pilotfish"
-            raise ParameterError(field, str(directory), allowed)
-        return msgspec.json.decode(contents, type=Manifest)
+        return _decoded(contents)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ParameterError(field, str(directory), f"{OURS}; its {MANIFEST} is not ours: {error}") from error
+        raise kind(field, str(directory), f"{OURS}; its {MANIFEST} is not ours: {error}") from error
+
+
+def _are_ours(names: set[str]) -> bool:
+    """Whether nobody else makes such a directory: it has a lock, and nothing that is not ours."""
+    return LOCK in names and all(_SUBDIRECTORY.fullmatch(name) for name in names.difference(NAMES))
+
+
+def _decoded(contents: bytes) -> Manifest:
+    version = msgspec.json.decode(contents, type=_Versioned).version
+    if version != FORMAT_VERSION:
+        raise msgspec.DecodeError(f"format {version}, not {FORMAT_VERSION}, is for another Pilotfish")
+    return msgspec.json.decode(contents, type=Manifest)
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
@@ -148,7 +163,8 @@ class OwnedDirectory:
     def __init__(self, field: str, path: Path) -> None:
         """ParameterError, naming `field`, where that cannot be."""
         self.path = path
-        read_manifest(field, path)  # before a lock is left in what is not ours
+        with suppress(DamagedDirectoryError):
+            read_manifest(field, path)  # before a lock is left in what is not ours
         with refusing(field, path):
             if path.stat().st_mode & stat.S_IWOTH:
                 raise ParameterError(field, str(path), "a directory that others cannot write to, as after `chmod o-w`")
@@ -181,13 +197,24 @@ def own_for(field: str, directory: Path, manifest: Manifest) -> OwnedDirectory:
         directory.mkdir(mode=0o700, exist_ok=True)
         owned = OwnedDirectory(field, directory)
         with releasing_if_it_fails(owned):
-            written = read_manifest(field, directory)
+            written = _set_aside(field, directory)
             if written is None:
                 write_manifest(directory, manifest)
             elif written != manifest:
                 allowed = f"{OURS} of this model with these settings; this one's is of others, and may be purged"
                 raise ParameterError(field, str(directory), allowed)
     return owned
+
+
+def _set_aside(field: str, directory: Path) -> Manifest | None:
+    """The manifest; None where there is none, or none any more as it was damaged."""
+    try:
+        return read_manifest(field, directory)
+    except DamagedDirectoryError as error:
+        with suppress(FileNotFoundError):
+            (directory / MANIFEST).rename(directory / DAMAGED)
+        logger.warning("%s; it is begun anew", error)
+        return None
 
 
 def owner(directory: Path) -> str | None:

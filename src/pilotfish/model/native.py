@@ -14,11 +14,11 @@ import os
 import platform
 import re
 import shutil
-import tempfile
 from pathlib import Path
 
 import torch
 
+from pilotfish.config.cache import cache_folder, made_once
 from pilotfish.errors import ParameterError
 
 logger = logging.getLogger(__name__)
@@ -95,22 +95,14 @@ def _loaded() -> Path | None:
     if shutil.which(compiler) is None:
         logger.warning("no C++ compiler (%s): slower reference kernels are used", compiler)
         return None
-    library = _library()
     try:
-        if library.exists():
+        library = made_once(cache_folder("kernels") / build_digest() / f"{_LIBRARY}.so", _build)
+        if not hasattr(torch.ops.pilotfish, "linear"):  # as it is not where another process has built them
             torch.ops.load_library(library)  # type: ignore[no-untyped-call]
-        else:
-            _build_and_load(library.parent)
     except (RuntimeError, OSError) as error:
         logger.warning("kernels do not build (%s): slower reference kernels are used", str(error).splitlines()[0])
         return None
     return library
-
-
-def _library() -> Path:
-    """Where this machine's build is, or will be."""
-    cache = Path(os.environ.get("PILOTFISH_CACHE") or Path.home() / ".cache" / "pilotfish")
-    return cache / "kernels" / build_digest() / f"{_LIBRARY}.so"
 
 
 @functools.cache
@@ -123,17 +115,14 @@ def built_by() -> str:
     return b", ".join(sorted(set(notes))).decode(errors="replace") or "an unknown compiler"
 
 
-def _build_and_load(directory: Path) -> None:
-    """Each process builds in a directory of its own and moves the result to `directory`: a build lock that is shared
-    would stay behind when its owner is killed."""
+def _build(library: Path) -> None:
+    """Loads it too. Each process builds in a directory of its own: a build lock that is shared would stay behind when
+    its owner is killed."""
     from torch.utils import cpp_extension
 
-    directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="build-", dir=directory) as build:
-        flags, source = [*_FLAGS, *_flags()[instruction_set()]], str(_SOURCES / "ops.cpp")
-        cpp_extension.load(_LIBRARY, [source], extra_cflags=flags, build_directory=build, is_python_module=False)
-        built = Path(build, f"{_LIBRARY}.so")
-        built.replace(directory / built.name)
+    flags, source = [*_FLAGS, *_flags()[instruction_set()]], str(_SOURCES / "ops.cpp")
+    place = str(library.parent)
+    cpp_extension.load(_LIBRARY, [source], extra_cflags=flags, build_directory=place, is_python_module=False)
 
 
 def multiplies_bfloat16(device: torch.device) -> bool:

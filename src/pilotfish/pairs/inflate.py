@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pilotfish.config.cache import cache_folder
+from pilotfish.config.cache import cache_folder, made_once
 from pilotfish.errors import ParameterError
 
 SEED = 0
@@ -35,9 +34,8 @@ def inflated(directory: Path, millions: int) -> Path:
     parameters = sum(tensor.numel() for tensor in weights.values())
     ffn = _ffn(config, parameters, millions)
     cached = cache_folder("pairs") / f"{directory.parent.name}-{millions}m-{_digest(directory)}"
-    if not cached.exists():
-        _write(cached, directory, config | {"intermediate_size": ffn, "dtype": "bfloat16"}, weights)
-    return cached
+    fields = config | {"intermediate_size": ffn, "dtype": "bfloat16"}
+    return made_once(cached, lambda made: _write(made, directory, fields, weights))
 
 
 def _ffn(config: Mapping[str, int], parameters: int, millions: int) -> int:
@@ -50,16 +48,10 @@ def _ffn(config: Mapping[str, int], parameters: int, millions: int) -> int:
     return ffn
 
 
-def _write(cached: Path, directory: Path, config: Mapping[str, int], weights: dict[str, Tensor]) -> None:
-    """Write the whole directory beside its place, then move it there: readers never see half of one."""
-    cached.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cached.parent) as temporary:
-        partial = Path(temporary) / cached.name
-        shutil.copytree(directory, partial, ignore=shutil.ignore_patterns("*.safetensors*", "README.md"))
-        (partial / "config.json").write_text(json.dumps(config, indent=2))
-        _save(partial, _grown(weights, config["intermediate_size"]))
-        if not cached.exists():
-            partial.rename(cached)
+def _write(made: Path, directory: Path, config: Mapping[str, int], weights: dict[str, Tensor]) -> None:
+    shutil.copytree(directory, made, ignore=shutil.ignore_patterns("*.safetensors*", "README.md"))
+    (made / "config.json").write_text(json.dumps(config, indent=2))
+    _save(made, _grown(weights, config["intermediate_size"]))
 
 
 def _grown(weights: dict[str, Tensor], ffn: int) -> dict[str, Tensor]:

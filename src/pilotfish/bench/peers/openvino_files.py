@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import openvino
 import openvino_genai
 
-from pilotfish.config.cache import cache_folder
+from pilotfish.config.cache import cache_folder, made_once
 
 MODEL = "openvino_model.xml"
 PRECISIONS = {"bfloat16": "bf16", "float32": "f32"}
@@ -20,17 +19,15 @@ PRECISIONS = {"bfloat16": "bf16", "float32": "f32"}
 def exported(file: Path) -> str:
     """The cached directory of a GGUF file's model, written on first use."""
     cached = cache_folder("openvino") / f"{file.stem}-{version('openvino-genai')}"
-    if not cached.exists():
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cached.parent) as temporary:
-            directory = Path(temporary) / cached.name
-            directory.mkdir()
-            copy = directory / "model.gguf"
-            copy.symlink_to(file)
-            openvino_genai.LLMPipeline(str(copy), "CPU", enable_save_ov_model=True)  # beside the file
-            copy.unlink()
-            directory.rename(cached)
-    return str(cached)
+    return str(made_once(cached, lambda made: _export(file, made)))
+
+
+def _export(file: Path, directory: Path) -> None:
+    directory.mkdir()
+    copy = directory / "model.gguf"
+    copy.symlink_to(file)
+    openvino_genai.LLMPipeline(str(copy), "CPU", enable_save_ov_model=True)  # beside the file
+    copy.unlink()
 
 
 def properties_of(threads: int, dtype: str) -> dict[str, Any]:
