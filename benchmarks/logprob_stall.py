@@ -3,7 +3,8 @@
     python benchmarks/logprob_stall.py
 
 A server of a small random model with a large vocabulary. Gaps are those between events of a streamed completion, as its
-client sees them, while the server answers another client's prompt, new each time: the longest of each repetition.
+client sees them, while the server answers another client's prompt, new each time: the longest of each repetition, and
+how long that answer took. The speed is of an output that has the server for itself.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import asyncio
 import random
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +35,7 @@ from pilotfish.pairs import resolve_pair
 BEFORE, AFTER = 8, 3
 #: Tokens that a measured output has.
 TOKENS = 96
+Figures = dict[str, float]
 #: What a request asks for, by name; the first is what the others are compared with.
 PROMPTS = {"none": {}, "prompt_logprobs 0": {"prompt_logprobs": 0}, "prompt_logprobs 5": {"prompt_logprobs": 5}}
 OUTPUTS = {"none": {}, "logprobs 0": {"logprobs": 0}, "logprobs 5": {"logprobs": 5}}
@@ -68,12 +70,9 @@ def measured(options: argparse.Namespace, vocab: int, progress: ProgressBar) -> 
         write_served_model(shape, DTYPES[options.dtype], Path(directory))
         with start_server(EngineConfig(target=Path(directory), dtype=options.dtype)) as server:
             prompts = Prompts(options.prompt)
-            gaps = turns(PROMPTS, lambda asked: longest_gap(server, prompts, asked), options.repeats, progress)
-            speeds = turns(OUTPUTS, lambda asked: speed(server, prompts, asked), options.repeats, progress)
-    return {
-        "gaps": table(vocab, "prompt", {name: [1000 * s for s in found] for name, found in gaps.items()}, "gap_ms"),
-        "speeds": table(vocab, "output", speeds, "tokens_per_second"),
-    }
+            gaps = turns(PROMPTS, lambda asked: beside_a_stream(server, prompts, asked), options.repeats, progress)
+            speeds = turns(OUTPUTS, lambda asked: alone(server, prompts, asked), options.repeats, progress)
+    return {"gaps": table(vocab, "prompt", gaps, "gap_ms"), "speeds": table(vocab, "output", speeds, "tokens_per_s")}
 
 
 class Prompts:
@@ -89,27 +88,28 @@ class Prompts:
 
 
 def turns(
-    kinds: dict[str, dict[str, Any]], measure: Callable[[dict[str, Any]], float], repeats: int, progress: ProgressBar
-) -> dict[str, list[float]]:
+    kinds: dict[str, dict[str, Any]], measure: Callable[[dict[str, Any]], Figures], repeats: int, progress: ProgressBar
+) -> dict[str, list[Figures]]:
     """Each kind in turn; the first turn warms up."""
     contestants = {name: lambda _, asked=asked: measure(asked) for name, asked in kinds.items()}
     return take_turns(contestants, range(repeats + 1), done=progress)
 
 
-def table(vocab: int, what: str, found: dict[str, Sequence[float]], figure: str) -> list[Row]:
-    first, *_ = found.values()
-    return [
-        {"vocabulary": vocab, what: name, figure: Spread.of(values), "ratio": ratios(values, first)}
-        for name, values in found.items()
-    ]
+def table(vocab: int, what: str, found: dict[str, list[Figures]], compared: str) -> list[Row]:
+    """Medians and quartiles of all figures, and the ratio of one to that of the first kind."""
+    rows, (first, *_) = list[Row](), found.values()
+    for name, own in found.items():
+        figures = {figure: Spread.of([one[figure] for one in own]) for figure in own[0]}
+        ratio = ratios([one[compared] for one in own], [one[compared] for one in first])
+        rows.append({"vocabulary": vocab, what: name, **figures, "ratio": ratio})
+    return rows
 
 
-def longest_gap(server: Program, prompts: Prompts, asked: dict[str, Any]) -> float:
-    """Seconds, of a stream beside a prompt."""
-    return asyncio.run(_longest_gap(server.told["url"], prompts, asked))
+def beside_a_stream(server: Program, prompts: Prompts, asked: dict[str, Any]) -> Figures:
+    return asyncio.run(_beside_a_stream(server.told["url"], prompts, asked))
 
 
-async def _longest_gap(url: str, prompts: Prompts, asked: dict[str, Any]) -> float:
+async def _beside_a_stream(url: str, prompts: Prompts, asked: dict[str, Any]) -> Figures:
     streams = list[Exchange]()
 
     def begun(request: bytes) -> Exchange:
@@ -128,14 +128,16 @@ async def _longest_gap(url: str, prompts: Prompts, asked: dict[str, Any]) -> flo
     with suppress(asyncio.CancelledError):
         await neighbour
     spans = pairwise(at for at, _ in streams[0].parts)
-    return max(end - start for start, end in spans if end >= scored.sent and start <= scored.closed)
+    gap = max(end - start for start, end in spans if end >= scored.sent and start <= scored.closed)
+    return {"gap_ms": 1000 * gap, "answer_ms": 1000 * (scored.closed - scored.sent)}
 
 
-def speed(server: Program, prompts: Prompts, asked: dict[str, Any]) -> float:
-    """Tokens a second of an output that has the server for itself: by the median of its gaps."""
+def alone(server: Program, prompts: Prompts, asked: dict[str, Any]) -> Figures:
+    """By the median of the gaps."""
     body = {**streamed(prompts.take(4), TOKENS), **asked}
     parts = asyncio.run(exchange(server.told["url"], COMPLETIONS, body)).parts
-    return 1 / statistics.median(end - start for start, end in pairwise(at for at, _ in parts[1:]))
+    gap = statistics.median(end - start for start, end in pairwise(at for at, _ in parts[1:]))
+    return {"tokens_per_s": 1 / gap}
 
 
 def streamed(prompt: list[int], tokens: int) -> dict[str, Any]:

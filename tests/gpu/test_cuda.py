@@ -29,6 +29,7 @@ from pilotfish.model.graphs import GraphCache
 from pilotfish.model.kv_copy import DeviceCopier
 from pilotfish.model.kv_planes import FP8_CAPABILITY, LayerKV
 from pilotfish.model.loader import load_model
+from pilotfish.model.logprobs import token_logprobs
 
 DEVICE = torch.device("cuda")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -89,6 +90,21 @@ def test_attention_gives_a_row_the_same_bits_in_any_company(dtype: torch.dtype) 
     for chosen in ([47], [0, 46], list(range(5, 30)), list(range(47, -1, -1))):
         some = triton_tree_attention(*(x[chosen] for x in qkv), kv, metadata.rows(chosen), Scoring(0.1))
         assert torch.equal(some, together[chosen]), f"rows {chosen}"
+
+
+# -- log-probabilities
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_log_probabilities_are_those_of_the_cpu(dtype: torch.dtype) -> None:
+    """Of rows with equal logits too, and whatever other rows are asked for."""
+    logits = (torch.randn(40, 5003, generator=torch.Generator().manual_seed(0)) * 4).round().to(dtype)
+    rows, tokens = [*range(40)], [row * 7 for row in range(40)]
+    got, expected = (token_logprobs(logits.to(device), rows, tokens, 20) for device in (DEVICE, "cpu"))
+    for one, other in zip(got, expected, strict=True):
+        assert (one.rank, [token for token, _ in one.top]) == (other.rank, [token for token, _ in other.top])
+        assert [one.logprob, *(p for _, p in one.top)] == pytest.approx([other.logprob, *(p for _, p in other.top)])
+    assert [token_logprobs(logits.to(DEVICE), [row], [row * 7], 20)[0] for row in rows] == got
 
 
 # -- forwards

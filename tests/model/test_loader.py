@@ -41,7 +41,7 @@ def test_the_shape_of_a_model(llama: Path) -> None:
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])  # 2 experts of 48 are as wide together as the other's MLP
 def test_what_a_scored_row_costs(tiny_models: dict[str, Path], kind: str) -> None:
     attention, mlp = 64 * 32 * (4 + 2 + 2 + 4), 3 * 64 * 96
-    head, scoring = VOCAB * 64, VOCAB * 64
+    head, scoring = VOCAB * 64, VOCAB * 128
     model = native_model(tiny_models[kind])
     assert model.scored_cost == pytest.approx(1 + (head + scoring) / (2 * (attention + mlp)))
 

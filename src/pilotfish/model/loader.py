@@ -28,8 +28,9 @@ from pilotfish.model.shards import Shard, load_shard, part_config, refuse_indivi
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 #: Bytes per weight of the layer that torchao quantizes: its own, and copies in float32.
 _QUANTIZING = 14
-#: Weights that a row is multiplied with in the time in which a logit's part in log-probabilities is computed.
-_SCORING = 64
+#: Weights that a row is multiplied with, at most, while one of its logits is looked at for log-probabilities: 60 with
+#: AVX-512's products of bfloat16.
+_SCORING = 128
 #: Bytes per logit in sampling: its float32, and float64 scores before and after the filters.
 _SAMPLING = 4 + 8 + 8
 
