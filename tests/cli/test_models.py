@@ -10,6 +10,8 @@ import pytest
 from conftest import Run
 from head_files import write_eagle3
 from support import edit_config
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from pilotfish.heads.target_facts import TargetFacts
 from pilotfish.pairs import resolve_pair
@@ -114,6 +116,29 @@ def test_a_directory_whose_name_looks_like_markup(pilotfish: Run, llama: Path, t
 def test_too_little_memory_is_a_problem(pilotfish: Run, llama: Path) -> None:
     result = pilotfish("models", "check", llama, "--memory", 0.001)
     assert result.code == 2 and "problem: memory: " in result.stdout
+
+
+def test_a_tokenizer_without_structured_output(pilotfish: Run, llama: Path, tmp_path: Path) -> None:
+    """llguidance reads bytes alone."""
+    copy = copy_of(llama, tmp_path)
+    backend = Tokenizer(models.Unigram([("<unk>", 0.0), ("</s>", 0.0), ("▁a", -1.0)], unk_id=0))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="</s>").save_pretrained(copy)
+    result, (row,) = pilotfish("models", "check", copy), pilotfish("models", "check", copy, "--json").rows
+    verdict = "would run, but no structured output: the model's tokenizer does not allow them: "
+    assert result.code == 0 and result.stdout.splitlines()[-1].startswith(verdict)
+    assert row["would_run"] and row["no_structured_output"].startswith("the model's tokenizer does not allow them: ")
+    (plain,) = pilotfish("models", "check", llama, "--json").rows
+    assert plain["no_structured_output"] is None
+
+
+def test_entries_beyond_the_embedding_are_no_problem(pilotfish: Run, llama: Path, tmp_path: Path) -> None:
+    copy = copy_of(llama, tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(copy)
+    tokenizer.add_tokens(["<image_soft_token>"])
+    tokenizer.save_pretrained(copy)
+    result = pilotfish("models", "check", copy)
+    assert result.code == 0 and result.stdout.rstrip().endswith("\nwould run")
 
 
 @pytest.mark.parametrize(

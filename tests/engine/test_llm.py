@@ -53,6 +53,19 @@ def test_a_completion_tells_all(llm: LLM) -> None:
     assert completion.stats["draft_tokens"] > 0
 
 
+def test_half_a_character_at_the_end_is_no_text(llm: LLM) -> None:
+    """Of é, cut after either byte; the tokens are told all the same."""
+    first, second = (llm.engine.tokenizer.convert_tokens_to_ids(letter) for letter in "Ã©")
+    one, both, none = (
+        llm.generate("a", SamplingParams(max_tokens=tokens, allowed_token_ids=ids, seed=3, logprobs=0))[0].outputs[0]
+        for tokens, ids in ((1, [first]), (9, [first, second]), (2, [second]))
+    )
+    assert (one.text, one.token_ids, one.logprobs and [entry.token for entry in one.logprobs]) == ("", [first], [first])
+    data = bytes(0xC3 if token == first else 0xA9 for token in both.token_ids)
+    assert both.text == data.removesuffix(b"\xc3").decode(errors="replace")
+    assert none.text == "\ufffd\ufffd"  # which no byte could complete
+
+
 def test_with_a_draft_it_speculates_and_output_is_that_without(llm: LLM, llama: Path) -> None:
     off = LLM(str(llama), dtype="float32", threads=1, kv_slots=2048)
     assert (llm.engine.config.mode, off.engine.config.mode) == ("sync", "off")

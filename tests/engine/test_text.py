@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,11 @@ from hypothesis import strategies as st
 from support import SNIPPETS, VOCAB, write_tokenizer
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.sample import TextStream
+from pilotfish.engine.token_table import token_bytes
 from pilotfish.model.metadata import load_tokenizer
 
 
@@ -57,17 +61,116 @@ def test_pieces_join_to_the_text(tokenizer: Any, text: str) -> None:
 def test_no_piece_ends_within_a_character(tokenizer: Any, text: str, cut: int) -> None:
     tokens = byte_tokens(tokenizer, text)[:cut]
     pieces, whole = stream(tokenizer, tokens)
-    expected = text.encode()[:cut].decode(errors="replace")
-    assert "".join(pieces) == whole.text
-    assert whole.text.rstrip("\ufffd") == expected.rstrip("\ufffd")
+    assert "".join(pieces) == whole.text == text.encode()[:cut].decode(errors="ignore")
     if "\ufffd" not in text:
-        assert not any("\ufffd" in piece for piece in pieces[:-1])
+        assert not any("\ufffd" in piece for piece in pieces)
 
 
 @given(tokens=st.lists(st.integers(1, VOCAB - 1), max_size=40))
 def test_any_tokens_give_what_decode_gives(tokenizer: Any, tokens: list[int]) -> None:
+    """But for what begins a character at the end, which is one U+FFFD there."""
     pieces, whole = stream(tokenizer, tokens)
-    assert "".join(pieces) == whole.text == tokenizer.decode(tokens, skip_special_tokens=True)
+    data = b"".join(map(token_bytes(tokenizer), tokens))
+    decoded = tokenizer.decode(tokens, skip_special_tokens=True)
+    assert "".join(pieces) == whole.text == (decoded[:-1] if whole_bytes(data) < len(data) else decoded)
+
+
+def whole_bytes(data: bytes) -> int:
+    """Without those at the end that begin a character, by UTF-8's table of what may follow a first byte."""
+    for begun in range(1, min(3, len(data)) + 1):
+        after = [bytes([low]) * n for low in (0x80, 0x90, 0xA0) for n in range(1, 4)]
+        if any(can_be_decoded(data[-begun:] + more) for more in after):
+            return len(data) - begun
+    return len(data)
+
+
+def can_be_decoded(data: bytes) -> bool:
+    try:
+        return len(data.decode()) == 1
+    except UnicodeDecodeError:
+        return False
+
+
+#: A byte as byte-level tokenizers write it.
+BYTE_LETTERS: dict[int, str] = bytes_to_unicode()
+#: Bytes that begin, go on with and end characters; some never are in UTF-8, and some spell U+FFFD itself.
+BYTES = st.one_of(
+    st.binary(max_size=12),
+    st.text("aé☃😀\ufffd\ud7ff\U0010ffff", max_size=4).map(str.encode),
+    st.sampled_from(
+        [b"\xe2\x98", b"\xf0\x9f\x98", b"\xef\xbf", b"\xe0\x80", b"\xed\xa0", b"\xf4\x90", b"\xc0", b"\x98"]
+    ),
+)
+
+
+@given(data=st.lists(BYTES, max_size=4).map(b"".join), random=st.randoms(use_true_random=False))
+def test_only_a_character_that_lacks_its_end_is_left_out(data: bytes, random: Random) -> None:
+    """Of byte-level tokens, which may hold the end of one character and the beginning of the next."""
+    tokenizer, tokens, at = of_bytes(), list[int](), 0
+    while at < len(data):
+        part = data[at : at + random.choice((1, 2, 3))]
+        piece = "".join(letter for each in part for letter in BYTE_LETTERS[each])
+        token = tokenizer.convert_tokens_to_ids(piece) if piece in tokenizer.get_vocab() else None
+        tokens.append(tokenizer.convert_tokens_to_ids(BYTE_LETTERS[data[at]]) if token is None else token)
+        at += 1 if token is None else len(part)
+    pieces, whole = stream(tokenizer, tokens)
+    assert "".join(pieces) == whole.text == data[: whole_bytes(data)].decode(errors="replace")
+
+
+@cache
+def of_bytes() -> Any:
+    """All bytes, and many tokens of two or three."""
+    joined = [
+        b"\xe2\x98",
+        b"\x98\x83",
+        b"a\xe2",
+        b"\x83\xe2\x98",
+        b"\xf0\x9f",
+        b"\x98\x80",
+        b"\x80\xf0\x9f",
+        b"\xbf\xbd",
+        b"\xbd\xef",
+    ]
+    pieces = [*BYTE_LETTERS.values(), *("".join(BYTE_LETTERS[byte] for byte in each) for each in joined)]
+    inner = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, []))
+    inner.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=inner)
+
+
+@given(data=st.lists(BYTES, max_size=3).map(lambda parts: b"".join(parts).replace(b" ", b"_")))  # one alone is dropped
+def test_of_tokens_for_bytes_too(pieces_of_bytes: Any, data: bytes) -> None:
+    """As its decoder has them: bytes in a row are all characters, or each of them is a U+FFFD; what had become text
+    before they came stays, which U+FFFD itself has not."""
+
+    def decoded(data: bytes) -> str:
+        valid = max(n for n in range(len(data) + 1) if data[:n].decode(errors="ignore").encode() == data[:n])
+        while valid < len(data) and data[:valid].endswith("\ufffd".encode()):
+            valid -= 3
+        return data[:valid].decode() + "\ufffd" * (len(data) - valid)
+
+    hello, end = (pieces_of_bytes.convert_tokens_to_ids(piece) for piece in ("▁hello", "!"))
+    tokens = [pieces_of_bytes.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in data]
+    pieces, text = stream(pieces_of_bytes, [hello, *tokens])
+    assert "".join(pieces) == text.text == "hello" + decoded(data[: whole_bytes(data)])
+    assert stream(pieces_of_bytes, [hello, *tokens, end])[1].text == f"hello{decoded(data)}!"
+
+
+@pytest.fixture(scope="module")
+def pieces_of_bytes(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return sentencepiece(tmp_path_factory.mktemp("sentencepiece"))
+
+
+def test_nothing_shows_of_half_a_character_before_the_token_that_ends(tokenizer: Any) -> None:
+    """Wherever the output was cut, and whatever its last token was; the length after each token says so too."""
+    eos, half = tokenizer.eos_token_id, byte_tokens(tokenizer, "☃")[:2]
+    text = TextStream(tokenizer, SamplingParams(), {eos})
+    for token in (*tokenizer.encode("ab"), *half, eos):
+        text.add(token)
+    text.finish()
+    assert (text.take(), text.text) == ("ab", "ab") and text.take_ends()[-3:] == [2, 2, 2]
+    assert stream(tokenizer, [*tokenizer.encode("ab"), *half, eos])[1].text == "ab"
+    shown = stream(tokenizer, [*half, eos], skip_special_tokens=False)[1].text
+    assert shown == "\ufffd" + tokenizer.eos_token
 
 
 @given(
@@ -196,10 +299,11 @@ def test_no_spaces_stand_between_special_tokens(tokenizer: Any, tmp_path: Path) 
 
 
 def test_a_stop_string_in_what_the_end_flushes(tokenizer: Any) -> None:
-    """Half a character becomes text only at the end; a stop string in it stops all the same."""
-    tokens = [*byte_tokens(tokenizer, "ab"), *byte_tokens(tokenizer, "😀")[:2]]
+    """U+FFFD, as the model wrote it, becomes text only at the end; a stop string in it stops all the same."""
+    tokens = [*byte_tokens(tokenizer, "ab\ufffd"), *byte_tokens(tokenizer, "😀")[:2]]
     pieces, whole = stream(tokenizer, tokens, ("b\ufffd",))
     assert "".join(pieces) == whole.text == "a"
+    assert stream(tokenizer, tokens)[1].text == "ab\ufffd"
 
 
 def sentencepiece(directory: Path) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from llguidance import LLMatcher, grammar_from
 from test_state import EOS, VOCAB, ids, legal
@@ -81,6 +82,22 @@ def test_a_vocabulary_with_bytes_and_an_unknown_token() -> None:
     inside = {names[i] for i in legal(tracked, [])}
     assert {"a", "b", "▁a", "<0x22>", "<0xC3>"} <= inside
     assert not {"<unk>", "<s>", "</s>", "<0x0A>"} & inside
+
+
+@pytest.mark.parametrize("size", [WORD, CALL, 3000, 4096 + 61])
+def test_tokens_are_those_of_tokenizer_and_embedding(size: int) -> None:
+    """Entries beyond the embedding are left out, as Gemma 3 has them, added and not; so are ids beyond the tokenizer,
+    where an embedding is padded."""
+    every = any_text(pycode(), MARK + 1)
+    assert {WORD, 4095} <= every and not {CALL, MARK} & every
+    assert any_text(pycode(), size) == {token for token in every if token < size}
+
+
+def any_text(tokenizer: Any, vocab_size: int) -> set[int]:
+    """Tokens with which a text may begin, by the mask of an embedding of that size."""
+    matcher = LLMatcher(vocabulary_of(tokenizer, vocab_size, [EOS]), grammar_from("regex", "(?s).*"), log_level=0)
+    mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    return set(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
 
 
 def test_a_tokenizer_that_cannot_be_read_is_named() -> None:

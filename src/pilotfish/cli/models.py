@@ -90,7 +90,14 @@ def _print(report: CheckReport) -> None:
         console.print(report.memory.describe(), soft_wrap=True)
     for problem in report.problems:
         console.print(one_line(f"problem: {problem}"), soft_wrap=True, markup=False)
-    console.print("would run" if report.would_run else "would not run")
+    console.print(one_line(_verdict(report)), soft_wrap=True, markup=False)
+
+
+def _verdict(report: CheckReport) -> str:
+    if not report.would_run:
+        return "would not run"
+    lacking = report.no_structured_output
+    return "would run" if lacking is None else f"would run, but no structured output: {lacking}"
 
 
 def _table(role: str, facts: ModelFacts) -> object:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from itertools import groupby
 from typing import Any
 
 #: Added tokens that a target tells of; those beyond count as not shared.
 MAX_ADDED = 4096
 LONGEST_TOKEN = 1024
+#: Attribute of a tokenizer that `leave_out` has changed: the back-end of all that its files have.
+_WHOLE = "_pilotfish_whole_backend"
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
@@ -22,13 +25,13 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 
 def _base(tokenizer: Any) -> dict[str, Any]:
-    parts = json.loads(tokenizer.backend_tokenizer.to_str())
+    parts = json.loads(_whole(tokenizer).to_str())
     return {key: parts.get(key) for key in ("model", "normalizer", "pre_tokenizer")}
 
 
 def text_digest(tokenizer: Any) -> str:
     """SHA-256, in hex, of all that maps texts to ids and ids to texts, added tokens too."""
-    text = tokenizer.backend_tokenizer.to_str()
+    text = _whole(tokenizer).to_str()
     return hashlib.sha256(text[text.index('"added_tokens"') :].encode()).hexdigest()  # before it: how calls pad and cut
 
 
@@ -40,9 +43,56 @@ def added_tokens(tokenizer: Any) -> dict[int, str]:
     return dict(list(added.items())[:MAX_ADDED])
 
 
+def leave_out(tokenizer: Any, vocab_size: int) -> None:
+    """Take the entries from a tokenizer that its model, of `vocab_size` embeddings, lacks: what spells one is a text
+    like any other. Digests and comparisons stay those of its files: others may have an embedding of another size."""
+    backend = tokenizer.backend_tokenizer
+    if backend.get_vocab_size(with_added_tokens=False) > vocab_size:
+        described = without_ids_from(json.loads(backend.to_str()), vocab_size)
+        tokenizer._tokenizer = type(backend).from_str(json.dumps(described))
+    elif max(backend.get_added_tokens_decoder(), default=0) >= vocab_size:
+        tokenizer._tokenizer = _without_added(backend, vocab_size)
+    else:
+        return
+    setattr(tokenizer, _WHOLE, backend)
+
+
+def _whole(tokenizer: Any) -> Any:
+    return getattr(tokenizer, _WHOLE, tokenizer.backend_tokenizer)
+
+
+def _without_added(backend: Any, vocab_size: int) -> Any:
+    """Over the same model, which takes seconds to read where it is large."""
+    made = type(backend)(backend.model)
+    for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        setattr(made, name, getattr(backend, name))
+    kept = [added for token, added in sorted(backend.get_added_tokens_decoder().items()) if token < vocab_size]
+    for special, tokens in groupby(kept, key=lambda added: bool(added.special)):
+        (made.add_special_tokens if special else made.add_tokens)(list(tokens))
+    return made
+
+
+def without_ids_from(described: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
+    """A tokenizer's file without the entries of those ids."""
+    added = [token for token in described["added_tokens"] if token["id"] < vocab_size]
+    return {**described, "model": _model_without(described["model"], vocab_size), "added_tokens": added}
+
+
+def _model_without(model: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
+    entries = model["vocab"]
+    if not isinstance(entries, dict):  # pieces and their scores, by id
+        return {**model, "vocab": entries[:vocab_size]}
+    kept = {piece: token for piece, token in entries.items() if token < vocab_size}
+    if len(kept) == len(entries) or "merges" not in model:
+        return {**model, "vocab": kept}
+    prefix = model["continuing_subword_prefix"] or ""
+    merges = [(a, b) for a, b in model["merges"] if {a, b, a + b.removeprefix(prefix)} <= kept.keys()]
+    return {**model, "vocab": kept, "merges": merges}
+
+
 def why_unequal(target: Any, draft: Any) -> str | None:
     """Why the ids of one tokenizer cannot be guesses for the other; None: they can."""
-    vocabularies = (one.backend_tokenizer.get_vocab(with_added_tokens=False) for one in (target, draft))
+    vocabularies = (_whole(one).get_vocab(with_added_tokens=False) for one in (target, draft))
     reason = difference(*vocabularies) or clash(added_tokens(target), added_tokens(draft))
     if reason is not None:
         return reason

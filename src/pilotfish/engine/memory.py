@@ -17,6 +17,7 @@ from pilotfish.core.vocabulary import why_unequal
 from pilotfish.engine.heads import ConfiguredHead
 from pilotfish.engine.host_memory import GIB, SHARE, free_memory, status_bytes
 from pilotfish.errors import InputError, ModelError, ParameterError
+from pilotfish.grammar.compile import why_no_grammar
 from pilotfish.heads.detect import is_head
 from pilotfish.heads.facts import HeadFacts, head_facts
 from pilotfish.heads.target_facts import TargetFacts
@@ -296,6 +297,7 @@ class CheckReport:
     head: HeadFacts | None = None  # the draft, where it is a trained head
     memory: MemoryPlan | None = None
     problems: list[str] = field(default_factory=list)
+    no_structured_output: str | None = None  # why outputs of the target cannot follow a grammar
 
     @property
     def would_run(self) -> bool:
@@ -321,9 +323,12 @@ def check_models(config: EngineConfig) -> CheckReport:
             report.draft = model_facts(config.draft, config)
     if report.would_run:
         with report.noting_problems():
+            tokenizer = load_tokenizer(config.target)
             if config.draft is not None and report.head is None:
-                load_draft_tokenizer(config.draft, config.target, load_tokenizer(config.target))
+                load_draft_tokenizer(config.draft, config.target, tokenizer)
             report.memory = plan_memory(config)
+            if (facts := report.target) is not None:
+                report.no_structured_output = why_no_grammar(tokenizer, facts.vocab_size, facts.eos_ids)
     return report
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -12,12 +13,18 @@ from pilotfish.core.executor import TokenLogprobs
 from pilotfish.core.request import FinishReason, Request
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.step import RequestCommit
+from pilotfish.engine.token_table import token_bytes
 from pilotfish.errors import EngineError, InputError, ParameterError
 from pilotfish.wire.serving import Delta, Finish, PartialOutput, Verified
 
 #: Last tokens of a prompt that a decoder needs to continue its text.
 CONTEXT = 6
 DEFAULTS = SamplingParams()
+#: The beginning of a character of UTF-8 at the end of bytes, which more bytes could complete (Unicode's table 3-7).
+BEGUN_CHARACTER = re.compile(
+    rb"(?:[\xc2-\xdf]|\xe0[\xa0-\xbf]?|[\xe1-\xec\xee\xef][\x80-\xbf]?|\xed[\x80-\x9f]?"
+    rb"|\xf0(?:[\x90-\xbf][\x80-\xbf]?)?|[\xf1-\xf3][\x80-\xbf]{0,2}|\xf4(?:[\x80-\x8f][\x80-\xbf]?)?)\Z"
+)
 
 
 class Sample:
@@ -216,15 +223,30 @@ class TextStream:
         return self.ended
 
     def finish(self) -> None:
-        """No more tokens: bytes that never became a character show as the replacement character."""
+        """No more tokens: of those that are pending the whole characters are text. Bytes that are no character show as
+        the replacement character, but for those at the very end that begin one."""
         if not self.ended and self._pending:
             before = len(self.text)
-            self.text += self._decode(self._pending)
+            self.text += self._whole_characters(self._pending)
             self._cut(before)
             if self._ends:
                 self._ends[-1] = len(self.text)
         self._pending.clear()
         self.ended = True
+
+    def _whole_characters(self, tokens: Sequence[int]) -> str:
+        hidden = self._special_ids() if self._params.skip_special_tokens else ()
+        bytes_of, shown = token_bytes(self._tokenizer), [token for token in tokens if token not in hidden]
+        found = BEGUN_CHARACTER.search(b"".join(map(bytes_of, shown)))
+        begun = 0 if found is None else len(found[0])
+        while begun and (size := len(bytes_of(shown[-1]))) <= begun:
+            shown.pop()
+            begun -= size
+        text = self._decode(shown)
+        return text.removesuffix("\ufffd") if begun else text  # the last token ends a character, and begins one
+
+    def _special_ids(self) -> set[int]:
+        return {token for token, added in self._backend.get_added_tokens_decoder().items() if added.special}
 
     def take(self) -> str:
         """The text not yet taken that no stop string can still swallow."""

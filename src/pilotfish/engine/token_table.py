@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -42,6 +42,15 @@ def token_table(tokenizer: Any, vocab_size: int) -> TokenTable:
             if (token := getattr(tokenizer, f"{role}_token_id")) in named.keys() - plain.keys()
         },
     )
+
+
+def token_bytes(tokenizer: Any) -> Callable[[int], bytes]:
+    """What the tokenizer's decoder makes of a token."""
+    decoder = tokenizer.backend_tokenizer.decoder
+    described = None if decoder is None else json.loads(decoder.__getstate__())
+    byte_level = any(part["type"] == "ByteLevel" for part in _parts(described))
+    read = _of_byte_level if byte_level else _of_sentencepiece
+    return lambda token: read(tokenizer.convert_ids_to_tokens(token) or "")
 
 
 def _bytes_of(pieces: Mapping[int, str], described: Mapping[str, Any]) -> dict[int, bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import closing
 from functools import cached_property
 from threading import Lock
 from typing import Any
@@ -44,6 +45,16 @@ WORDS = {
 }
 _CHARACTER = r'[^"\\\x00-\x1F\x7F]'
 SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{_CHARACTER}{{1,{most}}}" for most in TOGETHER), f"{_CHARACTER}+"]
+
+
+def why_no_grammar(tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> str | None:
+    """Why outputs of such a model cannot follow a grammar; None: they can."""
+    with closing(Grammars(tokenizer, vocab_size, eos_ids)) as grammars:
+        try:
+            grammars.compile(Constraint.regex("a"))
+        except ParameterError as error:
+            return str(error).removeprefix(f"{FIELD}: ")
+    return None
 
 
 class GrammarKey(Struct, frozen=True):

@@ -9,6 +9,7 @@ from typing import Any
 
 from llguidance import LLTokenizer
 
+from pilotfish.core.vocabulary import without_ids_from
 from pilotfish.errors import ParameterError
 from pilotfish.printable import one_line
 
@@ -18,11 +19,12 @@ _ANGLES = re.compile(r"<.*>", re.DOTALL)
 def vocabulary_of(
     tokenizer: Any, vocab_size: int, eos_ids: Sequence[int], slices: list[str] | None = None
 ) -> LLTokenizer:
-    """Of a fast tokenizer; ParameterError for one that llguidance cannot read. `vocab_size` is the model's.
+    """Of a fast tokenizer; ParameterError for one that llguidance cannot read. `vocab_size` is the model's: entries
+    beyond it are left out, and ids beyond the tokenizer have no text.
 
     Texts are never written with special tokens: llguidance would force the token where its text is the only way on, and
     then not take it. Grammars name them by id, as in `<[151657]>`."""
-    described = json.loads(tokenizer.backend_tokenizer.to_str())
+    described = without_ids_from(json.loads(tokenizer.backend_tokenizer.to_str()), vocab_size)
     described |= dict.fromkeys(("padding", "truncation", "post_processor"))  # they add what no text has
     for token in described["added_tokens"]:
         if token["special"] or _ANGLES.fullmatch(token["content"]):  # llguidance takes both for special

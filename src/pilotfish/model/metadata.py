@@ -19,6 +19,7 @@ from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.vocabulary import leave_out
 from pilotfish.errors import ModelError, ParameterError
 
 logger = logging.getLogger(__name__)
@@ -55,15 +56,19 @@ def config_digest(directory: Path) -> str:
 
 
 def load_tokenizer(directory: Path) -> Any:
-    """The model's tokenizer; ModelError, naming the file, when the directory has none that can be used."""
+    """The model's tokenizer, without entries that its embedding lacks, as far as config.json tells; ModelError, naming
+    the file, when the directory has none that can be used."""
     if not directory.is_dir():
         raise ModelError(f"model: {directory} is not a directory")
     found = [directory / name for name in VOCABULARIES if (directory / name).is_file()]
     if not found:
         raise ModelError(f"tokenizer: {directory} has no {VOCABULARIES[0]}")
+    vocab_size = _vocab_size(directory)
     try:
         with quiet():  # it reads config.json too, and logs about that
             tokenizer = AutoTokenizer.from_pretrained(directory)
+        if vocab_size is not None and hasattr(tokenizer, "backend_tokenizer"):
+            leave_out(tokenizer, vocab_size)
     except Exception as error:  # errors in files have no common base
         for path in (found[0], directory / "tokenizer_config.json"):
             if path.suffix == ".json" and path.is_file():
@@ -74,6 +79,13 @@ def load_tokenizer(directory: Path) -> Any:
         raise ModelError(f"tokenizer: {found[0]} is of a kind that is not supported; {VOCABULARIES[0]} is needed")
     tokenizer.model_max_length = NO_LIMIT
     return tokenizer
+
+
+def _vocab_size(directory: Path) -> int | None:
+    """As config.json has it; None where it says nothing that can be."""
+    path = directory / "config.json"
+    size = read_object(path).get("vocab_size") if path.is_file() else None
+    return size if isinstance(size, int) and size > 0 else None
 
 
 @dataclass(frozen=True)

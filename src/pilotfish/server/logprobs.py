@@ -3,23 +3,20 @@ would wait while they were written at once."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
 from msgspec import Raw, Struct
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from pilotfish.core.executor import TokenLogprobs
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.sample import TextStream
+from pilotfish.engine.token_table import token_bytes
 from pilotfish.server.http_errors import encode
 from pilotfish.server.params import TokenizedPrompt
 
 LEAST = -9999.0  # stands for minus infinity, which JSON does not know
-_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 #: A token's name in log-probabilities, and its bytes.
 TokenNames = Callable[[int], tuple[str, list[int]]]
 
@@ -69,21 +66,11 @@ class EchoedPrompt:
 
 def token_text(tokenizer: Any) -> TokenNames:
     """Names tokens by their text. As OpenAI does, bytes that are no text alone are written bytes:\\xe2\\x98."""
-    decoder = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"] or {}
-    byte_level = '"ByteLevel"' in json.dumps(decoder)
-    table = {character: byte for byte, character in bytes_to_unicode().items()}  # GPT-2's
-
-    def bytes_of(piece: str) -> bytes:
-        if byte_level:
-            inside = all(character in table for character in piece)
-            return bytes(table[character] for character in piece) if inside else piece.encode()
-        if byte := _BYTE.fullmatch(piece):
-            return bytes([int(byte[1], 16)])
-        return piece.replace("▁", " ").encode()
+    bytes_of = token_bytes(tokenizer)
 
     @lru_cache(1 << 16)
     def name(token: int) -> tuple[str, list[int]]:
-        data = bytes_of(tokenizer.convert_ids_to_tokens(token) or "")
+        data = bytes_of(token)
         try:
             return data.decode(), list(data)
         except UnicodeDecodeError:
