@@ -20,6 +20,8 @@ GenerationDefaults = Literal["auto", "vllm"]
 #: Seconds of silence that a busy machine brings about by itself: a target is heard twice in each.
 MIN_TARGET_TIMEOUT = 2.0
 
+SPECIAL_IN_USER_TEXT = "--special-in-user-text/--no-special-in-user-text"
+
 #: Groups of options in the help of commands.
 fleet = partial(option, panel="Several targets")
 timeout = partial(option, panel="How long", above=0, high=86400, unit="seconds")
@@ -75,6 +77,9 @@ class ServerConfig:
     reasoning_parser: Annotated[
         str, answer("How reasoning is marked: auto, none, or of docs/tool-calls.md.", metavar="FORMAT")
     ] = "auto"
+    special_in_user_text: Annotated[
+        bool, answer("Texts of clients may spell special tokens: docs/security.md.", names=(SPECIAL_IN_USER_TEXT,))
+    ] = True
     generation_config: Annotated[
         GenerationDefaults,
         answer("auto: sampling defaults of the model's generation_config.json; vllm: none of them."),

@@ -14,8 +14,8 @@ import msgspec
 from pilotfish.config.server import MetricsLevel, ServerConfig
 from pilotfish.core.sampling_params import SAMPLING_OPTIONS, SamplingParams
 from pilotfish.errors import PromptError
-from pilotfish.prompts import chat_prompt
 from pilotfish.rollout.cascade import CascadeAnswer
+from pilotfish.server.client_texts import ClientTexts
 from pilotfish.server.conversation import template_message
 from pilotfish.server.http_errors import HttpError, bad, bad_request
 from pilotfish.server.reading import OutputReading
@@ -149,9 +149,9 @@ def max_nodes(speculation: SpeculationOptions, target: Identity) -> int | None:
 # -- prompts
 
 
-async def text_tokens(text: str, tokenizer: Any, *, special: bool = True) -> list[int]:
+async def text_tokens(text: str, texts: ClientTexts, *, special: bool = True) -> list[int]:
     """`special` adds the tokens that the tokenizer puts around a text."""
-    return await _tokenize(len(text), lambda: cast(list[int], tokenizer.encode(text, add_special_tokens=special)))
+    return await _tokenize(len(text), lambda: texts.tokens(text, special=special))
 
 
 async def tokens_text(tokens: list[int], tokenizer: Any) -> str:
@@ -165,17 +165,17 @@ async def _tokenize(size: int, work: Callable[[], Result]) -> Result:
     return await asyncio.get_running_loop().run_in_executor(_thread, work)
 
 
-async def chat_tokens(request: ChatRequest | TokenizeRequest, tokenizer: Any) -> list[int]:
+async def chat_tokens(request: ChatRequest | TokenizeRequest, texts: ClientTexts) -> list[int]:
     """Tokens of the chat template around the messages. HttpError where it refuses them."""
     messages = request.messages
     if not messages:
         raise bad("messages", [], "a list of at least one message")
     plain = [template_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
-    arguments = _template_arguments(request, tokenizer)
+    arguments = _template_arguments(request, texts.tokenizer)
     special = request.add_special_tokens is True
     size = sum(len(text) for text in chat_texts(request))
     try:
-        return await _tokenize(size, lambda: chat_prompt(plain, tokenizer, arguments, special=special))
+        return await _tokenize(size, lambda: texts.chat(plain, arguments, special=special))
     except PromptError as error:
         raise HttpError(400, str(error), param="messages") from error
 
@@ -200,22 +200,22 @@ def _template_arguments(request: ChatRequest | TokenizeRequest, tokenizer: Any) 
     return {**own, **tools, "add_generation_prompt": begins, "continue_final_message": goes_on}
 
 
-async def completion_prompts(request: CompletionRequest, tokenizer: Any, most: int) -> list[TokenizedPrompt]:
+async def completion_prompts(request: CompletionRequest, texts: ClientTexts, most: int) -> list[TokenizedPrompt]:
     """At most `most` prompts. HttpError names `prompt`."""
     given = request.prompts
     if not 0 < len(given) <= most:
         raise bad_request("prompt", f"{len(given)} prompts are not allowed; expected 1 to {most}")
     special = request.add_special_tokens is not False
-    return [await _prompt(one, tokenizer, special=special) for one in given]
+    return [await _prompt(one, texts, special=special) for one in given]
 
 
-async def _prompt(given: str | list[int], tokenizer: Any, *, special: bool) -> TokenizedPrompt:
+async def _prompt(given: str | list[int], texts: ClientTexts, *, special: bool) -> TokenizedPrompt:
     text = given if isinstance(given, str) else None
-    tokens = given if not isinstance(given, str) else await text_tokens(given, tokenizer, special=special)
+    tokens = given if not isinstance(given, str) else await text_tokens(given, texts, special=special)
     if not tokens:
         raise bad("prompt", given, "at least one token")
     if text is None:
-        check_token_ids("prompt", tokens, tokenizer)
+        check_token_ids("prompt", tokens, texts.tokenizer)
     return TokenizedPrompt(tokens, text)
 
 
