@@ -153,6 +153,11 @@ def test_a_models_own_defaults_can_be_left_out(
     assert refused(llama, "--generation-config", "/some").startswith("generation_config: '/some' is not allowed")
 
 
+def test_texts_may_spell_special_tokens_unless_told_otherwise(configured: Configured, llama: Path) -> None:
+    assert configured(llama).server.special_in_user_text
+    assert not configured(llama, "--no-special-in-user-text").server.special_in_user_text
+
+
 class ModelFiles:
     """Stands in for the engine: what it has read."""
 

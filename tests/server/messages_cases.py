@@ -77,7 +77,7 @@ CASES: dict[str, dict[str, Any]] = {
     "unicode": {**SAMPLED, "messages": [{"role": "user", "content": "naïve – Größe ☃ 😀 日本語"}]},
     "long-prompt": {**GREEDY, "messages": [{"role": "user", "content": "".join(SNIPPETS) * 3}]},
     "goes-on": {**SAMPLED, "messages": [HI, {"role": "assistant", "content": "The answer is"}]},
-    "one-token": {**SAMPLED, "max_tokens": 1},
+    "one-token": {**SAMPLED, "max_tokens": 1, "seed": 5},  # of a whole character
     "only-the-prompt": {"max_tokens": 0},
     "never-stopped": {**SAMPLED, "stop_sequences": ["never, never", "☃☃☃"]},
     "metadata": {**SAMPLED, "metadata": {"user_id": "me"}, "service_tier": "auto", "thinking": {"type": "disabled"}},

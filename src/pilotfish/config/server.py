@@ -22,6 +22,8 @@ ToolTemplate = Literal["model", "default"]
 #: Seconds of silence that a busy machine brings about by itself: a target is heard twice in each.
 MIN_TARGET_TIMEOUT = 2.0
 
+SPECIAL_IN_USER_TEXT = "--special-in-user-text/--no-special-in-user-text"
+
 #: Groups of options in the help of commands.
 fleet = partial(option, panel="Several targets")
 timeout = partial(option, panel="How long", above=0, high=86400, unit="seconds")
@@ -82,6 +84,9 @@ class ServerConfig:
         answer("default: a plain text tells of tools, and of their calls, where the model's template does not."),
     ] = "model"
     strict: Annotated[bool, answer("Refuse fields of requests that would be left out: docs/agents.md.")] = False
+    special_in_user_text: Annotated[
+        bool, answer("Texts of clients may spell special tokens: docs/security.md.", names=(SPECIAL_IN_USER_TEXT,))
+    ] = True
     generation_config: Annotated[
         GenerationDefaults,
         answer("auto: sampling defaults of the model's generation_config.json; vllm: none of them."),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -50,8 +50,9 @@ def leave_out(tokenizer: Any, vocab_size: int) -> None:
     if backend.get_vocab_size(with_added_tokens=False) > vocab_size:
         described = without_ids_from(json.loads(backend.to_str()), vocab_size)
         tokenizer._tokenizer = type(backend).from_str(json.dumps(described))
-    elif max(backend.get_added_tokens_decoder(), default=0) >= vocab_size:
-        tokenizer._tokenizer = _without_added(backend, vocab_size)
+    elif max(added := backend.get_added_tokens_decoder(), default=0) >= vocab_size:
+        kept = (one for token, one in sorted(added.items()) if token < vocab_size)
+        tokenizer._tokenizer = with_added(backend, kept)
     else:
         return
     setattr(tokenizer, _WHOLE, backend)
@@ -61,13 +62,13 @@ def _whole(tokenizer: Any) -> Any:
     return getattr(tokenizer, _WHOLE, tokenizer.backend_tokenizer)
 
 
-def _without_added(backend: Any, vocab_size: int) -> Any:
-    """Over the same model, which takes seconds to read where it is large."""
+def with_added(backend: Any, added: Iterable[Any]) -> Any:
+    """The same with these added tokens instead, in order of their ids. It shares the model, as a large one takes
+    seconds to read."""
     made = type(backend)(backend.model)
-    for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+    for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder", "encode_special_tokens"):
         setattr(made, name, getattr(backend, name))
-    kept = [added for token, added in sorted(backend.get_added_tokens_decoder().items()) if token < vocab_size]
-    for special, tokens in groupby(kept, key=lambda added: bool(added.special)):
+    for special, tokens in groupby(added, key=lambda token: bool(token.special)):
         (made.add_special_tokens if special else made.add_tokens)(list(tokens))
     return made
 

@@ -21,6 +21,7 @@ from pilotfish.server.auth import Keyring
 from pilotfish.server.canary import Canary
 from pilotfish.server.capture import start_capture
 from pilotfish.server.cascade import Cascade, cascade_setup
+from pilotfish.server.client_texts import plain_texts
 from pilotfish.server.limits import Admission, RequestGuard
 from pilotfish.server.reading import UNTOLD, tells_of_tools
 from pilotfish.server.rollout import Rollout, draft_pools
@@ -133,11 +134,14 @@ class Application:
 
 
 def apply_overrides(engine: AsyncEngine, config: ServerConfig) -> None:
-    """Replace the chat template and the sampling defaults of the model's directory."""
+    """Replace the chat template and the sampling defaults of the model's directory. ModelError for a tokenizer that
+    cannot keep its special tokens out of texts."""
     if config.chat_template is not None:
         engine.tokenizer.chat_template = config.chat_template
     if config.generation_config == "vllm":
         engine.defaults = {}
+    if not config.special_in_user_text:
+        plain_texts(engine.tokenizer)
 
 
 def start_tracing(endpoint: str | None, model_name: str) -> Tracer | None:

@@ -15,8 +15,9 @@ from pilotfish.conversation import template_messages, template_tools
 from pilotfish.core.sampling_params import SAMPLING_OPTIONS, SamplingParams
 from pilotfish.errors import PromptError
 from pilotfish.printable import short
-from pilotfish.prompts import chat_prompt, template_arguments
+from pilotfish.prompts import template_arguments
 from pilotfish.rollout.cascade import CascadeAnswer
+from pilotfish.server.client_texts import ClientTexts
 from pilotfish.server.http_errors import HttpError, bad, bad_request
 from pilotfish.server.ignored import Ignored
 from pilotfish.server.reading import OutputReading
@@ -160,9 +161,9 @@ def granted(speculation: SpeculationOptions, target: Identity) -> dict[str, Any]
 # -- prompts
 
 
-async def text_tokens(text: str, tokenizer: Any, *, special: bool = True) -> list[int]:
+async def text_tokens(text: str, texts: ClientTexts, *, special: bool = True) -> list[int]:
     """`special` adds the tokens that the tokenizer puts around a text."""
-    return await _tokenize(len(text), lambda: cast(list[int], tokenizer.encode(text, add_special_tokens=special)))
+    return await _tokenize(len(text), lambda: texts.tokens(text, special=special))
 
 
 async def tokens_text(tokens: list[int], tokenizer: Any) -> str:
@@ -177,11 +178,11 @@ async def _tokenize(size: int, work: Callable[[], Result]) -> Result:
 
 
 async def chat_tokens(
-    request: ChatRequest | TokenizeRequest, tokenizer: Any, ignored: Ignored, *, tools_as_text: bool = False
+    request: ChatRequest | TokenizeRequest, texts: ClientTexts, ignored: Ignored, *, tools_as_text: bool = False
 ) -> list[int]:
     """Tokens of the chat template around the messages. HttpError or ParameterError names what is
     wrong, HttpError where the template refuses them."""
-    plain = template_messages("messages", request.messages or [])
+    tokenizer, plain = texts.tokenizer, template_messages("messages", request.messages or [])
     begins, goes_on = request.add_generation_prompt, bool(request.continue_final_message)
     own = template_arguments(tokenizer, request.chat_template_kwargs or {}, begins=begins, goes_on=goes_on)
     effort = _effort(request, tokenizer.chat_template or "", ignored) if isinstance(request, ChatRequest) else {}
@@ -191,7 +192,7 @@ async def chat_tokens(
     special = request.add_special_tokens is True
     size = sum(len(text) for text in chat_texts(request))
     try:
-        return await _tokenize(size, lambda: chat_prompt(plain, tokenizer, arguments, special=special))
+        return await _tokenize(size, lambda: texts.chat(plain, arguments, special=special))
     except PromptError as error:
         raise HttpError(400, str(error), param="messages") from error
 
@@ -217,22 +218,22 @@ def _effort(request: ChatRequest, template: str, ignored: Ignored) -> dict[str, 
     return {}
 
 
-async def completion_prompts(request: CompletionRequest, tokenizer: Any, most: int) -> list[TokenizedPrompt]:
+async def completion_prompts(request: CompletionRequest, texts: ClientTexts, most: int) -> list[TokenizedPrompt]:
     """At most `most` prompts. HttpError names `prompt`."""
     given = request.prompts
     if not 0 < len(given) <= most:
         raise bad_request("prompt", f"{len(given)} prompts are not allowed; expected 1 to {most}")
     special = request.add_special_tokens is not False
-    return [await _prompt(one, tokenizer, special=special) for one in given]
+    return [await _prompt(one, texts, special=special) for one in given]
 
 
-async def _prompt(given: str | list[int], tokenizer: Any, *, special: bool) -> TokenizedPrompt:
+async def _prompt(given: str | list[int], texts: ClientTexts, *, special: bool) -> TokenizedPrompt:
     text = given if isinstance(given, str) else None
-    tokens = given if not isinstance(given, str) else await text_tokens(given, tokenizer, special=special)
+    tokens = given if not isinstance(given, str) else await text_tokens(given, texts, special=special)
     if not tokens:
         raise bad("prompt", given, "at least one token")
     if text is None:
-        check_token_ids("prompt", tokens, tokenizer)
+        check_token_ids("prompt", tokens, texts.tokenizer)
     return TokenizedPrompt(tokens, text)
 
 

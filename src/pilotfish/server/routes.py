@@ -38,6 +38,7 @@ from pilotfish.server import params, requests, response_chat
 from pilotfish.server.auth import Caller
 from pilotfish.server.cascade import Cascade
 from pilotfish.server.chat_format import ChatFormat
+from pilotfish.server.client_texts import ClientTexts, plain_texts
 from pilotfish.server.codex import codex_model
 from pilotfish.server.drafts import pools_of
 from pilotfish.server.feedback import told
@@ -84,7 +85,7 @@ class Api:
         caller, body = await self._read(request, requests.CompletionRequest)
         self._refuse_long("prompt", (prompt for prompt in body.prompts if isinstance(prompt, str)))
         reading = plain_reading(body)
-        prompts = await params.completion_prompts(body, self._engine.tokenizer, self._config.max_prompts)
+        prompts = await params.completion_prompts(body, self._texts, self._config.max_prompts)
         return self._respond(request, caller, self._generation(request, caller, body, prompts, reading), TextFormat)
 
     async def chat_completions(self, request: Request) -> Response:
@@ -130,7 +131,7 @@ class Api:
             raise bad_request("prompt", "exactly one of prompt and messages is needed")
         if body.prompt is not None:
             self._refuse_long("prompt", [body.prompt])
-            tokens = await params.text_tokens(body.prompt, tokenizer, special=body.add_special_tokens is not False)
+            tokens = await params.text_tokens(body.prompt, self._texts, special=body.add_special_tokens is not False)
         else:
             tokens = await self._chat_tokens(request, body)
         strings = tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
@@ -255,6 +256,11 @@ class Api:
         text = f"{target.model}\n{target.dtype}\n{target.quantization}\n{target.kv_dtype}\n{VERSION}{beside}"
         return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:12]
 
+    @property
+    def _texts(self) -> ClientTexts:
+        tokenizer = self._engine.tokenizer
+        return ClientTexts(tokenizer) if self._config.special_in_user_text else plain_texts(tokenizer)
+
     @cached_property
     def _token_text(self) -> TokenNames:
         return token_text(self._engine.tokenizer)
@@ -302,7 +308,7 @@ class Api:
         self._refuse_long("messages", params.chat_texts(body))
         ignored, as_text = ignored_of(request), self._formats.as_text(body)
         self._formats.tell_lost(body, ignored)
-        return await params.chat_tokens(body, self._engine.tokenizer, ignored, tools_as_text=as_text)
+        return await params.chat_tokens(body, self._texts, ignored, tools_as_text=as_text)
 
     def _respond(self, request: Request, caller: Caller, generation: Generation, form: Form) -> Response:
         """HttpError says why the request is not admitted."""
