@@ -173,6 +173,14 @@ def test_what_is_ours_and_damaged_is_begun_anew(
     assert list(directory.iterdir()) == []
 
 
+def test_a_manifest_that_is_no_file_is_begun_anew(directory: Path) -> None:
+    store_in(directory).close()
+    (directory / MANIFEST).unlink()
+    (directory / MANIFEST).mkdir()
+    store_in(directory).close()
+    assert (directory / MANIFEST).is_file() and (directory / DAMAGED).is_dir()
+
+
 def test_objects_of_others_are_misses_in_what_is_begun_anew(directory: Path) -> None:
     other = DiskStore(directory, 1 << 20, OTHER_SHAPE, OBJECT_BYTES)
     assert other.put(KV)

@@ -109,7 +109,7 @@ def _has_manifest(path: Path) -> bool:
     try:
         contents = (path / MANIFEST).read_bytes()
         version = msgspec.json.decode(contents, type=_CaptureManifest).version
-    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         if _is_ours(path):
             return False
         raise ParameterError(FIELD, str(path), f"{_OURS}; this one has no {MANIFEST} of ours") from error

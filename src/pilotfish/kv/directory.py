@@ -123,10 +123,9 @@ def read_manifest(field: str, directory: Path) -> Manifest | None:
         kind = DamagedDirectoryError if _are_ours(names) else ParameterError
         if MANIFEST not in names:
             raise kind(field, str(directory), f"{OURS}; this one holds {min(names - _BEFORE_MANIFEST)!r}")
-        contents = _start_of(directory / MANIFEST)
     try:
-        return _decoded(contents)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return _decoded(_start_of(directory / MANIFEST))
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise kind(field, str(directory), f"{OURS}; its {MANIFEST} is not ours: {error}") from error
 
 
