@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,21 @@ def test_an_interrupted_run_ends_in_the_same_weights(
             _train(tiny, tmp_path)
     monkeypatch.undo()
     assert _train(tiny, tmp_path) == finished[1]
+    for file in ("target/model.safetensors", "draft/model.safetensors"):
+        assert (tmp_path / "out" / file).read_bytes() == (finished[0] / "out" / file).read_bytes()
+
+
+def test_what_is_damaged_in_a_run_is_made_anew(
+    finished: tuple[Path, Evaluation], tiny: PairRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Files that were cut, as by a disk that was full; the run ends in the same weights."""
+    shutil.copytree(finished[0] / "run", tmp_path / "run")
+    damaged = ("training.npy", "tokenizer/tokenizer.json", "target/checkpoint.pt")
+    for name in damaged:
+        path = tmp_path / "run" / name
+        os.truncate(path, path.stat().st_size // 2)
+    assert _train(tiny, tmp_path) == finished[1]
+    assert len(caplog.messages) == len(damaged) and (tmp_path / "run" / "target" / "checkpoint.damaged").exists()
     for file in ("target/model.safetensors", "draft/model.safetensors"):
         assert (tmp_path / "out" / file).read_bytes() == (finished[0] / "out" / file).read_bytes()
 

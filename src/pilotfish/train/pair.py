@@ -9,6 +9,7 @@ import pilotfish.model  # noqa: F401  # before transformers, which it keeps from
 
 # isort: split
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from pilotfish.config.cache import made_once
 from pilotfish.errors import ParameterError
 from pilotfish.progress import PhaseProgress, PlannedPhase
-from pilotfish.train.data import TokenBatch, Tokens, Windows, collect, encode, mixed, split, train_tokenizer
+from pilotfish.train.data import Document, TokenBatch, Tokens, Windows, collect, encode, mixed, split, train_tokenizer
 from pilotfish.train.distil import distillation
 from pilotfish.train.evaluate import PLANNED, Evaluation, evaluate
 from pilotfish.train.export import export_pair
@@ -67,17 +69,16 @@ class PairTraining:
         """The tokenizer, the tokens to train on, and those held out."""
         with self.progress.phase("reading the sources"):
             training, held_out = split(collect(self.recipe.sources, self.recipe.packages), self.recipe.held_out)
-        folder = self.run / "tokenizer"
-        if not folder.exists():
-            with self.progress.phase("training the tokenizer"):
-                texts = (document.text for document in training)
-                unfinished = self.run / "tokenizer.partial"
-                train_tokenizer(texts, self.recipe.vocab_size, self.recipe.context).save_pretrained(unfinished)
-                unfinished.rename(folder)
+        with self.progress.phase("training the tokenizer"):
+            folder = made_once(self.run / "tokenizer", partial(self._train_tokenizer, training))
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
         with self.progress.phase("tokenizing the sources"):
             tokens = cached(self.run / "training.npy", lambda: encode(training, tokenizer))
             return tokenizer, tokens, cached(self.run / "held_out.npy", lambda: encode(held_out, tokenizer))
+
+    def _train_tokenizer(self, training: Sequence[Document], folder: Path) -> None:
+        texts = (document.text for document in training)
+        train_tokenizer(texts, self.recipe.vocab_size, self.recipe.context).save_pretrained(folder)
 
     def plan(self) -> None:
         batch, recipe = TokenBatch.blank(self.recipe.batch_rows, self.recipe.sequence_length), self.recipe

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from pilotfish.config.cache import made_once
 from pilotfish.errors import ParameterError
 from pilotfish.train.data import Tokens
 
@@ -28,12 +29,8 @@ def claim(run: Path, recipe: Recipe) -> None:
 
 
 def cached(path: Path, make: Callable[[], Tokens]) -> Tokens:
-    """The token row kept at `path`, made and kept on the first call."""
-    if not path.exists():
-        partial = path.with_suffix(".partial.npy")
-        np.save(partial, make())
-        partial.replace(path)
-    tokens: Tokens = np.load(path, mmap_mode="r")
+    """The token row kept at `path`, whose name ends in .npy, made and kept on the first call."""
+    tokens: Tokens = np.load(made_once(path, lambda made: np.save(made, make())), mmap_mode="r")
     return tokens
 
 

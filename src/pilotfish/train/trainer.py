@@ -2,7 +2,9 @@
 
 import copy
 import json
+import logging
 import time
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,8 @@ from torch import Tensor, nn
 
 from pilotfish.model.native import multiplies_bfloat16
 from pilotfish.progress import PhaseProgress, PlannedPhase
+
+logger = logging.getLogger(__name__)
 
 WARMUP_STEPS = 50
 DECAY_SHARE = 0.4  # of the steps, at the end: linear to zero
@@ -76,7 +80,7 @@ class Trainer:
     def plan(self, batch: Sequence[Tensor], progress: PhaseProgress) -> PlannedPhase:
         """What `run` will do, and how long a step takes: steps on `batch` are timed, and taken back."""
         done = 0
-        if self._checkpoint.exists():
+        if self._has_checkpoint():
             done = torch.load(self._checkpoint, weights_only=True, map_location="cpu", mmap=True)["step"]
         if done == self.schedule.steps:
             return PlannedPhase(self._name, 0)
@@ -100,7 +104,7 @@ class Trainer:
     def run(self, batch_at: Callable[[int], Sequence[Tensor]], progress: PhaseProgress) -> None:
         """Train from the last checkpoint to the end of the schedule; the batch is a function of the step."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        if self._checkpoint.exists():
+        if self._has_checkpoint():
             self._restore()
         self.model.train()
         loss_of, steps = self._compiled(), self.schedule.steps
@@ -155,6 +159,16 @@ class Trainer:
         partial = self._checkpoint.with_suffix(".partial")
         torch.save(state, partial)
         partial.replace(self._checkpoint)
+
+    def _has_checkpoint(self) -> bool:
+        """One that is no whole file is set aside: a disk was full, or the machine lost power."""
+        if not self._checkpoint.exists():
+            return False
+        if zipfile.is_zipfile(self._checkpoint):  # as torch writes them, and ends them last
+            return True
+        logger.warning("%s is damaged; training begins anew", self._checkpoint)
+        self._checkpoint.replace(self._checkpoint.with_suffix(".damaged"))
+        return False
 
     def _restore(self) -> None:
         state = torch.load(self._checkpoint, weights_only=True, map_location=self.device)
