@@ -3,6 +3,7 @@ heads and devices other than the CPU."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from pilotfish.errors import ModelError, ParameterError
 from pilotfish.heads.detect import is_head
 from pilotfish.model.configuration import load_config
 from pilotfish.model.footprint import Footprint, footprint
-from pilotfish.model.native import Device
+from pilotfish.model.native import DeviceLike
 from pilotfish.model.precision import Precision, precision_of
 from pilotfish.torchless import is_left_out
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 MIN_SLOTS = 256
 #: The most where memory is shared with everything else and no limit is given: on a CPU.
 SHARED_SLOTS = 65536
-#: Bytes of a process without a model, as `anonymous_memory` tells them, once torch and transformers are imported.
+#: Bytes of a process without a model, as `anonymous_memory` tells them, with all that loads and runs one.
 WITH_TORCH = 306 << 20
 
 
@@ -176,11 +177,11 @@ def _of_draft(config: EngineConfig, of: Callable[[Path], Footprint]) -> Footprin
 
 
 def _runtime() -> int:
-    """What a process that loads the models has beside them. This one may do without torch."""
-    return max(anonymous_memory(), WITH_TORCH if is_left_out() else 0)
+    """What a process that loads the models has beside them. This one may lack what they need."""
+    return max(anonymous_memory(), 0 if "pilotfish.model.loader" in sys.modules else WITH_TORCH)
 
 
-def _unlimited(config: EngineConfig, device: Device, runtime: int, host: int) -> int:
+def _unlimited(config: EngineConfig, device: DeviceLike, runtime: int, host: int) -> int:
     """The limit where none is given. Ranks on a CPU share its memory; the others have no process yet."""
     if config.allotted:
         return config.allotted + host
@@ -272,7 +273,7 @@ class _Processor:
     type: str = "cpu"
 
 
-def planned_device(config: EngineConfig) -> Device:
+def planned_device(config: EngineConfig) -> DeviceLike:
     """As `device_of`, but needs no torch for the CPU."""
     return _Processor() if is_left_out() and config.device == "cpu" else device_of(config)
 
@@ -282,7 +283,7 @@ def anonymous_memory() -> int:
     return status_bytes(Path("/proc/self/status"), "RssAnon")
 
 
-def available_memory(device: Device) -> int:
+def available_memory(device: DeviceLike) -> int:
     if device.type != "cuda":
         return free_memory()
     import torch

@@ -11,7 +11,7 @@ from pilotfish.config.fields import KVDType, Quantization
 from pilotfish.model import native
 from pilotfish.model.configuration import load_config
 from pilotfish.model.features import ARCHITECTURES
-from pilotfish.model.native import Device, Element, runs_native
+from pilotfish.model.native import DeviceLike, DtypeLike, runs_native
 from pilotfish.model.tensors import expert_sizes, model_weights
 
 #: Bytes per weight of the layer that torchao quantizes: its own, and copies in float32.
@@ -31,8 +31,8 @@ class Footprint:
 
 def footprint(
     directory: Path,
-    dtype: Element,
-    device: Device,
+    dtype: DtypeLike,
+    device: DeviceLike,
     *,
     eager: bool,
     quantization: Quantization = "none",
@@ -72,7 +72,7 @@ def _parameters(config: Any) -> int:
     return sum(weight.numel for weight in weights) + (0 if config.tie_word_embeddings else head.numel)
 
 
-def _weight_bytes(config: Any, dtype: Element, *, packed: bool, quantized: bool) -> int:
+def _weight_bytes(config: Any, dtype: DtypeLike, *, packed: bool, quantized: bool) -> int:
     """Of all weights. Packed and quantized heads are never the embedding; a quantized weight takes a byte, and an
     output a float32 scale. Packed ones are padded to whole panels of outputs and tiles of inputs, which counts for
     small experts only."""
@@ -85,7 +85,7 @@ def _weight_bytes(config: Any, dtype: Element, *, packed: bool, quantized: bool)
     return int(size * (sum(weight.numel for weight in weights) - tied + padding) - saved)
 
 
-def _element_size(kv_dtype: KVDType, dtype: Element, device: Device) -> int:
+def _element_size(kv_dtype: KVDType, dtype: DtypeLike, device: DeviceLike) -> int:
     if kv_dtype != "fp8":
         return 1 if kv_dtype == "int8" else dtype.itemsize
     from pilotfish.model.kv_planes import element_type  # asks the device

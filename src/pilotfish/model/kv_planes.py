@@ -21,9 +21,9 @@ from pilotfish.config.fields import KVDType
 from pilotfish.core.features import Features
 from pilotfish.core.slots import Slots
 from pilotfish.errors import ParameterError
-from pilotfish.model.native import Device, Element
+from pilotfish.model.native import DeviceLike, DtypeLike
 
-E = TypeVar("E", bound=Element)
+E = TypeVar("E", bound=DtypeLike)
 
 #: Of the elements of 8 bits: what the largest magnitude of a head becomes.
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
@@ -119,7 +119,7 @@ def rounded(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return (steps.round() if dtype == torch.int8 else steps).to(dtype), scales
 
 
-def element_type(asked: KVDType, dtype: E, device: Device) -> E | torch.dtype:
+def element_type(asked: KVDType, dtype: E, device: DeviceLike) -> E | torch.dtype:
     """Of the keys and values of a model that computes in `dtype`. ParameterError if the device cannot read them."""
     if asked == "auto":
         return dtype

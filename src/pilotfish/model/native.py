@@ -93,24 +93,25 @@ def _processor_flags() -> frozenset[str]:
 @functools.cache
 def _may_use_tiles() -> bool:
     """Linux keeps the tiles from a process until it has asked for them."""
-    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0  # type: ignore[no-any-return]
+    call = map(ctypes.c_long, (_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA))
+    return bool(ctypes.CDLL(None).syscall(*call) == 0)
 
 
-class Device(Protocol):
+class DeviceLike(Protocol):
     """What a `torch.device` says of itself, beside its name as text."""
 
     @property
     def type(self) -> str: ...
 
 
-class Element(Protocol):
+class DtypeLike(Protocol):
     """What a `torch.dtype` says of itself."""
 
     @property
     def itemsize(self) -> int: ...
 
 
-def runs_native(config: Any, device: Device, *, eager: bool) -> bool:
+def runs_native(config: Any, device: DeviceLike, *, eager: bool) -> bool:
     """Whether the C++ kernels run such a model. Builds them if they are not built yet."""
     return not eager and device.type == "cpu" and config.head_dim % PANEL == 0 and load_kernels()
 
@@ -170,12 +171,12 @@ def build_digest() -> str:
     return hashlib.sha256("\0".join((*sources, *flags, importlib.metadata.version("torch"))).encode()).hexdigest()[:16]
 
 
-def step_inputs(dtype: Element) -> int:
+def step_inputs(dtype: DtypeLike) -> int:
     """Inputs of a step of `linear`: two of bfloat16."""
     return 2 if dtype.itemsize == 2 else 1
 
 
-def input_multiple(dtype: Element) -> int:
+def input_multiple(dtype: DtypeLike) -> int:
     """What packed weights for such inputs are padded to: whole steps, and on AMX whole tiles of them."""
     step = step_inputs(dtype)
     return 16 * step if step == 2 and instruction_set() == "amx" else step

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pilotfish.config.fields import DType
 from pilotfish.errors import ParameterError
-from pilotfish.model.native import Device, runs_native
+from pilotfish.model.native import DeviceLike, runs_native
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +41,7 @@ class Precision:
         return f"dtype: {self.name}" + (f" ({self.why})" if self.why else "")
 
 
-def precision_of(asked: DType, config: Any, device: Device, *, eager: bool) -> Precision:
+def precision_of(asked: DType, config: Any, device: DeviceLike, *, eager: bool) -> Precision:
     """For a model with this configuration, as `load_config` gives it. ParameterError for bfloat16 that PyTorch would
     multiply without instructions, a hundred times slower than float32."""
     if asked == "float32":
@@ -54,7 +54,7 @@ def precision_of(asked: DType, config: Any, device: Device, *, eager: bool) -> P
     return Precision(asked, why="")
 
 
-def quickest(device: Device, *, kernels: bool) -> Precision:
+def quickest(device: DeviceLike, *, kernels: bool) -> Precision:
     """What `auto` stands for, with the C++ kernels or without. The kernels widen bfloat16 to float32 in registers, at
     float32's speed, where the processor has no instructions for it."""
     if kernels:
@@ -62,7 +62,7 @@ def quickest(device: Device, *, kernels: bool) -> Precision:
     return Precision("bfloat16", _INSTRUCTIONS) if multiplies_bfloat16(device) else Precision("float32", _NEITHER)
 
 
-def multiplies_bfloat16(device: Device) -> bool:
+def multiplies_bfloat16(device: DeviceLike) -> bool:
     """Whether PyTorch has instructions for products of bfloat16 there. Without them its products take a hundred times
     as long as those of float32; our kernels, which widen to float32, do not. On a CPU oneDNN multiplies for PyTorch,
     and leaves the instructions that its own variable forbids; $ATEN_CPU_CAPABILITY changes nothing of it."""
@@ -75,7 +75,7 @@ def multiplies_bfloat16(device: Device) -> bool:
     return has_instructions and limit.upper() not in _WITHOUT_BFLOAT16
 
 
-def library_dtype(dtype: torch.dtype, device: Device) -> torch.dtype:
+def library_dtype(dtype: torch.dtype, device: DeviceLike) -> torch.dtype:
     """In which PyTorch's own products are to stand in for ours of `dtype`: float32 where it has no instructions for
     bfloat16."""
     import torch

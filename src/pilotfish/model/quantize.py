@@ -15,13 +15,13 @@ import torch
 from pilotfish.config.fields import Quantization
 from pilotfish.errors import ParameterError
 from pilotfish.model.metadata import quiet
-from pilotfish.model.native import Device
+from pilotfish.model.native import DeviceLike
 
 #: The first with FP8 matrix units: Ada and Hopper.
 FP8_CAPABILITY = (8, 9)
 
 
-def check_quantization(quantization: Quantization, dtype: torch.dtype, device: Device) -> None:
+def check_quantization(quantization: Quantization, dtype: torch.dtype, device: DeviceLike) -> None:
     """ParameterError if the device cannot multiply such weights."""
     if quantization != "fp8":
         return
