@@ -31,7 +31,7 @@ from pilotfish.bench.report import MEBIBYTE, Row, percentile
 from pilotfish.bench.workload import Prompt
 from pilotfish.config.engine import EngineConfig
 from pilotfish.errors import EngineError, ParameterError
-from pilotfish.model.loader import load_config
+from pilotfish.model.configuration import load_config
 from pilotfish.model.metadata import load_tokenizer
 
 #: Tokens of a long prompt, from the shortest to the longest; the context may allow fewer.

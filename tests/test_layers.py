@@ -33,7 +33,7 @@ LAYERS = (
     ("kv", "capture"),  # know no device: tiers and rows are bytes
     ("grammar", "parsers"),  # what may be written, and what was
     ("core",),
-    ("prompts", "conversation", "command", "openmp", "logs", "progress"),
+    ("prompts", "conversation", "command", "openmp", "torchless", "logs", "progress"),
     ("options", "validation"),
     ("errors",),
     ("printable",),

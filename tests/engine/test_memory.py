@@ -17,7 +17,8 @@ from pilotfish.engine import host_memory, memory
 from pilotfish.engine.host_memory import GIB, divided
 from pilotfish.engine.memory import MIN_SLOTS, plan_memory
 from pilotfish.errors import ModelError, ParameterError
-from pilotfish.model.loader import footprint, load_model
+from pilotfish.model.footprint import footprint
+from pilotfish.model.loader import load_model
 from pilotfish.model.native_modules import PackedWeight
 
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.core.tree import Guesses
 from pilotfish.core.vocabulary import MAX_ADDED, added_tokens, tokenizer_digest, why_unequal
 from pilotfish.draft.lm import LMDrafter
-from pilotfish.engine.memory import check_models
+from pilotfish.engine.checks import check_models
 from pilotfish.engine.remote_drafts import RemoteDrafter
 from pilotfish.model.metadata import load_tokenizer
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from support import KINDS, edit_config, edit_tensors, weights, write_model
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.engine.memory import check_models
+from pilotfish.engine.checks import check_models
 from pilotfish.errors import ModelError
 from pilotfish.model.loader import LoadedModel, load_model
 

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from instruction_sets import others, usable
 from sizes import in_soak, sized
 
@@ -100,3 +101,13 @@ def test_an_instruction_set_that_the_processor_lacks_is_refused(name: str, monke
     monkeypatch.setenv(native.FORCED, name)
     with pytest.raises(ParameterError, match=rf"PILOTFISH_ISA: '{name}' is not allowed; expected one of portable on"):
         native.instruction_set()
+
+
+def test_torch_sees_the_same_in_this_processor() -> None:
+    seen = {
+        "amx": torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx(),
+        "avx512_bf16": torch.cpu._is_avx512_bf16_supported(),
+        "avx512": torch.cpu._is_avx512_supported(),
+        "avx2": torch.cpu._is_avx2_supported(),
+    }
+    assert {name: native._has(name) for name in seen} == seen

@@ -14,9 +14,11 @@ from tree_rows import TreeRows
 
 from pilotfish.errors import ParameterError
 from pilotfish.model.attention import dense_tree_attention
+from pilotfish.model.configuration import load_config
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.kv_planes import LARGEST, LayerKV, element_type, empty_kv, rounded, slot_bytes
-from pilotfish.model.loader import load_config, load_model
+from pilotfish.model.footprint import slot_bytes
+from pilotfish.model.kv_planes import LARGEST, LayerKV, element_type, empty_kv, rounded
+from pilotfish.model.loader import load_model
 
 CPU = torch.device("cpu")
 FP8 = torch.float8_e4m3fn
@@ -96,7 +98,7 @@ def test_planes_are_of_slots(dtype: torch.dtype, planes: int, size: int) -> None
     pool = empty_kv(Shape, dtype, 9, CPU)
     assert len(pool) == 3 and all(len([*layer]) == planes for layer in pool)
     assert all(len(plane) == 10 and plane.is_contiguous() for layer in pool for plane in layer)
-    assert slot_bytes(Shape, dtype) == 3 * 2 * 2 * size == sum(p[0].nbytes for layer in pool for p in layer)
+    assert slot_bytes(Shape, dtype.itemsize) == 3 * 2 * 2 * size == sum(p[0].nbytes for layer in pool for p in layer)
 
 
 def test_a_device_without_fp8_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,4 +139,4 @@ def test_a_pool_has_the_elements_that_were_asked_for(llama: Path, eager: bool) -
     model = load_model(llama, torch.bfloat16, CPU, eager=eager, kv_dtype="int8")
     layer: LayerKV = TorchExecutor(model, 10).kv[0]
     assert layer.keys.dtype == layer.values.dtype == torch.int8
-    assert slot_bytes(load_config(llama), torch.int8) == 2 * 2 * 2 * (32 + 4)
+    assert slot_bytes(load_config(llama), torch.int8.itemsize) == 2 * 2 * 2 * (32 + 4)

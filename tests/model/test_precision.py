@@ -16,13 +16,14 @@ from pilotfish.config.engine import EngineConfig
 from pilotfish.config.text import config_of, config_text
 from pilotfish.config.workers import DraftConfig
 from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.engine.checks import check_models
 from pilotfish.engine.draft_pool import make_worker
-from pilotfish.engine.memory import check_models, precision_here
+from pilotfish.engine.memory import precision_here
 from pilotfish.errors import ParameterError
-from pilotfish.model import native, precision
-from pilotfish.model.loader import load_config
-from pilotfish.model.native import load_kernels, multiplies_bfloat16
-from pilotfish.model.precision import library_dtype, precision_of, quickest
+from pilotfish.model import precision
+from pilotfish.model.configuration import load_config
+from pilotfish.model.native import load_kernels
+from pilotfish.model.precision import library_dtype, multiplies_bfloat16, precision_of, quickest
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 PRODUCTS = ("mm", "bmm", "addmm", "addbmm", "baddbmm", "mv", "addmv", "dot", "linear", "matmul", "einsum", "_scaled_mm")
@@ -44,8 +45,7 @@ class Products(TorchDispatchMode):
 
 @pytest.fixture
 def without_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (native, precision):
-        monkeypatch.setattr(module, "multiplies_bfloat16", lambda _: False)
+    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda _: False)
 
 
 # -- whether there are instructions

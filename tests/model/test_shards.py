@@ -22,9 +22,11 @@ from pilotfish.core.tree import TokenTree
 from pilotfish.errors import ParameterError
 from pilotfish.model import shards
 from pilotfish.model.collective import ProcessGroup, total
+from pilotfish.model.configuration import load_config
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.feature_tap import FeatureTap
-from pilotfish.model.loader import footprint, load_config, load_model
+from pilotfish.model.footprint import footprint
+from pilotfish.model.loader import load_model
 from pilotfish.model.shards import Shard, load_shard
 
 SLOTS = 600

@@ -13,8 +13,8 @@ from support import DENSE, KINDS, MIXTURES, SETTINGS, SNIPPETS, VOCAB, RandomDra
 
 from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
+from pilotfish.model.configuration import load_config
 from pilotfish.model.features import common_window
-from pilotfish.model.loader import load_config
 from pilotfish.pairs import resolve_pair
 
 LENGTH = 24

@@ -17,8 +17,8 @@ from torch import Tensor
 from pilotfish.config.cache import cache_folder, made_once
 from pilotfish.config.fields import GGUFWeights
 from pilotfish.errors import ModelError
-from pilotfish.model.checkpoint import weight_files
-from pilotfish.model.loader import load_config
+from pilotfish.model.configuration import load_config
+from pilotfish.model.tensors import weight_files
 
 #: GGUF's architecture by transformers' model type.
 ARCHITECTURES = {

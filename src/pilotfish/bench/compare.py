@@ -27,7 +27,7 @@ from pilotfish.config.text import config_text
 from pilotfish.engine.memory import precision_here
 from pilotfish.errors import EngineError, ModelError, ParameterError, PromptError
 from pilotfish.heads.detect import is_head
-from pilotfish.model.loader import load_config
+from pilotfish.model.configuration import load_config
 from pilotfish.model.metadata import load_tokenizer
 from pilotfish.model.precision import library_dtype
 

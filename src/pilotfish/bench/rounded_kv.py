@@ -19,7 +19,7 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.host_memory import GIB
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.kv_planes import slot_bytes
+from pilotfish.model.footprint import slot_bytes
 
 KV_DTYPES: tuple[KVDType, ...] = ("auto", "int8")
 PLAIN_KV = KV_DTYPES[0]
@@ -66,7 +66,7 @@ def compare_logits(executors: Mapping[str, TorchExecutor], texts: Sequence[Seque
             for (own, _), (expected, following) in zip(logits_along(executor, text), known, strict=True)
         ]
         most, mean, same, loss = torch.cat(figures).unbind(dim=1)
-        size = slot_bytes(executor.model.config, executor.model.kv_dtype)
+        size = slot_bytes(executor.model.config, executor.model.kv_dtype.itemsize)
         logits = {"largest_difference": most.max().item(), "mean_difference": mean.mean().item()}
         scores = {"agreement": same.mean().item(), "loss": loss.mean().item()}
         results.append({"kv": name, **logits, **scores, "slot_bytes": size, "slots_per_gib": GIB // size})

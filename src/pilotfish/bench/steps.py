@@ -26,11 +26,11 @@ from pilotfish.core.sampling_params import SamplingParams
 from pilotfish.draft.lm import LMDrafter
 from pilotfish.errors import InputError
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.kv_planes import slot_bytes
+from pilotfish.model.footprint import slot_bytes
 from pilotfish.model.loader import DTYPES, LoadedModel
-from pilotfish.model.native import load_kernels, multiplies_bfloat16
+from pilotfish.model.native import load_kernels
 from pilotfish.model.native_modules import FusedRMSNorm, PackedGatedMLP, PackedLinear, PackedWeight, PlainDecoder
-from pilotfish.model.precision import precision_of
+from pilotfish.model.precision import multiplies_bfloat16, precision_of
 from pilotfish.model.quantize import check_quantization
 
 STEP_ROWS = (1, 8, 16)
@@ -216,7 +216,7 @@ def bytes_read(model: LoadedModel, positions: int) -> dict[str, int]:
 
 
 def kv_bytes(model: LoadedModel, positions: int) -> int:
-    return positions * slot_bytes(model.config, model.kv_dtype)
+    return positions * slot_bytes(model.config, model.kv_dtype.itemsize)
 
 
 def _num_bytes(weight: PackedWeight) -> int:

@@ -12,7 +12,7 @@ from pilotfish.config.fields import GGUFWeights
 from pilotfish.config.workers import DraftConfig
 from pilotfish.engine.memory import precision_here
 from pilotfish.errors import InputError, ModelError, ParameterError
-from pilotfish.model.loader import load_config
+from pilotfish.model.configuration import load_config
 
 logger = logging.getLogger(__name__)
 

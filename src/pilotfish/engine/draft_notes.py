@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pilotfish.engine.heads import ConfiguredHead
 from pilotfish.heads.spec import HeadFiles
-from pilotfish.model.loader import load_config
+from pilotfish.model.configuration import load_config
 
 logger = logging.getLogger(__name__)
 

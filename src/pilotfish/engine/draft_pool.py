@@ -34,8 +34,8 @@ from pilotfish.grammar.threads import GrammarThreads
 from pilotfish.heads.detect import is_head
 from pilotfish.heads.executor import make_head_executor
 from pilotfish.heads.head_executor import HeadSetup
+from pilotfish.model.configuration import load_config
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.loader import load_config
 from pilotfish.model.metadata import load_tokenizer, read_generation_config
 from pilotfish.model.pacer import Pacer
 from pilotfish.observe.records import Timeline, part_of

@@ -16,9 +16,10 @@ from pilotfish.core.vocabulary import added_tokens
 from pilotfish.draft.lm import LMDrafter
 from pilotfish.draft.ngram import NgramDrafter
 from pilotfish.draft.suffix import ResponseCache, SuffixDrafter
+from pilotfish.engine.checks import load_draft_tokenizer
 from pilotfish.engine.draft_notes import note_model
 from pilotfish.engine.heads import sharing
-from pilotfish.engine.memory import load_configured, load_draft_tokenizer
+from pilotfish.engine.memory import load_configured
 from pilotfish.engine.remote_drafts import RemoteDrafter, RemoteDrafts
 from pilotfish.grammar.threads import GrammarThreads
 from pilotfish.heads.executor import make_head_executor

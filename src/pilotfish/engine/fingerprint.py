@@ -19,7 +19,7 @@ from pathlib import Path
 from pilotfish.core.vocabulary import text_digest
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.kv_identity import FEATURES, file_digest, kv_facts
-from pilotfish.model.checkpoint import weight_files
+from pilotfish.model.tensors import weight_files
 
 logger = logging.getLogger(__name__)
 

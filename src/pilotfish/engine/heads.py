@@ -27,7 +27,9 @@ from pilotfish.heads.spec import BlockHead, HeadFiles, HeadSpec, MaskedHead, Par
 from pilotfish.heads.tap import feature_tap
 from pilotfish.heads.target_facts import TargetFacts
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.loader import Footprint, LoadedModel
+from pilotfish.model.footprint import Footprint
+from pilotfish.model.loader import LoadedModel
+from pilotfish.model.native import DtypeLike
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +78,7 @@ class ConfiguredHead:
             return [files]
         return [files, read_head(self.directory, self.target, files.spec.other_layers)]
 
-    def footprint(self, dtype: torch.dtype) -> Footprint:
+    def footprint(self, dtype: DtypeLike) -> Footprint:
         """Of its executor; what the target makes of its hidden states stays with the target."""
         spec, size = self.spec(), dtype.itemsize
         projected = projection_shapes(spec.projection, spec.target_hidden)
@@ -92,7 +94,7 @@ class ConfiguredHead:
             kept = _of_roots(head, keys) if isinstance(head, BlockHead | MaskedHead) else 0
         return Footprint(parameters, size * (parameters + kept), slot, size * (wide + vocab) + 8 * vocab, 0)
 
-    def tapped(self, target: Footprint, dtype: torch.dtype) -> Footprint:
+    def tapped(self, target: Footprint, dtype: DtypeLike) -> Footprint:
         """The target's, with a feature in each slot."""
         projection = self.spec().projection
         shapes = projection_shapes(projection, self.target.hidden)

@@ -1,45 +1,38 @@
-"""What is known of models before they are loaded: how much memory they take, and whether they would run; and the
-loading."""
+"""How much memory the configured models take, before they are loaded; and the loading. Imports torch to load, and for
+heads and devices other than the CPU."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.vocabulary import why_unequal
-from pilotfish.engine.heads import ConfiguredHead
 from pilotfish.engine.host_memory import GIB, SHARE, free_memory, status_bytes
-from pilotfish.errors import InputError, ModelError, ParameterError
-from pilotfish.grammar.compile import why_no_grammar
+from pilotfish.errors import ModelError, ParameterError
 from pilotfish.heads.detect import is_head
-from pilotfish.heads.facts import HeadFacts, head_facts
-from pilotfish.heads.target_facts import TargetFacts
-from pilotfish.model.checkpoint import check_weights, weight_files
-from pilotfish.model.collective import Group
-from pilotfish.model.features import layer_windows
-from pilotfish.model.loader import (
-    Footprint,
-    LoadedModel,
-    footprint,
-    load_config,
-    load_model,
-    runs_native,
-)
-from pilotfish.model.metadata import load_tokenizer, read_generation_config
+from pilotfish.model.configuration import load_config
+from pilotfish.model.footprint import Footprint, footprint
+from pilotfish.model.native import DeviceLike
 from pilotfish.model.precision import Precision, precision_of
-from pilotfish.model.quantize import check_quantization, load_torchao
+from pilotfish.torchless import is_left_out
+
+if TYPE_CHECKING:
+    import torch
+
+    from pilotfish.engine.heads import ConfiguredHead
+    from pilotfish.model.collective import Group
+    from pilotfish.model.loader import LoadedModel
 
 #: The fewest KV slots that are worth a start.
 MIN_SLOTS = 256
 #: The most where memory is shared with everything else and no limit is given: on a CPU.
 SHARED_SLOTS = 65536
+#: Bytes of a process without a model, as `anonymous_memory` tells them, with all that loads and runs one.
+WITH_TORCH = 306 << 20
 
 
 @dataclass(frozen=True)
@@ -133,18 +126,17 @@ def plan_memory(config: EngineConfig, segments: int = 0, head: ConfiguredHead | 
 def _useful_slots(config: EngineConfig, target: Path) -> int:
     """Slots that the longest sequences need together."""
     context: int = load_config(target, config.max_model_len).context
-    shared = config.memory == 0 and device_of(config).type == "cpu"
+    shared = config.memory == 0 and planned_device(config).type == "cpu"
     return min(config.max_requests * context, SHARED_SLOTS if shared else 1 << 62)
 
 
 def _without_slots(config: EngineConfig, segments: int = 0, head: ConfiguredHead | None = None) -> MemoryPlan:
-    device = device_of(config)
+    device = planned_device(config)
 
     def of(directory: Path, max_model_len: int = 0, ranks: int = 1) -> Footprint:
-        dtype = precision_here(config, directory).dtype
         return footprint(
             directory,
-            dtype,
+            precision_here(config, directory),
             device,
             eager=config.eager,
             quantization=config.quantization,
@@ -154,19 +146,23 @@ def _without_slots(config: EngineConfig, segments: int = 0, head: ConfiguredHead
         )
 
     if config.quantization != "none":
+        from pilotfish.model.quantize import load_torchao
+
         load_torchao()  # before the runtime is measured
-    runtime = anonymous_memory() if device.type == "cpu" else 0
+    runtime = _runtime() if device.type == "cpu" else 0
     host = round(config.kv_host_memory * GIB) + segments if device.type == "cpu" else 0
     limit = round(config.memory * GIB) or _unlimited(config, device, runtime, host)
     if head is not None:
-        target, draft = head.footprint(precision_here(config, head.target.directory).dtype), None
+        target, draft = head.footprint(precision_here(config, head.target.directory)), None
     else:
         target, draft = of(config.target, config.max_model_len, config.tensor_parallel), None
         if config.mode == "sync" and "lm" in config.drafters and config.draft is not None:
             draft = _of_draft(config, of)
         if config.features is not None:
+            from pilotfish.engine.heads import ConfiguredHead
+
             tapped = ConfiguredHead.of(config, config.features, config.target)
-            target = tapped.tapped(target, precision_here(config, config.target).dtype)
+            target = tapped.tapped(target, precision_here(config, config.target))
     return MemoryPlan(limit, runtime, target, draft, config.max_rows, 0, host, config.tensor_parallel)
 
 
@@ -175,11 +171,17 @@ def _of_draft(config: EngineConfig, of: Callable[[Path], Footprint]) -> Footprin
     assert config.draft is not None  # whoever asks has one
     if not is_head(config.draft):
         return of(config.draft)
-    dtype = precision_here(config, config.target).dtype
-    return ConfiguredHead.of(config, config.draft, config.target).footprint(dtype)
+    from pilotfish.engine.heads import ConfiguredHead
+
+    return ConfiguredHead.of(config, config.draft, config.target).footprint(precision_here(config, config.target))
 
 
-def _unlimited(config: EngineConfig, device: torch.device, runtime: int, host: int) -> int:
+def _runtime() -> int:
+    """What a process that loads the models has beside them. This one may lack what they need."""
+    return max(anonymous_memory(), 0 if "pilotfish.model.loader" in sys.modules else WITH_TORCH)
+
+
+def _unlimited(config: EngineConfig, device: DeviceLike, runtime: int, host: int) -> int:
     """The limit where none is given. Ranks on a CPU share its memory; the others have no process yet."""
     if config.allotted:
         return config.allotted + host
@@ -224,6 +226,8 @@ def load_configured(
     config: EngineConfig, directory: Path, max_model_len: int = 0, group: Group | None = None
 ) -> LoadedModel:
     """Load one of the configured models on the configured device, or this rank's shard of it."""
+    from pilotfish.model.loader import load_model
+
     return load_model(
         directory,
         precision_here(config, directory).dtype,
@@ -238,11 +242,13 @@ def load_configured(
 
 def precision_here(config: EngineConfig, directory: Path) -> Precision:
     """Of one of the configured models on the configured device, as this machine has it."""
-    return precision_of(config.dtype, load_config(directory), device_of(config), eager=config.eager)
+    return precision_of(config.dtype, load_config(directory), planned_device(config), eager=config.eager)
 
 
 def device_named(name: str, field: str = "device") -> torch.device:
     """ParameterError, naming `field`, if this machine does not have it."""
+    import torch
+
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -254,10 +260,22 @@ def device_named(name: str, field: str = "device") -> torch.device:
 
 def device_of(config: EngineConfig) -> torch.device:
     """ParameterError if this machine does not have it."""
+    import torch
+
     device = device_named(config.device)
     if device.type == "cuda" and config.tensor_parallel > (devices := torch.cuda.device_count()):
         raise ParameterError("tensor_parallel", config.tensor_parallel, f"at most {devices}, the GPUs of this machine")
     return device
+
+
+@dataclass(frozen=True)
+class _Processor:
+    type: str = "cpu"
+
+
+def planned_device(config: EngineConfig) -> DeviceLike:
+    """As `device_of`, but needs no torch for the CPU."""
+    return _Processor() if is_left_out() and config.device == "cpu" else device_of(config)
 
 
 def anonymous_memory() -> int:
@@ -265,102 +283,9 @@ def anonymous_memory() -> int:
     return status_bytes(Path("/proc/self/status"), "RssAnon")
 
 
-def available_memory(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+def available_memory(device: DeviceLike) -> int:
+    if device.type != "cuda":
+        return free_memory()
+    import torch
 
-
-# -- checks
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    directory: str
-    architecture: str
-    layers: str  # "12 full, 12 of window 4096"
-    context: int
-    vocab_size: int
-    runs_on: str  # kernels, or the reference operations
-    dtype: str
-    files: int
-    file_bytes: int
-    chat_template: bool
-    eos_ids: list[int]
-    sampling_defaults: dict[str, float]
-
-
-@dataclass
-class CheckReport:
-    """Facts about the models; `problems` are reasons why they would not run."""
-
-    target: ModelFacts | None = None
-    draft: ModelFacts | None = None
-    head: HeadFacts | None = None  # the draft, where it is a trained head
-    memory: MemoryPlan | None = None
-    problems: list[str] = field(default_factory=list)
-    no_structured_output: str | None = None  # why outputs of the target cannot follow a grammar
-
-    @property
-    def would_run(self) -> bool:
-        return not self.problems
-
-    @contextmanager
-    def noting_problems(self) -> Iterator[None]:
-        try:
-            yield
-        except InputError as error:
-            self.problems.append(str(error))
-
-
-def check_models(config: EngineConfig) -> CheckReport:
-    """Check the target, the draft if there is one, and both together. The report holds all that is wrong."""
-    report = CheckReport()
-    with report.noting_problems():
-        report.target = model_facts(config.target, config)
-    with report.noting_problems():
-        if config.draft is not None and is_head(config.draft):
-            report.head = head_facts(config.draft, TargetFacts.read(config.target), config.draft_layers or None)
-        elif config.draft is not None:
-            report.draft = model_facts(config.draft, config)
-    if report.would_run:
-        with report.noting_problems():
-            tokenizer = load_tokenizer(config.target)
-            if config.draft is not None and report.head is None:
-                load_draft_tokenizer(config.draft, config.target, tokenizer)
-            report.memory = plan_memory(config)
-            if (facts := report.target) is not None:
-                report.no_structured_output = why_no_grammar(tokenizer, facts.vocab_size, facts.eos_ids)
-    return report
-
-
-def load_draft_tokenizer(draft: Path, target: Path, own: Any) -> Any:
-    """The draft's tokenizer; ModelError, which says what differs, if its token ids stand for other texts in the
-    target's `own`."""
-    tokenizer = load_tokenizer(draft)
-    reason = why_unequal(own, tokenizer)
-    if reason is not None:
-        raise ModelError(f"draft: {draft} and target {target} have unequal tokenizers: {reason}")
-    return tokenizer
-
-
-def model_facts(directory: Path, config: EngineConfig) -> ModelFacts:
-    """InputError if the model would not run."""
-    device, fields, precision = device_of(config), load_config(directory), precision_here(config, directory)
-    check_quantization(config.quantization, precision.dtype, device)
-    check_weights(directory, fields)
-    files = weight_files(directory)
-    generation = read_generation_config(directory, fields.eos_token_id, fields.vocab_size)
-    native, windows = runs_native(fields, device, eager=config.eager), Counter(layer_windows(fields))
-    return ModelFacts(
-        directory=str(directory),
-        architecture=fields.architectures[0],
-        layers=", ".join(f"{n} {f'of window {window}' if window else 'full'}" for window, n in sorted(windows.items())),
-        context=fields.max_position_embeddings,
-        vocab_size=fields.vocab_size,
-        runs_on="C++ kernels" if native else "Triton" if device.type == "cuda" else "reference operations",
-        dtype=precision.name,
-        files=len(files),
-        file_bytes=sum(file.stat().st_size for file in files),
-        chat_template=bool(load_tokenizer(directory).chat_template),
-        eos_ids=sorted(generation.eos_ids),
-        sampling_defaults=generation.defaults,
-    )
+    return torch.cuda.mem_get_info(str(device))[0]

@@ -31,10 +31,10 @@ from pilotfish.errors import ModelError, ParameterError
 from pilotfish.heads.tap import feature_tap
 from pilotfish.kv.arena import Arena
 from pilotfish.kv.nixl import NixlOffer, nixl_installed
+from pilotfish.model.configuration import load_config
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.features import common_window
 from pilotfish.model.kv_copy import copier_of
-from pilotfish.model.loader import load_config
 from pilotfish.model.metadata import load_tokenizer
 from pilotfish.model.pacer import Pacer
 from pilotfish.observe.records import PrefillRecord, Timeline, part_of

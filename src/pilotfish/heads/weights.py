@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from pilotfish.errors import ModelError
 from pilotfish.model.metadata import one_line, read_object
+from pilotfish.model.tensors import TensorHeader, safetensors_headers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,13 +19,6 @@ _INDEX = "model.safetensors.index.json"
 #: Files of tensors, the first that is there.
 SAFETENSORS = ("model.safetensors", "medusa_lm_head.safetensors")
 PICKLED = ("pytorch_model.bin", "medusa_lm_head.pt")
-
-
-@dataclass(frozen=True)
-class TensorHeader:
-    file: Path
-    shape: tuple[int, ...]
-    dtype: str  # as safetensors write it: F32, BF16, I64, …
 
 
 def tensor_files(directory: Path) -> list[Path]:
@@ -48,11 +41,7 @@ def read_tensor_headers(files: Iterable[Path]) -> dict[str, TensorHeader]:
 
 def _safetensors_headers(file: Path) -> dict[str, TensorHeader]:
     try:
-        with safe_open(file, framework="np") as opened:  # numpy has no bfloat16, but headers need none
-            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  # it is no mapping
-            return {
-                name: TensorHeader(file, tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()
-            }
+        return safetensors_headers(file)
     except (OSError, SafetensorError) as error:
         raise ModelError(f"head: tensors in {file} cannot be read: {one_line(error)}") from error
 

@@ -20,31 +20,13 @@ from transformers.initialization import no_init_weights
 from transformers.modeling_utils import LoadStateDictConfig, LoadStateDictInfo, load_state_dict
 
 from pilotfish.errors import ModelError
-from pilotfish.model.metadata import one_line, quiet, read_object
+from pilotfish.model.metadata import one_line, quiet
+from pilotfish.model.tensors import weight_files
 
 #: Dtypes of weights that can be served.
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 #: Of each tensor by its name: its file, and its shape and dtype as a tensor on the device `meta`.
 Headers = Mapping[str, tuple[Path, Tensor]]
-
-
-def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files that transformers reads; ModelError for none, and for an index that cannot be read."""
-    whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
-    if whole.is_file():
-        return [whole]
-    if not index.is_file():
-        raise ModelError(f"model: {directory} has no safetensors weights: neither {whole.name} nor {index.name}")
-    fields = read_object(index)
-    names = fields.get("weight_map")
-    if not (isinstance(names, dict) and isinstance(fields.get("metadata"), dict)) or not all(
-        isinstance(name, str) for name in names.values()
-    ):
-        raise ModelError(f"model: {index} lacks weight_map or metadata, which transformers needs")
-    for name in names.values():
-        if not name.endswith(".safetensors"):
-            raise ModelError(f"model: {index} names {name!r}; weights are read from safetensors files alone")
-    return [directory / name for name in sorted(set(names.values()))]
 
 
 def read_headers(files: Sequence[Path]) -> Headers:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from pilotfish.config.fields import KVDType
 from pilotfish.core.features import Features
 from pilotfish.core.slots import Slots
 from pilotfish.errors import ParameterError
+from pilotfish.model.native import DeviceLike, DtypeLike
+
+E = TypeVar("E", bound=DtypeLike)
 
 #: Of the elements of 8 bits: what the largest magnitude of a head becomes.
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
@@ -116,13 +119,13 @@ def rounded(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return (steps.round() if dtype == torch.int8 else steps).to(dtype), scales
 
 
-def element_type(asked: KVDType, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+def element_type(asked: KVDType, dtype: E, device: DeviceLike) -> E | torch.dtype:
     """Of the keys and values of a model that computes in `dtype`. ParameterError if the device cannot read them."""
     if asked == "auto":
         return dtype
     if asked == "int8":
         return torch.int8
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+    if device.type != "cuda" or torch.cuda.get_device_capability(str(device)) < FP8_CAPABILITY:
         needed = ".".join(map(str, FP8_CAPABILITY))
         raise ParameterError("kv_dtype", asked, f"auto or int8 here; fp8 needs CUDA of capability {needed}")
     return torch.float8_e4m3fn
@@ -139,11 +142,6 @@ def empty_kv(config: Any, dtype: torch.dtype, num_slots: int, device: torch.devi
 
 def empty_features(width: int, dtype: torch.dtype, num_slots: int, device: torch.device) -> FeatureKV:
     return FeatureKV(zeros((num_slots + 1, width), dtype, device))
-
-
-def slot_bytes(config: Any, dtype: torch.dtype) -> int:
-    """What a token takes in such a pool, without features."""
-    return sum(plane.nbytes for layer in empty_kv(config, dtype, 0, torch.device("meta")) for plane in layer)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -1,4 +1,5 @@
-"""The C++ kernels: built once for an instruction set with the machine's own compiler, then cached.
+"""The C++ kernels: built once for an instruction set with the machine's own compiler, then cached. Imports torch to run
+them, not to tell whether they would run.
 
 They are `torch.ops.pilotfish` and `torch.classes.pilotfish`, documented in `kernels/`; `native_modules` runs models on
 them. The references are transformers' own modules, `attention.dense_tree_attention`, `sampling.filtered_reference`,
@@ -7,19 +8,24 @@ them. The references are transformers' own modules, `attention.dense_tree_attent
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
+import importlib.metadata
 import logging
 import os
 import platform
 import re
 import shutil
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pilotfish.config.cache import cache_folder, made_once
 from pilotfish.errors import ParameterError
+from pilotfish.torchless import is_left_out
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +35,6 @@ _FLAGS = [
     *("-std=c++20", "-O3", "-fvisibility=hidden", "-Wno-psabi"),
     *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"),
 ]
-#: oneDNN's sets of instructions that have none for products of bfloat16, or convert it only.
-_WITHOUT_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
 PANEL = 32  # kPanel in kernels/linear.h
 
 _AVX512 = ["-march=x86-64-v4"]
@@ -47,6 +51,15 @@ INSTRUCTION_SETS = {
     },
     "aarch64": {"neon": ["-march=armv8-a"]},
 }
+#: What Linux lists of a processor that has them.
+_LISTED = {
+    "amx": {"amx_tile", "avx512_bf16"},
+    "avx512_bf16": {"avx512_bf16"},
+    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"},
+    "avx2": {"avx2", "fma"},
+}
+#: Numbers of Linux on x86_64: the call, what it asks for, and of which registers.
+_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 #: Names one of them instead of the best that the processor has.
 FORCED = "PILOTFISH_ISA"
 
@@ -67,36 +80,62 @@ def _flags() -> dict[str, list[str]]:
 
 
 def _has(name: str) -> bool:
-    match name:
-        case "amx":
-            # Linux keeps the tiles from a process until it has asked for them.
-            return (
-                torch.cpu._is_amx_tile_supported() and torch.cpu._is_avx512_bf16_supported() and torch.cpu._init_amx()
-            )
-        case "avx512_bf16":
-            return torch.cpu._is_avx512_bf16_supported()
-        case "avx512":
-            return torch.cpu._is_avx512_supported()
-        case "avx2":
-            return torch.cpu._is_avx2_supported()
-    return True
+    return _LISTED.get(name, set()) <= _processor_flags() and (name != "amx" or _may_use_tiles())
+
+
+@functools.cache
+def _processor_flags() -> frozenset[str]:
+    listed = Path("/proc/cpuinfo")
+    found = re.search(r"^flags\s*:(.*)", listed.read_text(), re.MULTILINE) if listed.is_file() else None
+    return frozenset(found[1].split()) if found else frozenset()
+
+
+@functools.cache
+def _may_use_tiles() -> bool:
+    """Linux keeps the tiles from a process until it has asked for them."""
+    call = map(ctypes.c_long, (_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA))
+    return bool(ctypes.CDLL(None).syscall(*call) == 0)
+
+
+class DeviceLike(Protocol):
+    """What a `torch.device` says of itself, beside its name as text."""
+
+    @property
+    def type(self) -> str: ...
+
+
+class DtypeLike(Protocol):
+    """What a `torch.dtype` says of itself."""
+
+    @property
+    def itemsize(self) -> int: ...
+
+
+def runs_native(config: Any, device: DeviceLike, *, eager: bool) -> bool:
+    """Whether the C++ kernels run such a model. Builds them if they are not built yet."""
+    return not eager and device.type == "cpu" and config.head_dim % PANEL == 0 and load_kernels()
 
 
 def load_kernels() -> bool:
     """Build (under a minute, once, in $PILOTFISH_CACHE or the user's cache) and load the kernels. False, with one
-    logged line, where that fails; ParameterError as `instruction_set`."""
+    logged line, where that fails; ParameterError as `instruction_set`. In a process without torch, that they are
+    built."""
     return _loaded() is not None
 
 
 @functools.cache
 def _loaded() -> Path | None:
-    """The library, once it is loaded."""
+    """The library, once it is loaded, or built where torch is left out."""
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:
         logger.warning("no C++ compiler (%s): slower reference kernels are used", compiler)
         return None
     try:
         library = made_once(cache_folder("kernels") / build_digest() / f"{_LIBRARY}.so", _build)
+        if is_left_out():
+            return library
+        import torch
+
         if not hasattr(torch.ops.pilotfish, "linear"):  # as it is not where another process has built them
             torch.ops.load_library(library)  # type: ignore[no-untyped-call]
     except (RuntimeError, OSError) as error:
@@ -125,30 +164,19 @@ def _build(library: Path) -> None:
     cpp_extension.load(_LIBRARY, [source], extra_cflags=flags, build_directory=place, is_python_module=False)
 
 
-def multiplies_bfloat16(device: torch.device) -> bool:
-    """Whether PyTorch has instructions for products of bfloat16 there. Without them its products take a hundred times
-    as long as those of float32; our kernels, which widen to float32, do not. On a CPU oneDNN multiplies for PyTorch,
-    and leaves the instructions that its own variable forbids; $ATEN_CPU_CAPABILITY changes nothing of it."""
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or ""
-    has_instructions = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
-    return has_instructions and limit.upper() not in _WITHOUT_BFLOAT16
-
-
 def build_digest() -> str:
     """Names a build: the sources, the flags and the torch it links to."""
     sources = [path.read_text() for path in sorted(_SOURCES.iterdir()) if path.suffix in (".h", ".cpp")]
     flags = [*_FLAGS, *_flags()[instruction_set()]]
-    return hashlib.sha256("\0".join((*sources, *flags, torch.__version__)).encode()).hexdigest()[:16]
+    return hashlib.sha256("\0".join((*sources, *flags, importlib.metadata.version("torch"))).encode()).hexdigest()[:16]
 
 
-def step_inputs(dtype: torch.dtype) -> int:
-    """Inputs of a step of `linear`."""
-    return 2 if dtype == torch.bfloat16 else 1
+def step_inputs(dtype: DtypeLike) -> int:
+    """Inputs of a step of `linear`: two of bfloat16."""
+    return 2 if dtype.itemsize == 2 else 1
 
 
-def input_multiple(dtype: torch.dtype) -> int:
+def input_multiple(dtype: DtypeLike) -> int:
     """What packed weights for such inputs are padded to: whole steps, and on AMX whole tiles of them."""
     step = step_inputs(dtype)
     return 16 * step if step == 2 and instruction_set() == "amx" else step
@@ -158,6 +186,8 @@ def pack_weight(weight: torch.Tensor, dtype: torch.dtype | None = None) -> torch
     """[N, K] -> [ceil(N / 32), steps, 32, inputs of a step], the layout that `linear` reads (see kernels/linear.h): a
     step is 1 input in float32 and 2 in bfloat16, and zeros fill whole tiles of AMX. `dtype` is the inputs', where it is
     not the weight's."""
+    import torch
+
     outputs, depth = weight.shape
     step, whole = step_inputs(dtype or weight.dtype), input_multiple(dtype or weight.dtype)
     padded = torch.nn.functional.pad(weight, (0, -depth % whole, 0, -outputs % PANEL))

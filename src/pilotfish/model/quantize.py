@@ -15,16 +15,17 @@ import torch
 from pilotfish.config.fields import Quantization
 from pilotfish.errors import ParameterError
 from pilotfish.model.metadata import quiet
+from pilotfish.model.native import DeviceLike
 
 #: The first with FP8 matrix units: Ada and Hopper.
 FP8_CAPABILITY = (8, 9)
 
 
-def check_quantization(quantization: Quantization, dtype: torch.dtype, device: torch.device) -> None:
+def check_quantization(quantization: Quantization, dtype: torch.dtype, device: DeviceLike) -> None:
     """ParameterError if the device cannot multiply such weights."""
     if quantization != "fp8":
         return
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+    if device.type != "cuda" or torch.cuda.get_device_capability(str(device)) < FP8_CAPABILITY:
         needed = ".".join(map(str, FP8_CAPABILITY))
         raise ParameterError("quantization", quantization, f"none or int8 here; fp8 needs CUDA of capability {needed}")
     if dtype != torch.bfloat16:

@@ -23,9 +23,10 @@ from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.modeling_utils import LoadStateDictConfig
 
 from pilotfish.errors import ModelError, ParameterError
-from pilotfish.model.checkpoint import weight_files, without_decompositions
+from pilotfish.model.checkpoint import without_decompositions
 from pilotfish.model.features import ARCHITECTURES
 from pilotfish.model.metadata import quiet
+from pilotfish.model.tensors import weight_files
 
 #: Fields with numbers of inner neurons.
 _INNER = ("intermediate_size", "moe_intermediate_size")

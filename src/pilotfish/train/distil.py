@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pilotfish.errors import ModelError
-from pilotfish.model.loader import load_config, load_weights
+from pilotfish.model.configuration import load_config
+from pilotfish.model.loader import load_weights
 from pilotfish.progress import PhaseProgress
 from pilotfish.train.curves import draw_run
 from pilotfish.train.data import TokenBatch, Tokens

@@ -12,7 +12,8 @@ from transformers import GenerationConfig
 
 from pilotfish.errors import ParameterError
 from pilotfish.heads.spec import FINAL
-from pilotfish.model.loader import load_config, load_weights
+from pilotfish.model.configuration import load_config
+from pilotfish.model.loader import load_weights
 from pilotfish.model.metadata import load_tokenizer, read_generation_config
 from pilotfish.train.heads.trainee import Shared
 

@@ -11,8 +11,8 @@ from pilotfish.heads.dialects.rope import read_rope
 from pilotfish.heads.fields import HeadFields
 from pilotfish.heads.spec import FINAL, POSITIONS, Decoder, HeadSpec
 from pilotfish.heads.target_facts import TargetFacts
-from pilotfish.heads.weights import TensorHeader
 from pilotfish.model.features import ACTIVATIONS
+from pilotfish.model.tensors import TensorHeader
 
 _ATTENTIONS = ("full_attention", "sliding_attention")
 #: Layers of a head, at most.
