@@ -43,6 +43,8 @@ def test_bars_stand_by_speed_and_ours_in_colour(result: Path, tmp_path: Path) ->
 
 def test_what_is_no_comparison_is_refused(result: Path) -> None:
     result.write_text("{}")
-    for path in (result, result.with_name("missing.json")):
+    garbage = result.with_name("garbage.json")
+    garbage.write_bytes(b'{"speeds": "\xff"}')
+    for path in (result, garbage, result.with_name("missing.json")):
         with pytest.raises(ParameterError, match=r"result: .* a result of bench compare"):
             read_comparison(path)

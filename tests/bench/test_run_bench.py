@@ -124,7 +124,14 @@ def test_the_crossover_is_interpolated_between_measured_loads() -> None:
 
 
 def test_what_is_no_result_is_refused_in_one_line() -> None:
-    for text in ("{", "[]", "{}", '{"settings": [{"setting": 1}]}', msgspec.json.encode({"requests": []}).decode()):
+    for text in (
+        "{",
+        b'{"seed": "\xff"}',
+        "[]",
+        "{}",
+        '{"settings": [{"setting": 1}]}',
+        msgspec.json.encode({"requests": []}).decode(),
+    ):
         with pytest.raises(InputError, match=r"result: 'file\.json'") as raised:
             saved_result(text, "file.json")
         assert "\n" not in str(raised.value)

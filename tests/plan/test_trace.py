@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,8 @@ def test_a_timed_trace_lacks_no_field(tmp_path: Path, field: str) -> None:
 def test_traces_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "plain.gz").write_text("{}")
-    for name, why in (("none", "cannot be read"), ("empty.jsonl", "no rows"), ("plain.gz", "cannot be read")):
+    (tmp_path / "garbage.gz").write_bytes(gzip.compress(TIMED.encode())[:10] + b"\xff" * 20)
+    cannot = [(name, "cannot be read") for name in ("none", "plain.gz", "garbage.gz")]
+    for name, why in (*cannot, ("empty.jsonl", "no rows")):
         with pytest.raises(InputError, match=why):
             read_trace(tmp_path / name, TracedRequest)

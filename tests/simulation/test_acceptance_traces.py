@@ -45,6 +45,7 @@ def test_a_file_gives_back_what_was_written(tmp_path: Path, name: str) -> None:
         (b'{"id": "b", "prompt": [7], "tokens": [8], "guesses": [[9]], "log_chances": [[0.5]]}', "trace.jsonl:3.*<= 0"),
         (b'{"id": "b", "prompt": [7], "tokens": [8], "guesses": [[9]], "log_chances": [[-1]]}', "'b' is not.*as many"),
         (b"{", "trace.jsonl:3"),
+        (b'{"id": "\xff"}', "trace.jsonl:3"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: bytes, reason: str) -> None:
@@ -58,7 +59,9 @@ def test_a_bad_line_is_named(tmp_path: Path, line: bytes, reason: str) -> None:
 def test_a_file_that_is_cut_off_or_not_there_is_refused(tmp_path: Path) -> None:
     cut = tmp_path / "cut.jsonl.gz"
     cut.write_bytes(gzip.compress(b"x" * 1000)[:-8])
-    for path in (cut, tmp_path / "missing.jsonl"):
+    garbage = tmp_path / "garbage.jsonl.gz"
+    garbage.write_bytes(gzip.compress(b"x" * 1000)[:10] + b"\xff" * 20)
+    for path in (cut, garbage, tmp_path / "missing.jsonl"):
         with pytest.raises(ParameterError, match="a readable file"):
             read_acceptance(path)
 

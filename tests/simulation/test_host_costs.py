@@ -38,7 +38,9 @@ def test_a_file_of_costs_is_read_or_refused(tmp_path: Path) -> None:
     path.write_bytes(msgspec.json.encode(written))
     assert read_calibration(path) == written
     path.write_bytes(msgspec.json.encode(written).replace(b"step", b"stop"))
-    for wrong in (path, tmp_path / "missing.json"):
+    garbage = tmp_path / "garbage.json"
+    garbage.write_bytes(b'{"processor": "\xff"}')
+    for wrong in (path, garbage, tmp_path / "missing.json"):
         with pytest.raises(ParameterError, match=r"machine: .*plan calibrate"):
             read_calibration(wrong)
 

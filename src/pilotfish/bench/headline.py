@@ -52,7 +52,7 @@ def read_comparison(path: Path) -> ComparedSpeeds:
     """ParameterError where the file is no result of `bench compare`."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=ComparedSpeeds)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ParameterError("result", str(path), f"a result of bench compare: {error}") from None
 
 

@@ -163,7 +163,7 @@ def saved_result(text: str | bytes, place: str) -> SavedResult:
     """Of a bench's JSON; ParameterError, naming `place`, for one that no page can be drawn from."""
     try:
         result = msgspec.json.decode(text, type=SavedResult)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ParameterError("result", place, f"JSON of bench run, tune or serve ({error})") from error
     if not (result.settings or result.requests):
         raise ParameterError("result", place, "JSON of bench run, tune or serve: it has neither settings nor requests")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -44,7 +45,7 @@ def read_trace(path: Path, kind: type[Record]) -> list[Record]:
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             lines = file.read().splitlines()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"trace: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     if not lines:
         raise InputError(f"trace: {path} has no rows; one JSON object a line is needed")

@@ -7,6 +7,7 @@ A file has one JSON object a line: the pair first, then each sequence. A name th
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -107,14 +108,14 @@ def _lines(path: Path) -> Iterator[bytes]:
     try:
         with (gzip.open if path.suffix == ".gz" else Path.open)(path, "rb") as file:
             yield from file
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ParameterError("trace", str(path), f"a readable file: {error}") from None
 
 
 def _decoded(path: Path, number: int, line: bytes, kind: type[TracedLine]) -> TracedLine:
     try:
         return msgspec.json.decode(line, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ParameterError("trace", f"{path}:{number}", f"a {kind.__name__}: {error}") from None
 
 

@@ -30,7 +30,7 @@ def read_calibration(path: Path) -> MachineCalibration:
     try:
         read = msgspec.json.decode(path.read_bytes(), type=MachineCalibration)
         Pace.parse(read.target), Pace.parse(read.draft)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ParameterError("machine", str(path), f"a file of `pilotfish plan calibrate`: {error}") from None
     return read
 

@@ -55,11 +55,11 @@ def _sharegpt(path: Path) -> list[tuple[int, Any]] | None:
     if data.lstrip()[:1] == b"[":
         try:
             return list(enumerate(msgspec.json.decode(data, type=list[Any]), 1))
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InputError(f"prompts: {path} is not JSON: {error}") from error
     try:
         rows = [(i, msgspec.json.decode(line)) for i, line in enumerate(data.splitlines(), 1) if line.strip()]
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None  # `read_rows` says where
     return rows if rows and isinstance(rows[0][1], dict) and "conversations" in rows[0][1] else None
 
