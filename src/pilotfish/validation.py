@@ -6,6 +6,7 @@ msgspec converts and refuses; its sentences are not read. The field to blame is 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
@@ -103,6 +104,7 @@ def _first_misfit(items: Sequence[Any], kind: Any) -> int:
     return low
 
 
+@cache
 def options_of(kind: Any) -> tuple[Any, ...]:
     """The types of a union, without their constraints."""
     if get_origin(kind) is Annotated:

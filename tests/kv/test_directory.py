@@ -198,8 +198,9 @@ def test_what_is_ours_and_damaged_can_be_purged(directory: Path) -> None:
     assert list(directory.iterdir()) == []
 
 
-@pytest.mark.parametrize("foreign", ["icon.png", "4g", "src"])
+@pytest.mark.parametrize("foreign", ["icon.png", "4g", "src", LOCK])
 def test_what_others_keep_beside_a_lock_is_refused(directory: Path, foreign: str) -> None:
+    """Nor is a lock one of ours by its name."""
     directory.mkdir()
     for name in (LOCK, MANIFEST, foreign):
         (directory / name).write_text("{}")

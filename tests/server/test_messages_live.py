@@ -234,7 +234,7 @@ ERRORS: list[tuple[dict[str, Any], type[anthropic.APIStatusError], str]] = [
     (
         {"tools": [{"type": "bash_20250124", "name": "bash"}], "tool_choice": {"type": "any"}},
         anthropic.BadRequestError,
-        "tool_choice: none of the tools can be called here",
+        "tool_choice: it is not allowed without tools",
     ),
     ({**TOOLS, "tool_choice": {"type": "tool", "name": "x"}}, anthropic.BadRequestError, "tool_choice.name: 'x'"),
     (

@@ -147,6 +147,8 @@ def test_the_access_line_of_a_refusal_says_why(server: Server, lines: Callable[[
         '"secret"',
         '{"suffix": "secret", "prompt": "x"}',
         '{"documents": ["secret"], "prompt": "x"}',
+        '{"grammar": "root ::= secret", "prompt": "x"}',
+        '{"options": {"stop": "secret"}, "prompt": "x"}',
         '{"response_format": {"type": "secret"}, "prompt": "x"}',
         '{"structured_outputs": {"json": "secret"}, "prompt": "x"}',
         '{"guided_choice": "secret", "prompt": "x"}',

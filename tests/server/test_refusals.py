@@ -71,6 +71,7 @@ BAD = [
     ("speculation", {"metrics": "all"}, "expected none, summary or detailed"),
     ("speculation", {"depth": 1}, "speculation.depth: there is no such parameter"),
     ("max_output_tokens", 5, "max_output_tokens: there is no such parameter"),
+    ("max_new_tokens", 5, "max_new_tokens: 5 is not supported; leave it out: max_tokens limits an output"),
     ("temprature", 0, "temprature: there is no such parameter; expected temperature"),
     ("Top-P", 0.5, "Top-P: there is no such parameter; expected top_p"),
     ("a name", 1, "a name: there is no such parameter"),

@@ -93,6 +93,12 @@ def test_a_template_that_tells_of_tools_is_left_to_it(
     assert prompt_of(engine) == "14"
 
 
+def test_a_chat_without_tools_is_as_it_was(serve: Callable[..., Client], engine: Engine) -> None:
+    for client in (serve(), serve(tool_template="default")):
+        assert client.post(CHAT, {"messages": [USER, USER]}).status == 200
+    assert engine.submitted[0].tokens == engine.submitted[1].tokens
+
+
 def test_the_system_message_comes_first() -> None:
     system = {"role": "system", "content": "Be brief."}
     (first, second) = with_tools_as_text([system, USER], [TOOL])

@@ -40,7 +40,9 @@ SALT_BYTES = 32
 #: Neither links nor pipes are followed, waited for or kept open in children.
 SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 #: What a folder may hold before it has a manifest.
-_BEFORE_MANIFEST = {LOCK, SALT, f"{SALT}.tmp", f"{SALT}{DAMAGED}", f"{MANIFEST}.tmp"}
+_BEFORE_MANIFEST = {
+    *(LOCK, SALT, f"{SALT}.tmp", f"{SALT}{DAMAGED}", f"{SALT}{DAMAGED}.tmp", f"{MANIFEST}.tmp", f"{MANIFEST}{DAMAGED}")
+}
 _PARTITION = re.compile(r"[0-9a-f]{32}")
 _FILE = re.compile(r"(\d{13})-(\d{1,6})\.rows")
 _OURS = "an empty folder, or one of captured rows"
@@ -109,7 +111,7 @@ def _has_manifest(path: Path) -> bool:
     try:
         contents = (path / MANIFEST).read_bytes()
         version = msgspec.json.decode(contents, type=_CaptureManifest).version
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (FileNotFoundError, IsADirectoryError, msgspec.DecodeError, UnicodeDecodeError) as error:
         if _is_ours(path):
             return False
         raise ParameterError(FIELD, str(path), f"{_OURS}; this one has no {MANIFEST} of ours") from error
@@ -121,7 +123,7 @@ def _has_manifest(path: Path) -> bool:
 def _is_ours(path: Path) -> bool:
     """Whether nobody else makes such a folder."""
     names = set(os.listdir(path))  # noqa: PTH208
-    others = names - _BEFORE_MANIFEST - {MANIFEST, MANIFEST + DAMAGED}
+    others = names - _BEFORE_MANIFEST - {MANIFEST}
     return LOCK in names and all(_PARTITION.fullmatch(name) for name in others)
 
 

@@ -31,6 +31,8 @@ def made_once(path: Path, make: Callable[[Path], None]) -> Path:
         made, sizes = Path(beside, path.name), Path(beside, note.name)
         make(made)
         sizes.write_text(json.dumps(_sizes(made)))
+        if note.exists() and _noted(note) == _sizes(path):  # another process was sooner
+            return path
         if path.is_dir():
             with suppress(FileNotFoundError):  # another process was sooner
                 path.rename(Path(beside, "before"))

@@ -38,6 +38,8 @@ _NEW_MANIFEST = MANIFEST + UNFINISHED
 _BEFORE_MANIFEST = {LOCK, _NEW_MANIFEST, DAMAGED}
 #: All of ours beside objects. The lock is last: who finds none may take the directory.
 NAMES = (_NEW_MANIFEST, DAMAGED, MANIFEST, LOCK)
+#: What a lock holds.
+_OWNER = re.compile(rb"\d+ *\n")
 _SUBDIRECTORY = re.compile(r"[0-9a-f]{2}")
 _FILE = re.compile(rf"([0-9a-f]{{{2 * KEY_BYTES}}})({re.escape(_OBJECT)}|{re.escape(UNFINISHED)})")
 #: How often, and after how many seconds, a lock is tried again: whoever looks for an owner holds it for a moment.
@@ -120,18 +122,21 @@ def read_manifest(field: str, directory: Path) -> Manifest | None:
         names = {entry.name for entry in os.scandir(directory)}
         if not names - _BEFORE_MANIFEST:
             return None
-        kind = DamagedDirectoryError if _are_ours(names) else ParameterError
+        kind = DamagedDirectoryError if _is_ours(directory, names) else ParameterError
         if MANIFEST not in names:
             raise kind(field, str(directory), f"{OURS}; this one holds {min(names - _BEFORE_MANIFEST)!r}")
+        contents = b"" if (directory / MANIFEST).is_dir() else _start_of(directory / MANIFEST)
     try:
-        return _decoded(_start_of(directory / MANIFEST))
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        return _decoded(contents)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise kind(field, str(directory), f"{OURS}; its {MANIFEST} is not ours: {error}") from error
 
 
-def _are_ours(names: set[str]) -> bool:
-    """Whether nobody else makes such a directory: it has a lock, and nothing that is not ours."""
-    return LOCK in names and all(_SUBDIRECTORY.fullmatch(name) for name in names.difference(NAMES))
+def _is_ours(directory: Path, names: set[str]) -> bool:
+    """Whether nobody else makes such a directory: it has a lock as we write it, and nothing that is not ours."""
+    if LOCK not in names or not all(_SUBDIRECTORY.fullmatch(name) for name in names.difference(NAMES)):
+        return False
+    return bool(_OWNER.fullmatch(_start_of(directory / LOCK)))
 
 
 def _decoded(contents: bytes) -> Manifest:

@@ -194,6 +194,8 @@ class TextFormat(AnswerFormat):
         scores = self.body.echo and generation.params.logprobs is not None
         prompts = generation.prompts if scores else ()
         self._echoes = [EchoedPrompt(prompt, tokenizer, self.names) for prompt in prompts]
+        echoed = generation.prompts if self.body.echo else ()
+        self._prompts = [tokenizer.decode(one.tokens) if one.text is None else one.text for one in echoed]
 
     def take_scored(self, output: OutputBuffer, entries: Sequence[TokenLogprobs]) -> None:
         super().take_scored(output, entries)
@@ -218,10 +220,7 @@ class TextFormat(AnswerFormat):
         }
 
     def _echo(self, output: OutputBuffer) -> str:
-        if not self.body.echo:
-            return ""
-        text = output.prompt.text
-        return self.tokenizer.decode(output.prompt.tokens) if text is None else text
+        return self._prompts[output.index // self.generation.params.n] if self.body.echo else ""
 
     def _logprobs(self, output: OutputBuffer) -> Part | None:
         """Of each token, which begins at its offset in the text."""

@@ -39,7 +39,9 @@ PROBES = frozenset({"/health", "/ready", "/metrics"})
 PROMPTS = frozenset(
     {"prompt", "messages", "system", "input", "instructions", "suffix", "prediction", "documents", "comment", "body"}
     | {"tools", "tool_choice", "functions", "response_format", "text", "output_config", "structured_outputs"}
-    | {"guided_json", "guided_regex", "guided_choice", "guided_grammar"}
+    | {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_whitespace_pattern"}
+    | {"grammar", "json_schema", "regex", "ebnf", "structural_tag", "chat_template", "bad_words", "stop", "images"}
+    | {"web_search_options", "options", "extra_body", "format", "response_schema", "generation_config"}
 )
 #: Routes whose requests go to the target.
 GENERATION = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})

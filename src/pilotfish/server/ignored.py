@@ -10,11 +10,13 @@ from pilotfish.server.http_errors import HttpError
 
 HEADER = "x-pilotfish-ignored"
 #: Names that one request may have told, and that the log tells in all: clients make them up.
-MOST, MOST_LOGGED = 32, 1000
+MOST, MOST_LOGGED = 16, 1000
+#: Stands for those beyond.
+MORE = "and-more"
 #: Names that some API may have. Others are no client's habit.
 NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 #: Characters of a name that is told.
-LONGEST = 128
+LONGEST = 64
 _OTHER = re.compile(r"[^\w.\[\]-]", re.ASCII)
 _INDEX = re.compile(r"\[\d+\]")
 _logged: set[str] = set()
@@ -33,18 +35,34 @@ class Ignored:
         strict."""
         if self.strict:
             raise refusal
-        self.tell(name or refusal.param or "", "it changes no answer; --strict refuses it")
+        self.tell(name or refusal.param or "", "nobody here knows what it could change; --strict refuses it")
 
     def tell(self, field: str, why: str) -> None:
         """`why` is for the log, and quotes nothing of the request."""
-        name = _OTHER.sub("", _INDEX.sub("[]", field))[:LONGEST]
-        if len(self._names) < MOST:
+        name = _told(field)
+        if not self.is_told(field):
             self._names[name] = None
         if name not in _logged and len(_logged) < MOST_LOGGED:
             _logged.add(name)
             logger.info("%s is left out of requests: %s", name, why)
 
+    def is_told(self, field: str) -> bool:
+        """Whether it was left out before, maybe of another item of a list, or is one too many to be told."""
+        if len(self._names) >= MOST:
+            self._names[MORE] = None
+            return True
+        return _told(field) in self._names
+
     @property
     def header(self) -> str:
         """Empty where nothing was left out."""
         return ", ".join(self._names)
+
+
+def _told(field: str) -> str:
+    return _OTHER.sub("", _INDEX.sub("[]", field))[:LONGEST]
+
+
+def kind_of(field: str, kind: str) -> str:
+    """What a field is called with a value that says of which kind it is, unless that could be anything."""
+    return f"{field}[{kind}]" if NAME.fullmatch(kind) else f"{field}[]"

@@ -79,12 +79,12 @@ def chat_of(body: CountTokensRequest, ignored: Ignored, *, reasons: bool) -> Mes
     tools = {i: _tool(tool) for i, tool in enumerate(body.tools or ()) if tool is not None}
     prompt = MessageChat(
         model=body.model,
-        messages=[*_system(body), *_conversation(body)],
+        messages=[*_system(body, ignored), *_conversation(body)],
         continue_final_message=_goes_on(body),
         tools=list(tools.values()) or None,
         places=list(tools),
         tool_template=body.tool_template,
-        tool_choice=_tool_choice(body) if tools or not body.tools else _without_tools(body),
+        tool_choice=_tool_choice(body, offered=bool(tools)),
         parallel_tool_calls=not getattr(body.tool_choice, "disable_parallel_tool_use", None),
         response_format=JsonOfSchema(JsonSchema(name="answer", schema=output.format.schema)) if output.format else None,
         reasoning_effort=output.effort,
@@ -128,13 +128,6 @@ def _thinking(body: CountTokensRequest, ignored: Ignored, *, reasons: bool) -> d
 # -- tools
 
 
-def _without_tools(body: CountTokensRequest) -> ToolChoice | None:
-    """The choice where all tools were left out. HttpError for one that requires a call."""
-    if isinstance(body.tool_choice, AnyChoice | NamedChoice):
-        raise bad_request("tool_choice", "none of the tools can be called here; expected auto or none")
-    return None
-
-
 def _tool(tool: ClientTool) -> FunctionTool:
     function = ToolFunction(
         name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
@@ -142,7 +135,7 @@ def _tool(tool: ClientTool) -> FunctionTool:
     return FunctionTool(type="function", function=function)
 
 
-def _tool_choice(body: CountTokensRequest) -> ToolChoice | None:
+def _tool_choice(body: CountTokensRequest, *, offered: bool) -> ToolChoice | None:
     match body.tool_choice:
         case NamedChoice(name=name):
             return NamedTool(function=ChosenFunction(name))
@@ -150,7 +143,7 @@ def _tool_choice(body: CountTokensRequest) -> ToolChoice | None:
             return "required"
         case NoChoice():
             return "none"
-    return "auto" if body.tool_choice else None
+    return "auto" if body.tool_choice and offered else None
 
 
 # -- turns
@@ -175,10 +168,14 @@ class _Turn:
                 raise bad(f"{path}.type", block.__struct_config__.tag, f"{allowed} in a turn of the {self.role}")
 
 
-def _system(body: CountTokensRequest) -> list[Message]:
-    """Without lines that only say which client asks: with a hash that is always another one no KV would be found."""
+def _system(body: CountTokensRequest, ignored: Ignored) -> list[Message]:
+    """Without lines that only say which client asks: with a hash that is always another one no KV would be found. A
+    strict server takes them for text."""
     given = [TextBlock(text=body.system)] if isinstance(body.system, str) else body.system or ()
-    texts = (_CLIENT_LINES.sub("", block.text) for block in given)
+    texts = [block.text for block in given]
+    if not ignored.strict and any(map(_CLIENT_LINES.match, texts)):
+        ignored.tell("system[x-anthropic-]", "it only says which client asks")
+        texts = [_CLIENT_LINES.sub("", text) for text in texts]
     content = [TextPart(type="text", text=text) for text in texts if text]
     return [Message(role="system", content=content)] if content else []
 

@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from pilotfish.config.server import ToolTemplate
 from pilotfish.conversation import ExactStruct
 from pilotfish.server.http_errors import bad
-from pilotfish.server.ignored import Ignored
+from pilotfish.server.ignored import Ignored, kind_of
 from pilotfish.server.requests import RequestBody, SpeculationOptions
 
 #: What Anthropic asks of a tool's name, and of a budget to think.
@@ -149,7 +149,7 @@ def _client_tools(given: list[Any], ignored: Ignored) -> Iterator[Any]:
     for i, tool in enumerate(given):
         kind = tool.get("type") if isinstance(tool, dict) else None
         if isinstance(kind, str) and kind != "custom":
-            ignored.leave_out(bad(f"tools[{i}].type", kind, "custom"), f"tools[{kind}]")
+            ignored.leave_out(bad(f"tools[{i}].type", kind, "custom"), kind_of("tools", kind))
             yield None
         else:
             yield tool

@@ -20,7 +20,7 @@ from pilotfish.rollout.cascade import CascadeAnswer
 from pilotfish.server.client_texts import ClientTexts
 from pilotfish.server.http_errors import HttpError, bad, bad_request
 from pilotfish.server.ignored import Ignored
-from pilotfish.server.reading import OutputReading
+from pilotfish.server.reading import SWITCHES, OutputReading
 from pilotfish.server.requests import (
     SAMPLING,
     SEED,
@@ -38,6 +38,7 @@ from pilotfish.wire.serving import Identity
 SHORT = 2048
 
 Result = TypeVar("Result")
+Chat = TypeVar("Chat", bound=ChatRequest)
 _thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
 
 
@@ -178,15 +179,14 @@ async def _tokenize(size: int, work: Callable[[], Result]) -> Result:
 
 
 async def chat_tokens(
-    request: ChatRequest | TokenizeRequest, texts: ClientTexts, ignored: Ignored, *, tools_as_text: bool = False
+    request: ChatRequest | TokenizeRequest, texts: ClientTexts, *, tools_as_text: bool = False
 ) -> list[int]:
     """Tokens of the chat template around the messages. HttpError or ParameterError names what is
     wrong, HttpError where the template refuses them."""
     tokenizer, plain = texts.tokenizer, template_messages("messages", request.messages or [])
     begins, goes_on = request.add_generation_prompt, bool(request.continue_final_message)
     own = template_arguments(tokenizer, request.chat_template_kwargs or {}, begins=begins, goes_on=goes_on)
-    effort = _effort(request, tokenizer.chat_template or "", ignored) if isinstance(request, ChatRequest) else {}
-    arguments = {**effort, **own, **template_tools(request.tools)}
+    arguments = {**own, **template_tools(request.tools)}
     if tools_as_text:
         plain = with_tools_as_text(plain, arguments.pop("tools", []))
     special = request.add_special_tokens is True
@@ -205,17 +205,18 @@ def chat_texts(request: ChatRequest | TokenizeRequest) -> Iterator[str]:
         yield msgspec.json.encode(request.tools).decode()
 
 
-def _effort(request: ChatRequest, template: str, ignored: Ignored) -> dict[str, Any]:
-    """What the template is told of an effort. `medium` is what a model does by itself."""
-    effort = request.reasoning_effort
-    if effort is not None and "reasoning_effort" in template:
-        return {"reasoning_effort": effort}
-    if effort == "none":
-        return {"enable_thinking": False}
-    if effort not in (None, "medium"):
+def with_effort(request: Chat, tokenizer: Any, ignored: Ignored) -> Chat:
+    """The chat, whose template is told of its effort. `medium` is what a model does by itself."""
+    effort, told = request.reasoning_effort, dict[str, Any]()
+    if effort is not None and "reasoning_effort" in (tokenizer.chat_template or ""):
+        told = {"reasoning_effort": effort}
+    elif effort == "none":
+        told = dict.fromkeys(SWITCHES, False)
+    elif effort not in (None, "medium"):
         problem = f"{short(effort)} is not supported with this model; expected none or medium"
         ignored.leave_out(bad_request(request.effort_field, problem, "unsupported_parameter"))
-    return {}
+    own = request.chat_template_kwargs or {}
+    return msgspec.structs.replace(request, chat_template_kwargs={**told, **own}) if told else request
 
 
 async def completion_prompts(request: CompletionRequest, texts: ClientTexts, most: int) -> list[TokenizedPrompt]:

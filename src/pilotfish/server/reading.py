@@ -119,7 +119,8 @@ class OutputFormats:
 
     def as_text(self, body: ChatRequest | TokenizeRequest) -> bool:
         """Whether the prompt has tools, and calls of earlier turns, as a plain text."""
-        return not self._told and (body.tool_template or self._tool_template) == "default"
+        has_any = body.tools or any(message.tool_calls or message.tool_call_id for message in body.messages or ())
+        return bool(has_any) and not self._told and (body.tool_template or self._tool_template) == "default"
 
     def tell_lost(self, body: ChatRequest | TokenizeRequest, ignored: Ignored) -> None:
         """What of the tools the prompt leaves out."""

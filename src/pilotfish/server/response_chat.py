@@ -17,7 +17,7 @@ from msgspec import Struct
 from pilotfish.errors import ParameterError
 from pilotfish.printable import short
 from pilotfish.server.http_errors import HttpError, bad, bad_request
-from pilotfish.server.ignored import Ignored
+from pilotfish.server.ignored import Ignored, kind_of
 from pilotfish.server.params import Generation
 from pilotfish.server.requests import ChatRequest
 from pilotfish.server.response_tools import arguments_of, function_name, offered_tools
@@ -95,7 +95,7 @@ def chat_of(request: ResponsesRequest, ignored: Ignored) -> ResponseChat:
         ignored.leave_out(bad("text.verbosity", request.text.verbosity, "medium"))
     for i, wanted in enumerate(request.include or ()):
         if wanted != LOGPROBS:
-            ignored.leave_out(bad(f"include[{i}]", wanted, LOGPROBS), f"include[{wanted}]")
+            ignored.leave_out(bad(f"include[{i}]", wanted, LOGPROBS), kind_of("include", wanted))
     wants_logprobs, tools = LOGPROBS in (request.include or ()), list(offered_tools(request))
     fields = {
         **{name: getattr(request, name) for name in SHARED},

@@ -20,7 +20,7 @@ from secrets import token_hex
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from pilotfish.parsers.pieces import Arguments, CallBegin, Content, Piece, Reasoning
-from pilotfish.server.response_tools import OfferedTool, input_of
+from pilotfish.server.response_tools import InputReader, OfferedTool
 
 #: An event, an item, or a part of one.
 Part = dict[str, Any]
@@ -151,32 +151,29 @@ class CallItem(Item):
 
 
 class CustomCallItem(CallItem):
-    """Its input is the one argument of the call that the model writes. Arguments without one are the input."""
+    """Its input is the one argument of the call that the model writes."""
 
     prefix = "ctc"
 
     def __init__(self, index: int, call_id: str, told: Mapping[str, str]) -> None:
         super().__init__(index, call_id, told)
-        self._input = ""
+        self._reader = InputReader()
 
     def add(self, text: str, logprobs: list[Part]) -> list[Part]:  # noqa: ARG002
-        self._texts.append(text)
-        return self._grown(input_of(self.text) or "")
+        return self._grown(self._reader.feed(text))
 
     def item(self, status: ItemStatus) -> Part:
-        call = {"call_id": self.call_id, **self.told, "input": self._input}
+        call = {"call_id": self.call_id, **self.told, "input": self.text}
         return {"id": self.id, "type": "custom_tool_call", "status": status, **call}
 
     def end(self, status: ItemStatus) -> list[Part]:
-        rest = [] if self._input or input_of(self.text) is not None else self._grown(self.text)
-        return [*rest, *super().end(status)]
+        return [*self._grown(self._reader.finish()), *super().end(status)]
 
     def _last(self) -> list[Part]:
-        return [self._event("custom_tool_call_input.done", input=self._input)]
+        return [self._event("custom_tool_call_input.done", input=self.text)]
 
-    def _grown(self, whole: str) -> list[Part]:
-        new = whole.removeprefix(self._input) if whole.startswith(self._input) else ""
-        self._input += new
+    def _grown(self, new: str) -> list[Part]:
+        self._texts.append(new)
         return [self._event("custom_tool_call_input.delta", delta=new)] if new else []
 
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from msgspec import Struct, structs
+
 from pilotfish.core.request import FinishReason
 from pilotfish.parsers.pieces import joined
 from pilotfish.server.chat_format import chat_logprob
@@ -24,7 +26,7 @@ from pilotfish.server.response_chat import ResponseChat
 from pilotfish.server.response_events import ItemStatus, ResponseItems
 from pilotfish.server.response_tokens import TokenBuffer
 from pilotfish.server.response_tools import offered_tools
-from pilotfish.server.responses import PlainText, ReasoningOptions, ResponsesRequest, TextOptions
+from pilotfish.server.responses import NamespaceTool, PlainText, ReasoningOptions, ResponsesRequest, TextOptions
 from pilotfish.server.stream import OutputBuffer
 
 #: What no request can change.
@@ -130,6 +132,12 @@ class ResponseFormat(AnswerFormat):
         return [{**event, "sequence_number": number} for number, event in enumerate(events, first)]
 
 
+def _without_left_out(tool: Struct) -> Struct:
+    if not isinstance(tool, NamespaceTool):
+        return tool
+    return structs.replace(tool, tools=[each for each in tool.tools if each is not None])
+
+
 def repeated(asked: ResponsesRequest) -> Part:
     """What a response says of its request."""
     text, reasoning = asked.text or TextOptions(), asked.reasoning or ReasoningOptions()
@@ -145,7 +153,7 @@ def repeated(asked: ResponsesRequest) -> Part:
         "safety_identifier": asked.safety_identifier,
         "text": {"format": text.format or PlainText(), "verbosity": "medium"},
         "tool_choice": asked.tool_choice or "auto",
-        "tools": [tool for tool in asked.tools or () if tool is not None],
+        "tools": [_without_left_out(tool) for tool in asked.tools or () if tool is not None],
         "top_logprobs": asked.top_logprobs or 0,
         "truncation": asked.truncation or "disabled",
         "user": asked.user,

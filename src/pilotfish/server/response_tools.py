@@ -9,17 +9,20 @@ namespace n: f, c                n__f, n__c                         either, with
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import jiter
 import msgspec
 
+from pilotfish.parsers.json_text import read_decoded
+from pilotfish.parsers.reader import Reader, Reading
 from pilotfish.server.responses import CustomTool, NamespaceTool, ResponsesRequest, ResponseTool
 
 #: The one parameter of a custom tool.
 INPUT = "input"
+_SPACE, _REST = re.compile(r"\s*"), re.compile(r".*", re.DOTALL)
 #: Characters that a function's name may have.
 LONGEST = 64
 
@@ -86,10 +89,38 @@ def arguments_of(text: str) -> str:
     return msgspec.json.encode({INPUT: text}).decode()
 
 
-def input_of(arguments: str) -> str | None:
-    """As much of a custom tool's input as its arguments hold so far; None: they hold none."""
-    try:
-        read = jiter.from_json(arguments.encode(), partial_mode="trailing-strings")
-    except ValueError:
-        return None
-    return read[INPUT] if isinstance(read, dict) and isinstance(read.get(INPUT), str) else None
+class InputReader:
+    """The input of a custom tool, in its arguments as they come. What is no object that begins with an input is the
+    input itself."""
+
+    def __init__(self) -> None:
+        self._reader = Reader()
+        self._parts: list[str] = []
+        self._reading = self._read()
+        self._advance()
+
+    def feed(self, text: str) -> str:
+        """What it adds to the input."""
+        self._reader.add(text)
+        return self._advance()
+
+    def finish(self) -> str:
+        """No more comes."""
+        self._reader.end()
+        return self._advance()
+
+    def _advance(self) -> str:
+        next(self._reading, None)
+        added = "".join(self._parts)
+        self._parts.clear()
+        return added
+
+    def _read(self) -> Reading[None]:
+        for sign in ("{", f'"{INPUT}"', ":", '"'):
+            yield from self._reader.span(_SPACE)
+            if not (yield from self._reader.mark((sign,))):
+                self._parts.append(self._reader.taken())
+                yield from self._reader.run(_REST, self._parts.append)
+                return
+            self._reader.take(len(sign))
+        yield from read_decoded(self._reader, self._parts.append)

@@ -11,7 +11,7 @@ from pilotfish.config.server import ToolTemplate
 from pilotfish.conversation import ExactStruct, Name
 from pilotfish.server.constraints import StructuredOutputs
 from pilotfish.server.http_errors import bad
-from pilotfish.server.ignored import Ignored
+from pilotfish.server.ignored import Ignored, kind_of
 from pilotfish.server.requests import (
     AS_JSON,
     SAMPLING,
@@ -252,7 +252,7 @@ def _offered(path: str, tools: list[Any], ignored: Ignored) -> list[Any]:
         kind = tool.get("type") if isinstance(tool, dict) else None
         if isinstance(kind, str) and kind not in OFFERED:
             refusal = bad(f"{path}[{i}].type", kind, f"{OFFERED[0]}, {OFFERED[1]} or {OFFERED[2]}")
-            ignored.leave_out(refusal, f"tools[{kind}]")
+            ignored.leave_out(refusal, kind_of("tools", kind))
             kept.append(None)
         elif kind == "namespace" and isinstance(tool.get("tools"), list):
             kept.append({**tool, "tools": _offered(f"{path}[{i}].tools", tool["tools"], ignored)})

@@ -103,8 +103,7 @@ class Api:
         """How many tokens of a prompt such a conversation is."""
         _, body = await self._read(request, CountTokensRequest)
         chat = chat_of(body, ignored_of(request), reasons=self._formats.reasoning is not None)
-        tool_use(chat)  # refuses tools that cannot be
-        return json({"input_tokens": len(await self._chat_tokens(request, chat))})
+        return json({"input_tokens": await self._count(request, chat)})
 
     async def responses(self, request: Request) -> Response:
         """Answer a conversation of items with items."""
@@ -119,8 +118,7 @@ class Api:
         _, body = await self._read(request, ResponsesRequest)
         with response_chat.own_names():
             chat = response_chat.chat_of(body, ignored_of(request))
-            tool_use(chat)  # refuses tools that cannot be
-            count = len(await self._chat_tokens(request, chat))
+            count = await self._count(request, chat)
         return json({"object": "response.input_tokens", "input_tokens": count})
 
     async def tokenize(self, request: Request) -> Response:
@@ -298,17 +296,23 @@ class Api:
 
     async def _chat(self, request: Request, caller: Caller, body: requests.ChatRequest) -> Generation:
         """HttpError or ParameterError names the first bad field."""
+        body = params.with_effort(body, self._engine.tokenizer, ignored_of(request))
         use, tokens = tool_use(body), await self._chat_tokens(request, body)
         if not tokens:
             raise bad_request("messages", "the chat template makes nothing of them; at least one token is needed")
         reading = self._formats.chat(body, use, tokens)
         return self._generation(request, caller, body, [TokenizedPrompt(tokens)], reading)
 
+    async def _count(self, request: Request, chat: requests.ChatRequest) -> int:
+        """Tokens of its prompt."""
+        tool_use(chat)  # refuses tools that cannot be
+        chat = params.with_effort(chat, self._engine.tokenizer, ignored_of(request))
+        return len(await self._chat_tokens(request, chat))
+
     async def _chat_tokens(self, request: Request, body: requests.ChatRequest | requests.TokenizeRequest) -> list[int]:
         self._refuse_long("messages", params.chat_texts(body))
-        ignored, as_text = ignored_of(request), self._formats.as_text(body)
-        self._formats.tell_lost(body, ignored)
-        return await params.chat_tokens(body, self._texts, ignored, tools_as_text=as_text)
+        self._formats.tell_lost(body, ignored_of(request))
+        return await params.chat_tokens(body, self._texts, tools_as_text=self._formats.as_text(body))
 
     def _respond(self, request: Request, caller: Caller, generation: Generation, form: Form) -> Response:
         """HttpError says why the request is not admitted."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, TypeVar, cast, get_args, get_origin
@@ -32,7 +32,7 @@ Converted = TypeVar("Converted", bound=Struct)
 #: Unknown fields of a body up to which each is looked at.
 MOST_UNKNOWN = 32
 #: How alike a name is to another of which it is a misspelling.
-ALIKE = 0.9
+ALIKE = 0.88
 _JSON_TYPE = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)
 
 
@@ -121,30 +121,42 @@ def _leave_out(name: str, value: Any, names: set[str], ignored: Ignored) -> None
             raise error
         ignored.leave_out(error)
         return
-    unknown = bad_request(name, "there is no such parameter")
-    if not NAME.fullmatch(name) or name in _meaningful():
+    _leave_out_unknown(name, name, names, ignored)
+
+
+def _leave_out_unknown(path: str, name: str, known: Collection[str], ignored: Ignored) -> None:
+    """A name that no object has. HttpError for one that is none, or a known one's misspelling."""
+    unknown = bad_request(path, "there is no such parameter")
+    if not NAME.fullmatch(name):
         raise unknown
-    if meant := get_close_matches(name.lower().replace("-", "_"), names, 1, ALIKE):
-        raise bad_request(name, f"there is no such parameter; expected {meant[0]}")
+    plain = {_plain(one): one for one in known}
+    if meant := get_close_matches(_plain(name), plain, 1, ALIKE):
+        raise bad_request(path, f"there is no such parameter; expected {plain[meant[0]]}")
+    if path == name and _plain(name) in _meaningful():
+        raise unknown
     ignored.leave_out(unknown)
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
 
 
 @cache
 def _meaningful() -> set[str]:
-    """Fields of all APIs: in a body of another one they may have been meant."""
+    """Fields of all APIs, in plain letters: in a body of another one they may have been meant."""
     kinds, names = [RequestBody], set[str]()
     for kind in kinds:
         kinds += kind.__subclasses__()
-        names.update(kind.__struct_fields__)
-    return names - set(HARMLESS)
+        names.update(map(_plain, kind.__struct_fields__))
+    return names - set(map(_plain, HARMLESS))
 
 
 def _pruned(path: str, value: Any, kind: Any, ignored: Ignored) -> Any:
     """The value without unknown fields of its objects."""
     options = options_of(kind)
     if isinstance(value, list):
-        inner = next((get_args(option)[0] for option in options if get_origin(option) in (list, Sequence)), None)
-        if inner is None:
+        inner = next((get_args(option)[0] for option in options if get_origin(option) in (list, Sequence)), Any)
+        if not any(map(is_struct, options_of(inner))):
             return value
         return [_pruned(f"{path}[{i}]", item, inner, ignored) for i, item in enumerate(value)]
     struct = _struct_of(value, [option for option in options if is_struct(option)])
@@ -165,11 +177,20 @@ def _struct_of(value: Any, structs: list[type[Struct]]) -> type[Struct] | None:
 def _without_unknown(path: str, value: dict[str, Any], struct: type[Struct], ignored: Ignored) -> dict[str, Any]:
     if issubclass(struct, ExactStruct):
         return value
-    known, kept = {field.name: field.type for field in msgspec.structs.fields(struct)}, {}
+    known, kept = _types_of(struct), {}
     for name, item in value.items():
         place = f"{path}.{name}" if path else name
-        if name in known or name == struct.__struct_config__.tag_field or not NAME.fullmatch(name):
-            kept[name] = _pruned(place, item, known.get(name, Any), ignored)
-        elif item is not None:
-            ignored.leave_out(bad_request(place, "there is no such parameter"))
+        if name in known:
+            kept[name] = _pruned(place, item, known[name], ignored)
+        elif name in UNSUPPORTED and item not in UNSUPPORTED[name]:
+            raise bad_request(place, f"{short(item)} is not supported; leave it out")
+        elif item is not None and not ignored.is_told(place):
+            _leave_out_unknown(place, name, known, ignored)
     return kept
+
+
+@cache
+def _types_of(struct: type[Struct]) -> dict[str, Any]:
+    """Of its fields, and of its tag."""
+    tag = struct.__struct_config__.tag_field
+    return {field.name: field.type for field in msgspec.structs.fields(struct)} | ({tag: Any} if tag else {})
