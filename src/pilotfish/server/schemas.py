@@ -31,6 +31,8 @@ Body = TypeVar("Body", bound=RequestBody)
 Converted = TypeVar("Converted", bound=Struct)
 #: Unknown fields of a body up to which each is looked at.
 MOST_UNKNOWN = 32
+#: Items of a list up to which each is looked at.
+MOST_ITEMS = 10_000
 #: How alike a name is to another of which it is a misspelling.
 ALIKE = 0.88
 _JSON_TYPE = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)
@@ -156,7 +158,7 @@ def _pruned(path: str, value: Any, kind: Any, ignored: Ignored) -> Any:
     options = options_of(kind)
     if isinstance(value, list):
         inner = next((get_args(option)[0] for option in options if get_origin(option) in (list, Sequence)), Any)
-        if not any(map(is_struct, options_of(inner))):
+        if len(value) > MOST_ITEMS or not any(map(is_struct, options_of(inner))):
             return value
         return [_pruned(f"{path}[{i}]", item, inner, ignored) for i, item in enumerate(value)]
     struct = _struct_of(value, [option for option in options if is_struct(option)])
