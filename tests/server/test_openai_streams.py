@@ -191,7 +191,8 @@ def test_one_fingerprint(fleet: Fleet) -> None:
 def test_models(fleet: Fleet, mode: str) -> None:
     (listed,) = fleet.client(mode).models.list().data
     assert listed == fleet.client(mode).models.retrieve(MODEL)
-    assert (listed.id, listed.object, listed.model_extra) == (MODEL, "model", {"max_model_len": 2048})
+    assert (listed.id, listed.object) == (MODEL, "model")
+    assert listed.model_extra == {"max_model_len": 2048, "chat": True}
 
 
 @pytest.mark.parametrize("text", [*SNIPPETS, "日本語 😀\n"])
