@@ -331,6 +331,12 @@ def test_an_effort_of_none_leaves_no_reasoning_before_a_format(taking: Callable[
     assert constraints[0] == constraints[1] and not constraints[0].after
 
 
+def test_a_tool_that_is_null_is_refused(client: Client) -> None:
+    for path, body in (("/v1/responses", {"input": "x"}), ("/v1/messages", {**CLAUDE, "tool_choice": None})):
+        answer = client.post(path, {**body, "tools": [None]})
+        assert answer.status == 400 and "tools[0]: None is not allowed; expected an object" in answer.body.decode()
+
+
 def test_an_answer_has_no_tools_that_were_left_out(taking: Callable[..., Client]) -> None:
     tools = [{"type": "namespace", "name": "n", "description": "", "tools": [HOSTED[0], CLOSE]}, HOSTED[1]]
     (space,) = response_of(taking(), tools=tools)["tools"]

@@ -147,6 +147,8 @@ class CountTokensRequest(RequestBody, kw_only=True):
 
 def _client_tools(given: list[Any], ignored: Ignored) -> Iterator[Any]:
     for i, tool in enumerate(given):
+        if tool is None:
+            raise bad(f"tools[{i}]", tool, "an object")
         kind = tool.get("type") if isinstance(tool, dict) else None
         if isinstance(kind, str) and kind != "custom":
             ignored.leave_out(bad(f"tools[{i}].type", kind, "custom"), kind_of("tools", kind))

@@ -249,6 +249,8 @@ def _offered(path: str, tools: list[Any], ignored: Ignored) -> list[Any]:
     """None for each that runs at OpenAI."""
     kept: list[Any] = []
     for i, tool in enumerate(tools):
+        if tool is None:
+            raise bad(f"{path}[{i}]", tool, "an object")
         kind = tool.get("type") if isinstance(tool, dict) else None
         if isinstance(kind, str) and kind not in OFFERED:
             refusal = bad(f"{path}[{i}].type", kind, f"{OFFERED[0]}, {OFFERED[1]} or {OFFERED[2]}")
