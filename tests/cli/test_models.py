@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from conftest import Run
 from head_files import write_eagle3
+from sizes import in_soak
 from support import edit_config
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -241,6 +242,7 @@ def test_what_is_wrong_is_told_with_torch(pilotfish: Run, llama: Path, tmp_path:
     assert len(done.stderr.splitlines()) == 1 and "num_beams 4 is not supported" in done.stderr
 
 
+@in_soak
 def test_a_head_is_told_with_torch(pilotfish: Run, llama: Path, head: Path) -> None:
     asked = ("models", "check", head, "--target", llama, "--kv-slots", 1024, "--json")
     done = ran("-m", "pilotfish", *asked)
