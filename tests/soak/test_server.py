@@ -60,7 +60,7 @@ def test_a_loaded_server_answers_as_an_idle_one(prompts: list[Prompt], mode: Mod
 def test_tiers_of_kv_that_hold_less_than_is_asked_for(prompts: list[Prompt], mode: Mode, tmp_path: Path) -> None:
     """Each tier evicts all the time; files stay within their size, memory within its own."""
     disk = tmp_path / "kv"
-    tiered = replace(config(mode), kv_slots=16384, kv_host_memory=0.04, kv_disk=disk, kv_disk_size=0.1)
+    tiered = replace(config(mode), kv_slots=16384, kv_host_memory=0.05, kv_disk=disk, kv_disk_size=0.1)
     report = run_load(tiered, Load(prompts, SECONDS, STREAMS, requests=6 * STREAMS, max_tokens=96))
     show(report)
     assert (
