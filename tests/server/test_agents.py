@@ -304,6 +304,8 @@ def test_what_says_how_to_answer_is_never_left_out(client: Client, fields: dict[
 def test_what_a_message_cannot_have_is_refused(client: Client, field: str) -> None:
     answer = client.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "x", field: ["x"]}]})
     assert answer.status == 400 and answer.error["param"] == f"messages[0].{field}"
+    metadata = {"role": "user", "content": "x", "options": {"cache": True}}
+    assert left_out(client.post("/v1/chat/completions", {"messages": [metadata]}).headers) == {"messages[].options"}
 
 
 def test_a_large_body_with_a_bad_part_is_looked_at_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,8 +33,8 @@ def made_once(path: Path, make: Callable[[Path], None]) -> Path:
         sizes.write_text(json.dumps(_sizes(made)))
         if note.exists() and _noted(note) == _sizes(path):  # another process was sooner
             return path
-        if path.is_dir():
-            with suppress(FileNotFoundError):  # another process was sooner
+        if path.is_dir():  # none can be moved over it
+            with suppress(FileNotFoundError):
                 path.rename(Path(beside, "before"))
         sizes.replace(note)
         _move(made, path)

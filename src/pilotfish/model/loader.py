@@ -82,8 +82,9 @@ def load_model(
             tensor.data = tensor.data.clone()  # out of the mapped weight files, so that their pages can go
     recordable = not eager and device.type == "cuda" and group is None and graphs.recordable(config)
     part = config if group is None else part_config(config, group.shard)
-    kinds = dtype, kv_elements, device
-    return LoadedModel(module, config, part, generation, *kinds, use_native, recordable, scored_cost)
+    return LoadedModel(
+        module, config, part, generation, dtype, kv_elements, device, use_native, recordable, scored_cost
+    )
 
 
 def _scored_cost(module: Any, config: Any) -> float:

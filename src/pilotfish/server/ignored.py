@@ -35,7 +35,7 @@ class Ignored:
         strict."""
         if self.strict:
             raise refusal
-        self.tell(name or refusal.param or "", "nobody here knows what it could change; --strict refuses it")
+        self.tell(name or refusal.param or "", "nothing here uses it; --strict refuses it")
 
     def tell(self, field: str, why: str) -> None:
         """`why` is for the log, and quotes nothing of the request."""

@@ -25,6 +25,8 @@ HARMLESS: list[str] = _FIELDS["harmless"]
 #: Fields that are not supported, by the values that change nothing. Of the second kind no value changes an answer.
 UNSUPPORTED = {name: (None, *values) for name, values in _FIELDS["unsupported"].items()}
 HINTS = {name: (None, *values) for name, values in _FIELDS["hints"].items()}
+#: Of those that are not supported, what parts of messages may not have either.
+WITHIN_MESSAGES = frozenset(_FIELDS["within_messages"])
 #: What errors say of some of them.
 INSTEAD: dict[str, str] = _FIELDS["instead"]
 SEED = f"an integer 0 to {SEED_LIMIT - 1}, or its digits as text"

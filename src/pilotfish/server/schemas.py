@@ -24,7 +24,7 @@ from pilotfish.errors import ParameterError
 from pilotfish.printable import short
 from pilotfish.server.http_errors import ClientGone, HttpError, bad, bad_request, http_error
 from pilotfish.server.ignored import NAME, Ignored
-from pilotfish.server.requests import HARMLESS, HINTS, INSTEAD, UNSUPPORTED, RequestBody
+from pilotfish.server.requests import HARMLESS, HINTS, INSTEAD, UNSUPPORTED, WITHIN_MESSAGES, RequestBody
 from pilotfish.validation import is_struct, options_of
 
 Body = TypeVar("Body", bound=RequestBody)
@@ -184,7 +184,7 @@ def _without_unknown(path: str, value: dict[str, Any], struct: type[Struct], ign
         place = f"{path}.{name}" if path else name
         if name in known:
             kept[name] = _pruned(place, item, known[name], ignored)
-        elif name in UNSUPPORTED and item not in UNSUPPORTED[name]:
+        elif name in WITHIN_MESSAGES and item not in UNSUPPORTED[name]:
             raise bad_request(place, f"{short(item)} is not supported; leave it out")
         elif item is not None and not ignored.is_told(place):
             _leave_out_unknown(place, name, known, ignored)
