@@ -49,7 +49,7 @@ $(READY): pyproject.toml constraints.txt
 	python3 -m venv $(VENV)
 	$(BIN)/pip install --quiet torch==$(TORCH)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
-	$(BIN)/python -c 'from pilotfish.model.native import load_kernels; load_kernels()'
+	$(BIN)/python -c 'from pilotfish.model.cpu.native import load_kernels; load_kernels()'
 	touch $(READY)
 
 # Chromium, for the playground's tests: from the system's packages where this user may install them.

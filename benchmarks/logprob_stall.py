@@ -28,8 +28,8 @@ from pilotfish.bench.programs import Program, start_server
 from pilotfish.bench.report import ProgressBar, Report, Row, Spread, describe_machine, ratios
 from pilotfish.bench.shapes import llama, write_served_model
 from pilotfish.config.engine import EngineConfig
-from pilotfish.model.loader import DTYPES
-from pilotfish.pairs import resolve_pair
+from pilotfish.engine.pairs import resolve_pair
+from pilotfish.model.loading.loader import DTYPES
 
 #: Events of the stream before the prompt, and after it.
 BEFORE, AFTER = 8, 3

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.attendance import Attendance
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.engine.targets.attendance import Attendance
 from pilotfish.wire.channel import decoded, encode
 from pilotfish.wire.serving import (
     ATTEND,

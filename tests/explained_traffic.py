@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pilotfish.rollout.cohorts import Cell, CohortWindows
-from pilotfish.rollout.outcome import Cohort, RequestOutcome
+from pilotfish.operate.explaining.cohorts import Cell, CohortWindows
+from pilotfish.operate.outcome import Cohort, RequestOutcome
 
 HOUR = 3600.0
 #: Depths that a tree has.

@@ -12,14 +12,14 @@ import pytest
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import DraftConfig
-from pilotfish.core.drafter import DraftLimits
-from pilotfish.core.request import Request
-from pilotfish.core.tree import Guesses
-from pilotfish.engine import remote_drafts
-from pilotfish.engine.draft_pool import make_worker
-from pilotfish.engine.launch import Supervisor
-from pilotfish.engine.process import WorkerSpec
-from pilotfish.engine.remote_drafts import RemoteDrafter, RemoteDrafts
+from pilotfish.core.drafting.drafter import DraftLimits
+from pilotfish.core.scheduling.request import Request
+from pilotfish.core.trees.tree import Guesses
+from pilotfish.engine.drafts import remote_drafts
+from pilotfish.engine.drafts.draft_pool import make_worker
+from pilotfish.engine.drafts.remote_drafts import RemoteDrafter, RemoteDrafts
+from pilotfish.engine.processes.launch import Supervisor
+from pilotfish.engine.processes.process import WorkerSpec
 from pilotfish.wire.sockets import ListeningChannel
 
 #: Seconds that a target waits for a tree, at most.

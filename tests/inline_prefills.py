@@ -14,17 +14,17 @@ from support import assert_idle
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import PrefillConfig
-from pilotfish.engine import remote_prefills
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.launch import Supervisor
-from pilotfish.engine.prefill_pool import serving
-from pilotfish.engine.process import WorkerSpec
-from pilotfish.engine.remote_prefills import RemotePrefills
+from pilotfish.engine.prefills import remote_prefills
+from pilotfish.engine.prefills.prefill_pool import serving
+from pilotfish.engine.prefills.remote_prefills import RemotePrefills
+from pilotfish.engine.processes.launch import Supervisor
+from pilotfish.engine.processes.process import WorkerSpec
 from pilotfish.kv.arena import Arena
-from pilotfish.prefill.worker import PrefillWorker
 from pilotfish.wire.channel import Channel
 from pilotfish.wire.curve_keys import load_pool_keys
 from pilotfish.wire.sockets import ListeningChannel
+from pilotfish.workers.prefill import PrefillWorker
 
 #: Seconds that a worker may take to give back what it held.
 SETTLE = 10.0

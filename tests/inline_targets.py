@@ -10,9 +10,9 @@ from typing import Any
 from msgspec.structs import replace
 from support import make_engine
 
-from pilotfish.engine.members import Member
-from pilotfish.engine.servers import Servers
-from pilotfish.engine.target_process import TargetService
+from pilotfish.engine.targets.members import Member
+from pilotfish.engine.targets.servers import Servers
+from pilotfish.engine.targets.target_process import TargetService
 from pilotfish.wire.serving import WAITING
 from pilotfish.wire.sockets import ListeningChannel
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pilotfish.model import native
+from pilotfish.model.cpu import native
 
 MODEL = Path(__file__).parent / "model"
 

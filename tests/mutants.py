@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from pilotfish.conformance.faults import mutated
-from pilotfish.core.messages import ToDraft, ToTarget
+from pilotfish.core.drafting.messages import ToDraft, ToTarget
 from pilotfish.wire.channel import encode
+from pilotfish.wire.conformance.faults import mutated
 
 #: What fields are changed to.
 ODD: Sequence[Any] = (

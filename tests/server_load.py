@@ -31,8 +31,8 @@ from pilotfish.bench.report import MEBIBYTE, Row, percentile
 from pilotfish.bench.workload import Prompt
 from pilotfish.config.engine import EngineConfig
 from pilotfish.errors import EngineError, ParameterError
-from pilotfish.model.configuration import load_config
-from pilotfish.model.metadata import load_tokenizer
+from pilotfish.model.loading.configuration import load_config
+from pilotfish.model.loading.metadata import load_tokenizer
 
 #: Tokens of a long prompt, from the shortest to the longest; the context may allow fewer.
 LONG = (2000, 6000)

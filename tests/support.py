@@ -17,16 +17,16 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PreTrained
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import KVDType
-from pilotfish.core.drafter import Drafter, DraftLimits
-from pilotfish.core.executor import Sampling
-from pilotfish.core.living_tree import LivingTree
-from pilotfish.core.logit_rules import LogitEdits
-from pilotfish.core.request import Request
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tree import OTHER, ROOT, Guesses, TokenTree
+from pilotfish.core.drafting.drafter import Drafter, DraftLimits
+from pilotfish.core.sampling.logit_rules import LogitEdits
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.executor import Sampling
+from pilotfish.core.scheduling.request import Request
+from pilotfish.core.trees.living_tree import LivingTree
+from pilotfish.core.trees.tree import OTHER, ROOT, Guesses, TokenTree
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
-from pilotfish.model.loader import LoadedModel, load_model
+from pilotfish.model.loading.loader import LoadedModel, load_model
 
 VOCAB = 512
 CONTEXT = 2048

@@ -103,7 +103,7 @@ native._build = lambda library: shutil.copy(whole, library)
 print(native.load_kernels())
 """
     from pilotfish.config.cache import cache_folder
-    from pilotfish.model.native import build_digest, load_kernels
+    from pilotfish.model.cpu.native import build_digest, load_kernels
 
     assert load_kernels()
     built = cache_folder("kernels") / build_digest()

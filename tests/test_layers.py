@@ -14,24 +14,20 @@ SOURCE = Path(__file__).parents[1] / "src" / "pilotfish"
 LAYERS = (
     ("__main__",),
     ("cli",),
-    ("ray",),  # an extra: nothing imports Ray itself but this
+    ("cluster",),  # an extra: nothing else imports Ray
     ("server",),
     ("bench",),
     ("train",),
     ("__init__",),  # `from pilotfish import LLM` hands up what the engine offers
     ("engine",),
-    ("simulation",),  # production's policy in virtual time, without torch
-    ("target", "draft", "prefill"),  # these three meet only through core and wire
-    ("pairs",),
-    ("heads", "backends"),
-    ("model",),
-    ("observe", "conformance"),
-    ("wire",),
-    ("rollout",),  # policy and statistics alone
-    ("config",),  # a configuration is checked when it is made, paces of named devices included
     ("plan",),
-    ("kv", "capture"),  # know no device: tiers and rows are bytes
-    ("grammar", "parsers"),  # what may be written, and what was
+    ("workers",),  # the loops of targets, drafts and prefill workers, which meet only through core and wire
+    ("model",),
+    ("wire",),
+    ("operate",),  # policy and statistics alone
+    ("config",),  # a configuration is checked when it is made, paces of named devices included
+    ("kv",),  # knows no device: KV is bytes
+    ("grammar",),
     ("core",),
     ("prompts", "conversation", "command", "openmp", "torchless", "logs", "progress"),
     ("options", "validation"),
@@ -43,12 +39,14 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 CORE_ALLOWED = {"msgspec", "numpy", "pilotfish"}
 #: What core may not use even of the standard library: clocks, I/O, threads.
 CORE_FORBIDDEN = {"time", "datetime", "asyncio", "socket", "threading", "multiprocessing", "subprocess", "random", "os"}
-#: What the loops may use of Pilotfish, and never torch: they run rows through core.executor.Executor.
-OF_LOOPS = {
-    "target": {"target", "core", "errors", "observe"},
-    "draft": {"draft", "core", "errors", "model", "observe", "wire"},
-    "prefill": {"prefill", "core", "errors", "kv", "observe", "wire"},
+#: Modules of each loop in `workers/`, and the rooms that it may use. Never torch: they run rows through an `Executor`.
+LOOPS = {
+    "target": ({"target", "scoring", "target_shadow"}, {"core", "errors"}),
+    "draft": ({"draft", "lm", "ngram", "suffix", "automaton"}, {"core", "errors", "model", "wire"}),
+    "prefill": ({"prefill", "export", "held_slots", "shared"}, {"core", "errors", "kv", "wire"}),
 }
+#: What all loops share.
+SHARED = {"", "records"}
 
 
 def unit(module: str) -> str:
@@ -65,10 +63,10 @@ def imports(source: str, package: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             base = ".".join(package.split(".")[: len(package.split(".")) + 1 - node.level]) if node.level else ""
             module = ".".join(part for part in (base, node.module) if part)
-            found.update(
-                f"pilotfish.{alias.name}" for alias in node.names if module == "pilotfish" and alias.name in LEVEL
-            )
             found.add(module)
+            found.update(
+                f"{module}.{alias.name}" for alias in node.names if module != "pilotfish" or alias.name in LEVEL
+            )
     return found
 
 
@@ -92,10 +90,22 @@ def foreign_to_core(source: str) -> set[str]:
 
 
 def foreign_to_loops(module: str, source: str) -> set[str]:
-    """What a module of a loop's package may not import."""
+    """What a module of a loop may not import."""
+    own, rooms = next((own, rooms) for own, rooms in LOOPS.values() if stem(module) in own)
     names = imports(source, module.rpartition(".")[0])
-    own = {unit(name) for name in names if name.split(".")[0] == "pilotfish"}
-    return own - OF_LOOPS[unit(module)] | {name for name in names if name.split(".")[0] in ("torch", "transformers")}
+    inside = {name for name in names if unit(name) == "workers"}
+    others = {name for name in names if name.split(".")[0] == "pilotfish"} - inside
+    neighbours = {name for name in inside if stem(name) not in own | SHARED}
+    return (
+        neighbours
+        | {name for name in others if unit(name) not in rooms}
+        | {name for name in names if name.split(".")[0] in ("torch", "transformers")}
+    )
+
+
+def stem(module: str) -> str:
+    """The name of a loop's file: the third part of pilotfish.workers.target."""
+    return "".join(module.split(".")[2:3]).removeprefix("__init__")
 
 
 @cache
@@ -117,43 +127,41 @@ def test_core_has_no_device_no_clock_no_io(module: str) -> None:
     assert foreign_to_core(modules()[module].read_text()) == set()
 
 
-@pytest.mark.parametrize("module", [m for m in modules() if unit(m) in OF_LOOPS])
+@pytest.mark.parametrize("module", [m for m in modules() if unit(m) == "workers" and stem(m) not in SHARED])
 def test_loops_know_no_torch_and_little_else(module: str) -> None:
     assert foreign_to_loops(module, modules()[module].read_text()) == set()
 
 
 @pytest.mark.parametrize(
-    "source",
+    ("module", "source"),
     [
-        "import torch",
-        "from torch.nn import Module",
-        "from pilotfish.model.kv_copy import copier_of",
-        "from pilotfish.target.worker import TargetWorker",
-        "from pilotfish.draft import worker",
-        "from pilotfish import config",
+        ("prefill", "import torch"),
+        ("prefill", "from torch.nn import Module"),
+        ("prefill", "from pilotfish.model.kv_copy import copier_of"),
+        ("prefill", "from pilotfish.workers.target import TargetWorker"),
+        ("prefill", "from pilotfish.workers import draft"),
+        ("prefill", "from pilotfish import config"),
+        ("target", "from pilotfish.workers.lm import LMDrafter"),
+        ("target", "from pilotfish.workers.export import Exporter"),
+        ("lm", "from pilotfish.workers import target"),
+        ("lm", "from pilotfish.workers import prefill"),
     ],
 )
-def test_a_model_or_another_loop_in_a_prefill_worker_would_be_found(source: str) -> None:
-    assert foreign_to_loops("pilotfish.prefill.worker", source)
+def test_a_model_or_another_loop_in_a_loop_would_be_found(module: str, source: str) -> None:
+    assert foreign_to_loops(f"pilotfish.workers.{module}", source)
 
 
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("pilotfish.core.tree", "from pilotfish.model.executor import TorchExecutor"),
-        ("pilotfish.core.tree", "from ..model import runner"),
-        ("pilotfish.core.tree", "from pilotfish import engine"),
+        ("pilotfish.core.trees.tree", "from pilotfish.model.executor import TorchExecutor"),
+        ("pilotfish.core.trees.tree", "from ...model import runner"),
+        ("pilotfish.core.trees.tree", "from pilotfish import engine"),
         ("pilotfish.model.executor", "def f():\n    import pilotfish.engine.engine"),
-        ("pilotfish.target.worker", "from pilotfish.draft.lm import LMDrafter"),
-        ("pilotfish.draft.lm", "from pilotfish.target import worker"),
-        ("pilotfish.draft.lm", "from pilotfish.prefill import worker"),
-        ("pilotfish.target.worker", "from pilotfish.prefill.export import Exporter"),
-        ("pilotfish.prefill.worker", "from pilotfish.target.worker import TargetWorker"),
-        ("pilotfish.prefill.worker", "from pilotfish.draft import worker"),
-        ("pilotfish.prefill.worker", "from pilotfish.engine.prefill_pool import run_prefill_pool"),
+        ("pilotfish.workers.prefill", "from pilotfish.engine.prefills.prefill_pool import run_prefill_pool"),
         ("pilotfish.kv.arena", "from pilotfish.wire.channel import Channel"),
         ("pilotfish.model.executor", "from pilotfish import LLM"),
-        ("pilotfish.core.tree", "import pilotfish.newcomer"),
+        ("pilotfish.core.trees.tree", "import pilotfish.newcomer"),
     ],
 )
 def test_an_upward_import_would_be_found(module: str, source: str) -> None:
@@ -168,7 +176,7 @@ def test_a_clock_or_device_in_core_would_be_found(line: str) -> None:
 
 
 def test_downward_imports_are_fine() -> None:
-    assert upward("pilotfish.target.worker", "from pilotfish.core.tree import walk\nimport torch") == []
+    assert upward("pilotfish.workers.target", "from pilotfish.core.trees.tree import walk\nimport torch") == []
     assert foreign_to_core("import heapq\nimport numpy as np\nfrom pilotfish.errors import EngineError") == set()
 
 
@@ -178,5 +186,5 @@ def test_every_layer_of_the_source_is_placed() -> None:
 
 def test_no_two_test_files_have_one_name() -> None:
     """pytest would collect the first alone. Those of `make soak` run apart."""
-    names = [path.name for path in Path(__file__).parent.glob("*/test_*.py") if path.parent.name != "soak"]
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py") if "soak" not in path.parts]
     assert sorted(names) == sorted(set(names))

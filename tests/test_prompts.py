@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from pilotfish.engine.pairs import resolve_pair
 from pilotfish.errors import PromptError
-from pilotfish.model.metadata import load_tokenizer
-from pilotfish.pairs import resolve_pair
+from pilotfish.model.loading.metadata import load_tokenizer
 from pilotfish.prompts import Row, chat_prompt, marks_turns, prompt_of
 
 TURNS = Row(1, ("one", "two"), chat=True, place="file:1")

@@ -9,7 +9,15 @@ import pilotfish
 
 
 def test_the_public_names() -> None:
-    assert pilotfish.__all__ == ["LLM", "Completion", "Constraint", "RequestOutput", "SamplingParams", "TokenLogprobs"]
+    assert pilotfish.__all__ == [
+        "LLM",
+        "Completion",
+        "Constraint",
+        "RequestOutput",
+        "SamplingParams",
+        "TokenLogprobs",
+        "resolve_pair",
+    ]
     assert all(hasattr(pilotfish, name) for name in pilotfish.__all__)
 
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.engine import rank, ranks
-from pilotfish.engine.launch import Supervisor
-from pilotfish.engine.process import WorkerSpec
-from pilotfish.engine.ranks import Ranks
-from pilotfish.model.loader import LoadedModel
-from pilotfish.model.shards import Shard
+from pilotfish.engine.processes import rank, ranks
+from pilotfish.engine.processes.launch import Supervisor
+from pilotfish.engine.processes.process import WorkerSpec
+from pilotfish.engine.processes.ranks import Ranks
+from pilotfish.model.loading.loader import LoadedModel
+from pilotfish.model.loading.shards import Shard
 
 #: Seconds that one may take to end, or to come to a meeting.
 SETTLE = 60.0

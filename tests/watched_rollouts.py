@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.rollout.intervals import MINIMUM, radius
+from pilotfish.operate.intervals import MINIMUM, radius
 
 Floats = NDArray[np.float64]
 #: Elements of an array that are computed at a time.

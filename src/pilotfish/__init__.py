@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING
 from pilotfish.openmp import wait_passively
 
 if TYPE_CHECKING:
-    from pilotfish.core.constraint import Constraint
-    from pilotfish.core.executor import TokenLogprobs
-    from pilotfish.core.sampling_params import SamplingParams
+    from pilotfish.core.sampling.constraint import Constraint
+    from pilotfish.core.sampling.sampling_params import SamplingParams
+    from pilotfish.core.scheduling.executor import TokenLogprobs
     from pilotfish.engine.llm import LLM, Completion, RequestOutput
+    from pilotfish.engine.pairs import resolve_pair
 
 wait_passively()  # here, because whoever imports anything of pilotfish comes by before torch is loaded
 
-__all__ = ["LLM", "Completion", "Constraint", "RequestOutput", "SamplingParams", "TokenLogprobs"]
+__all__ = ["LLM", "Completion", "Constraint", "RequestOutput", "SamplingParams", "TokenLogprobs", "resolve_pair"]
 
 _MODULES = {
-    "Constraint": "pilotfish.core.constraint",
-    "SamplingParams": "pilotfish.core.sampling_params",
-    "TokenLogprobs": "pilotfish.core.executor",
+    "Constraint": "pilotfish.core.sampling.constraint",
+    "SamplingParams": "pilotfish.core.sampling.sampling_params",
+    "TokenLogprobs": "pilotfish.core.scheduling.executor",
+    "resolve_pair": "pilotfish.engine.pairs",
 }
 
 

@@ -3,7 +3,7 @@
 OpenMP's threads spin by default: a thread that finds its core taken by another process lets all others burn theirs
 until it has it back. With one busy neighbour a forward of a 344 M model then took ten times as long; threads that
 sleep cost a few microseconds each time they are woken. Torch's own operations run on these threads; our kernels have
-their own (`model/kernels/team.h`).
+their own (`model/cpu/kernels/team.h`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pilotfish.bench.contestants import Run, periods_of
 from pilotfish.bench.levels import levels_of, read_levels
 from pilotfish.bench.speculation import ASYNC, OFF, parse_sync, run_async, run_cores
 from pilotfish.errors import InputError
-from pilotfish.observe.records import LevelRecord, StepRecord, Timeline, merge
+from pilotfish.workers.records import LevelRecord, StepRecord, Timeline, merge
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from pilotfish.bench import backends
 from pilotfish.bench.backends import LevelCase, levels_by_leaves, parse_backends, run_backends
 from pilotfish.bench.leveller import CONTEXT, LEVELS, MOST_LEAVES, MOST_SESSIONS, SLOTS, Leveller
 from pilotfish.bench.report import Spread
-from pilotfish.core.executor import Outcome, Sampling, SequenceRows
-from pilotfish.engine import draft_backends
+from pilotfish.core.scheduling.executor import Outcome, Sampling, SequenceRows
+from pilotfish.engine.drafts import draft_backends
 from pilotfish.errors import InputError, ParameterError
 
 

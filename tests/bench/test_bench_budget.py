@@ -16,11 +16,11 @@ from pilotfish.bench.speculation import AUTO, WatchedBudget, auto_result, contes
 from pilotfish.bench.workload import Prompt, Workload
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import DType
-from pilotfish.core.budget import AdaptiveBudget, Choice, Effort, FixedBudget, StepLoad
-from pilotfish.core.drafter import DraftLimits
+from pilotfish.core.drafting.drafter import DraftLimits
+from pilotfish.core.scheduling.budget import AdaptiveBudget, Choice, Effort, FixedBudget, StepLoad
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import InputError
-from pilotfish.model.native import load_kernels
+from pilotfish.model.cpu.native import load_kernels
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,10 @@ from pilotfish.bench.sharing import (
 )
 from pilotfish.bench.workload import Prompt, Workload, parse_milliseconds
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.request import RequestStats
+from pilotfish.core.scheduling.request import RequestStats
 from pilotfish.errors import EngineError, InputError, ParameterError
-from pilotfish.observe.records import StepRecord
 from pilotfish.wire.curve_keys import load_pool_keys, load_target_keys
+from pilotfish.workers.records import StepRecord
 
 PACED = {"pace": "target=4ms,draft=1ms", "budget": "fixed"}
 

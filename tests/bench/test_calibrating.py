@@ -10,8 +10,8 @@ from pilotfish.bench.calibrating import SYNC, Measured, host_costs
 from pilotfish.bench.contestants import Run
 from pilotfish.bench.levels import Level
 from pilotfish.config.engine import EngineConfig
-from pilotfish.observe.records import StepRecord
-from pilotfish.pairs import resolve_pair
+from pilotfish.engine.pairs import resolve_pair
+from pilotfish.workers.records import StepRecord
 
 STEP, SEQUENCE, NODE, LEVEL, WAITED = 0.0005, 0.00004, 0.00001, 0.0003, 0.0002
 TARGET, DRAFT = 0.020, 0.004

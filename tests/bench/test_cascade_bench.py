@@ -16,7 +16,7 @@ from pilotfish.bench.options import BENCHES
 from pilotfish.bench.report import ProgressBar
 from pilotfish.bench.thresholds import CascadedTask, chosen, halves, outcome, outcomes
 from pilotfish.errors import ModelError, ParameterError
-from pilotfish.rollout.cascade import NOBODY
+from pilotfish.operate.cascade_policy import NOBODY
 
 tasks_of = st.lists(
     st.builds(CascadedTask, st.sampled_from(("exact", "json")), st.floats(-9, 0), st.booleans(), st.booleans()),

@@ -123,7 +123,7 @@ def test_what_a_library_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
             library, PeerSetup(target="t", draft="d", threads=1, dtype="float32", quantization="int8"), progress
         )
     writer = SimpleNamespace(gguf_of=lambda model, weights: Path(f"{model}-{weights}"))
-    monkeypatch.setitem(sys.modules, "pilotfish.backends.gguf_file", writer)
+    monkeypatch.setitem(sys.modules, "pilotfish.model.backends.gguf_file", writer)
     converted = converted_setup(library, setup, progress)
     assert (converted.target, converted.draft) == ("t-bf16", "d-bf16")
     monkeypatch.setattr(compare, "is_head", lambda _: True)

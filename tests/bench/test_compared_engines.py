@@ -16,7 +16,7 @@ from pilotfish.config.fields import GGUFWeights
 from pilotfish.errors import ModelError
 
 pytest.importorskip("gguf")
-from pilotfish.backends.gguf_file import gguf_of
+from pilotfish.model.backends.gguf_file import gguf_of
 
 TOKENS = [7, 99, 250, 3, 41, 41, 180, 7, 99, 250]
 ALLOWED = {"qwen3": {"use_sliding_window": False, "layer_types": ["full_attention", "full_attention"]}}

@@ -6,7 +6,7 @@ import pytest
 from conftest import Measure
 
 from pilotfish.bench.constrained import CONSTRAINED, FREE, GapWindow, report_of, run_constrained
-from pilotfish.observe.records import StepRecord
+from pilotfish.workers.records import StepRecord
 
 
 def test_both_kinds_are_measured(measure: Measure) -> None:

@@ -21,7 +21,7 @@ from pilotfish.bench.offered_loads import (
     split_load,
 )
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.handover import WHOLE, HandOverReport
+from pilotfish.core.prefilling.handover import WHOLE, HandOverReport
 from pilotfish.engine.engine import Engine
 
 CELL = LoadCell(1000, 2000)

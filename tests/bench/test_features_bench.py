@@ -9,9 +9,9 @@ from conftest import Measure
 from head_files import write_eagle3
 
 from pilotfish.bench.features import line_kinds, run_features
-from pilotfish.core.feature_rows import ITEM_BYTES
+from pilotfish.core.features.feature_rows import ITEM_BYTES
 from pilotfish.errors import ParameterError
-from pilotfish.heads.target_facts import TargetFacts
+from pilotfish.model.heads.target_facts import TargetFacts
 
 
 def test_every_line_at_both_temperatures(measure: Measure, llama: Path, tmp_path: Path) -> None:

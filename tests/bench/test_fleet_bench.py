@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 from pilotfish.bench import app
 from pilotfish.bench.fleet_limits import ServerLoad, limits_of, on_paper
 from pilotfish.bench.server_costs import follow_costs
-from pilotfish.core.routing import RoundRobin
+from pilotfish.core.routing.router import RoundRobin
 from pilotfish.errors import ParameterError
-from pilotfish.plan.fleet import simulate
-from pilotfish.plan.fleet_plan import FleetPlan, paced_target
-from pilotfish.plan.traffic import ConversationTraffic
+from pilotfish.plan.fleets.fleet import simulate
+from pilotfish.plan.fleets.fleet_plan import FleetPlan, paced_target
+from pilotfish.plan.fleets.traffic import ConversationTraffic
 
 
 def report_of(*options: str) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from pilotfish.bench.corpus import entries
 from pilotfish.bench.grammar import SHAPES, Bed, run_grammar
 from pilotfish.bench.options import BENCHES
 from pilotfish.bench.report import ProgressBar
+from pilotfish.engine.pairs import resolve_pair
 from pilotfish.errors import InputError
-from pilotfish.pairs import resolve_pair
 
 TOKENIZER = resolve_pair("pycode").target / "tokenizer.json"
 

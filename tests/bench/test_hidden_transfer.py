@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pilotfish.bench.hidden_transfer import HandedTwice, row_of
-from pilotfish.core.handover import WHOLE, HandOverReport
+from pilotfish.core.prefilling.handover import WHOLE, HandOverReport
 
 
 def test_what_the_messages_took_is_not_hidden() -> None:

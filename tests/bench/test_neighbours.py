@@ -35,9 +35,9 @@ from pilotfish.bench.neighbours import (
 from pilotfish.bench.programs import Program, children, cpu_seconds, machine_seconds
 from pilotfish.bench.shapes import SHAPES, VOCAB, llama, write_random_model
 from pilotfish.bench.stepper import LEAST, STEPPERS, WARM_UP, step_seconds
-from pilotfish.engine.process import WorkerSpec
+from pilotfish.engine.processes.process import WorkerSpec
 from pilotfish.errors import EngineError
-from pilotfish.model import precision
+from pilotfish.model.loading import precision
 from pilotfish.openmp import POLICY
 
 TINY = llama(layers=2, hidden=64, heads=2, kv_heads=1, ffn=96)

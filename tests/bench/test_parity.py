@@ -21,13 +21,13 @@ from pilotfish.bench.parity import (
     run_parity,
 )
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core import scheduler
-from pilotfish.core.drafter import DraftLimits, NoDrafter
-from pilotfish.core.request import Request
-from pilotfish.core.tree import Forest, Guesses, Ints, Verdict, walk
-from pilotfish.draft.ngram import NgramDrafter
-from pilotfish.engine.remote_drafts import RemoteDrafter
+from pilotfish.core.drafting.drafter import DraftLimits, NoDrafter
+from pilotfish.core.scheduling import scheduler
+from pilotfish.core.scheduling.request import Request
+from pilotfish.core.trees.tree import Forest, Guesses, Ints, Verdict, walk
+from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.errors import EngineError
+from pilotfish.workers.ngram import NgramDrafter
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from pilotfish.bench.report import (
     write_json,
 )
 from pilotfish.errors import ParameterError
-from pilotfish.model import precision
+from pilotfish.model.loading import precision
 
 
 def test_spread_of_known_values() -> None:

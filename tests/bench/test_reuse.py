@@ -36,7 +36,7 @@ from pilotfish.bench.overhead import run_overhead
 from pilotfish.bench.peers.protocol import Generated, LoadedPeer, Question
 from pilotfish.bench.reuse import OURS, Answered, ask_engine, run_reuse
 from pilotfish.bench.workload import Prompt
-from pilotfish.core.prefix_keys import OBJECT_TOKENS
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.errors import ParameterError
 from pilotfish.kv.tiers import KVTiers
 
@@ -153,7 +153,7 @@ def test_openvino_plays_too(measure: Measure, monkeypatch: pytest.MonkeyPatch) -
     peer = LoadedPeer(dict.fromkeys(reuse.THEIRS.values(), generate), "exact")
     monkeypatch.setattr(compare, "find_spec", lambda name: name)
     writer = SimpleNamespace(gguf_of=lambda model, weights: f"{model}-{weights}")
-    monkeypatch.setitem(sys.modules, "pilotfish.backends.gguf_file", writer)
+    monkeypatch.setitem(sys.modules, "pilotfish.model.backends.gguf_file", writer)
     monkeypatch.setitem(sys.modules, "pilotfish.bench.peers.openvino_turns", SimpleNamespace(load=lambda _: peer))
     monkeypatch.setattr(reuse, "start_peer", start_inline)
     results = measure(run_reuse, "reuse", **SIZES, max_tokens=2, repeats=1, openvino=True).results

@@ -25,7 +25,7 @@ from pilotfish.bench.settings import grid_of
 from pilotfish.bench.tune import run_tune
 from pilotfish.bench.workload import Prompt, first_of_each
 from pilotfish.errors import InputError
-from pilotfish.observe.records import StepRecord
+from pilotfish.workers.records import StepRecord
 
 
 def test_all_modes_take_part_and_off_is_never_left_out(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ from pilotfish.bench import app
 from pilotfish.bench.report import ProgressBar, Report
 from pilotfish.bench.serving.command import run_serve
 from pilotfish.bench.serving.options import ServeBenchOptions
+from pilotfish.engine.pairs import resolve_pair
 from pilotfish.errors import EngineError, InputError, ParameterError
-from pilotfish.pairs import resolve_pair
 
 
 @pytest.fixture(autouse=True)

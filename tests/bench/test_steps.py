@@ -29,11 +29,11 @@ from pilotfish.bench.steps import (
     level_seconds,
     run_steps,
 )
-from pilotfish.core.executor import Outcome, Sampling, SequenceRows
-from pilotfish.draft.lm import LMDrafter
+from pilotfish.core.scheduling.executor import Outcome, Sampling, SequenceRows
 from pilotfish.errors import InputError
+from pilotfish.model.cpu.native import load_kernels
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.native import load_kernels
+from pilotfish.workers.lm import LMDrafter
 
 CPU = torch.device("cpu")
 TINY = llama(layers=2, hidden=64, heads=2, kv_heads=1, ffn=96)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from pilotfish.bench import app
 from pilotfish.bench.options import BENCHES
 from pilotfish.bench.success import chosen_tasks, parse_modes, run_eval
-from pilotfish.core import scheduler
+from pilotfish.core.scheduling import scheduler
 from pilotfish.errors import ParameterError
 
 MODES = ("off", "sync", "async")

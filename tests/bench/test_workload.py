@@ -12,8 +12,8 @@ from pilotfish.bench.workload import (
     load_prompts,
     parse_numbers,
 )
+from pilotfish.engine.pairs import PairDirs
 from pilotfish.errors import InputError
-from pilotfish.pairs import PairDirs
 
 PROMPTS = [Prompt(str(index), f"text {index}") for index in range(6)]
 

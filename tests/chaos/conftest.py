@@ -16,9 +16,10 @@ from live import LiveServer
 from support import make_engine, run
 from workers import PARAMS, PROMPTS, ForkedWorker, forked_pool
 
-from pilotfish.core import pools
-from pilotfish.engine import launch, remote_drafts
-from pilotfish.engine.launch import Supervisor
+from pilotfish.core.drafting import pools
+from pilotfish.engine.drafts import remote_drafts
+from pilotfish.engine.processes import launch
+from pilotfish.engine.processes.launch import Supervisor
 
 
 @pytest.fixture

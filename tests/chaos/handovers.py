@@ -16,21 +16,21 @@ from support import VOCAB, make_engine
 from workers import endpoint_in, eventually
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core import handover_machine, prefill_pools
-from pilotfish.core.handover import HandOverReport
-from pilotfish.core.incoming import Incoming
-from pilotfish.core.messages import Peer
-from pilotfish.core.prefill_messages import FromPrefill, OrderDone, SegmentReady
-from pilotfish.core.prefill_pools import PrefillPool
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.scheduler import Scheduler
-from pilotfish.core.segments import SegmentReference
+from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.prefilling import handover_machine, prefill_pools
+from pilotfish.core.prefilling.handover import HandOverReport
+from pilotfish.core.prefilling.incoming import Incoming
+from pilotfish.core.prefilling.prefill_messages import FromPrefill, OrderDone, SegmentReady
+from pilotfish.core.prefilling.prefill_pools import PrefillPool
+from pilotfish.core.prefilling.segments import SegmentReference
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.handovers import HandOvers
+from pilotfish.engine.prefills.handovers import HandOvers
 from pilotfish.engine.sample import Sample
 from pilotfish.kv.arena import Arena
-from pilotfish.prefill.worker import PrefillWorker
 from pilotfish.wire.channel import Channel, Received, decode_from_prefill, decode_to_prefill, encode
+from pilotfish.workers.prefill import PrefillWorker
 
 Message = TypeVar("Message")
 #: How segments' bytes come: read from memory, or sent.

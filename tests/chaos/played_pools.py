@@ -9,7 +9,7 @@ import zmq
 from support import VOCAB
 from workers import LOAD
 
-from pilotfish.core.messages import Commit, Open, Tree
+from pilotfish.core.drafting.messages import Commit, Open, Tree
 from pilotfish.wire.channel import decode_to_draft, encode
 
 #: What to send on each Open and Commit of a session.

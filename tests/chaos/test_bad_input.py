@@ -19,8 +19,8 @@ from support import write_tokenizer
 from workers import LIMIT, LOAD, Start, endpoint_in
 
 from pilotfish.cli import main
-from pilotfish.core.messages import PROTOCOL_VERSION, Refuse
-from pilotfish.engine import remote_drafts
+from pilotfish.core.drafting.messages import PROTOCOL_VERSION, Refuse
+from pilotfish.engine.drafts import remote_drafts
 from pilotfish.wire.channel import encode
 from pilotfish.wire.curve_keys import KeyPair, load_key_pair
 

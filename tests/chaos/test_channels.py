@@ -10,7 +10,7 @@ from loopback import Loopback
 from support import assert_idle, run
 from workers import PARAMS, PROMPTS, engine_over, eventually, threaded_pool
 
-from pilotfish.core import pools, session_table
+from pilotfish.core.drafting import pools, session_table
 
 FAULTS = {
     "dropped": {"dropped": 0.1},

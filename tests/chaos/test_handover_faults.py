@@ -37,9 +37,9 @@ from sizes import paired
 from support import assert_idle, make_engine, run
 from workers import endpoint_in, eventually
 
-from pilotfish.core import handover_machine, prefill_pools
-from pilotfish.core.messages import Peer
-from pilotfish.core.prefill_messages import (
+from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.prefilling import handover_machine, prefill_pools
+from pilotfish.core.prefilling.prefill_messages import (
     Fetch,
     FromPrefill,
     PrefillLoad,
@@ -48,10 +48,10 @@ from pilotfish.core.prefill_messages import (
     SegmentReady,
     ToPrefill,
 )
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.segments import SegmentReference
-from pilotfish.engine import handovers as engine_handovers
-from pilotfish.engine import remote_prefills
+from pilotfish.core.prefilling.segments import SegmentReference
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.engine.prefills import handovers as engine_handovers
+from pilotfish.engine.prefills import remote_prefills
 from pilotfish.kv.readers import SharedMemoryReader
 from pilotfish.model.kv_copy import HostCopier
 from pilotfish.wire.channel import encode

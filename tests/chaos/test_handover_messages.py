@@ -24,8 +24,8 @@ from msgspec.structs import replace
 from support import make_engine
 from workers import eventually
 
-from pilotfish.core.messages import Peer
-from pilotfish.core.prefill_messages import (
+from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.prefilling.prefill_messages import (
     FromPrefill,
     OrderDone,
     OrderFailed,
@@ -37,7 +37,7 @@ from pilotfish.core.prefill_messages import (
     ToPrefill,
     Welcome,
 )
-from pilotfish.core.segments import KVIdentity, SegmentReference
+from pilotfish.core.prefilling.segments import KVIdentity, SegmentReference
 from pilotfish.errors import ModelError
 from pilotfish.kv.readers import SharedMemoryReader
 

@@ -30,9 +30,9 @@ from sizes import sized
 from support import make_engine, run
 from workers import ForkedWorker, endpoint_in, eventually, forked
 
-from pilotfish.core import handover_machine
+from pilotfish.core.prefilling import handover_machine
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.process import WorkerSpec
+from pilotfish.engine.processes.process import WorkerSpec
 from pilotfish.engine.sample import Sample
 
 #: Seconds of a worker's forward: hand-overs take several.
@@ -66,7 +66,7 @@ def engine(
 ) -> Iterator[Engine]:
     """Before any worker has come."""
     make_quick(monkeypatch)
-    monkeypatch.setattr("pilotfish.engine.remote_prefills.ANSWER", 0.0)
+    monkeypatch.setattr("pilotfish.engine.prefills.remote_prefills.ANSWER", 0.0)
     pools = {"prefill_pool": (endpoint_in(tmp_path),), "prefill_threshold": "1"}
     with make_engine(llama, prefill_transports=TRANSPORTS[getattr(request, "param", "shm")], **pools) as engine:
         yield engine

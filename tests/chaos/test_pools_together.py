@@ -13,8 +13,8 @@ from sizes import sized
 from support import assert_idle, make_engine
 from workers import PARAMS, PROMPTS, Start, endpoint_in, eventually
 
-from pilotfish.core.messages import MAPPED
-from pilotfish.core.pools import DraftPool
+from pilotfish.core.drafting.messages import MAPPED
+from pilotfish.core.drafting.pools import DraftPool
 from pilotfish.engine.engine import Engine
 
 STREAMS = sized(40, 100)

@@ -17,7 +17,7 @@ from sizes import in_soak
 from support import make_engine, run
 from workers import eventually
 
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.sampling_params import SamplingParams
 
 BODIES = [completion(i, max_tokens=120, stream=True) for i in range(6)]
 ENDLESS = completion(max_tokens=1900, n=2, stream=True)

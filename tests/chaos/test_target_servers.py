@@ -14,12 +14,12 @@ from sizes import sized
 from support import SNIPPETS, assert_idle, make_engine, run
 from workers import eventually
 
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine import servers as servers_module
-from pilotfish.engine.attendance import Attendance
+from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.servers import Servers
-from pilotfish.engine.target_process import TargetService
+from pilotfish.engine.targets import servers as servers_module
+from pilotfish.engine.targets.attendance import Attendance
+from pilotfish.engine.targets.servers import Servers
+from pilotfish.engine.targets.target_process import TargetService
 from pilotfish.wire.channel import encode
 from pilotfish.wire.serving import Abort, Attend, Failure, Status, Submit
 from pilotfish.wire.sockets import DialingChannel, ListeningChannel

@@ -18,19 +18,19 @@ from support import SNIPPETS, VOCAB, make_engine
 from pilotfish.cli import main
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import DraftConfig
-from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Load
-from pilotfish.core.pools import DraftPool
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.target_machine import RemoteOptions
-from pilotfish.core.vocabulary import tokenizer_digest
-from pilotfish.draft.worker import DraftWorker
-from pilotfish.engine.draft_pool import make_worker
+from pilotfish.core.drafting.messages import PROTOCOL_VERSION, Hello, Load
+from pilotfish.core.drafting.pools import DraftPool
+from pilotfish.core.drafting.target_machine import RemoteOptions
+from pilotfish.core.drafting.vocabulary import tokenizer_digest
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.engine.drafts.draft_pool import make_worker
+from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.launch import wait_until
-from pilotfish.engine.process import Ending, WorkerSpec
-from pilotfish.engine.remote_drafts import RemoteDrafter
-from pilotfish.model.metadata import load_tokenizer
+from pilotfish.engine.processes.launch import wait_until
+from pilotfish.engine.processes.process import Ending, WorkerSpec
+from pilotfish.model.loading.metadata import load_tokenizer
 from pilotfish.wire.channel import Channel, ChannelThread, encode
+from pilotfish.workers.draft import DraftWorker
 
 #: Prompts and parameters of 100 streams, greedy and not.
 PROMPTS = [SNIPPETS[i % len(SNIPPETS)] for i in range(100)]
@@ -44,8 +44,8 @@ _server.set_forkserver_preload(
     [
         "pytest",
         "support",
-        "pilotfish.engine.draft_pool",
-        "pilotfish.engine.prefill_pool",
+        "pilotfish.engine.drafts.draft_pool",
+        "pilotfish.engine.prefills.prefill_pool",
         "pilotfish.cli",
         "transformers.models.llama.modeling_llama",
     ]

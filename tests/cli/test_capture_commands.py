@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from conftest import Configured, Run
 
-from pilotfish.capture.folder import ClaimedFolder, found_rows
-from pilotfish.capture.rows import CapturedRow, framed, token_bytes
-from pilotfish.capture.store import CaptureStore, Retention
+from pilotfish.operate.capture.folder import ClaimedFolder, found_rows
+from pilotfish.operate.capture.rows import CapturedRow, framed, token_bytes
+from pilotfish.operate.capture.store import CaptureStore, Retention
 from pilotfish.train import redistil as redistil_module
 from pilotfish.train.evaluate_captured import CapturedEvaluation
 from pilotfish.train.redistil import Redistillation

@@ -21,8 +21,8 @@ from pilotfish.cli import chat_screen
 from pilotfish.cli.chat import Conversation, converse
 from pilotfish.cli.chat_screen import PlainScreen, TerminalScreen
 from pilotfish.cli.show import OriginStream
-from pilotfish.core.noise import sample_seed
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.noise import sample_seed
+from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
 from pilotfish.printable import printable_output

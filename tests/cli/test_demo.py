@@ -13,21 +13,21 @@ import pytest
 from inline_drafts import inline_drafts
 from support import CONTEXT, step_until
 
-from pilotfish import pairs
 from pilotfish.bench.contestants import Run
-from pilotfish.cli import demo_pace, demo_runs, demo_scenes
-from pilotfish.cli.demo_pace import measured_scene, paced_scene, slower_scene, stretch_of, stretched
-from pilotfish.cli.demo_runs import PROMPTS, Scene, Timing, Work, seeds_within, time_modes
-from pilotfish.cli.demo_scenes import run_demo
-from pilotfish.cli.demo_tables import record_of, verdict
+from pilotfish.cli.demo import demo_pace, demo_runs, demo_scenes
+from pilotfish.cli.demo.demo_pace import measured_scene, paced_scene, slower_scene, stretch_of, stretched
+from pilotfish.cli.demo.demo_runs import PROMPTS, Scene, Timing, Work, seeds_within, time_modes
+from pilotfish.cli.demo.demo_scenes import run_demo
+from pilotfish.cli.demo.demo_tables import record_of, verdict
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.budget import FixedBudget
-from pilotfish.core.request import RequestStats
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.config.hardware.pace import Pace
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.budget import FixedBudget
+from pilotfish.core.scheduling.request import RequestStats
+from pilotfish.engine import pairs
+from pilotfish.engine.drafts.remote_drafts import RemoteDrafts
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.remote_drafts import RemoteDrafts
 from pilotfish.model.pacer import Pacer
-from pilotfish.plan.pace import Pace
 
 PARAMS = SamplingParams(temperature=0.8, max_tokens=6, seed=0)
 WORK = Work(PARAMS)

@@ -12,11 +12,11 @@ from conftest import Run
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import DraftConfig
-from pilotfish.engine import draft_pool
-from pilotfish.engine.host_memory import GIB
+from pilotfish.engine.drafts import draft_pool
+from pilotfish.engine.drafts.remote_drafts import worker_command
 from pilotfish.engine.memory import plan_memory
-from pilotfish.engine.remote_drafts import worker_command
-from pilotfish.pairs import resolve_pair
+from pilotfish.engine.pairs import resolve_pair
+from pilotfish.engine.processes.host_memory import GIB
 
 LISTEN = "ipc:///tmp/draft-3"
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from conftest import Run
 
-from pilotfish.observe.draft_pools import DraftPools, KnownPool
+from pilotfish.server.observe.draft_pools import DraftPools, KnownPool
 from pilotfish.wire.serving import PoolLoad
 
 EAST = PoolLoad(

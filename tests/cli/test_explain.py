@@ -18,7 +18,7 @@ import pytest
 from conftest import Run
 from explained_traffic import HOUR, Traffic, counted
 
-from pilotfish.cli.explain import span_of
+from pilotfish.cli.rollout.explain import span_of
 
 NOW = 1_800_000_000.0
 INTERVALS = ("--before", "2h..1h", "--after", "1h..now")

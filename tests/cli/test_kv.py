@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import Run
 
-from pilotfish.core.prefix_keys import OBJECT_TOKENS
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.kv.directory import object_path
 from pilotfish.kv.disk import DiskStore
 from pilotfish.kv.objects import KVObject

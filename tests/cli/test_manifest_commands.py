@@ -15,7 +15,8 @@ from manifests import KEYS, ROOT, WITH_COMMANDS
 from pages import codes, table
 
 from pilotfish.cli import workers
-from pilotfish.engine import draft_pool, prefill_pool
+from pilotfish.engine.drafts import draft_pool
+from pilotfish.engine.prefills import prefill_pool
 from pilotfish.server import main as server
 from pilotfish.server.auth import file_entry, new_secret
 from pilotfish.wire.curve_keys import new_key_pair, write_key_pair

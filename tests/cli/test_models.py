@@ -17,9 +17,9 @@ from support import edit_config
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from pilotfish.heads.target_facts import TargetFacts
-from pilotfish.model.native import load_kernels
-from pilotfish.pairs import resolve_pair
+from pilotfish.engine.pairs import resolve_pair
+from pilotfish.model.cpu.native import load_kernels
+from pilotfish.model.heads.target_facts import TargetFacts
 
 
 def test_a_model_that_would_run(pilotfish: Run, llama: Path) -> None:

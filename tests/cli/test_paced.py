@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from inline_drafts import inline_drafts
 
-from pilotfish import pairs
-from pilotfish.core.budget import FixedBudget
+from pilotfish.config.hardware.pace import Pace
+from pilotfish.core.scheduling.budget import FixedBudget
+from pilotfish.engine import pairs
 from pilotfish.engine.engine import Engine
 from pilotfish.model.pacer import Pacer
-from pilotfish.plan.pace import Pace
 
 BOTH = "target=1.5ms,draft=500us"
 

@@ -27,8 +27,8 @@ def test_json_has_every_row_and_the_errors(pilotfish) -> None:
 
 
 def test_splits_are_shown_beside_the_published_best(pilotfish, monkeypatch) -> None:
-    from pilotfish.simulation import device_splits
-    from pilotfish.simulation.device_splits import SPLITS, SplitCurve, SplitPoint
+    from pilotfish.plan.simulation import device_splits
+    from pilotfish.plan.simulation.device_splits import SPLITS, SplitCurve, SplitPoint
 
     curve = SplitCurve(
         0.8, [SplitPoint(n, rate, 3.0, 0.01, 0.002) for n, rate in enumerate((1, 2, 3, 9, 5, 6, 7, 8), 1)]

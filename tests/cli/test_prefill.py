@@ -22,10 +22,10 @@ from support import write_model
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import PrefillConfig
-from pilotfish.core.prefill_messages import PREFILL_VERSION, Greeting, OrderFailed, PrefillOrder, TurnedAway
-from pilotfish.core.segments import KVIdentity, KVLayout
-from pilotfish.engine import prefill_pool
-from pilotfish.engine.remote_prefills import prefill_command
+from pilotfish.core.prefilling.prefill_messages import PREFILL_VERSION, Greeting, OrderFailed, PrefillOrder, TurnedAway
+from pilotfish.core.prefilling.segments import KVIdentity, KVLayout
+from pilotfish.engine.prefills import prefill_pool
+from pilotfish.engine.prefills.remote_prefills import prefill_command
 from pilotfish.wire.channel import decode_from_prefill, encode
 from pilotfish.wire.curve_keys import new_key_pair, write_key_pair
 from pilotfish.wire.sockets import DialingChannel

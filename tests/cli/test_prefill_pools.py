@@ -15,7 +15,7 @@ from inline_prefills import prefill_worker
 from support import edit_tensors, write_model
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.engine import remote_prefills
+from pilotfish.engine.prefills import remote_prefills
 from pilotfish.wire.curve_keys import PoolClient, PoolKeys, new_key_pair, write_key_pair
 from pilotfish.wire.sockets import ListeningChannel
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from conftest import Run
 
-from pilotfish.rollout.arms import RolloutArms
-from pilotfish.rollout.outcome import Cohort, RequestOutcome
+from pilotfish.operate.arms import RolloutArms
+from pilotfish.operate.outcome import Cohort, RequestOutcome
 
 EVIL = '<script>alert("x")</script>\x1b[31m[bold]&'
 NAMES = ["off", "next", "slow", EVIL]

@@ -9,8 +9,8 @@ import pytest
 from conftest import Configured, Run
 
 from pilotfish.cli.vllm_arguments import FLAGS, translated
+from pilotfish.engine.pairs import resolve_pair
 from pilotfish.errors import InputError
-from pilotfish.pairs import resolve_pair
 from pilotfish.server.application import apply_overrides
 
 

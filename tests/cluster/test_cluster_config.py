@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from pilotfish.cluster.commands import Site, worker_command
+from pilotfish.cluster.config import MAX_FILE, ClusterConfig, cluster_config, read_cluster_config
 from pilotfish.errors import InputError
-from pilotfish.ray.commands import Site, worker_command
-from pilotfish.ray.config import MAX_FILE, ClusterConfig, cluster_config, read_cluster_config
 
 WHOLE = """
 name: code

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pilotfish.ray.config import Role, cluster_config
-from pilotfish.ray.listing import Listed, Listing, introduction, listens, told
+from pilotfish.cluster.config import Role, cluster_config
+from pilotfish.cluster.listing import Listed, Listing, introduction, listens, told
 
 CONFIG = cluster_config({"roles": {"api": {}, "target": {"model": "/models/target"}}})
 
@@ -20,7 +20,7 @@ def listed(role: Role, id: str, endpoint: str = "") -> Listed:
 @pytest.fixture
 def listing(monkeypatch: pytest.MonkeyPatch) -> Listing:
     handle = SimpleNamespace(shutdown=lambda: None)
-    monkeypatch.setitem(sys.modules, "pilotfish.ray.alpha", SimpleNamespace(follow=lambda *_: handle))
+    monkeypatch.setitem(sys.modules, "pilotfish.cluster.alpha", SimpleNamespace(follow=lambda *_: handle))
     return Listing(CONFIG, ("api", "target"))
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from pilotfish.errors import InputError
-from pilotfish.ray.config import ClusterConfig, cluster_config
-from pilotfish.ray.preflight import (
+from pilotfish.cluster.config import ClusterConfig, cluster_config
+from pilotfish.cluster.preflight import (
     Host,
     HostReport,
     check_devices,
@@ -18,6 +17,7 @@ from pilotfish.ray.preflight import (
     host_report,
     possible_roles,
 )
+from pilotfish.errors import InputError
 from pilotfish.wire.curve_keys import new_key_pair, write_key_pair
 
 TARGETS = Host("1", "a", {"CPU": 4.0, "target_device": 2.0}, {"rack": "r1"})

@@ -17,12 +17,13 @@ from typing import TypeAlias
 import numpy as np
 from msgspec.structs import replace
 
-from pilotfish.core.handover import WHOLE, HandOver
-from pilotfish.core.handover_machine import CloseMemory, HandOverMachine, OpenMemory, ReadSegment
-from pilotfish.core.incoming import Incoming
-from pilotfish.core.messages import Outgoing, Peer, salt_digest
-from pilotfish.core.prefill_machine import PrefillLimits, PrefillMachine
-from pilotfish.core.prefill_messages import (
+from pilotfish.core.cache.slots import Slots
+from pilotfish.core.drafting.messages import Outgoing, Peer, salt_digest
+from pilotfish.core.prefilling.handover import WHOLE, HandOver
+from pilotfish.core.prefilling.handover_machine import CloseMemory, HandOverMachine, OpenMemory, ReadSegment
+from pilotfish.core.prefilling.incoming import Incoming
+from pilotfish.core.prefilling.prefill_machine import PrefillLimits, PrefillMachine
+from pilotfish.core.prefilling.prefill_messages import (
     MAC_KEY_BYTES,
     PREFILL_VERSION,
     Greeting,
@@ -32,10 +33,9 @@ from pilotfish.core.prefill_messages import (
     SharedMemory,
     Welcome,
 )
-from pilotfish.core.prefill_orders import PlacedSegment, TakenOrder
-from pilotfish.core.prefill_pools import PrefillPool
-from pilotfish.core.segments import KVIdentity, KVLayout, SegmentReference
-from pilotfish.core.slots import Slots
+from pilotfish.core.prefilling.prefill_orders import PlacedSegment, TakenOrder
+from pilotfish.core.prefilling.prefill_pools import PrefillPool
+from pilotfish.core.prefilling.segments import KVIdentity, KVLayout, SegmentReference
 from pilotfish.errors import SegmentError, WireError
 from pilotfish.wire.channel import decode_from_prefill, decode_to_prefill, encode
 

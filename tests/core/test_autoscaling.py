@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.core.autoscaling import CALM, GOAL, demand, targets_wanted
+from pilotfish.core.routing.autoscaling import CALM, GOAL, demand, targets_wanted
 
 PARTS = st.lists(st.floats(0, 8), max_size=64)
 COUNTS = st.integers(1, 64)

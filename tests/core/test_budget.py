@@ -11,13 +11,13 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from pilotfish.core.budget import AdaptiveBudget, Budget, Effort, FixedBudget, StepLoad
-from pilotfish.core.calibration import StepCosts
-from pilotfish.core.drafter import DraftLimits
-from pilotfish.core.request import Request
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.step import Chunk, RequestCommit, Step
-from pilotfish.core.tree import ROOT, Forest, Guesses
+from pilotfish.core.drafting.drafter import DraftLimits
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.budget import AdaptiveBudget, Budget, Effort, FixedBudget, StepLoad
+from pilotfish.core.scheduling.calibration import StepCosts
+from pilotfish.core.scheduling.request import Request
+from pilotfish.core.scheduling.step import Chunk, RequestCommit, Step
+from pilotfish.core.trees.tree import ROOT, Forest, Guesses
 
 NODES, LEVELS, WIDTH = 8, 8, 4
 PARAMS = SamplingParams()

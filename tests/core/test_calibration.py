@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.core.calibration import Calibration, GainCurve, LevelCurve, SecondsBySize, StepCosts
-from pilotfish.core.tree import ROOT, Guesses, TokenTree
+from pilotfish.core.scheduling.calibration import Calibration, GainCurve, LevelCurve, SecondsBySize, StepCosts
+from pilotfish.core.trees.tree import ROOT, Guesses, TokenTree
 
 
 def test_costs_are_lines_between_knots() -> None:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pilotfish.core.child_calibration import DEPTHS, RANKS, ChildCalibration, ChildOutcome
-from pilotfish.core.lookahead import Lookahead
+from pilotfish.core.trees.child_calibration import DEPTHS, RANKS, ChildCalibration, ChildOutcome
+from pilotfish.core.trees.lookahead import Lookahead
 
 ONE = np.array([False])
 

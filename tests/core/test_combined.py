@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from support import follow, limits
 
-from pilotfish.core.drafter import CombinedDrafter, Drafter, DraftLimits
-from pilotfish.core.request import Request
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tree import ROOT, Forest, Guesses
+from pilotfish.core.drafting.drafter import CombinedDrafter, Drafter, DraftLimits
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.request import Request
+from pilotfish.core.trees.tree import ROOT, Forest, Guesses
 
 
 class Fixed(Drafter):

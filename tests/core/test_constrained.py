@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.core.constrained import FORCED, constrained
-from pilotfish.core.constraint import Bits, Constraint, FollowedGrammar, MaskedPaths, masks_when_asked, words
-from pilotfish.core.tree import GRAMMAR, LM, ROOT, Guesses
+from pilotfish.core.sampling.constrained import FORCED, constrained
+from pilotfish.core.sampling.constraint import Bits, Constraint, FollowedGrammar, MaskedPaths, masks_when_asked, words
+from pilotfish.core.trees.tree import GRAMMAR, LM, ROOT, Guesses
 
 
 class Sentences:

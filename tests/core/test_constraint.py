@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from pilotfish.core.constraint import MAX_LENGTH, Constraint, words
+from pilotfish.core.sampling.constraint import MAX_LENGTH, Constraint, words
 from pilotfish.errors import ParameterError
 
 

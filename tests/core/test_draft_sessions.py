@@ -10,15 +10,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sizes import sized
 from slot_contents import SlotContents
 
-from pilotfish.core.child_calibration import TENANTS as MOST_TENANTS
-from pilotfish.core.child_calibration import TenantCalibrations
-from pilotfish.core.draft_sessions import DraftSession, LevelPart, SessionKey, Unshared, add_children
-from pilotfish.core.features import Features
-from pilotfish.core.level_choice import LevelChoice, LevelShape
-from pilotfish.core.messages import Open, RequestSampling, salt_digest
-from pilotfish.core.prefix_cache import PrefixCache
-from pilotfish.core.session_table import IDLE, SessionTable
-from pilotfish.core.slots import SlotPool
+from pilotfish.core.cache.prefix_cache import PrefixCache
+from pilotfish.core.cache.slots import SlotPool
+from pilotfish.core.drafting.draft_sessions import DraftSession, LevelPart, SessionKey, Unshared, add_children
+from pilotfish.core.drafting.level_choice import LevelChoice, LevelShape
+from pilotfish.core.drafting.messages import Open, RequestSampling, salt_digest
+from pilotfish.core.drafting.session_table import IDLE, SessionTable
+from pilotfish.core.features.features import Features
+from pilotfish.core.trees.child_calibration import TENANTS as MOST_TENANTS
+from pilotfish.core.trees.child_calibration import TenantCalibrations
 from pilotfish.errors import EngineError
 
 CAPACITY, CHILDREN = 40, 2
@@ -310,10 +310,10 @@ class _Told:
 
 
 def test_a_sessions_grammar_follows_its_output() -> None:
-    from pilotfish.core import draft_sessions as sessions
-    from pilotfish.core.constraint import Constraint
-    from pilotfish.core.messages import Open, RequestSampling
-    from pilotfish.core.slots import SlotPool
+    from pilotfish.core.cache.slots import SlotPool
+    from pilotfish.core.drafting import draft_sessions as sessions
+    from pilotfish.core.drafting.messages import Open, RequestSampling
+    from pilotfish.core.sampling.constraint import Constraint
 
     told, table = _Told(), SessionTable(SlotPool(32))
     opened = Open(1, 1, [1, 2, 3, 4], 3, 20, 0, RequestSampling(), 8, constraint=Constraint.regex("a"))

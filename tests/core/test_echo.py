@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.core.echo import EchoClock
-from pilotfish.core.messages import Echo
+from pilotfish.core.drafting.echo import EchoClock
+from pilotfish.core.drafting.messages import Echo
 
 seconds = st.floats(0.0, 5.0)
 

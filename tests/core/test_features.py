@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.core.features import FeatureLog, Features
+from pilotfish.core.features.features import FeatureLog, Features
 
 LENGTH, WIDTH = 24, 2
 

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pilotfish.core import handover_machine
-from pilotfish.core.handover import WHOLE, HandOver, HandOverReport
-from pilotfish.core.handover_machine import GONE, OUTCOMES
-from pilotfish.core.prefill_messages import (
+from pilotfish.core.prefilling import handover_machine
+from pilotfish.core.prefilling.handover import WHOLE, HandOver, HandOverReport
+from pilotfish.core.prefilling.handover_machine import GONE, OUTCOMES
+from pilotfish.core.prefilling.prefill_messages import (
     OrderDone,
     OrderFailed,
     PrefillOrder,
@@ -25,8 +25,8 @@ from pilotfish.core.prefill_messages import (
     SegmentGone,
     SegmentReady,
 )
-from pilotfish.core.prefill_pools import BUSY, MAX_DOUBLINGS, MAX_FAILURES, REFUSED, SILENCE, mismatch
-from pilotfish.core.segments import SegmentReference, sequence_digest
+from pilotfish.core.prefilling.prefill_pools import BUSY, MAX_DOUBLINGS, MAX_FAILURES, REFUSED, SILENCE, mismatch
+from pilotfish.core.prefilling.segments import SegmentReference, sequence_digest
 
 COMMON = {
     "deliver": 24.0,

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.core.handover import WHOLE, HandOver, HandOverReport, HandOverTotals
-from pilotfish.core.incoming import Incoming, Landing
-from pilotfish.core.prefill_pools import PrefillPool
-from pilotfish.core.segments import KVLayout
+from pilotfish.core.prefilling.handover import WHOLE, HandOver, HandOverReport, HandOverTotals
+from pilotfish.core.prefilling.incoming import Incoming, Landing
+from pilotfish.core.prefilling.prefill_pools import PrefillPool
+from pilotfish.core.prefilling.segments import KVLayout
 
 seconds = st.floats(0, 100)
 

@@ -3,8 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.core.held_prefixes import ROUTING_KEY_BYTES, Held, HeldCopies, HeldPrefixes, RoutingKey, routing_keys
-from pilotfish.core.prefix_keys import OBJECT_TOKENS
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
+from pilotfish.core.routing.held_prefixes import (
+    ROUTING_KEY_BYTES,
+    Held,
+    HeldCopies,
+    HeldPrefixes,
+    RoutingKey,
+    routing_keys,
+)
 
 KEYS = [bytes([number]) * ROUTING_KEY_BYTES for number in range(8)]
 changes = st.lists(st.tuples(st.booleans(), st.sets(st.sampled_from(KEYS))))

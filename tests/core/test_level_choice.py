@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.core.level_choice import MAX_TENANTS, FairShare
+from pilotfish.core.drafting.level_choice import MAX_TENANTS, FairShare
 
 WEIGHTS = {"a": 3.0, "b": 1.0, "c": 1.0}
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.core.logit_rules import LogitRules, check_token_ids
-from pilotfish.core.request import Request
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.logit_rules import LogitRules, check_token_ids
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.request import Request
 from pilotfish.errors import ParameterError
 
 VOCAB = 6

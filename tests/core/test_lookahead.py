@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import paths_of, tree_of
 
-from pilotfish.core.lookahead import Lookahead, NewNodes, path_table
+from pilotfish.core.trees.lookahead import Lookahead, NewNodes, path_table
 
 #: More levels, and more nodes, than any tree here has.
 DEEP, WHOLE = 1000, 1 << 20

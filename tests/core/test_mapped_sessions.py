@@ -13,12 +13,14 @@ from sizes import sized
 from slot_contents import SlotContents, path_inputs
 from vocabularies import read, said, sayings, table, tables
 
-from pilotfish.core import mapped_text
-from pilotfish.core.connected_targets import DraftIdentity
-from pilotfish.core.draft_machine import DraftMachine
-from pilotfish.core.draft_sessions import DraftSession, SessionKey, Unshared, add_children
-from pilotfish.core.level_choice import LevelChoice, LevelShape
-from pilotfish.core.messages import (
+from pilotfish.core.cache.prefix_cache import PrefixCache
+from pilotfish.core.cache.slots import SlotPool
+from pilotfish.core.drafting import mapped_text
+from pilotfish.core.drafting.connected_targets import DraftIdentity
+from pilotfish.core.drafting.draft_machine import DraftMachine
+from pilotfish.core.drafting.draft_sessions import DraftSession, SessionKey, Unshared, add_children
+from pilotfish.core.drafting.level_choice import LevelChoice, LevelShape
+from pilotfish.core.drafting.messages import (
     CONNECTION,
     MAPPED,
     PROTOCOL_VERSION,
@@ -30,10 +32,8 @@ from pilotfish.core.messages import (
     RequestSampling,
     Tree,
 )
-from pilotfish.core.prefix_cache import PrefixCache
-from pilotfish.core.session_table import IDLE, SessionTable
-from pilotfish.core.slots import SlotPool
-from pilotfish.core.vocabulary_map import MappedVocabulary, TokenTable, VocabularyMap
+from pilotfish.core.drafting.session_table import IDLE, SessionTable
+from pilotfish.core.drafting.vocabulary_map import MappedVocabulary, TokenTable, VocabularyMap
 
 CAPACITY, CHILDREN = 80, 2
 SHAPE = LevelShape(4, CHILDREN)

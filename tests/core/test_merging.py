@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trees import check_tree
 
-from pilotfish.core.merging import merged
-from pilotfish.core.messages import Tree
-from pilotfish.core.pools import DraftPool
-from pilotfish.core.remote_sessions import RemoteSession
-from pilotfish.core.request import Request
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tree_copy import TreeCopy
+from pilotfish.core.drafting.messages import Tree
+from pilotfish.core.drafting.pools import DraftPool
+from pilotfish.core.drafting.remote_sessions import RemoteSession
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.request import Request
+from pilotfish.core.trees.merging import merged
+from pilotfish.core.trees.tree_copy import TreeCopy
 
 Node = tuple[int, int, int, float]
 REQUEST = Request(0, [1, 2, 3], SamplingParams(), 0, frozenset(), 100)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from pilotfish.core.noise import MAX_NOISE, MIN_NOISE, SEED_LIMIT, gumbel, gumbel_of, philox, sample_seed
+from pilotfish.core.sampling.noise import MAX_NOISE, MIN_NOISE, SEED_LIMIT, gumbel, gumbel_of, philox, sample_seed
 
 VECTORS = Path(__file__).parents[2] / "docs" / "noise-vectors.md"
 SEEDS = st.integers(0, SEED_LIMIT - 1)

@@ -7,8 +7,8 @@ import logging
 import pytest
 from msgspec import structs
 
-from pilotfish.core.messages import Load
-from pilotfish.core.pools import BACK, FIRST_GREETING, GREETING, MAX_FAULTS, PAUSE, SILENCE, DraftPool
+from pilotfish.core.drafting.messages import Load
+from pilotfish.core.drafting.pools import BACK, FIRST_GREETING, GREETING, MAX_FAULTS, PAUSE, SILENCE, DraftPool
 
 
 def load(sessions: int = 0, own: int = 0) -> Load:

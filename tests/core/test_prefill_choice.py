@@ -11,11 +11,19 @@ from handover_world import IDENTITY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pilotfish.core.handover import WHOLE, HandOverReport
-from pilotfish.core.prefill_choice import FEW, MAX_RETRIALS, RETRIAL, TRIAL, PrefillChoice, PrefillOption, PromptLoad
-from pilotfish.core.prefill_costs import ExposedSeconds, LocalSeconds
-from pilotfish.core.prefill_messages import MAC_KEY_BYTES, PREFILL_VERSION, PrefillLoad, Welcome
-from pilotfish.core.prefill_pools import PrefillPool
+from pilotfish.core.prefilling.handover import WHOLE, HandOverReport
+from pilotfish.core.prefilling.prefill_choice import (
+    FEW,
+    MAX_RETRIALS,
+    RETRIAL,
+    TRIAL,
+    PrefillChoice,
+    PrefillOption,
+    PromptLoad,
+)
+from pilotfish.core.prefilling.prefill_costs import ExposedSeconds, LocalSeconds
+from pilotfish.core.prefilling.prefill_messages import MAC_KEY_BYTES, PREFILL_VERSION, PrefillLoad, Welcome
+from pilotfish.core.prefilling.prefill_pools import PrefillPool
 
 NOW = 1000.0
 WELCOME = Welcome(PREFILL_VERSION, IDENTITY, "tiny", 20_000, bytes(MAC_KEY_BYTES), 10.0, 1 << 20)

@@ -15,10 +15,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 from sizes import sized
 
-from pilotfish.core import prefill_machine
-from pilotfish.core.messages import Peer
-from pilotfish.core.prefill_machine import FORGOTTEN, PrefillLimits, PrefillMachine
-from pilotfish.core.prefill_messages import (
+from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.prefilling import prefill_machine
+from pilotfish.core.prefilling.prefill_machine import FORGOTTEN, PrefillLimits, PrefillMachine
+from pilotfish.core.prefilling.prefill_messages import (
     MAC_KEY_BYTES,
     MAX_HANDOVERS,
     PREFILL_VERSION,
@@ -38,8 +38,16 @@ from pilotfish.core.prefill_messages import (
     TurnedAway,
     Welcome,
 )
-from pilotfish.core.prefill_orders import EXPIRED, FAILED, GONE, RELEASED, GreetedTarget, PlacedSegment, TakenOrder
-from pilotfish.core.segments import KVIdentity, KVLayout, SegmentReference
+from pilotfish.core.prefilling.prefill_orders import (
+    EXPIRED,
+    FAILED,
+    GONE,
+    RELEASED,
+    GreetedTarget,
+    PlacedSegment,
+    TakenOrder,
+)
+from pilotfish.core.prefilling.segments import KVIdentity, KVLayout, SegmentReference
 
 LEASE, CONTEXT, VOCAB, LAYERS = 10.0, 64, 100, 3
 IDENTITY = KVIdentity({"model": "m", "weights": "w"}, KVLayout(LAYERS, 0, 1, [4]))

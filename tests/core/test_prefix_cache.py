@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from sizes import sized
 
-from pilotfish.core import held_runs, prefix_keys
-from pilotfish.core.held_prefixes import RoutingKey, routing_keys
-from pilotfish.core.held_runs import HeldRuns
-from pilotfish.core.prefix_cache import PrefixCache
-from pilotfish.core.slots import GONE, SlotPool, Slots, present
+from pilotfish.core.cache import prefix_keys
+from pilotfish.core.cache.prefix_cache import PrefixCache
+from pilotfish.core.cache.slots import GONE, SlotPool, Slots, present
+from pilotfish.core.routing import held_runs
+from pilotfish.core.routing.held_prefixes import RoutingKey, routing_keys
+from pilotfish.core.routing.held_runs import HeldRuns
 from pilotfish.errors import EngineError
 
 CAPACITY = 24

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.core.prefix_keys import KEY_BYTES, OBJECT_TOKENS, next_key, prefix_keys, root_key
+from pilotfish.core.cache.prefix_keys import KEY_BYTES, OBJECT_TOKENS, next_key, prefix_keys, root_key
 
 ROOT = root_key(b"shape", None)
 tokens = st.lists(st.integers(0, 5), max_size=4 * OBJECT_TOKENS)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pilotfish.core.request import FinishReason, Request, RequestStats, check_cache_salt
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.request import FinishReason, Request, RequestStats, check_cache_salt
 from pilotfish.errors import ParameterError
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.core.held_prefixes import Held, RoutingKey, routing_keys
-from pilotfish.core.prefix_keys import OBJECT_TOKENS
-from pilotfish.core.routing import PowerOfTwo, ReplicaLoad, RoundRobin, Route, Router, RouteRequest
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
+from pilotfish.core.routing.held_prefixes import Held, RoutingKey, routing_keys
+from pilotfish.core.routing.router import PowerOfTwo, ReplicaLoad, RoundRobin, Route, Router, RouteRequest
 
 REPLICAS = ["a", "b", "c", "d"]
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.core.request import Request
-from pilotfish.core.row_budget import RowBudget, RowCosts
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.request import Request
+from pilotfish.core.scheduling.row_budget import RowBudget, RowCosts
 
 
 def request(prompt: int, scored: bool = False, computed: int = 0, told: int = 0) -> Request:

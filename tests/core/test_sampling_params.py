@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.errors import InputError, ParameterError, PilotfishError
 
 IMPOSSIBLE: dict[str, list[Any]] = {

@@ -13,19 +13,20 @@ from sizes import sized
 from support import random_guesses
 from trees import trees_of
 
-from pilotfish.core import loads, prefix_keys, tiers, waiting
-from pilotfish.core.handover import WHOLE, HandOver
-from pilotfish.core.prefix_cache import PrefixCache
-from pilotfish.core.prefix_keys import Key, root_key
-from pilotfish.core.request import FinishReason, Request
-from pilotfish.core.row_budget import RowCosts
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.scheduler import Scheduler
-from pilotfish.core.slots import SlotPool, Slots
-from pilotfish.core.step import Chunk, Step
-from pilotfish.core.tiers import KVLoad
-from pilotfish.core.tree import ROOT, Forest, Guesses, Ints, TokenTree
-from pilotfish.core.waiting import MAX_PASSED_OVER
+from pilotfish.core.cache import prefix_keys, tiers
+from pilotfish.core.cache.prefix_cache import PrefixCache
+from pilotfish.core.cache.prefix_keys import Key, root_key
+from pilotfish.core.cache.slots import SlotPool, Slots
+from pilotfish.core.cache.tiers import KVLoad
+from pilotfish.core.prefilling.handover import WHOLE, HandOver
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling import loads, waiting
+from pilotfish.core.scheduling.request import FinishReason, Request
+from pilotfish.core.scheduling.row_budget import RowCosts
+from pilotfish.core.scheduling.scheduler import Scheduler
+from pilotfish.core.scheduling.step import Chunk, Step
+from pilotfish.core.scheduling.waiting import MAX_PASSED_OVER
+from pilotfish.core.trees.tree import ROOT, Forest, Guesses, Ints, TokenTree
 from pilotfish.errors import PromptError
 
 VOCAB = 5

@@ -23,17 +23,15 @@ from slot_contents import SlotContents
 from support import tree_of
 from trees import check_tree
 
-from pilotfish.core import feature_sending, prefix_keys, remote_sessions, session_table, told_prefixes
-from pilotfish.core.connected_targets import DraftIdentity
-from pilotfish.core.draft_machine import REPORT, SILENCE, DraftMachine
-from pilotfish.core.draft_sessions import DraftSession, LevelPart, SessionKey, add_children
-from pilotfish.core.feature_intake import FeatureNeed
-from pilotfish.core.feature_rows import coded
-from pilotfish.core.feature_sending import frames_of, row_bytes
-from pilotfish.core.features import Features
-from pilotfish.core.level_choice import LevelShape
-from pilotfish.core.lookahead import NewNodes
-from pilotfish.core.messages import (
+from pilotfish.core.cache import prefix_keys
+from pilotfish.core.cache.prefix_cache import PrefixCache
+from pilotfish.core.cache.slots import SlotPool
+from pilotfish.core.drafting import remote_sessions, session_table, told_prefixes
+from pilotfish.core.drafting.connected_targets import DraftIdentity
+from pilotfish.core.drafting.draft_machine import REPORT, SILENCE, DraftMachine
+from pilotfish.core.drafting.draft_sessions import DraftSession, LevelPart, SessionKey, add_children
+from pilotfish.core.drafting.level_choice import LevelShape
+from pilotfish.core.drafting.messages import (
     FEEDBACK,
     PROTOCOL_VERSION,
     TARGET_CAPABILITIES,
@@ -45,16 +43,20 @@ from pilotfish.core.messages import (
     TreeFeedback,
     salt_digest,
 )
-from pilotfish.core.pools import DraftPool
-from pilotfish.core.prefix_cache import PrefixCache
-from pilotfish.core.remote_sessions import RemoteSession, SessionState
-from pilotfish.core.request import Request
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.session_table import FORGOTTEN, SessionTable
-from pilotfish.core.slots import SlotPool
-from pilotfish.core.target_machine import RemoteOptions, TargetMachine
-from pilotfish.core.told_prefixes import KnownPrefixes
-from pilotfish.core.tree import ROOT, Forest, Guesses
+from pilotfish.core.drafting.pools import DraftPool
+from pilotfish.core.drafting.remote_sessions import RemoteSession, SessionState
+from pilotfish.core.drafting.session_table import FORGOTTEN, SessionTable
+from pilotfish.core.drafting.target_machine import RemoteOptions, TargetMachine
+from pilotfish.core.drafting.told_prefixes import KnownPrefixes
+from pilotfish.core.features import feature_sending
+from pilotfish.core.features.feature_intake import FeatureNeed
+from pilotfish.core.features.feature_rows import coded
+from pilotfish.core.features.feature_sending import frames_of, row_bytes
+from pilotfish.core.features.features import Features
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.request import Request
+from pilotfish.core.trees.lookahead import NewNodes
+from pilotfish.core.trees.tree import ROOT, Forest, Guesses
 from pilotfish.errors import UnknownTypeError, WireError
 from pilotfish.wire.channel import decode_to_draft, decode_to_target, encode
 

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import random_guesses
 
-from pilotfish.core.request import Request
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.shadow import DEPTHS, RecentRate, ShadowTally, in_share, known_tokens
-from pilotfish.core.slots import NO_SLOTS
-from pilotfish.core.step import Chunk, RequestCommit, Step
-from pilotfish.core.tree import Forest, walk
+from pilotfish.core.cache.slots import NO_SLOTS
+from pilotfish.core.drafting.shadow import DEPTHS, RecentRate, ShadowTally, in_share, known_tokens
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.request import Request
+from pilotfish.core.scheduling.step import Chunk, RequestCommit, Step
+from pilotfish.core.trees.tree import Forest, walk
 
 IDS = st.integers(0, 2**62)
 

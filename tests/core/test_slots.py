@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.core.slots import SlotPool
+from pilotfish.core.cache.slots import SlotPool
 from pilotfish.errors import EngineError
 
 CAPACITY = 12

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pilotfish.core.messages import PROTOCOL_VERSION, Hello, Load, Open
-from pilotfish.core.pools import DraftPool
-from pilotfish.core.request import Request
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.target_machine import RemoteOptions, TargetMachine
+from pilotfish.core.drafting.messages import PROTOCOL_VERSION, Hello, Load, Open
+from pilotfish.core.drafting.pools import DraftPool
+from pilotfish.core.drafting.target_machine import RemoteOptions, TargetMachine
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.request import Request
 
 LOAD = Load("draft", 0, 0, 0, 100, 1.0, 1.0)
 

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.core import prefix_keys, told_prefixes
-from pilotfish.core.messages import Open, RequestSampling
-from pilotfish.core.prefix_keys import next_key, root_key
-from pilotfish.core.told_prefixes import KnownPrefixes, ToldPrefixes, text_root
+from pilotfish.core.cache import prefix_keys
+from pilotfish.core.cache.prefix_keys import next_key, root_key
+from pilotfish.core.drafting import told_prefixes
+from pilotfish.core.drafting.messages import Open, RequestSampling
+from pilotfish.core.drafting.told_prefixes import KnownPrefixes, ToldPrefixes, text_root
 
 SALT = b"s" * 16
 SIZE = 4

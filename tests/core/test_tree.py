@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support import random_guesses
 from trees import trees_of
 
-from pilotfish.core.tree import NO_TOKEN, ROOT, Forest, Guesses, TokenTree, walk
+from pilotfish.core.trees.tree import NO_TOKEN, ROOT, Forest, Guesses, TokenTree, walk
 
 VOCAB = 4
 Target = Callable[[Sequence[int]], int]

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from support import tree_of
 from trees import check_tree
 
-from pilotfish.core.lookahead import Lookahead
-from pilotfish.core.messages import Tree
-from pilotfish.core.tree import OTHER, TokenTree
-from pilotfish.core.tree_copy import LEAST, TreeCopy
+from pilotfish.core.drafting.messages import Tree
+from pilotfish.core.trees.lookahead import Lookahead
+from pilotfish.core.trees.tree import OTHER, TokenTree
+from pilotfish.core.trees.tree_copy import LEAST, TreeCopy
 
 VOCAB = 8
 

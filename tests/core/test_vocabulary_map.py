@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vocabularies import BYTES, read, said, sayings, table, tables
 
-from pilotfish.core import mapped_text
-from pilotfish.core.mapped_text import MappedText
-from pilotfish.core.vocabulary_map import UNREAD, TokenTable, VocabularyMap
+from pilotfish.core.drafting import mapped_text
+from pilotfish.core.drafting.mapped_text import MappedText
+from pilotfish.core.drafting.vocabulary_map import UNREAD, TokenTable, VocabularyMap
 
 
 @pytest.fixture(autouse=True)

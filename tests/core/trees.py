@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pilotfish.core.tree import Forest, TokenTree
+from pilotfish.core.trees.tree import Forest, TokenTree
 
 
 def check_tree(nodes: TokenTree) -> None:

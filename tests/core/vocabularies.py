@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from hypothesis import strategies as st
 
-from pilotfish.core.vocabulary_map import UNREAD, TokenTable, VocabularyMap
+from pilotfish.core.drafting.vocabulary_map import UNREAD, TokenTable, VocabularyMap
 
 #: Of texts: an `é` and a `☃` are two and three of them.
 BYTES = [b"a", b"b", b" ", "é".encode()[:1], "é".encode()[1:], *(bytes([byte]) for byte in "☃".encode())]

@@ -32,12 +32,12 @@ from manifests import (
     selected,
 )
 
+from pilotfish.cluster.config import ClusterConfig, cluster_config
+from pilotfish.cluster.document import document
+from pilotfish.cluster.preflight import Host, check_devices, possible_roles
 from pilotfish.config.server import ServerConfig
-from pilotfish.engine.members import Members
-from pilotfish.observe.metric_families import DECLARATIONS
-from pilotfish.ray.config import ClusterConfig, cluster_config
-from pilotfish.ray.document import document
-from pilotfish.ray.preflight import Host, check_devices, possible_roles
+from pilotfish.engine.targets.members import Members
+from pilotfish.server.observe.metric_families import DECLARATIONS
 from pilotfish.server.routes import make_app
 from pilotfish.wire.curve_keys import load_allowlist, new_key_pair, write_key_pair
 
@@ -338,7 +338,7 @@ def test_applications_are_those_of_the_cluster(cluster: ClusterConfig) -> None:
     assert applications.keys() == {cluster.application(role) for role in cluster.present}
     for role in cluster.present:
         application = applications[cluster.application(role)]
-        assert application["import_path"] == f"pilotfish.ray.app:{role}"
+        assert application["import_path"] == f"pilotfish.cluster.app:{role}"
         assert application["route_prefix"] == ("/" if role == "api" else None)
         for pod in pods_of_ray():
             (where,) = [mount["mountPath"] for mount in pod.container["volumeMounts"] if mount["name"] == "cluster"]

@@ -17,10 +17,10 @@ from support import SNIPPETS, make_engine, run
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
 from pilotfish.config.text import config_of, config_text
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.async_engine import AsyncEngine
-from pilotfish.engine.fleet import GRACE
-from pilotfish.engine.stream import Stream, joined
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.engine.targets.async_engine import AsyncEngine
+from pilotfish.engine.targets.fleet import GRACE
+from pilotfish.engine.targets.stream import Stream, joined
 from pilotfish.errors import ParameterError, PromptError, TargetUnavailable
 from pilotfish.kv.tiers import FLUSH
 from pilotfish.wire.serving import Delta, Status

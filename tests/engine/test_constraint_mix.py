@@ -12,9 +12,9 @@ import pytest
 from inline_drafts import inline_drafts
 from support import SNIPPETS, VOCAB, assert_idle, edit_config, make_engine, write_model
 
-from pilotfish.core.constraint import Constraint
-from pilotfish.core.request import FinishReason
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.constraint import Constraint
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.request import FinishReason
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
 

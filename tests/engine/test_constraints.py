@@ -15,10 +15,10 @@ from inline_drafts import inline_drafts
 from support import SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, run, write_model
 from transformers import AutoModelForCausalLM
 
-from pilotfish.core.constraint import Constraint, words
-from pilotfish.core.request import FinishReason
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tree import GRAMMAR, Guesses
+from pilotfish.core.sampling.constraint import Constraint, words
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.request import FinishReason
+from pilotfish.core.trees.tree import GRAMMAR, Guesses
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
 from pilotfish.errors import ParameterError

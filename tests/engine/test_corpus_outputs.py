@@ -10,11 +10,11 @@ from constraint_checks import is_valid, may_become_valid
 from support import make_engine
 
 from pilotfish.bench.corpus import Entry, Schema, entries
-from pilotfish.core.request import FinishReason
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.request import FinishReason
 from pilotfish.engine.engine import Engine
+from pilotfish.engine.pairs import resolve_pair
 from pilotfish.engine.sample import Sample
-from pilotfish.pairs import resolve_pair
 
 PAIR = resolve_pair("pycode")
 ENTRIES = list(entries())[::7]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from support import SNIPPETS, assert_idle, make_engine, run
 
-from pilotfish.core.budget import AdaptiveBudget, FixedBudget
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.budget import AdaptiveBudget, FixedBudget
 from pilotfish.engine import costs
 
 

@@ -15,15 +15,15 @@ from sizes import sized
 from support import CONTEXT, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, run, write_model, write_tokenizer
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.drafter import DraftLimits, NoDrafter
-from pilotfish.core.noise import sample_seed
-from pilotfish.core.request import FinishReason
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.drafting.drafter import DraftLimits, NoDrafter
+from pilotfish.core.sampling.noise import sample_seed
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.request import FinishReason
 from pilotfish.engine import engine as engines
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import EngineError, InputError, ModelError, ParameterError, PromptError
 from pilotfish.model import executor
-from pilotfish.observe.records import StepRecord
+from pilotfish.workers.records import StepRecord
 
 SYNC = {"mode": "sync", "nodes": 8, "levels": 3, "width": 3}
 
@@ -441,7 +441,7 @@ def test_a_draft_of_a_shorter_context_rests_where_it_ends(
 ) -> None:
     """It goes on for others, and nothing fails. The log says so at start."""
     short = write_model(tmp_path / "short", "llama", max_position_embeddings=64)
-    with caplog.at_level("INFO", "pilotfish.engine.draft_notes"):
+    with caplog.at_level("INFO", "pilotfish.engine.drafts.draft_notes"):
         engine = make_engine(llama, draft=short, **SYNC)
     assert f"draft: {short} guesses up to position 64 of the target's {CONTEXT};" in caplog.text
     long, brief = (engine.submit(SNIPPETS[i], params(length))[0] for i, length in ((0, 90), (1, 10)))

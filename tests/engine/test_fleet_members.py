@@ -12,12 +12,12 @@ import pytest
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
-from pilotfish.core.held_prefixes import Held
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine import fleet as fleet_module
-from pilotfish.engine.async_engine import AsyncEngine
-from pilotfish.engine.fleet import Fleet
-from pilotfish.engine.members import Member
+from pilotfish.core.routing.held_prefixes import Held
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.engine.targets import fleet as fleet_module
+from pilotfish.engine.targets.async_engine import AsyncEngine
+from pilotfish.engine.targets.fleet import Fleet
+from pilotfish.engine.targets.members import Member
 from pilotfish.errors import InputError, ParameterError, TargetUnavailable
 from pilotfish.wire.serving import Identity, Status
 
@@ -98,7 +98,7 @@ def test_a_host_without_an_address_is_told_of_once(
         assert "a host with an address" in engine.health.reason
         await engine.close()
 
-    with caplog.at_level(logging.WARNING, "pilotfish.engine.fleet"):
+    with caplog.at_level(logging.WARNING, "pilotfish.engine.targets.fleet"):
         asyncio.run(scenario())
     assert len(caplog.records) == 1
 

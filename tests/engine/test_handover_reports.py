@@ -6,9 +6,9 @@ from pathlib import Path
 
 from support import SNIPPETS, assert_idle, make_engine
 
-from pilotfish.core.handover import HandOver, HandOverReport
-from pilotfish.core.loads import Loads
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.prefilling.handover import HandOver, HandOverReport
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.loads import Loads
 from pilotfish.wire.channel import decoded, encode
 from pilotfish.wire.serving import SERVER_DECODER, Delta, Progress, StepReport
 

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from support import make_engine
 
-from pilotfish.core.handover import HandOver
-from pilotfish.core.handover_machine import GONE, HandOverMachine
-from pilotfish.core.messages import Peer
-from pilotfish.core.prefill_messages import (
+from pilotfish.core.cache.slots import Slots
+from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.prefilling.handover import HandOver
+from pilotfish.core.prefilling.handover_machine import GONE, HandOverMachine
+from pilotfish.core.prefilling.prefill_messages import (
     MAC_KEY_BYTES,
     PREFILL_VERSION,
     Greeting,
@@ -25,11 +26,11 @@ from pilotfish.core.prefill_messages import (
     ToPrefill,
     Welcome,
 )
-from pilotfish.core.prefill_pools import PrefillPool
-from pilotfish.core.segments import KVIdentity, KVLayout, SegmentReference, sequence_digest
-from pilotfish.core.slots import Slots
-from pilotfish.engine import remote_drafts, remote_prefills
-from pilotfish.engine.handovers import HandOvers
+from pilotfish.core.prefilling.prefill_pools import PrefillPool
+from pilotfish.core.prefilling.segments import KVIdentity, KVLayout, SegmentReference, sequence_digest
+from pilotfish.engine.drafts import remote_drafts
+from pilotfish.engine.prefills import remote_prefills
+from pilotfish.engine.prefills.handovers import HandOvers
 from pilotfish.kv.arena import Arena, Bytes
 from pilotfish.kv.readers import content
 from pilotfish.wire.channel import Received, decode_to_prefill, encode

@@ -17,13 +17,13 @@ from sizes import sized
 from support import VOCAB, make_engine, run, write_model
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.handover import WHOLE, HandOverReport
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.prefilling.handover import WHOLE, HandOverReport
+from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
 from pilotfish.kv.nixl import nixl_installed
-from pilotfish.prefill.worker import PrefillWorker
 from pilotfish.wire.curve_keys import new_key_pair, write_key_pair
+from pilotfish.workers.prefill import PrefillWorker
 
 #: Of the long model.
 CONTEXT = 4224

@@ -6,13 +6,13 @@ from collections import defaultdict
 
 import pytest
 
-from pilotfish.core.held_prefixes import Held, HeldCopies, routing_keys
-from pilotfish.core.messages import Peer
-from pilotfish.core.prefix_cache import PrefixCache
-from pilotfish.core.slots import SlotPool
-from pilotfish.engine.attendance import Attendance
-from pilotfish.engine.held_followers import AGAIN, CHANGES, HeldFollowers
-from pilotfish.engine.servers import Servers
+from pilotfish.core.cache.prefix_cache import PrefixCache
+from pilotfish.core.cache.slots import SlotPool
+from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.routing.held_prefixes import Held, HeldCopies, routing_keys
+from pilotfish.engine.targets.attendance import Attendance
+from pilotfish.engine.targets.held_followers import AGAIN, CHANGES, HeldFollowers
+from pilotfish.engine.targets.servers import Servers
 from pilotfish.wire.channel import Received, decoded, encode
 from pilotfish.wire.serving import SERVER_DECODER, SERVER_SILENCE
 

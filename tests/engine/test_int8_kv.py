@@ -10,7 +10,7 @@ import pytest
 from support import SNIPPETS, assert_idle, make_engine, run
 from test_kv_tiers import SLOTS, _patient, finish, from_where, prompts  # noqa: F401  # a fixture that all tests use
 
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import ParameterError
 

@@ -11,13 +11,13 @@ import pytest
 from support import edit_config, edit_tensors, write_model
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.segments import KVIdentity
+from pilotfish.core.prefilling.segments import KVIdentity
 from pilotfish.engine.kv_identity import kv_identity
 from pilotfish.engine.kv_tiers import kv_shape
 from pilotfish.engine.memory import load_configured
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.feature_tap import FeatureTap
-from pilotfish.model.metadata import load_tokenizer
+from pilotfish.model.loading.metadata import load_tokenizer
 
 
 @pytest.fixture(scope="module")

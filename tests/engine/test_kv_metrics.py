@@ -9,15 +9,15 @@ from loopback import Loopback
 from prometheus_client.parser import text_string_to_metric_families
 from support import make_engine
 
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.servers import Servers
-from pilotfish.engine.target_process import TargetService
+from pilotfish.engine.targets.replica_health import ReplicaHealth
+from pilotfish.engine.targets.servers import Servers
+from pilotfish.engine.targets.target_process import TargetService
 from pilotfish.kv import tiers as tiers_module
 from pilotfish.kv.tiers import KVTiers
-from pilotfish.observe.metrics import ServerMetrics
-from pilotfish.observe.replica import ReplicaHealth
-from pilotfish.observe.requests import RequestFacts, RequestRecord
+from pilotfish.server.observe.metrics import ServerMetrics
+from pilotfish.server.observe.request_records import RequestFacts, RequestRecord
 from pilotfish.wire.channel import decoded, encode
 from pilotfish.wire.serving import SERVER_DECODER, Status
 

@@ -12,7 +12,7 @@ import pytest
 from inline_drafts import inline_drafts
 from support import SNIPPETS, assert_idle, make_engine, run, write_model
 
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
 from pilotfish.errors import ParameterError

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from pilotfish import LLM, Constraint, SamplingParams
-from pilotfish.core.vocabulary import (
+from pilotfish.core.drafting.vocabulary import (
     added_tokens,
     leave_out,
     text_digest,
@@ -27,7 +27,7 @@ from pilotfish.core.vocabulary import (
 )
 from pilotfish.engine.token_table import token_table
 from pilotfish.errors import ParameterError
-from pilotfish.model.metadata import load_tokenizer
+from pilotfish.model.loading.metadata import load_tokenizer
 
 IMAGE, FRAME = "<image_soft_token>", "[frame]"
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"

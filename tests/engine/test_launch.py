@@ -18,9 +18,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from pilotfish.engine import launch
-from pilotfish.engine.launch import Supervisor, WorkerState, wait_until
-from pilotfish.engine.process import LOG_FORMAT, PARENT, Ending, WorkerSpec
+from pilotfish.engine.processes import launch
+from pilotfish.engine.processes.launch import Supervisor, WorkerState, wait_until
+from pilotfish.engine.processes.process import LOG_FORMAT, PARENT, Ending, WorkerSpec
 from pilotfish.errors import EngineError
 
 #: Seconds after which a test gives up.
@@ -392,7 +392,7 @@ if fork:
 
 def test_a_worker_whose_parent_is_gone_before_it_looks_ends() -> None:
     """By another process id of its parent."""
-    code = "from pilotfish.engine.process import die_with_parent; "
+    code = "from pilotfish.engine.processes.process import die_with_parent; "
     worker = subprocess.run(
         [sys.executable, "-c", code + f"die_with_parent(); {SLEEP}"],
         env={**os.environ, PARENT: "1" if os.getpid() != 1 else "2"},
@@ -404,7 +404,7 @@ def test_a_worker_whose_parent_is_gone_before_it_looks_ends() -> None:
 
 
 def test_a_process_that_nobody_supervises_lives_on() -> None:
-    code = "from pilotfish.engine.process import die_with_parent; die_with_parent()"
+    code = "from pilotfish.engine.processes.process import die_with_parent; die_with_parent()"
     assert subprocess.run([sys.executable, "-c", code], timeout=LIMIT, check=False).returncode == 0
 
 
@@ -468,9 +468,8 @@ def test_a_worker_has_a_session_of_its_own_and_nothing_to_read(supervisor: Super
 
 
 def test_a_worker_has_a_title(supervisor: Supervisor, tmp_path: Path) -> None:
-    code = (
-        f"from pilotfish.engine.process import name_process; name_process('draft 0'); open(sys.argv[1], 'w'); {SLEEP}"
-    )
+    naming = "from pilotfish.engine.processes.process import name_process; name_process('draft 0')"
+    code = f"{naming}; open(sys.argv[1], 'w'); {SLEEP}"
     supervisor.start([python("import sys; " + code, str(tmp_path / "up"))])
     eventually((tmp_path / "up").exists)
     pid = running_pid(supervisor)

@@ -16,16 +16,16 @@ from support import SETTINGS, SNIPPETS, assert_idle, make_engine, tiny_model, wr
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import DraftConfig
-from pilotfish.core.constraint import Constraint
-from pilotfish.core.draft_machine import DraftMachine
-from pilotfish.core.messages import MAPPED
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.draft_pool import make_worker
+from pilotfish.core.drafting.draft_machine import DraftMachine
+from pilotfish.core.drafting.messages import MAPPED
+from pilotfish.core.sampling.constraint import Constraint
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.engine.drafts.draft_pool import make_worker
+from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.remote_drafts import RemoteDrafter
+from pilotfish.engine.pairs import resolve_pair
 from pilotfish.engine.sample import Sample
 from pilotfish.errors import ModelError, ParameterError
-from pilotfish.pairs import resolve_pair
 
 #: The sampling settings, then grammars.
 ASKED: tuple[dict[str, Any], ...] = (

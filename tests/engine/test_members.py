@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pilotfish.engine import members as members_module
-from pilotfish.engine.members import MAX_FILE, Member, Members, MembersFile, MembersThread, write_members
+from pilotfish.engine.targets import members as members_module
+from pilotfish.engine.targets.members import MAX_FILE, Member, Members, MembersFile, MembersThread, write_members
 from pilotfish.errors import InputError
 from pilotfish.wire.curve_keys import new_key_pair
 

@@ -13,13 +13,14 @@ from thread_ranks import thread_groups
 from transformers import AutoModelForCausalLM
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.engine import host_memory, memory
-from pilotfish.engine.host_memory import GIB, divided
+from pilotfish.engine import memory
 from pilotfish.engine.memory import MIN_SLOTS, plan_memory
+from pilotfish.engine.processes import host_memory
+from pilotfish.engine.processes.host_memory import GIB, divided
 from pilotfish.errors import ModelError, ParameterError
-from pilotfish.model.footprint import footprint
-from pilotfish.model.loader import load_model
-from pilotfish.model.native_modules import PackedWeight
+from pilotfish.model.cpu.native_modules import PackedWeight
+from pilotfish.model.loading.footprint import footprint
+from pilotfish.model.loading.loader import load_model
 
 CPU = torch.device("cpu")
 

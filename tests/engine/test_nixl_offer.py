@@ -11,8 +11,8 @@ from support import VOCAB, make_engine, run
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import PrefillConfig
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine import prefill_pool
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.engine.prefills import prefill_pool
 from pilotfish.errors import ParameterError
 from pilotfish.kv.nixl import nixl_installed
 from pilotfish.wire.sockets import ListeningChannel

@@ -25,16 +25,16 @@ from support import (
     sampling_of,
 )
 
-from pilotfish.core.drafter import Drafter, DraftLimits
-from pilotfish.core.request import FinishReason, Request
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tree import ROOT, Guesses
+from pilotfish.core.drafting.drafter import Drafter, DraftLimits
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.request import FinishReason, Request
+from pilotfish.core.trees.tree import ROOT, Guesses
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.llm import LLM
 from pilotfish.engine.sample import Sample
 from pilotfish.errors import EngineError, ModelError
+from pilotfish.model.cpu.native_modules import PlainDecoder
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.native_modules import PlainDecoder
 from pilotfish.model.sampling import non_finite_rows
 
 #: No prompt and no output here has it.

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from support import SNIPPETS, make_engine, run
 
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.draft.lm import LMDrafter
+from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.llm import LLM
 from pilotfish.errors import ParameterError
 from pilotfish.model.pacer import Pacer
-from pilotfish.observe.records import StepRecord
+from pilotfish.workers.lm import LMDrafter
+from pilotfish.workers.records import StepRecord
 
 BOTH = "target=1.5ms,draft=500us"
 PARAMS = SamplingParams(max_tokens=12, seed=3)

@@ -11,9 +11,9 @@ import pytest
 from support import SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, run
 
 from pilotfish import LLM
-from pilotfish.core.request import FinishReason
-from pilotfish.core.row_budget import RowCosts
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.request import FinishReason
+from pilotfish.core.scheduling.row_budget import RowCosts
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
 from pilotfish.errors import ModelError, ParameterError

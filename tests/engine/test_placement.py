@@ -11,11 +11,11 @@ import pytest
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.text import config_of
 from pilotfish.config.workers import PrefillConfig
-from pilotfish.engine import host_memory
-from pilotfish.engine.own_targets import OwnTarget, own_targets
-from pilotfish.engine.placement import split_cores, split_for_prefill
-from pilotfish.engine.process import on_cores
-from pilotfish.engine.remote_drafts import worker_command
+from pilotfish.engine.drafts.remote_drafts import worker_command
+from pilotfish.engine.processes import host_memory
+from pilotfish.engine.processes.placement import split_cores, split_for_prefill
+from pilotfish.engine.processes.process import on_cores
+from pilotfish.engine.targets.own_targets import OwnTarget, own_targets
 from pilotfish.errors import ParameterError
 
 

@@ -17,16 +17,16 @@ from inline_prefills import assert_nothing_left, prefill_worker
 from support import VOCAB, assert_idle, make_engine, run, step_until, write_model
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.handover import WHOLE
-from pilotfish.core.messages import Peer
-from pilotfish.core.pools import DraftPool
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine import members as members_module
-from pilotfish.engine import target_process
-from pilotfish.engine.members import Member, Members, write_members
-from pilotfish.engine.pool_members import PoolMembers
-from pilotfish.engine.remote_drafts import RemoteDrafter
+from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.drafting.pools import DraftPool
+from pilotfish.core.prefilling.handover import WHOLE
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.engine.drafts.pool_members import PoolMembers
+from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.engine.sample import Sample
+from pilotfish.engine.targets import members as members_module
+from pilotfish.engine.targets import target_process
+from pilotfish.engine.targets.members import Member, Members, write_members
 from pilotfish.errors import InputError, ParameterError
 from pilotfish.wire.channel import ChannelThread
 from pilotfish.wire.curve_keys import KeyPair, TargetKeys, new_key_pair

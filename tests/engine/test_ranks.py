@@ -18,10 +18,10 @@ from support import KINDS, SETTINGS, SNIPPETS, assert_idle, make_engine, run
 from thread_ranks import thread_ranks
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine import rank, ranks
+from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.target_process import identity_of
+from pilotfish.engine.processes import rank, ranks
+from pilotfish.engine.targets.target_process import identity_of
 from pilotfish.errors import ParameterError, RankLost
 
 MODES: dict[str, dict[str, Any]] = {

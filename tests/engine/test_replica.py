@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pilotfish.engine.launch import WorkerState
-from pilotfish.engine.members import Member
-from pilotfish.engine.replica import ENDLESS, Replica
-from pilotfish.engine.silence import Silence
+from pilotfish.engine.processes.launch import WorkerState
+from pilotfish.engine.targets.members import Member
+from pilotfish.engine.targets.replica import ENDLESS, Replica
+from pilotfish.engine.targets.silence import Silence
 from pilotfish.wire.serving import Identity, Status
 
 RUNS = WorkerState("target", "running", pid=42)

@@ -12,10 +12,10 @@ from inline_drafts import inline_drafts
 from msgspec.structs import replace
 from support import SETTINGS, SNIPPETS, VOCAB, assert_idle, make_engine, write_model
 
-from pilotfish.core.constraint import Constraint
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.constraint import Constraint
+from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.stream import joined
+from pilotfish.engine.targets.stream import joined
 from pilotfish.errors import ParameterError
 from pilotfish.wire.serving import Delta, PartialOutput
 

@@ -16,14 +16,14 @@ from support import SNIPPETS, assert_idle, make_engine
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
-from pilotfish.core.held_prefixes import routing_keys
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.async_engine import AsyncEngine
-from pilotfish.engine.members import Member, Members, write_members
-from pilotfish.engine.servers import LEAVING
-from pilotfish.engine.stream import Stream, joined
+from pilotfish.core.routing.held_prefixes import routing_keys
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.engine.targets.async_engine import AsyncEngine
+from pilotfish.engine.targets.members import Member, Members, write_members
+from pilotfish.engine.targets.replica_health import RoutedTokens
+from pilotfish.engine.targets.servers import LEAVING
+from pilotfish.engine.targets.stream import Stream, joined
 from pilotfish.errors import EngineError, TargetUnavailable
-from pilotfish.observe.replica import RoutedTokens
 from pilotfish.wire.serving import Delta
 
 PARAMS = SamplingParams(max_tokens=40, seed=7, temperature=0.8, logprobs=1, n=2)

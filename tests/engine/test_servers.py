@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from pilotfish.core.messages import Peer
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine import servers as servers_module
-from pilotfish.engine.attendance import Attendance
-from pilotfish.engine.servers import BEAT, TICK, Dropped, Malformed, Servers
+from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.engine.targets import servers as servers_module
+from pilotfish.engine.targets.attendance import Attendance
+from pilotfish.engine.targets.servers import BEAT, TICK, Dropped, Malformed, Servers
 from pilotfish.wire.channel import Received, decoded, encode
 from pilotfish.wire.serving import (
     SERVER_DECODER,

@@ -16,14 +16,14 @@ from wire_samples import HOSTILE, assert_nothing_raw, hostile_messages, kinds, m
 from pilotfish import cli
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.async_engine import AsyncEngine
-from pilotfish.engine.attendance import Attendance
+from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.members import Member
-from pilotfish.engine.replica import Replica
-from pilotfish.engine.servers import Servers
-from pilotfish.engine.target_process import TargetService
+from pilotfish.engine.targets.async_engine import AsyncEngine
+from pilotfish.engine.targets.attendance import Attendance
+from pilotfish.engine.targets.members import Member
+from pilotfish.engine.targets.replica import Replica
+from pilotfish.engine.targets.servers import Servers
+from pilotfish.engine.targets.target_process import TargetService
 from pilotfish.errors import WireError
 from pilotfish.wire.channel import Received, decoded, encode
 from pilotfish.wire.serving import SERVER_DECODER, Failure, Identity, Status, ToServer, ToTarget

@@ -18,19 +18,19 @@ from inline_drafts import draft_worker, inline_drafts
 from support import SETTINGS, SNIPPETS, VOCAB, assert_idle, make_engine, run, write_tokenizer
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.constraint import Constraint
-from pilotfish.core.messages import Commit, Hello, Load, Open, Peer, Tree
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.shadow import in_share
-from pilotfish.engine import shadow_drafts
+from pilotfish.core.drafting.messages import Commit, Hello, Load, Open, Peer, Tree
+from pilotfish.core.drafting.shadow import in_share
+from pilotfish.core.sampling.constraint import Constraint
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.engine.drafts import shadow_drafts
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.target_process import TargetService
+from pilotfish.engine.targets.target_process import TargetService
 from pilotfish.errors import InputError, ParameterError, WireError
-from pilotfish.target.shadow import ShadowMachine
 from pilotfish.wire.channel import decode_to_draft, encode
 from pilotfish.wire.curve_keys import PoolClient, PoolKeys, new_key_pair, write_key_pair
 from pilotfish.wire.serving import SERVER_DECODER, ShadowReport, Status
 from pilotfish.wire.sockets import ListeningChannel
+from pilotfish.workers.target_shadow import ShadowMachine
 
 LONG = 30.0
 LENGTH = 24

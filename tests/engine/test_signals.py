@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from pilotfish.engine import process
-from pilotfish.engine.process import PARENT, Signals, Stopped
+from pilotfish.engine.processes import process
+from pilotfish.engine.processes.process import PARENT, Signals, Stopped
 from pilotfish.server import main
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

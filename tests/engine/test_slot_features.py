@@ -12,9 +12,9 @@ from support import CONTEXT, SNIPPETS, assert_idle, make_engine, native_model
 from torch import Tensor
 
 from pilotfish.config.fields import KVDType
-from pilotfish.core.executor import NO_NODES, SequenceRows
-from pilotfish.core.features import FINAL, Features
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.features.features import FINAL, Features
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.executor import NO_NODES, SequenceRows
 from pilotfish.engine import engine as engine_module
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pilotfish.core.handover import HandOverReport
-from pilotfish.engine.stream import Stream, Update
+from pilotfish.core.prefilling.handover import HandOverReport
+from pilotfish.engine.targets.stream import Stream, Update
 from pilotfish.errors import TargetUnavailable
 from pilotfish.wire.serving import Delta, Finish, StepReport, Verified
 

@@ -16,22 +16,21 @@ import pytest
 from loopback import Loopback
 from support import SNIPPETS, assert_idle, make_engine, run
 
-from pilotfish.core.constraint import Constraint
-from pilotfish.core.held_prefixes import Held, HeldCopies, routing_keys
-from pilotfish.core.prefix_keys import OBJECT_TOKENS
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine import target_process
-from pilotfish.engine.attendance import Attendance
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
+from pilotfish.core.routing.held_prefixes import Held, HeldCopies, routing_keys
+from pilotfish.core.sampling.constraint import Constraint
+from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.fingerprint import fingerprint
 from pilotfish.engine.sample import Sample
-from pilotfish.engine.servers import Servers
-from pilotfish.engine.stream import joined
-from pilotfish.engine.target_process import TargetService, identity_of, step_report
+from pilotfish.engine.targets import target_process
+from pilotfish.engine.targets.attendance import Attendance
+from pilotfish.engine.targets.servers import Servers
+from pilotfish.engine.targets.stream import joined
+from pilotfish.engine.targets.target_process import TargetService, identity_of, step_report
 from pilotfish.errors import EngineError
 from pilotfish.grammar import compile as compiling
 from pilotfish.grammar.state import MaskPlan, MatcherState
-from pilotfish.observe.records import StepRecord
 from pilotfish.wire.channel import decoded
 from pilotfish.wire.serving import (
     ATTEND,
@@ -47,6 +46,7 @@ from pilotfish.wire.serving import (
     ToServer,
     ToTarget,
 )
+from pilotfish.workers.records import StepRecord
 
 
 class Target:

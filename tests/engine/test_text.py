@@ -17,10 +17,10 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.sample import TextStream
 from pilotfish.engine.token_table import token_bytes
-from pilotfish.model.metadata import load_tokenizer
+from pilotfish.model.loading.metadata import load_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ from support import CORPUS, SNIPPETS, VOCAB, write_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from pilotfish.core.vocabulary_map import TokenTable, VocabularyMap
-from pilotfish.engine.mapped_vocabularies import MappedVocabularies
+from pilotfish.core.drafting.vocabulary_map import TokenTable, VocabularyMap
+from pilotfish.engine.drafts.mapped_vocabularies import MappedVocabularies
 from pilotfish.engine.token_table import token_table
 from pilotfish.errors import ParameterError
-from pilotfish.model.metadata import load_tokenizer
+from pilotfish.model.loading.metadata import load_tokenizer
 
 TEXTS = (*SNIPPETS, "naïve – Größe ☃ 😀 日本語", " two  spaces", "<s> is no token here </s>", "\r\n\ttabs\n")
 

@@ -13,15 +13,15 @@ from inline_drafts import inline_drafts
 from support import SNIPPETS, VOCAB, assert_idle, edit_tensors, make_engine, run, write_model, write_tokenizer
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.drafter import DraftLimits
-from pilotfish.core.request import Request
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tree import Guesses
-from pilotfish.core.vocabulary import MAX_ADDED, added_tokens, tokenizer_digest, why_unequal
-from pilotfish.draft.lm import LMDrafter
+from pilotfish.core.drafting.drafter import DraftLimits
+from pilotfish.core.drafting.vocabulary import MAX_ADDED, added_tokens, tokenizer_digest, why_unequal
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.request import Request
+from pilotfish.core.trees.tree import Guesses
 from pilotfish.engine.checks import check_models
-from pilotfish.engine.remote_drafts import RemoteDrafter
-from pilotfish.model.metadata import load_tokenizer
+from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
+from pilotfish.model.loading.metadata import load_tokenizer
+from pilotfish.workers.lm import LMDrafter
 
 #: Embeddings beyond the tokenizer, as most models have them.
 PADDED = VOCAB + 64

@@ -13,7 +13,7 @@ from inline_drafts import inline_drafts
 from support import SNIPPETS, VOCAB, WINDOW, assert_idle, make_engine, run
 from transformers import AutoModelForCausalLM
 
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
 from pilotfish.errors import ParameterError, PromptError

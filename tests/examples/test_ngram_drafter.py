@@ -23,10 +23,9 @@ import zmq
 from pages import codes, table
 from support import follow, tree_of
 
-from pilotfish.core.error_reports import CODES
-from pilotfish.core.feature_rows import FEATURE_TYPES, coded
-from pilotfish.core.feature_sending import FEATURE_DROPS
-from pilotfish.core.messages import (
+from pilotfish.core.cache.prefix_keys import prefix_keys
+from pilotfish.core.drafting.error_reports import CODES
+from pilotfish.core.drafting.messages import (
     CONNECTION,
     FEATURES,
     PREFIX_KEYS,
@@ -47,10 +46,11 @@ from pilotfish.core.messages import (
     ToTarget,
     Tree,
 )
-from pilotfish.core.noise import gumbel_of
-from pilotfish.core.prefix_keys import prefix_keys
-from pilotfish.core.told_prefixes import text_root
-from pilotfish.core.tree_copy import TreeCopy
+from pilotfish.core.drafting.told_prefixes import text_root
+from pilotfish.core.features.feature_rows import FEATURE_TYPES, coded
+from pilotfish.core.features.feature_sending import FEATURE_DROPS
+from pilotfish.core.sampling.noise import gumbel_of
+from pilotfish.core.trees.tree_copy import TreeCopy
 from pilotfish.wire.channel import decode_to_draft, decode_to_target, encode
 from pilotfish.wire.sockets import DialingChannel
 

@@ -17,18 +17,18 @@ import pytest
 import torch
 from support import KINDS, SETTINGS, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, random_tree, run
 
-from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows
-from pilotfish.core.prefix_keys import OBJECT_TOKENS
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.slots import Slots
-from pilotfish.core.tree import ROOT, TokenTree
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
+from pilotfish.core.cache.slots import Slots
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
+from pilotfish.core.trees.tree import ROOT, TokenTree
 from pilotfish.engine.engine import Engine
 from pilotfish.model.attention import AttentionMetadata, Scoring, dense_tree_attention
+from pilotfish.model.cuda.graphs import GraphCache
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.graphs import GraphCache
 from pilotfish.model.kv_copy import DeviceCopier
 from pilotfish.model.kv_planes import FP8_CAPABILITY, LayerKV
-from pilotfish.model.loader import load_model
+from pilotfish.model.loading.loader import load_model
 from pilotfish.model.logprobs import token_logprobs
 
 DEVICE = torch.device("cuda")
@@ -71,7 +71,7 @@ def attention_inputs(rows: int, context: int, heads: tuple[int, int, int], dtype
 @pytest.mark.parametrize("heads", [(32, 8, 128), (12, 4, 64), (8, 1, 256), (5, 5, 80)], ids=str)
 @pytest.mark.parametrize(("rows", "context"), [(1, 1), (64, 256), (16, 5000)])
 def test_attention_is_the_reference(rows: int, context: int, heads: tuple[int, int, int], dtype: torch.dtype) -> None:
-    from pilotfish.model.triton_attention import triton_tree_attention
+    from pilotfish.model.cuda.triton_attention import triton_tree_attention
 
     inputs = attention_inputs(rows, context, heads, dtype)
     got, expected = (
@@ -83,7 +83,7 @@ def test_attention_is_the_reference(rows: int, context: int, heads: tuple[int, i
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_attention_gives_a_row_the_same_bits_in_any_company(dtype: torch.dtype) -> None:
-    from pilotfish.model.triton_attention import triton_tree_attention
+    from pilotfish.model.cuda.triton_attention import triton_tree_attention
 
     *qkv, kv, metadata = attention_inputs(48, 3000, (32, 8, 128), dtype)
     together = triton_tree_attention(*qkv, kv, metadata, Scoring(0.1))

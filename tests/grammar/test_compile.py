@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from pilotfish.core.constraint import Constraint
+from pilotfish.core.sampling.constraint import Constraint
+from pilotfish.engine.pairs import resolve_pair
 from pilotfish.errors import ParameterError
 from pilotfish.grammar import compile as compiling
 from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.schema import COMPACT, FORMATS
 from pilotfish.grammar.trial import LIMITS
-from pilotfish.pairs import resolve_pair
 
 TOKENIZER = AutoTokenizer.from_pretrained(resolve_pair("pycode").target)
 VOCAB, EOS = 4100, 0  # of a model whose vocabulary is padded

@@ -12,10 +12,10 @@ from constraint_checks import is_valid, may_become_valid
 from transformers import AutoTokenizer
 
 from pilotfish.bench.corpus import Entry, Grammar, Regex, Schema, entries
-from pilotfish.core.constraint import words
+from pilotfish.core.sampling.constraint import words
+from pilotfish.engine.pairs import resolve_pair
 from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.state import MatcherState
-from pilotfish.pairs import resolve_pair
 
 TOKENIZER = AutoTokenizer.from_pretrained(resolve_pair("pycode").target)
 EOS, VOCAB = 0, len(TOKENIZER)

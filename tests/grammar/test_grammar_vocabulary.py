@@ -12,10 +12,10 @@ from test_state import EOS, VOCAB, ids, legal
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from pilotfish.engine.pairs import resolve_pair
 from pilotfish.errors import ParameterError
 from pilotfish.grammar.state import MatcherState
 from pilotfish.grammar.vocabulary import vocabulary_of
-from pilotfish.pairs import resolve_pair
 
 CALL, WORD, MARK = 4096, 4097, 4098
 

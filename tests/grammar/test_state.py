@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from pilotfish.core.constraint import Constraint, words
+from pilotfish.core.sampling.constraint import Constraint, words
+from pilotfish.engine.pairs import resolve_pair
 from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.state import MatcherState
-from pilotfish.pairs import resolve_pair
 
 VOCAB = 4100
 ALL = set(range(words(VOCAB) * 32))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from test_state import AMBIGUOUS, EOS, GRAMMARS, LIMIT, SCHEMA, TOKENIZER, VOCAB, going_on, ids, legal, replayed
 
-from pilotfish.core.constraint import Constraint, MaskedPaths, masks_when_asked, words
+from pilotfish.core.sampling.constraint import Constraint, MaskedPaths, masks_when_asked, words
 from pilotfish.errors import ParameterError
 from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.state import MatcherState

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from pilotfish.core.prefill_messages import RemoteMemory, SharedMemory
-from pilotfish.core.segments import SegmentReference
+from pilotfish.core.prefilling.prefill_messages import RemoteMemory, SharedMemory
+from pilotfish.core.prefilling.segments import SegmentReference
 from pilotfish.kv.arena import Arena
 from pilotfish.kv.nixl import NixlOffer
 from pilotfish.kv.readers import content

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pilotfish.core.prefix_keys import OBJECT_TOKENS, next_key, root_key
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, next_key, root_key
 from pilotfish.kv.disk import DiskStore
 from pilotfish.kv.object_files import ObjectFormat
 from pilotfish.kv.objects import KVObject

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from sizes import sized
 
-from pilotfish.core.segments import SegmentReference
+from pilotfish.core.prefilling.segments import SegmentReference
 from pilotfish.errors import EngineError
 from pilotfish.kv.arena import Arena
 

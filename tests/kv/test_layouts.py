@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.core.segments import KVLayout
+from pilotfish.core.prefilling.segments import KVLayout
 from pilotfish.errors import SegmentError
 from pilotfish.kv.arena import Bytes
 from pilotfish.kv.layouts import converted, convertible

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from arenas import PLACES, SEGMENT_BYTES, Owner, expected_of
 
-from pilotfish.core.prefill_messages import RemoteMemory
+from pilotfish.core.prefilling.prefill_messages import RemoteMemory
 from pilotfish.errors import SegmentError
 from pilotfish.kv import nixl
 from pilotfish.kv.nixl import NixlReader, nixl_installed

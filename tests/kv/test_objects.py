@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kv_objects import OBJECT_BYTES, some_kv
 
-from pilotfish.core.prefix_keys import KEY_BYTES, OBJECT_TOKENS
+from pilotfish.core.cache.prefix_keys import KEY_BYTES, OBJECT_TOKENS
 from pilotfish.kv.readers import content
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from arenas import Owner, expected_of, put
 
-from pilotfish.core.segments import SegmentReference
+from pilotfish.core.prefilling.segments import SegmentReference
 from pilotfish.errors import SegmentError
 from pilotfish.kv.arena import Arena
 from pilotfish.kv.readers import SharedMemoryReader

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pilotfish.core.prefix_keys import OBJECT_TOKENS, prefix_keys
-from pilotfish.core.slots import Slots
-from pilotfish.core.tiers import KVLoad
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, prefix_keys
+from pilotfish.core.cache.slots import Slots
+from pilotfish.core.cache.tiers import KVLoad
 from pilotfish.kv import tiers as module
 from pilotfish.kv.disk import DiskStore
 from pilotfish.kv.host import HostStore

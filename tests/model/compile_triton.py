@@ -16,8 +16,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from pilotfish.model import triton_attention, triton_kernels
 from pilotfish.model.attention import AttentionMetadata, Scoring
+from pilotfish.model.cuda import triton_attention, triton_kernels
 from pilotfish.model.kv_planes import empty_kv
 
 CPU = torch.device("cpu")

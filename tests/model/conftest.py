@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from pilotfish.model.native import load_kernels
+from pilotfish.model.cpu.native import load_kernels
 
 
 @pytest.fixture(scope="session")

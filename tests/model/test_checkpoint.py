@@ -15,7 +15,7 @@ from support import KINDS, edit_config, edit_tensors, weights, write_model
 from pilotfish.config.engine import EngineConfig
 from pilotfish.engine.checks import check_models
 from pilotfish.errors import ModelError
-from pilotfish.model.loader import LoadedModel, load_model
+from pilotfish.model.loading.loader import LoadedModel, load_model
 
 CPU = torch.device("cpu")
 Tensors = dict[str, torch.Tensor]

@@ -11,12 +11,12 @@ import torch
 from support import VOCAB, native_model, random_tree, tiny_model
 
 from pilotfish.config.fields import KVDType
-from pilotfish.core.executor import NodeRows, SequenceRows
-from pilotfish.model import native_modules
+from pilotfish.core.scheduling.executor import NodeRows, SequenceRows
+from pilotfish.model.cpu import native_modules
+from pilotfish.model.cpu.native_modules import PlainDecoder
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.kv_planes import LayerKV
-from pilotfish.model.loader import load_model
-from pilotfish.model.native_modules import PlainDecoder
+from pilotfish.model.loading.loader import load_model
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

@@ -15,9 +15,9 @@ from scipy import stats
 from sizes import sized
 from support import RowSampling, guesses_of, random_tree, reference_probs, sampling_of
 
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tree import ROOT, Forest, Guesses, TokenTree, walk
-from pilotfish.model.native import load_kernels
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.trees.tree import ROOT, Forest, Guesses, TokenTree, walk
+from pilotfish.model.cpu.native import load_kernels
 from pilotfish.model.sampling import filtered, sample
 
 NUM_SEEDS = sized(80_000, 200_000)

@@ -12,10 +12,10 @@ from sizes import sized
 from support import CONTEXT, KINDS, VOCAB, WINDOW, native_model, random_tree, tiny_model
 from transformers import AutoModelForCausalLM
 
-from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows
-from pilotfish.core.tree import ROOT, TokenTree
+from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
+from pilotfish.core.trees.tree import ROOT, TokenTree
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.loader import load_model
+from pilotfish.model.loading.loader import load_model
 
 SLOTS = 3000
 OTHER_SHAPES: list[dict[str, Any]] = [

@@ -8,9 +8,9 @@ import pytest
 import torch
 from support import tiny_model
 
+from pilotfish.model.cpu.native import load_kernels
+from pilotfish.model.cpu.native_modules import with_kernels
 from pilotfish.model.experts import ExpertRouter, Mixture
-from pilotfish.model.native import load_kernels
-from pilotfish.model.native_modules import with_kernels
 
 ROWS = 300
 KINDS: list[tuple[str, dict[str, Any]]] = [

@@ -11,14 +11,14 @@ import torch
 from support import KINDS, VOCAB, native_model, random_tree, tiny_model
 from torch import Tensor
 
-from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows
-from pilotfish.core.features import FINAL
+from pilotfish.core.features.features import FINAL
+from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.errors import ModelError
-from pilotfish.model import native_modules
+from pilotfish.model.cpu import native_modules
+from pilotfish.model.cpu.native_modules import PlainDecoder
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.feature_tap import FeatureTap
-from pilotfish.model.loader import load_model
-from pilotfish.model.native_modules import PlainDecoder
+from pilotfish.model.loading.loader import load_model
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

@@ -12,13 +12,13 @@ from msgspec.structs import replace
 from support import VOCAB, random_tree
 from transformers import LlamaConfig, MixtralConfig
 
-from pilotfish.core.executor import NodeRows, SequenceRows
-from pilotfish.core.features import FINAL
+from pilotfish.core.features.features import FINAL
+from pilotfish.core.scheduling.executor import NodeRows, SequenceRows
 from pilotfish.model.batch import CUDA, EXACT, bucket
+from pilotfish.model.cuda.graphs import GraphCache, recordable
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.feature_tap import FeatureTap
-from pilotfish.model.graphs import GraphCache, recordable
-from pilotfish.model.loader import load_model
+from pilotfish.model.loading.loader import load_model
 
 CPU = torch.device("cpu")
 ROWS = CUDA[torch.float32].rows[-1]

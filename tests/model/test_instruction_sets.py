@@ -13,7 +13,7 @@ from instruction_sets import others, usable
 from sizes import in_soak, sized
 
 from pilotfish.errors import ParameterError
-from pilotfish.model import native
+from pilotfish.model.cpu import native
 
 HERE = Path(__file__).parent
 CHECK = HERE / "kernels" / "check.cpp"

@@ -15,8 +15,8 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from tree_rows import TreeRows, shifted
 
 from pilotfish.model.attention import Scoring, TreeAttention, dense_tree_attention
-from pilotfish.model.native import pack_weight
-from pilotfish.model.native_modules import PackedLinear
+from pilotfish.model.cpu.native import pack_weight
+from pilotfish.model.cpu.native_modules import PackedLinear
 
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = [(1, 1), (31, 7), (32, 256), (33, 257), (100, 300), (200, 64), (513, 600), (40, 5001)]  # outputs, inputs

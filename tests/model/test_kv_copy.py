@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from pilotfish.core.prefix_keys import OBJECT_TOKENS
-from pilotfish.core.segments import KVLayout
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
+from pilotfish.core.prefilling.segments import KVLayout
 from pilotfish.model.kv_copy import HostCopier, copier_of, layout_of
 from pilotfish.model.kv_planes import FeatureKV, LayerKV, SlotPlanes
 

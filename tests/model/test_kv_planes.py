@@ -14,11 +14,11 @@ from tree_rows import TreeRows
 
 from pilotfish.errors import ParameterError
 from pilotfish.model.attention import dense_tree_attention
-from pilotfish.model.configuration import load_config
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.footprint import slot_bytes
 from pilotfish.model.kv_planes import LARGEST, LayerKV, element_type, empty_kv, rounded
-from pilotfish.model.loader import load_model
+from pilotfish.model.loading.configuration import load_config
+from pilotfish.model.loading.footprint import slot_bytes
+from pilotfish.model.loading.loader import load_model
 
 CPU = torch.device("cpu")
 FP8 = torch.float8_e4m3fn
@@ -125,7 +125,7 @@ def test_every_architecture_attends_to_rounded_kv(tiny_models: dict[str, Path], 
 
 
 def logits(directory: Path, **options: Any) -> torch.Tensor:
-    from pilotfish.core.executor import NO_NODES, SequenceRows
+    from pilotfish.core.scheduling.executor import NO_NODES, SequenceRows
 
     executor = TorchExecutor(load_model(directory, torch.float32, CPU, **options), 100)
     tokens = [1 + 7 * i % 500 for i in range(70)]

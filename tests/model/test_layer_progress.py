@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 from support import KINDS, VOCAB, native_model, tiny_model
 
-from pilotfish.core.executor import NO_NODES, SequenceRows
-from pilotfish.core.layer_progress import LayerProgress
+from pilotfish.core.scheduling.executor import NO_NODES, SequenceRows
+from pilotfish.core.scheduling.layer_progress import LayerProgress
 from pilotfish.model.batch import Buckets
+from pilotfish.model.cpu.native_modules import PlainDecoder
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.kv_copy import copier_of, layout_of
-from pilotfish.model.loader import load_model
-from pilotfish.model.native_modules import PlainDecoder
+from pilotfish.model.loading.loader import load_model
 
 ROWS = 200
 PLAIN = ("llama", "mistral", "qwen2", "qwen3")

@@ -12,10 +12,10 @@ import torch
 from support import CONTEXT, VOCAB, WINDOW, edit_config, native_model, tiny_model, weights
 
 from pilotfish.errors import ModelError
-from pilotfish.model.configuration import load_config
-from pilotfish.model.features import layer_windows
-from pilotfish.model.loader import load_model
-from pilotfish.model.metadata import load_tokenizer, read_generation_config
+from pilotfish.model.loading.configuration import load_config
+from pilotfish.model.loading.layer_features import layer_windows
+from pilotfish.model.loading.loader import load_model
+from pilotfish.model.loading.metadata import load_tokenizer, read_generation_config
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from pilotfish.core.request import Request
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.request import Request
 from pilotfish.model.sampling import edited
 
 VOCAB = 12

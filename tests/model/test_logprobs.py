@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pilotfish.core.executor import TokenLogprobs
+from pilotfish.core.scheduling.executor import TokenLogprobs
 from pilotfish.model.logprobs import token_logprobs, token_logprobs_reference
 
 pytestmark = pytest.mark.usefixtures("kernels")

@@ -8,11 +8,11 @@ import torch
 from msgspec.structs import replace
 from support import RowSampling, reference_probs, sampling_of
 
-from pilotfish.core.constraint import words
-from pilotfish.core.executor import Sampling, TokenMasks
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tree import NO_TOKEN
-from pilotfish.model.native import load_kernels
+from pilotfish.core.sampling.constraint import words
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.executor import Sampling, TokenMasks
+from pilotfish.core.trees.tree import NO_TOKEN
+from pilotfish.model.cpu.native import load_kernels
 from pilotfish.model.sampling import likely_tokens, masked, masked_reference, sample
 
 load_kernels()

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from pilotfish.core.executor import NO_NODES, NO_SAMPLING, SequenceRows
+from pilotfish.config.hardware.pace import Pace
+from pilotfish.core.scheduling.executor import NO_NODES, NO_SAMPLING, SequenceRows
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.loader import LoadedModel
-from pilotfish.model.metadata import GenerationConfig
+from pilotfish.model.loading.loader import LoadedModel
+from pilotfish.model.loading.metadata import GenerationConfig
 from pilotfish.model.pacer import Pacer
-from pilotfish.plan.pace import Pace
 
 #: A millisecond a row.
 PACE = Pace.parse("1:1ms")

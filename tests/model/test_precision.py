@@ -15,15 +15,15 @@ from transformers import AutoModelForCausalLM
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.text import config_of, config_text
 from pilotfish.config.workers import DraftConfig
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.checks import check_models
-from pilotfish.engine.draft_pool import make_worker
+from pilotfish.engine.drafts.draft_pool import make_worker
 from pilotfish.engine.memory import precision_here
 from pilotfish.errors import ParameterError
-from pilotfish.model import precision
-from pilotfish.model.configuration import load_config
-from pilotfish.model.native import load_kernels
-from pilotfish.model.precision import library_dtype, multiplies_bfloat16, precision_of, quickest
+from pilotfish.model.cpu.native import load_kernels
+from pilotfish.model.loading import precision
+from pilotfish.model.loading.configuration import load_config
+from pilotfish.model.loading.precision import library_dtype, multiplies_bfloat16, precision_of, quickest
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 PRODUCTS = ("mm", "bmm", "addmm", "addbmm", "baddbmm", "mv", "addmv", "dot", "linear", "matmul", "einsum", "_scaled_mm")

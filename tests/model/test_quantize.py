@@ -18,14 +18,14 @@ from support import DENSE, MIXTURES, VOCAB, native_model, random_tree, tiny_mode
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-from pilotfish.core.executor import NodeRows, SequenceRows
-from pilotfish.core.tree import TokenTree
+from pilotfish.core.scheduling.executor import NodeRows, SequenceRows
+from pilotfish.core.trees.tree import TokenTree
 from pilotfish.errors import ParameterError
+from pilotfish.model.cpu.native import pack_weight
+from pilotfish.model.cpu.native_modules import PackedGatedMLP, PackedLinear, PackedWeight, fused, replace_modules
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.loader import load_model
-from pilotfish.model.native import pack_weight
-from pilotfish.model.native_modules import PackedGatedMLP, PackedLinear, PackedWeight, fused, replace_modules
-from pilotfish.model.quantize import quantize
+from pilotfish.model.loading.loader import load_model
+from pilotfish.model.loading.quantize import quantize
 
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = [(1, 1), (31, 7), (32, 256), (33, 257), (513, 600), (40, 5001)]  # outputs, inputs

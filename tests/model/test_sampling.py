@@ -14,8 +14,8 @@ from sizes import sized
 from support import RowSampling, reference_probs, sampling_of
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from pilotfish.core import noise
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling import noise
+from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.model.sampling import (
     filtered,
     filtered_reference,

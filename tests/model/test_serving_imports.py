@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support import DENSE, MIXTURES, SNIPPETS, make_engine, run
 
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.model import serving_imports
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.model.loading import serving_imports
 
 LEFT_OUT = ("torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "torch.distributed.tensor", "scipy")
 ORDER = (*DENSE, *MIXTURES)

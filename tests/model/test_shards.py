@@ -16,18 +16,18 @@ from support import KINDS, random_tree, tiny_model, weights
 from thread_ranks import on_threads, thread_groups
 from torch import Tensor
 
-from pilotfish.core.executor import NodeRows, SequenceRows
-from pilotfish.core.features import FINAL
-from pilotfish.core.tree import TokenTree
+from pilotfish.core.features.features import FINAL
+from pilotfish.core.scheduling.executor import NodeRows, SequenceRows
+from pilotfish.core.trees.tree import TokenTree
 from pilotfish.errors import ParameterError
-from pilotfish.model import shards
 from pilotfish.model.collective import ProcessGroup, total
-from pilotfish.model.configuration import load_config
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.feature_tap import FeatureTap
-from pilotfish.model.footprint import footprint
-from pilotfish.model.loader import load_model
-from pilotfish.model.shards import Shard, load_shard
+from pilotfish.model.loading import shards
+from pilotfish.model.loading.configuration import load_config
+from pilotfish.model.loading.footprint import footprint
+from pilotfish.model.loading.loader import load_model
+from pilotfish.model.loading.shards import Shard, load_shard
 
 SLOTS = 600
 CPU = torch.device("cpu")

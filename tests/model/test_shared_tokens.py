@@ -12,10 +12,10 @@ import torch
 from msgspec.structs import replace
 from support import RowSampling, sampling_of
 
-from pilotfish.core.executor import SharedTokens, TokenMasks
-from pilotfish.core.logit_rules import LogitEdits
-from pilotfish.core.noise import gumbel
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.logit_rules import LogitEdits
+from pilotfish.core.sampling.noise import gumbel
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.executor import SharedTokens, TokenMasks
 from pilotfish.model.sampling import draw
 
 pytestmark = pytest.mark.usefixtures("kernels")

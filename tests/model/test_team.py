@@ -1,4 +1,4 @@
-"""The team of threads that computes kernels (src/pilotfish/model/kernels/team.h), by a program without torch."""
+"""The team of threads that computes kernels (src/pilotfish/model/cpu/kernels/team.h), by a program without torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotfish.model import native
+from pilotfish.model.cpu import native
 
 STRESS = Path(__file__).parent / "kernels" / "stress.cpp"
 SANITIZED = ["-fsanitize=thread", "-g", "-O1"]

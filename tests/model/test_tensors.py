@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import KINDS, edit_config, edit_tensors, tiny_model, weights, write_model
 
-from pilotfish.model.checkpoint import check_weights, meta_module
-from pilotfish.model.configuration import load_config
-from pilotfish.model.footprint import footprint
-from pilotfish.model.tensors import is_whole, model_weights
-from pilotfish.pairs import resolve_pair
+from pilotfish.engine.pairs import resolve_pair
+from pilotfish.model.loading.checkpoint import check_weights, meta_module
+from pilotfish.model.loading.configuration import load_config
+from pilotfish.model.loading.footprint import footprint
+from pilotfish.model.loading.tensors import is_whole, model_weights
 
 CPU = torch.device("cpu")
 #: Fields of a configuration that change the tensors of some kinds, and must not change those of others.

@@ -20,15 +20,17 @@ from tree_rows import TreeRows, shifted, unread_kv
 
 pytest.importorskip("triton")
 
-from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows
-from pilotfish.model import attention, native, triton_attention
+from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
+from pilotfish.model import attention
 from pilotfish.model.attention import Scoring, dense_tree_attention
+from pilotfish.model.cpu import native
+from pilotfish.model.cuda import triton_attention
+from pilotfish.model.cuda.graphs import recordable
+from pilotfish.model.cuda.triton_attention import triton_tree_attention
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.graphs import recordable
 from pilotfish.model.kv_planes import FP8_CAPABILITY
-from pilotfish.model.loader import LoadedModel, load_model
-from pilotfish.model.metadata import GenerationConfig
-from pilotfish.model.triton_attention import triton_tree_attention
+from pilotfish.model.loading.loader import LoadedModel, load_model
+from pilotfish.model.loading.metadata import GenerationConfig
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = (torch.float32, torch.bfloat16)

@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pilotfish.core.budget import FixedBudget
-from pilotfish.core.drafter import NoDrafter
-from pilotfish.core.prefix_cache import PrefixCache
-from pilotfish.core.request import Request
-from pilotfish.core.routing import PowerOfTwo, ReplicaLoad, RoundRobin, Router
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.scheduler import Scheduler
-from pilotfish.core.slots import SlotPool
-from pilotfish.plan.fleet import SimulatedFleet, simulate
-from pilotfish.plan.fleet_plan import FleetPlan, paced_target
-from pilotfish.plan.simulated import SimulatedExecutor, VirtualClock
-from pilotfish.plan.simulated_pools import Acceptance, DraftPlan, PrefillPlan
-from pilotfish.plan.simulated_server import ServerPlan
-from pilotfish.plan.simulated_target import TargetPlan
-from pilotfish.plan.traffic import ConversationTraffic, RecordedRequest, RecordedTraffic, SimulatedRequest
-from pilotfish.target.worker import TargetWorker
+from pilotfish.core.cache.prefix_cache import PrefixCache
+from pilotfish.core.cache.slots import SlotPool
+from pilotfish.core.drafting.drafter import NoDrafter
+from pilotfish.core.routing.router import PowerOfTwo, ReplicaLoad, RoundRobin, Router
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.budget import FixedBudget
+from pilotfish.core.scheduling.request import Request
+from pilotfish.core.scheduling.scheduler import Scheduler
+from pilotfish.plan.fleets.fleet import SimulatedFleet, simulate
+from pilotfish.plan.fleets.fleet_plan import FleetPlan, paced_target
+from pilotfish.plan.fleets.simulated_pools import Acceptance, DraftPlan, PrefillPlan
+from pilotfish.plan.fleets.simulated_server import ServerPlan
+from pilotfish.plan.fleets.simulated_target import TargetPlan
+from pilotfish.plan.fleets.traffic import ConversationTraffic, RecordedRequest, RecordedTraffic, SimulatedRequest
+from pilotfish.plan.simulation.simulated import SimulatedExecutor, VirtualClock
+from pilotfish.workers.target import TargetWorker
 
 SLOTS, ROWS, REQUESTS = 3000, 64, 6
 FREE = ServerPlan(0.0, 0.0, 0.0, 0.0, 0.0, most=1 << 20)

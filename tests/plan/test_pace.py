@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.config.engine import EngineConfig
+from pilotfish.config.hardware.cost import ForwardLoad
+from pilotfish.config.hardware.pace import FLAT_ROWS, MAX_ROWS, Pace, Paces
+from pilotfish.config.hardware.placement import place
 from pilotfish.errors import ParameterError
-from pilotfish.plan.cost import ForwardLoad
-from pilotfish.plan.pace import FLAT_ROWS, MAX_ROWS, Pace, Paces
-from pilotfish.plan.placement import place
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("10.4ms", 0.0104), ("2600us", 0.0026), ("1.5s", 1.5), ("3ms", 0.003)])

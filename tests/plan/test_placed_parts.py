@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from pilotfish.config.hardware.cost import ForwardLoad, PlacedModel
+from pilotfish.config.hardware.devices import DEVICES, LINKS
+from pilotfish.config.hardware.engines import ENGINES
+from pilotfish.config.hardware.shapes import MODELS
 from pilotfish.errors import ParameterError
-from pilotfish.plan.cost import ForwardLoad, PlacedModel
-from pilotfish.plan.devices import DEVICES, LINKS
-from pilotfish.plan.engines import ENGINES
-from pilotfish.plan.shapes import MODELS
 from pilotfish.plan.split import SplitModel
 from pilotfish.plan.tiers import TIERS, MemoryTier, TieredModel
 

@@ -8,12 +8,12 @@ import sys
 import pytest
 from msgspec import Struct, ValidationError, convert
 
+from pilotfish.config.hardware.devices import DEVICES, LINKS, Device
+from pilotfish.config.hardware.engines import ENGINES, SHARES, Constant
+from pilotfish.config.hardware.shapes import MODELS
+from pilotfish.config.hardware.tables import Sourced, look_up
 from pilotfish.errors import ParameterError
-from pilotfish.plan.devices import DEVICES, LINKS, Device
-from pilotfish.plan.engines import ENGINES, SHARES, Constant
 from pilotfish.plan.published import GROUPS, PUBLISHED
-from pilotfish.plan.shapes import MODELS
-from pilotfish.plan.tables import Sourced, look_up
 from pilotfish.plan.tiers import TIERS
 
 TABLES = {"devices": DEVICES, "links": LINKS, "tiers": TIERS, "models": MODELS, "published": GROUPS}

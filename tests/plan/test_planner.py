@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from pilotfish.config.hardware.cost import ForwardLoad, PlacedModel
+from pilotfish.config.hardware.devices import DEVICES, LINKS
+from pilotfish.config.hardware.engines import PILOTFISH
+from pilotfish.config.hardware.shapes import MODELS
 from pilotfish.errors import ParameterError
-from pilotfish.plan.cost import ForwardLoad, PlacedModel
-from pilotfish.plan.devices import DEVICES, LINKS
-from pilotfish.plan.engines import PILOTFISH
+from pilotfish.plan.fleets.trace import TimedRequest
 from pilotfish.plan.planner.acceptance import CHAINS, PAIRS, GuessedTree, PairAcceptance, published_acceptance
 from pilotfish.plan.planner.choice import choose, shortfall
 from pilotfish.plan.planner.crossover import break_even, gain, paying_ranges, scaled
@@ -30,8 +32,6 @@ from pilotfish.plan.planner.uncertainty import error_band
 from pilotfish.plan.predicting import RunModel, SyncInputs
 from pilotfish.plan.published import PUBLISHED
 from pilotfish.plan.rounds import tokens_of_chain
-from pilotfish.plan.shapes import MODELS
-from pilotfish.plan.trace import TimedRequest
 
 ONE_KIND = (RequestKind(prompt=2000, output=400),)
 DEMAND = Demand(requests=ONE_KIND, shared=0.25, users=8)

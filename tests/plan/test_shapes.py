@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.plan.shapes import MODELS
+from pilotfish.config.hardware.shapes import MODELS
 
 KV_BYTES = {
     "llama-3.2-1b": 32768,

@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import RandomDrafter
 
-from pilotfish.core.budget import FixedBudget
-from pilotfish.core.drafter import Drafter, NoDrafter
-from pilotfish.core.executor import NO_NODES, NO_SAMPLING, Outcome, Sampling, SequenceRows
-from pilotfish.core.request import FinishReason, Request
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.scheduler import Scheduler
-from pilotfish.core.slots import SlotPool
-from pilotfish.draft.lm import LMDrafter
+from pilotfish.core.cache.slots import SlotPool
+from pilotfish.core.drafting.drafter import Drafter, NoDrafter
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.budget import FixedBudget
+from pilotfish.core.scheduling.executor import NO_NODES, NO_SAMPLING, Outcome, Sampling, SequenceRows
+from pilotfish.core.scheduling.request import FinishReason, Request
+from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.errors import EngineError
-from pilotfish.plan.simulated import SimulatedExecutor, VirtualClock
-from pilotfish.target.worker import TargetWorker
+from pilotfish.plan.simulation.simulated import SimulatedExecutor, VirtualClock
+from pilotfish.workers.lm import LMDrafter
+from pilotfish.workers.target import TargetWorker
 
 VOCAB, SLOTS, CONTEXT = 7, 200, 120
 
@@ -136,7 +136,7 @@ def test_a_commit_that_fails_ends_its_requests_and_frees_all_slots(
         monkeypatch.setattr(requests[1].stats, "count", lambda *_: 1 / 0)
         requests[1].stop_ids = frozenset(range(VOCAB))  # it has ended when its counts fail
     else:
-        monkeypatch.setattr("pilotfish.core.scheduler.walk", lambda *_: 1 / 0)
+        monkeypatch.setattr("pilotfish.core.scheduling.scheduler.walk", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         while worker.scheduler.busy:
             worker.step()

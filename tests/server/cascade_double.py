@@ -21,16 +21,16 @@ from http_double import (
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
-from pilotfish.core.executor import TokenLogprobs
+from pilotfish.core.scheduling.executor import TokenLogprobs
 from pilotfish.errors import TargetUnavailable
-from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.server.auth import load_keyring
-from pilotfish.server.canary import ReplayedRequest
-from pilotfish.server.capture import RequestCapture, start_capture
-from pilotfish.server.cascade import Cascade, cascade_setup
 from pilotfish.server.limits import Admission, RequestGuard
-from pilotfish.server.rollout import Rollout
+from pilotfish.server.observe.metrics import ServerMetrics
 from pilotfish.server.routes import make_app
+from pilotfish.server.traffic.canary import ReplayedRequest
+from pilotfish.server.traffic.capture import RequestCapture, start_capture
+from pilotfish.server.traffic.cascade import Cascade, cascade_setup
+from pilotfish.server.traffic.rollout import Rollout
 from pilotfish.wire.serving import Finish
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

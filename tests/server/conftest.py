@@ -16,7 +16,7 @@ from sizes import sized
 from support import write_tokenizer
 from transformers import AutoTokenizer
 
-from pilotfish.pairs import resolve_pair
+from pilotfish.engine.pairs import resolve_pair
 
 #: Modes of the servers that are asked each question.
 ASKED = sized(("off", "async"), MODES)

@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from pilotfish.config.server import ServerConfig
-from pilotfish.core.executor import TokenLogprobs
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.executor import TokenLogprobs
 from pilotfish.engine.sample import TextStream
-from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.server.auth import Keyring
 from pilotfish.server.limits import Admission, RequestGuard
+from pilotfish.server.observe.metrics import ServerMetrics
 from pilotfish.server.routes import make_app
 from pilotfish.wire.serving import Delta, Finish, Identity, StepReport, Verified
 

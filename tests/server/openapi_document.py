@@ -14,22 +14,22 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from openapi_responses import ResponseEvent, ResponseObject, ResponseTokenCount
 
-from pilotfish.observe.draft_pools import DraftPools
-from pilotfish.observe.feedback import ServedMode
-from pilotfish.rollout.cohorts import CohortStatistics
+from pilotfish.operate.explaining.cohorts import CohortStatistics
 from pilotfish.server import routes
-from pilotfish.server.message_errors import OVERLOADED
-from pilotfish.server.messages import CountTokensRequest, MessagesRequest
-from pilotfish.server.requests import (
+from pilotfish.server.bodies.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     FeedbackRequest,
     TokenizeRequest,
 )
-from pilotfish.server.responses import ResponsesRequest
-from pilotfish.server.rollout import RolloutState
+from pilotfish.server.messages.message_body import CountTokensRequest, MessagesRequest
+from pilotfish.server.messages.message_errors import OVERLOADED
+from pilotfish.server.observe.draft_pools import DraftPools
+from pilotfish.server.observe.feedback_table import ServedMode
+from pilotfish.server.responses.response_body import ResponsesRequest
 from pilotfish.server.routes import VERSION, Api
+from pilotfish.server.traffic.rollout import RolloutState
 
 FILE = Path(routes.__file__).with_name("openapi.json")
 Seed = int | str | UnsetType  # text where the request's was

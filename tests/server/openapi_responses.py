@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from pilotfish.server.responses import (
+from pilotfish.server.responses.response_body import (
     AnyJson,
     FunctionChoice,
     PlainText,

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from pilotfish.core.handover import HandOverReport
+from pilotfish.core.prefilling.handover import HandOverReport
 from pilotfish.server.routes import page_routes
 
 MODEL = "stand-in"

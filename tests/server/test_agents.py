@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_response_answers import events_of, prompt_of, response_of
 
-from pilotfish.server import ignored
-from pilotfish.server.ignored import HEADER
-from pilotfish.server.response_tools import InputReader, arguments_of, function_name
+from pilotfish.server.bodies import ignored
+from pilotfish.server.bodies.ignored import HEADER
+from pilotfish.server.responses.response_tools import InputReader, arguments_of, function_name
 
 SHELL = {
     "type": "function",
@@ -263,7 +263,7 @@ def test_a_name_is_logged_once(
     client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ignored, "_logged", set())
-    with caplog.at_level(logging.INFO, "pilotfish.server.ignored"):
+    with caplog.at_level(logging.INFO, "pilotfish.server.bodies.ignored"):
         for _ in range(2):
             client.post("/v1/completions", {"prompt": "x", "beta_field": "secret", "max_tokens": 4})
     (line,) = caplog.messages

@@ -12,10 +12,10 @@ import pytest
 from http_double import IDENTITY, Client, Engine, Health, Submitted, Update, logprob, saying, unready
 from msgspec.structs import replace
 
-from pilotfish.core.handover import HandOverReport
-from pilotfish.observe.replica import ReplicaHealth
+from pilotfish.core.prefilling.handover import HandOverReport
+from pilotfish.engine.targets.replica_health import ReplicaHealth
 from pilotfish.server import routes
-from pilotfish.server.logprobs import token_text
+from pilotfish.server.answers.logprobs import token_text
 from pilotfish.wire.serving import Delta, Finish
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

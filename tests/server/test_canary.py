@@ -13,13 +13,13 @@ import pytest
 from http_double import IDENTITY, Client, Engine, Health, Submitted, Update, application, saying
 
 from pilotfish.config.server import ServerConfig
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.errors import EngineError
-from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.server.auth import load_keyring
-from pilotfish.server.canary import LONGEST, WAITING, Canary, ReplayedRequest
 from pilotfish.server.limits import Admission, RequestGuard
-from pilotfish.server.rollout import Rollout
+from pilotfish.server.observe.metrics import ServerMetrics
+from pilotfish.server.traffic.canary import LONGEST, WAITING, Canary, ReplayedRequest
+from pilotfish.server.traffic.rollout import Rollout
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Rig:
         return {result: count for result, count in counts.items() if count}
 
     def run(self, monkeypatch: pytest.MonkeyPatch, turns: int = 50) -> None:
-        monkeypatch.setattr("pilotfish.server.canary.LOOK", 0.0)
+        monkeypatch.setattr("pilotfish.server.traffic.canary.LOOK", 0.0)
 
         async def for_a_while() -> None:
             task = asyncio.create_task(self.canary.run())
@@ -82,7 +82,7 @@ def test_an_unequal_token_is_an_error_in_float32(
 
     rig.engine.health = Health(identity=msgspec.structs.replace(IDENTITY, dtype=dtype))
     rig.canary.offer(replay(rig, text))
-    with caplog.at_level(logging.INFO, logger="pilotfish.server.canary"):
+    with caplog.at_level(logging.INFO, logger="pilotfish.server.traffic.canary"):
         rig.run(monkeypatch)
     assert rig.results() == {"unequal": 1.0}
     (told,) = [record for record in caplog.records if "other tokens" in record.message]

@@ -15,17 +15,17 @@ import msgspec
 import pytest
 from http_double import IDENTITY, Answer, Client, Engine, Health, Submitted, Update, application, exchange, saying
 
-from pilotfish.capture.folder import ClaimedFolder, found_rows
-from pilotfish.capture.rows import CapturedRow
-from pilotfish.capture.store import CaptureStore
-from pilotfish.capture.upkeep import read_rows_of
 from pilotfish.config.server import ServerConfig
 from pilotfish.errors import EngineError, ParameterError
-from pilotfish.observe.metrics import ServerMetrics
-from pilotfish.server import capture as capture_module
+from pilotfish.operate.capture.folder import ClaimedFolder, found_rows
+from pilotfish.operate.capture.rows import CapturedRow
+from pilotfish.operate.capture.store import CaptureStore
+from pilotfish.operate.capture.upkeep import read_rows_of
 from pilotfish.server.auth import Caller, Keyring, load_file
-from pilotfish.server.capture import RequestCapture, start_capture
 from pilotfish.server.limits import Admission, RequestGuard
+from pilotfish.server.observe.metrics import ServerMetrics
+from pilotfish.server.traffic import capture as capture_module
+from pilotfish.server.traffic.capture import RequestCapture, start_capture
 
 KEYS = """
 [[key]]
@@ -158,7 +158,7 @@ def test_failed_and_aborted_requests_are_not_kept(server: Server) -> None:
 
 def test_a_lost_folder_costs_no_request(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     shutil.rmtree(server.path)
-    with caplog.at_level(logging.WARNING, logger="pilotfish.server.capture"):
+    with caplog.at_level(logging.WARNING, logger="pilotfish.server.traffic.capture"):
         assert [server.ask().status for _ in range(3)] == [200] * 3
         server.capture.close()
     assert server.results() == {"dropped": 3.0} and not server.path.exists()

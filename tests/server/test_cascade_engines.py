@@ -16,11 +16,11 @@ from support import SETTINGS, SNIPPETS, assert_idle, make_engine, run
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.engine.async_engine import AsyncEngine
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.engine.targets.async_engine import AsyncEngine
 from pilotfish.errors import TargetUnavailable
-from pilotfish.rollout.cascade import LEAST, NOBODY, CascadeAnswer, CascadePolicy, SmallModelConfig
-from pilotfish.server.cascade import CascadeRequest, CascadeStream
+from pilotfish.operate.cascade_policy import LEAST, NOBODY, CascadeAnswer, CascadePolicy, SmallModelConfig
+from pilotfish.server.traffic.cascade import CascadeRequest, CascadeStream
 
 PARAMS = SamplingParams(max_tokens=24, seed=7, temperature=0.8, n=2)
 

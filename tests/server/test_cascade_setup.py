@@ -11,10 +11,10 @@ from live import LiveServer
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
-from pilotfish.engine import host_memory
-from pilotfish.engine.host_memory import GIB
+from pilotfish.engine.processes import host_memory
+from pilotfish.engine.processes.host_memory import GIB
 from pilotfish.errors import ParameterError
-from pilotfish.server.cascade import CascadeSetup, cascade_setup
+from pilotfish.server.traffic.cascade import CascadeSetup, cascade_setup
 
 
 def setup_of(folder: Path, text: str, **engine: Any) -> CascadeSetup | None:

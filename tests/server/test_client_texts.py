@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from pilotfish.config.server import ServerConfig
 from pilotfish.errors import ModelError
 from pilotfish.server.application import apply_overrides
-from pilotfish.server.client_texts import WEDGE, ClientTexts, PlainTexts
+from pilotfish.server.bodies.client_texts import WEDGE, ClientTexts, PlainTexts
 
 SPECIAL = ("<s>", "<|im_start|>", "<|im_end|>", "<|im|>")
 OTHERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOLS]", "im_<think>")

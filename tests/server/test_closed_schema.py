@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pilotfish.server.closed_schema import closed
+from pilotfish.server.bodies.closed_schema import closed
 
 A, B = {"properties": {"a": {}}}, {"properties": {"b": {}}}
 NO = {"additionalProperties": False}

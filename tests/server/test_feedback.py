@@ -16,10 +16,10 @@ from live import LiveServer
 
 from pilotfish.config.server import ServerConfig
 from pilotfish.logs import configure
-from pilotfish.observe import feedback
-from pilotfish.observe.metrics import MAX_TAGS, ServerMetrics
 from pilotfish.server.auth import Keyring, load_keyring
 from pilotfish.server.limits import Admission, RequestGuard
+from pilotfish.server.observe import feedback_table as feedback
+from pilotfish.server.observe.metrics import MAX_TAGS, ServerMetrics
 
 FEEDBACK, CHAT, COMPLETIONS = "/v1/feedback", "/v1/chat/completions", "/v1/completions"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"

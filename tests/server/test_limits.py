@@ -14,10 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pilotfish.config.server import ServerConfig
 from pilotfish.errors import ParameterError, UnknownOptionError
-from pilotfish.observe.requests import RequestFacts
 from pilotfish.server.auth import ANONYMOUS, Caller
 from pilotfish.server.http_errors import HttpError
 from pilotfish.server.limits import Admission, Reservation
+from pilotfish.server.observe.request_records import RequestFacts
 
 TARGET = msgspec.structs.replace(IDENTITY, max_requests=2, kv_slots=100)
 SMALL = RequestFacts((1,), 1)

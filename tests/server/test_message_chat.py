@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from pilotfish.server.bodies.ignored import Ignored
 from pilotfish.server.http_errors import HttpError
-from pilotfish.server.ignored import Ignored
-from pilotfish.server.message_chat import MessageChat, chat_of
-from pilotfish.server.messages import CountTokensRequest, MessagesRequest
+from pilotfish.server.messages.message_body import CountTokensRequest, MessagesRequest
+from pilotfish.server.messages.message_chat import MessageChat, chat_of
 
 USE = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Bergen"}}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "rain"}

@@ -12,8 +12,8 @@ from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import ContentBlock, Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from pilotfish.parsers.pieces import Arguments, CallBegin, Content, Piece, Reasoning
-from pilotfish.server.message_events import BlockWriter, Part, beginning, partial
+from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, Content, Piece, Reasoning
+from pilotfish.server.messages.message_events import BlockWriter, Part, beginning, partial
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 BLOCK: TypeAdapter[Any] = TypeAdapter(ContentBlock)

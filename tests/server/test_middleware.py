@@ -15,10 +15,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from pilotfish.config.server import ServerConfig
 from pilotfish.errors import EngineError, TargetUnavailable
 from pilotfish.logs import configure
-from pilotfish.observe.metrics import ServerMetrics
-from pilotfish.observe.tracing import Tracer
 from pilotfish.server.auth import load_keyring
 from pilotfish.server.limits import Admission, RequestGuard
+from pilotfish.server.observe.metrics import ServerMetrics
+from pilotfish.server.observe.tracing import Tracer
 
 COMPLETIONS = "/v1/completions"
 SECRET = "a-secret-of-sixteen"

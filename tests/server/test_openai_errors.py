@@ -20,7 +20,7 @@ from openai import (
 from openai_cases import HELLO, MODEL
 from openai_fleet import MAX_BODY, SECRETS, Fleet
 
-from pilotfish.server.ignored import HEADER
+from pilotfish.server.bodies.ignored import HEADER
 
 #: Fields of a completion that are refused, and the field that the error names.
 COMPLETIONS: list[tuple[dict[str, Any], str]] = [

@@ -13,8 +13,8 @@ from openai import OpenAI
 from pydantic import BaseModel, Field
 from sizes import sized
 
-from pilotfish.pairs import resolve_pair
-from pilotfish.parsers.formats import TOOL_FORMATS
+from pilotfish.engine.pairs import resolve_pair
+from pilotfish.grammar.parsers.formats import TOOL_FORMATS
 
 #: Tells the model of the tools.
 TEMPLATE = (

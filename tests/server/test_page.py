@@ -13,8 +13,8 @@ from playwright.sync_api import Browser, expect
 from stand_in import DONE, HANDED, STORY, StandIn, chunk, error, event, last, served, story
 from starlette.testclient import TestClient
 
-from pilotfish.core.handover import HandOverReport
-from pilotfish.observe.draft_pools import KnownPool
+from pilotfish.core.prefilling.handover import HandOverReport
+from pilotfish.server.observe.draft_pools import KnownPool
 from pilotfish.wire.serving import PoolLoad
 
 HEIGHT = "one => one.getBoundingClientRect().height"

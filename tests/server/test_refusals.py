@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from http_double import IDENTITY, Client, Engine, Health
 
-from pilotfish.server.ignored import HEADER
-from pilotfish.server.requests import HINTS, INSTEAD, UNSUPPORTED
+from pilotfish.server.bodies.ignored import HEADER
+from pilotfish.server.bodies.requests import HINTS, INSTEAD, UNSUPPORTED
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]

@@ -13,10 +13,10 @@ from pydantic import TypeAdapter
 
 from pilotfish.conversation import template_message
 from pilotfish.errors import EngineError, ParameterError
-from pilotfish.server.ignored import Ignored
-from pilotfish.server.response_chat import chat_of
-from pilotfish.server.responses import ResponsesRequest
-from pilotfish.server.schemas import converted
+from pilotfish.server.bodies.ignored import Ignored
+from pilotfish.server.bodies.schemas import converted
+from pilotfish.server.responses.response_body import ResponsesRequest
+from pilotfish.server.responses.response_chat import chat_of
 from pilotfish.wire.serving import Finish
 
 PATH = "/v1/responses"

@@ -10,8 +10,8 @@ import pytest
 from openai.types.responses import ResponseOutputItem, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from pilotfish.parsers.pieces import Arguments, CallBegin, Content, Piece, Reasoning
-from pilotfish.server.response_events import ResponseItems
+from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, Content, Piece, Reasoning
+from pilotfish.server.responses.response_events import ResponseItems
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 ITEM: TypeAdapter[Any] = TypeAdapter(ResponseOutputItem)

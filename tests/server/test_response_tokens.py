@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.core.executor import TokenLogprobs
-from pilotfish.parsers.formats import TOOL_FORMATS
-from pilotfish.parsers.pieces import Arguments, CallBegin, Content, Piece, Reasoning, joined
-from pilotfish.parsers.reasoning import REASONING_FORMATS, ReasoningParser
-from pilotfish.parsers.tools import Tool
-from pilotfish.server.params import TokenizedPrompt
-from pilotfish.server.response_tokens import TokenBuffer
+from pilotfish.core.scheduling.executor import TokenLogprobs
+from pilotfish.grammar.parsers.formats import TOOL_FORMATS
+from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, Content, Piece, Reasoning, joined
+from pilotfish.grammar.parsers.reasoning import REASONING_FORMATS, ReasoningParser
+from pilotfish.grammar.parsers.tools import Tool
+from pilotfish.server.bodies.params import TokenizedPrompt
+from pilotfish.server.responses.response_tokens import TokenBuffer
 from pilotfish.wire.serving import Delta, Finish
 
 END = Finish("stop", None)

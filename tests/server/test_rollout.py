@@ -14,12 +14,12 @@ import pytest
 from http_double import IDENTITY, Answer, Client, Engine, Health, Submitted, Update, application, exchange, saying
 
 from pilotfish.config.server import ServerConfig
+from pilotfish.engine.targets.replica_health import ReplicaHealth
 from pilotfish.errors import ParameterError
-from pilotfish.observe.metrics import ServerMetrics
-from pilotfish.observe.replica import ReplicaHealth
 from pilotfish.server.auth import Caller, Keyring, load_keyring
 from pilotfish.server.limits import Admission, RequestGuard
-from pilotfish.server.rollout import Rollout, draft_pools
+from pilotfish.server.observe.metrics import ServerMetrics
+from pilotfish.server.traffic.rollout import Rollout, draft_pools
 from pilotfish.wire.serving import PoolLoad, Status
 
 COMPLETIONS = "/v1/completions"

@@ -11,10 +11,10 @@ from msgspec import Struct
 from starlette.requests import Request
 
 from pilotfish.config.server import ServerConfig
+from pilotfish.server.bodies.ignored import Ignored
+from pilotfish.server.bodies.requests import RequestBody
+from pilotfish.server.bodies.schemas import read_body
 from pilotfish.server.http_errors import HttpError
-from pilotfish.server.ignored import Ignored
-from pilotfish.server.requests import RequestBody
-from pilotfish.server.schemas import read_body
 
 
 class Circle(Struct, tag_field="type", tag="circle", forbid_unknown_fields=True):

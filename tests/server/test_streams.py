@@ -13,13 +13,13 @@ from http_double import Answer, Client, Engine, Submitted, Update, application, 
 
 from pilotfish.config.server import ServerConfig
 from pilotfish.errors import EngineError, InputError, ParameterError, TargetUnavailable
-from pilotfish.observe.metrics import ServerMetrics
-from pilotfish.rollout.variants import ONE_VARIANT
+from pilotfish.operate.variants import ONE_VARIANT
 from pilotfish.server.auth import ANONYMOUS, Caller
+from pilotfish.server.bodies.params import Generation
 from pilotfish.server.http_errors import ClientGone, HttpError
 from pilotfish.server.limits import Admission
-from pilotfish.server.params import Generation
-from pilotfish.server.rollout import VariantChoice
+from pilotfish.server.observe.metrics import ServerMetrics
+from pilotfish.server.traffic.rollout import VariantChoice
 from pilotfish.wire.serving import Delta, Finish
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

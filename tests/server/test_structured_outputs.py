@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from http_double import Client, Engine, Submitted
 
-from pilotfish.core.constraint import MAX_LENGTH, Constraint
+from pilotfish.core.sampling.constraint import MAX_LENGTH, Constraint
 from pilotfish.errors import ParameterError
 from pilotfish.grammar.compile import Grammars
 

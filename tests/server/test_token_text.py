@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from pilotfish.server.logprobs import token_text
+from pilotfish.server.answers.logprobs import token_text
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ import pytest
 from http_double import Client, Engine, saying
 
 from pilotfish.config.server import ServerConfig
-from pilotfish.parsers.formats import TOOL_FORMATS
-from pilotfish.parsers.tools import Tool
+from pilotfish.grammar.parsers.formats import TOOL_FORMATS
+from pilotfish.grammar.parsers.tools import Tool
+from pilotfish.server.bodies.reading import MOST_TOOLS, OutputFormats
+from pilotfish.server.bodies.requests import ChatRequest
+from pilotfish.server.bodies.tools import ToolUse
 from pilotfish.server.http_errors import HttpError
-from pilotfish.server.reading import MOST_TOOLS, OutputFormats
-from pilotfish.server.requests import ChatRequest
-from pilotfish.server.tools import ToolUse
 from pilotfish.wire.serving import Finish
 
 CHAT = "/v1/chat/completions"

@@ -10,8 +10,8 @@ from http_double import IDENTITY, Client, Engine, Health, saying
 from live import LiveServer
 from msgspec.structs import replace
 
-from pilotfish.server.ignored import HEADER
-from pilotfish.server.tool_text import with_tools_as_text
+from pilotfish.server.bodies.ignored import HEADER
+from pilotfish.server.bodies.tool_text import with_tools_as_text
 
 CHAT = "/v1/chat/completions"
 FUNCTION = {"name": "weather", "description": "Of a city.", "parameters": {"type": "object", "properties": {}}}

@@ -18,14 +18,14 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from pilotfish.core.handover import HandOverReport
-from pilotfish.core.request import FinishReason
+from pilotfish.core.prefilling.handover import HandOverReport
+from pilotfish.core.scheduling.request import FinishReason
 from pilotfish.errors import ParameterError
-from pilotfish.observe import tracing
-from pilotfish.observe.metrics import ServerMetrics
-from pilotfish.observe.requests import RequestFacts, RequestRecord
-from pilotfish.observe.tracing import Tracer
 from pilotfish.server.application import start_tracing, traces_url
+from pilotfish.server.observe import tracing
+from pilotfish.server.observe.metrics import ServerMetrics
+from pilotfish.server.observe.request_records import RequestFacts, RequestRecord
+from pilotfish.server.observe.tracing import Tracer
 from pilotfish.wire.serving import Delta, Finish, Verified
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"

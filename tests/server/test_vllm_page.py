@@ -9,7 +9,7 @@ import pytest
 from http_double import Client
 from pages import codes, table
 
-from pilotfish.observe.metrics import ServerMetrics
+from pilotfish.server.observe.metrics import ServerMetrics
 
 PAGE = "coming-from-vllm.md"
 PARAMETERS = [codes(row[0])[0] for row in table(PAGE, "Parameters of requests")]

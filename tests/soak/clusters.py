@@ -17,7 +17,7 @@ from typing import Any
 import httpx2 as httpx
 from support import SNIPPETS, make_engine
 
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.sampling_params import SamplingParams
 
 #: Streams at a time, and tokens of an output.
 STREAMS, TOKENS = 32, 160

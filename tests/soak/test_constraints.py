@@ -14,7 +14,7 @@ from constraint_checks import is_valid, may_become_valid
 from live import LiveServer
 
 from pilotfish.bench.corpus import Entry, Regex, Schema, entries
-from pilotfish.pairs import resolve_pair
+from pilotfish.engine.pairs import resolve_pair
 
 ENTRIES = list(entries())
 #: Requests at a time.

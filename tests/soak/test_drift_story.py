@@ -26,7 +26,7 @@ from support import SNIPPETS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pilotfish import LLM, SamplingParams
-from pilotfish.pairs import resolve_pair
+from pilotfish.engine.pairs import resolve_pair
 
 STREAMS, REQUESTS, TOKENS = 8, 1200, 96
 #: As of a target whose forwards cost more from 8 rows on.

@@ -31,10 +31,10 @@ from pilotfish.bench.client import COMPLETIONS, Answer
 from pilotfish.bench.programs import Program, start_server
 from pilotfish.bench.workload import Prompt
 from pilotfish.config.engine import EngineConfig
-from pilotfish.engine.launch import Supervisor
-from pilotfish.engine.process import WorkerSpec
-from pilotfish.model.metadata import load_tokenizer
-from pilotfish.pairs import resolve_pair
+from pilotfish.engine.pairs import resolve_pair
+from pilotfish.engine.processes.launch import Supervisor
+from pilotfish.engine.processes.process import WorkerSpec
+from pilotfish.model.loading.metadata import load_tokenizer
 
 SECONDS, STREAMS = float(os.environ.get("SOAK_SECONDS", "600")), 32
 #: Distinct requests, and tokens of their prompts from the shortest to the longest.

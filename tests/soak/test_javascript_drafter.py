@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from support import SNIPPETS
 
-from pilotfish import LLM, SamplingParams, pairs
-from pilotfish.core.noise import gumbel_of
+from pilotfish import LLM, SamplingParams
+from pilotfish.core.sampling.noise import gumbel_of
+from pilotfish.engine import pairs
 
 SOURCE = Path(__file__).parents[2] / "examples" / "javascript"
 pytestmark = pytest.mark.skipif(shutil.which("npm") is None, reason="needs Node.js with npm")

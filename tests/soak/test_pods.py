@@ -25,8 +25,8 @@ from support import SNIPPETS
 
 from pilotfish import LLM, SamplingParams
 from pilotfish.bench.programs import Program
-from pilotfish.engine.process import WorkerSpec
-from pilotfish.pairs import resolve_pair
+from pilotfish.engine.pairs import resolve_pair
+from pilotfish.engine.processes.process import WorkerSpec
 from pilotfish.server.auth import file_entry, new_secret
 
 PAIR = resolve_pair("pycode")

@@ -12,7 +12,7 @@ from live import LiveServer
 from rollouts import Files, Load, sample, until, worker
 from support import SNIPPETS
 
-from pilotfish.pairs import resolve_pair
+from pilotfish.engine.pairs import resolve_pair
 
 SWAPS, STREAMS, TOKENS = 20, 32, 48
 

@@ -18,7 +18,7 @@ from pilotfish.bench.report import Row
 from pilotfish.bench.workload import Prompt, load_prompts
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import Mode
-from pilotfish.pairs import resolve_pair
+from pilotfish.engine.pairs import resolve_pair
 
 SECONDS, STREAMS = float(os.environ.get("SOAK_SECONDS", "30")), int(os.environ.get("SOAK_STREAMS", "16"))
 #: Seconds of load from which on the growth of a process's memory says something.

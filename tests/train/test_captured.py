@@ -14,14 +14,12 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from pilotfish.capture.folder import ClaimedFolder, found_rows
-from pilotfish.capture.rows import CapturedRow, token_bytes
-from pilotfish.capture.store import CaptureStore, Retention
-from pilotfish.core.vocabulary import text_digest
+from pilotfish.core.drafting.vocabulary import text_digest
 from pilotfish.errors import InputError, ParameterError
+from pilotfish.operate.capture.folder import ClaimedFolder, found_rows
+from pilotfish.operate.capture.rows import CapturedRow, token_bytes
+from pilotfish.operate.capture.store import CaptureStore, Retention
 from pilotfish.progress import PhaseProgress
-from pilotfish.train.captured import LEAST, read_captured
-from pilotfish.train.data import collect, train_tokenizer
 from pilotfish.train.evaluate_captured import CHAIN, accepted_of_chains, evaluate_captured
 from pilotfish.train.export import save_model
 from pilotfish.train.models import build_model, continue_prompts, start_from_target
@@ -29,6 +27,8 @@ from pilotfish.train.recipe import LlamaSize
 from pilotfish.train.redistil import Redistillation, redistil
 from pilotfish.train.taught_recipe import DistilRecipe
 from pilotfish.train.taught_target import TaughtTarget
+from pilotfish.train.text.captured import LEAST, read_captured
+from pilotfish.train.text.data import collect, train_tokenizer
 
 SIZE = LlamaSize(layers=2, hidden=64, heads=2, kv_heads=1, ffn=64)
 SMALL = replace(SIZE, layers=1)

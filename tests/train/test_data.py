@@ -8,7 +8,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from pilotfish.errors import ParameterError
-from pilotfish.train.data import (
+from pilotfish.train.text.data import (
     END_OF_TEXT,
     EXCLUDED,
     Document,

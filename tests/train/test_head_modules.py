@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows
-from pilotfish.heads.executor import make_head_executor
-from pilotfish.heads.head_executor import HeadSetup
-from pilotfish.heads.spec import FINAL, BlockHead, Decoder, Head, HeadFiles, HeadSpec, ParallelHead, Projection
-from pilotfish.heads.spec import RecurrentHead as Recurrent
+from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
+from pilotfish.model.heads.executors.executor import make_head_executor
+from pilotfish.model.heads.executors.head_executor import HeadSetup
+from pilotfish.model.heads.spec import FINAL, BlockHead, Decoder, Head, HeadFiles, HeadSpec, ParallelHead, Projection
+from pilotfish.model.heads.spec import RecurrentHead as Recurrent
 from pilotfish.train.head_shapes import trainee_of
 from pilotfish.train.heads.trainee import Lesson, Shared, Trainee
 from pilotfish.train.taught_recipe import head_recipe

@@ -16,10 +16,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from pilotfish.errors import InputError, ModelError, ParameterError
-from pilotfish.heads.files import TargetFacts, read_head
+from pilotfish.model.heads.files import TargetFacts, read_head
 from pilotfish.progress import PhaseProgress
-from pilotfish.train import lessons, written
-from pilotfish.train.data import collect, train_tokenizer
 from pilotfish.train.distil import train_distil
 from pilotfish.train.evaluate_head import HeadEvaluation
 from pilotfish.train.export import save_model
@@ -27,6 +25,8 @@ from pilotfish.train.head import train_head
 from pilotfish.train.models import build_model
 from pilotfish.train.recipe import LlamaSize
 from pilotfish.train.taught_recipe import DistilRecipe, HeadRecipe, head_recipe
+from pilotfish.train.text import lessons, written
+from pilotfish.train.text.data import collect, train_tokenizer
 from pilotfish.train.trainer import Trainer
 from pilotfish.train.write_head import write_head
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from pilotfish.errors import InputError
-from pilotfish.train.data import collect, train_tokenizer
-from pilotfish.train.passages import Passages, read_passages
 from pilotfish.train.taught_recipe import TaughtRecipe
+from pilotfish.train.text.data import collect, train_tokenizer
+from pilotfish.train.text.passages import Passages, read_passages
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from pilotfish.progress import PhaseProgress, PlannedPhase
-from pilotfish.train import lessons, written
-from pilotfish.train.data import TokenBatch
 from pilotfish.train.distil import train_distil
 from pilotfish.train.head import train_head
 from pilotfish.train.models import WrittenTokens
 from pilotfish.train.pair import train_pair
 from pilotfish.train.recipe import LlamaSize, PairRecipe
 from pilotfish.train.taught_recipe import DistilRecipe, head_recipe
+from pilotfish.train.text import lessons, written
+from pilotfish.train.text.data import TokenBatch
 from pilotfish.train.trainer import Learnt, Schedule, Trainer
 
 #: Done of total, rate, what remains of the phase and of all.

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pilotfish.core.feature_rows import FEATURE_TYPES
-from pilotfish.core.messages import (
+from pilotfish.core.cache.prefix_keys import KEY_BYTES
+from pilotfish.core.drafting.messages import (
     MAX_FEATURE_BYTES,
     MAX_FRAME,
     MAX_NODES,
@@ -37,7 +37,7 @@ from pilotfish.core.messages import (
     Tree,
     TreeFeedback,
 )
-from pilotfish.core.prefix_keys import KEY_BYTES
+from pilotfish.core.features.feature_rows import FEATURE_TYPES
 from pilotfish.errors import WireError
 from pilotfish.wire.channel import decode_to_draft, decode_to_target, encode
 

@@ -22,11 +22,11 @@ from pilotfish.bench.programs import Program, attached, start_pool
 from pilotfish.bench.report import ProgressBar, Report, Row, Spread, ratios
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import Backend, available_cores
-from pilotfish.engine.draft_backends import refuse_absent
+from pilotfish.engine.drafts.draft_backends import refuse_absent
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.memory import precision_here
-from pilotfish.engine.placement import split_cores
-from pilotfish.engine.process import WorkerSpec
+from pilotfish.engine.processes.placement import split_cores
+from pilotfish.engine.processes.process import WorkerSpec
 from pilotfish.errors import ParameterError
 
 LEAVES = (1, 2, 4, 8, 16, MOST_LEAVES)

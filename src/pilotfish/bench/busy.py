@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from pilotfish.engine.process import die_with_parent, name_process
+from pilotfish.engine.processes.process import die_with_parent, name_process
 
 if __name__ == "__main__":
     name_process("busy neighbour")

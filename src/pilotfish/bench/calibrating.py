@@ -18,15 +18,15 @@ from pilotfish.bench.report import ProgressBar, Report, cpu_name
 from pilotfish.bench.speculation import sync_contestant
 from pilotfish.bench.workload import Job, parse_numbers
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.executor import Executor
+from pilotfish.core.scheduling.executor import Executor
 from pilotfish.engine.costs import forward_seconds
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import EngineError, ParameterError
-from pilotfish.observe.records import StepRecord
-from pilotfish.simulation.calibration import MachineCalibration, fitted
-from pilotfish.simulation.setup import HostCosts
+from pilotfish.plan.simulation.calibration import MachineCalibration, fitted
+from pilotfish.plan.simulation.setup import HostCosts
+from pilotfish.workers.records import StepRecord
 
-PROMPTS = Path(__file__).parents[1] / "cli" / "demo.jsonl"
+PROMPTS = Path(__file__).parents[1] / "cli" / "demo" / "demo.jsonl"
 #: Rows whose forwards are timed.
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 #: Levels, leaves and nodes of the trees that the target waits for here.

@@ -19,11 +19,11 @@ from pilotfish.bench.success import Asked, asked_tasks, chosen_tasks, failure_of
 from pilotfish.bench.tasks import Judge, validator
 from pilotfish.bench.thresholds import CascadedTask, CascadeOutcome, chosen, halves, outcome, outcomes
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.vocabulary import why_ids_differ
+from pilotfish.core.drafting.vocabulary import why_ids_differ
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import ModelError, ParameterError
-from pilotfish.model.metadata import load_tokenizer
-from pilotfish.rollout.cascade import LEAST, Confidence
+from pilotfish.model.loading.metadata import load_tokenizer
+from pilotfish.operate.cascade_policy import LEAST, Confidence
 
 #: Sides, and a task that each has in common.
 SIDES = ("small", "large")

@@ -26,10 +26,10 @@ from pilotfish.config.fields import GGUFWeights, available_cores
 from pilotfish.config.text import config_text
 from pilotfish.engine.memory import precision_here
 from pilotfish.errors import EngineError, ModelError, ParameterError, PromptError
-from pilotfish.heads.detect import is_head
-from pilotfish.model.configuration import load_config
-from pilotfish.model.metadata import load_tokenizer
-from pilotfish.model.precision import library_dtype
+from pilotfish.model.heads.detect import is_head
+from pilotfish.model.loading.configuration import load_config
+from pilotfish.model.loading.metadata import load_tokenizer
+from pilotfish.model.loading.precision import library_dtype
 
 INSTALL = "pip install 'pilotfish[compare]'"
 #: Modules by package of the extra.
@@ -234,7 +234,7 @@ def converted_setup(library: Library, setup: PeerSetup, progress: ProgressBar) -
         raise EngineError(f"{absent} not installed: {INSTALL}")
     if setup.quantization != "none":
         raise EngineError(f"weights of {setup.quantization} are torchao's, which it cannot load")
-    from pilotfish.backends.gguf_file import gguf_of
+    from pilotfish.model.backends.gguf_file import gguf_of
 
     progress.note(f"converting for {library.engine}")
     weights, draft = library.weights[setup.dtype], Path(str(setup.draft))

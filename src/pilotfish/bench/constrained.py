@@ -12,11 +12,11 @@ from pilotfish.bench.contestants import check_drafter, overruns
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, Spread, percentile, ratios
 from pilotfish.bench.workload import Job, Workload
-from pilotfish.core.constraint import Constraint
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.constraint import Constraint
+from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
-from pilotfish.observe.records import StepRecord
+from pilotfish.workers.records import StepRecord
 
 FREE, CONSTRAINED = "free", "constrained"
 #: By how much constrained neighbours may lengthen the times between a free request's tokens.

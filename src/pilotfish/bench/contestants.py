@@ -14,12 +14,12 @@ from typing import Protocol, TypeVar
 from pilotfish.bench.report import ProgressBar, Row, Spread, distinct_ngrams, equal_share, percentile, ratios
 from pilotfish.bench.workload import Job
 from pilotfish.config.fields import drafter_kinds
-from pilotfish.core.budget import Budget, FixedBudget
-from pilotfish.core.drafter import Drafter, NoDrafter
-from pilotfish.core.request import RequestStats
+from pilotfish.core.drafting.drafter import Drafter, NoDrafter
+from pilotfish.core.scheduling.budget import Budget, FixedBudget
+from pilotfish.core.scheduling.request import RequestStats
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import EngineError
-from pilotfish.observe.records import StepRecord
+from pilotfish.workers.records import StepRecord
 
 OFF = "off"
 Work = TypeVar("Work")

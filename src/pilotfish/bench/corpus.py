@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from pilotfish.core.constraint import Constraint
+from pilotfish.core.sampling.constraint import Constraint
 
 
 class Schema(Struct, frozen=True):

@@ -38,10 +38,10 @@ from pilotfish.bench.report import ProgressBar, Report, Row, equal_share, percen
 from pilotfish.bench.workload import parse_numbers
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.text import config_text
-from pilotfish.core.handover import WHOLE, HandOverReport
-from pilotfish.engine.process import WorkerSpec
-from pilotfish.model.metadata import load_tokenizer
-from pilotfish.observe.records import part_of
+from pilotfish.core.prefilling.handover import WHOLE, HandOverReport
+from pilotfish.engine.processes.process import WorkerSpec
+from pilotfish.model.loading.metadata import load_tokenizer
+from pilotfish.workers.records import part_of
 
 #: Of each layout.
 DEVICES = 2

@@ -11,10 +11,10 @@ import numpy as np
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row
 from pilotfish.bench.workload import parse_numbers, parse_shares
-from pilotfish.core.prefix_cache import PrefixCache
-from pilotfish.core.slots import SlotPool
+from pilotfish.core.cache.prefix_cache import PrefixCache
+from pilotfish.core.cache.slots import SlotPool
 from pilotfish.errors import ParameterError
-from pilotfish.plan.trace import BLOCK_TOKENS, TracedRequest, read_trace
+from pilotfish.plan.fleets.trace import BLOCK_TOKENS, TracedRequest, read_trace
 
 LRU = "LRU"
 #: Of the tenants' requests: their number; tenants, of which the i-th sends 1/i as many as the first; blocks that begin

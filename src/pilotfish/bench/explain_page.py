@@ -10,8 +10,8 @@ from pilotfish.bench.charts import Axis, Series, bar_chart, line_chart
 from pilotfish.bench.markup import tag
 from pilotfish.bench.page import table, whole_page
 from pilotfish.errors import ParameterError
-from pilotfish.rollout.explain_wording import headline
-from pilotfish.rollout.explanation import Cause, Explanation
+from pilotfish.operate.explaining.explain_wording import headline
+from pilotfish.operate.explaining.explanation import Cause, Explanation
 
 TITLE = "Why acceptance changed"
 #: Classes of the two intervals, and of effects by whether they lowered acceptance.

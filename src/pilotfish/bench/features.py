@@ -23,31 +23,31 @@ from pilotfish.bench.contestants import Contestant
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row
 from pilotfish.bench.workload import TEMPERATURES, Prompt, jobs_at
-from pilotfish.core.budget import FixedBudget
-from pilotfish.core.connected_targets import DraftIdentity
-from pilotfish.core.draft_machine import DraftMachine
-from pilotfish.core.draft_sessions import LevelPart
-from pilotfish.core.drafter import Drafter, DraftLimits
-from pilotfish.core.feature_intake import FeatureNeed
-from pilotfish.core.feature_rows import FEATURE_TYPES, ITEM_BYTES, LARGEST, FeatureType
-from pilotfish.core.level_choice import LevelShape
-from pilotfish.core.lookahead import NewNodes
-from pilotfish.core.messages import PROTOCOL_VERSION, FeatureOffer, FeatureRows, Hello, Peer
-from pilotfish.core.pools import DraftPool
-from pilotfish.core.prefix_cache import PrefixCache
-from pilotfish.core.request import Request
-from pilotfish.core.session_table import SessionTable
-from pilotfish.core.slots import SlotPool
-from pilotfish.core.target_machine import RemoteOptions
-from pilotfish.core.tree import Guesses
-from pilotfish.draft.worker import DraftWorker, Grower
+from pilotfish.core.cache.prefix_cache import PrefixCache
+from pilotfish.core.cache.slots import SlotPool
+from pilotfish.core.drafting.connected_targets import DraftIdentity
+from pilotfish.core.drafting.draft_machine import DraftMachine
+from pilotfish.core.drafting.draft_sessions import LevelPart
+from pilotfish.core.drafting.drafter import Drafter, DraftLimits
+from pilotfish.core.drafting.level_choice import LevelShape
+from pilotfish.core.drafting.messages import PROTOCOL_VERSION, FeatureOffer, FeatureRows, Hello, Peer
+from pilotfish.core.drafting.pools import DraftPool
+from pilotfish.core.drafting.session_table import SessionTable
+from pilotfish.core.drafting.target_machine import RemoteOptions
+from pilotfish.core.features.feature_intake import FeatureNeed
+from pilotfish.core.features.feature_rows import FEATURE_TYPES, ITEM_BYTES, LARGEST, FeatureType
+from pilotfish.core.scheduling.budget import FixedBudget
+from pilotfish.core.scheduling.request import Request
+from pilotfish.core.trees.lookahead import NewNodes
+from pilotfish.core.trees.tree import Guesses
+from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.heads import ConfiguredHead
-from pilotfish.engine.remote_drafts import RemoteDrafter
 from pilotfish.errors import EngineError, ParameterError
-from pilotfish.heads.executor import make_head_executor
-from pilotfish.heads.head_executor import HeadExecutor, HeadSetup
+from pilotfish.model.heads.executors.executor import make_head_executor
+from pilotfish.model.heads.executors.head_executor import HeadExecutor, HeadSetup
 from pilotfish.wire.channel import Channel, Received, decode_to_draft
+from pilotfish.workers.draft import DraftWorker, Grower
 
 #: Virtual seconds of a target's step and of a head's level: of a model of 70 billion weights, and of one layer of it.
 STEP, LEVEL = 0.0104, 0.001

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 
 from pilotfish.bench.report import Row
 from pilotfish.bench.server_costs import FollowCosts
-from pilotfish.plan.fleet_figures import FleetFigures
-from pilotfish.plan.fleet_plan import FleetPlan
+from pilotfish.plan.fleets.fleet_figures import FleetFigures
+from pilotfish.plan.fleets.fleet_plan import FleetPlan
 
 #: Beats of a target, and Attends to it, a second. An Attend costs about as much as what is heard.
 BEATS = 4.0

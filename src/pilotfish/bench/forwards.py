@@ -18,10 +18,10 @@ from pilotfish.bench.contestants import Contestant, Run, always, drafting, every
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, equal_share, timed
 from pilotfish.bench.workload import TEMPERATURES, Job, Prompt, jobs_at
-from pilotfish.core.budget import FixedBudget
-from pilotfish.core.executor import NO_NODES, NodeRows, SequenceRows
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tree import OTHER, Guesses
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.budget import FixedBudget
+from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
+from pilotfish.core.trees.tree import OTHER, Guesses
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.memory import anonymous_memory, gib
 from pilotfish.model.executor import TorchExecutor

@@ -19,11 +19,11 @@ from pilotfish.bench.steps import kv_bytes
 from pilotfish.errors import InputError
 from pilotfish.model.attention import AttentionMetadata, Scoring, TreeAttention, dense_tree_attention, key_slots
 from pilotfish.model.batch import EXACT, Batch
+from pilotfish.model.cuda.graphs import CudaRecorder
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.graphs import CudaRecorder
 from pilotfish.model.kv_planes import LayerKV
-from pilotfish.model.loader import LoadedModel
-from pilotfish.model.precision import precision_of
+from pilotfish.model.loading.loader import LoadedModel
+from pilotfish.model.loading.precision import precision_of
 
 ROWS = (1, 8, 16, 64)
 SLOTS = CONTEXT + max(ROWS)
@@ -95,7 +95,7 @@ def attention_contest(
 ) -> dict[str, Callable[[], torch.Tensor]]:
     """Three ways to attend with a step's rows, over the same random keys; SDPA's are laid out in position order
     beforehand. Each gives [rows, heads, head_dim]."""
-    from pilotfish.model.triton_attention import triton_tree_attention
+    from pilotfish.model.cuda.triton_attention import triton_tree_attention
 
     [batch] = Batch.build([context_and_tree(rows, VOCAB)[1]], EXACT, SLOTS)
     place = batch.map(lambda tensor: tensor.to(device)).metadata

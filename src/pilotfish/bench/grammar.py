@@ -16,12 +16,12 @@ from llguidance import LLExecutor, LLMatcher
 from pilotfish.bench.corpus import Entry, entries
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, Spread, cpu_name, percentile
-from pilotfish.core.constraint import Constraint, MaskedPaths, words
+from pilotfish.core.sampling.constraint import Constraint, MaskedPaths, words
+from pilotfish.engine.pairs import resolve_pair
 from pilotfish.errors import InputError
 from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.state import MatcherState
 from pilotfish.grammar.threads import MaskJobs
-from pilotfish.pairs import resolve_pair
 
 #: The parent of each of 16 nodes, -1 the root.
 SHAPES: Mapping[str, Sequence[int]] = {

@@ -13,11 +13,11 @@ from pilotfish.bench.contestants import OFF, PLAIN, Contestant, compete, contest
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row
 from pilotfish.bench.workload import TEMPERATURES, Prompt, jobs_at
-from pilotfish.core.budget import FixedBudget
-from pilotfish.core.drafter import CombinedDrafter, Drafter
-from pilotfish.draft.lm import LMDrafter
-from pilotfish.draft.ngram import NgramDrafter
+from pilotfish.core.drafting.drafter import CombinedDrafter, Drafter
+from pilotfish.core.scheduling.budget import FixedBudget
 from pilotfish.engine.engine import Engine
+from pilotfish.workers.lm import LMDrafter
+from pilotfish.workers.ngram import NgramDrafter
 
 #: Prompts whose levels are timed, one at a time.
 TIMED = 4

@@ -21,12 +21,12 @@ from pilotfish.bench.shapes import DEEP, write_served_model
 from pilotfish.bench.steps import DEVICE
 from pilotfish.bench.workload import parse_numbers
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.handover import WHOLE, HandOverReport
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.prefilling.handover import WHOLE, HandOverReport
+from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.process import on_cores
+from pilotfish.engine.processes.process import on_cores
 from pilotfish.errors import EngineError
-from pilotfish.model.precision import precision_of
+from pilotfish.model.loading.precision import precision_of
 
 #: Where the worker listens, and ways to read its memory.
 TRANSPORTS: dict[str, tuple[str, tuple[str, ...]]] = {

@@ -22,7 +22,7 @@ from pilotfish.bench.report import MEBIBYTE, ProgressBar, Report, Row, Spread, e
 from pilotfish.bench.workload import Job, parse_numbers
 from pilotfish.config.engine import EngineConfig
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.process import on_cores
+from pilotfish.engine.processes.process import on_cores
 from pilotfish.errors import EngineError
 
 #: Share of the offline engine's tokens/s that a paced target keeps through HTTP.

@@ -15,11 +15,11 @@ import torch
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import Backend, DType
 from pilotfish.config.workers import DraftConfig
-from pilotfish.core.executor import NO_NODES, NO_SAMPLING, Executor, NodeRows, Sampling, SequenceRows
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.slots import Slots
-from pilotfish.engine.draft_pool import load_draft
-from pilotfish.engine.process import die_with_parent, name_process
+from pilotfish.core.cache.slots import Slots
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.executor import NO_NODES, NO_SAMPLING, Executor, NodeRows, Sampling, SequenceRows
+from pilotfish.engine.drafts.draft_pool import load_draft
+from pilotfish.engine.processes.process import die_with_parent, name_process
 
 CONTEXT = 256  # tokens of each session
 MOST_SESSIONS = 4

@@ -15,9 +15,9 @@ import msgspec
 from pilotfish.bench.offered_loads import LoadedRun, OfferedLoad
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.text import config_of
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.process import die_with_parent, name_process
+from pilotfish.engine.processes.process import die_with_parent, name_process
 from pilotfish.engine.sample import Sample
 from pilotfish.errors import EngineError
 

@@ -13,13 +13,13 @@ import numpy as np
 from pilotfish.bench.constrained import CONSTRAINTS
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, percentile
-from pilotfish.core.constrained import constrained
-from pilotfish.core.constraint import Constraint, GrammarState, words
-from pilotfish.core.drafter import Drafter, DraftLimits
-from pilotfish.core.request import Request
-from pilotfish.core.tree import OTHER, ROOT, Guesses
+from pilotfish.core.drafting.drafter import Drafter, DraftLimits
+from pilotfish.core.sampling.constrained import constrained
+from pilotfish.core.sampling.constraint import Constraint, GrammarState, words
+from pilotfish.core.scheduling.request import Request
+from pilotfish.core.trees.tree import OTHER, ROOT, Guesses
 from pilotfish.engine.engine import Engine
-from pilotfish.observe.records import StepRecord
+from pilotfish.workers.records import StepRecord
 
 #: By how much of a step without a grammar one with a grammar may be longer.
 PROMISE = 0.05

@@ -25,8 +25,8 @@ from pilotfish.bench.report import ProgressBar, Report, Row, percentile, ratios
 from pilotfish.bench.shapes import SHAPES, write_random_model
 from pilotfish.bench.steps import DEVICE, STEP_ROWS
 from pilotfish.config.fields import available_cores
-from pilotfish.engine.process import WorkerSpec
-from pilotfish.model.precision import library_dtype, precision_of
+from pilotfish.engine.processes.process import WorkerSpec
+from pilotfish.model.loading.precision import library_dtype, precision_of
 from pilotfish.openmp import POLICY
 
 SHAPE = "344m"

@@ -11,8 +11,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pilotfish.bench.workload import Prompt
-from pilotfish.core.handover import HandOverReport
-from pilotfish.core.tree import Ints
+from pilotfish.core.prefilling.handover import HandOverReport
+from pilotfish.core.trees.tree import Ints
 
 
 class ArrivingPrompt(Struct, frozen=True):

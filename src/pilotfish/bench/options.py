@@ -14,11 +14,11 @@ from msgspec import Struct, field
 from pilotfish.bench.serving.options import ServeBenchOptions
 from pilotfish.bench.workload import Job, Prompt, Workload, first_of_each, load_prompts
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.sampling_params import MAX_TOKENS
+from pilotfish.core.sampling.sampling_params import MAX_TOKENS
+from pilotfish.engine.pairs import PairDirs, resolve_pair
 from pilotfish.errors import ParameterError
+from pilotfish.operate.cascade_policy import MAX_JUDGED
 from pilotfish.options import REQUIRED, Option, option, options_of, pick
-from pilotfish.pairs import PairDirs, resolve_pair
-from pilotfish.rollout.cascade import MAX_JUDGED
 
 MANY = 1 << 20
 #: Settings among which the best sync one is sought.

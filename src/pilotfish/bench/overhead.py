@@ -12,8 +12,8 @@ from pilotfish.bench.contestants import OFF, Run, contestant_of, joined, over, r
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, Spread, equal_share, ratios
 from pilotfish.bench.workload import Job, parse_numbers
-from pilotfish.core.scheduler import Scheduler
-from pilotfish.core.slots import SlotPool
+from pilotfish.core.cache.slots import SlotPool
+from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.engine.engine import Engine
 
 ON = "on"

@@ -18,12 +18,12 @@ from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row
 from pilotfish.bench.workload import Job, Prompt, parse_numbers
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.budget import FixedBudget
-from pilotfish.core.drafter import DraftLimits, NoDrafter
-from pilotfish.core.request import Request
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.scheduler import HEADROOM
-from pilotfish.core.tree import Guesses
+from pilotfish.core.drafting.drafter import DraftLimits, NoDrafter
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.budget import FixedBudget
+from pilotfish.core.scheduling.request import Request
+from pilotfish.core.scheduling.scheduler import HEADROOM
+from pilotfish.core.trees.tree import Guesses
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.memory import precision_here
 

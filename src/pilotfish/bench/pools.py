@@ -30,14 +30,14 @@ from pilotfish.bench.programs import Program, attached, pools_beside, start_prox
 from pilotfish.bench.report import ProgressBar, Report, Row, bar_of
 from pilotfish.bench.speculation import WatchedBudget
 from pilotfish.bench.workload import Workload, parse_milliseconds
-from pilotfish.core.budget import AdaptiveBudget
-from pilotfish.core.request import Request
-from pilotfish.core.tree import Ints
+from pilotfish.core.scheduling.budget import AdaptiveBudget
+from pilotfish.core.scheduling.request import Request
+from pilotfish.core.trees.tree import Ints
 from pilotfish.engine.costs import make_budget
+from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.remote_drafts import RemoteDrafter
 from pilotfish.engine.sample import Sample
-from pilotfish.observe.records import StepRecord
+from pilotfish.workers.records import StepRecord
 
 #: The least share of plain decoding's speed that a draft may leave, at any distance.
 FLOOR = 0.98

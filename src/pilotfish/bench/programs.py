@@ -17,10 +17,10 @@ from typing import Any
 
 from pilotfish.bench.proxy import HOST
 from pilotfish.config.engine import EngineConfig
+from pilotfish.engine.drafts.remote_drafts import RemoteDrafts, worker_command
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.placement import split_cores
-from pilotfish.engine.process import WorkerSpec, on_cores, worker_environment
-from pilotfish.engine.remote_drafts import RemoteDrafts, worker_command
+from pilotfish.engine.processes.placement import split_cores
+from pilotfish.engine.processes.process import WorkerSpec, on_cores, worker_environment
 from pilotfish.errors import EngineError
 
 #: Seconds that a program may take to end before it is killed.

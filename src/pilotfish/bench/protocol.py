@@ -16,12 +16,12 @@ from pilotfish.bench.report import ProgressBar, Report, Row, Spread, ratios
 from pilotfish.bench.workload import parse_numbers
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import DraftConfig
-from pilotfish.core.connected_targets import DraftIdentity
-from pilotfish.core.draft_machine import DraftMachine
-from pilotfish.core.drafter import DraftLimits
-from pilotfish.core.executor import ANY_DEPTH, Outcome, Sampling, SequenceRows
-from pilotfish.core.level_choice import LevelShape
-from pilotfish.core.messages import (
+from pilotfish.core.cache.slots import SlotPool
+from pilotfish.core.drafting.connected_targets import DraftIdentity
+from pilotfish.core.drafting.draft_machine import DraftMachine
+from pilotfish.core.drafting.drafter import DraftLimits
+from pilotfish.core.drafting.level_choice import LevelShape
+from pilotfish.core.drafting.messages import (
     ERRORS,
     FEEDBACK,
     PAUSES,
@@ -32,16 +32,16 @@ from pilotfish.core.messages import (
     Hello,
     Peer,
 )
-from pilotfish.core.pools import DraftPool
-from pilotfish.core.request import Request
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.session_table import SessionTable
-from pilotfish.core.slots import SlotPool
-from pilotfish.core.target_machine import RemoteOptions
-from pilotfish.core.tree import ROOT, Forest, Guesses
-from pilotfish.draft.worker import DraftWorker, Grower
-from pilotfish.engine.remote_drafts import RemoteDrafter
+from pilotfish.core.drafting.pools import DraftPool
+from pilotfish.core.drafting.session_table import SessionTable
+from pilotfish.core.drafting.target_machine import RemoteOptions
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.executor import ANY_DEPTH, Outcome, Sampling, SequenceRows
+from pilotfish.core.scheduling.request import Request
+from pilotfish.core.trees.tree import ROOT, Forest, Guesses
+from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.wire.channel import Received
+from pilotfish.workers.draft import DraftWorker, Grower
 
 VOCAB, PROMPT = 32_000, 200
 STEPS, WARM_STEPS, LEVELS = 60, 10, 3  # of a round; levels are of a step

@@ -19,7 +19,7 @@ import time
 from contextlib import suppress
 from typing import Any, TypeAlias
 
-from pilotfish.engine.process import die_with_parent, name_process
+from pilotfish.engine.processes.process import die_with_parent, name_process
 
 HOST = "127.0.0.1"
 #: Bytes that are taken at a time.

@@ -12,7 +12,7 @@ from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, Spread
 from pilotfish.engine.costs import forward_seconds
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.host_memory import status_bytes
+from pilotfish.engine.processes.host_memory import status_bytes
 
 #: Of the forwards that are timed.
 ROWS = (1, 8, 32, 128)

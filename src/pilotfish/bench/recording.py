@@ -14,12 +14,12 @@ from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row
 from pilotfish.bench.workload import Job, jobs_at
 from pilotfish.config.fields import model_name
-from pilotfish.core.executor import NO_NODES, NO_SAMPLING, Executor, Sampling, SequenceRows
-from pilotfish.core.level_choice import LevelShape
-from pilotfish.core.tree_copy import LEAST
+from pilotfish.core.drafting.level_choice import LevelShape
+from pilotfish.core.scheduling.executor import NO_NODES, NO_SAMPLING, Executor, Sampling, SequenceRows
+from pilotfish.core.trees.tree_copy import LEAST
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import ParameterError
-from pilotfish.simulation.acceptance import AcceptanceTrace, TracedPair, TracedSequence, write_acceptance
+from pilotfish.plan.simulation.acceptance import AcceptanceTrace, TracedPair, TracedSequence, write_acceptance
 
 #: Guesses that are kept of each position: children of a leaf in a draft worker.
 WIDTH = LevelShape().children

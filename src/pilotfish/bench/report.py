@@ -21,8 +21,8 @@ from rich.text import Text
 
 from pilotfish.config.fields import available_cores
 from pilotfish.errors import ParameterError
-from pilotfish.model.loader import DTYPES
-from pilotfish.model.precision import library_dtype
+from pilotfish.model.loading.loader import DTYPES
+from pilotfish.model.loading.precision import library_dtype
 from pilotfish.printable import one_line
 from pilotfish.progress import PhaseProgress
 

@@ -21,12 +21,12 @@ from pilotfish.bench.peers.process import ask, start_peer
 from pilotfish.bench.peers.protocol import Question
 from pilotfish.bench.programs import Program
 from pilotfish.bench.report import ProgressBar, Report, Row, Spread, equal_share, ratios
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tiers import save_coldest
+from pilotfish.core.cache.tiers import save_coldest
+from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import EngineError, ParameterError
 from pilotfish.kv.objects import KVObject
-from pilotfish.model.metadata import load_tokenizer
+from pilotfish.model.loading.metadata import load_tokenizer
 
 HOST, DISK, SLOW_DISK = "host", "disk", "slow disk"
 #: How the engines of our contestants differ. Those with tiers find nothing in their pools: others had need of it.

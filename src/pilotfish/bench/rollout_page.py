@@ -10,9 +10,9 @@ from pilotfish.bench.charts import BOTTOM, LABEL, RIGHT, TOP, WIDTH, Axis, line,
 from pilotfish.bench.markup import tag
 from pilotfish.bench.page import table, whole_page
 from pilotfish.errors import ParameterError
-from pilotfish.rollout.findings import WORDS, value_text
-from pilotfish.rollout.intervals import Interval
-from pilotfish.rollout.report import RolloutReport, RolloutRow, notes, summary
+from pilotfish.operate.findings import WORDS, value_text
+from pilotfish.operate.intervals import Interval
+from pilotfish.operate.report import RolloutReport, RolloutRow, notes, summary
 
 #: Of a chart, in its units: left of the axis, where variants are named; of a variant's line.
 LEFT, LINE = 104, 26

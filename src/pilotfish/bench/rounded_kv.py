@@ -15,11 +15,11 @@ from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, Spread, equal_share, ratios
 from pilotfish.bench.workload import TEMPERATURES, Job, Prompt, jobs_at, parse_numbers
 from pilotfish.config.fields import KVDType
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.host_memory import GIB
+from pilotfish.engine.processes.host_memory import GIB
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.footprint import slot_bytes
+from pilotfish.model.loading.footprint import slot_bytes
 
 KV_DTYPES: tuple[KVDType, ...] = ("auto", "int8")
 PLAIN_KV = KV_DTYPES[0]

@@ -18,16 +18,16 @@ from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, percentile
 from pilotfish.bench.talks import AGENTS, CONVERSATIONS, EVEN, HOT, Talk, talks
 from pilotfish.config.engine import EngineConfig
+from pilotfish.config.hardware.pace import Paces
 from pilotfish.config.server import ServerConfig
-from pilotfish.core.held_prefixes import Replica
-from pilotfish.core.routing import PowerOfTwo, ReplicaLoad, RoundRobin, Route, Router, RouteRequest, Routing
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tiers import DEVICE
-from pilotfish.engine.async_engine import AsyncEngine
+from pilotfish.core.cache.tiers import DEVICE
+from pilotfish.core.routing.held_prefixes import Replica
+from pilotfish.core.routing.router import PowerOfTwo, ReplicaLoad, RoundRobin, Route, Router, RouteRequest, Routing
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.engine.targets.async_engine import AsyncEngine
+from pilotfish.engine.targets.replica_health import RoutedTokens
 from pilotfish.errors import EngineError
-from pilotfish.model.metadata import load_tokenizer
-from pilotfish.observe.replica import RoutedTokens
-from pilotfish.plan.pace import Paces
+from pilotfish.model.loading.metadata import load_tokenizer
 from pilotfish.wire.serving import StepReport
 
 PREFIX, ROUND_ROBIN, POWER_OF_TWO = "prefix", "round robin", "power of two"

@@ -18,7 +18,7 @@ from pilotfish.bench.settings import grid_of
 from pilotfish.bench.workload import Job, parse_numbers
 from pilotfish.engine.memory import precision_here
 from pilotfish.model.pacer import MAX_OVERRUN_SHARE
-from pilotfish.observe.records import StepRecord
+from pilotfish.workers.records import StepRecord
 
 #: Tables that are only in the JSON.
 UNSHOWN = ("requests", "acceptance", "windows")

@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from pilotfish.core.prefill_messages import Fetch, RemoteMemory, SegmentBytes, SharedMemory
-from pilotfish.core.segments import LAYOUT_BYTES, SEQUENCE_BYTES, SegmentReference
-from pilotfish.engine.process import die_with_parent, keep_freed_memory, name_process
+from pilotfish.core.prefilling.prefill_messages import Fetch, RemoteMemory, SegmentBytes, SharedMemory
+from pilotfish.core.prefilling.segments import LAYOUT_BYTES, SEQUENCE_BYTES, SegmentReference
+from pilotfish.engine.processes.process import die_with_parent, keep_freed_memory, name_process
 from pilotfish.kv.arena import Arena
 from pilotfish.kv.nixl import NixlOffer
 from pilotfish.kv.readers import content

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from pilotfish.core.held_prefixes import Held, RoutingKey
-from pilotfish.core.prefix_keys import OBJECT_TOKENS
-from pilotfish.core.routing import ReplicaLoad, Router, RouteRequest
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
+from pilotfish.core.routing.held_prefixes import Held, RoutingKey
+from pilotfish.core.routing.router import ReplicaLoad, Router, RouteRequest
 from pilotfish.wire.serving import SERVER_DECODER, Identity, Status
 
 #: Of the prompt that is routed, and what all replicas hold of it; of what each replica holds beside it.

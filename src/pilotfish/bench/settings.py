@@ -16,8 +16,8 @@ from pilotfish.bench.speculation import WatchedBudget
 from pilotfish.bench.workload import parse_numbers
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import BudgetKind, Mode, drafter_kinds
-from pilotfish.core.budget import AdaptiveBudget, Budget, FixedBudget
-from pilotfish.core.drafter import Drafter
+from pilotfish.core.drafting.drafter import Drafter
+from pilotfish.core.scheduling.budget import AdaptiveBudget, Budget, FixedBudget
 from pilotfish.engine.costs import make_budget
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import ParameterError

@@ -12,10 +12,10 @@ from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.programs import pools_beside
 from pilotfish.bench.report import ProgressBar, Report, Row, Spread, equal_share, ratios
 from pilotfish.config.engine import EngineConfig
+from pilotfish.engine.drafts.remote_drafts import LOADING
+from pilotfish.engine.drafts.shadow_drafts import ShadowDrafts
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.launch import wait_until
-from pilotfish.engine.remote_drafts import LOADING
-from pilotfish.engine.shadow_drafts import ShadowDrafts
+from pilotfish.engine.processes.launch import wait_until
 from pilotfish.wire.serving import ShadowReport
 
 #: The least share of its speed that a shadow may leave a target, and by how much it may promise too much or too little.

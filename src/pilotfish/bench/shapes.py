@@ -11,8 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from pilotfish.config.fields import Quantization
-from pilotfish.model.loader import LoadedModel, load_model
-from pilotfish.pairs import resolve_pair
+from pilotfish.engine.pairs import resolve_pair
+from pilotfish.model.loading.loader import LoadedModel, load_model
 
 VOCAB = 8192
 HEAD_DIM = 64

@@ -20,7 +20,7 @@ from pilotfish.bench.pools import EndlessStreams, Window, streams_on_pools
 from pilotfish.bench.programs import pools_beside
 from pilotfish.bench.report import ProgressBar, Report, Row, Spread
 from pilotfish.bench.workload import parse_numbers
-from pilotfish.core.messages import Load
+from pilotfish.core.drafting.messages import Load
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import EngineError, ParameterError
 from pilotfish.wire.curve_keys import new_key_pair, write_key_pair

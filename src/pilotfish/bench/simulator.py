@@ -18,15 +18,15 @@ from pilotfish.bench.report import ProgressBar, Report, Row
 from pilotfish.bench.speculation import ASYNC, WatchedBudget, parse_sync, sync_contestant, sync_name
 from pilotfish.bench.workload import Job, parse_numbers
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.budget import AdaptiveBudget, FixedBudget
+from pilotfish.core.scheduling.budget import AdaptiveBudget, FixedBudget
 from pilotfish.engine.costs import make_budget
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import ParameterError
-from pilotfish.simulation.acceptance import AcceptanceTrace, read_acceptance
-from pilotfish.simulation.calibration import read_calibration
-from pilotfish.simulation.models import Cost
-from pilotfish.simulation.run import SimulatedRun, simulate
-from pilotfish.simulation.setup import HostCosts, Setup, Speculation, closed_load
+from pilotfish.plan.simulation.acceptance import AcceptanceTrace, read_acceptance
+from pilotfish.plan.simulation.calibration import read_calibration
+from pilotfish.plan.simulation.models import Cost
+from pilotfish.plan.simulation.run import SimulatedRun, simulate
+from pilotfish.plan.simulation.setup import HostCosts, Setup, Speculation, closed_load
 
 ON, RULE = "on", "rule"
 #: Rounds of a simulation, of which the last counts: real engines play one to warm up, too.

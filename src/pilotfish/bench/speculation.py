@@ -30,14 +30,14 @@ from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row
 from pilotfish.bench.workload import Job, jobs_at, parse_numbers
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.budget import AdaptiveBudget, Choice, Effort, FixedBudget, StepLoad
-from pilotfish.core.drafter import CombinedDrafter, Drafter, DraftLimits
-from pilotfish.core.step import RequestCommit, Step
-from pilotfish.core.tree import Forest
-from pilotfish.draft.ngram import NgramDrafter
+from pilotfish.core.drafting.drafter import CombinedDrafter, Drafter, DraftLimits
+from pilotfish.core.scheduling.budget import AdaptiveBudget, Choice, Effort, FixedBudget, StepLoad
+from pilotfish.core.scheduling.step import RequestCommit, Step
+from pilotfish.core.trees.tree import Forest
 from pilotfish.engine.costs import make_budget
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import ParameterError
+from pilotfish.workers.ngram import NgramDrafter
 
 ASYNC = "async"
 MODES = (OFF, "sync", ASYNC)

@@ -14,9 +14,9 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from pilotfish.bench.forwards import CONTEXT, step_rows
-from pilotfish.engine.process import die_with_parent, name_process
+from pilotfish.engine.processes.process import die_with_parent, name_process
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.loader import DTYPES, load_model
+from pilotfish.model.loading.loader import DTYPES, load_model
 
 WARM_UP = 1  # steps
 LEAST = 2  # steps: spinning threads beside neighbours take seconds for one

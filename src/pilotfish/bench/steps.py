@@ -19,19 +19,19 @@ from pilotfish.bench.report import ProgressBar, Report, Row, Spread, matmul_prob
 from pilotfish.bench.shapes import SHAPES, TARGETS, VOCAB, multiplied_weights, random_model
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import DType, available_cores
-from pilotfish.core.drafter import DraftLimits
-from pilotfish.core.executor import SequenceRows
-from pilotfish.core.request import Request
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.draft.lm import LMDrafter
+from pilotfish.core.drafting.drafter import DraftLimits
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.executor import SequenceRows
+from pilotfish.core.scheduling.request import Request
 from pilotfish.errors import InputError
+from pilotfish.model.cpu.native import load_kernels
+from pilotfish.model.cpu.native_modules import FusedRMSNorm, PackedGatedMLP, PackedLinear, PackedWeight, PlainDecoder
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.footprint import slot_bytes
-from pilotfish.model.loader import DTYPES, LoadedModel
-from pilotfish.model.native import load_kernels
-from pilotfish.model.native_modules import FusedRMSNorm, PackedGatedMLP, PackedLinear, PackedWeight, PlainDecoder
-from pilotfish.model.precision import multiplies_bfloat16, precision_of
-from pilotfish.model.quantize import check_quantization
+from pilotfish.model.loading.footprint import slot_bytes
+from pilotfish.model.loading.loader import DTYPES, LoadedModel
+from pilotfish.model.loading.precision import multiplies_bfloat16, precision_of
+from pilotfish.model.loading.quantize import check_quantization
+from pilotfish.workers.lm import LMDrafter
 
 STEP_ROWS = (1, 8, 16)
 WIDTH = EngineConfig.width  # rows of a draft's level
@@ -182,7 +182,7 @@ def _median_ms(seconds: Sequence[float]) -> float:
 
 # -- kernels
 
-#: Parts of a forward's time: those that the kernels clock (`Part` in model/kernels/decoder.h, in their order); `rows`
+#: Parts of a forward's time: those that the kernels clock (`Part` in decoder.h, in their order); `rows`
 #: fills its tensors; `other` is all that is in no kernel: Python, and torch's own operations.
 CLOCKED = ("embedding", "norms", "linear", "rotate", "attention", "gated_mlp", "lm_head")
 KINDS = (*CLOCKED, "rows", "other")

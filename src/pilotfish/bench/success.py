@@ -17,12 +17,12 @@ from pilotfish.bench.tasks import Judge, Task, bundled_tasks, humaneval_tasks, v
 from pilotfish.bench.workload import Job
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import Mode
-from pilotfish.core.request import FinishReason
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.request import FinishReason
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.memory import precision_here
 from pilotfish.errors import ParameterError
-from pilotfish.model.metadata import load_tokenizer
+from pilotfish.model.loading.metadata import load_tokenizer
 from pilotfish.printable import one_line
 
 CODE, HUMANEVAL = "code", "humaneval"

@@ -15,11 +15,11 @@ from msgspec import Struct
 
 from pilotfish.bench.sandbox import Sandbox
 from pilotfish.bench.workload import Prompt
-from pilotfish.core.constraint import Constraint
+from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.errors import InputError, PromptError
-from pilotfish.parsers.formats import TOOL_FORMATS, ToolFormat, tool_format_of
-from pilotfish.parsers.pieces import Arguments, CallBegin, Piece, joined
-from pilotfish.parsers.tools import Tool
+from pilotfish.grammar.parsers.formats import TOOL_FORMATS, ToolFormat, tool_format_of
+from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, Piece, joined
+from pilotfish.grammar.parsers.tools import Tool
 from pilotfish.prompts import chat_prompt
 
 FILE = Path(__file__).with_name("tasks.toml")

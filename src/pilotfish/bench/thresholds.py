@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pilotfish.bench.report import Row
-from pilotfish.rollout.cascade import NOBODY
+from pilotfish.operate.cascade_policy import NOBODY
 
 #: Thresholds are rounded down to so many parts of 1.
 STEPS = 10_000

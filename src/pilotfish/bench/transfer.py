@@ -21,10 +21,10 @@ from pilotfish.bench.programs import Program
 from pilotfish.bench.report import ProgressBar, Report, Row, Spread, cpu_name, ratios, timed
 from pilotfish.bench.segment_owner import OwnerOrder, OwnerTold
 from pilotfish.config.fields import available_cores
-from pilotfish.core.prefill_messages import Fetch, SegmentBytes
-from pilotfish.core.segments import SegmentReference
-from pilotfish.engine.launch import wait_until
-from pilotfish.engine.process import WorkerSpec, keep_freed_memory
+from pilotfish.core.prefilling.prefill_messages import Fetch, SegmentBytes
+from pilotfish.core.prefilling.segments import SegmentReference
+from pilotfish.engine.processes.launch import wait_until
+from pilotfish.engine.processes.process import WorkerSpec, keep_freed_memory
 from pilotfish.kv.nixl import NixlReader, nixl_installed
 from pilotfish.kv.readers import SegmentReader, SharedMemoryReader, check_content, content
 from pilotfish.wire.channel import ChannelThread, Received, decode_from_prefill, encode

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import cycle, islice, pairwise, zip_longest
 from pathlib import Path
 
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.errors import ParameterError, PromptError
 from pilotfish.prompts import BadRow, Row, read_rows
 

@@ -11,25 +11,12 @@ import typer
 from typer.exceptions import TyperException
 
 from pilotfish import bench
-from pilotfish.cli import (
-    capture,
-    chat,
-    cluster,
-    demo,
-    draft_check,
-    draft_dump,
-    draft_status,
-    explain,
-    generate,
-    keys,
-    kv,
-    models,
-    plan,
-    rollout,
-    serve,
-    train,
-    workers,
-)
+from pilotfish.cli import chat, cluster, generate, keys, kv, models, serve, train, workers
+from pilotfish.cli.demo import command as demo
+from pilotfish.cli.drafts import draft_check, draft_dump, draft_status
+from pilotfish.cli.plan import command as plan
+from pilotfish.cli.rollout import capture, explain
+from pilotfish.cli.rollout import command as rollout
 from pilotfish.cli.vllm_arguments import ServeCommand
 from pilotfish.errors import InputError
 from pilotfish.printable import OneLineFormatter, one_line

@@ -15,8 +15,8 @@ from pilotfish.cli.chat_screen import PlainScreen, Screen, TerminalScreen
 from pilotfish.cli.options import CHAT_SAMPLING, ENGINE, engine_config
 from pilotfish.cli.show import started
 from pilotfish.command import Given, taking
-from pilotfish.core.noise import DRAWN_SEED_BITS, sample_seed
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.noise import DRAWN_SEED_BITS, sample_seed
+from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.errors import ModelError, PromptError
 from pilotfish.prompts import chat_prompt
 
@@ -46,10 +46,10 @@ def chat(
     """Talk to a model. Each line is a turn; /help lists the commands. From a pipe: answers on stdout, nothing else."""
     SamplingParams(**{"max_tokens": ANSWER_TOKENS, **sampling})  # checked before a model is loaded
     config = engine_config(engine)
-    from pilotfish.model.serving_imports import import_for_serving
+    from pilotfish.model.loading.serving_imports import import_for_serving
 
     import_for_serving()
-    from pilotfish.model.metadata import load_tokenizer
+    from pilotfish.model.loading.metadata import load_tokenizer
 
     if not raw and not load_tokenizer(config.target).chat_template:  # checked before the weights are loaded
         raise ModelError("chat template: the model has none; --raw joins the turns as plain text")

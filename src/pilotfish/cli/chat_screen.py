@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pilotfish.cli.show import DRAFTED, OWN, OriginStream, shows_colour
-from pilotfish.core.request import FinishReason
+from pilotfish.core.scheduling.request import FinishReason
 from pilotfish.errors import PromptError
 from pilotfish.printable import one_line, printable_output
 

@@ -1,4 +1,4 @@
-"""`pilotfish cluster`: all roles on a Ray cluster (`pilotfish.ray`)."""
+"""`pilotfish cluster`: all roles on a Ray cluster (`pilotfish.cluster`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pilotfish.errors import InputError
 from pilotfish.printable import one_line
 
 if TYPE_CHECKING:
-    from pilotfish.ray.config import ClusterConfig
+    from pilotfish.cluster.config import ClusterConfig
 
 app = typer.Typer(help="Servers, targets and pools on a Ray cluster (docs/ray.md).", no_args_is_help=True)
 ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="What the cluster consists of.")]
@@ -33,8 +33,8 @@ def up(config: ConfigArgument, json: JsonOption = False) -> None:
     """Start what is not there, or not as CONFIG.yaml says, and return once all of it serves. What is missing is told
     before anything starts."""
     cluster = _read(config)
-    from pilotfish.ray.cluster import connected
-    from pilotfish.ray.cluster import up as bring_up
+    from pilotfish.cluster.cluster import connected
+    from pilotfish.cluster.cluster import up as bring_up
 
     with connected(cluster.address):
         url = bring_up(cluster, _say)
@@ -48,7 +48,7 @@ def up(config: ConfigArgument, json: JsonOption = False) -> None:
 def status(config: ConfigArgument, json: JsonOption = False) -> None:
     """Show roles, hosts, load and versions."""
     cluster = _read(config)
-    from pilotfish.ray.cluster import connected, rows
+    from pilotfish.cluster.cluster import connected, rows
 
     with connected(cluster.address):
         found = rows(cluster)
@@ -65,8 +65,8 @@ def status(config: ConfigArgument, json: JsonOption = False) -> None:
 def down(config: ConfigArgument) -> None:
     """End all of it. Ray's own processes go on."""
     cluster = _read(config)
-    from pilotfish.ray.cluster import connected
-    from pilotfish.ray.cluster import down as take_down
+    from pilotfish.cluster.cluster import connected
+    from pilotfish.cluster.cluster import down as take_down
 
     with connected(cluster.address):
         take_down(cluster)
@@ -76,7 +76,7 @@ def down(config: ConfigArgument) -> None:
 def on_cluster(path: Path, server: ServerConfig) -> Iterator[tuple[EngineConfig, ServerConfig]]:
     """How a server here serves the targets of a cluster that is up."""
     cluster = _read(path)
-    from pilotfish.ray.cluster import members_of
+    from pilotfish.cluster.cluster import members_of
 
     with members_of(cluster) as members:
         yield cluster.server_engine(members), replace(server, target_key=cluster.key)
@@ -89,6 +89,6 @@ def _say(line: str) -> None:
 def _read(path: Path) -> ClusterConfig:
     if find_spec("ray") is None:
         raise InputError("ray: it is not installed; expected pilotfish[ray], as from pip install 'pilotfish[ray]'")
-    from pilotfish.ray.config import read_cluster_config
+    from pilotfish.cluster.config import read_cluster_config
 
     return read_cluster_config(path)

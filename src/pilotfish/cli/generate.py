@@ -17,10 +17,10 @@ from pilotfish.cli.options import ENGINE, SAMPLING, JsonOption, engine_config
 from pilotfish.cli.show import JsonPrinter, Printer, TextPrinter, progress_bar, report, started, warn_of_overruns
 from pilotfish.command import Given, taking
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.constraint import Constraint
-from pilotfish.core.executor import TokenLogprobs
-from pilotfish.core.request import check_cache_salt
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.constraint import Constraint
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.executor import TokenLogprobs
+from pilotfish.core.scheduling.request import check_cache_salt
 from pilotfish.errors import EngineError, InputError, ParameterError
 from pilotfish.options import check_options, option, pick
 from pilotfish.prompts import BadRow, Row, marks_turns, prompt_of, read_rows

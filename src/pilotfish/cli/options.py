@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from pilotfish import pairs
 from pilotfish.command import Given
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.engine import pairs
 from pilotfish.errors import InputError, ParameterError
 from pilotfish.options import Option, pick, unset
 

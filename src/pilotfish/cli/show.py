@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.engine.process import name_process
+from pilotfish.engine.processes.process import name_process
 from pilotfish.printable import one_line, printable, printable_output
 from pilotfish.progress import Advance, PhaseProgress
 from pilotfish.prompts import BadRow
@@ -36,7 +36,7 @@ def status(message: str, *, quiet: bool = False) -> AbstractContextManager[Any]:
 
 def started(config: EngineConfig) -> Engine:
     """Load an engine. Names this process if drafts have processes of their own."""
-    from pilotfish.model.serving_imports import import_for_serving
+    from pilotfish.model.loading.serving_imports import import_for_serving
 
     import_for_serving()
     from pilotfish.engine.engine import Engine

@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from pilotfish import pairs
 from pilotfish.cli.options import (
     DEFAULT_PAIR,
     ENGINE,
@@ -26,7 +25,8 @@ from pilotfish.command import Given, taking
 from pilotfish.config.engine import PREFILL_ROWS, EngineConfig
 from pilotfish.config.text import config_of
 from pilotfish.config.workers import GGUF, OF_PREFILLS, POOL_MODEL, DraftConfig, PrefillConfig, TargetConfig
-from pilotfish.engine.process import LOG_FORMAT, Signals, run_worker, supervised
+from pilotfish.engine import pairs
+from pilotfish.engine.processes.process import LOG_FORMAT, Signals, run_worker, supervised
 from pilotfish.logs import configure
 from pilotfish.options import pick
 
@@ -64,7 +64,7 @@ def draft(
     level = logging.WARNING if supervised() else logging.INFO  # a worker's parent says what there is to say
     configure(log_format, level=level, process=prepared.name)
     _import_transformers()
-    from pilotfish.engine.draft_pool import run_pool
+    from pilotfish.engine.drafts.draft_pool import run_pool
 
     run_pool(prepared, lambda endpoint: print_json({"endpoint": endpoint}) if json else None)
 
@@ -74,7 +74,7 @@ def _configuration(draft: Path | None, pair: str | None, pool: Given, engine: Gi
     if draft is not None and pair is None:
         found = draft if draft.suffix == GGUF and draft.is_file() else model_directory("draft", draft)
         return DraftConfig(model=EngineConfig(target=found, **engine), **pool)
-    from pilotfish.heads.detect import is_head
+    from pilotfish.model.heads.detect import is_head
 
     models = pairs.resolve_pair(pair or DEFAULT_PAIR, *([] if draft is None else [str(draft)]))
     target = {"target": models.target} if is_head(models.draft) else {}
@@ -107,7 +107,7 @@ def prefill(
     level = logging.WARNING if supervised() else logging.INFO  # a worker's parent says what there is to say
     configure(log_format, level=level, process=prepared.name)
     _import_transformers()
-    from pilotfish.engine.prefill_pool import run_prefill_pool
+    from pilotfish.engine.prefills.prefill_pool import run_prefill_pool
 
     run_prefill_pool(prepared, lambda endpoint: print_json({"endpoint": endpoint}) if json else None)
 
@@ -142,18 +142,18 @@ def rank(
     form = "json" if os.environ.get(LOG_FORMAT) == "json" else "text"
     configure(form, level=logging.WARNING, process=f"target rank {rank}")
     _import_transformers()
-    from pilotfish.engine.rank import run_rank
+    from pilotfish.engine.processes.rank import run_rank
 
     run_rank(config_of(config, EngineConfig), rank, connect)
 
 
 def _run_target(config: TargetConfig, show: Callable[[str], None], signals: Signals) -> None:
     """Servers hear that it lives, and workers load, while this process imports torch."""
-    from pilotfish.engine.host_memory import divided
-    from pilotfish.engine.remote_drafts import RemoteDrafts
-    from pilotfish.engine.remote_prefills import RemotePrefills
-    from pilotfish.engine.servers import Servers
+    from pilotfish.engine.drafts.remote_drafts import RemoteDrafts
+    from pilotfish.engine.prefills.remote_prefills import RemotePrefills
+    from pilotfish.engine.processes.host_memory import divided
     from pilotfish.engine.tapping import with_features
+    from pilotfish.engine.targets.servers import Servers
     from pilotfish.wire.curve_keys import load_pool_keys
     from pilotfish.wire.serving import WAITING
     from pilotfish.wire.sockets import ListeningChannel
@@ -166,7 +166,7 @@ def _run_target(config: TargetConfig, show: Callable[[str], None], signals: Sign
         taken = frozenset[int]() if remote is None else remote.taken
         prefills = RemotePrefills(engine, taken) if engine.prefills_elsewhere else None
         _import_transformers()
-        from pilotfish.engine.target_process import run_target
+        from pilotfish.engine.targets.target_process import run_target
 
         def ready() -> None:
             logger.info("%s listens at %s", config.name, channel.endpoint)
@@ -177,9 +177,9 @@ def _run_target(config: TargetConfig, show: Callable[[str], None], signals: Sign
 
 def _import_transformers() -> None:
     """Import what serving needs of it; its lines go into this process's log."""
-    from pilotfish.model.serving_imports import import_for_serving
+    from pilotfish.model.loading.serving_imports import import_for_serving
 
     import_for_serving()
-    from pilotfish.model.metadata import log_through_root
+    from pilotfish.model.loading.metadata import log_through_root
 
     log_through_root()

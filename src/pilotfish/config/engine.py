@@ -22,10 +22,10 @@ from pilotfish.config.fields import (
     limit,
     parse_cores,
 )
-from pilotfish.core.feature_rows import FeatureType
+from pilotfish.config.hardware.pace import Paces
+from pilotfish.core.features.feature_rows import FeatureType
 from pilotfish.errors import ParameterError
 from pilotfish.options import check_options, option, refuse_unknown, separated
-from pilotfish.plan.pace import Paces
 
 #: Rows of a prefill worker's forward: it reads all weights, and has no decoding neighbours.
 PREFILL_ROWS = 2048
@@ -61,15 +61,15 @@ class EngineConfig:
 
     `mode` off decodes plainly; sync grows a token tree, then verifies it, in every step; async has drafts grow
     trees elsewhere meanwhile: `draft_workers` processes on `draft_cores`, the pools that listen at `draft_pool`, or
-    those that `members`, a file of draft and prefill pools (`engine/members.py`), names while the target runs. Of pools
-    `draft_pools_each` guess for a sequence, and their trees are merged (`core/merging.py`).
+    those that `members`, a file of draft and prefill pools (`members.py`), names while the target runs. Of pools
+    `draft_pools_each` guess for a sequence, and their trees are merged (`core/trees/merging.py`).
     `drafter` is one of, or several joined by +: lm (the draft), ngram (lookup of the last tokens in the sequence),
     suffix (lookup in it and in past responses, of which `max_cached_tokens` tokens are kept). In async the draft grows
     up to `wanted` nodes of a sequence. A draft may be a trained head of the target, which needs `features` of it: they
     are made for the head that is named so, or for the draft itself where it is one and grows here or in workers of this
     engine (`engine/tapping.py`). `draft_layers` are the hidden states that a head takes, in place of what it says.
     Pools that listen at `shadow_pool` are told of `shadow_share` of the requests once these have ended, in every mode:
-    they are scored, and nothing of them is verified (`target/shadow.py`).
+    they are scored, and nothing of them is verified (`workers/target_shadow.py`).
     `budget` auto spends of `nodes` and `levels` what pays by measured costs, down to plain decoding; fixed spends all
     of it, always.
 
@@ -80,8 +80,8 @@ class EngineConfig:
     `tensor_parallel` processes, the target's ranks, hold a part of its weights and KV each, and run every forward
     together; drafts are whole. `kv_slots` and `memory` bind each process that has a model. Where both are 0 the KV pool
     holds what `max_requests` sequences can use, within most of the memory that is available, or within `allotted` bytes
-    where prefill workers are started beside the target (`engine/host_memory.py`). `eager` runs transformers' own torch
-    operations. `dtype` auto is found by each process for the model and the machine that it has (`model/precision.py`).
+    where prefill workers are started beside the target (`host_memory.py`). `eager` runs transformers' own torch
+    operations. `dtype` auto is found by each process for the model and the machine that it has (`precision.py`).
     """
 
     target: Annotated[Path, option("A model directory in Hugging Face format.", names=("--target", "--model"))]

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pilotfish.config.fields import limit
-from pilotfish.core.sampling_params import MAX_SAMPLES, MAX_TOKENS
+from pilotfish.core.sampling.sampling_params import MAX_SAMPLES, MAX_TOKENS
 from pilotfish.errors import ParameterError
+from pilotfish.grammar.parsers.formats import TOOL_FORMATS
+from pilotfish.grammar.parsers.reasoning import REASONING_FORMATS
 from pilotfish.options import check_options, option, refuse_unknown, separated
-from pilotfish.parsers.formats import TOOL_FORMATS
-from pilotfish.parsers.reasoning import REASONING_FORMATS
 
 MetricsLevel = Literal["none", "summary", "detailed"]
 GenerationDefaults = Literal["auto", "vllm"]

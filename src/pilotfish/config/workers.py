@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import TOKENS, Backend
-from pilotfish.core.segments import SEGMENT_BYTES
+from pilotfish.core.prefilling.segments import SEGMENT_BYTES
 from pilotfish.errors import ParameterError
 from pilotfish.options import check_options, count, option, refuse_unknown
 

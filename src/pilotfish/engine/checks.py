@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.vocabulary import why_unequal
+from pilotfish.core.drafting.vocabulary import why_unequal
 from pilotfish.engine.memory import MemoryPlan, plan_memory, planned_device, precision_here
 from pilotfish.errors import InputError, ModelError
 from pilotfish.grammar.compile import why_no_grammar
-from pilotfish.heads.detect import is_head
-from pilotfish.heads.target_facts import TargetFacts
-from pilotfish.model.configuration import load_config
-from pilotfish.model.features import layer_windows
-from pilotfish.model.metadata import load_tokenizer, read_generation_config
-from pilotfish.model.native import runs_native
-from pilotfish.model.tensors import is_whole, weight_files
+from pilotfish.model.cpu.native import runs_native
+from pilotfish.model.heads.detect import is_head
+from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.loading.configuration import load_config
+from pilotfish.model.loading.layer_features import layer_windows
+from pilotfish.model.loading.metadata import load_tokenizer, read_generation_config
+from pilotfish.model.loading.tensors import is_whole, weight_files
 
 if TYPE_CHECKING:
-    from pilotfish.heads.facts import HeadFacts
+    from pilotfish.model.heads.facts import HeadFacts
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def check_models(config: EngineConfig) -> CheckReport:
         report.target = model_facts(config.target, config)
     with report.noting_problems():
         if config.draft is not None and is_head(config.draft):
-            from pilotfish.heads.facts import head_facts
+            from pilotfish.model.heads.facts import head_facts
 
             report.head = head_facts(config.draft, TargetFacts.read(config.target), config.draft_layers or None)
         elif config.draft is not None:
@@ -103,11 +103,11 @@ def model_facts(directory: Path, config: EngineConfig) -> ModelFacts:
     """InputError if the model would not run."""
     device, fields, precision = planned_device(config), load_config(directory), precision_here(config, directory)
     if config.quantization != "none":
-        from pilotfish.model.quantize import check_quantization
+        from pilotfish.model.loading.quantize import check_quantization
 
         check_quantization(config.quantization, precision.dtype, device)
     if not is_whole(directory, fields):
-        from pilotfish.model.checkpoint import check_weights
+        from pilotfish.model.loading.checkpoint import check_weights
 
         check_weights(directory, fields)
     files = weight_files(directory)

@@ -9,12 +9,12 @@ from contextlib import nullcontext
 import numpy as np
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.budget import AdaptiveBudget, Budget, FixedBudget
-from pilotfish.core.calibration import StepCosts
-from pilotfish.core.drafter import Drafter, NoDrafter, drafters_of
-from pilotfish.core.executor import NO_NODES, NO_SAMPLING, Executor, SequenceRows
-from pilotfish.draft.lm import LMDrafter
+from pilotfish.core.drafting.drafter import Drafter, NoDrafter, drafters_of
+from pilotfish.core.scheduling.budget import AdaptiveBudget, Budget, FixedBudget
+from pilotfish.core.scheduling.calibration import StepCosts
+from pilotfish.core.scheduling.executor import NO_NODES, NO_SAMPLING, Executor, SequenceRows
 from pilotfish.model.pacer import Pacer
+from pilotfish.workers.lm import LMDrafter
 
 logger = logging.getLogger(__name__)
 

@@ -14,54 +14,54 @@ import torch
 from llguidance import LLMatcher
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.budget import Budget
-from pilotfish.core.drafter import Drafter
-from pilotfish.core.prefix_cache import PrefixCache
-from pilotfish.core.request import FinishReason
-from pilotfish.core.row_budget import RowCosts
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.scheduler import Scheduler
-from pilotfish.core.slots import SlotPool
-from pilotfish.core.step import RequestCommit
+from pilotfish.config.hardware.pace import Pace
+from pilotfish.core.cache.prefix_cache import PrefixCache
+from pilotfish.core.cache.slots import SlotPool
+from pilotfish.core.drafting.drafter import Drafter
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.budget import Budget
+from pilotfish.core.scheduling.request import FinishReason
+from pilotfish.core.scheduling.row_budget import RowCosts
+from pilotfish.core.scheduling.scheduler import Scheduler
+from pilotfish.core.scheduling.step import RequestCommit
 from pilotfish.engine.costs import make_budget, step_costs
-from pilotfish.engine.draft_notes import note_head
-from pilotfish.engine.drafters import Drafters
-from pilotfish.engine.handovers import HandOvers
+from pilotfish.engine.drafts.draft_notes import note_head
+from pilotfish.engine.drafts.drafters import Drafters
+from pilotfish.engine.drafts.pool_members import FollowedMembers
+from pilotfish.engine.drafts.remote_drafts import RemoteDrafts, hello_of
+from pilotfish.engine.drafts.shadow_drafts import ShadowDrafts, ShadowedTarget
 from pilotfish.engine.heads import ConfiguredHead, choose_layers, read_head_of_features
-from pilotfish.engine.host_memory import divided
 from pilotfish.engine.kv_identity import kv_identity
 from pilotfish.engine.kv_tiers import make_tiers
-from pilotfish.engine.members import MembersFile
 from pilotfish.engine.memory import device_of, load_configured, plan_memory, precision_here
-from pilotfish.engine.pool_members import FollowedMembers
-from pilotfish.engine.ranks import Ranks, cores_here
-from pilotfish.engine.remote_drafts import RemoteDrafts, hello_of
-from pilotfish.engine.remote_prefills import RemotePrefills
+from pilotfish.engine.prefills.handovers import HandOvers
+from pilotfish.engine.prefills.remote_prefills import RemotePrefills
+from pilotfish.engine.processes.host_memory import divided
+from pilotfish.engine.processes.ranks import Ranks, cores_here
 from pilotfish.engine.sample import Sample
 from pilotfish.engine.sample_maker import Prompt, SampleMaker
-from pilotfish.engine.shadow_drafts import ShadowDrafts, ShadowedTarget
 from pilotfish.engine.tapping import with_features
+from pilotfish.engine.targets.members import MembersFile
 from pilotfish.errors import EngineError, ParameterError, RankLost
 from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.threads import GrammarThreads
-from pilotfish.heads.spec import HeadFiles
-from pilotfish.heads.tap import feature_tap
 from pilotfish.kv.tiers import KVTiers
 from pilotfish.model.collective import ProcessGroup
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.feature_tap import FeatureTap
-from pilotfish.model.features import common_window
+from pilotfish.model.heads.modules.tap import feature_tap
+from pilotfish.model.heads.spec import HeadFiles
 from pilotfish.model.kv_copy import copier_of, layout_of
-from pilotfish.model.loader import LoadedModel
-from pilotfish.model.metadata import load_tokenizer
+from pilotfish.model.loading.layer_features import common_window
+from pilotfish.model.loading.loader import LoadedModel
+from pilotfish.model.loading.metadata import load_tokenizer
+from pilotfish.model.loading.shards import Shard
 from pilotfish.model.pacer import Pacer
-from pilotfish.model.shards import Shard
-from pilotfish.observe.records import Timeline, merge, part_of
 from pilotfish.openmp import warn_of_spinning
-from pilotfish.plan.pace import Pace
-from pilotfish.target.shadow import ShadowSetup
-from pilotfish.target.worker import GuardedDrafter, TargetWorker
 from pilotfish.wire.serving import Delta, PartialOutput
+from pilotfish.workers.records import Timeline, merge, part_of
+from pilotfish.workers.target import GuardedDrafter, TargetWorker
+from pilotfish.workers.target_shadow import ShadowSetup
 
 logger = logging.getLogger(__name__)
 

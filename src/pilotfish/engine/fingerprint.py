@@ -16,10 +16,10 @@ from concurrent.futures import Future
 from importlib import metadata
 from pathlib import Path
 
-from pilotfish.core.vocabulary import text_digest
+from pilotfish.core.drafting.vocabulary import text_digest
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.kv_identity import FEATURES, file_digest, kv_facts
-from pilotfish.model.tensors import weight_files
+from pilotfish.model.loading.tensors import weight_files
 
 logger = logging.getLogger(__name__)
 

@@ -13,23 +13,23 @@ import numpy as np
 import torch
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.executor import NO_NODES, Sampling, SequenceRows
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.executor import NO_NODES, Sampling, SequenceRows
 from pilotfish.errors import ParameterError
-from pilotfish.heads.block import BLOCKS
-from pilotfish.heads.executor import make_head_executor
-from pilotfish.heads.files import read_head, read_spec
-from pilotfish.heads.head_executor import HeadSetup
-from pilotfish.heads.parallel_executor import ROOTS as FEATURES_KEPT
-from pilotfish.heads.roots import ROOTS
-from pilotfish.heads.shapes import projection_shapes, tensor_shapes
-from pilotfish.heads.spec import BlockHead, HeadFiles, HeadSpec, MaskedHead, ParallelHead
-from pilotfish.heads.tap import feature_tap
-from pilotfish.heads.target_facts import TargetFacts
+from pilotfish.model.cpu.native import DtypeLike
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.footprint import Footprint
-from pilotfish.model.loader import LoadedModel
-from pilotfish.model.native import DtypeLike
+from pilotfish.model.heads.executors.executor import make_head_executor
+from pilotfish.model.heads.executors.head_executor import HeadSetup
+from pilotfish.model.heads.executors.parallel_executor import ROOTS as FEATURES_KEPT
+from pilotfish.model.heads.executors.roots import ROOTS
+from pilotfish.model.heads.files import read_head, read_spec
+from pilotfish.model.heads.modules.block import BLOCKS
+from pilotfish.model.heads.modules.tap import feature_tap
+from pilotfish.model.heads.shapes import projection_shapes, tensor_shapes
+from pilotfish.model.heads.spec import BlockHead, HeadFiles, HeadSpec, MaskedHead, ParallelHead
+from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.loading.footprint import Footprint
+from pilotfish.model.loading.loader import LoadedModel
 
 logger = logging.getLogger(__name__)
 

@@ -16,12 +16,12 @@ import torch
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import Quantization
-from pilotfish.core.segments import KVIdentity
-from pilotfish.core.vocabulary import tokenizer_digest
+from pilotfish.core.drafting.vocabulary import tokenizer_digest
+from pilotfish.core.prefilling.segments import KVIdentity
+from pilotfish.model.cpu.native import build_digest, built_by, instruction_set
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.kv_copy import layout_of
-from pilotfish.model.native import build_digest, built_by, instruction_set
-from pilotfish.model.tensors import weight_files
+from pilotfish.model.loading.tensors import weight_files
 
 #: Characters of a digest that stands in a fact.
 SHOWN = 16

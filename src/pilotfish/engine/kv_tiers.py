@@ -9,16 +9,16 @@ import math
 import msgspec
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.prefix_keys import OBJECT_TOKENS
-from pilotfish.engine.host_memory import GIB
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.engine.kv_identity import kv_facts, weights_digests
+from pilotfish.engine.processes.host_memory import GIB
 from pilotfish.errors import ParameterError
 from pilotfish.kv.disk import DiskStore
 from pilotfish.kv.host import HostStore
 from pilotfish.kv.tiers import KVTiers
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.features import common_window
 from pilotfish.model.kv_copy import copier_of, layout_of
+from pilotfish.model.loading.layer_features import common_window
 
 #: GiB on disk, where no size is given.
 DISK_SIZE = 16.0

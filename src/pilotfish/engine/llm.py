@@ -11,8 +11,8 @@ import numpy as np
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.conversation import FunctionTool, Message, template_messages, template_tools
-from pilotfish.core.executor import TokenLogprobs
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.executor import TokenLogprobs
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
 from pilotfish.engine.sample_maker import Prompt

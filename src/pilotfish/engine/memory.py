@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.engine.host_memory import GIB, SHARE, free_memory, status_bytes
+from pilotfish.engine.processes.host_memory import GIB, SHARE, free_memory, status_bytes
 from pilotfish.errors import ModelError, ParameterError
-from pilotfish.heads.detect import is_head
-from pilotfish.model.configuration import load_config
-from pilotfish.model.footprint import Footprint, footprint
-from pilotfish.model.native import DeviceLike
-from pilotfish.model.precision import Precision, precision_of
+from pilotfish.model.cpu.native import DeviceLike
+from pilotfish.model.heads.detect import is_head
+from pilotfish.model.loading.configuration import load_config
+from pilotfish.model.loading.footprint import Footprint, footprint
+from pilotfish.model.loading.precision import Precision, precision_of
 from pilotfish.torchless import is_left_out
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pilotfish.engine.heads import ConfiguredHead
     from pilotfish.model.collective import Group
-    from pilotfish.model.loader import LoadedModel
+    from pilotfish.model.loading.loader import LoadedModel
 
 #: The fewest KV slots that are worth a start.
 MIN_SLOTS = 256
@@ -146,7 +146,7 @@ def _without_slots(config: EngineConfig, segments: int = 0, head: ConfiguredHead
         )
 
     if config.quantization != "none":
-        from pilotfish.model.quantize import load_torchao
+        from pilotfish.model.loading.quantize import load_torchao
 
         load_torchao()  # before the runtime is measured
     runtime = _runtime() if device.type == "cpu" else 0
@@ -178,7 +178,7 @@ def _of_draft(config: EngineConfig, of: Callable[[Path], Footprint]) -> Footprin
 
 def _runtime() -> int:
     """What a process that loads the models has beside them. This one may lack what they need."""
-    return max(anonymous_memory(), 0 if "pilotfish.model.loader" in sys.modules else WITH_TORCH)
+    return max(anonymous_memory(), 0 if "pilotfish.model.loading.loader" in sys.modules else WITH_TORCH)
 
 
 def _unlimited(config: EngineConfig, device: DeviceLike, runtime: int, host: int) -> int:
@@ -226,7 +226,7 @@ def load_configured(
     config: EngineConfig, directory: Path, max_model_len: int = 0, group: Group | None = None
 ) -> LoadedModel:
     """Load one of the configured models on the configured device, or this rank's shard of it."""
-    from pilotfish.model.loader import load_model
+    from pilotfish.model.loading.loader import load_model
 
     return load_model(
         directory,

@@ -9,10 +9,10 @@ from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
-from pilotfish.core.executor import TokenLogprobs
-from pilotfish.core.request import FinishReason, Request
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.step import RequestCommit
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.executor import TokenLogprobs
+from pilotfish.core.scheduling.request import FinishReason, Request
+from pilotfish.core.scheduling.step import RequestCommit
 from pilotfish.engine.token_table import token_bytes
 from pilotfish.errors import EngineError, InputError, ParameterError
 from pilotfish.wire.serving import Delta, Finish, PartialOutput, Verified

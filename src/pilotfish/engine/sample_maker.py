@@ -11,16 +11,16 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from pilotfish.core.constraint import Constraint, GrammarState
-from pilotfish.core.logit_rules import check_token_ids
-from pilotfish.core.noise import DRAWN_SEED_BITS, sample_seed
-from pilotfish.core.request import Request, check_cache_salt
-from pilotfish.core.sampling_params import SamplingParams, plain
+from pilotfish.core.sampling.constraint import Constraint, GrammarState
+from pilotfish.core.sampling.logit_rules import check_token_ids
+from pilotfish.core.sampling.noise import DRAWN_SEED_BITS, sample_seed
+from pilotfish.core.sampling.sampling_params import SamplingParams, plain
+from pilotfish.core.scheduling.request import Request, check_cache_salt
 from pilotfish.engine.sample import Sample, TextStream, check_resumed
 from pilotfish.errors import ParameterError, PromptError
 from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.state import MatcherState
-from pilotfish.model.loader import LoadedModel
+from pilotfish.model.loading.loader import LoadedModel
 from pilotfish.options import is_text
 from pilotfish.wire.serving import PartialOutput
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from pilotfish.core.vocabulary_map import TokenTable
+from pilotfish.core.drafting.vocabulary_map import TokenTable
 from pilotfish.errors import InputError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")

@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance import grammar_from as grammar_of
 from msgspec import Struct
 
-from pilotfish.core.constraint import Constraint
+from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.errors import ParameterError
 from pilotfish.grammar.schema import SchemaError, embedded, enforced
 from pilotfish.grammar.trial import NOTHING, Special, Trial, parser_limits, problem_of

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from llguidance import LLMatcher
 
-from pilotfish.core.constraint import WORD, Bits
+from pilotfish.core.sampling.constraint import WORD, Bits
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from itertools import accumulate
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
 
-from pilotfish.core.constraint import Bits, Constraint, GrammarState, MaskedPaths, PendingGrammar, words
+from pilotfish.core.sampling.constraint import Bits, Constraint, GrammarState, MaskedPaths, PendingGrammar, words
 from pilotfish.errors import ParameterError
 from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.state import MaskPlan, MatcherState, allow

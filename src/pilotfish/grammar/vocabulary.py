@@ -9,7 +9,7 @@ from typing import Any
 
 from llguidance import LLTokenizer
 
-from pilotfish.core.vocabulary import without_ids_from
+from pilotfish.core.drafting.vocabulary import without_ids_from
 from pilotfish.errors import ParameterError
 from pilotfish.printable import one_line
 

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.core.prefill_messages import SharedMemory
-from pilotfish.core.segments import SegmentReference
+from pilotfish.core.prefilling.prefill_messages import SharedMemory
+from pilotfish.core.prefilling.segments import SegmentReference
 from pilotfish.errors import EngineError
 
 NONCE_BYTES = 16

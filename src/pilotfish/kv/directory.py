@@ -23,7 +23,7 @@ from typing import Annotated
 
 import msgspec
 
-from pilotfish.core.prefix_keys import KEY_BYTES, Key
+from pilotfish.core.cache.prefix_keys import KEY_BYTES, Key
 from pilotfish.errors import ParameterError
 from pilotfish.kv.object_files import FORMAT_VERSION, SAFELY, UNFINISHED, ObjectFormat
 from pilotfish.printable import one_line

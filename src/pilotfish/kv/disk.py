@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.core.prefix_keys import OBJECT_TOKENS, Key
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, Key
 from pilotfish.errors import ParameterError
 from pilotfish.kv.directory import Manifest, found_files, object_path, own_for, refusing, releasing_if_it_fails
 from pilotfish.kv.object_files import Damage, ObjectFormat

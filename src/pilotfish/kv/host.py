@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from pilotfish.core.prefix_keys import Key
+from pilotfish.core.cache.prefix_keys import Key
 from pilotfish.kv.objects import KVObject
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from pilotfish.core.segments import KVLayout
+from pilotfish.core.prefilling.segments import KVLayout
 from pilotfish.errors import SegmentError
 from pilotfish.kv.arena import Bytes
 

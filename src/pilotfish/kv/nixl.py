@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from pilotfish.core.messages import MAX_FRAME
-from pilotfish.core.prefill_messages import RemoteMemory
-from pilotfish.core.segments import SegmentReference
+from pilotfish.core.drafting.messages import MAX_FRAME
+from pilotfish.core.prefilling.prefill_messages import RemoteMemory
+from pilotfish.core.prefilling.segments import SegmentReference
 from pilotfish.errors import EngineError, SegmentError
 from pilotfish.kv.arena import Arena, ArenaPlan, Bytes
 from pilotfish.kv.readers import check_content, check_epoch, out_of_range

@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.core.prefix_keys import OBJECT_TOKENS, Key
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, Key
 from pilotfish.kv.objects import KVObject
 
 FORMAT_VERSION = 1

@@ -9,7 +9,7 @@ import numpy as np
 from isal import isal_zlib
 from numpy.typing import NDArray
 
-from pilotfish.core.prefix_keys import Key
+from pilotfish.core.cache.prefix_keys import Key
 
 TokenIds = NDArray[np.uint32]
 

@@ -12,8 +12,8 @@ from typing import Protocol
 import numpy as np
 from isal import isal_zlib
 
-from pilotfish.core.prefill_messages import SharedMemory
-from pilotfish.core.segments import SegmentReference
+from pilotfish.core.prefilling.prefill_messages import SharedMemory
+from pilotfish.core.prefilling.segments import SegmentReference
 from pilotfish.errors import SegmentError
 from pilotfish.kv.arena import SEALS, ArenaPlan, Bytes
 

@@ -23,10 +23,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.core.prefix_keys import OBJECT_TOKENS, Key, root_key
-from pilotfish.core.slots import Slots
-from pilotfish.core.tiers import DISK, HOST, KVLoad, TierCounts, TierUse
-from pilotfish.core.tree import Ints
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, Key, root_key
+from pilotfish.core.cache.slots import Slots
+from pilotfish.core.cache.tiers import DISK, HOST, KVLoad, TierCounts, TierUse
+from pilotfish.core.trees.tree import Ints
 from pilotfish.kv.disk import DiskStore
 from pilotfish.kv.host import HostStore
 from pilotfish.kv.lanes import IDLE, URGENT, Lane

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pilotfish.core.prefix_keys import OBJECT_TOKENS
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.errors import ParameterError
 from pilotfish.kv.directory import (
     NAMES,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from pilotfish.core.layer_progress import LayerProgress
+from pilotfish.core.scheduling.layer_progress import LayerProgress
 from pilotfish.model.kv_planes import KVPool, LayerKV
 
 
@@ -93,7 +93,7 @@ def attention_on(device: torch.device, *, eager: bool = False) -> TreeAttention:
     (`native_modules`)."""
     if device.type != "cuda" or eager:
         return dense_tree_attention
-    from pilotfish.model.triton_attention import triton_tree_attention  # only CUDA builds of torch bring Triton
+    from pilotfish.model.cuda.triton_attention import triton_tree_attention  # only CUDA builds of torch bring Triton
 
     return triton_tree_attention
 

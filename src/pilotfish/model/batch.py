@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pilotfish.core.executor import SequenceRows
+from pilotfish.core.scheduling.executor import SequenceRows
 from pilotfish.model.attention import AttentionMetadata
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from pilotfish.model.shards import Shard, has_wide_norms
+from pilotfish.model.loading.shards import Shard, has_wide_norms
 
 _c10d: Any = torch.distributed  # its stubs lack what is used of it here
 #: Seconds that a rank waits for the others in the midst of a forward, and for all to connect.

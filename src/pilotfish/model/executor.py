@@ -10,15 +10,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pilotfish.core.executor import ANY_DEPTH, ForwardSeconds, Outcome, Sampling, SequenceRows
-from pilotfish.core.features import Features
-from pilotfish.core.layer_progress import LayerProgress
-from pilotfish.core.slots import Slots
+from pilotfish.core.cache.slots import Slots
+from pilotfish.core.features.features import Features
+from pilotfish.core.scheduling.executor import ANY_DEPTH, ForwardSeconds, Outcome, Sampling, SequenceRows
+from pilotfish.core.scheduling.layer_progress import LayerProgress
 from pilotfish.model.batch import EXACT, Batch, library_buckets
+from pilotfish.model.cuda.graphs import CudaRecorder, GraphCache
 from pilotfish.model.feature_tap import FeatureTap, capturing, empty_states, refuse_unknown_layers
-from pilotfish.model.graphs import CudaRecorder, GraphCache
 from pilotfish.model.kv_planes import SlotPlanes, empty_features, empty_kv
-from pilotfish.model.loader import LoadedModel
+from pilotfish.model.loading.loader import LoadedModel
 from pilotfish.model.logprobs import token_logprobs
 from pilotfish.model.pacer import Pacer
 from pilotfish.model.sampling import draw, non_finite_rows

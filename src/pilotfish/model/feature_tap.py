@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pilotfish.core.features import FINAL
+from pilotfish.core.features.features import FINAL
 from pilotfish.errors import ModelError
-from pilotfish.model.native_modules import PlainDecoder
+from pilotfish.model.cpu.native_modules import PlainDecoder
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pilotfish.core.prefix_keys import OBJECT_TOKENS
-from pilotfish.core.segments import KVLayout
-from pilotfish.core.slots import Slots
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
+from pilotfish.core.cache.slots import Slots
+from pilotfish.core.prefilling.segments import KVLayout
 from pilotfish.model.kv_planes import FeatureKV, LayerKV, SlotPlanes
 
 Bytes = NDArray[np.uint8]

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pilotfish.config.fields import KVDType
-from pilotfish.core.features import Features
-from pilotfish.core.slots import Slots
+from pilotfish.core.cache.slots import Slots
+from pilotfish.core.features.features import Features
 from pilotfish.errors import ParameterError
-from pilotfish.model.native import DeviceLike, DtypeLike
+from pilotfish.model.cpu.native import DeviceLike, DtypeLike
 
 E = TypeVar("E", bound=DtypeLike)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pilotfish.core.executor import TokenLogprobs
+from pilotfish.core.scheduling.executor import TokenLogprobs
 
 #: Rows at a time without kernels: log-probabilities in float64 take several times the memory of their logits.
 ROWS = 16

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from pilotfish.plan.pace import Pace
+from pilotfish.config.hardware.pace import Pace
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Shared-noise sampling on tensors: y = argmax(l + g), core/noise.py for g.
+"""Shared-noise sampling on tensors: y = argmax(l + g), core/sampling/noise.py for g.
 
 Order: bias, penalties and exclusions (`core.logit_rules` says which), softmax(logits / T), min-p, top-k, top-p, as vLLM
 has it. All in float64 and row by row, so that a row's token does not depend on the rows beside it.
@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pilotfish.core.executor import Sampling, SharedTokens, TokenMasks
-from pilotfish.core.logit_rules import LogitEdits
-from pilotfish.core.noise import philox, split
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.tree import NO_TOKEN
+from pilotfish.core.sampling.logit_rules import LogitEdits
+from pilotfish.core.sampling.noise import philox, split
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.executor import Sampling, SharedTokens, TokenMasks
+from pilotfish.core.trees.tree import NO_TOKEN
 
 #: Below it logits / T would swallow the noise, then overflow; the arg max has all the mass long before.
 MIN_TEMPERATURE = 1e-12

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from pilotfish.plan.cost import KV, ForwardLoad, PlacedModel, Weights
-from pilotfish.plan.engines import ENGINES
-from pilotfish.plan.placement import place
+from pilotfish.config.hardware.cost import KV, ForwardLoad, PlacedModel, Weights
+from pilotfish.config.hardware.engines import ENGINES
+from pilotfish.config.hardware.placement import place
+from pilotfish.config.hardware.tables import look_up
 from pilotfish.plan.rounds import (
     chain_speedup,
     levels_hidden,
@@ -15,7 +16,6 @@ from pilotfish.plan.rounds import (
     speculate_seconds,
     sync_round,
 )
-from pilotfish.plan.tables import look_up
 
 
 class RunModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -13,8 +13,8 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from pilotfish.config.hardware.tables import Sourced, read_table
 from pilotfish.plan.predicting import AnyInputs
-from pilotfish.plan.tables import Sourced, read_table
 
 Kind = Literal["calibrates", "predicted", "lacks"]
 #: Decoding without guesses, one forward of a speculating engine, rounds of speculation, or none of these.

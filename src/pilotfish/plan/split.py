@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from pilotfish.config.hardware.cost import BYTES, KV_MEMORY, ForwardLoad, ForwardParts, PlacedModel
+from pilotfish.config.hardware.devices import Device, Interconnect
+from pilotfish.config.hardware.engines import SHARES, EngineConstants
+from pilotfish.config.hardware.shapes import ModelShape
 from pilotfish.errors import ParameterError
-from pilotfish.plan.cost import BYTES, KV_MEMORY, ForwardLoad, ForwardParts, PlacedModel
-from pilotfish.plan.devices import Device, Interconnect
-from pilotfish.plan.engines import SHARES, EngineConstants
-from pilotfish.plan.shapes import ModelShape
 
 
 class SplitModel(Struct, frozen=True, kw_only=True):

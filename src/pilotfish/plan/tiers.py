@@ -11,12 +11,12 @@ import math
 from msgspec import Struct
 from msgspec.structs import replace
 
+from pilotfish.config.hardware.cost import ForwardLoad, ForwardParts, PlacedModel
+from pilotfish.config.hardware.devices import Device
+from pilotfish.config.hardware.engines import EngineConstants
+from pilotfish.config.hardware.shapes import ModelShape
+from pilotfish.config.hardware.tables import Sourced, read_table
 from pilotfish.errors import ParameterError
-from pilotfish.plan.cost import ForwardLoad, ForwardParts, PlacedModel
-from pilotfish.plan.devices import Device
-from pilotfish.plan.engines import EngineConstants
-from pilotfish.plan.shapes import ModelShape
-from pilotfish.plan.tables import Sourced, read_table
 
 
 class MemoryTier(Sourced, frozen=True, kw_only=True):

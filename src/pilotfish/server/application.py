@@ -13,22 +13,22 @@ import msgspec
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
-from pilotfish.engine.async_engine import AsyncEngine, Health
-from pilotfish.engine.process import LOG_FORMAT
+from pilotfish.engine.processes.process import LOG_FORMAT
+from pilotfish.engine.targets.async_engine import AsyncEngine, Health
 from pilotfish.errors import ParameterError
-from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.server.auth import Keyring
-from pilotfish.server.canary import Canary
-from pilotfish.server.capture import start_capture
-from pilotfish.server.cascade import Cascade, cascade_setup
-from pilotfish.server.client_texts import plain_texts
+from pilotfish.server.bodies.client_texts import plain_texts
+from pilotfish.server.bodies.reading import UNTOLD, tells_of_tools
 from pilotfish.server.limits import Admission, RequestGuard
-from pilotfish.server.reading import UNTOLD, tells_of_tools
-from pilotfish.server.rollout import Rollout, draft_pools
+from pilotfish.server.observe.metrics import ServerMetrics
 from pilotfish.server.routes import VERSION, make_app
+from pilotfish.server.traffic.canary import Canary
+from pilotfish.server.traffic.capture import start_capture
+from pilotfish.server.traffic.cascade import Cascade, cascade_setup
+from pilotfish.server.traffic.rollout import Rollout, draft_pools
 
 if TYPE_CHECKING:
-    from pilotfish.observe.tracing import Tracer
+    from pilotfish.server.observe.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ def start_tracing(endpoint: str | None, model_name: str) -> Tracer | None:
     url = traces_url(endpoint)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    from pilotfish.observe.tracing import EXPORT_TIMEOUT, Tracer
+    from pilotfish.server.observe.tracing import EXPORT_TIMEOUT, Tracer
 
     return Tracer(OTLPSpanExporter(endpoint=url, timeout=EXPORT_TIMEOUT), model_name)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pilotfish.engine.async_engine import Health
-from pilotfish.observe.draft_pools import DraftPools, KnownPool
+from pilotfish.engine.targets.async_engine import Health
+from pilotfish.server.observe.draft_pools import DraftPools, KnownPool
 
 
 def pools_of(health: Health) -> DraftPools:

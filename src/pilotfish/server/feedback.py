@@ -6,12 +6,12 @@ import logging
 from typing import Any
 
 from pilotfish.logs import prompts_are_logged
-from pilotfish.observe.feedback import MAX_REQUESTS, SUCCESS, Feedback
-from pilotfish.observe.requests import checked_tag
 from pilotfish.printable import short
 from pilotfish.server.auth import Caller
+from pilotfish.server.bodies.requests import FeedbackRequest
 from pilotfish.server.http_errors import HttpError, bad_request
-from pilotfish.server.requests import FeedbackRequest
+from pilotfish.server.observe.feedback_table import MAX_REQUESTS, SUCCESS, Feedback
+from pilotfish.server.observe.request_records import checked_tag
 
 logger = logging.getLogger(__name__)
 

@@ -20,16 +20,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from pilotfish.logs import log_access, request_context
-from pilotfish.observe.metrics import ServerMetrics
 from pilotfish.printable import short
-from pilotfish.server import message_errors
+from pilotfish.server.bodies.ignored import HEADER as IGNORED
+from pilotfish.server.bodies.ignored import Ignored
 from pilotfish.server.http_errors import ClientGone, HttpError, encode, http_error
-from pilotfish.server.ignored import HEADER as IGNORED
-from pilotfish.server.ignored import Ignored
+from pilotfish.server.messages import message_errors
+from pilotfish.server.observe.metrics import ServerMetrics
 
 if TYPE_CHECKING:
+    from pilotfish.server.answers.stream import RequestHandle
     from pilotfish.server.auth import Caller
-    from pilotfish.server.stream import RequestHandle
 
 REQUEST_ID = re.compile(r"[ -~]{1,128}")
 CLIENT_GONE = 499  # nginx's; nobody reads it, but logs do

@@ -22,23 +22,23 @@ from starlette.requests import Request
 from pilotfish.config.fields import Mode
 from pilotfish.config.server import ServerConfig
 from pilotfish.errors import ParameterError
-from pilotfish.observe.feedback import Feedback, ServedMode
-from pilotfish.observe.metrics import ServerMetrics
-from pilotfish.observe.requests import RequestFacts, RequestRecord, checked_tag
-from pilotfish.rollout.outcome import NONE, Cohort, context_band, temperature_band
+from pilotfish.operate.outcome import NONE, Cohort, context_band, temperature_band
+from pilotfish.server.answers.stream import RequestHandle
 from pilotfish.server.auth import ANONYMOUS, Caller, Keyring
-from pilotfish.server.canary import ReplayedRequest
-from pilotfish.server.capture import RequestCapture
+from pilotfish.server.bodies.params import Generation
+from pilotfish.server.bodies.requests import GenerationRequest
 from pilotfish.server.http import state_of
 from pilotfish.server.http_errors import HttpError, retry_after
-from pilotfish.server.params import Generation
-from pilotfish.server.requests import GenerationRequest
-from pilotfish.server.rollout import Rollout, VariantChoice
-from pilotfish.server.stream import RequestHandle
+from pilotfish.server.observe.feedback_table import Feedback, ServedMode
+from pilotfish.server.observe.metrics import ServerMetrics
+from pilotfish.server.observe.request_records import RequestFacts, RequestRecord, checked_tag
+from pilotfish.server.traffic.canary import ReplayedRequest
+from pilotfish.server.traffic.capture import RequestCapture
+from pilotfish.server.traffic.rollout import Rollout, VariantChoice
 from pilotfish.wire.serving import Identity
 
 if TYPE_CHECKING:  # OpenTelemetry is imported only where requests are traced
-    from pilotfish.observe.tracing import Tracer
+    from pilotfish.server.observe.tracing import Tracer
 
 TAG_HEADER = "x-request-tag"
 #: Rounding error in a bucket's level: an amount that exceeds it by less is there.

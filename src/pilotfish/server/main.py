@@ -21,7 +21,7 @@ import uvicorn
 import uvloop
 
 from pilotfish.config.server import ServerConfig
-from pilotfish.engine.process import die_with_parent, heeded, name_process
+from pilotfish.engine.processes.process import die_with_parent, heeded, name_process
 from pilotfish.errors import EngineError, ModelError, ParameterError
 from pilotfish.server.application import PERIOD, Application, ServerSetup
 from pilotfish.server.http import ConnectionProtocol

@@ -27,38 +27,39 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from pilotfish.config.server import ServerConfig
-from pilotfish.engine.async_engine import AsyncEngine
-from pilotfish.engine.stream import Submits
+from pilotfish.engine.targets.async_engine import AsyncEngine
+from pilotfish.engine.targets.stream import Submits
 from pilotfish.errors import TargetUnavailable
 from pilotfish.logs import log_prompt, prompts_are_logged
+from pilotfish.operate.outcome import script_of
 from pilotfish.printable import short
 from pilotfish.prompts import marks_turns
-from pilotfish.rollout.outcome import script_of
-from pilotfish.server import params, requests, response_chat
+from pilotfish.server.answers.chat_format import ChatFormat
+from pilotfish.server.answers.formats import AnswerFormat, TextFormat
+from pilotfish.server.answers.logprobs import TokenNames, token_text
+from pilotfish.server.answers.stream import GenerationResponse
 from pilotfish.server.auth import Caller
-from pilotfish.server.cascade import Cascade
-from pilotfish.server.chat_format import ChatFormat
-from pilotfish.server.client_texts import ClientTexts, plain_texts
+from pilotfish.server.bodies import params, requests
+from pilotfish.server.bodies.client_texts import ClientTexts, plain_texts
+from pilotfish.server.bodies.params import Generation, TokenizedPrompt
+from pilotfish.server.bodies.reading import OutputFormats, OutputReading, plain_reading
+from pilotfish.server.bodies.requests import GenerationRequest
+from pilotfish.server.bodies.schemas import Body, read_body
+from pilotfish.server.bodies.tools import tool_use
 from pilotfish.server.codex import codex_model
 from pilotfish.server.drafts import pools_of
 from pilotfish.server.feedback import told
-from pilotfish.server.formats import AnswerFormat, TextFormat
 from pilotfish.server.http import RequestMiddleware, ignored_of, on_routing_error, state_of
 from pilotfish.server.http_errors import HttpError, bad, bad_request, encode
 from pilotfish.server.limits import RequestGuard, request_tag
-from pilotfish.server.logprobs import TokenNames, token_text
-from pilotfish.server.message_chat import chat_of
-from pilotfish.server.message_format import MessageFormat
-from pilotfish.server.messages import CountTokensRequest, MessagesRequest
-from pilotfish.server.params import Generation, TokenizedPrompt
-from pilotfish.server.reading import OutputFormats, OutputReading, plain_reading
-from pilotfish.server.requests import GenerationRequest
-from pilotfish.server.response_format import ResponseFormat
-from pilotfish.server.responses import ResponsesRequest
-from pilotfish.server.rollout import draft_pools
-from pilotfish.server.schemas import Body, read_body
-from pilotfish.server.stream import GenerationResponse
-from pilotfish.server.tools import tool_use
+from pilotfish.server.messages.message_body import CountTokensRequest, MessagesRequest
+from pilotfish.server.messages.message_chat import chat_of
+from pilotfish.server.messages.message_format import MessageFormat
+from pilotfish.server.responses import response_chat
+from pilotfish.server.responses.response_body import ResponsesRequest
+from pilotfish.server.responses.response_format import ResponseFormat
+from pilotfish.server.traffic.cascade import Cascade
+from pilotfish.server.traffic.rollout import draft_pools
 from pilotfish.wire.serving import Identity
 
 VERSION = version("pilotfish")

@@ -17,18 +17,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pilotfish.errors import ModelError
-from pilotfish.model.configuration import load_config
-from pilotfish.model.loader import load_weights
+from pilotfish.model.loading.configuration import load_config
+from pilotfish.model.loading.loader import load_weights
 from pilotfish.progress import PhaseProgress
 from pilotfish.train.curves import draw_run
-from pilotfish.train.data import TokenBatch, Tokens
 from pilotfish.train.evaluate import PLANNED, Evaluation, evaluate
 from pilotfish.train.export import save_model
-from pilotfish.train.lessons import Lessons, plan_lessons, read_texts, schedule_of, write_lessons
 from pilotfish.train.models import build_model, predict, start_from_target
 from pilotfish.train.run_folder import claim, training_device
 from pilotfish.train.taught_recipe import DistilRecipe
 from pilotfish.train.taught_target import TaughtTarget
+from pilotfish.train.text.data import TokenBatch, Tokens
+from pilotfish.train.text.lessons import Lessons, plan_lessons, read_texts, schedule_of, write_lessons
 from pilotfish.train.trainer import Learnt, Schedule, Trainer, matrices_of
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from pilotfish.progress import Advance, PhaseProgress, PlannedPhase
-from pilotfish.train.data import Tokens
 from pilotfish.train.models import EVALUATION, OWN_TEXT, PROMPT, continue_prompts, predict
+from pilotfish.train.text.data import Tokens
 
 ROWS = 128  # held-out rows scored, spread evenly over the held-out text
 ROWS_AT_ONCE = 8

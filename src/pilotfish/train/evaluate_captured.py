@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pilotfish.progress import PhaseProgress, PlannedPhase
-from pilotfish.train.captured import CapturedText
 from pilotfish.train.models import EVALUATION, predict
+from pilotfish.train.text.captured import CapturedText
 
 #: Outputs that are scored, spread evenly.
 SCORED = 128

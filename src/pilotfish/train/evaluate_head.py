@@ -13,9 +13,9 @@ from pilotfish.errors import InputError
 from pilotfish.progress import Advance, PhaseProgress, PlannedPhase
 from pilotfish.train.heads.trainee import Trainee
 from pilotfish.train.learning import Teacher
-from pilotfish.train.lessons import Lessons, plan_held_out
 from pilotfish.train.models import EVALUATION
-from pilotfish.train.written import Written
+from pilotfish.train.text.lessons import Lessons, plan_held_out
+from pilotfish.train.text.written import Written
 
 SAMPLED_AT = 0.8
 

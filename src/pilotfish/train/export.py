@@ -9,10 +9,10 @@ from pathlib import Path
 import jinja2
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from pilotfish.model.metadata import quiet
-from pilotfish.train.data import FALLBACK_HELD_OUT
+from pilotfish.model.loading.metadata import quiet
 from pilotfish.train.evaluate import Evaluation
 from pilotfish.train.recipe import PairRecipe
+from pilotfish.train.text.data import FALLBACK_HELD_OUT
 
 SHARD_SIZE = "15MB"  # files stay under 16 MiB
 

@@ -17,19 +17,19 @@ import torch
 from torch import Tensor
 
 from pilotfish.errors import ParameterError
-from pilotfish.heads.spec import Head
+from pilotfish.model.heads.spec import Head
 from pilotfish.progress import PhaseProgress, PlannedPhase
 from pilotfish.train.curves import draw_run
-from pilotfish.train.data import TokenBatch, Tokens
 from pilotfish.train.evaluate_head import HeadEvaluation, evaluate_head, plan_head_evaluation
 from pilotfish.train.head_shapes import head_of, trainee_of
 from pilotfish.train.heads.trainee import Trainee
 from pilotfish.train.learning import Teacher, learn
-from pilotfish.train.lessons import plan_lessons, read_texts, schedule_of, write_lessons
-from pilotfish.train.places import Places
 from pilotfish.train.run_folder import claim, training_device
 from pilotfish.train.taught_recipe import HeadRecipe
 from pilotfish.train.taught_target import TaughtTarget
+from pilotfish.train.text.data import TokenBatch, Tokens
+from pilotfish.train.text.lessons import plan_lessons, read_texts, schedule_of, write_lessons
+from pilotfish.train.text.places import Places
 from pilotfish.train.trainer import Learnt, Trainer
 from pilotfish.train.write_head import trained_files, write_head
 

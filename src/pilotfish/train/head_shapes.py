@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pilotfish.heads.spec import FINAL, BlockHead, Decoder, Head, ParallelHead, Projection, RecurrentHead
+from pilotfish.model.heads.spec import FINAL, BlockHead, Decoder, Head, ParallelHead, Projection, RecurrentHead
 from pilotfish.train.heads.block import BlockTrainee
 from pilotfish.train.heads.parallel import ParallelTrainee
 from pilotfish.train.heads.recurrent import RecurrentTrainee

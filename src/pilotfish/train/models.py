@@ -10,8 +10,8 @@ from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM, Stop
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from pilotfish.progress import Advance, PhaseProgress
-from pilotfish.train.data import Tokens
 from pilotfish.train.recipe import HEAD_DIM, LlamaSize
+from pilotfish.train.text.data import Tokens
 
 PROMPT = 64  # corpus tokens before each continuation
 SAMPLED_ROWS = 64  # continuations written at once

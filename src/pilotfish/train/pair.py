@@ -22,13 +22,23 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from pilotfish.config.cache import made_once
 from pilotfish.errors import ParameterError
 from pilotfish.progress import PhaseProgress, PlannedPhase
-from pilotfish.train.data import Document, TokenBatch, Tokens, Windows, collect, encode, mixed, split, train_tokenizer
 from pilotfish.train.distil import distillation
 from pilotfish.train.evaluate import PLANNED, Evaluation, evaluate
 from pilotfish.train.export import export_pair
 from pilotfish.train.models import OWN_TEXT, build_model, predict, sample_text, start_from_target
 from pilotfish.train.recipe import PairRecipe
 from pilotfish.train.run_folder import cached, claim, training_device
+from pilotfish.train.text.data import (
+    Document,
+    TokenBatch,
+    Tokens,
+    Windows,
+    collect,
+    encode,
+    mixed,
+    split,
+    train_tokenizer,
+)
 from pilotfish.train.trainer import Learnt, Schedule, Trainer, matrices_of
 
 

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pilotfish.progress import PhaseProgress
-from pilotfish.train.captured import read_captured
 from pilotfish.train.curves import draw_run
-from pilotfish.train.data import TokenBatch
 from pilotfish.train.distil import distillation, export_draft, load_models
 from pilotfish.train.evaluate_captured import CapturedEvaluation, evaluate_captured, plan_captured_evaluation
-from pilotfish.train.lessons import schedule_of
 from pilotfish.train.run_folder import claim
 from pilotfish.train.taught_recipe import DistilRecipe
+from pilotfish.train.text.captured import read_captured
+from pilotfish.train.text.data import TokenBatch
+from pilotfish.train.text.lessons import schedule_of
 
 #: Accepted tokens a step that a new draft must gain, unless somebody says otherwise.
 MARGIN = 0.05

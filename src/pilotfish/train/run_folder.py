@@ -11,7 +11,7 @@ import torch
 
 from pilotfish.config.cache import made_once
 from pilotfish.errors import ParameterError
-from pilotfish.train.data import Tokens
+from pilotfish.train.text.data import Tokens
 
 
 class Recipe(Protocol):

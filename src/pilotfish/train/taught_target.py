@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from pilotfish.errors import ParameterError
-from pilotfish.heads.spec import FINAL
-from pilotfish.model.configuration import load_config
-from pilotfish.model.loader import load_weights
-from pilotfish.model.metadata import load_tokenizer, read_generation_config
+from pilotfish.model.heads.spec import FINAL
+from pilotfish.model.loading.configuration import load_config
+from pilotfish.model.loading.loader import load_weights
+from pilotfish.model.loading.metadata import load_tokenizer, read_generation_config
 from pilotfish.train.heads.trainee import Shared
 
 #: Targets whose layers are like those of heads, which can start from them.

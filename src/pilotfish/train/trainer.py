@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pilotfish.model.precision import multiplies_bfloat16
+from pilotfish.model.loading.precision import multiplies_bfloat16
 from pilotfish.progress import PhaseProgress, PlannedPhase
 
 logger = logging.getLogger(__name__)

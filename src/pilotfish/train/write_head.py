@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pilotfish.heads.export import export_head
-from pilotfish.heads.spec import Head, HeadFiles, HeadSpec, ParallelHead
-from pilotfish.heads.target_facts import TargetFacts
-from pilotfish.heads.trained_on import TrainedOn
+from pilotfish.model.heads.export import export_head
+from pilotfish.model.heads.spec import Head, HeadFiles, HeadSpec, ParallelHead
+from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.heads.trained_on import TrainedOn
 from pilotfish.train.heads.trainee import Trainee
 from pilotfish.train.taught_recipe import HeadRecipe
 from pilotfish.train.taught_target import TaughtTarget

@@ -28,15 +28,15 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from pilotfish.core.executor import TokenLogprobs
-from pilotfish.core.handover import HandOverReport, HandOverTotals
-from pilotfish.core.held_prefixes import Held
-from pilotfish.core.messages import Count, Id, Index, Length, Readable, Text, Tokens
-from pilotfish.core.request import FinishReason
-from pilotfish.core.routing import ReplicaLoad
-from pilotfish.core.sampling_params import SamplingParams
-from pilotfish.core.target_machine import Arrival
-from pilotfish.core.tiers import TierCounts, TierUse
+from pilotfish.core.cache.tiers import TierCounts, TierUse
+from pilotfish.core.drafting.messages import Count, Id, Index, Length, Readable, Text, Tokens
+from pilotfish.core.drafting.target_machine import Arrival
+from pilotfish.core.prefilling.handover import HandOverReport, HandOverTotals
+from pilotfish.core.routing.held_prefixes import Held
+from pilotfish.core.routing.router import ReplicaLoad
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.executor import TokenLogprobs
+from pilotfish.core.scheduling.request import FinishReason
 
 #: Raised when these messages change.
 SERVING_VERSION = 2
@@ -173,7 +173,7 @@ class PoolLoad(Readable, frozen=True):
 
 
 class ShadowReport(Readable, frozen=True):
-    """A draft pool that is scored and not used (core/shadow.py). Counts are since the target started, of the requests
+    """A draft pool that is scored and not used (shadow.py). Counts are since the target started, of the requests
     that the pool was told of; a step is one of one sequence. Rates are of about the last two thousand steps, in tokens
     a second of a sequence that decodes; 0 where none is known yet."""
 

@@ -9,7 +9,7 @@ from pilotfish.bench.contestants import OFF, Contestant, check_drafter, contesta
 from pilotfish.bench.peers.protocol import Generated, LoadedPeer, Question, serve
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.text import config_of
-from pilotfish.core.sampling_params import SamplingParams
+from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 
 #: Drafters by way.

@@ -9,7 +9,7 @@ import msgspec
 
 from pilotfish.bench.peers.protocol import Generated, PeerReady, Question
 from pilotfish.bench.programs import Program
-from pilotfish.engine.process import WorkerSpec
+from pilotfish.engine.processes.process import WorkerSpec
 
 #: OpenMP's threads of other engines wait as their users have them, awake for some milliseconds. Ours sleep, and whoever
 #: imports anything of ours has said so; this says otherwise to GNU's, whose default it is.

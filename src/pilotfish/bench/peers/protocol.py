@@ -11,7 +11,7 @@ from typing import IO
 import msgspec
 from msgspec import Struct
 
-from pilotfish.engine.process import die_with_parent
+from pilotfish.engine.processes.process import die_with_parent
 
 PLAIN, DRAFT, LOOKUP = "plain", "draft", "prompt lookup"
 

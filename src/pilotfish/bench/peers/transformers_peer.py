@@ -23,9 +23,9 @@ from pilotfish.bench.peers.protocol import (
     serve,
     setup_of,
 )
-from pilotfish.heads.detect import is_head
-from pilotfish.model.loader import DTYPES
-from pilotfish.model.quantize import quantize
+from pilotfish.model.heads.detect import is_head
+from pilotfish.model.loading.loader import DTYPES
+from pilotfish.model.loading.quantize import quantize
 
 ASSISTED = "assisted"
 #: Tokens, as in transformers' documentation.

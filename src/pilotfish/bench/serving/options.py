@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pilotfish.core.sampling_params import MAX_TOKENS
+from pilotfish.core.sampling.sampling_params import MAX_TOKENS
 from pilotfish.options import option
 
 MANY = 1 << 20

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from pilotfish.engine.pairs import resolve_pair
 from pilotfish.errors import ParameterError
-from pilotfish.pairs import resolve_pair
 
 #: Tokens more than are asked for, so that a text that is cut is long enough.
 SLACK = 8

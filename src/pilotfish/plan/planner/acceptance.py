@@ -7,9 +7,9 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from pilotfish.config.hardware.tables import Sourced, read_table
 from pilotfish.errors import ParameterError
 from pilotfish.plan.rounds import tokens_of_chain
-from pilotfish.plan.tables import Sourced, read_table
 
 #: Guesses of chains that are tried.
 CHAINS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)

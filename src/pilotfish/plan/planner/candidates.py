@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from pilotfish.config.hardware.cost import KV_MEMORY, ModelPlacement, PlacedModel, peak_of
+from pilotfish.config.hardware.devices import LINKS, Device
+from pilotfish.config.hardware.placement import parse_devices
+from pilotfish.config.hardware.shapes import MODELS
+from pilotfish.config.hardware.tables import look_up
 from pilotfish.errors import ParameterError
-from pilotfish.plan.cost import KV_MEMORY, ModelPlacement, PlacedModel, peak_of
-from pilotfish.plan.devices import LINKS, Device
-from pilotfish.plan.placement import parse_devices
 from pilotfish.plan.planner.deployment import Deployment, DraftPlacement, Mode, PrefillPlacement
 from pilotfish.plan.planner.situation import OfferedDraft, OfferedPlacement, PlannedTier, Situation
-from pilotfish.plan.shapes import MODELS
 from pilotfish.plan.split import SplitModel
-from pilotfish.plan.tables import look_up
 from pilotfish.plan.tiers import TIERS, MemoryTier, TieredModel
 
 #: Numbers of replicas that are tried; of workers; of devices that share a target, and a draft.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from pilotfish.plan.cost import ForwardLoad, ForwardParts, ModelPlacement
+from pilotfish.config.hardware.cost import ForwardLoad, ForwardParts, ModelPlacement
 from pilotfish.plan.planner.acceptance import GuessedTree
 from pilotfish.plan.planner.deployment import Deployment, DraftPlacement
 from pilotfish.plan.published import PUBLISHED

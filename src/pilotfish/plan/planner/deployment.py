@@ -8,8 +8,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from pilotfish.plan.cost import ModelPlacement, PlacedModel
-from pilotfish.plan.devices import LINKS, Interconnect
+from pilotfish.config.hardware.cost import ModelPlacement, PlacedModel
+from pilotfish.config.hardware.devices import LINKS, Interconnect
 from pilotfish.plan.planner.acceptance import PairAcceptance
 
 Mode = Literal["off", "sync", "async"]

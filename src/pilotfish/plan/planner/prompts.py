@@ -6,8 +6,8 @@ import math
 
 from msgspec import Struct
 
-from pilotfish.plan.cost import ForwardLoad, ModelPlacement
-from pilotfish.plan.fleet_plan import CHUNK, EXPOSED
+from pilotfish.config.hardware.cost import ForwardLoad, ModelPlacement
+from pilotfish.plan.fleets.fleet_plan import CHUNK, EXPOSED
 from pilotfish.plan.planner.demand import Demand
 from pilotfish.plan.planner.deployment import Deployment
 

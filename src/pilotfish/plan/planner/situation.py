@@ -8,14 +8,14 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, ValidationError, convert
 from msgspec.structs import replace
 
+from pilotfish.config.hardware.cost import KV, Weights
+from pilotfish.config.hardware.devices import DEVICES, LINKS, Device, Interconnect
+from pilotfish.config.hardware.engines import ENGINES, EngineConstants
+from pilotfish.config.hardware.shapes import MODELS, ModelShape
+from pilotfish.config.hardware.tables import look_up
 from pilotfish.errors import InputError, ParameterError
-from pilotfish.plan.cost import KV, Weights
-from pilotfish.plan.devices import DEVICES, LINKS, Device, Interconnect
-from pilotfish.plan.engines import ENGINES, EngineConstants
 from pilotfish.plan.planner.acceptance import GuessedTree, PairAcceptance, published_acceptance
 from pilotfish.plan.planner.demand import Demand, LoadLimits
-from pilotfish.plan.shapes import MODELS, ModelShape
-from pilotfish.plan.tables import look_up
 
 Count = Annotated[int, Meta(ge=1, le=1024)]
 

@@ -1,1 +1,1 @@
-"""Heads in training: modules that a gradient goes through, with the tensor names of `heads/spec.py`."""
+"""Heads in training: modules that a gradient goes through, with the tensor names of `model/heads/spec.py`."""

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pilotfish.heads.spec import Decoder
+from pilotfish.model.heads.spec import Decoder
 
 
 class Keys(NamedTuple):

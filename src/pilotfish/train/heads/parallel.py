@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pilotfish.heads.spec import ParallelHead
+from pilotfish.model.heads.spec import ParallelHead
 from pilotfish.train.heads.trainee import Chains, Lesson, Shared, Trainee
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pilotfish.heads.spec import Projection
+from pilotfish.model.heads.spec import Projection
 from pilotfish.train.heads.layers import Norm
 
 
@@ -42,7 +42,7 @@ class Shared:
 
 
 class Trainee(nn.Module):
-    """A head in training. The names of its parameters are those of `heads/spec.py`."""
+    """A head in training. The names of its parameters are those of `model/heads/spec.py`."""
 
     def __init__(self, projection: Projection, shared: Shared) -> None:
         super().__init__()

@@ -1,0 +1,154 @@
+"""Runs of the demo: the modes of an engine take turns on the same prompts and seeds, for as long as there is time."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from pilotfish.bench.contestants import OFF, PLAIN, Run, contestant_of, periods_of, take_turns
+from pilotfish.bench.workload import Job, load_prompts
+from pilotfish.cli.show import status
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.fields import available_cores, model_name
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.engine.engine import Engine
+from pilotfish.model.pacer import Pacer
+
+PROMPTS = load_prompts(Path(__file__).with_name("demo.jsonl"))
+WARM_UP_TOKENS = 5
+#: Seconds for the timed rounds of off and sync, about, and of async, which does the same in less. A first round is made
+#: to fit: shorter outputs, but of fewer prompts before they have fewer tokens than this. Later rounds that would not
+#: end in time are left out.
+SECONDS, ASYNC_SECONDS, SHORT = 7.0, 2.5, 32
+#: How long off and sync together take for what off takes a second for on the cores that async leaves it.
+OFF_AND_SYNC = 1.3
+
+#: One run of jobs in a mode.
+Play = Callable[[Sequence[Job]], Run]
+#: Shows something of a warm engine.
+Show = Callable[[Engine], None]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A pair at some speed: one table of all modes."""
+
+    name: str  # of its object in JSON
+    title: str
+    pair: str
+    config: EngineConfig  # of mode async
+    stretch: float | None = None  # of a pace that may be stretched further; None: it is given, or there is none
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a round generates."""
+
+    params: SamplingParams
+    prompts: int = len(PROMPTS)
+
+    def jobs(self, seed: int) -> list[Job]:
+        return [Job(prompt, "", replace(self.params, seed=seed)) for prompt in PROMPTS[: self.prompts]]
+
+    def within(self, tokens: int) -> Work:
+        """As much of it as has so many tokens."""
+        short = min(SHORT, self.params.max_tokens)
+        prompts = max(1, min(self.prompts, tokens // short))
+        return Work(replace(self.params, max_tokens=max(1, min(self.params.max_tokens, tokens // prompts))), prompts)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Timed rounds of the modes of one engine."""
+
+    work: Work
+    runs: dict[str, list[Run]]  # by mode
+    cores: dict[str, int]  # by mode: those that the target could run on
+    pacing: list[Pacer]  # of all paced models, draft workers' too
+    parameters: int
+    dtype: str
+
+    @property
+    def valid(self) -> bool:
+        return all(pacer.valid for pacer in self.pacing)
+
+
+def time_modes(
+    config: EngineConfig,
+    work: Work,
+    rounds: int,
+    *,
+    seconds: float,
+    show: Show | None = None,
+    quiet: bool,
+) -> Timing:
+    """Load an engine and time its modes: its own and, unless that is async, off. An async engine does as much of `work`
+    as off and sync will have time for."""
+    where = "a process of its own" if config.mode == "async" else "the target's process"
+    with tempfile.TemporaryDirectory() as directory:
+        trace = Path(directory, "timeline.json") if config.pace and config.mode == "async" else None
+        with status(f"{model_name(config.target)}: loading, the draft in {where}", quiet=quiet):
+            engine = Engine(replace(config, trace=trace))
+        try:
+            timing = _timed(engine, work, rounds, seconds, show, quiet=quiet)
+        finally:
+            with redirect_stderr(io.StringIO()):  # a draft worker warns that it did not keep its pace, at any time
+                engine.close()
+        began = timing.runs[config.mode][0].steps[0].began
+        drafts = [] if trace is None else _worker_pacing(trace, config, began)
+    return replace(timing, pacing=[*timing.pacing, *drafts])
+
+
+def _timed(engine: Engine, work: Work, rounds: int, seconds: float, show: Show | None, *, quiet: bool) -> Timing:
+    mode = engine.config.mode
+    modes = {mode: contestant_of(engine)} if mode == "async" else {OFF: PLAIN, mode: contestant_of(engine)}
+    plays: dict[str, Play] = {name: partial(one.run, engine, concurrency=1) for name, one in modes.items()}
+    tokens = _warm_up(engine, plays, work)
+    work = work.within(tokens) if mode == "async" else work
+    if show is not None:
+        show(engine)
+    engine.reset_pacing()
+    with status(f"timing {' and '.join(plays)}", quiet=quiet):
+        runs = take_turns(plays, map(work.jobs, seeds_within(rounds, seconds)), warm_up=0)
+    cores = dict.fromkeys(plays, available_cores())
+    pacing = [replace(one, role=f"{' and '.join(plays)} {one.role}") for one in engine.pacing()]
+    return Timing(work, runs, cores, pacing, engine.memory.target.parameters, engine.precision.name)
+
+
+def _warm_up(engine: Engine, plays: Mapping[str, Play], work: Work) -> int:
+    """Run everything once that is slow the first time. The tokens for which off and sync need `SECONDS`."""
+    job = Work(replace(work.params, max_tokens=WARM_UP_TOKENS, ignore_eos=True), 1).jobs(seed=0)
+    plain = PLAIN.run(engine, job, concurrency=1)
+    take_turns(plays, [job])
+    period = periods_of([plain.steps])["period_ms"] / 1000
+    return int(SECONDS / (OFF_AND_SYNC * period))
+
+
+def _worker_pacing(trace: Path, config: EngineConfig, began: float) -> list[Pacer]:
+    """How well each draft worker kept its pace since `began`, read off a timeline."""
+    pace, events = config.paces.draft, msgspec.json.decode(trace.read_bytes())["traceEvents"]
+    if pace is None:
+        return []
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    pacers = {pid: Pacer(f"async {name}", pace) for pid, name in names.items() if name.startswith("draft")}
+    for event in events:
+        if event["name"] == "level" and event["ts"] >= 1e6 * began:
+            pacers[event["pid"]].note(event["args"]["taken"])
+    return list(pacers.values())
+
+
+def seeds_within(rounds: int, seconds: float) -> Iterator[int]:
+    """Seeds of up to so many rounds; no second one that would not end within `seconds`."""
+    began = time.perf_counter()
+    for done in range(rounds):
+        if done and (time.perf_counter() - began) * (done + 1) / done > seconds:
+            return
+        yield done

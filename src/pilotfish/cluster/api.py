@@ -1,0 +1,94 @@
+"""The deployment of the API: the same application as `pilotfish serve` has, over the cluster's targets; Ray Serve's
+proxies are what listens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from starlette.applications import Starlette
+
+from pilotfish.cluster.config import ClusterConfig
+from pilotfish.cluster.listing import MembersListing, introduction
+from pilotfish.cluster.preflight import clients
+from pilotfish.cluster.worker import own_id
+from pilotfish.errors import EngineError
+from pilotfish.prompts import read_chat_template
+from pilotfish.server.application import PERIOD, Application, ServerSetup
+
+#: Seconds between two looks while it starts.
+LOOK = 0.1
+#: Seconds in which a server reaches one of the targets that serve, or is replaced by one elsewhere.
+OUT_OF_REACH = 30.0
+
+
+def server_setup(config: ClusterConfig, members: Path) -> ServerSetup:
+    """Of a server on the cluster's targets, which a file tells of."""
+    server = replace(config.server, target_key=config.key)
+    if server.chat_template is not None:
+        server = replace(server, chat_template=read_chat_template(server.chat_template))
+    return ServerSetup(config.server_engine(members), server, clients(config), "text")
+
+
+class ServedApi:
+    """As `serve.ingress` wants it: Ray Serve calls what has no caller here."""
+
+    async def __init__(self, config: ClusterConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+        self._config = config
+        self._about = introduction(config, "api", own_id(config, "api"))
+        self._directory = Path(tempfile.mkdtemp(prefix="pilotfish-"))
+        members = self._directory / "members.json"
+        self._members = MembersListing(config, ("target",), members)
+        self._application = Application(server_setup(config, members))
+        await self._application.start()
+        self._watching = asyncio.create_task(self._watch())
+        await self._wait_for_targets()
+        self._last_ready = monotonic()
+
+    async def _wait_for_targets(self) -> None:
+        deadline = monotonic() + self._config.start_timeout
+        while not (health := self._application.engine.health).ready:
+            if monotonic() > deadline:
+                raise EngineError(f"api: no target within {self._config.start_timeout:g} s ({health.reason})")
+            await asyncio.sleep(LOOK)
+
+    async def _watch(self) -> None:
+        while True:
+            self._application.look()
+            await asyncio.sleep(PERIOD)
+
+    async def __serve_build_asgi_app__(self) -> Starlette:
+        return self._application.asgi
+
+    async def reconfigure(self, user_config: dict[str, str]) -> None:
+        """The setup's digest is for `cluster up` alone."""
+
+    async def record_replica_metadata(self) -> dict[str, Any]:
+        return self._about
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        targets = sum(replica.ready for replica in self._application.engine.health.replicas)
+        return {"pid": os.getpid(), "requests": self._application.admission.requests, "targets": targets}
+
+    async def check_health(self) -> None:
+        """Targets that nobody has are no reason to replace a server; targets that it alone cannot reach are."""
+        health = self._application.engine.health
+        if health.ready or not self._members.serving:
+            self._last_ready = monotonic()
+        elif monotonic() - self._last_ready > OUT_OF_REACH:
+            raise EngineError(f"api: {health.reason}")
+
+    async def __del__(self) -> None:
+        """Ray Serve has waited for its requests."""
+        self._watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._watching
+        await self._application.close()
+        shutil.rmtree(self._directory, ignore_errors=True)

@@ -1,0 +1,245 @@
+"""A cluster as a whole: brought up once all that it needs is there, looked at, taken down, from the process of the
+command."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from pilotfish.cluster.alpha import deployment_details, run_applications
+from pilotfish.cluster.app import application
+from pilotfish.cluster.config import DEPLOYMENTS, ROLES, ClusterConfig, Role
+from pilotfish.cluster.listing import Listed, Listing, MembersListing
+from pilotfish.cluster.preflight import (
+    Host,
+    HostReport,
+    check_devices,
+    check_private,
+    check_reports,
+    host_report,
+    possible_roles,
+)
+from pilotfish.errors import EngineError, InputError, ParameterError
+
+#: Seconds that a host has to look at itself, between two looks at what starts, for Ray to tell what there is, and to be
+#: heard at all.
+REPORT, LOOK, TELLING, HEARD = 120.0, 0.5, 10.0, 5.0
+#: As Ray Serve names them.
+PROXIES = {"every_host": "EveryNode", "head": "HeadOnly"}
+Say = Callable[[str], None]
+
+
+@contextmanager
+def connected(address: str) -> Iterator[None]:
+    """To the Ray cluster there. ParameterError where there is none."""
+    _check_heard(address)
+    for name in ("ray", "ray.serve"):  # what goes wrong is told in one line
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        ray.init(address, log_to_driver=False, configure_logging=False)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ParameterError("address", address, "a Ray cluster that runs, as `ray start --head` begins one") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _check_heard(address: str) -> None:
+    """Ray itself would try for minutes where nobody listens."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal():  # "auto", or an address of another form, which Ray knows
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), HEARD).close()
+    except (OSError, OverflowError) as error:
+        allowed = f"a Ray cluster that runs, as `ray start --head` begins one ({error})"
+        raise ParameterError("address", address, allowed) from error
+
+
+# -- up
+
+
+def up(config: ClusterConfig, say: Say) -> str:
+    """Start what is not there as `config` says, and return the URL once all serves; "" where there is no server.
+    InputError, and nothing is started, where something is missing. EngineError where it does not serve; what was
+    started is taken down."""
+    hosts = cluster_hosts()
+    check_private(config, hosts)
+    check_devices(config, hosts)
+    check_reports(host_reports(config, hosts), version("pilotfish"))
+    before = _setups(config)
+    changed = [role for role in config.present if before.get(role) != config.setup_of(role)]
+    for role in changed:
+        say(f"{role}: {config.of(role).count} to start")
+    try:
+        serve.start(proxy_location=PROXIES[config.proxies], http_options=_http(config))
+        run_applications({config.application(role): application(role, config) for role in changed})
+        _wait(config, say)
+    except BaseException:
+        _take_down([config.application(role) for role in changed if role not in before])
+        raise
+    _take_down([config.application(role) for role in before if role not in config.present])
+    return url_of(config) if "api" in config.present else ""
+
+
+def cluster_hosts() -> list[Host]:
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    addresses = [node["NodeManagerAddress"] for node in alive]
+    return [
+        Host(
+            node["NodeID"],
+            address if addresses.count(address) == 1 else f"{address}/{node['NodeID'][:8]}",
+            node["Resources"],
+            node["Labels"],
+            address,
+        )
+        for node, address in zip(alive, addresses, strict=True)
+    ]
+
+
+def host_reports(config: ClusterConfig, hosts: Sequence[Host]) -> dict[str, HostReport]:
+    """Of each host on which a process may be placed. InputError where one does not answer."""
+    look = ray.remote(num_cpus=0, max_retries=0)(host_report)
+    asked = {
+        host.name: look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(host.id, soft=False)).remote(
+            config, roles
+        )
+        for host in hosts
+        if (roles := possible_roles(config, host))
+    }
+    reports: dict[str, HostReport] = {}
+    deadline = time.monotonic() + REPORT
+    for name, answer in asked.items():
+        try:
+            reports[name] = ray.get(answer, timeout=max(0.0, deadline - time.monotonic()))
+        except ray.exceptions.GetTimeoutError as error:
+            raise InputError(f"{name}: no answer within {REPORT:g} s; expected a host that works") from error
+        except ray.exceptions.RayError as error:
+            raise InputError(f"{name}: Pilotfish cannot be run there ({_reason(error)})") from error
+    return reports
+
+
+def _setups(config: ClusterConfig) -> dict[Role, str]:
+    """With which the roles that there are were started; "" where that is not known."""
+    there = {role: deployment_details(config.application(role), DEPLOYMENTS[role]) for role in _deployed(config)}
+    told = {role: details and details["deployment_config"].get("user_config") for role, details in there.items()}
+    return {role: (user_config or {}).get("setup", "") for role, user_config in told.items()}
+
+
+def _wait(config: ClusterConfig, say: Say) -> None:
+    """Until all roles serve."""
+    deadline = time.monotonic() + config.start_timeout
+    waiting = list(config.present)
+    while waiting:
+        applications = serve.status().applications
+        for role in list(waiting):
+            status = applications.get(config.application(role))
+            if status is not None and status.status == "RUNNING":
+                waiting.remove(role)
+                say(f"{role}: serves")
+            elif status is not None and status.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+                raise EngineError(f"{role}: {_problem(status)}")
+        if waiting and time.monotonic() > deadline:
+            raise EngineError(f"{waiting[0]}: not there within {config.start_timeout:g} s")
+        time.sleep(LOOK)
+
+
+def _problem(status: Any) -> str:
+    messages = [deployment.message for deployment in status.deployments.values() if deployment.message]
+    return _last_line("\n".join(messages) or status.message)
+
+
+def _reason(error: Exception) -> str:
+    return _last_line(str(error))
+
+
+def _last_line(text: str) -> str:
+    """Of a traceback: what went wrong."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no reason was told"
+
+
+def _http(config: ClusterConfig) -> dict[str, Any]:
+    server = config.server
+    return {"host": server.host, "port": server.port, "request_timeout_s": None}
+
+
+def url_of(config: ClusterConfig) -> str:
+    server = config.server
+    host = f"[{server.host}]" if ":" in server.host else server.host
+    return f"http://{host}:{server.port}"
+
+
+@contextmanager
+def members_of(config: ClusterConfig) -> Iterator[Path]:
+    """A file that tells of the cluster's targets as long as this is open."""
+    with connected(config.address), tempfile.TemporaryDirectory(prefix="pilotfish-") as directory:
+        if "target" not in _deployed(config):
+            raise ParameterError("cluster", config.name, "one that is up, as `pilotfish cluster up` brings it")
+        with closing(MembersListing(config, ("target",), Path(directory) / "members.json")) as listing:
+            yield listing.path
+
+
+# -- status and down
+
+
+def rows(config: ClusterConfig) -> list[dict[str, Any]]:
+    """A row for each process, with equal fields."""
+    there, hosts = _deployed(config), {host.id: host.name for host in cluster_hosts()}
+    listing = Listing(config, there)
+    with closing(listing):
+        listing.wait(TELLING)
+        known = {one.id: one for role in there for one in listing.of(role)}
+    found = []
+    for role in there:
+        details = deployment_details(config.application(role), DEPLOYMENTS[role]) or {"replicas": []}
+        for replica in details["replicas"]:
+            host = hosts.get(replica.get("node_id"), "")
+            found.append(_row(role, host, replica["state"].value, known.get(replica["replica_id"])))
+    return found
+
+
+def _row(role: Role, host: str, state: str, one: Listed | None) -> dict[str, Any]:
+    about, load = ({}, {}) if one is None else (one.about, one.load)
+    shown = {name: value for name, value in load.items() if name not in ("ready", "restarts", "pid")}
+    serves = state == "RUNNING" and load.get("ready", True)
+    return {
+        "role": role,
+        "host": host,
+        "state": "serves" if serves else "starts again" if state == "RUNNING" else state.lower(),
+        **{name: about.get(name, "") for name in ("name", "endpoint", "revision", "version", "model")},
+        "pid": load.get("pid"),
+        "restarts": load.get("restarts", 0),
+        "load": " ".join(f"{name}={value}" for name, value in shown.items()),
+    }
+
+
+def down(config: ClusterConfig) -> None:
+    """End all processes of the cluster; Ray's own go on."""
+    _take_down([config.application(role) for role in _deployed(config)])
+    if not serve.status().applications:
+        serve.shutdown()
+
+
+def _deployed(config: ClusterConfig) -> list[Role]:
+    applications = serve.status().applications
+    return [role for role in ROLES if config.application(role) in applications]
+
+
+def _take_down(names: Sequence[str]) -> None:
+    for name in names:
+        serve.delete(name, _blocking=False)
+    while set(names) & serve.status().applications.keys():
+        time.sleep(LOOK)

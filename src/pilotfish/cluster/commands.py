@@ -1,0 +1,55 @@
+"""The command lines of a cluster's worker processes: those that a person would type on one host."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pilotfish.cluster.config import ClusterConfig, Role, known_options
+from pilotfish.options import Option
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a worker is, and what it finds there."""
+
+    endpoint: str  # where it listens
+    name: str
+    allow: Path  # the allowlist, where the cluster has a key
+    members: Path  # of the pools, for a target
+
+
+def worker_command(config: ClusterConfig, role: Role, site: Site) -> list[str]:
+    model = {"draft": "--draft", "prefill": "--target", "target": "--target"}[role]
+    own = [f"{model}={config.model_of(role)}", f"--listen={site.endpoint}", f"--name={site.name}", "--json"]
+    if config.of(role).revision:
+        own += [f"--revision={config.of(role).revision}"]
+    if role == "target":
+        own += _to_pools(config, site)
+    if config.key is not None:
+        own += [f"--key={config.key}", f"--allow={site.allow}"]
+    if config.insecure:
+        own += ["--insecure"]
+    known = known_options(role)
+    given = [flag for name, value in config.of(role).options.items() for flag in flags(known[name], value)]
+    return [sys.executable, "-m", "pilotfish", role, *own, *given]
+
+
+def _to_pools(config: ClusterConfig, site: Site) -> list[str]:
+    if not config.pools:
+        return []
+    keys = [] if config.key is None else [f"--{role}-key={config.key}" for role in config.pools]
+    mode = ["--mode=async"] if "draft" in config.pools else []
+    return [f"--members={site.members}", *mode, *keys]
+
+
+def flags(option: Option, value: Any) -> list[str]:
+    """An option of a command line, for a value of its kind."""
+    if value is None or value == option.default:
+        return []
+    names = option.extra.get("names") or (f"--{option.name.replace('_', '-')}",)
+    if option.kind is bool:
+        return [names[0].split("/")[0 if value else 1]]
+    return [f"{names[0]}={value}"]

@@ -1,0 +1,288 @@
+"""What a cluster consists of, as a YAML file says it, checked before anything starts.
+
+name: pilotfish
+key: /etc/pilotfish/cluster.key          # the same on every host
+roles:
+  api:     {count: 2}
+  target:  {count: 2, most: 4, model: /models/target, devices: {target_device: 1}, options: {kv_slots: 65536}}
+  draft:   {count: 2, model: /models/draft, devices: {draft_device: 1}, revision: v1}
+  prefill: {count: 1, devices: {prefill_device: 1}}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.server import ServerConfig
+from pilotfish.config.workers import OF_PREFILLS, POOL_MODEL, DraftConfig, PrefillConfig
+from pilotfish.errors import InputError, ParameterError, UnknownOptionError
+from pilotfish.options import Option, check_options, option, options_of, refuse_unknown, text
+
+Role = Literal["api", "target", "draft", "prefill"]
+ROLES: tuple[Role, ...] = get_args(Role)
+#: Their names in Ray Serve.
+DEPLOYMENTS: Mapping[Role, str] = {"api": "Api", "target": "Target", "draft": "DraftPool", "prefill": "PrefillPool"}
+#: Bytes of a file, and characters of what is said of it.
+MAX_FILE, LONGEST = 1 << 16, 2000
+#: Where pools listen until they know their host.
+LISTEN = "tcp://127.0.0.1:0"
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
+_RESOURCE = re.compile(r"[A-Za-z_][\w.:/-]{0,63}")
+#: Ray's own resources, and what asks for them.
+_RAYS = {"CPU": "cpus", "GPU": "gpus", "memory": "options.memory", "object_store_memory": "nothing that uses it"}
+#: Options that follow from the cluster's other roles and its key.
+_FOLLOW = frozenset(
+    {"target", "draft", "insecure", "trace", "members"}
+    | {f"{role}_{what}" for role in ("draft", "prefill") for what in ("workers", "cores", "pool", "pool_key", "key")}
+)
+_OF_SERVERS = frozenset({"replicas", "target_pool", "target_pool_key", "target_key"})
+_OF_POOLS = frozenset({"listen", "name", "key", "allow", "insecure", "trace", "revision"})
+
+
+@refuse_unknown
+@dataclass(frozen=True, kw_only=True)
+class RoleConfig:
+    """`count` processes of a role, and up to `most` targets while they have more to do than they can. Each is placed on
+    a host that has `cpus`, `gpus` and `devices` (custom resources of Ray), for each of its ranks, and `labels`; what it
+    asks for is its own from then on. `options` are those of the role's command, with underscores; `environment` is that
+    of its process."""
+
+    model: Path | None = None
+    count: Annotated[int, option("", 0, 1024)] = 1
+    most: Annotated[int, option("", 1, 1024)] | None = None
+    cpus: Annotated[float, option("", 0, 4096)] = 1.0
+    gpus: Annotated[float, option("", 0, 1024)] = 0.0
+    devices: Mapping[str, Annotated[float, option("", high=4096, above=0)]] = field(default_factory=dict)
+    labels: Mapping[str, Annotated[str, text(1, 63)]] = field(default_factory=dict)
+    environment: Mapping[str, Annotated[str, text(0, 4096)]] = field(default_factory=dict)
+    revision: Annotated[str, text(0, 64)] = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.most is not None and self.most < max(self.count, 1):
+            raise ParameterError("most", self.most, f"an integer {max(self.count, 1)} to 1024")
+        for name in self.devices:
+            if name in _RAYS:
+                raise ParameterError("devices", name, f"a name of your own; Ray's is asked for by {_RAYS[name]}")
+            if not _RESOURCE.fullmatch(name):
+                raise ParameterError("devices", name, "names of up to 64 letters, digits or any of _.:/-")
+        for name, value in self.environment.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise ParameterError("environment", f"{name}={value}", "names without =, and no zero bytes")
+
+
+@refuse_unknown
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """`address` is where Ray is. `key` is the key file, the same on each host, by which processes of the cluster know
+    each other: who may run code in a Ray cluster could read any other. Without it they listen on loopback alone, unless
+    `insecure`. `api_keys` is the file of the clients' keys. `proxies` says on which of the hosts that have a process
+    clients find the API."""
+
+    roles: Mapping[Role, RoleConfig]
+    name: str = "pilotfish"
+    address: Annotated[str, text(1, 256)] = "auto"
+    key: Path | None = None
+    insecure: bool = False
+    api_keys: Path | None = None
+    allow_anonymous: bool = False
+    proxies: Literal["every_host", "head"] = "every_host"
+    start_timeout: Annotated[float, option("", high=86400, above=0, unit="seconds")] = 600.0
+    drain_timeout: Annotated[float, option("", high=86400, above=0, unit="seconds")] = 60.0
+    scale_up_after: Annotated[float, option("", 0, 86400, unit="seconds")] = 15.0
+    scale_down_after: Annotated[float, option("", 0, 86400, unit="seconds")] = 300.0
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if not _NAME.fullmatch(self.name):
+            raise ParameterError("name", self.name, "up to 40 small letters, digits or -, no - at an end")
+
+    def of(self, role: Role) -> RoleConfig:
+        """A role that is not named has no processes."""
+        return self.roles.get(role) or RoleConfig(count=0)
+
+    def model_of(self, role: Role) -> Path:
+        """Where the role's hosts have its model; the targets' unless it is told."""
+        model = self.of(role).model or self.of("target").model
+        assert model is not None  # as `cluster_config` has checked
+        return model
+
+    def application(self, role: Role) -> str:
+        """Its name in Ray Serve."""
+        return f"{self.name}-{role}"
+
+    @property
+    def ranks(self) -> int:
+        """Of a target."""
+        return self.engine.tensor_parallel
+
+    @property
+    def pools(self) -> tuple[Role, ...]:
+        """The roles that targets are to be told of."""
+        return tuple(role for role in self.present if role in ("draft", "prefill"))
+
+    def setup_of(self, role: Role) -> str:
+        """A digest of all that its processes are told: a role whose digest is the same need not be started anew."""
+        told = (self.of(role), self.model_of(role), self.key, self.insecure, self.drain_timeout, self.start_timeout)
+        others = self.pools if role == "target" else ()
+        clients = (self.api_keys, self.allow_anonymous) if role == "api" else ()
+        return hashlib.sha256(repr((told, others, clients)).encode()).hexdigest()[:16]
+
+    @property
+    def present(self) -> tuple[Role, ...]:
+        """The roles that have processes."""
+        return tuple(role for role in ROLES if self.of(role).count)
+
+    # -- what the processes of a role are told
+
+    @property
+    def engine(self) -> EngineConfig:
+        """Of a target."""
+        mode: dict[str, Any] = {"mode": "async"} if self.of("draft").count else {}
+        given = {"draft": self.of("draft").model, **self.of("target").options, **mode}
+        return EngineConfig(target=self.model_of("target"), **given)
+
+    def server_engine(self, members: Path) -> EngineConfig:
+        """Of a server, whom a file tells of the targets."""
+        return EngineConfig(target=self.model_of("api"), insecure=self.insecure, members=members)
+
+    @property
+    def server(self) -> ServerConfig:
+        return ServerConfig(**self.of("api").options)
+
+    @property
+    def draft_pool(self) -> DraftConfig:
+        model, own = _divided(self.of("draft").options)
+        return DraftConfig(model=EngineConfig(target=self.model_of("draft"), **model), listen=LISTEN, **own)
+
+    @property
+    def prefill_pool(self) -> PrefillConfig:
+        model, own = _divided(self.of("prefill").options)
+        return PrefillConfig(model=EngineConfig(target=self.model_of("prefill"), **model), listen=LISTEN, **own)
+
+
+def known_options(role: Role) -> dict[str, Option]:
+    """The options that a role's processes can be given, by name."""
+    if role == "api":
+        return _told(ServerConfig, _OF_SERVERS)
+    if role == "target":
+        return _told(EngineConfig, _FOLLOW)
+    named = {*POOL_MODEL, *(OF_PREFILLS if role == "prefill" else ())} - _OF_POOLS
+    model = {name: one for name, one in options_of(EngineConfig).items() if name in named}
+    return model | _told(DraftConfig if role == "draft" else PrefillConfig, _OF_POOLS)
+
+
+def _told(cls: type, without: frozenset[str]) -> dict[str, Option]:
+    return {name: one for name, one in options_of(cls).items() if one.help and name not in without}
+
+
+def _divided(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Those of a pool's model, and the pool's own."""
+    model = {name: value for name, value in options.items() if name in options_of(EngineConfig)}
+    return model, {name: value for name, value in options.items() if name not in model}
+
+
+# -- reading
+
+
+def read_cluster_config(path: Path) -> ClusterConfig:
+    """InputError, naming the file and the field, for what is no cluster."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE + 1)
+    except OSError as error:
+        raise InputError(f"config: {path} cannot be read ({error.strerror})") from error
+    if len(content) > MAX_FILE:
+        raise InputError(f"config: {path} is longer than {MAX_FILE} bytes")
+    from pilotfish.cluster.document import document  # of the extra
+
+    try:
+        return cluster_config(document(content))
+    except InputError as error:  # which may quote a value that is as long as the file
+        raise InputError(f"{path}: {shortened(str(error))}") from error
+
+
+def cluster_config(given: Any) -> ClusterConfig:
+    """Of a plain document. InputError names the first field that is not taken."""
+    fields = dict(_mapping("the file", given))
+    roles = _mapping("roles", fields.pop("roles", {}))
+    for name in roles:
+        if name not in ROLES:
+            raise ParameterError("roles", name, " or ".join(ROLES))
+    named = {role: _role(role, roles[role]) for role in ROLES if role in roles}
+    for name in fields.keys() & {"key", "api_keys"}:
+        fields[name] = fields[name] and _path(name, fields[name])
+    config = ClusterConfig(roles=named, **fields)
+    _check_roles(config)
+    return config
+
+
+def _role(role: Role, given: Any) -> RoleConfig:
+    fields = dict(_mapping(f"roles.{role}", given))
+    with _within(f"roles.{role}."):
+        if "model" in fields:
+            fields["model"] = _path("model", fields["model"])
+        config = RoleConfig(**fields)
+        if config.most is not None and role != "target":
+            raise ParameterError("most", config.most, "none: only targets are added and taken away by their load")
+        if config.revision and role != "draft":
+            raise ParameterError("revision", config.revision, "none: only drafts are told apart by it")
+    return replace(config, options=_options(role, config.options))
+
+
+def _options(role: Role, given: Mapping[str, Any]) -> dict[str, Any]:
+    known = known_options(role)
+    with _within(f"roles.{role}.options."):
+        for name in given:
+            if name not in known:
+                raise UnknownOptionError(name, sorted(known))
+        return {name: _path(name, value) if known[name].kind is Path else value for name, value in given.items()}
+
+
+def _check_roles(config: ClusterConfig) -> None:
+    if not config.of("target").count:
+        raise ParameterError("roles.target.count", 0, "an integer 1 to 1024")
+    for role in config.present:
+        if role in ("target", "draft") and config.of(role).model is None:
+            raise ParameterError(f"roles.{role}.model", None, "a model directory in Hugging Face format")
+    if config.of("draft").count and config.of("target").options.get("mode", "async") != "async":
+        raise ParameterError("roles.target.options.mode", config.of("target").options["mode"], "async with roles.draft")
+    checks = {"api": "server", "target": "engine", "draft": "draft_pool", "prefill": "prefill_pool"}
+    for role in config.present:
+        with _within(f"roles.{role}.options."):
+            getattr(config, checks[role])
+    if config.of("prefill").count and config.ranks > 1:
+        raise ParameterError("roles.target.options.tensor_parallel", config.ranks, "1 with roles.prefill")
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def _mapping(field: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise ParameterError(field, value, "a mapping of names")
+    return value
+
+
+def _path(field: str, value: Any) -> Path:
+    if not isinstance(value, str) or not Path(value).is_absolute():
+        raise ParameterError(field, value, "an absolute path, the same on each host")
+    return Path(value)
+
+
+@contextmanager
+def _within(prefix: str) -> Iterator[None]:
+    """Errors say where they are."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{prefix}{error}") from error

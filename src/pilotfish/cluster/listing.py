@@ -1,0 +1,159 @@
+"""The processes of a cluster, as Ray tells this process of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pilotfish.cluster.config import DEPLOYMENTS, ClusterConfig, Role
+from pilotfish.engine.targets.members import Member, Members, write_members
+
+
+def introduction(config: ClusterConfig, role: Role, id: str, endpoint: str = "", key: str = "") -> dict[str, Any]:
+    """What a process says of itself once it is ready."""
+    return {
+        "role": role,
+        "endpoint": endpoint,
+        "key": key,
+        "name": f"{role}-{id}",
+        "revision": config.of(role).revision,
+        "version": version("pilotfish"),
+        "model": str(config.model_of(role)),
+    }
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A replica that runs, as it was last told of."""
+
+    id: str
+    host: str  # Ray's id of it
+    about: Mapping[str, Any]  # what it said once it was ready
+    load: Mapping[str, Any]  # what it last said
+
+    @property
+    def member(self) -> Member:
+        return Member(self.about["endpoint"], self.about["key"], self.about["name"])
+
+
+#: Seconds that pools drain: sessions move with their next commit, prompts take longer.
+POOL_DRAIN = 5.0
+Listener = Callable[[Sequence[Listed]], None]
+#: By application; called on a thread of Ray's router, which keeps no state of its own (`alpha.TellingRouter`).
+_listeners: dict[str, Listener] = {}
+
+
+def listens(application: str) -> bool:
+    """Whether this process follows the application, and so routes no request to it."""
+    return application in _listeners
+
+
+def told(application: str, replicas: Sequence[Listed]) -> None:
+    if (listener := _listeners.get(application)) is not None:
+        listener(replicas)
+
+
+class Listing:
+    """Follows roles of a cluster. `changed` is called with a role after each change to it, on some thread."""
+
+    def __init__(
+        self, config: ClusterConfig, roles: Sequence[Role], changed: Callable[[Role], None] = lambda _: None
+    ) -> None:
+        from pilotfish.cluster.alpha import follow
+
+        self._config, self._changed = config, changed
+        self._replicas: dict[Role, Sequence[Listed]] = {}
+        self._left: dict[Role, Mapping[Member, float]] = {}  # who has left, and until when it drains
+        self._told = threading.Condition()
+        for role in roles:
+            _listeners[config.application(role)] = partial(self._take, role)
+        self._handles = [follow(config.application(role), DEPLOYMENTS[role]) for role in roles]
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.shutdown()
+
+    def of(self, role: Role) -> Sequence[Listed]:
+        return self._replicas.get(role, ())
+
+    def members(self, role: Role) -> tuple[Member, ...]:
+        """Those that there are, and those that have left, which drain for a while."""
+        present, now = [one.member for one in self.of(role)], time.monotonic()
+        taken = {member.endpoint for member in present}
+        left = [member for member, until in self._left.get(role, {}).items() if until > now]
+        draining = [msgspec.structs.replace(member, draining=True) for member in left if member.endpoint not in taken]
+        return (*present, *draining)
+
+    def wait(self, seconds: float) -> None:
+        """Until each role was told of once, or so long."""
+        deadline = time.monotonic() + seconds
+        with self._told:
+            while len(self._replicas) < len(self._handles) and (left := deadline - time.monotonic()) > 0:
+                self._told.wait(left)
+
+    def _take(self, role: Role, replicas: Sequence[Listed]) -> None:
+        with self._told:
+            before = _members(self.of(role))
+            self._replicas[role] = sorted(replicas, key=lambda one: one.id)
+            gone = before - _members(replicas)
+            if gone:
+                self._left[role] = {**self._left.get(role, {}), **dict.fromkeys(gone, self._until(role))}
+            self._told.notify_all()
+        self._changed(role)
+
+    def _until(self, role: Role) -> float:
+        """When a process that has left now has drained. Whoever listens hears of that."""
+        seconds = self._config.drain_timeout if role == "target" else POOL_DRAIN
+        timer = threading.Timer(seconds, self._changed, (role,))
+        timer.daemon = True
+        timer.start()
+        return time.monotonic() + seconds
+
+
+def _members(replicas: Sequence[Listed]) -> set[Member]:
+    """Servers are none: nobody dials them."""
+    return {one.member for one in replicas if one.about["endpoint"]}
+
+
+#: Which members a role's processes are.
+_FIELDS: Mapping[Role, str] = {"target": "targets", "draft": "draft_pools", "prefill": "prefill_pools"}
+
+
+class MembersListing:
+    """Keeps a file of members in step with roles of a cluster."""
+
+    def __init__(self, config: ClusterConfig, roles: Sequence[Role], path: Path) -> None:
+        self._roles, self.path = roles, path
+        self._written: Members | None = None
+        self._writing = threading.Lock()
+        self._listing: Listing | None = None
+        self._listing = Listing(config, roles, lambda _: self._write())
+        self._write()
+
+    def close(self) -> None:
+        if self._listing is not None:
+            self._listing.close()
+
+    @property
+    def serving(self) -> bool:
+        """Whether any of them does its work, as it says."""
+        known = [] if self._listing is None else [one for role in self._roles for one in self._listing.of(role)]
+        return any(one.load.get("ready") for one in known)
+
+    def _write(self) -> None:
+        """Ray tells of the first ones while it is still asked for the others, and must not wait for that."""
+        if self._listing is None:
+            return
+        with self._writing:
+            members = Members(**{_FIELDS[role]: self._listing.members(role) for role in self._roles})
+            if members != self._written:
+                write_members(self.path, members)
+                self._written = members

@@ -1,0 +1,157 @@
+"""The time of a forward on devices: a roofline of weights, products and KV, and what the engine adds a layer.
+
+    seconds = (weight bytes / bandwidth + 2 · weights · rows / peak) / devices + KV bytes / bandwidth / devices with KV
+              + layers · (layer + 2 all-reduces)
+
+each bandwidth and peak times the share of it that is reached. Reading weights and multiplying are added, not
+overlapped: published speed-ups by batch size ask for the sum (docs/planning.md).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from pilotfish.config.hardware.devices import Device
+from pilotfish.config.hardware.engines import PILOTFISH, SHARES, EngineConstants
+from pilotfish.config.hardware.shapes import ModelShape
+
+Weights = Literal["bf16", "fp8", "int4"]
+KV = Literal["bf16", "fp8"]
+#: Bytes of a number. int4: 32 bits of scale and zero for each 128 weights, as AWQ's groups have.
+BYTES: dict[str, float] = {"bf16": 2.0, "fp8": 1.0, "int4": 4.25 / 8}
+
+#: Of a device's memory, what weights and KV can have together.
+KV_MEMORY = 0.9
+
+
+class ForwardLoad(Struct, frozen=True, kw_only=True):
+    """What one forward computes."""
+
+    rows: int  # of all sequences
+    sequences: int = 1
+    context: float = 0.0  # tokens before a sequence's rows
+    branches: int = 1  # rows of a sequence that each read its KV for themselves; 1: a cascaded kernel, or a chain
+
+
+class ForwardParts(Struct, frozen=True, kw_only=True):
+    """Seconds of a forward by what they go to."""
+
+    weights: float  # read from memory
+    products: float
+    kv: float  # read from memory
+    all_reduces: float
+    layers: float  # what the engine adds, without all-reduces
+    exchange: float = 0.0  # of hidden states between attention and FFNs that are apart
+
+    @property
+    def seconds(self) -> float:
+        return self.weights + self.products + self.kv + self.all_reduces + self.layers + self.exchange
+
+
+class PlacedModel(Struct, frozen=True, kw_only=True):
+    """A model on devices that share its layers (tensor parallelism)."""
+
+    model: ModelShape
+    device: Device
+    count: int = 1
+    engine: EngineConstants = PILOTFISH
+    weights: Weights = "bf16"  # of the layers; the output embedding has 16 bits in any case
+    kv: KV = "bf16"
+
+    def seconds(self, load: ForwardLoad) -> float:
+        """Of one forward."""
+        return self.parts(load).seconds
+
+    def parts(self, load: ForwardLoad) -> ForwardParts:
+        return ForwardParts(
+            weights=self._streaming(load.rows),
+            products=self._products(load.rows),
+            kv=load.sequences * load.branches * self.context_seconds(load.context),
+            all_reduces=self.model.layers * 2 * self.all_reduce(load.rows) if self.count > 1 else 0.0,
+            layers=self.model.layers * self.engine.layer.value,
+        )
+
+    def context_seconds(self, context: float) -> float:
+        """To read the KV of a sequence of so many tokens once. Devices beyond the number of KV heads read copies."""
+        split = min(self.count, self.model.kv_heads)
+        return self.model.kv_read(context) * BYTES[self.kv] / (self.device.bandwidth * SHARES.kv.value) / split
+
+    def context_products_seconds(self, rows: float, context: float) -> float:
+        """Of the queries of `rows` rows with so many tokens of context each, which a forward of few rows hides behind
+        reading KV. In 16 bits."""
+        peak = peak_of(self.device, "bf16") or peak_of(self.device, self.weights)
+        assert peak is not None
+        return 2 * self.model.context_products(context) * rows / (self.count * peak * SHARES.products.value)
+
+    def _streaming(self, rows: int) -> float:
+        stored = self.model.read(rows) * BYTES[self.weights] + self.model.head * BYTES["bf16"]
+        return stored / (self.count * self.device.bandwidth * SHARES.weights.value)
+
+    def _products(self, rows: int) -> float:
+        peak = peak_of(self.device, self.weights)
+        assert peak is not None  # placement.place refuses such a device
+        return 2 * self.model.multiplied * rows / (self.count * peak * SHARES.products.value)
+
+    def all_reduce(self, rows: int) -> float:
+        """Seconds of one, of `rows` hidden states: a ring passes 2 (n - 1) / n of their bytes."""
+        passed = 2 * (self.count - 1) / self.count * rows * self.model.hidden * BYTES["bf16"]
+        bandwidth = (self.device.link_bandwidth or math.inf) * SHARES.link.value
+        return self.engine.all_reduce.value + passed / bandwidth
+
+    @property
+    def devices(self) -> tuple[tuple[Device, int], ...]:
+        """Kinds, and how many of each."""
+        return ((self.device, self.count),)
+
+    @property
+    def weight_bytes(self) -> float:
+        """Of all devices together."""
+        embeddings = self.model.head * (1 if self.model.tied else 2)
+        return (self.model.parameters - embeddings) * BYTES[self.weights] + embeddings * BYTES["bf16"]
+
+    @property
+    def kv_bytes(self) -> float:
+        """Of a token, on all devices together."""
+        copies = max(1.0, self.count / self.model.kv_heads)
+        return copies * self.model.kv_values * BYTES[self.kv]
+
+    @property
+    def kv_room(self) -> float:
+        """Bytes that KV can have, on all devices together; below 0 where the weights alone take more than there is."""
+        return self.count * self.device.memory * KV_MEMORY - self.weight_bytes
+
+    @property
+    def missing(self) -> float:
+        """Bytes by which the weights exceed the devices' memory; 0 where they fit."""
+        return max(0.0, self.weight_bytes - self.count * self.device.memory)
+
+    @property
+    def devices_needed(self) -> int:
+        """That hold the weights."""
+        return math.ceil(self.weight_bytes / self.device.memory)
+
+
+class ModelPlacement(Protocol):
+    """A model, whole, wherever its parts are."""
+
+    @property
+    def model(self) -> ModelShape: ...
+    @property
+    def engine(self) -> EngineConstants: ...
+    @property
+    def devices(self) -> tuple[tuple[Device, int], ...]: ...
+    @property
+    def kv_bytes(self) -> float: ...
+    @property
+    def kv_room(self) -> float: ...
+    def parts(self, load: ForwardLoad) -> ForwardParts: ...
+    def context_products_seconds(self, rows: float, context: float) -> float: ...
+
+
+def peak_of(device: Device, weights: Weights) -> float | None:
+    """Operations a second on such weights: FP8 is widened where there are no units for it, int4 everywhere. None: not
+    known."""
+    return (device.fp8 or device.bf16) if weights == "fp8" else device.bf16

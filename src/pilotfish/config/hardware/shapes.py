@@ -1,0 +1,126 @@
+"""Public models as numbers of weights: what a forward reads, what it multiplies, what it keeps: `models.toml`.
+
+Norms and biases are not counted.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from pilotfish.config.hardware.tables import Sourced, read_table
+
+
+class LatentAttention(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """MLA (DeepSeek-V2, arXiv 2405.04434): queries and KV go through low ranks; the cache has the latter's output and a
+    key with positions, which all heads share."""
+
+    query_rank: int
+    rank: int  # of keys and values
+    head_dim: int  # of a head's query and key, without positions
+    rope_dim: int  # with positions
+    value_dim: int
+
+    def weights(self, hidden: int, heads: int) -> int:
+        queries = hidden * self.query_rank + self.query_rank * heads * (self.head_dim + self.rope_dim)
+        keys_and_values = hidden * (self.rank + self.rope_dim) + self.rank * heads * (self.head_dim + self.value_dim)
+        return queries + keys_and_values + heads * self.value_dim * hidden
+
+
+class ExpertLayers(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    count: int  # of experts in a layer, without shared ones
+    chosen: int  # of them by each token
+    shared: int = 0  # that every token goes through
+    ffn: int  # the width of one
+    dense_layers: int = 0  # that have a dense MLP instead
+
+    def touched(self, rows: int) -> float:
+        """Experts of a layer that `rows` tokens choose together, where all are chosen as often and by chance."""
+        return self.count * (1 - (1 - self.chosen / self.count) ** rows)
+
+
+class ModelShape(Sourced, frozen=True, kw_only=True):
+    """A pre-norm decoder with gated MLPs, whose attention is grouped-query or latent."""
+
+    layers: int
+    hidden: int
+    vocab: int
+    heads: int
+    kv_heads: int = 1  # with latent attention one KV is that of all heads
+    head_dim: int = 0
+    latent: LatentAttention | None = None
+    window: int = 0  # tokens that `windowed_layers` of the layers see
+    windowed_layers: int = 0
+    ffn: int
+    experts: ExpertLayers | None = None
+    tied: bool = False  # input and output embeddings are one matrix
+    published: float  # parameters in billions, as the publisher gives them
+
+    @property
+    def head(self) -> int:
+        """Weights of the output embedding."""
+        return self.vocab * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        routed = self._expert_layers * self.experts.count * self._expert if self.experts else 0
+        return self._shared + routed + self.head * (1 if self.tied else 2)
+
+    def read(self, rows: int) -> float:
+        """Weights of the layers that a forward of `rows` rows reads."""
+        return self._shared + (self._expert_layers * self.experts.touched(rows) * self._expert if self.experts else 0.0)
+
+    @property
+    def multiplied(self) -> int:
+        """Weights that each row is multiplied by, those of the output embedding too."""
+        routed = self._expert_layers * self.experts.chosen * self._expert if self.experts else 0
+        return self._shared + routed + self.head
+
+    @property
+    def attention(self) -> int:
+        """Weights of all layers' attention."""
+        each = self.latent.weights(self.hidden, self.heads) if self.latent else self._grouped_attention
+        return self.layers * each
+
+    def context_products(self, context: float) -> float:
+        """Numbers that a row multiplies its queries and their scores by, with `context` tokens before it."""
+        width = 2 * self.head_dim
+        if self.latent:
+            width = self.latent.head_dim + self.latent.rope_dim + self.latent.value_dim
+        seen = (self.layers - self.windowed_layers) * context + self.windowed_layers * min(context, self.window)
+        return self.heads * width * seen
+
+    @property
+    def kv_values(self) -> int:
+        """Numbers that the KV cache keeps for a token."""
+        return self.layers * self._kv_layer
+
+    def kv_read(self, context: float) -> float:
+        """Numbers of the KV cache that a row with `context` tokens before it reads."""
+        seen = min(context, self.window)
+        return self._kv_layer * ((self.layers - self.windowed_layers) * context + self.windowed_layers * seen)
+
+    @property
+    def _kv_layer(self) -> int:
+        return self.latent.rank + self.latent.rope_dim if self.latent else 2 * self.kv_heads * self.head_dim
+
+    @property
+    def _expert(self) -> int:
+        return 3 * self.hidden * self.experts.ffn if self.experts else 0
+
+    @property
+    def _expert_layers(self) -> int:
+        return self.layers - self.experts.dense_layers if self.experts else 0
+
+    @property
+    def _shared(self) -> int:
+        """Weights of the layers that every row goes through."""
+        dense = (self.layers - self._expert_layers) * 3 * self.hidden * self.ffn
+        routing = self.hidden * self.experts.count + self.experts.shared * self._expert if self.experts else 0
+        return self.attention + dense + self._expert_layers * routing
+
+    @property
+    def _grouped_attention(self) -> int:
+        return 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+
+
+MODELS = read_table("models", dict[str, ModelShape])

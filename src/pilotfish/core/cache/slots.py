@@ -1,0 +1,124 @@
+"""Slots: one token's place in a KV pool. Bookkeeping only; the tensors are in `model/attention.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.errors import EngineError
+
+Slots = NDArray[np.int32]
+NO_SLOTS: Slots = np.zeros(0, np.int32)
+#: In place of a slot that was given back.
+GONE = -1
+
+
+def present(slots: Slots) -> Slots:
+    """Those that were not given back."""
+    there: Slots = slots[slots != GONE]
+    return there
+
+
+class SlotPool:
+    """A pool of `capacity` slots, numbered from 0, each with a count of owners. One without any is free, or idle: a
+    cache of prefixes keeps what is in it (core/cache/prefix_cache.py).
+
+    Invariant, checked on every call that could break it: free ∪ idle ∪ live = all, disjoint.
+    """
+
+    def __init__(self, capacity: int, window: int = 0) -> None:
+        """A row sees the last `window` positions alone, its own included, in every layer; 0: some layer sees all."""
+        self.capacity = capacity
+        self.window = window
+        self._free = np.arange(capacity, dtype=np.int32)[::-1].copy()  # a stack; the first `num_free` count
+        self._owners = np.zeros(capacity, np.int32)
+        self._kept = np.zeros(capacity, np.bool_)  # by a cache, beside or after its owners
+        self.num_free = capacity
+        self.num_idle = 0
+
+    @property
+    def num_available(self) -> int:
+        """Slots without an owner: free, or free once their cache drops them."""
+        return self.num_free + self.num_idle
+
+    def first_seen(self, position: int) -> int:
+        """The first position whose slot rows from `position` on may read."""
+        return max(position - self.window + 1, 0) if self.window else 0
+
+    def allocate(self, count: int) -> Slots:
+        """Take `count` slots, with one owner each; EngineError when fewer are free (callers ask `num_free` first)."""
+        if count > self.num_free:
+            raise EngineError(f"slots: {count} asked for, {self.num_free} of {self.capacity} free")
+        if not count:
+            return NO_SLOTS
+        self.num_free -= count
+        slots = self._free[self.num_free : self.num_free + count][::-1].copy()
+        self._owners[slots] = 1
+        return slots
+
+    def share(self, slots: Slots) -> None:
+        """One more owner for each of these slots, which are live or idle."""
+        owners = self._owners[slots]
+        if not (owners.all() or self._kept[slots[owners == 0]].all()):
+            raise EngineError("slots: a free slot cannot be shared")
+        self.num_idle -= len(slots) - int(np.count_nonzero(owners))
+        self._owners[slots] = owners + 1
+
+    def release(self, slots: Slots | Sequence[int]) -> None:
+        """One owner less for each of these slots; EngineError for one that has none, or is here twice."""
+        slots = np.asarray(slots, np.int32)
+        if not len(slots):
+            return
+        owners, every = self._owners[slots], slots.tolist()
+        if not owners.all() or len(set(every)) < len(every):
+            twice = next(slot for slot in every if not self._owners[slot] or every.count(slot) > 1)
+            raise EngineError(f"slots: {twice} released twice")
+        self._owners[slots] = owners - 1
+        left = slots[owners == 1]
+        freed = left[~self._kept[left]]
+        self.num_idle += len(left) - len(freed)
+        self._push(freed)
+
+    def keep(self, slots: Slots) -> None:
+        """Live slots become idle, not free, when they lose their last owner."""
+        if not self._owners[slots].all() or self._kept[slots].any():
+            raise EngineError("slots: what is kept must be live, and not be kept already")
+        self._kept[slots] = True
+
+    def drop(self, slots: Slots) -> None:
+        """These are no longer kept: the idle ones are free."""
+        if not self._kept[slots].all():
+            raise EngineError("slots: what is not kept cannot be dropped")
+        self._kept[slots] = False
+        idle = slots[self._owners[slots] == 0]
+        self.num_idle -= len(idle)
+        self._push(idle)
+
+    def owned(self, slots: Slots) -> int:
+        """How many of these have an owner."""
+        return int(np.count_nonzero(self._owners[slots]))
+
+    def unowned(self, slots: Slots) -> NDArray[np.bool_]:
+        """Which of these have no owner. [slots]"""
+        unowned: NDArray[np.bool_] = self._owners[slots] == 0
+        return unowned
+
+    def _push(self, freed: Slots) -> None:
+        self._free[self.num_free : self.num_free + len(freed)] = freed
+        self.num_free += len(freed)
+
+    def check(self, held: Slots | Sequence[int], kept: Slots | Sequence[int] = ()) -> None:
+        """EngineError unless `held` has every slot as often as it has owners, and `kept` those that are kept, once."""
+        counts = np.bincount(np.asarray(held, np.int32), minlength=self.capacity)
+        if not np.array_equal(counts, self._owners):
+            raise EngineError(f"slots: {self._owners.sum()} owners are counted, {len(held)} are known")
+        if not np.array_equal(np.bincount(np.asarray(kept, np.int32), minlength=self.capacity), self._kept):
+            raise EngineError(f"slots: {self._kept.sum()} are kept, {len(kept)} are known")
+        free, unused = np.zeros(self.capacity, np.bool_), self._owners == 0
+        free[self._free[: self.num_free]] = True
+        if np.count_nonzero(free) != self.num_free or not np.array_equal(free, unused & ~self._kept):
+            raise EngineError("slots: the free list disagrees with the counts of owners")
+        if self.num_idle != np.count_nonzero(unused & self._kept):
+            raise EngineError(f"slots: {self.num_idle} idle ones are counted wrong")

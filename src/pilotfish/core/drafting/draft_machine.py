@@ -1,0 +1,442 @@
+"""The draft's half of the draft protocol: targets that connect, their sessions, and what each of them is told.
+
+    Hello ──► Load, or Refuse          Open, Commit, Close ──► sessions change; Resync or Refuse where they cannot
+    FeatureRows ──► what waits for them can be computed
+    next_level ──► the caller runs the forward ──► level_done ──► a Tree for each session that has grown,
+                                                                  Progress for each whose prompt is not read yet
+
+Where slots are short a session that is in use may lose its KV: its target is told Pause, keeps its commits back, and is
+told Resume when there is room again.
+The machine has no model, socket or clock: `workers/draft.py` owns those, sends `outbox` and logs `notices`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from pilotfish.core.drafting.connected_targets import ConnectedTarget, DraftIdentity
+from pilotfish.core.drafting.draft_sessions import MOST_TO_ONE, DraftSession, LevelPart, SessionKey
+from pilotfish.core.drafting.level_choice import LevelChoice, LevelShape
+from pilotfish.core.drafting.messages import (
+    CONNECTION,
+    ERRORS,
+    FEATURES,
+    MAPPED,
+    MAX_NODES,
+    MAX_TEXT,
+    PAUSES,
+    PREFIX_KEYS,
+    PROGRESS,
+    PROTOCOL_VERSION,
+    Close,
+    Commit,
+    Error,
+    FeatureRows,
+    Hello,
+    Load,
+    Notice,
+    Open,
+    Outgoing,
+    Pause,
+    Peer,
+    Progress,
+    Refuse,
+    Resume,
+    Resync,
+    Skip,
+    ToDraft,
+    ToTarget,
+    Tree,
+    TreeFeedback,
+)
+from pilotfish.core.drafting.session_table import IDLE, MAX_SESSIONS, SessionTable
+from pilotfish.core.drafting.told_prefixes import KnownPrefixes
+from pilotfish.core.features.feature_intake import FeatureIntake, FeatureNeed
+from pilotfish.core.sampling.constraint import GrammarSource, no_grammars
+from pilotfish.core.scheduling.calibration import SecondsBySize
+from pilotfish.core.trees.lookahead import NewNodes
+from pilotfish.errors import InputError
+
+#: Seconds between reports of the load to each target.
+REPORT = 0.2
+#: Seconds of silence after which a target is gone.
+SILENCE = 10.0
+#: Seconds between two levels that belong to their cost; of longer ones the draft had nothing to do.
+BETWEEN = 0.001
+#: Targets of one tenant, and of all without keys.
+MAX_TARGETS = 256
+#: Seconds that a level is expected to take from which on targets are told that the draft is busy, and for how many
+#: times as long they are.
+LONG, BUSY = 0.3, 2.0
+#: Seconds after which a paused session is tried again, room or not.
+PAUSED = 5.0
+
+
+@dataclass
+class DraftCounts:
+    """Sums since the start."""
+
+    levels: int = 0
+    rows: int = 0
+    nodes: int = 0  # added to trees
+    used: int = 0  # of them, committed
+    hits: int = 0  # commits that were in the tree
+    misses: int = 0
+    cached: int = 0  # tokens whose KV was there when their session was opened, or woken
+    malformed: int = 0  # frames
+    unknown: int = 0  # messages of types that are not known here
+    resyncs: int = 0
+    paused: int = 0  # sessions, for want of room
+    features: int = 0  # frames of them that were of use
+
+
+class DraftMachine:
+    """Every method takes the present time; messages for targets are appended to `outbox`."""
+
+    def __init__(
+        self,
+        identity: DraftIdentity,
+        table: SessionTable,
+        shape: LevelShape,
+        context: int,
+        grammars: GrammarSource = no_grammars,
+        features: FeatureNeed | None = None,
+    ) -> None:
+        """`context`: tokens of the longest sequence that the model takes. Sessions follow their constraints as far as
+        `grammars` can. `features` are those that a trained head needs."""
+        self.identity = identity
+        self.table = table
+        self.choice = LevelChoice(table, shape)
+        self.counts = DraftCounts()
+        self.outbox: list[Outgoing] = []
+        self.notices: list[Notice] = []
+        self.known = None if table.cache is None else KnownPrefixes()
+        self._grammars = grammars
+        self._intake = None if features is None else FeatureIntake(features, table)
+        self._longest = min(context, table.pool.capacity)
+        self._targets: dict[Peer, ConnectedTarget] = {}
+        self._level_seconds = SecondsBySize(0.0)
+        self._row_seconds = SecondsBySize(0.0)  # of a level, by its rows
+        self._queue_seconds = SecondsBySize(0.0)
+        self.capabilities = [
+            *(PAUSES, ERRORS),
+            *([] if self.known is None else [PREFIX_KEYS]),
+            *([] if features is None else [FEATURES]),
+        ]
+        self._reported = -REPORT
+        self._ended = 0.0  # the last level
+
+    def tick(self, now: float) -> None:
+        """Tell every target the load, now and then; forget those that are silent."""
+        if now - self._reported < REPORT:
+            return
+        self._reported = now
+        self.table.forget_idle(now)
+        for peer in [peer for peer, target in self._targets.items() if now - target.heard > SILENCE]:
+            for session in self.table.of(peer):
+                self.table.close(session)
+            if self.known is not None:
+                self.known.forget(peer)
+            del self._targets[peer]
+        self._resume(now)
+        self._tell_load(now)
+
+    def _tell_load(self, now: float, busy: float = 0.0) -> None:
+        own = self._own_sessions()
+        for peer in self._targets:
+            self._send(peer, self._load(peer, own, now, busy))
+
+    def _own_sessions(self) -> Counter[Peer]:
+        return Counter(session.key.target for session in self.table)
+
+    def _load(self, peer: Peer, own: Counter[Peer], now: float, busy: float = 0.0) -> Load:
+        """`busy`: seconds for which nothing may be heard of the draft."""
+        target = self._targets[peer]
+        return Load(
+            self.identity.model,
+            len(self.table),
+            own[peer],
+            target.rows,
+            self.table.pool.num_available,
+            1000 * self._level_seconds.at(1),
+            1000 * self._queue_seconds.at(1),
+            target.cached,
+            self.identity.revision,
+            target.last_features,
+            dict(target.feature_drops),
+            "" if self._intake is None else self._intake.need.target,
+            PROTOCOL_VERSION,
+            self.capabilities if target.vocabulary is None else [*self.capabilities, MAPPED],
+            target.echo.stamp(now),
+            self.table.pool.capacity,
+            1000 * busy,
+        )
+
+    def _send(self, peer: Peer, message: ToTarget) -> None:
+        self.outbox.append(Outgoing(peer, message))
+
+    # -- messages
+
+    def receive(self, peer: Peer, message: ToDraft, now: float, tenant: str = "", weight: float = 1.0) -> None:
+        """`tenant` and `weight` are those of the peer's key."""
+        if isinstance(message, Hello):
+            self._greet(peer, message, tenant, now)
+        elif peer not in self._targets:
+            self._send(peer, Refuse(CONNECTION, 0, "no Hello came before"))
+        elif isinstance(message, Open):
+            self._open(peer, message, tenant or peer.hex(), weight, now)
+        elif isinstance(message, FeatureRows):
+            self._take_features(peer, message, now)
+        elif isinstance(message, Error):
+            self._hear_error(peer, message)
+        elif not isinstance(message, TreeFeedback):  # nobody asked for one
+            self._follow(peer, message, now)
+
+    def malformed(self, peer: Peer, reason: str, now: float, about: str = "") -> None:
+        """A frame that is no message, of type `about` if it has one, costs nobody anything. A target's first gives a
+        notice."""
+        self.counts.malformed += 1
+        target = self._targets.get(peer)
+        if target is not None:
+            target.malformed += 1
+            if target.malformed == 1:
+                self.notices.append(Notice(logging.WARNING, f"dropped a frame of {peer.hex()}: {reason}"))
+            self._report(peer, "malformed", about, reason, now)
+
+    def unknown(self, peer: Peer, kind: str, now: float) -> None:
+        """A message of a type that is not known here: a newer target may send it."""
+        self.counts.unknown += 1
+        target = self._targets.get(peer)
+        if target is not None:
+            target.unknown += 1
+            self._report(peer, "unknown_type", kind, f"messages of type {kind} are not known here", now)
+
+    def _report(self, peer: Peer, code: str, about: str, reason: str, now: float) -> None:
+        """To a target that understands it, now and then."""
+        target = self._targets[peer]
+        if ERRORS in target.capabilities and (error := target.reports.of(code, about, reason, now)) is not None:
+            self._send(peer, error)
+
+    def _hear_error(self, peer: Peer, error: Error) -> None:
+        target = self._targets[peer]
+        if not target.errors:
+            about = f"{peer.hex()} could not use a frame: {error.code}: {error.reason}"
+            self.notices.append(Notice(logging.WARNING, about))
+        target.errors += error.count
+
+    def _greet(self, peer: Peer, hello: Hello, tenant: str, now: float) -> None:
+        known = self._targets.get(peer)
+        if known is not None:
+            known.greeted(hello, now)
+            return
+        need = None if self._intake is None else self._intake.need
+        reason = self.identity.mismatch(hello, need) or self._too_many_targets(tenant)
+        if reason is not None:
+            self._send(peer, Refuse(CONNECTION, 0, reason))
+        else:
+            vocabulary = self.identity.vocabulary(hello)
+            target = ConnectedTarget(tenant, now, self.identity.unshared(hello), frozenset(), vocabulary)
+            target.greeted(hello, now)
+            self._targets[peer] = target
+            self._send(peer, self._load(peer, self._own_sessions(), now))
+
+    def _too_many_targets(self, tenant: str) -> str | None:
+        count = sum(target.tenant == tenant for target in self._targets.values())
+        return f"there are {count} targets of {tenant or 'everyone'} already" if count >= MAX_TARGETS else None
+
+    def _open(self, peer: Peer, message: Open, tenant: str, weight: float, now: float) -> None:
+        key, target = SessionKey(peer, message.session), self._targets[peer]
+        before = self.table.get(key)
+        if before is not None and before.generation >= message.generation:
+            return
+        whole = self._whole(peer, message)
+        if whole is None:
+            self._ask_again(peer, message, "nothing is known by its prefix_key")
+            return
+        message = whole
+        try:
+            self._check_tokens(message, target)
+            known = target.unshared, now, self._grammars, 0 if self._intake is None else self._intake.need.width
+            session = DraftSession.of(key, message, tenant, weight, self._longest, *known, target.vocabulary)
+            self._check_length(len(session.inputs), self._longest)
+            if before is None and not self.table.admit(tenant):
+                raise InputError(f"sessions: there are {MAX_SESSIONS} already")
+        except InputError as error:
+            if before is not None:
+                self.table.close(before)
+            self._send(peer, Refuse(message.session, message.generation, str(error)[:MAX_TEXT]))
+            return
+        self._found(peer, self.table.open(session))
+        self._know(session)
+        if session.features is not None and session.features.reach:
+            self._send(peer, Skip(message.session, message.generation, session.features.reach))
+
+    def _whole(self, peer: Peer, message: Open) -> Open | None:
+        """With all tokens; None where those that a key stands for are not known."""
+        if message.prefix_key is None:
+            return message
+        prefix = None if self.known is None else self.known.find(peer, message.salt, message.prefix_key)
+        if prefix is None:
+            return None
+        return msgspec.structs.replace(message, tokens=prefix + message.tokens, prefix_key=None)
+
+    def _know(self, session: DraftSession) -> None:
+        """Later sessions may be opened by a key of what this one was told."""
+        if self.known is not None:
+            self.known.add(session.key.target, session.salt, session.tokens)
+
+    def _found(self, peer: Peer, tokens: int) -> None:
+        self.counts.cached += tokens
+        self._targets[peer].cached += tokens
+
+    def _check_tokens(self, message: Open, target: ConnectedTarget) -> None:
+        """InputError where the sequence cannot be served, as far as its tokens tell."""
+        most = self._longest if target.vocabulary is None else MOST_TO_ONE * self._longest
+        self._check_length(len(message.tokens), most)
+        if max(message.tokens, default=0) >= target.unshared.first or not message.tokens:
+            raise InputError("tokens: they are none, or not all in the vocabulary that Hello told of")
+
+    @staticmethod
+    def _check_length(length: int, most: int) -> None:
+        """InputError where nothing could be guessed."""
+        if length >= most:
+            raise InputError(f"tokens: {length} do not fit into the {most} that the draft has")
+
+    def _take_features(self, peer: Peer, message: FeatureRows, now: float) -> None:
+        if self._intake is None:
+            return
+        target = self._targets[peer]
+        target.last_features = message.number
+        reason = self._intake.take(self.table.get(SessionKey(peer, message.session)), message, now)
+        if reason is None:
+            self.counts.features += 1
+        else:
+            target.feature_drops[reason] += 1
+
+    def _follow(self, peer: Peer, message: Commit | Pause | Resume | Close, now: float) -> None:
+        session = self.table.get(SessionKey(peer, message.session))
+        if session is None:
+            if isinstance(message, Commit | Resume):
+                self._ask_again(peer, message, "there is no such session")
+        elif message.generation < session.generation:
+            return
+        elif isinstance(message, Close):
+            self._know(session)
+            self.table.close(session)
+        elif message.generation > session.generation:
+            self._ask_again(peer, message, "it was not opened")
+        elif isinstance(message, Commit):
+            self._commit(peer, session, message, now)
+        else:
+            session.paused, session.touched = isinstance(message, Pause), now
+
+    def _commit(self, peer: Peer, session: DraftSession, message: Commit, now: float) -> None:
+        """A repeated Commit changes nothing."""
+        length = len(session.tokens)
+        after = message.base_len + len(message.tokens)
+        if after <= length:
+            return
+        if after > session.max_length:
+            self._refuse_longer(session, after, session.max_length)
+        elif message.base_len != length:
+            self._ask_again(peer, message, f"base_len {message.base_len} does not follow {length}")
+        elif max(message.tokens) >= session.unshared.first:
+            self._ask_again(peer, message, "a token is not in the vocabulary that Hello told of")
+        elif session.evicted and session.features is not None:
+            self._ask_again(peer, message, "its KV went to another, and its features are gone")
+        else:
+            session.wanted, session.touched, session.paused = min(message.wanted, MAX_NODES), now, False
+            self._advance(session, message.tokens)
+
+    def _advance(self, session: DraftSession, tokens: Sequence[int]) -> None:
+        rerooted = self.table.commit(session, tokens)
+        self.counts.used += rerooted.accepted
+        self.counts.hits += rerooted.hit
+        self.counts.misses += not rerooted.hit
+        if len(session.inputs) > session.longest:
+            self._refuse_longer(session, len(session.inputs), session.longest)
+        elif session.evicted and session.parked is None:
+            self._found(session.key.target, self.table.wake(session))
+
+    def _refuse_longer(self, session: DraftSession, length: int, most: int) -> None:
+        reason = f"tokens: {length} are more than the {most} that it can have here"
+        self.table.close(session)
+        self._send(session.key.target, Refuse(session.key.number, session.generation, reason))
+
+    def _ask_again(self, peer: Peer, message: Open | Commit | Pause | Resume, reason: str) -> None:
+        self.counts.resyncs += 1
+        session = self.table.get(SessionKey(peer, message.session))
+        if session is not None:
+            self.table.close(session)
+        self._send(peer, Resync(message.session, message.generation, reason))
+
+    # -- levels
+
+    def next_level(self, now: float) -> list[LevelPart]:
+        """Empty where nothing is to be grown. Targets are to hear what is in `outbox` before it runs."""
+        level = self.choice.next_level(now)
+        self._park(now)
+        seconds = self._row_seconds.at(sum(part.rows for part in level)) if level else 0.0
+        if seconds > LONG:
+            self._tell_load(now, BUSY * seconds)
+        return level
+
+    def _park(self, now: float) -> None:
+        """Sessions in use that have lost their KV are paused, where their targets understand it."""
+        for session in self.table.take_evicted():
+            peer = session.key.target
+            if PAUSES in self._targets[peer].capabilities and now - session.touched <= IDLE and not session.paused:
+                session.parked = now
+                self.counts.paused += 1
+                self._send(peer, Pause(session.key.number, session.generation))
+
+    def _resume(self, now: float) -> None:
+        """Those that were paused go on, first paused first, as far as there is room."""
+        room = self.table.pool.num_available
+        parked = [(session.parked, session) for session in self.table if session.parked is not None]
+        for since, session in sorted(parked, key=lambda pair: pair[0]):
+            room -= len(session.inputs) + self.choice.shape.leaves
+            if room >= 0 or now - since > PAUSED:
+                session.parked, session.touched = None, now
+                self._found(session.key.target, self.table.wake(session))
+                self._send(session.key.target, Resume(session.key.number, session.generation))
+
+    def level_done(self, level: Sequence[LevelPart], added: Sequence[NewNodes], began: float, now: float) -> None:
+        """A forward over `level` has added nodes to the trees of its parts."""
+        self.counts.levels += 1
+        self._level_seconds.observe(1, now - began)
+        self._row_seconds.observe(sum(part.rows for part in level), now - began)
+        rows, spent = sum(part.rows for part in level), now - max(self._ended, began - BETWEEN)
+        if rows <= self.choice.width.most and spent > 0:
+            self.choice.width.observe(rows, spent)
+        self._ended = now
+        for part, nodes in zip(level, added, strict=True):
+            session = part.session
+            if part.pending:
+                self._queue_seconds.observe(1, began - session.touched)
+                session.read = now
+            self.counts.rows += part.rows
+            self.counts.nodes += len(nodes)
+            self._targets[session.key.target].rows += part.rows
+            if part.leaves:
+                self._push(session, nodes)
+            elif PROGRESS in self._targets[session.key.target].capabilities:
+                read = len(session.slots)
+                self._send(session.key.target, Progress(session.key.number, session.generation, read))
+
+    def _push(self, session: DraftSession, added: NewNodes) -> None:
+        """Tell the target of `added`, the newest nodes of the session's tree."""
+        nodes = (added.ids, added.parents, added.tokens, added.chances)
+        tree = Tree(session.key.number, session.generation, session.pushes, len(session.tokens), *nodes)
+        session.pushes += 1
+        self._send(session.key.target, tree)
+
+    @property
+    def wasted(self) -> int:
+        """Nodes that were dropped without being committed."""
+        return self.counts.nodes - self.counts.used - sum(len(session.tree) for session in self.table)

@@ -1,0 +1,112 @@
+"""What a target knows of a draft, no draft at all, and several drafts in one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pilotfish.core.scheduling.request import Request
+from pilotfish.core.trees.tree import Forest, Guesses
+
+
+@dataclass(frozen=True)
+class DraftLimits:
+    """Limits on the work for the next trees."""
+
+    nodes: int  # of one tree
+    total: int  # of all trees: nodes that are not among so many best will not be verified
+    levels: int  # forwards of a draft model; 0: only guesses that cost none
+    price: float  # tokens a second that the time of one more level would give otherwise
+
+
+class Drafter:
+    """Guesses what comes next. Whatever it answers, no output changes."""
+
+    @property
+    def levels(self) -> int:
+        """Forwards of a draft model that the last trees took one after the other."""
+        return 0
+
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
+        """A tree below each request's last committed token, for the caller to keep; an empty tree is always right."""
+        raise NotImplementedError
+
+    def expect(self, requests: Sequence[Request]) -> None:
+        """These were admitted, and will be proposed for once their KV is there: a draft elsewhere may read their tokens
+        meanwhile."""
+
+    def verified(self, requests: Sequence[Request], trees: Forest) -> None:
+        """A step has verified these trees, one of each request; its commits come next."""
+
+    def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
+        """`tokens` were just added to `request`: re-root; whether it is a hit: all were in a tree that lives on. Never
+        one for a drafter that guesses only when it is asked."""
+        return False
+
+    def flush(self) -> None:
+        """The commits of a step are all told: what waits for that can go."""
+
+    def pause(self, request: Request) -> None:
+        """It lost its KV, and may be proposed for again later: free what costs."""
+        self.close(request)
+
+    def close(self, request: Request) -> None:
+        """Free what is held for `request`, which has ended. Requests never proposed for are closed as well."""
+
+
+class NoDrafter(Drafter):
+    """Mode `off`: every tree is empty, every step is plain decoding."""
+
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:  # noqa: ARG002
+        return [Guesses() for _ in requests]
+
+
+def drafters_of(drafter: Drafter) -> Sequence[Drafter]:
+    """The drafters of a combination, or the one itself."""
+    return drafter.drafters if isinstance(drafter, CombinedDrafter) else [drafter]
+
+
+class CombinedDrafter(Drafter):
+    """Merges the drafters' trees and keeps the best nodes. Where paths meet the first drafter's score and name hold."""
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        self.drafters = drafters
+
+    @property
+    def levels(self) -> int:
+        return max(drafter.levels for drafter in self.drafters)
+
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
+        proposals = zip(*(drafter.propose(requests, limits) for drafter in self.drafters), strict=True)
+        return [_merged(trees, limits.nodes) for trees in proposals]
+
+    def expect(self, requests: Sequence[Request]) -> None:
+        for drafter in self.drafters:
+            drafter.expect(requests)
+
+    def verified(self, requests: Sequence[Request], trees: Forest) -> None:
+        for drafter in self.drafters:
+            drafter.verified(requests, trees)
+
+    def commit(self, request: Request, tokens: Sequence[int]) -> bool:
+        hits = [drafter.commit(request, tokens) for drafter in self.drafters]  # each must hear of it
+        return any(hits)
+
+    def flush(self) -> None:
+        for drafter in self.drafters:
+            drafter.flush()
+
+    def pause(self, request: Request) -> None:
+        for drafter in self.drafters:
+            drafter.pause(request)
+
+    def close(self, request: Request) -> None:
+        for drafter in self.drafters:
+            drafter.close(request)
+
+
+def _merged(trees: Sequence[Guesses], most: int) -> Guesses:
+    merged = trees[0]
+    for tree in trees[1:]:
+        merged.merge(tree)
+    return merged.best(most)

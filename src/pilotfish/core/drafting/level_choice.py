@@ -1,0 +1,188 @@
+"""The choice of a level: which leaves of which sessions a draft expands next, and which prompts it goes on reading."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+
+from pilotfish.core.drafting.draft_sessions import DraftSession, LevelPart
+from pilotfish.core.drafting.level_width import LevelWidth
+from pilotfish.core.drafting.messages import MAX_NODES
+from pilotfish.core.drafting.session_table import SessionTable
+from pilotfish.errors import ParameterError
+
+#: Rows of prompts that a level takes beside leaves, and without any.
+CHUNK, WHOLE_CHUNK = 64, 256
+#: Tenants that are remembered as ahead of others; without keys each target that ever connects is one.
+MAX_TENANTS = 512
+
+
+@dataclass(frozen=True)
+class LevelShape:
+    """A level expands up to `leaves` nodes of all sessions together, as many as pay; each gets `children`."""
+
+    leaves: int = 32
+    children: int = 12
+
+    def __post_init__(self) -> None:
+        if not 0 < self.leaves * self.children <= MAX_NODES:
+            raise ParameterError("children", self.children, f"1 to {MAX_NODES} nodes a level of {self.leaves} leaves")
+
+
+#: A leaf that could be expanded: its score, negated; its session's place; its number.
+LeafOffer = tuple[float, int, int]
+
+
+class FairShare:
+    """Splits rows in proportion to weights, whenever more are wanted than there are; one that wants less than its share
+    leaves the rest to others, and saves nothing up (start-time fair queueing: Goyal, Vin and Cheng 1996)."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._clocks: dict[str, float] = {}  # rows over weight, of the tenants that are ahead of `_now`
+
+    def split(self, wanted: Mapping[str, int], weights: Mapping[str, float], rows: int) -> dict[str, int]:
+        """Rows of each tenant in `wanted`."""
+        clocks = {tenant: self._clocks.get(tenant, self._now) for tenant, count in wanted.items() if count > 0}
+        if sum(wanted.values()) <= rows or len(wanted) == 1:  # nobody gets what another wants
+            self._advance(min(clocks.values(), default=self._now))
+            return {tenant: min(count, rows) for tenant, count in wanted.items()}
+        shares = dict.fromkeys(wanted, 0)
+        turns = [(clock, tenant) for tenant, clock in clocks.items()]
+        heapq.heapify(turns)
+        for _ in range(min(rows, sum(wanted.values()))):
+            clock, tenant = heapq.heappop(turns)
+            self._now = clock  # the least of all who want rows
+            shares[tenant] += 1
+            clocks[tenant] = clock + 1 / weights[tenant]
+            if shares[tenant] < wanted[tenant]:
+                heapq.heappush(turns, (clocks[tenant], tenant))
+        self._clocks |= clocks
+        self._advance(self._now)
+        return shares
+
+    def charge(self, tenant: str, rows: int, weight: float) -> None:
+        """`tenant` got rows beside those that were split."""
+        if rows > 0:
+            self._clocks[tenant] = self._clocks.get(tenant, self._now) + rows / weight
+        if len(self._clocks) > MAX_TENANTS:
+            self._advance(min(self._clocks.values()))
+
+    def _advance(self, now: float) -> None:
+        """Whoever is not ahead of it is forgotten."""
+        self._now = now
+        self._clocks = {tenant: clock for tenant, clock in self._clocks.items() if clock > now}
+
+
+def _can_grow(session: DraftSession) -> bool:
+    rests = session.evicted or session.paused or session.waits
+    return not rests and session.max_depth > 0 and len(session.tree) < session.wanted
+
+
+def _part(session: DraftSession, leaves: Sequence[int]) -> LevelPart:
+    """All that can be computed of its pending tokens, or the leaves that were chosen."""
+    if session.num_pending:
+        return LevelPart.of_pending(session, session.num_pending)
+    return LevelPart(session, 0, leaves)
+
+
+class LevelChoice:
+    """Chooses the likeliest leaves of all sessions, tenants by their weights."""
+
+    def __init__(self, table: SessionTable, shape: LevelShape) -> None:
+        self.table = table
+        self.shape = shape
+        self.width = LevelWidth(shape.leaves)
+        self._leaf_share, self._prompt_share = FairShare(), FairShare()
+
+    def next_level(self, now: float) -> list[LevelPart]:
+        """Empty where nothing is to be grown. Sessions that are in its way lose their KV."""
+        prompts, growing = list[DraftSession](), list[DraftSession]()
+        for session in filter(_can_grow, self.table):
+            (prompts if session.num_pending > self.shape.leaves else growing).append(session)
+        level = self._leaves(growing)
+        level += self._chunks(prompts, CHUNK if level else WHOLE_CHUNK)
+        return self._affordable(level, now)
+
+    def _leaves(self, sessions: Sequence[DraftSession]) -> list[LevelPart]:
+        """The likeliest of each tenant's, as many as are its share. Sessions whose root has no children come first."""
+        wanted, weights = Counter[str](), _weights(sessions)
+        merged = heapq.merge(*(self._offers(place, session) for place, session in enumerate(sessions)))
+        likeliest = list(islice(merged, self.shape.leaves))
+        rows = self.width.best(math.exp(-cost) for cost, *_ in likeliest)
+        for session in sessions:
+            wanted[session.tenant] += session.num_pending or min(len(session.tree.open), rows)
+        shares = self._leaf_share.split(wanted, weights, rows)
+        unmet = sum(share > 0 for share in shares.values())
+        chosen: list[list[int]] = [[] for _ in sessions]
+        offers = chain(likeliest, merged)
+        while unmet:
+            _, place, leaf = next(offers)
+            session = sessions[place]
+            if shares[session.tenant] > 0:
+                chosen[place].append(leaf)
+                shares[session.tenant] -= session.num_pending or 1
+                unmet -= shares[session.tenant] <= 0
+        for tenant, left in shares.items():
+            self._leaf_share.charge(tenant, -left, weights[tenant])  # whose last offer was larger than what was left
+        parts = zip(sessions, chosen, strict=True)
+        return [_part(session, leaves) for session, leaves in parts if leaves]
+
+    def _offers(self, place: int, session: DraftSession) -> Iterator[LeafOffer]:
+        """Likeliest first; the root, after the tokens that lack KV, has all of its chances."""
+        if session.num_pending:
+            return iter([(0.0, place, session.tree.root)])
+        score = session.tree.root_score
+        return ((cost + score, place, leaf) for cost, leaf in session.tree.open)
+
+    def _chunks(self, prompts: Sequence[DraftSession], rows: int) -> list[LevelPart]:
+        """Parts of prompts, a tenant's newest sequence first: it has nothing to verify yet."""
+        wanted = Counter[str]()
+        for session in prompts:
+            wanted[session.tenant] += min(session.num_pending, rows)
+        shares = self._prompt_share.split(wanted, _weights(prompts), rows)
+        level = []
+        for session in sorted(prompts, key=lambda s: -s.touched):
+            count = min(shares[session.tenant], session.num_pending)
+            shares[session.tenant] -= count
+            self._leaf_share.charge(session.tenant, count, session.weight)
+            if count:
+                level.append(LevelPart.of_pending(session, count))
+        return level
+
+    def _affordable(self, level: Sequence[LevelPart], now: float) -> list[LevelPart]:
+        """Those for whom there are slots; what may bring a tree comes before what widens one."""
+        level = sorted(level, key=lambda part: not part.pending)
+        if sum(part.rows for part in level) > self.table.pool.num_available:
+            level = self._with_room(level, now)
+        left, affordable = self.table.pool.num_available, []
+        for part in level:
+            if part.rows <= left and not part.session.evicted:
+                left -= part.rows
+                affordable.append(part)
+        return affordable
+
+    def _with_room(self, level: Sequence[LevelPart], now: float) -> Sequence[LevelPart]:
+        """The level after others gave way: idle sessions, and tenants that hold more than their share to those that
+        do not. Where still none can go on, prompts that were begun give way to the first."""
+        above = self.table.above_share()
+        within = [part for part in level if part.session.tenant not in above]
+        level, losers = (within, above) if within else (level, set[str]())
+        self.table.make_room(sum(part.rows for part in level), {part.session.key for part in level}, losers, now)
+        if all(part.rows > self.table.pool.num_available for part in level):
+            self._give_up_prompts(level[0])
+        return level
+
+    def _give_up_prompts(self, part: LevelPart) -> None:
+        """Those begun, beside the one that `part` goes on with: each may hold what the other lacks."""
+        for session in self.table:
+            if session.num_pending > self.shape.leaves and session is not part.session and part.pending:
+                self.table.evict(session)
+
+
+def _weights(sessions: Sequence[DraftSession]) -> dict[str, float]:
+    return {session.tenant: session.weight for session in sessions}

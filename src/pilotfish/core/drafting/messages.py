@@ -1,0 +1,403 @@
+"""The messages between a target and a draft (docs/draft-protocol.md), as MessagePack maps with a `type`.
+
+    target                                    draft
+      ├─ Hello ──────────────────────────────► │   once a second: the connection lives
+      │ ◄──────────────────────────── Load ────┤   the answer to a first Hello, then a few times a second
+      ├─ Open(tokens so far) ────────────────► │
+      │ ◄──────── Tree(nodes added) ───────────┤   pushed as they are found, several before the next Commit
+      ├─ Commit(base_len, tokens) ───────────► │   both sides re-root
+      │ ◄──────── Tree(…) ─────────────────────┤
+      ├─ Close ──────────────────────────────► │
+
+To a draft that wants features, those of the tokens since come right before each Commit; those of a prompt in pieces, as
+the target computes them.
+
+What goes beyond this each side names as its *capabilities*, in Hello and in Load, and a message of one goes only to a
+side that has named it:
+
+    feedback      TreeFeedback ───►        what became of nodes
+    progress      ◄──────── Progress       how much of a long prompt is read
+    pauses        Pause, Resume ◄─►        a session rests, and is kept
+    errors        Error ◄─────────►        why a frame was of no use
+
+Ids of nodes, sessions and generations are positive. Every number has its limit here, so that what decodes can be
+handled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from pilotfish.core.cache.prefix_keys import KEY_BYTES
+from pilotfish.core.drafting.vocabulary import MAX_ADDED
+from pilotfish.core.features.feature_rows import FeatureType
+from pilotfish.core.sampling.constraint import Constraint
+from pilotfish.core.sampling.logit_rules import LogitRules
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.request import Request
+from pilotfish.printable import printable
+
+PROTOCOL_VERSION = 1
+#: Capabilities. A draft's alone: an Open may have a `prefix_key`; send features of every session.
+PREFIX_KEYS, FEATURES = "prefix_keys", "features"
+#: A draft's, of another tokenizer, which serves the target that hears of it through a map.
+MAPPED = "mapped"
+#: A target's, which sends them, and a draft's, which wants them.
+FEEDBACK = "feedback"
+#: A target's, which wants it.
+PROGRESS = "progress"
+#: Either's, which understands them.
+PAUSES, ERRORS = "pauses", "errors"
+TARGET_CAPABILITIES = FEEDBACK, PROGRESS, PAUSES, ERRORS
+#: Bytes of one frame.
+MAX_FRAME = 1 << 24
+#: Nodes of one Tree.
+MAX_NODES = 1 << 14
+#: Bytes of the rows of one FeatureRows.
+MAX_FEATURE_BYTES = 1 << 20
+#: Characters of a text for people.
+MAX_TEXT = 1024
+#: A peer's address: for a draft a target's incarnation and key, for a target the number of a pool.
+Peer: TypeAlias = bytes
+#: The session that a Refuse names where it means the whole connection.
+CONNECTION = 0
+
+Index: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Id: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 53)]
+AnyId: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]  # 0: of none
+Count: TypeAlias = Annotated[int, Meta(ge=0)]
+Length: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 31)]
+Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
+Tokens: TypeAlias = Annotated[list[Index], Meta(max_length=1 << 22)]
+#: Finite, as all of a Tree's and a Load's numbers.
+Score: TypeAlias = Annotated[float, Meta(ge=-sys.float_info.max, le=0.0)]
+Milliseconds: TypeAlias = Annotated[float, Meta(ge=0.0, lt=1e9)]
+#: Bytes of a salt's digest.
+SALT_BYTES = 16
+SaltDigest: TypeAlias = Annotated[bytes, Meta(min_length=SALT_BYTES, max_length=SALT_BYTES)]
+FEATURE_DIGEST_BYTES = 8
+FeatureDigest: TypeAlias = Annotated[bytes, Meta(min_length=FEATURE_DIGEST_BYTES, max_length=FEATURE_DIGEST_BYTES)]
+PrefixKey: TypeAlias = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+Capability: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
+Capabilities: TypeAlias = Annotated[list[Capability], Meta(max_length=64)]
+#: By the sender's own clock, whatever its origin.
+Microseconds: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]
+NodeIds: TypeAlias = Annotated[list[Id], Meta(max_length=MAX_NODES)]
+#: As many as a request may name.
+TokenIds: TypeAlias = Annotated[list[Index], Meta(max_length=1 << 14)]
+
+
+class Readable(Struct, frozen=True):
+    """Its fields of type Text are for people: control characters in them are escaped, whoever wrote them."""
+
+    def __post_init__(self) -> None:
+        for name in _texts(type(self)):
+            text = getattr(self, name)
+            if text is not None and not text.isprintable():
+                msgspec.structs.force_setattr(self, name, printable(text)[:MAX_TEXT])
+
+
+@cache
+def _texts(kind: type[Readable]) -> tuple[str, ...]:
+    return tuple(field.name for field in msgspec.structs.fields(kind) if field.type in (Text, Text | None))
+
+
+class FeatureOffer(Readable, frozen=True):
+    """Which features a target can send."""
+
+    digest: Text  # of the projection that makes them
+    width: Annotated[int, Meta(ge=1, le=MAX_FEATURE_BYTES // 4)]  # numbers of one
+    dtype: Text  # as which they are sent
+
+
+class Echo(Struct, frozen=True):
+    """What both sides measure the way between them with (core/drafting/echo.py)."""
+
+    sent: Microseconds  # when this message was
+    heard: Microseconds | None = None  # `sent` of the last message of the other side's that had an echo
+    held: Microseconds = 0  # between that message's arrival and `sent`
+
+
+class Hello(Readable, tag="hello", frozen=True, omit_defaults=True):
+    """Who the target is. A draft that speaks no version of its range, of another tokenizer, or for other features,
+    answers Refuse."""
+
+    version: Index  # the newest that it speaks
+    tokenizer: Text  # digest of the base vocabulary
+    vocab_size: Length
+    model: Text
+    added_tokens: Annotated[dict[Index, Text], Meta(max_length=MAX_ADDED)] = {}  # beyond the base vocabulary, by id
+    features: FeatureOffer | None = None
+    oldest: Index = 1  # version that it speaks
+    capabilities: Capabilities = []
+    echo: Echo | None = None
+    step_ms: Milliseconds = 0.0  # from one of its steps to the next, lately; 0: it is not known
+    depth: Index = 0  # of the deepest node that it lately verified
+
+
+class RequestSampling(Struct, frozen=True, omit_defaults=True):
+    """The target's edits of logits before it draws, for a draft that mirrors it: fields of SamplingParams."""
+
+    temperature: float = 1.0
+    top_k: Index = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Annotated[dict[Index, float], Meta(max_length=1 << 14)] = {}
+    allowed_token_ids: TokenIds | None = None
+    bad_token_ids: TokenIds = []
+    bad_sequences: Annotated[list[TokenIds], Meta(max_length=128)] = []
+    stop_ids: TokenIds = []  # tokens that end the output; never given while there are fewer than min_tokens
+    min_tokens: Index = 0
+
+    @classmethod
+    def of(cls, request: Request) -> RequestSampling:
+        params, allowed = request.params, request.params.allowed_token_ids
+        return cls(
+            **{name: getattr(params, name) for name in _NUMBERS},
+            logit_bias=dict(params.logit_bias),
+            allowed_token_ids=None if allowed is None else list(allowed),
+            bad_token_ids=list(params.bad_token_ids),
+            bad_sequences=[list(sequence) for sequence in request.bad_sequences],
+            stop_ids=sorted(request.stop_ids),
+        )
+
+    def params(self) -> SamplingParams:
+        """ParameterError for parameters that no target takes."""
+        return SamplingParams(
+            **{name: getattr(self, name) for name in _NUMBERS},
+            logit_bias=self.logit_bias,
+            allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
+            bad_token_ids=tuple(self.bad_token_ids),
+            max_tokens=max(self.min_tokens, 1),
+        )
+
+    def rules(self, params: SamplingParams, tokens: Sequence[int], prompt_tokens: int) -> LogitRules | None:
+        """Of a sequence whose first `prompt_tokens` are its prompt; None where logits stay as they are."""
+        rules = LogitRules.of(params, tokens[:prompt_tokens], frozenset(self.stop_ids), self.bad_sequences)
+        if rules is not None:
+            rules.extend(tokens[prompt_tokens:])
+        return rules
+
+
+#: Fields that `RequestSampling` and `SamplingParams` have alike.
+_NUMBERS = (
+    *("temperature", "top_k", "top_p", "min_p", "min_tokens"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+
+
+def salt_digest(salt: str | None, key: bytes) -> bytes | None:
+    """What a draft is told of a tenant's salt: enough to tell two apart. Without `key` it can be guessed at."""
+    if salt is None:
+        return None
+    return hashlib.blake2b(salt.encode(errors="surrogatepass"), key=key, digest_size=SALT_BYTES).digest()
+
+
+class Open(Struct, tag="open", frozen=True, omit_defaults=True):
+    """A sequence to draft for. One of a higher generation replaces the session."""
+
+    session: Id
+    generation: Id
+    tokens: Tokens  # committed so far, but for those that `prefix_key` names
+    prompt_tokens: Length  # the first of the sequence
+    max_length: Length  # tokens that the sequence can reach
+    seed: Annotated[int, Meta(ge=0)]  # 64 bits
+    sampling: RequestSampling
+    wanted: Index  # nodes below the root after which to stop growing
+    salt: SaltDigest | None = None  # sequences of different ones share nothing that is kept of them
+    prefix_key: PrefixKey | None = None  # of the tokens before `tokens` (core/drafting/told_prefixes.py)
+    constraint: Constraint | None = None  # of the output
+
+    @classmethod
+    def of(cls, request: Request, number: int, generation: int, wanted: int, salt_key: bytes = b"") -> Open:
+        """With all tokens. `salt_key` is for the digest of the request's salt."""
+        return cls(
+            number,
+            generation,
+            list(request.tokens),
+            request.num_prompt_tokens,
+            request.max_length,
+            request.seed,
+            RequestSampling.of(request),
+            wanted,
+            salt_digest(request.cache_salt, salt_key),
+            constraint=request.params.structured_outputs,
+        )
+
+
+class Commit(Struct, tag="commit", frozen=True):
+    """The target's own tokens after `base_len` ones: re-root."""
+
+    session: Id
+    generation: Id
+    base_len: Length  # tokens of the sequence before these
+    tokens: Annotated[list[Index], Meta(min_length=1, max_length=1 << 16)]
+    wanted: Index
+
+
+class FeatureRows(Struct, tag="features", frozen=True):
+    """Features of consecutive tokens (core/features/feature_rows.py). A repeated one changes nothing."""
+
+    session: Id
+    generation: Id
+    number: Id  # of this frame, among those to this draft, which tells the last one that came
+    first: Index  # position of the first token
+    dtype: FeatureType
+    rows: Annotated[bytes, Meta(min_length=1, max_length=MAX_FEATURE_BYTES)]
+    digest: FeatureDigest  # of all that matters here
+    scales: Annotated[bytes, Meta(max_length=MAX_FEATURE_BYTES)] = b""  # a float32 a row, where the type has them
+
+    def digested(self) -> bytes:
+        """What `digest` must be."""
+        header = struct.pack("<3Q", self.session, self.generation, self.first) + self.dtype.encode()
+        return hashlib.blake2b(header + self.scales + self.rows, digest_size=FEATURE_DIGEST_BYTES).digest()
+
+
+class TreeFeedback(Struct, tag="feedback", frozen=True, omit_defaults=True):
+    """What became of nodes in a step, ahead of its Commit; of the last step of a sequence there is none. A node that is
+    gone after the Commit, and was never named, was never looked at."""
+
+    session: Id
+    generation: Id
+    base_len: Length  # where the root was
+    verified: NodeIds = []
+    accepted: NodeIds = []  # of `verified`, from below the root down
+    late: NodeIds = []  # came, since the last of these, when their parents were gone
+
+
+class Pause(Struct, tag="pause", frozen=True):
+    """From a target: the sequence waits, without KV; keep the session, and grow nothing. From a draft: it has no room
+    for the session's KV, and will say Resume; Commits are kept back until then."""
+
+    session: Id
+    generation: Id
+
+
+class Resume(Struct, tag="resume", frozen=True):
+    """A paused session goes on. From a target: where the pause was of its own; a Commit means it, too. From a draft: it
+    gets one Commit of all tokens since."""
+
+    session: Id
+    generation: Id
+
+
+class Error(Readable, tag="error", frozen=True):
+    """A frame was of no use. Sent seldom: `count` says of how many this tells."""
+
+    code: Text  # which rule was broken (core/drafting/error_reports.py)
+    about: Text  # the type of the frame; "": it has none
+    reason: Text
+    count: Annotated[int, Meta(ge=1)] = 1  # since the last Error of this code
+    session: AnyId = 0
+    generation: AnyId = 0
+
+
+class Close(Struct, tag="close", frozen=True):
+    """The sequence has ended."""
+
+    session: Id
+    generation: Id
+
+
+class Tree(Struct, tag="tree", frozen=True):
+    """Nodes added since the last push, parents first. All four lists have one length.
+
+    Node ids rise within a generation. Parent 0 is the root: the last of the `base_len` tokens that the draft knew of.
+    A score is the log of the chance of the node's token, given that its parent's path is the target's.
+    """
+
+    session: Id
+    generation: Id
+    sequence: Index  # 0 for a generation's first push, then one more each
+    base_len: Length
+    ids: Annotated[list[Id], Meta(max_length=MAX_NODES)]
+    parents: Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 53)]], Meta(max_length=MAX_NODES)]
+    tokens: Annotated[list[Index], Meta(max_length=MAX_NODES)]
+    scores: Annotated[list[Score], Meta(max_length=MAX_NODES)]
+
+
+class Resync(Readable, tag="resync", frozen=True):
+    """The draft cannot follow; the target opens the session anew, one generation up."""
+
+    session: Id
+    generation: Id
+    reason: Text
+
+
+class Skip(Struct, tag="skip", frozen=True):
+    """The draft needs no features of positions before `first`: it has KV of those tokens."""
+
+    session: Id
+    generation: Id
+    first: Index
+
+
+class Progress(Struct, tag="progress", frozen=True):
+    """How many of a session's tokens are read. It is a word, too: the draft is not silent."""
+
+    session: Id
+    generation: Id
+    read: Index
+
+
+class Refuse(Readable, tag="refuse", frozen=True):
+    """The draft will not serve this session, or (`CONNECTION`) this target."""
+
+    session: AnyId
+    generation: AnyId
+    reason: Text
+
+
+class Load(Readable, tag="load", frozen=True, omit_defaults=True):
+    """How busy the draft is, and what it can do."""
+
+    model: Text
+    sessions: Index  # of all targets
+    own_sessions: Index  # of the target that this goes to
+    own_rows: Count  # rows grown for it so far
+    free_slots: Index
+    step_ms: Milliseconds  # of a level, lately
+    queue_ms: Milliseconds  # that committed tokens lately waited before a level took them
+    own_cached: Count = 0  # tokens of that target whose KV was there when they were opened
+    revision: Text = ""  # of the draft, as its operator names it
+    own_features: Count = 0  # the number of that target's last FeatureRows that came; 0: none did
+    #: FeatureRows of that target that could not be used, by reason.
+    own_feature_drops: Annotated[dict[Text, Count], Meta(max_length=16)] = {}
+    target_digest: Text = ""  # of the embedding of the target whose features it was given to expect
+    version: Index = PROTOCOL_VERSION  # of the target's range, which it has chosen
+    capabilities: Capabilities = []
+    echo: Echo | None = None
+    slots: Count = 0  # tokens that its KV has room for; 0: it says nothing of that
+    busy_ms: Milliseconds = 0.0  # for so long it may say nothing
+
+
+ToDraft: TypeAlias = Hello | Open | FeatureRows | TreeFeedback | Commit | Pause | Resume | Error | Close
+ToTarget: TypeAlias = Tree | Progress | Pause | Resume | Resync | Skip | Refuse | Error | Load
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A message that a machine has for a peer."""
+
+    peer: Peer
+    message: Struct
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A line that a machine has for the log."""
+
+    level: int  # of `logging`
+    text: str

@@ -1,0 +1,144 @@
+"""What a draft would have brought that guessed beside the live one, or where none did: its score.
+
+No draft changes a token. So once a request has ended, it is known what a step over any tree would have committed, and a
+shadow can be told of the request then, at the steps that would have been its own:
+
+    live     ├── 1 ──┼── 2 ──┼── 1 ──┼── 1 ──┼── 1 ──┤ ended
+    shadow                                             Open ├── 1 ──┼── 3 ──┼── 2 ──┤     tokens that a step commits
+                                                               its tree as of each step's beginning, late or not
+
+Beside the live steps it would have another rhythm: under plain decoding it has the time of three steps for three tokens
+that it would guess for in one, and whichever positions are counted, its trees are deeper there than they would be. In
+simulations that was up to 140 % too many tokens a step, where a level takes half of a step; here what is left is about
+1 % (docs/shadow.md).
+
+A step takes the target about as long whoever guesses, so the time of each is that of live steps of as many rows; and
+what its loop itself takes longer for the trees, as the shadow's own loop does the same work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+from msgspec import Struct
+
+from pilotfish.core.scheduling.step import RequestCommit, Step
+from pilotfish.core.trees.tree import NO_TOKEN, Ints
+
+#: Depths that are told apart; nodes below the last of them are in the sums alone.
+DEPTHS = 8
+
+
+def in_share(request: int, share: float) -> bool:
+    """Whether a request of this id is of a sample of all: the same ones whenever, and whoever, asks."""
+    digest = hashlib.blake2b(request.to_bytes(8), digest_size=8, person=b"pilotfish shadow").digest()
+    return int.from_bytes(digest) < share * 2.0**64
+
+
+def known_tokens(step: Step, known: Mapping[int, Sequence[int]]) -> Ints:
+    """What the target gives after each root and each node of a step, whose requests' tokens are `known` to their ends,
+    by id. Beyond an end it is NO_TOKEN; below a wrong guess it is what comes after the right one, which no walk
+    reaches. [step.num_samples]"""
+    depths, given = step.forest.nodes.depths.tolist(), list[int]()
+    for request, (first, end) in zip(step.requests, pairwise(step.forest.starts.tolist()), strict=True):
+        tokens, base = known[request.id], len(request.tokens)
+        places = (base, *(base + depth for depth in depths[first:end]))
+        given += [tokens[place] if place < len(tokens) else NO_TOKEN for place in places]
+    return np.array(given, np.int64)
+
+
+class RecentMean:
+    """Of about the last `1 / RATE` values."""
+
+    RATE = 0.05
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self._empty = True
+
+    def add(self, value: float) -> None:
+        self.value += (1.0 if self._empty else self.RATE) * (value - self.value)
+        self._empty = False
+
+
+class RecentRate:
+    """Tokens a second of a sequence, over about the last `1 / (1 - KEPT)` steps."""
+
+    KEPT = 0.9995
+
+    def __init__(self) -> None:
+        self._tokens = self._seconds = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Those of a step, and the sum of all sequences' time in it."""
+        self._tokens = self.KEPT * self._tokens + tokens
+        self._seconds = self.KEPT * self._seconds + seconds
+
+    @property
+    def value(self) -> float:
+        """0 before the first step."""
+        return self._tokens / self._seconds if self._seconds else 0.0
+
+
+class ShadowScore(Struct, frozen=True):
+    """Sums over all requests that a shadow was told of. A step is one of one sequence; it has a tree where there was
+    anything to verify, of the shadow or of what guesses beside it."""
+
+    requests: int = 0  # begun
+    steps: int = 0
+    trees: int = 0
+    late: int = 0  # steps for which the shadow had no node below the root
+    accepted: int = 0  # nodes
+    tokens: int = 0
+    hits: int = 0  # steps whose tokens, the bonus token too, were in a tree that lives on
+    tried_by_depth: list[int] = []  # trees so deep whose path was accepted up to the depth before
+    accepted_by_depth: list[int] = []  # of them, those that were accepted at this depth
+    tokens_per_second: float = 0.0  # of a sequence that decodes, among as many as did live; 0: not known yet
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.tokens / self.steps if self.steps else 0.0
+
+
+class ShadowTally:
+    """Counts what would-be steps commit."""
+
+    def __init__(self) -> None:
+        self.requests = self.late = 0
+        self.speed = RecentRate()
+        self._steps = self._trees = self._accepted = self._tokens = self._hits = 0
+        self._tried, self._accepted_at = [0] * DEPTHS, [0] * DEPTHS
+
+    def add(self, commits: Sequence[RequestCommit], hits: int) -> None:
+        """Of a step, `hits` of whose sequences had one."""
+        self._hits += hits
+        for commit in commits:
+            if commit.tokens:
+                self._steps += 1
+                self._tokens += len(commit.tokens)
+                self._accepted += commit.accepted
+            if commit.nodes:
+                self._trees += 1
+                self._count_depths(commit.depth, commit.accepted)
+
+    def _count_depths(self, deepest: int, accepted: int) -> None:
+        for depth in range(min(deepest, DEPTHS)):
+            self._tried[depth] += accepted >= depth
+            self._accepted_at[depth] += accepted > depth
+
+    def score(self) -> ShadowScore:
+        return ShadowScore(
+            requests=self.requests,
+            steps=self._steps,
+            trees=self._trees,
+            late=self.late,
+            accepted=self._accepted,
+            tokens=self._tokens,
+            hits=self._hits,
+            tried_by_depth=self._tried.copy(),
+            accepted_by_depth=self._accepted_at.copy(),
+            tokens_per_second=self.speed.value,
+        )

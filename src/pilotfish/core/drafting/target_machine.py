@@ -1,0 +1,512 @@
+"""The target's half of the draft protocol: which pool drafts for which request, and what each is told, when.
+
+    OPENING ── asked for a tree, a pool is ready: Open ──► GROWING ◄─── asked for a tree ─── RESTING
+       ▲                                                      │ └──── Commit is sent ───────────► │
+       │  pool lost, refusal, breach of the protocol          │                                   │
+       ├──────────────────────────────────────────────────────┴───────────────────────────────────┤
+       └──── LOST ◄─────────────────── Resync, or a Tree is missing ──────────────────────────────┘
+               └── asked for a tree: Open again, one generation up ──► GROWING
+
+Commits of a growing session are sent at once. A resting one's are collected: its draft follows, but spends little. So
+are those of a session that its pool has no room for (Pause), until it has (Resume). A
+pool that wants features gets those of both, as soon as they are computed (core/features/feature_sending.py).
+Where several pools guess for a request, it has a session with each, and the trees are merged (core/trees/merging.py).
+Pools come and go at any moment; a session whose pool goes is OPENING again, and one whose pool drains is so after its
+next commit. The machine has no socket, clock or lock: `remote_drafts.py` owns those, sends `outbox` and logs the
+pools' notices.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import msgspec
+
+from pilotfish.core.drafting.messages import (
+    CONNECTION,
+    ERRORS,
+    FEATURES,
+    FEEDBACK,
+    MAX_NODES,
+    PAUSES,
+    PREFIX_KEYS,
+    Close,
+    Commit,
+    Error,
+    FeatureRows,
+    Hello,
+    Load,
+    Open,
+    Outgoing,
+    Pause,
+    Peer,
+    Progress,
+    Refuse,
+    Resume,
+    Resync,
+    Skip,
+    ToDraft,
+    ToTarget,
+    Tree,
+    salt_digest,
+)
+from pilotfish.core.drafting.pools import DraftPool
+from pilotfish.core.drafting.remote_sessions import RemoteSession, SessionState
+from pilotfish.core.features.feature_sending import FeaturePiece, due_pieces
+from pilotfish.core.scheduling.calibration import SecondsBySize
+from pilotfish.core.scheduling.request import Request
+from pilotfish.core.trees.merging import merged
+from pilotfish.core.trees.tree import Forest, Guesses
+from pilotfish.core.trees.tree_copy import TreeCopy
+
+#: Seconds without a draft double up to this many times.
+MAX_DOUBLINGS = 6
+#: Arrivals kept for an observer; the oldest give way.
+MAX_ARRIVALS = 256
+#: Nodes wanted of a resting session: enough to see, at any time, whether its trees would pay.
+RESTING_NODES = 64
+#: Frames of which one Error tells, as counted: a pool may name any number.
+MAX_ERRORS = 1 << 16
+#: Seconds between two Commits of a resting session.
+RESTING_PERIOD = 0.02
+#: Seconds that a session stays with a pool that has no room for it: where another takes it, and where none does.
+PARKED, PARKED_ALONE = 1.0, 30.0
+#: Seconds between two trees from which on they are of no loop of steps, and over which the deepest node is looked for.
+LOOP, DEPTHS = 1.0, 1.0
+
+
+@dataclass(frozen=True)
+class RemoteOptions:
+    """How the target deals with its pools."""
+
+    wanted: int = 2048  # nodes below the root after which a draft is to stop
+    #: Seconds without a draft for a session whose pool broke the protocol, or fails it again soon after it was opened;
+    #: twice that the next time, and so on.
+    quarantine: float = 1.0
+    salt_key: bytes = b""  # for the digests of salts
+    pools_each: int = 1  # how many pools guess for a request
+    first_pool: int = 0  # which of equal pools gets the first session: targets that begin together begin elsewhere
+
+
+@dataclass
+class RemoteCounts:
+    """Sums over all sessions."""
+
+    hits: int = 0  # commits that were in the tree
+    misses: int = 0
+    trees: int = 0  # frames attached
+    opened: int = 0  # sessions, opened anew included
+    moved: int = 0  # sessions whose pool was lost, or is to leave
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A push that was attached."""
+
+    at: float  # seconds, on the target's clock
+    nodes: int
+
+
+class StepFacts:
+    """What pools are told of the target's steps."""
+
+    def __init__(self) -> None:
+        self._seconds = SecondsBySize(0.0)
+        self._began: float | None = None
+        self._depth = self._depth_before = 0  # of the deepest node, in this span of time and in the last one
+        self._since = 0.0
+
+    def begin(self, now: float) -> None:
+        """A step asks for trees."""
+        if self._began is not None and now - self._began < LOOP:
+            self._seconds.observe(1, now - self._began)
+        self._began = now
+
+    def deepest(self, depth: int) -> None:
+        """A step has verified a node of this depth, and none deeper."""
+        self._depth = max(self._depth, depth)
+
+    def told(self, hello: Hello, now: float) -> Hello:
+        """With what is known."""
+        if now - self._since > DEPTHS:
+            self._depth_before, self._depth, self._since = self._depth, 0, now
+        depth = max(self._depth, self._depth_before)
+        return msgspec.structs.replace(hello, step_ms=1000 * self._seconds.at(1), depth=depth)
+
+
+class TargetMachine:
+    """Every method takes the present time; messages for pools are appended to `outbox`."""
+
+    def __init__(self, hello: Hello, pools: Sequence[DraftPool], options: RemoteOptions) -> None:
+        self.pools = tuple(pools)  # a new tuple at each change: other threads read it
+        self.outbox: list[Outgoing] = []
+        self.counts = RemoteCounts()
+        self.arrivals: deque[Arrival] = deque(maxlen=MAX_ARRIVALS)
+        self._hello = hello
+        self._options = options
+        self.sessions: dict[int, RemoteSession] = {}  # by number
+        self._by_request: dict[int, list[RemoteSession]] = {}  # by its id
+        self._next_number = 1
+        self._steps = StepFacts()
+
+    def session(self, request: Request) -> RemoteSession | None:
+        """The first of those that the request has."""
+        return next(iter(self._of(request)), None)
+
+    def _of(self, request: Request) -> Sequence[RemoteSession]:
+        return self._by_request.get(request.id, ())
+
+    # -- the step loop
+
+    def propose(self, requests: Sequence[Request], count: int, now: float) -> list[Guesses]:
+        """The `count` best nodes of each request's tree."""
+        self._steps.begin(now)
+        return [self._best(self._asked(request, now), count) for request in requests]
+
+    def _best(self, sessions: Sequence[RemoteSession], count: int) -> Guesses:
+        if len(sessions) == 1:
+            return sessions[0].copy.best(count, sessions[0].origin)
+        return merged(sessions, count)
+
+    def expect(self, requests: Sequence[Request], now: float) -> None:
+        """Have pools read the tokens of requests whose trees will be asked for."""
+        for request in requests:
+            self._asked(request, now)
+
+    def verified(self, requests: Sequence[Request], trees: Forest) -> None:
+        """A step has verified these trees, one of each request; their commits come next."""
+        if len(trees):
+            self._steps.deepest(int(trees.nodes.depths.max()))
+        for pool in self.pools:
+            pool.score.end_step()
+        if self._options.pools_each > 1 or any(pool.can(FEEDBACK) for pool in self.pools):
+            for request, (first, end) in zip(requests, pairwise(trees.starts.tolist()), strict=True):
+                for session in self._of(request) if end > first else ():
+                    session.verified = session.copy.nodes_of(trees, first, end)
+
+    def commit(self, request: Request, tokens: Sequence[int], now: float) -> bool:
+        """`tokens` were just added to `request`; whether all were in its tree."""
+        sessions = self._of(request)
+        if not sessions:
+            return False
+        hits = [self._commit(session, tokens, now) for session in sessions]  # each must hear of it
+        hit = any(hits)
+        self.counts.hits += hit
+        self.counts.misses += not hit
+        return hit
+
+    def _commit(self, session: RemoteSession, tokens: Sequence[int], now: float) -> bool:
+        self._feed_back(session, tokens)
+        hit = session.copy.commit(tokens)
+        session.unsent += len(tokens)
+        if session.pool is not None and session.pool.draining and self._others_take(session.pool):
+            self._leave_pool(session)
+            self.counts.moved += 1
+        elif session.can_follow and (
+            session.state is SessionState.GROWING or now - session.last_commit >= RESTING_PERIOD
+        ):
+            self._send_commit(session, now)
+        return hit
+
+    def _feed_back(self, session: RemoteSession, tokens: Sequence[int]) -> None:
+        """Tell the session's pool what became of its nodes, if it asks for that."""
+        pool = session.pool
+        if pool is None or not (session.verified or pool.can(FEEDBACK)):
+            return
+        feedback = session.feedback(tokens)
+        if feedback is not None and session.can_follow and pool.can(FEEDBACK):
+            self._send(pool, feedback)
+
+    def pause(self, request: Request) -> None:
+        """It waits, without KV. Pools that understand that keep its sessions."""
+        for session in self._of(request):
+            if session.can_follow and session.pool is not None and session.pool.can(PAUSES):
+                session.paused = True
+                self._send(session.pool, Pause(session.number, session.generation))
+            else:
+                self._leave_pool(session)
+
+    def close(self, request: Request) -> None:
+        for session in self._by_request.pop(request.id, ()):
+            del self.sessions[session.number]
+            self._remember_told(session)
+            self._leave_pool(session)
+
+    def _remember_told(self, session: RemoteSession) -> None:
+        """The pool of a session that ends was told of it, but for its newest tokens."""
+        request, pool = session.request, session.pool
+        if pool is not None and pool.can(PREFIX_KEYS) and session.can_follow:
+            told = request.tokens[: len(request.tokens) - session.unsent]
+            pool.told.tell(salt_digest(request.cache_salt, self._options.salt_key), told)
+
+    def _asked(self, request: Request, now: float) -> Sequence[RemoteSession]:
+        """The sessions of a request whose tree is asked for: growing where pools can be had."""
+        sessions = self._by_request.setdefault(request.id, [])
+        wanted = min(self._options.pools_each, max(len(self.pools), 1))
+        while len(sessions) < wanted:
+            sessions.append(self._new_session(request))
+        for session in sessions:
+            self._ask(session, now)
+        return sessions
+
+    def _ask(self, session: RemoteSession, now: float) -> None:
+        if session.pool is not None and not self._keeps_sessions(session.pool, now):
+            self._abandon(session.pool)
+        if session.parked is not None and session.pool is not None and self._parked_too_long(session, now):
+            session.refused_by.add(session.pool.peer)
+            self._leave_pool(session)
+        if session.state in (SessionState.OPENING, SessionState.LOST):
+            if now >= session.not_before:
+                self._open(session, now)
+            return
+        session.state = SessionState.GROWING
+        if session.can_follow and (session.unsent or session.paused):  # it rested or waited, or its pool was silent
+            self._go_on(session, now)
+
+    def _go_on(self, session: RemoteSession, now: float) -> None:
+        if session.unsent:
+            self._send_commit(session, now)
+            session.state = SessionState.GROWING
+        elif session.pool is not None:
+            self._send(session.pool, Resume(session.number, session.generation))
+        session.paused = False
+
+    def _parked_too_long(self, session: RemoteSession, now: float) -> bool:
+        assert session.parked is not None and session.pool is not None
+        return now - session.parked > (PARKED if self._others_take(session.pool) else PARKED_ALONE)
+
+    def _new_session(self, request: Request) -> RemoteSession:
+        session = RemoteSession(self._next_number, request, self._empty_copy(request))
+        self._next_number += 1
+        self.sessions[session.number] = session
+        return session
+
+    def _empty_copy(self, request: Request) -> TreeCopy:
+        return TreeCopy(len(request.tokens), self._hello.vocab_size, self._options.wanted + MAX_NODES)
+
+    def _open(self, session: RemoteSession, now: float) -> None:
+        pool = session.pool or self._best_pool(session, now)
+        if pool is None or not pool.ready or not session.may_open(pool, now):
+            return
+        session.open_with(pool, now)
+        session.copy = self._empty_copy(session.request)
+        pool.sessions.add(session.number)
+        self.counts.opened += 1
+        wanted, salt_key = self._options.wanted, self._options.salt_key
+        message = Open.of(session.request, session.number, session.generation, wanted, salt_key)
+        self._send(pool, pool.told.shorten(message) if pool.can(PREFIX_KEYS) else message)
+
+    def _send_commit(self, session: RemoteSession, now: float) -> None:
+        """Send all tokens that the pool does not know."""
+        assert session.pool is not None
+        growing = session.state is SessionState.GROWING
+        wanted = self._options.wanted if growing else min(self._options.wanted, RESTING_NODES)
+        tokens = session.request.tokens
+        base_len = len(tokens) - session.unsent
+        self._send(session.pool, Commit(session.number, session.generation, base_len, tokens[base_len:], wanted))
+        session.state, session.unsent, session.last_commit = SessionState.RESTING, 0, now
+
+    def due_features(self, row_bytes: int, now: float) -> list[FeaturePiece]:
+        """What `send_features` is to be given, after the commits of a step: features of `row_bytes` each."""
+        if not any(pool.can(FEATURES) for pool in self.pools):
+            return []
+        following = (session for session in self.sessions.values() if session.can_follow)
+        return due_pieces([s for s in following if s.pool and s.pool.can(FEATURES)], row_bytes, now)
+
+    def send_features(self, pieces: Sequence[FeaturePiece], frames: Sequence[FeatureRows], now: float) -> None:
+        """What a step has committed goes before its Commit, which is in the outbox; the rest comes after them."""
+        before = list[Outgoing]()
+        for piece, frame in zip(pieces, frames, strict=True):
+            session = self.sessions.get(piece.session)
+            if session is None or session.generation != piece.generation or not session.can_follow:
+                continue  # its pool was lost meanwhile
+            assert session.pool is not None
+            outgoing = Outgoing(session.pool.peer, session.pool.features.send(frame, now, fresh=piece.fresh))
+            (before if piece.fresh else self.outbox).append(outgoing)
+            session.features_sent = max(session.features_sent, piece.end)
+        self.outbox[:0] = before
+
+    def _best_pool(self, session: RemoteSession, now: float) -> DraftPool | None:
+        """The one with the fewest sessions; one that refused this session, or is busy, only where there is no other."""
+        wanted, others = session.request.draft, [other.pool for other in self._of(session.request)]
+        taking = [pool for pool in self.pools if pool.takes_sessions and wanted in ("", pool.revision)]
+        able = [pool for pool in taking if pool not in others and session.may_open(pool, now)]
+        first = self._options.first_pool % max(len(able), 1)
+        in_turn = [*able[first:], *able[:first]]
+        return min(
+            in_turn,
+            key=lambda pool: (pool.peer in session.refused_by, pool.is_busy(now), pool.expected_load),
+            default=None,
+        )
+
+    def _set_back(self, session: RemoteSession, now: float, *, breach: bool = False) -> None:
+        """It is opened anew at the next step. Where that has just not helped, or its pool broke the protocol, it is
+        without a draft for a while: a pool must not have a target send whole sequences step after step."""
+        quarantine = self._options.quarantine
+        session.setbacks = session.setbacks + 1 if now - session.opened <= quarantine else 0
+        paused = breach or session.setbacks > 1
+        doublings = min(max(session.setbacks - 1, 0), MAX_DOUBLINGS)
+        session.not_before = now + quarantine * 2.0**doublings if paused else now
+        if paused or session.pool is None or not session.pool.takes_sessions:
+            self._leave_pool(session)
+        else:
+            session.state, session.copy = SessionState.LOST, self._empty_copy(session.request)
+
+    def _leave_pool(self, session: RemoteSession) -> None:
+        if session.pool is not None:
+            self._send(session.pool, Close(session.number, session.generation))
+            session.pool.sessions.discard(session.number)
+        session.state, session.pool, session.copy = SessionState.OPENING, None, self._empty_copy(session.request)
+        session.paused, session.parked = False, None
+
+    def _send(self, pool: DraftPool, message: ToDraft) -> None:
+        self.outbox.append(Outgoing(pool.peer, message))
+
+    # -- the pools
+
+    def join(self, pool: DraftPool) -> None:
+        self.pools = (*self.pools, pool)
+
+    def drain(self, pool: DraftPool, draining: bool) -> None:
+        """It is to leave; or it is not, after all."""
+        pool.draining = draining
+        lost = (self.sessions[number] for number in pool.sessions) if draining else ()
+        for session in [session for session in lost if session.state is SessionState.LOST]:
+            self._leave_pool(session)
+
+    def leave(self, pool: DraftPool) -> None:
+        """Nothing of it counts from now on."""
+        self.pools = tuple(other for other in self.pools if other is not pool)
+        self._abandon(pool)
+
+    def tick(self, now: float) -> None:
+        """Greet the pools now and then; called often."""
+        for pool in self.pools:
+            pool.tick(now)
+            if not self._keeps_sessions(pool, now):
+                self._abandon(pool)
+            if pool.hello_due(now):
+                self._send(pool, self._steps.told(msgspec.structs.replace(self._hello, echo=pool.echo.stamp(now)), now))
+
+    def _keeps_sessions(self, pool: DraftPool, now: float) -> bool:
+        return pool.keeps_sessions(now, alone=not self._others_take(pool))
+
+    def _others_take(self, pool: DraftPool) -> bool:
+        """Whether there is a pool to which its sessions can go."""
+        return any(other.takes_sessions for other in self.pools if other is not pool)
+
+    def _abandon(self, pool: DraftPool) -> None:
+        """Its sessions are opened elsewhere, or there once it is back: it may have forgotten them."""
+        if pool.sessions:
+            pool.give_up()
+        for number in list(pool.sessions):
+            self._leave_pool(self.sessions[number])
+            self.counts.moved += 1
+
+    def pool_at(self, peer: Peer) -> DraftPool | None:
+        return next((pool for pool in self.pools if pool.peer == peer), None)
+
+    def malformed(self, pool: DraftPool, reason: str, now: float, about: str = "") -> None:
+        """A frame that is no message, of type `about` if it has one."""
+        pool.malformed(reason, now)
+        self._report(pool, pool.reports.of("malformed", about, reason, now))
+
+    def unknown(self, pool: DraftPool, kind: str, now: float) -> None:
+        """A message of a type that is not known here: a newer draft may send it."""
+        pool.drops.add("unknown_messages", 1, now, kind)
+        self._report(pool, pool.reports.of("unknown_type", kind, f"messages of type {kind} are not known here", now))
+
+    def _report(self, pool: DraftPool, error: Error | None) -> None:
+        if error is not None and pool.can(ERRORS):
+            self._send(pool, error)
+
+    def receive(self, pool: DraftPool, message: ToTarget, now: float) -> None:
+        if isinstance(message, Load):
+            self._hear_load(pool, message, now)
+        elif isinstance(message, Error):
+            pool.drops.add("errors", min(message.count, MAX_ERRORS), now, f"{message.code}: {message.reason}")
+        elif isinstance(message, Refuse) and message.session == CONNECTION:
+            pool.refused(message.reason, now)
+        else:
+            pool.heard_of_session(now)
+            session = self.sessions.get(message.session)
+            if session is None or not self._is_current(session, pool, message.generation):
+                pool.drops.add("stale_frames", 1, now)
+            elif isinstance(message, Tree):
+                self._attach(session, pool, message, now)
+            elif isinstance(message, Resync | Refuse):
+                self._given_back(session, pool, message, now)
+            else:
+                self._note(session, pool, message, now)
+
+    def _hear_load(self, pool: DraftPool, load: Load, now: float) -> None:
+        if self._hello.oldest <= load.version <= self._hello.version:
+            pool.heard_load(load, now)
+        else:
+            reason = f"version {load.version} is not {self._hello.oldest} to {self._hello.version}"
+            pool.refused(reason, now)
+            self._report(pool, pool.reports.of("version", "load", reason, now))
+
+    def _note(
+        self, session: RemoteSession, pool: DraftPool, message: Skip | Progress | Pause | Resume, now: float
+    ) -> None:
+        """What a pool says of how it gets on."""
+        if isinstance(message, Skip):
+            session.features_sent = max(session.features_sent, message.first)
+        elif isinstance(message, Progress):
+            session.read = message.read
+        elif isinstance(message, Resume):
+            session.parked = None
+        elif session.parked is None:
+            session.parked = now
+            pool.drops.add("pauses", 1, now)
+
+    def _is_current(self, session: RemoteSession, pool: DraftPool, generation: int) -> bool:
+        return session.pool is pool and session.state is not SessionState.LOST and session.generation == generation
+
+    def _given_back(self, session: RemoteSession, pool: DraftPool, message: Resync | Refuse, now: float) -> None:
+        """The pool cannot follow the session, or does not take it."""
+        if isinstance(message, Resync):
+            pool.drops.add("resyncs", 1, now, message.reason)
+            pool.told.clear()  # it lacks something; the next Opens have all tokens
+            self._set_back(session, now)
+        else:
+            pool.drops.add("refusals", 1, now, message.reason)
+            session.refused_by.add(pool.peer)
+            self._leave_pool(session)
+            others = {other.peer for other in self.pools if not other.draining}
+            self._set_back(session, now, breach=others <= session.refused_by)
+
+    def _attach(self, session: RemoteSession, pool: DraftPool, pushed: Tree, now: float) -> None:
+        if pushed.sequence < session.pushes:
+            pool.drops.add("stale_frames", 1, now)  # it came twice
+            return
+        if pushed.sequence > session.pushes:
+            reason = f"Tree {pushed.sequence} came, Tree {session.pushes} did not"
+            self._break(session, pool, "gaps", "gap", reason, now)
+            self._set_back(session, now)
+            return
+        session.pushes, session.parked = session.pushes + 1, None
+        pool.score.trees += 1
+        pool.score.nodes += len(pushed.ids)
+        copy = session.copy
+        dropped, late, repeated = copy.dropped, copy.late, copy.repeated
+        copy.attach(pushed)
+        self.counts.trees += 1
+        self.arrivals.append(Arrival(now, len(pushed.ids)))
+        pool.drops.add("late_nodes", copy.late - late, now)
+        pool.drops.add("repeated_nodes", copy.repeated - repeated, now)
+        if copy.dropped > dropped:
+            self._break(session, pool, "dropped_nodes", copy.breach_code, copy.breach, now, copy.dropped - dropped)
+            self._set_back(session, now, breach=True)
+
+    def _break(
+        self, session: RemoteSession, pool: DraftPool, kind: str, code: str, reason: str, now: float, count: int = 1
+    ) -> None:
+        """A Tree broke a rule: it is counted, and the pool is told which."""
+        pool.drops.add(kind, count, now, reason)
+        at = session.number, session.generation
+        self._report(pool, pool.reports.of(code, "tree", reason, now, *at))

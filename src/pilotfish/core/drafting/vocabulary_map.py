@@ -1,0 +1,158 @@
+"""Which tokens of two tokenizers stand for the same text, so that a draft with one guesses for a target with the other.
+
+    target   " return" "s" " (" "x" <|end|>     the target's ids: on the wire, in trees, rules, masks and noise
+                 │      │          │    │
+    draft    " return" "s" " " "(" "x" </s>     the draft's ids: only what its forward reads
+
+What a draft gives are the target's ids, of tokens that both have (`core.executor.SharedTokens`). What it reads is the
+target's text as its own tokenizer writes it (`core/drafting/mapped_text.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+import numpy as np
+
+from pilotfish.core.sampling.constraint import GrammarSource, MaskMaker, masks_when_asked, no_grammars
+from pilotfish.core.scheduling.executor import SharedTokens
+
+#: Read in place of what the draft has no token for. No vocabulary is as large.
+UNREAD = (1 << 31) - 1
+#: Bytes of the longest token that bytes are spelled with.
+LONGEST_SPELLED = 16
+#: Bytes that are no UTF-8, in a text decoded with `surrogateescape`.
+_ESCAPED = re.compile(r"([\udc80-\udcff]+)")
+
+
+@dataclass(frozen=True)
+class TokenTable:
+    """What the tokens of a tokenizer stand for."""
+
+    plain: Mapping[int, bytes]  # of tokens with the same bytes the first is the one that the tokenizer writes
+    added: Mapping[int, str]  # texts of added tokens; of those that are not special the bytes are in `plain`, too
+    encode: Callable[[str], Sequence[int]]  # writes a text, whatever it says, without special tokens
+    lead: tuple[int, ...] = ()  # special tokens that the tokenizer puts before a text
+    roles: Mapping[str, int] = field(default_factory=dict)  # special tokens by what they are for
+
+    @property
+    def size(self) -> int:
+        return 1 + max(chain(self.plain, self.added), default=-1)
+
+    def spellings(self) -> dict[bytes, int]:
+        """The tokens that are written, by their bytes."""
+        found = dict[bytes, int]()
+        for token, data in self.plain.items():
+            if data:
+                found.setdefault(data, token)
+        return found
+
+
+class VocabularyMap:
+    """From a target's tokens to a draft's and back."""
+
+    def __init__(self, target: TokenTable, draft: TokenTable) -> None:
+        self.size = target.size  # ids of the target that are known of
+        self.lead = draft.lead
+        self._draft, self._spellings = draft, draft.spellings()
+        self._pairs = _pairs(target, draft)
+        self._texts = {token: text.encode() for token, text in target.added.items()} | dict(target.plain)
+        if (begin := target.roles.get("bos")) is not None and begin not in self._pairs:
+            self._texts[begin] = b""  # the draft's own comes first, if it has one
+        unlike = (
+            t for t, d in self._pairs.items() if target.plain.get(t) != draft.plain.get(d) or t not in target.plain
+        )
+        self._marks = {token: self._pairs[token] for token in unlike}
+        #: Whether the target has every token that the draft writes: each of its own is then read by itself.
+        self.nested = set(self._spellings.values()) <= set(self._pairs.values())
+        self._pieces = dict[int, list[int]]()
+        ids = sorted(self._pairs)
+        self.shared = SharedTokens(np.array(ids, np.int64), np.array([self._pairs[token] for token in ids], np.int64))
+
+    def counterpart(self, token: int) -> int:
+        """The draft's token for one of the target's that both have."""
+        return self._pairs[token]
+
+    def mark(self, token: int) -> int | None:
+        """The draft's token for a special one of the target's, which belongs to no text; None for one that does."""
+        return self._marks.get(token) if token in self._texts else UNREAD
+
+    def text(self, token: int) -> bytes:
+        """Of one that `mark` has none for."""
+        return self._texts[token]
+
+    def pieces(self, token: int) -> list[int]:
+        """The draft's tokens for one of the target's, by itself."""
+        own = self._pairs.get(token, self.mark(token))
+        if own is not None:
+            return [own]
+        if token not in self._pieces:
+            self._pieces[token] = self.written(self.text(token))
+        return self._pieces[token]
+
+    def length(self, token: int) -> int:
+        """Bytes of a token of the draft's."""
+        return len(self._draft.plain.get(token, b"?"))
+
+    def written(self, data: bytes) -> list[int]:
+        """As the draft's tokenizer writes it; what is no text is spelled."""
+        parts = _ESCAPED.split(data.decode(errors="surrogateescape"))  # text, what is none, text, …
+        tokens = list[int]()
+        for place, part in enumerate(parts):
+            tokens += self._spelled(part.encode(errors="surrogateescape")) if place % 2 else self._encoded(part)
+        return tokens
+
+    def _encoded(self, text: str) -> list[int]:
+        """Lines that the tokenizer would change, as a normalizer may, are spelled."""
+        whole = self._unchanged(text)
+        if whole is not None:
+            return whole
+        lines = ((line, self._unchanged(line)) for line in text.splitlines(keepends=True))
+        return [token for line, own in lines for token in (self._spelled(line.encode()) if own is None else own)]
+
+    def _unchanged(self, text: str) -> list[int] | None:
+        tokens = list(self._draft.encode(text))
+        said = b"".join(self._draft.plain.get(token, b"") for token in tokens)
+        return tokens if said == text.encode() else None
+
+    def _spelled(self, data: bytes) -> list[int]:
+        """In the longest tokens that fit, one after the other."""
+        tokens, place = list[int](), 0
+        while place < len(data):
+            ends = range(min(place + LONGEST_SPELLED, len(data)), place, -1)
+            end = next((end for end in ends if data[place:end] in self._spellings), place + 1)
+            tokens.append(self._spellings.get(data[place:end], UNREAD))
+            place = end
+        return tokens
+
+
+def _pairs(target: TokenTable, draft: TokenTable) -> dict[int, int]:
+    """Tokens of both, each once: added ones by their texts, special ones by what they are for, all by their bytes."""
+    by_text = {text: token for token, text in draft.added.items()}
+    pairs = dict[int, int]()
+    _pair(pairs, ((token, by_text.get(text)) for token, text in target.added.items()))
+    _pair(pairs, ((token, draft.roles.get(role)) for role, token in target.roles.items()))
+    spellings = draft.spellings()
+    _pair(pairs, ((token, spellings.get(data)) for data, token in target.spellings().items()))
+    return pairs
+
+
+def _pair(pairs: dict[int, int], found: Iterable[tuple[int, int | None]]) -> None:
+    taken = set(pairs.values())
+    for token, counterpart in found:
+        if counterpart is not None and token not in pairs and counterpart not in taken:
+            pairs[token] = counterpart
+            taken.add(counterpart)
+
+
+@dataclass(frozen=True)
+class MappedVocabulary:
+    """That of targets which a draft serves through a map."""
+
+    map: VocabularyMap
+    added_tokens: Mapping[int, str]  # of the target, beyond its base vocabulary, by their ids
+    grammars: GrammarSource = no_grammars  # by the target's tokenizer
+    masks: MaskMaker = masks_when_asked  # of those

@@ -1,0 +1,80 @@
+"""What a target tells a trained head of its hidden states: a vector for each committed token, its feature.
+
+    position        0    1    2    3    4
+    token           a    b    c    d    e        e: the last committed one, the root
+    feature         A    B    C    D    -        the target has not run e yet
+    row of a head        A b  B c  C d  D e      the feature of the token before, and the token
+
+A row needs the feature before it, so the first token has none.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.core.cache.slots import Slots
+
+#: In place of a layer's id: the hidden state after the last layer and the final norm.
+FINAL = -1
+#: [tokens, width]; a row of NaN where it is not known.
+Features: TypeAlias = NDArray[np.float32]
+
+
+class FeatureSource(Protocol):
+    """A target whose slots keep the features of their tokens, as they keep KV."""
+
+    @property
+    def feature_width(self) -> int: ...
+
+    def features(self, slots: Slots) -> Features:
+        """[len(slots), width]"""
+
+
+class FeatureLog:
+    """Features of one sequence on their way to the rows that need them. They come in order, maybe with gaps, where some
+    were lost: rows there are computed all the same."""
+
+    def __init__(self, width: int) -> None:
+        self._none = np.full(width, np.nan, np.float32)
+        self._rows: dict[int, NDArray[np.float32]] = {}  # by position, from `_first` on
+        self._first = 0
+        self._gap: int | None = None  # the first position whose feature a row went without
+        self.reach = 0  # positions up to the last one whose feature came
+
+    def __len__(self) -> int:
+        """Features that it holds."""
+        return len(self._rows)
+
+    def put(self, first: int, rows: Features) -> None:
+        """The features of positions from `first` on. What came before and is needed no more is ignored."""
+        skipped = max(self._first - first, 0)
+        for position, row in enumerate(rows[skipped:], first + skipped):
+            self._rows[position] = row.copy()  # without the others that came with it
+        if len(rows) > skipped:
+            self.reach = max(self.reach, first + len(rows))
+
+    def of_rows(self, start: int, count: int) -> Features:
+        """For the rows of tokens [start, start + count): the feature before each."""
+        found = [self._rows.get(position, self._none) for position in range(start - 1, start - 1 + count)]
+        return np.stack(found) if found else np.zeros((0, len(self._none)), np.float32)
+
+    def forget(self, before: int) -> None:
+        """The rows of tokens up to `before` are computed: they need no features again."""
+        first = max(before - 1, self._first)
+        for position in range(self._first, first):
+            if self._rows.pop(position, None) is None and self._gap is None:
+                self._gap = position
+        self._first, self.reach = first, max(self.reach, first)
+
+    def num_whole(self, count: int) -> int:
+        """Of the first `count` tokens, whose rows are computed, those that went without no feature."""
+        return count if self._gap is None else min(count, self._gap + 1)
+
+    def restart(self, first: int) -> None:
+        """Nothing is known; positions from `first` on are to come."""
+        self._rows, self._first, self.reach = {}, first, first
+        if self._gap is not None and self._gap >= first:
+            self._gap = None

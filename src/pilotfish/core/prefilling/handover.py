@@ -1,0 +1,121 @@
+"""KV that a prefill worker computes for a target, as a scheduler sees it: like a load from tiers (`tiers.py`).
+
+position   0 ............ first ......................... n │ last
+           [ it has        ][ slots, filled by the hand-over ][ its own row, which samples ]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from pilotfish.core.cache.slots import Slots
+
+#: How a hand-over ends that has brought all its tokens.
+WHOLE = "whole"
+
+
+@dataclass
+class HandOverReport:
+    """What a hand-over took and brought; parts of its time, in seconds, that are not known are 0.
+
+    began ├── queued ──┼────────── computing ──────────┼─ exposed ─┤ began + seconds
+          ├───────── arriving ─────────┼─ segments come ───────────┤
+    """
+
+    pool: str = ""  # that computes it
+    transport: str = ""  # how its segments are read
+    outcome: str = ""  # WHOLE, or in a word why it ended earlier
+    began: float = 0.0  # a moment of the target's clock
+    seconds: float = 0.0  # from its beginning to its end
+    queued: float = 0.0  # that it waited at the pool
+    computing: float = 0.0  # from its first row there to its last
+    arriving: float = 0.0  # from its beginning to its first segment
+    transfer: float = 0.0  # of work: reading its segments, checking them, writing them into slots
+    hidden: float = 0.0  # of that work, at least, while the pool computed
+    size: int = 0  # bytes that came
+    tokens: int = 0  # that came
+    cached: int = 0  # tokens of the sequence whose KV the pool had already
+
+    @property
+    def told(self) -> bool:
+        """Whether the pool has said how long it took, and nothing was lost: its parts are known."""
+        return self.outcome == WHOLE and self.computing > 0
+
+    @property
+    def exposed(self) -> float:
+        """Seconds that the transfer, and the messages, took on top of waiting and computing."""
+        return max(self.seconds - self.queued - self.computing, 0.0) if self.told else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "exposed": self.exposed}
+
+    @property
+    def lost(self) -> float:
+        """All its seconds if it ended early: for what came of it they would have been fewer."""
+        return 0.0 if self.outcome == WHOLE else self.seconds
+
+
+@dataclass(eq=False)
+class HandOver:
+    """KV on its way from a prefill worker into slots that a request owns. Two of them are never equal."""
+
+    tokens: Sequence[int]  # the sequence up to the last one whose KV is wanted
+    slots: Slots  # [n], of the last n tokens
+    salt: str | None = None
+    count: int | None = None  # of `slots`, how many first ones have their KV; None: it is on its way
+    report: HandOverReport = field(default_factory=HandOverReport)
+
+    @property
+    def first(self) -> int:
+        """The first token that is handed over."""
+        return len(self.tokens) - len(self.slots)
+
+    def end(self, count: int, outcome: str, now: float) -> None:
+        """It has ended with its first `count` tokens."""
+        self.count = self.report.tokens = count
+        self.report.outcome = outcome
+        self.report.seconds = now - self.report.began
+
+
+@dataclass
+class HandOverTotals:
+    """Of the hand-overs by one transport that have ended, since the start."""
+
+    outcomes: dict[str, int] = field(default_factory=dict)
+    tokens: int = 0
+    size: int = 0  # bytes
+    transfer: float = 0.0  # seconds of work
+    hidden: float = 0.0  # of them, that passed while the pool computed, at least
+
+    def add(self, report: HandOverReport) -> None:
+        self.outcomes[report.outcome] = self.outcomes.get(report.outcome, 0) + 1
+        self.tokens += report.tokens
+        self.size += report.size
+        self.transfer += report.transfer
+        self.hidden += report.hidden
+
+
+class Prefills(Protocol):
+    """Prefill workers elsewhere, as a scheduler has them. All calls come from its thread. None raises for what fails
+    elsewhere: the tokens are computed here then."""
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """How long a forward here took that computed KV of so many tokens of prompts; 0: it only decoded."""
+
+    def worth_sending(self, tokens: Sequence[int], first: int, salt: str | None, waiting: int, neighbours: int) -> bool:
+        """Whether KV of tokens [first, len(tokens)) is there sooner when it is computed elsewhere; `waiting` tokens are
+        to be computed here before, and `neighbours` requests wait for each of their tokens meanwhile."""
+
+    def begin(self, handover: HandOver) -> None:
+        """Have it computed, and its slots filled: what was just found worth sending."""
+
+    def poll(self) -> None:
+        """Hand-overs that have ended, or take too long, get their `count`; nobody writes to their slots any more."""
+
+    def cancel(self, handover: HandOver) -> None:
+        """It has its `count` when this returns."""
+
+    def wait(self) -> None:
+        """Until a hand-over may have ended; a few milliseconds at most."""

@@ -1,0 +1,384 @@
+"""The target's half of hand-overs: which pool computes what, whether what comes is what was ordered, how long to wait.
+
+    begin ── PrefillOrder ──► SegmentReady, OrderDone
+                                 │ Fetch ──► SegmentBytes, where the worker's memory cannot be read
+                                 │ whatever is not as it should be: refuse
+                                 ▼
+                              work: read the segment, check it, write it into slots ── landed ──► Taken
+                                 │ all is there, or it failed, or it takes too long
+                                 ▼
+                              settle: the first tokens that are in the slots in every layer ── Release
+
+A hand-over ends once, in `settle` or `cancel`. The machine has no socket, clock or lock: `remote_prefills.py`
+owns those, sends `outbox`, does `work` and logs the pools' notices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+from pilotfish.core.drafting.messages import Outgoing, Peer, salt_digest
+from pilotfish.core.prefilling.handover import WHOLE, HandOver
+from pilotfish.core.prefilling.incoming import Incoming, Landing
+from pilotfish.core.prefilling.prefill_choice import PrefillChoice, PrefillOption, PromptLoad
+from pilotfish.core.prefilling.prefill_messages import (
+    Fetch,
+    FromPrefill,
+    Greeting,
+    OrderDone,
+    OrderFailed,
+    PrefillLoad,
+    PrefillOrder,
+    Release,
+    Renewal,
+    SegmentBytes,
+    SegmentGone,
+    SegmentReady,
+    Taken,
+    TurnedAway,
+    Welcome,
+)
+from pilotfish.core.prefilling.prefill_pools import PrefillPool, mismatch
+from pilotfish.core.prefilling.segments import SegmentReference
+
+#: Seconds that a hand-over may take at least, and how many times those that it was expected to take, or that computing
+#: here would; and seconds where nothing is known of either.
+LEAST, PATIENCE, UNKNOWN = 1.0, 3.0, 30.0
+#: Seconds without anything of a hand-over at least, how many times those that the pool's queue takes, and seconds at
+#: most once something of it has come.
+STALL, STALLS, LONGEST_STALL = 0.25, 2.0, 5.0
+#: Seconds that OrderDone may be late once all is there: what it says is for people.
+LAST_WORD = 0.02
+
+#: Why a hand-over ended before it brought all its tokens.
+BUSY, FAILED, GONE, LATE, STALLED, REFUSED, CANCELLED = (
+    *("busy", "failed", "gone"),  # the pool had too much to do; could not do it; is gone, or the segment is
+    *("late", "stalled"),  # it took too long; nothing came of it for too long
+    *("refused", "cancelled"),  # something came that was not used; nobody wants it any more
+)
+OUTCOMES = (WHOLE, BUSY, FAILED, GONE, LATE, STALLED, REFUSED, CANCELLED)
+#: Those that speak against the pool. One that is gone shows that itself.
+_FAULTS = (FAILED, LATE, STALLED, REFUSED)
+
+
+@dataclass(frozen=True)
+class OpenMemory:
+    """Work: open the memory of a pool's segments, then tell `opened`."""
+
+    pool: PrefillPool
+    welcome: Welcome
+
+
+@dataclass(frozen=True)
+class CloseMemory:
+    """Work: read it no more. As long as it is mapped here it takes room on its host, though its owner be gone."""
+
+    pool: PrefillPool
+
+
+@dataclass(frozen=True)
+class ReadSegment:
+    """Work: read a segment, unless it came as `data`, check it and write it into the slots; then tell `landed`, or
+    `refuse`."""
+
+    incoming: Incoming
+    reference: SegmentReference
+    data: memoryview | None = None
+
+
+class HandOverMachine:
+    """Every method takes the present time."""
+
+    def __init__(
+        self, greeting: Greeting | None, pools: Sequence[PrefillPool], least: int | None = None, salt_key: bytes = b""
+    ) -> None:
+        """`greeting` may be set later, before the first pool joins. `least`: tokens from which on prompts are sent;
+        None: where that is sooner. `salt_key` is for the digests of salts."""
+        self.pools = tuple(pools)  # a new tuple at each change: other threads read it
+        self.outbox: list[Outgoing] = []
+        self.work: list[OpenMemory | CloseMemory | ReadSegment] = []
+        self.settled = False  # whether a hand-over may have ended since `settle`
+        self.choice = PrefillChoice(least, self._ordered)
+        self.greeting, self._salt_key = greeting, salt_key
+        self._incoming: dict[int, Incoming] = {}  # by number
+        self._next = 1
+
+    @property
+    def busy(self) -> bool:
+        """Whether any hand-over is under way."""
+        return bool(self._incoming)
+
+    def at(self, pool: PrefillPool) -> list[Incoming]:
+        """The hand-overs under way there."""
+        return [incoming for incoming in self._incoming.values() if incoming.pool is pool]
+
+    def _ordered(self, pool: PrefillPool) -> int:
+        return sum(incoming.outstanding for incoming in self.at(pool))
+
+    # -- the scheduler
+
+    def option(
+        self, tokens: Sequence[int], first: int, salt: str | None, waiting: int, neighbours: int, now: float
+    ) -> PrefillOption | None:
+        """Who is to compute KV of tokens [first, len(tokens)); None: it is computed here."""
+        digest = salt_digest(salt, self._salt_key)
+        return self.choice.option(PromptLoad(tokens, first, digest, waiting, neighbours), self.pools, now)
+
+    def begin(self, handover: HandOver, option: PrefillOption, now: float) -> Incoming | None:
+        """None where the pool has just been lost, or has left: it has ended."""
+        pool, report = option.pool, handover.report
+        report.pool, report.transport, report.began, pool.asked = pool.name, pool.transport, now, now
+        if not pool.ready or pool.welcome is None:
+            handover.end(0, GONE, now)
+            pool.ended(report)
+            return None
+        patience = LEAST + PATIENCE * max(option.here or 0.0, option.there or 0.0)
+        if option.here is None and option.there is None:
+            patience = UNKNOWN
+        incoming = self._incoming[self._next] = Incoming(
+            self._next,
+            handover,
+            pool,
+            pool.welcome.identity.layout,
+            began=now,
+            deadline=now + patience,
+            expected=LONGEST_STALL if option.there is None else option.there,
+            moved=now,
+            cached=option.cached,
+        )
+        self._next += 1
+        salt = salt_digest(handover.salt, self._salt_key)
+        self._send(pool, PrefillOrder(incoming.number, list(handover.tokens), handover.first, salt))
+        return incoming
+
+    def settle(self, now: float) -> list[Incoming]:
+        """The hand-overs that have ended. Nothing that comes of them later counts."""
+        self.settled = False
+        ended = []
+        for incoming in list(self._incoming.values()):
+            if outcome := self._outcome(incoming, now):
+                self._end(incoming, outcome, now)
+                ended.append(incoming)
+        return ended
+
+    def cancel(self, handover: HandOver, now: float) -> Incoming:
+        incoming = next(one for one in self._incoming.values() if one.handover is handover)
+        self._end(incoming, CANCELLED, now)
+        return incoming
+
+    def _outcome(self, incoming: Incoming, now: float) -> str:
+        """How it has ended; "": it has not."""
+        if incoming.complete:
+            told = incoming.done is not None or now - incoming.complete_at > LAST_WORD or incoming.outcome
+            return WHOLE if told else ""
+        if incoming.outcome:
+            return incoming.outcome
+        if now > incoming.deadline:
+            return LATE
+        silence = now - incoming.moved
+        return STALLED if silence > STALL and silence > self._stall(incoming) else ""
+
+    def _stall(self, incoming: Incoming) -> float:
+        """Seconds that nothing may come of it; at least STALL."""
+        if not incoming.segments:
+            return STALL + STALLS * incoming.expected
+        pool = incoming.pool
+        if pool.token_seconds is None or pool.load is None:
+            return LONGEST_STALL
+        queue = pool.token_seconds * max(pool.load.queued_tokens, self._ordered(pool))
+        return STALL + min(STALLS * queue, LONGEST_STALL)
+
+    def _end(self, incoming: Incoming, outcome: str, now: float) -> None:
+        del self._incoming[incoming.number]
+        incoming.ended, pool, handover = True, incoming.pool, incoming.handover
+        handover.end(incoming.count, outcome, incoming.complete_at if outcome == WHOLE else now)
+        handover.report.hidden = incoming.hidden
+        pool.ended(handover.report)
+        if outcome == WHOLE:
+            pool.succeeded(handover.report)
+        elif outcome in _FAULTS:
+            pool.failed(now)
+        if outcome in (LATE, STALLED):
+            pool.slow(handover.report)
+        self._send(pool, Release(incoming.number))
+
+    # -- whoever does the work
+
+    def opened(self, work: OpenMemory, transport: str, now: float, *, fetches: bool) -> None:
+        """The pool's segments are read in this way; `fetches`: as SegmentBytes."""
+        if work.pool.welcome is work.welcome:  # or it has begun another life meanwhile
+            work.pool.serves(transport, now, fetches=fetches)
+
+    def landed(self, work: ReadSegment, seconds: float, now: float) -> None:
+        """A segment is in its slots; the work took so long."""
+        incoming, report = work.incoming, work.incoming.handover.report
+        if incoming.ended:
+            return
+        del incoming.awaited[work.reference.number]
+        incoming.moved = now
+        incoming.landings.append(Landing(now, seconds))
+        report.transfer += seconds
+        report.size += work.reference.size
+        self._send(incoming.pool, Taken(incoming.number, [work.reference.number]))
+        if incoming.complete:
+            incoming.complete_at = now
+            self.settled = True
+
+    def refuse(self, incoming: Incoming, reason: str, now: float, detail: str = "") -> None:
+        """Something of a hand-over cannot be used: it ends."""
+        incoming.pool.drops.add(reason, 1, now, detail)
+        self._stop(incoming, REFUSED)
+
+    def _stop(self, incoming: Incoming, outcome: str) -> None:
+        incoming.outcome = incoming.outcome or outcome
+        self.settled = True
+
+    # -- the pools
+
+    def join(self, pool: PrefillPool) -> None:
+        self.pools = (*self.pools, pool)
+
+    @property
+    def _introduction(self) -> Greeting:
+        assert self.greeting is not None  # or no pool had joined
+        return self.greeting
+
+    def drain(self, pool: PrefillPool, draining: bool) -> None:
+        """It is to leave, once what it computes has come; or it is not, after all."""
+        pool.draining = draining
+
+    def leave(self, pool: PrefillPool) -> None:
+        """What it was to compute is computed elsewhere."""
+        self.pools = tuple(other for other in self.pools if other is not pool)
+        for incoming in self.at(pool):
+            self._send(pool, Release(incoming.number))
+        pool.leaves()
+        self._end_life(pool)
+
+    def tick(self, now: float) -> None:
+        """Greet the pools, renew leases; called often."""
+        for pool in self.pools:
+            pool.tick(now)
+            if pool.silent(now):
+                self.lost(pool, f"{pool.name} has been silent")
+            if pool.greeting_due(now):
+                self._send(pool, self._introduction)
+            elif pool.renewal_due(now):
+                self._send(pool, Renewal([incoming.number for incoming in self.at(pool)]))
+
+    def lost(self, pool: PrefillPool, reason: str) -> None:
+        """What it was to compute is computed elsewhere. It is greeted until it answers again."""
+        if pool.welcome is not None:
+            pool.lost(reason)
+            self._end_life(pool)
+
+    def _end_life(self, pool: PrefillPool) -> None:
+        """Nothing that it has in its memory is used any more."""
+        for incoming in self.at(pool):
+            self._stop(incoming, GONE)
+        self.work.append(CloseMemory(pool))
+
+    def pool_at(self, peer: Peer) -> PrefillPool | None:
+        return next((pool for pool in self.pools if pool.peer == peer), None)
+
+    def malformed(self, pool: PrefillPool, reason: str, now: float) -> None:
+        """It sent a frame that is no message: nobody knows what it was."""
+        pool.drops.add("malformed", 1, now, reason)
+        for incoming in self.at(pool):
+            self._stop(incoming, REFUSED)
+
+    def receive(self, pool: PrefillPool, message: FromPrefill, now: float) -> None:
+        match message:
+            case Welcome():
+                self._welcomed(pool, message)
+            case TurnedAway():
+                self._refused(pool, message.reason)
+            case PrefillLoad():
+                pool.heard(message, now)
+            case SegmentReady():
+                self._announced(pool, message.reference, now)
+            case _:
+                incoming = self._incoming.get(message.handover)
+                if incoming is not None and incoming.pool is pool and not incoming.outcome:
+                    self._heard_of(incoming, message, now)
+
+    def _welcomed(self, pool: PrefillPool, welcome: Welcome) -> None:
+        if pool.same_life(welcome):
+            return
+        self._end_life(pool)
+        if (reason := mismatch(welcome, self._introduction.identity)) is not None:
+            pool.refuses(reason)
+            return
+        pool.begins_life(welcome)
+        self.work.append(OpenMemory(pool, welcome))
+
+    def _refused(self, pool: PrefillPool, reason: str) -> None:
+        self._end_life(pool)
+        pool.refuses(reason)
+
+    def _announced(self, pool: PrefillPool, reference: SegmentReference, now: float) -> None:
+        incoming = self._incoming.get(reference.handover)
+        if incoming is None or incoming.pool is not pool or incoming.outcome:
+            return
+        assert pool.welcome is not None  # or nothing were under way there
+        if not reference.authentic(pool.welcome.mac_key):
+            self.refuse(incoming, "forged", now)
+        elif (reason := incoming.announce(reference)) is not None:
+            self.refuse(incoming, reason, now, f"segment {reference.number}")
+        else:
+            pool.knows(now)
+            self._arrived(incoming, now)
+            if pool.fetches:
+                self._send(pool, Fetch(reference))
+            else:
+                self.work.append(ReadSegment(incoming, reference))
+
+    def _arrived(self, incoming: Incoming, now: float) -> None:
+        incoming.moved, report = now, incoming.handover.report
+        report.arriving = report.arriving or now - incoming.began
+
+    def _heard_of(
+        self, incoming: Incoming, message: SegmentBytes | SegmentGone | OrderDone | OrderFailed, now: float
+    ) -> None:
+        match message:
+            case SegmentBytes():
+                self._received(incoming, message, now)
+            case SegmentGone():
+                self.refuse(incoming, "gone", now, message.reason)
+            case OrderDone():
+                self._done(incoming, message, now)
+            case OrderFailed(busy=True):
+                incoming.pool.busy(now)
+                self._stop(incoming, BUSY)
+            case OrderFailed():
+                incoming.pool.drops.add("orders", 1, now, message.reason)
+                self._stop(incoming, FAILED)
+
+    def _received(self, incoming: Incoming, message: SegmentBytes, now: float) -> None:
+        reference = incoming.awaited.get(message.number)
+        if reference is None or message.number in incoming.received or not incoming.pool.fetches:
+            self.refuse(incoming, "unexpected", now, f"bytes of segment {message.number}")
+            return
+        incoming.received.add(message.number)
+        incoming.pool.knows(now)
+        incoming.moved = now
+        self.work.append(ReadSegment(incoming, reference, message.data))
+
+    def _done(self, incoming: Incoming, message: OrderDone, now: float) -> None:
+        if incoming.done is not None or message.segments != incoming.segments or not incoming.announced_all:
+            self.refuse(incoming, "unexpected", now, f"an end after {incoming.segments} of {message.segments} segments")
+            return
+        incoming.done, incoming.moved = message, now
+        handover, report = incoming.handover, incoming.handover.report
+        report.queued, report.computing, report.cached = message.queued, message.computing, message.cached
+        told, salt = incoming.pool.told, salt_digest(handover.salt, self._salt_key)
+        if message.cached < incoming.cached:
+            told.forget(salt, handover.tokens, message.cached)
+        told.tell(salt, handover.tokens)
+        self.settled = self.settled or incoming.complete
+
+    def _send(self, pool: PrefillPool, message: Struct) -> None:
+        self.outbox.append(Outgoing(pool.peer, message))

@@ -1,0 +1,103 @@
+"""Where KV of a prompt is computed: here, or by which prefill pool.
+
+here    [ others' prompts ][ this one ]        whoever decodes meanwhile waits longer for each token
+there   [ its queue ][ all that it has no KV of ][ exposed ][ the end of the step at hand ][ a step of the last row ]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pilotfish.core.prefilling.prefill_costs import LocalSeconds
+from pilotfish.core.prefilling.prefill_pools import PrefillPool
+
+#: Times as long as here that a prompt may take elsewhere where others decode meanwhile, whom it does not delay then:
+#: without the pool's queue, which is another one soon, and with it.
+BESIDE, BESIDE_QUEUED = 1.1, 2.0
+#: Of a step here: what is left of it, on average, when a hand-over ends; what its last chunk wastes of one.
+LEFT = 0.5
+#: Tokens of a prompt that is never worth a hand-over: they fit into a forward beside what decodes.
+FEW = 128
+#: Tokens of a prompt that is sent to find out what that takes.
+TRIAL = 256
+#: Seconds after which a pool that was not worth it is tried again: twice as many each time, so many times at most.
+RETRIAL, MAX_RETRIALS = 10.0, 6
+
+
+@dataclass(frozen=True)
+class PrefillOption:
+    """A pool that could compute KV of some tokens. Seconds are None before anything was measured."""
+
+    pool: PrefillPool
+    cached: int  # tokens whose KV it is believed to have
+    there: float | None  # until they are here, and the last token's row is computed
+    here: float | None  # that computing them here would take
+    wait: float = 0.0  # of `there`, for what the pool has to do before
+
+    def sooner(self, neighbours: int) -> bool:
+        """Whether it is worth a hand-over, where so many requests decode here."""
+        assert self.there is not None and self.here is not None  # or it is only tried
+        if not neighbours:
+            return self.there <= self.here
+        return self.there - self.wait <= BESIDE * self.here and self.there <= BESIDE_QUEUED * self.here
+
+
+@dataclass(frozen=True)
+class PromptLoad:
+    """A prompt that lacks KV, and what goes on here meanwhile."""
+
+    tokens: Sequence[int]
+    first: int  # token without KV
+    salt: bytes | None
+    waiting: int  # tokens that are to be computed here before
+    neighbours: int  # requests that decode here
+
+    @property
+    def missing(self) -> int:
+        return len(self.tokens) - self.first
+
+
+class PrefillChoice:
+    def __init__(self, least: int | None, ordered: Callable[[PrefillPool], int]) -> None:
+        """`least`: missing tokens from which on a prompt is sent away; None: where that is sooner. `ordered` says how
+        many tokens a pool has to compute for this target."""
+        self.here = LocalSeconds()
+        self._least, self._ordered = least, ordered
+
+    def option(self, prompt: PromptLoad, pools: Sequence[PrefillPool], now: float) -> PrefillOption | None:
+        """The one of `pools` that is to compute it; None: nobody, it is computed here."""
+        if prompt.missing < (FEW if self._least is None else self._least):
+            return None
+        options = [self._at(pool, prompt) for pool in pools if pool.takes(len(prompt.tokens), now)]
+        if not options:
+            return None
+        best = min(options, key=lambda one: (-1.0 if one.there is None else one.there, self._ordered(one.pool)))
+        if self._least is not None:
+            return best
+        if best.there is None or best.here is None:
+            return best if prompt.missing >= TRIAL else None
+        if best.sooner(prompt.neighbours):
+            best.pool.retrials = 0
+            return best
+        return self._retrial(options, now) if prompt.missing >= TRIAL else None
+
+    def _at(self, pool: PrefillPool, prompt: PromptLoad) -> PrefillOption:
+        cached, token, own = pool.told.known(prompt.salt, prompt.tokens), pool.token_seconds, self.here.token
+        left = LEFT * self.here.step if prompt.neighbours else 0.0
+        here = None if own is None else own * (prompt.waiting + prompt.missing) + left
+        if token is None or pool.load is None:
+            return PrefillOption(pool, cached, None, here)
+        wait = token * max(pool.load.queued_tokens, self._ordered(pool))
+        computing = token * (len(prompt.tokens) - cached)
+        there = wait + computing + pool.exposed.at(prompt.missing) + self.here.step + left
+        return PrefillOption(pool, cached, there, here, wait)
+
+    def _retrial(self, options: Sequence[PrefillOption], now: float) -> PrefillOption | None:
+        """One that was not asked for long: it may have become quicker."""
+        for option in options:
+            pool = option.pool
+            if now - pool.asked >= RETRIAL * 2.0 ** min(pool.retrials, MAX_RETRIALS):
+                pool.retrials += 1
+                return option
+        return None

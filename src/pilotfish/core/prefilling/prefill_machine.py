@@ -1,0 +1,392 @@
+"""The prefill worker's half of the hand-over protocol: targets that greet, their orders, and what is held for each.
+
+    Greeting ──► Welcome, or TurnedAway         Renewal ──► leases live; PrefillLoad
+    PrefillOrder ──► a queue ──► next_order ──► the caller computes it: started, advanced
+                     the caller exports it: segment_ready ──► SegmentReady, and after the last one OrderDone
+    Fetch ──► SegmentBytes, once                Taken, Release, the end of a lease ──► places are free
+
+The machine has no model, socket or clock: `prefill/` owns those, sends `outbox` and logs `notices`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from pilotfish.core.drafting.messages import MAX_TEXT, Notice, Outgoing, Peer
+from pilotfish.core.prefilling.prefill_messages import (
+    MAX_HANDOVERS,
+    PREFILL_VERSION,
+    Fetch,
+    Greeting,
+    OrderDone,
+    OrderFailed,
+    PrefillLoad,
+    PrefillOrder,
+    Release,
+    Renewal,
+    SegmentBytes,
+    SegmentGone,
+    SegmentReady,
+    Taken,
+    ToPrefill,
+    TurnedAway,
+    Welcome,
+)
+from pilotfish.core.prefilling.prefill_orders import (
+    EXPIRED,
+    FAILED,
+    GONE,
+    RELEASED,
+    GreetedTarget,
+    PlacedSegment,
+    TakenOrder,
+    Turns,
+)
+from pilotfish.core.prefilling.segments import SegmentReference, sequence_digest
+
+#: Leases of silence after which a target is forgotten.
+FORGOTTEN = 2
+#: Targets of one tenant, and of all without keys.
+MAX_TARGETS = 256
+#: Reasons to turn targets away that are logged, each once.
+MAX_REASONS = 64
+#: Tokens of a forward that says what a token takes, and the share of what it deviates that is believed.
+MEASURED, RATE = 64, 0.2
+
+
+class SegmentPlaces(Protocol):
+    """The worker's memory for segments."""
+
+    def view(self, reference: SegmentReference) -> memoryview | None:
+        """The bytes that it names; None if they are not there, or not any more."""
+
+    def free(self, place: int) -> None:
+        """No reference to what was there is good any more."""
+
+
+@dataclass(frozen=True)
+class PrefillLimits:
+    vocab_size: int
+    queued: int  # tokens of one target's orders that may wait, one order apart
+    begun: int  # tokens of one target's orders that may hold slots, one order apart
+
+
+@dataclass
+class PrefillCounts:
+    """Sums since the start."""
+
+    orders: int = 0
+    refused: int = 0
+    ended: dict[str, int] = field(default_factory=lambda: dict.fromkeys((RELEASED, EXPIRED, FAILED, GONE), 0))
+    malformed: int = 0  # frames
+
+
+class PrefillMachine:
+    """Every method takes the present time; messages for targets are appended to `outbox`, orders that have ended to
+    `ended`."""
+
+    def __init__(
+        self, welcome: Welcome, limits: PrefillLimits, places: SegmentPlaces, new_key: Callable[[], bytes]
+    ) -> None:
+        """`welcome` is what each target is told, with a key for MACs of its own from `new_key`."""
+        self.welcome = welcome
+        self.outbox: list[Outgoing] = []
+        self.notices: list[Notice] = []
+        self.ended: list[TakenOrder] = []
+        self.counts = PrefillCounts()
+        self.free_slots = 0
+        self.token_seconds = 0.0  # that KV of a token lately took; 0 before any was measured
+        self._limits = limits
+        self._places = places
+        self._new_key = new_key
+        self._layout = welcome.identity.layout.digest()
+        self._layers = welcome.identity.layout.layers
+        self._targets: dict[Peer, GreetedTarget] = {}
+        self._turns = Turns()
+        self._reasons: set[str] = set()
+
+    @property
+    def orders(self) -> list[TakenOrder]:
+        """All that live."""
+        return [order for target in self._targets.values() for order in target.orders.values()]
+
+    def tick(self, now: float) -> None:
+        """End what nobody wants any more; forget targets that are silent."""
+        for order in self.orders:
+            if now > order.expires:
+                self._end(order, EXPIRED, now)
+            elif order.held and now - order.moved > self.welcome.lease:
+                self.fail(order, "its segments were not taken in time", now)
+        for peer, target in list(self._targets.items()):
+            if now - target.heard > FORGOTTEN * self.welcome.lease:
+                self._forget(peer, now)
+
+    def close(self, now: float) -> None:
+        """Nothing more will come."""
+        for order in self.orders:
+            self.fail(order, "the worker ends", now)
+
+    def _forget(self, peer: Peer, now: float) -> None:
+        for order in list(self._targets[peer].orders.values()):
+            self._end(order, GONE, now)
+        del self._targets[peer]
+
+    def _end(self, order: TakenOrder, outcome: str, now: float) -> None:
+        """Nothing is held for it any more."""
+        target = self._targets[order.peer]
+        del target.orders[order.handover]
+        if order in target.waiting:
+            target.waiting.remove(order)
+        for reference in order.held.values():
+            self._places.free(reference.place)
+        order.held.clear()
+        order.outcome, order.ended = outcome, now
+        self.counts.ended[outcome] += 1
+        self.ended.append(order)
+
+    def _send(self, peer: Peer, message: Struct) -> None:
+        self.outbox.append(Outgoing(peer, message))
+
+    def _note(self, level: int, text: str) -> None:
+        self.notices.append(Notice(level, text))
+
+    # -- messages
+
+    def receive(self, peer: Peer, message: ToPrefill, now: float, tenant: str = "", weight: float = 1.0) -> None:
+        """`tenant` and `weight` are those of the peer's key."""
+        target = self._targets.get(peer)
+        if isinstance(message, Greeting):
+            self._greet(peer, message, GreetedTarget(tenant, weight, self._new_key(), now))
+            return
+        if target is None:
+            self._answer_stranger(peer, message)
+            return
+        target.heard = now
+        match message:
+            case Renewal():
+                self._renew(peer, target, message, now)
+            case PrefillOrder():
+                self._order(peer, target, message, now)
+            case Fetch():
+                self._fetch(peer, target, message.reference, now)
+            case Taken():
+                self._taken(target, message, now)
+            case Release():
+                if (order := target.orders.get(message.handover)) is not None:
+                    self._end(order, RELEASED, now)
+
+    def malformed(self, peer: Peer, reason: str) -> None:
+        """A frame that is no message costs nobody anything. A target's first gives a notice."""
+        self.counts.malformed += 1
+        target = self._targets.get(peer)
+        if target is not None:
+            target.malformed += 1
+            if target.malformed == 1:
+                self._note(logging.WARNING, f"dropped a frame of {peer.hex()}: {reason}")
+
+    def _greet(self, peer: Peer, greeting: Greeting, new: GreetedTarget) -> None:
+        """A target that is known stays who it was: its Welcome may have been lost."""
+        known = self._targets.get(peer)
+        reason = self._mismatch(greeting) or (self._too_many(new.tenant) if known is None else None)
+        if reason is not None:
+            if known is not None:
+                self._forget(peer, new.heard)
+            self._turn_away(peer, reason)
+            return
+        if known is None:
+            self._targets[peer] = known = new
+            self._note(logging.INFO, f"a target of {greeting.model} has come")
+        known.heard = new.heard
+        self._send(peer, replace(self.welcome, mac_key=known.mac_key))
+
+    def _mismatch(self, greeting: Greeting) -> str | None:
+        if greeting.version != PREFILL_VERSION:
+            return f"protocol version: {PREFILL_VERSION}, not {greeting.version}"
+        return self.welcome.identity.difference(greeting.identity)
+
+    def _too_many(self, tenant: str) -> str | None:
+        count = sum(target.tenant == tenant for target in self._targets.values())
+        return f"there are {count} targets of {tenant or 'everyone'} already" if count >= MAX_TARGETS else None
+
+    def _turn_away(self, peer: Peer, reason: str) -> None:
+        self._send(peer, TurnedAway(reason[:MAX_TEXT]))
+        if reason not in self._reasons and len(self._reasons) < MAX_REASONS:
+            self._reasons.add(reason)
+            self._note(logging.WARNING, f"turned a target away: {reason}")
+
+    def _answer_stranger(self, peer: Peer, message: ToPrefill) -> None:
+        """It greets again once its Renewals have had no answer."""
+        if isinstance(message, PrefillOrder):
+            self._send(peer, OrderFailed(message.handover, "no Greeting came before"))
+        elif isinstance(message, Fetch):
+            self._gone(peer, message.reference, "no Greeting came before")
+
+    def _renew(self, peer: Peer, target: GreetedTarget, renewal: Renewal, now: float) -> None:
+        for number in renewal.handovers:
+            if (order := target.orders.get(number)) is not None:
+                order.expires = now + self.welcome.lease
+        self._send(peer, self.load())
+
+    def load(self) -> PrefillLoad:
+        orders = self.orders
+        pending = sum(order.pending for order in orders if order.unsent)
+        return PrefillLoad(min(pending, (1 << 31) - 1), self.free_slots, 1000 * self.token_seconds, len(orders))
+
+    # -- orders
+
+    def _order(self, peer: Peer, target: GreetedTarget, message: PrefillOrder, now: float) -> None:
+        if message.handover in target.orders:
+            return
+        reason = self._unservable(message)
+        busy = None if reason else self._saturated(target, message)
+        if reason or busy:
+            self.counts.refused += 1
+            self._send(peer, OrderFailed(message.handover, reason or busy or "", busy=busy is not None))
+            return
+        count = len(message.tokens)
+        digest = "" if message.salt is None else message.salt.hex()
+        order = TakenOrder(
+            peer,
+            message.handover,
+            message.tokens,
+            sequence_digest(message.tokens),
+            message.first,
+            f"{target.tenant} {digest}" if target.tenant or digest else None,
+            ordered=now,
+            expires=now + self.welcome.lease,
+            moved=now,
+            exported=message.first,
+            pending=count,
+            unsent=(count - message.first) * self._layers,
+        )
+        target.orders[message.handover] = order
+        self._turns.join(target, order)
+        self.counts.orders += 1
+
+    def _unservable(self, message: PrefillOrder) -> str | None:
+        count, context = len(message.tokens), self.welcome.context
+        if count > context:
+            return f"tokens: {count} do not fit into the {context} that the worker has"
+        if message.first >= count:
+            return f"first: {message.first} leaves none of {count} tokens"
+        if (most := max(message.tokens)) >= self._limits.vocab_size:
+            return f"tokens: {most} is not among the {self._limits.vocab_size} that the model has"
+        return None
+
+    def _saturated(self, target: GreetedTarget, message: PrefillOrder) -> str | None:
+        if len(target.orders) >= MAX_HANDOVERS:
+            return f"{MAX_HANDOVERS} hand-overs are held already"
+        queued = target.queued
+        if queued and queued + len(message.tokens) > self._limits.queued:
+            return f"{queued} tokens wait already"
+        return None
+
+    def next_order(self) -> TakenOrder | None:
+        """Whose turn it is. A target whose orders hold many slots is passed over: it may not take its segments."""
+        return self._turns.next(target for target in self._targets.values() if self._may_begin(target))
+
+    def _may_begin(self, target: GreetedTarget) -> bool:
+        if not target.waiting:
+            return False
+        begun = target.begun
+        return not begun or begun + len(target.waiting[0].tokens) <= self._limits.begun
+
+    def started(self, order: TakenOrder, cached: int, now: float) -> None:
+        """Its first row is about to be computed; KV of `cached` tokens was there."""
+        order.started, order.cached = now, cached
+        order.pending -= cached
+
+    def advanced(self, order: TakenOrder, reached: int, now: float) -> None:
+        """KV of its first `reached` tokens is there, or was before it had to be computed again."""
+        order.pending = min(order.pending, len(order.tokens) - reached)
+        if not order.pending:
+            order.computed = now
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """A forward of so many tokens took so long."""
+        if tokens >= MEASURED or not self.token_seconds:
+            taken = seconds / tokens
+            self.token_seconds += (RATE if self.token_seconds else 1.0) * (taken - self.token_seconds)
+
+    def fail(self, order: TakenOrder, reason: str, now: float) -> None:
+        if order.live:
+            self._send(order.peer, OrderFailed(order.handover, reason[:MAX_TEXT]))
+            self._end(order, FAILED, now)
+
+    # -- segments
+
+    def segment_ready(self, order: TakenOrder, placed: PlacedSegment, now: float) -> bool:
+        """Tell the target of a segment. False where the order has ended: its place is the caller's still."""
+        if not order.live:
+            return False
+        reference = SegmentReference(
+            epoch=placed.epoch,
+            handover=order.handover,
+            sequence=order.sequence,
+            number=order.segments,
+            first=placed.first,
+            tokens=placed.tokens,
+            layer=placed.layer,
+            layers=placed.layers,
+            place=placed.place,
+            size=placed.size,
+            layout=self._layout,
+            content=placed.content,
+        ).signed(self._targets[order.peer].mac_key)
+        order.held[order.segments] = reference
+        order.segments += 1
+        order.size += placed.size
+        order.unsent -= placed.tokens * placed.layers
+        order.moved = now
+        self._send(order.peer, SegmentReady(reference))
+        if not order.unsent:
+            self._done(order, now)
+        return True
+
+    def _done(self, order: TakenOrder, now: float) -> None:
+        started = now if order.started is None else order.started
+        computing = (now if order.computed is None else order.computed) - started
+        queued = started - order.ordered
+        self._send(order.peer, OrderDone(order.handover, order.segments, order.cached, queued, computing))
+
+    def _fetch(self, peer: Peer, target: GreetedTarget, reference: SegmentReference, now: float) -> None:
+        found = self._found(target, reference)
+        if isinstance(found, str):
+            self._gone(peer, reference, found)
+        else:
+            order = target.orders[reference.handover]
+            order.fetched.add(reference.number)
+            order.moved = now
+            self._send(peer, SegmentBytes(reference.handover, reference.number, found))
+
+    def _found(self, target: GreetedTarget, reference: SegmentReference) -> memoryview | str:
+        """A segment's bytes, or why there are none."""
+        if not reference.authentic(target.mac_key):
+            return "the reference was not given to this target"
+        order = target.orders.get(reference.handover)
+        if order is None:
+            return "the hand-over has ended"
+        if order.held.get(reference.number) != reference or reference.number in order.fetched:
+            return "it was taken already"
+        data = self._places.view(reference)
+        return "its memory is another one's" if data is None else data
+
+    def _gone(self, peer: Peer, reference: SegmentReference, reason: str) -> None:
+        self._send(peer, SegmentGone(reference.handover, reference.number, reason))
+
+    def _taken(self, target: GreetedTarget, message: Taken, now: float) -> None:
+        order = target.orders.get(message.handover)
+        if order is None:
+            return
+        for number in message.numbers:
+            if (reference := order.held.pop(number, None)) is not None:
+                self._places.free(reference.place)
+                order.moved = now
+        if not order.held and not order.unsent:
+            self._end(order, RELEASED, now)

@@ -1,0 +1,163 @@
+"""The messages between a target and a prefill worker (docs/prefill.md), as MessagePack maps with a `type`.
+
+target                                        prefill worker
+  ├─ Greeting ───────────────────────────────► │   until it is welcomed
+  │ ◄──────────────────────────────── Welcome ─┤   or Turned away
+  ├─ Renewal(hand-overs) ────────────────────► │   a few times a second: the leases live
+  │ ◄──────────────────────────── PrefillLoad ─┤   its answer
+  ├─ PrefillOrder(tokens, first) ────────────► │
+  │ ◄───────────────── SegmentReady(reference) ┤   while it computes on
+  ├─ Fetch(reference) ───────────────────────► │   where the target cannot read the worker's memory itself
+  │ ◄──────────────── SegmentBytes, or …Gone ──┤
+  ├─ Taken(numbers) ─────────────────────────► │   their memory is free for others
+  │ ◄──────────────────────────── OrderDone ───┤   after its last SegmentReady; or OrderFailed
+  ├─ Release ────────────────────────────────► │   whatever is held for the hand-over goes
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta, Struct
+
+from pilotfish.core.drafting.messages import Id, Index, Length, Milliseconds, Readable, SaltDigest, Text, Tokens
+from pilotfish.core.prefilling.segments import KVIdentity, SegmentReference
+
+PREFILL_VERSION = 1
+#: Hand-overs of one target that a worker takes at a time.
+MAX_HANDOVERS = 1 << 12
+#: Bytes of a key for MACs.
+MAC_KEY_BYTES = 32
+
+Ids: TypeAlias = Annotated[list[Id], Meta(max_length=MAX_HANDOVERS)]
+Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, lt=1e9)]
+#: Bytes of a worker's memory for segments.
+Size: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 53)]
+
+
+class Greeting(Readable, tag="greeting", frozen=True):
+    """Who the target is."""
+
+    version: Index
+    identity: KVIdentity
+    model: Text
+
+
+class SharedMemory(Struct, frozen=True):
+    """Where a process of the same host finds a worker's segments: the file `descriptor` of process `pid`."""
+
+    pid: Id
+    descriptor: Index
+    nonce: Annotated[bytes, Meta(min_length=16, max_length=16)]  # at the file's beginning: it is that very file
+    size: Size
+
+
+class RemoteMemory(Struct, frozen=True):
+    """Where NIXL finds a worker's segments."""
+
+    agent: Annotated[bytes, Meta(max_length=1 << 20)]  # metadata of the worker's agent
+    address: Annotated[int, Meta(ge=0, lt=1 << 62)]
+    size: Size
+
+
+class Welcome(Readable, tag="welcome", frozen=True):
+    """The worker serves this target."""
+
+    version: Index
+    identity: KVIdentity
+    model: Text
+    context: Length  # tokens of the longest sequence that it takes
+    mac_key: Annotated[bytes, Meta(min_length=MAC_KEY_BYTES, max_length=MAC_KEY_BYTES)]
+    lease: Seconds  # that a hand-over lives after its last renewal
+    segment_bytes: Length  # of its largest segment
+    shared_memory: SharedMemory | None = None
+    remote_memory: RemoteMemory | None = None
+
+
+class TurnedAway(Readable, tag="turned_away", frozen=True):
+    """The worker does not serve this target."""
+
+    reason: Text
+
+
+class Renewal(Struct, tag="renewal", frozen=True):
+    """These hand-overs are still wanted. Others of this target lose their lease in time."""
+
+    handovers: Ids
+
+
+class PrefillLoad(Struct, tag="prefill_load", frozen=True):
+    """How busy the worker is."""
+
+    queued_tokens: Index  # of all targets, without KV yet
+    free_slots: Index
+    token_ms: Milliseconds  # that KV of a token lately took; 0 before any was measured
+    leases: Index  # that it holds, of all targets
+
+
+class PrefillOrder(Struct, tag="order", frozen=True, omit_defaults=True):
+    """Compute KV of these tokens, and hand over that of all but the `first` ones."""
+
+    handover: Id
+    tokens: Annotated[Tokens, Meta(min_length=1)]
+    first: Index
+    salt: SaltDigest | None = None  # sequences of different ones share nothing that is kept of them
+
+
+class SegmentReady(Struct, tag="segment", frozen=True):
+    reference: SegmentReference
+
+
+class Fetch(Struct, tag="fetch", frozen=True):
+    reference: SegmentReference
+
+
+class SegmentBytes(Struct, tag="bytes", frozen=True):
+    handover: Id
+    number: Index
+    data: memoryview
+
+
+class SegmentGone(Readable, tag="gone", frozen=True):
+    """There is no such segment, or not any more."""
+
+    handover: Id
+    number: Index
+    reason: Text
+
+
+class Taken(Struct, tag="taken", frozen=True):
+    """The target has read these segments."""
+
+    handover: Id
+    numbers: Annotated[list[Index], Meta(min_length=1, max_length=1 << 16)]
+
+
+class OrderDone(Struct, tag="order_done", frozen=True):
+    """All segments are ready; there are so many."""
+
+    handover: Id
+    segments: Index
+    cached: Index  # tokens of the sequence whose KV was there already
+    queued: Seconds  # from the order's arrival to its first row
+    computing: Seconds  # from then on to its last
+
+
+class OrderFailed(Readable, tag="order_failed", frozen=True):
+    """No more segments will come."""
+
+    handover: Id
+    reason: Text
+    busy: bool = False  # it has too much to do; another order may be taken later
+
+
+class Release(Struct, tag="release", frozen=True):
+    """The hand-over has ended at the target, well or not."""
+
+    handover: Id
+
+
+ToPrefill: TypeAlias = Greeting | Renewal | PrefillOrder | Fetch | Taken | Release
+FromPrefill: TypeAlias = (
+    Welcome | TurnedAway | PrefillLoad | SegmentReady | SegmentBytes | SegmentGone | OrderDone | OrderFailed
+)

@@ -1,0 +1,144 @@
+"""Which prefixes targets have KV of, as servers know it: by routing keys, one for every 64 tokens.
+
+    target                                                       server
+      prefix cache ─► HeldPrefixes ──── Held(added, removed) ───► HeldCopies ─► Router
+                                        numbered; after a gap the server asks for all
+
+A key names all tokens up to its own, so whoever has a prefix of a prompt has the first of its keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set
+from itertools import count
+from typing import TypeAlias
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from pilotfish.core.cache.prefix_keys import Key, prefix_keys, root_key
+from pilotfish.core.drafting.messages import Index
+
+#: A replica's name; all servers must know it by the same one.
+Replica: TypeAlias = str
+RoutingKey: TypeAlias = bytes
+#: Bytes of a routing key: two of a million are equal once in 37 million times, and cost no more than a poor choice.
+ROUTING_KEY_BYTES = 8
+
+
+def routing_keys(salt: str | None, tokens: Sequence[int] | NDArray[np.integer]) -> list[RoutingKey]:
+    """A key for every `OBJECT_TOKENS` tokens of a tenant's sequence; other tenants have other keys."""
+    return [key[:ROUTING_KEY_BYTES] for key in prefix_keys(salt_root(salt), tokens)]
+
+
+def salt_root(salt: str | None) -> Key:
+    """The key before the first token of a tenant's sequences."""
+    return root_key(b"", salt)
+
+
+class Held(Struct, tag="held", frozen=True):
+    """Changes to the prefixes that a target has KV of."""
+
+    sequence: Index  # rises by one; a whole one has that of the changes before it
+    added: list[RoutingKey] = []
+    removed: list[RoutingKey] = []
+    whole: bool = False  # `added` is all that there is
+
+
+class HeldPrefixes:
+    """What a target holds, and the changes that servers were not told of yet."""
+
+    def __init__(self) -> None:
+        self._keys: set[RoutingKey] = set()
+        self._untold: set[RoutingKey] = set()  # that are held now and were not when it was told last, or the reverse
+        self._sequence = 0  # of the last Held with changes
+
+    def add(self, keys: Iterable[RoutingKey]) -> None:
+        new = set(keys) - self._keys
+        self._keys |= new
+        self._untold ^= new
+
+    def remove(self, keys: Iterable[RoutingKey]) -> None:
+        gone = self._keys.intersection(keys)
+        self._keys -= gone
+        self._untold ^= gone
+
+    @property
+    def now(self) -> Set[RoutingKey]:
+        return self._keys
+
+    def changes(self) -> Held | None:
+        """Since the last call, for all servers that follow; None where there are none."""
+        if not self._untold:
+            return None
+        self._sequence += 1
+        added, self._untold = self._untold & self._keys, self._untold
+        removed, self._untold = self._untold - added, set()
+        return Held(self._sequence, list(added), list(removed))
+
+    def whole(self) -> Held:
+        """For a server that begins to follow: all that was told so far."""
+        return Held(self._sequence, list(self._keys ^ self._untold), whole=True)
+
+
+class HeldCopies:
+    """What all replicas hold, as they have told. After a gap a replica holds nothing until it has told all."""
+
+    def __init__(self) -> None:
+        self._keys: dict[Replica, set[RoutingKey]] = {}  # of each replica
+        self._expected: dict[Replica, int] = {}  # each replica's next sequence; none after a gap
+        self._places: dict[Replica, int] = {}  # each replica's bit in `_holders`
+        self._holders: dict[RoutingKey, int] = {}  # a bit for each replica that holds the prefix
+
+    def expected(self, replica: Replica) -> int:
+        """What `Attend.heard` says to it; 0: that it is to tell all."""
+        return self._expected.get(replica, 0)
+
+    def apply(self, replica: Replica, held: Held) -> None:
+        if held.whole:
+            self.forget(replica)
+        elif held.sequence != self._expected.get(replica):
+            self.forget(replica)
+            return
+        self._expected[replica] = held.sequence + 1
+        self._remove(replica, held.removed)
+        self._add(replica, held.added)
+
+    def forget(self, replica: Replica) -> None:
+        """It holds nothing, as far as is known."""
+        self._remove(replica, list(self._keys.get(replica, ())))
+        for table in (self._keys, self._expected, self._places):
+            table.pop(replica, None)
+
+    def matched(self, keys: Sequence[RoutingKey]) -> dict[Replica, int]:
+        """How many of the first keys end with one that a replica holds, for each that holds any."""
+        replicas = {bit: replica for replica, bit in self._places.items()}
+        found, seen = dict[Replica, int](), 0
+        for pages in range(len(keys), 0, -1):
+            new = self._holders.get(keys[pages - 1], 0) & ~seen
+            seen |= new
+            while new:
+                place = new.bit_length() - 1
+                found[replicas[place]] = pages
+                new ^= 1 << place
+        return found
+
+    def _add(self, replica: Replica, keys: Iterable[RoutingKey]) -> None:
+        own = self._keys.setdefault(replica, set())
+        own.update(keys)
+        bit = 1 << self._place(replica)
+        for key in keys:
+            self._holders[key] = self._holders.get(key, 0) | bit
+
+    def _place(self, replica: Replica) -> int:
+        """The lowest place that is free, so that bits stay few."""
+        taken = set(self._places.values())
+        return self._places.setdefault(replica, next(place for place in count() if place not in taken))
+
+    def _remove(self, replica: Replica, keys: Iterable[RoutingKey]) -> None:
+        for key in self._keys.get(replica, set()).intersection(keys):
+            self._keys[replica].remove(key)
+            self._holders[key] ^= 1 << self._places[replica]
+            if not self._holders[key]:
+                del self._holders[key]

@@ -1,0 +1,96 @@
+"""Names what a prefix cache holds, for servers that choose among targets: keys of the prefixes that end in its runs.
+
+    run      The cat sat on the │ mat .                 keys lie where 64 tokens are full, so a run has those of
+    keys            key 0       │       key 1           all that end in it, however few of their tokens are its own
+
+A prefix is held where a request would find all of it: while its slots are in the cache, or in a pool with a window
+those that the next row sees. A run's keys are made once, when it comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pilotfish.core.cache.prefix_cache import CachedRun, PrefixCache
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, Key, prefix_keys
+from pilotfish.core.routing.held_prefixes import ROUTING_KEY_BYTES, HeldPrefixes, salt_root
+
+
+class HeldRuns:
+    """Watches a cache. All calls come from the thread that the cache belongs to."""
+
+    def __init__(self, cache: PrefixCache) -> None:
+        self.prefixes = HeldPrefixes()
+        self._cache = cache
+        self._keys: dict[CachedRun, list[Key]] = {}
+        for run in cache.runs:
+            self._tell(run)
+        cache.watcher = self
+
+    def changed(self, run: CachedRun) -> None:
+        self._tell(run)
+        for other in self._within_window_below(run) if self._cache.pool.window else ():
+            self._tell(other)
+
+    def split(self, upper: CachedRun, lower: CachedRun) -> None:
+        begin = _begin(upper)
+        count = _pages(begin, begin + len(upper.tokens))
+        self._keys[upper], self._keys[lower] = self._keys[lower][:count], self._keys[lower][count:]
+
+    def shortened(self, run: CachedRun) -> None:
+        begin = _begin(run)
+        count = _pages(begin, begin + len(run.tokens))
+        self.prefixes.remove(_short(self._keys[run][count:]))
+        del self._keys[run][count:]
+
+    def removed(self, run: CachedRun) -> None:
+        self.prefixes.remove(_short(self._keys.pop(run)))
+
+    def _tell(self, run: CachedRun) -> None:
+        """Which prefixes that end in a run are held."""
+        tokens, slots = self._cache.path_to(run)
+        if run not in self._keys:
+            whole = (len(tokens) - len(run.tokens)) // OBJECT_TOKENS * OBJECT_TOKENS
+            self._keys[run] = prefix_keys(self._key_above(run), tokens[whole:])
+        keys = _short(self._keys[run])
+        if not self._cache.pool.window:
+            self.prefixes.add(keys)
+            return
+        last = len(tokens) // OBJECT_TOKENS
+        reusable = self._cache.reusable_lengths(slots)[OBJECT_TOKENS : last * OBJECT_TOKENS + 1 : OBJECT_TOKENS]
+        held = [key for key, there in zip(keys, reusable[last - len(keys) :], strict=True) if there]
+        self.prefixes.remove(set(keys).difference(held))
+        self.prefixes.add(held)
+
+    def _key_above(self, run: CachedRun) -> Key:
+        """Of the last prefix that ends before a run."""
+        above = run.above
+        while above is not None and not self._keys.get(above):
+            above = above.above
+        return salt_root(run.salt) if above is None else self._keys[above][-1]
+
+    def _within_window_below(self, run: CachedRun) -> Iterator[CachedRun]:
+        """Those with tokens whose rows see some of a run."""
+        waiting = [(below, 0) for below in run.below.values()]
+        while waiting:
+            other, distance = waiting.pop()
+            yield other
+            if (distance := distance + len(other.tokens)) < self._cache.pool.window:
+                waiting += [(below, distance) for below in other.below.values()]
+
+
+def _begin(run: CachedRun) -> int:
+    """Tokens above it."""
+    begin, above = 0, run.above
+    while above is not None:
+        begin, above = begin + len(above.tokens), above.above
+    return begin
+
+
+def _pages(begin: int, end: int) -> int:
+    """How many prefixes with a key end between."""
+    return end // OBJECT_TOKENS - begin // OBJECT_TOKENS
+
+
+def _short(keys: list[Key]) -> list[bytes]:
+    return [key[:ROUTING_KEY_BYTES] for key in keys]

@@ -1,0 +1,213 @@
+"""Which replica gets a request: the one that is expected to have the least to do before its first token.
+
+    tokens   [ pending of others │ what it lacks of the prompt │ 2 % of live ones │ 1,000 a request without room ]
+
+What a replica has KV of it need not compute, so a request goes where its prefix is, unless others have so much less to
+do that they compute it sooner: a hot prefix spreads as its replica's work grows, without a threshold. Of replicas that
+differ by little, requests of one session, or whose prompts begin alike, go to the same one. What this server has
+promised to a replica counts from the moment of the choice, so requests between two reports do not all go to the one
+that had least to do in the last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Protocol
+
+import numpy as np
+
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
+from pilotfish.core.routing.held_prefixes import HeldCopies, Replica, RoutingKey
+
+#: Of a token that requests own: what it costs others, over computing one.
+LIVE = 0.02
+#: Tokens that could be computed while a request waits until another has ended.
+ROOM = 1000
+#: Of a prompt: a difference in work that a session does not move for, and that many servers do not all fall upon.
+LITTLE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRequest:
+    """What routing looks at of a request."""
+
+    tokens: int  # of its prompt
+    keys: Sequence[RoutingKey] = ()  # `routing_keys` of the prompt
+    session: str | None = None  # requests of one belong together, as their client says
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLoad:
+    """What a target says of its requests, those of all servers together."""
+
+    pending_tokens: int  # committed tokens without KV, of running and waiting requests
+    live_tokens: int  # slots that requests own
+    waiting: int  # requests that wait for others to end
+    room: int  # requests that may run beside those that do
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Route:
+    """Where a request goes. The one who asked for it says when the request has ended, or that it was never sent."""
+
+    replica: Replica
+    cached: int  # tokens of its prompt whose KV the replica is believed to have
+    work: float  # that the replica has with it, in tokens
+
+
+class Routing(Protocol):
+    held: HeldCopies  # which prefixes replicas hold; who asks for routes keeps it
+
+    def choose(self, request: RouteRequest, candidates: Sequence[Replica]) -> Route:
+        """One of the candidates, of which there is one at least."""
+
+    def undo(self, route: Route) -> None:
+        """The request was not sent there."""
+
+    def ended(self, route: Route) -> None:
+        """The request has ended there, however it did."""
+
+    def told(self, replica: Replica, load: ReplicaLoad) -> None:
+        """A replica has reported its load."""
+
+    def forget(self, replica: Replica) -> None:
+        """A replica is gone."""
+
+
+class RoundRobin:
+    """One after the other; a baseline."""
+
+    def __init__(self) -> None:
+        self.held = HeldCopies()
+        self._turns = count()
+
+    def choose(self, request: RouteRequest, candidates: Sequence[Replica]) -> Route:  # noqa: ARG002
+        return Route(candidates[next(self._turns) % len(candidates)], 0, 0.0)
+
+    def undo(self, route: Route) -> None: ...
+
+    def ended(self, route: Route) -> None: ...
+
+    def told(self, replica: Replica, load: ReplicaLoad) -> None: ...
+
+    def forget(self, replica: Replica) -> None:
+        self.held.forget(replica)
+
+
+class PowerOfTwo:
+    """Of two replicas drawn at random the one with fewer requests of this server; a baseline."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.held = HeldCopies()
+        self._random = np.random.default_rng(seed)
+        self._requests: Counter[Replica] = Counter()
+
+    def choose(self, request: RouteRequest, candidates: Sequence[Replica]) -> Route:  # noqa: ARG002
+        first, step = self._random.integers([0, 1], [len(candidates), max(len(candidates), 2)]).tolist()
+        drawn = candidates[first], candidates[(first + step) % len(candidates)]
+        replica = min(drawn, key=self._requests.__getitem__)
+        self._requests[replica] += 1
+        return Route(replica, 0, 0.0)
+
+    def undo(self, route: Route) -> None:
+        self.ended(route)
+
+    def ended(self, route: Route) -> None:
+        if self._requests[route.replica] > 0:
+            self._requests[route.replica] -= 1
+
+    def told(self, replica: Replica, load: ReplicaLoad) -> None: ...
+
+    def forget(self, replica: Replica) -> None:
+        del self._requests[replica]
+        self.held.forget(replica)
+
+
+@dataclass(slots=True)
+class KnownLoad:
+    """A replica's load: as it was reported last, and what this server has promised it since."""
+
+    reported: ReplicaLoad | None = None
+    before: list[Route] = field(default_factory=list)  # since the report before the last, which may have missed them
+    since: list[Route] = field(default_factory=list)  # since the last report
+    promised: float = 0.0  # the work of both
+    work: float | None = None  # in tokens, of one more request but for its prompt; None before the first report
+
+    def promise(self, route: Route) -> None:
+        self.since.append(route)
+        self._changed(self.promised + route.work)
+
+    def take_back(self, route: Route) -> None:
+        for routes in (self.before, self.since):
+            if route in routes:
+                routes.remove(route)
+                self._changed(self.promised - route.work)
+
+    def report(self, load: ReplicaLoad) -> None:
+        self.reported, self.before, self.since = load, self.since, []
+        self._changed(sum(route.work for route in self.before))
+
+    def _changed(self, promised: float) -> None:
+        self.promised = promised
+        if (load := self.reported) is not None:
+            without_room = max(load.waiting + len(self.before) + len(self.since) + 1 - load.room, load.waiting)
+            self.work = load.pending_tokens + LIVE * load.live_tokens + promised + ROOM * without_room
+
+
+class Router:
+    """See the module. What replicas hold it learns through `held`."""
+
+    def __init__(self) -> None:
+        self.held = HeldCopies()
+        self._loads: defaultdict[Replica, KnownLoad] = defaultdict(KnownLoad)
+
+    def choose(self, request: RouteRequest, candidates: Sequence[Replica]) -> Route:
+        cached, works = self._cached(request), self._works(candidates)
+        left = [work - cached.get(replica, 0) for replica, work in zip(candidates, works, strict=True)]
+        enough = min(left) + LITTLE * request.tokens
+        alike = [replica for replica, work in zip(candidates, left, strict=True) if work <= enough]
+        replica = alike[0] if len(alike) == 1 else max(alike, key=lambda replica: affinity(request, replica))
+        found = cached.get(replica, 0)
+        route = Route(replica, found, request.tokens - found + LIVE * request.tokens)
+        self._loads[replica].promise(route)
+        return route
+
+    def _works(self, candidates: Sequence[Replica]) -> list[float]:
+        """One that has reported nothing yet is like the others in the mean."""
+        loads = [self._loads[replica] for replica in candidates]
+        known = [load.work for load in loads if load.work is not None]
+        if len(known) == len(loads):
+            return known
+        mean = sum(load.work - load.promised for load in loads if load.work is not None) / max(len(known), 1)
+        return [mean + load.promised if load.work is None else load.work for load in loads]
+
+    def _cached(self, request: RouteRequest) -> dict[Replica, int]:
+        """Tokens of its prompt whose KV replicas have; the last one is always computed."""
+        matched = self.held.matched(request.keys)
+        return {replica: min(OBJECT_TOKENS * pages, request.tokens - 1) for replica, pages in matched.items()}
+
+    def undo(self, route: Route) -> None:
+        self._loads[route.replica].take_back(route)
+
+    def ended(self, route: Route) -> None:
+        """A follow-up that comes before the next report does not find its own session in its way."""
+        self._loads[route.replica].take_back(route)
+
+    def told(self, replica: Replica, load: ReplicaLoad) -> None:
+        self._loads[replica].report(load)
+
+    def forget(self, replica: Replica) -> None:
+        self._loads.pop(replica, None)
+        self.held.forget(replica)
+
+
+def affinity(request: RouteRequest, replica: Replica) -> bytes:
+    """The replica that has the highest of all is the request's own, where nothing else tells them apart: the same one
+    for all requests of a session, or of prompts that begin alike, and another for few of them when replicas come and
+    go (rendezvous hashing)."""
+    whose = request.session.encode() if request.session else b"".join(request.keys[:1])
+    return hashlib.blake2b(replica.encode() + b"\0" + whose, digest_size=8).digest()

@@ -1,0 +1,217 @@
+"""What forwards cost and how often guesses are right, learned while serving."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from pilotfish.core.trees.tree import Floats, Ints
+
+
+class StepCosts:
+    """Seconds of a forward by its rows: measured knots, straight lines between them, never falling.
+
+    T │            ·           An observation between two knots moves both, the nearer one more,
+      │      ·    /            by the ratio of what was seen to what was expected.
+      │ ·──·─────·             Where a larger forward is seen to cost less than a smaller one was
+      └─┴──┴─────┴──── rows    believed to, the belief gives way.
+    """
+
+    RATE = 0.1  # share of an observed deviation that is taken over; of a knot's first ones more
+    COMMON = 0.7  # of that what all knots take over: longer contexts and busier machines slow every forward
+    FAR = 1.5  # times the last knot's rows: from there on a row count becomes a knot of its own
+    OUTLIER = 2.0  # deviations beyond this factor count as this factor: a descheduled step says nothing
+
+    def __init__(self, seconds: Mapping[int, float], padded: Callable[[int], int] = lambda rows: rows) -> None:
+        """`seconds` by rows, one at least; `padded` gives the rows that the device runs for a row count."""
+        self._rows = sorted(seconds)
+        self._seconds = np.maximum.accumulate([seconds[rows] for rows in self._rows])
+        self._counts = np.ones(len(self._rows))
+        self._padded = padded
+
+    def at(self, rows: int) -> float:
+        """Seconds of a forward of `rows`; beyond the last knot in proportion to its slope from the first."""
+        return float(self.over(np.array([rows]))[0])
+
+    def over(self, rows: Ints) -> Floats:
+        """The same for many row counts, ascending."""
+        places = np.array([self._padded(int(r)) for r in rows], np.float64)
+        inside = np.interp(places, self._rows, self._seconds)
+        slope = (self._seconds[-1] - self._seconds[0]) / max(self._rows[-1] - self._rows[0], 1)
+        return np.asarray(inside + np.maximum(places - self._rows[-1], 0.0) * slope)
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """A forward of `rows` took `seconds`. Far beyond the last knot it becomes one."""
+        if self._padded(rows) > self.FAR * self._rows[-1]:
+            self._rows.append(self._padded(rows))
+            self._seconds = np.append(self._seconds, max(seconds, self._seconds[-1]))
+            self._counts = np.append(self._counts, 1.0)
+        ratio = min(max(seconds / self.at(rows), 1 / self.OUTLIER), self.OUTLIER)
+        self._seconds *= ratio ** (self.RATE * self.COMMON)
+        for knot, weight in self._neighbours(self._padded(rows)):
+            self._counts[knot] += weight
+            seen = self._seconds[knot] * ratio ** (weight * (1 - self.COMMON) * max(self.RATE, 1 / self._counts[knot]))
+            self._seconds[:knot] = np.minimum(self._seconds[:knot], seen)
+            self._seconds[knot:] = np.maximum(self._seconds[knot:], seen)
+            self._seconds[knot] = seen
+
+    def _neighbours(self, rows: int) -> list[tuple[int, float]]:
+        """Knots beside `rows` and their shares in it."""
+        right = bisect.bisect_left(self._rows, rows)
+        if right == len(self._rows):
+            return [(right - 1, 1.0)]
+        if self._rows[right] == rows or right == 0:
+            return [(right, 1.0)]
+        share = (rows - self._rows[right - 1]) / (self._rows[right] - self._rows[right - 1])
+        return [(right - 1, 1.0 - share), (right, share)]
+
+
+class Calibration:
+    """How often nodes of a score turn out to be on the accepted path. A drafter's score is the log of the chance
+    that it believes in; bins of a tenth of e hold what came of it, each with a prior of `PRIOR` nodes that did as
+    believed. Old counts fade by `DECAY` a step, and a bin remembers `MEMORY` nodes, so that many sequences together
+    learn as much faster that a draft has become a worse one."""
+
+    WIDTH, BINS, PRIOR, DECAY, MEMORY = 0.1, 60, 10.0, 0.999, 300.0
+
+    def __init__(self) -> None:
+        believed = np.exp(-(np.arange(self.BINS) + 0.5) * self.WIDTH)
+        self._prior = believed * self.PRIOR
+        self._hits = np.zeros(self.BINS)
+        self._seen = np.zeros(self.BINS)
+
+    def chances(self, scores: Floats) -> Floats:
+        """Calibrated chances of nodes."""
+        table = (self._hits + self._prior) / (self._seen + self.PRIOR)
+        return np.asarray(table[self._bins(scores)])
+
+    def observe(self, verified: Floats, accepted: Floats) -> None:
+        """Scores of the nodes that a step verified, and of those among them that were on an accepted path."""
+        if not len(verified):
+            return
+        self._hits *= self.DECAY
+        self._seen *= self.DECAY
+        self._seen += np.bincount(self._bins(verified), minlength=self.BINS)
+        self._hits += np.bincount(self._bins(accepted), minlength=self.BINS)
+        kept = self.MEMORY / np.maximum(self._seen, self.MEMORY)
+        self._hits *= kept
+        self._seen *= kept
+
+    def forget(self) -> None:
+        """Believe the drafter, as at first: what was seen is some time ago."""
+        self._hits[:] = self._seen[:] = 0.0
+
+    def _bins(self, scores: Floats) -> Ints:
+        depths = -scores / self.WIDTH
+        return np.clip(depths, 0, self.BINS - 1).astype(np.int64)
+
+
+class MeansByRank:
+    """Running means of what the nodes of a tree bring or cost, by rank: the best node's, the second's, …
+
+    A tree says nothing of ranks that it was not to have: they keep what was seen of them last."""
+
+    RATE = 0.02
+
+    def __init__(self, believed: Floats) -> None:
+        self.values = believed.copy()  # [ranks]
+        self._counts = np.zeros(len(believed), np.int64)  # [ranks], trees seen
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def observe(self, seen: Floats, trees: int) -> None:
+        """`seen` [first ranks] is the mean over so many trees."""
+        asked = len(seen)
+        self._counts[:asked] += trees
+        share = 1 - (1 - np.maximum(self.RATE, 1 / (self._counts[:asked] + 3))) ** trees
+        self.values[:asked] += share * (seen - self.values[:asked])
+
+    def forget(self, first: int) -> None:
+        """Believe less of what was seen of ranks from `first` on: it is some time ago."""
+        self._counts[first:] = np.minimum(self._counts[first:], 2)
+
+
+class GainCurve:
+    """Tokens that a sequence gains a step from its k best nodes: the mean of their calibrated chances by rank."""
+
+    def __init__(self, nodes: int, first: float, falls: float) -> None:
+        """Believed at first: chances first, first * falls, … of the best node, the second, …"""
+        self._by_rank = MeansByRank(np.asarray(first * falls ** np.arange(nodes), np.float64))
+
+    def observe(self, chances: Floats, sizes: Ints, asked: int) -> None:
+        """Chances of the nodes of a step's trees, one tree after the other, `sizes` nodes each. A tree could have
+        `asked` nodes at least: it has fewer if no more were worth their time."""
+        table = np.zeros((len(sizes), max(asked, int(sizes.max()))))
+        places = np.arange(len(chances)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        table[np.repeat(np.arange(len(sizes)), sizes), places] = chances
+        table.sort(axis=1)
+        self._by_rank.observe(table[:, ::-1][:, : min(asked, len(self._by_rank))].mean(axis=0), len(sizes))
+
+    def forget(self, first: int) -> None:
+        """Believe less of what was seen of ranks from `first` on."""
+        self._by_rank.forget(first)
+
+    def gain(self, nodes: Floats) -> Floats:
+        """Expected tokens from the best `nodes` (fractions of a node too) of one sequence."""
+        total = np.concatenate(([0.0], np.cumsum(self._by_rank.values)))
+        return np.asarray(np.interp(nodes, np.arange(len(total)), total))
+
+
+class LevelCurve:
+    """Levels of drafting that the k best nodes of each sequence take.
+
+    levels │         ·──·   A chain takes a level for each node, a tree of several nodes a level fewer, a drafter of
+           │   ·──·         whole blocks one for all of them. The deepest of the k best nodes says which part of the
+           │·─              levels they took.
+           └──────────── k
+    """
+
+    def __init__(self, nodes: int, levels: int) -> None:
+        """Believed at first: chains, of at most so many levels."""
+        self._by_rank = MeansByRank(np.minimum(np.arange(1.0, nodes + 1), levels))
+
+    def observe(self, depths: Ints, trees: int, levels: int, asked: int) -> None:
+        """`levels` gave nodes of `depths`, here from the likeliest on, to so many trees of at least `asked` nodes."""
+        if not len(depths):
+            return
+        deepest = np.maximum.accumulate(depths)
+        last = np.minimum(np.arange(1, min(asked, len(self._by_rank)) + 1) * trees, len(depths)) - 1
+        self._by_rank.observe(levels * deepest[last] / deepest[-1], trees)
+
+    def forget(self, first: int) -> None:
+        """Believe less of what was seen of ranks from `first` on."""
+        self._by_rank.forget(first)
+
+    def levels(self, nodes: Floats) -> Floats:
+        """Expected levels for the best `nodes` of each sequence: one at least."""
+        known = np.maximum(self._by_rank.values, 1.0)
+        return np.asarray(np.interp(nodes, np.arange(1, len(known) + 1), known))
+
+
+class SecondsBySize:
+    """Mean seconds of something by how many it is done for, in powers of two: of all values at first, then of about
+    the last 1 / RATE."""
+
+    RATE = 0.1
+    OUTLIER = 2.0
+
+    def __init__(self, believed: float) -> None:
+        self._believed = believed
+        self._means: dict[int, float] = {}
+        self._counts: dict[int, int] = {}
+
+    def at(self, size: int) -> float:
+        """As measured for as many or for the nearest number; as believed where nothing was measured."""
+        if not self._means:
+            return self._believed
+        return self._means[min(self._means, key=lambda known: abs(known - size.bit_length()))]
+
+    def observe(self, size: int, seconds: float) -> None:
+        key = size.bit_length()
+        self._counts[key] = self._counts.get(key, 0) + 1
+        mean = self._means.get(key, seconds)
+        seen = min(seconds, self.OUTLIER * mean)  # a draft that reads a new prompt says nothing of its levels
+        self._means[key] = mean + max(self.RATE, 1 / self._counts[key]) * (seen - mean)

@@ -1,0 +1,209 @@
+"""The seam between policy and devices: rows of many sequences go in, tokens come out. Plain arrays on both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from pilotfish.core.features.features import Features
+from pilotfish.core.sampling.constraint import Bits
+from pilotfish.core.sampling.logit_rules import LogitEdits
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.trees.tree import Floats, Ints, TokenTree
+
+
+@dataclass(frozen=True)
+class NodeRows:
+    """Tree nodes that get a row each, parents first. A node may have ancestors without a row here: those were computed
+    earlier, and only their slots matter."""
+
+    tokens: Ints  # [n]
+    depths: Ints  # [n], from 1
+    paths: NDArray[np.int32]  # [n, deepest], slots from below the root down to the node's own, then anything
+
+    @classmethod
+    def of(cls, tree: TokenTree, slots: NDArray[np.int32], nodes: Ints | None = None) -> NodeRows:
+        """`nodes` of `tree`, each after its ancestors, or all. `slots` [len(tree)]: only those on their paths count."""
+        if not len(tree):
+            return NO_NODES
+        nodes = np.arange(len(tree)) if nodes is None else nodes
+        return cls(tree.tokens[nodes], tree.depths[nodes], tree.along_paths(slots, nodes))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def span(self, first: int, end: int) -> NodeRows:
+        """The nodes [first, end)."""
+        return NodeRows(self.tokens[first:end], self.depths[first:end], self.paths[first:end])
+
+    @property
+    def deepest(self) -> int:
+        return int(self.paths.shape[1])
+
+    @property
+    def slots(self) -> NDArray[np.int32]:
+        """The nodes' own. [n]"""
+        own: NDArray[np.int32] = self.paths[np.arange(len(self)), self.depths - 1]
+        return own
+
+
+NO_NODES = NodeRows(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 0), np.int32))
+
+
+class SequenceRows(Struct, frozen=True):
+    """One sequence's rows: committed tokens [start, start + len(tokens)), then nodes of a tree.
+
+    position   0 ...... start ...... prefix - 1 | prefix ......
+    slots      prefix_slots                     | nodes.paths
+    rows                [ tokens .............. | nodes ...... ]
+    """
+
+    start: int
+    tokens: Sequence[int]
+    prefix_slots: NDArray[np.int32]  # [start + len(tokens)], any slot where no row sees the position
+    nodes: NodeRows
+    kept: Sequence[int]  # offsets in `tokens`, ascending, of rows whose logits are wanted; those of nodes always are
+    features: Features | None = None  # [len(tokens), width], the one before each token; for trained heads only
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.tokens) + len(self.nodes)
+
+
+class TokenMasks:
+    """Which tokens may be given after some samples; after the others all may."""
+
+    def __init__(self, samples: Ints, start: Callable[[], Callable[[], Bits]]) -> None:
+        """`samples` [m], which. `start` has their masks computed; what it gives waits for them."""
+        self.samples = samples
+        self._start = start
+        self._wait: Callable[[], Bits] | None = None
+
+    def begin(self) -> None:
+        """To be called when the device is about to be busy for a while."""
+        if self._wait is None:
+            self._wait = self._start()
+
+    def bits(self) -> Bits:
+        """[m, words]"""
+        self.begin()
+        assert self._wait is not None
+        return self._wait()
+
+    def of(self, samples: Ints) -> TokenMasks | None:
+        """Those of some samples, ascending, which count from 0."""
+        chosen = np.isin(self.samples, samples)
+        if not chosen.any():
+            return None
+        places = np.searchsorted(samples, self.samples[chosen])
+        return TokenMasks(places, lambda: lambda: np.ascontiguousarray(self.bits()[chosen]))
+
+
+class SharedTokens(Struct, frozen=True):
+    """The tokens that a draft can give to a target with another vocabulary. Noise, masks and rules know them by the
+    target's ids, and so does what is given."""
+
+    ids: Ints  # [m], the target's, ascending
+    columns: Ints  # [m], the draft's own
+
+
+class Sampling(Struct, frozen=True):
+    """How tokens are drawn after rows of a forward. Many samples share the parameters and the seed of a sequence."""
+
+    rows: Ints | None  # [samples], which of the kept rows; None: all in order. Requests of one prompt share a row
+    params: Sequence[SamplingParams]  # [sequences]
+    seeds: Sequence[int]  # [sequences]
+    sequences: Ints  # [samples], whose parameters and seed
+    positions: Ints  # [samples], index in its sequence, prompt included, of the token that the row gives
+    edits: Sequence[LogitEdits | None] = ()  # [samples], or empty: no sequence has rules on logits
+    masks: TokenMasks | None = None  # None: all tokens may be given. They come before the edits
+    children: int = 0  # 0: draw the token; k: the k tokens that are likeliest to be drawn, and their chances
+    vocabularies: Sequence[
+        SharedTokens | None
+    ] = ()  # [sequences] of other ids than the model's; or empty: there is none
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def of(self, samples: Ints) -> Sampling:
+        """Some of the samples, ascending; all of one vocabulary, which is left out."""
+        rows = samples if self.rows is None else self.rows[samples]
+        edits = [self.edits[sample] for sample in samples.tolist()] if self.edits else ()
+        masks = None if self.masks is None else self.masks.of(samples)
+        places = self.sequences[samples], self.positions[samples]
+        return Sampling(rows, self.params, self.seeds, *places, edits, masks, self.children)
+
+    @property
+    def greedy(self) -> NDArray[np.bool_]:
+        """Which samples are the arg max. [samples]"""
+        return np.array([params.temperature == 0.0 for params in self.params], np.bool_)[self.sequences]
+
+
+NO_SAMPLING = Sampling(None, (), (), np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+class ForwardSeconds(Struct, frozen=True):
+    """Where the time of a forward went. A pace counts as time of the model."""
+
+    prepare: float = 0.0  # tensors of the rows
+    model: float = 0.0
+    sample: float = 0.0
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probabilities of one token, under the model's own distribution: raw logits, temperature 1, no filters."""
+
+    token: int
+    logprob: float
+    rank: int  # 1: no token is likelier
+    top: tuple[tuple[int, float], ...]  # the n likeliest tokens and their log-probabilities, likeliest first
+
+
+def _no_logprobs(rows: Sequence[int], tokens: Sequence[int], top: int) -> list[TokenLogprobs]:
+    raise NotImplementedError("this executor reports no log-probabilities")
+
+
+class Outcome(Struct, frozen=True):
+    """The result of a forward."""
+
+    tokens: Ints  # [samples], NO_TOKEN after rows whose logits are not finite; [samples, k] with children
+    log_chances: Floats | None = None  # [samples, k] with children: -inf where fewer than k tokens are possible
+    broken: Sequence[int] = ()  # kept rows whose logits are not finite
+    #: (kept rows, a token after each, n) -> log-probabilities of the tokens and of the n likeliest, raw logits.
+    logprobs: Callable[[Sequence[int], Sequence[int], int], list[TokenLogprobs]] = _no_logprobs
+    seconds: ForwardSeconds = ForwardSeconds()
+
+
+#: Deeper than any tree.
+ANY_DEPTH = 1 << 30
+
+
+class Executor(Protocol):
+    """One model over a pool of KV slots, on whatever device."""
+
+    @property
+    def num_slots(self) -> int: ...
+
+    @property
+    def context(self) -> int:
+        """Positions that the model knows."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def deepest(self) -> int:
+        """Nodes at this depth get no children: a trained head may guess so far and no further."""
+
+    def padded(self, rows: int) -> int:
+        """Rows that the device runs for a forward of `rows`."""
+
+    def execute(self, rows: Sequence[SequenceRows], sampling: Sampling) -> Outcome:
+        """Write KV of all rows into their slots and sample. Kept rows count in order: of each sequence the committed
+        rows in `kept`, then its nodes."""

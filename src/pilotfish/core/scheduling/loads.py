@@ -1,0 +1,78 @@
+"""KV that running requests wait for: from tiers first, and what those lack from prefill workers.
+
+admitted ──► load from tiers ──► hand-over ──► rows for what is left, its last token at least
+             where any is        where that is sooner
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
+from pilotfish.core.cache.slots import Slots
+from pilotfish.core.cache.tiers import KVLoad, Tiers, load_of
+from pilotfish.core.prefilling.handover import HandOver, Prefills
+from pilotfish.core.scheduling.request import Request
+
+#: Takes so many slots of a pool.
+Take = Callable[[int], Slots]
+
+
+class Loads:
+    """Of one scheduler. A request waits for one load, or one hand-over, at a time."""
+
+    def __init__(self, tiers: Tiers | None, prefills: Prefills | None) -> None:
+        self._tiers = tiers
+        self._prefills = prefills
+
+    def load(self, request: Request, take: Take) -> None:
+        """Have tiers bring what they know of the tokens that follow those a request has KV of."""
+        if self._tiers is None:
+            return
+        root, first = self._tiers.root(request.cache_salt), request.num_computed
+        keys, tokens = load_of(request.tokens[:-1], first, root, self._tiers)
+        if keys:
+            end = first // OBJECT_TOKENS * OBJECT_TOKENS + len(tokens)
+            request.load = KVLoad(keys, tokens, take(end - first))
+            self._tiers.load(request.load)
+
+    def hand_over(self, request: Request, take: Take, waiting: int, neighbours: int) -> None:
+        """Have prefill workers compute what a request has no KV of, but for its last token, if that is sooner;
+        `waiting` tokens are to be computed here before, and `neighbours` requests wait for each of its tokens."""
+        first, tokens = request.num_computed, request.tokens[:-1]
+        if self._prefills is None or first == len(tokens):
+            return
+        if self._prefills.worth_sending(tokens, first, request.cache_salt, waiting, neighbours):
+            request.load = HandOver(tokens, take(len(tokens) - first), request.cache_salt)
+            self._prefills.begin(request.load)
+
+    def poll(self) -> None:
+        """What has ended, or takes too long, gets its `count`."""
+        if self._tiers is not None:
+            self._tiers.poll()
+        if self._prefills is not None:
+            self._prefills.poll()
+
+    def cancel(self, load: KVLoad | HandOver) -> None:
+        """It has its `count` when this returns."""
+        if isinstance(load, KVLoad):
+            assert self._tiers is not None  # who brings it
+            self._tiers.cancel(load)
+        else:
+            assert self._prefills is not None
+            self._prefills.cancel(load)
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """A forward that computed KV of so many tokens of prompts took so long; of few, most of it went to something
+        else."""
+        if self._tiers is not None and tokens >= OBJECT_TOKENS:
+            self._tiers.computed(tokens, seconds)
+        if self._prefills is not None:
+            self._prefills.computed(tokens, seconds)
+
+    def wait(self, running: Iterable[Request]) -> None:
+        """While all that run wait: until one of them may go on; a few milliseconds at most."""
+        if self._prefills is not None and any(isinstance(request.load, HandOver) for request in running):
+            self._prefills.wait()
+        elif self._tiers is not None:
+            self._tiers.wait()

@@ -1,0 +1,226 @@
+"""One sequence that is being generated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+import numpy as np
+
+from pilotfish.core.cache.slots import GONE, Slots
+from pilotfish.core.cache.tiers import KVLoad
+from pilotfish.core.prefilling.handover import HandOver, HandOverReport
+from pilotfish.core.sampling.constraint import GrammarState
+from pilotfish.core.sampling.logit_rules import LogitRules
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.errors import ParameterError
+
+MAX_SALT_LENGTH = 256
+
+
+def check_cache_salt(salt: str | None) -> None:
+    """ParameterError unless it can name a tenant."""
+    if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= MAX_SALT_LENGTH):
+        raise ParameterError("cache_salt", salt, f"a string of 1 to {MAX_SALT_LENGTH} characters")
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"  # its logits are not finite: there is nothing to sample from
+
+
+class StopDetector(Protocol):
+    """Finds stop strings in the text of a request's output."""
+
+    def add(self, token: int) -> bool:
+        """Whether the output's next token completes a stop string."""
+
+
+@dataclass
+class RequestStats:
+    """Counts of one request. Depth d is at index d - 1 of the two lists."""
+
+    verify_steps: int = 0
+    preemptions: int = 0
+    cached_by_tier: dict[str, int] = field(default_factory=dict)  # tokens whose KV was found when it was last admitted
+    handovers: list[HandOverReport] = field(default_factory=list)  # that have ended
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    hits: int = 0  # verify steps whose tokens, the bonus token too, were in a tree that lives on
+    offered_by_depth: list[int] = field(default_factory=list)
+    accepted_by_depth: list[int] = field(default_factory=list)
+    accepted_by_origin: dict[str, int] = field(default_factory=dict)  # by who guessed them
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens whose KV was found, wherever it was."""
+        return sum(self.cached_by_tier.values())
+
+    def count(self, nodes: int, deepest: int, origins: Sequence[str]) -> None:
+        """Add a verify step over a tree of `nodes`, of which a path of these origins was accepted."""
+        accepted = len(origins)
+        self.verify_steps += 1
+        self.draft_tokens += nodes
+        self.accepted_tokens += accepted
+        for origin in origins:
+            self.accepted_by_origin[origin] = self.accepted_by_origin.get(origin, 0) + 1
+        for counts in (self.offered_by_depth, self.accepted_by_depth):
+            counts.extend([0] * (deepest - len(counts)))
+        for depth in range(deepest):
+            self.offered_by_depth[depth] += 1
+            self.accepted_by_depth[depth] += depth < accepted
+
+
+class Request:
+    """Committed tokens, the slots of those that have KV, and why it ended.
+
+        tokens   [ prompt ........ | output ...... ]
+        slots    [ gone ... | ================= ]      0 <= num_gone <= num_computed < len(tokens) while it runs
+
+    There is no prefill and no decode phase: a request whose last tokens lack KV brings them as rows.
+    """
+
+    def __init__(
+        self,
+        request_id: int,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        seed: int,
+        stop_ids: frozenset[int],
+        room: int,
+        bad_sequences: Sequence[Sequence[int]] = (),
+        cache_salt: str | None = None,
+        max_nodes: int | None = None,
+        stop_detector: StopDetector | None = None,
+        group: int | None = None,
+        grammar: GrammarState | None = None,
+        draft: str = "",
+    ) -> None:
+        """`room` is what the model's context leaves for output; it may be less than `max_tokens`. `bad_sequences`
+        are the token ids of `params.bad_words`. `cache_salt` is the tenant's name: what is remembered of a request
+        serves requests of the same salt, and none without one. A step verifies at most `max_nodes` nodes of its
+        tree, or what the drafter gives; 0 asks for no speculation. `stop_detector` is given each committed token.
+        Requests of one `group` have the same prompt and compute its KV once; by default a request is its own group.
+        `grammar`, at the beginning of the output, is the request's own. `draft` is the revision of the drafts in pools
+        that may guess for it; "": any."""
+        self.id = request_id
+        self.params = params
+        self.seed = seed
+        self.stop_ids = stop_ids
+        self.rules = LogitRules.of(params, prompt, stop_ids, bad_sequences)
+        self.bad_sequences = bad_sequences
+        self.cache_salt = cache_salt
+        self.max_nodes = max_nodes
+        self.group = request_id if group is None else group
+        self.grammar = grammar
+        self.draft = draft
+        self._stop_detector = stop_detector
+        self.num_prompt_tokens = len(prompt)
+        #: Tokens that it can reach, prompt included.
+        self.max_length = len(prompt) + min(params.max_tokens, room)
+        self.tokens = list(prompt)
+        self.num_computed = 0
+        self.num_gone = 0  # first tokens whose slots it has given back, or never had: no row of it will see them
+        self.reserved = False  # whether the most slots that it can need are kept for it while it runs
+        self.passed_over = 0  # how many that came later were admitted before it
+        self.num_scored = 0  # rows of the prompt that have given the log-probability of the token after them
+        self.slots: Slots = np.zeros(self.max_length, dtype=np.int32)
+        self.load: KVLoad | HandOver | None = None  # of KV from elsewhere; it gets no rows meanwhile
+        self.finish_reason: FinishReason | None = None
+        self.stats = RequestStats()
+
+    @property
+    def num_pending(self) -> int:
+        """Committed tokens without KV."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def num_held(self) -> int:
+        """Slots that it owns."""
+        return self.num_computed - self.num_gone + (0 if self.load is None else len(self.load.slots))
+
+    @property
+    def held(self) -> Slots:
+        """Slots of the tokens that have KV."""
+        return self.slots[self.num_gone : self.num_computed]
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens that it may still produce."""
+        return self.max_length - len(self.tokens)
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.num_prompt_tokens :]
+
+    def extend(self, tokens: Sequence[int]) -> list[int]:
+        """Commit tokens one by one up to the one that ends it; return those committed."""
+        committed: list[int] = []
+        for token in tokens:
+            self.tokens.append(token)
+            committed.append(token)
+            if self.grammar is not None:
+                self.grammar.extend(token)
+            self.finish_reason = self._reason_to_finish(token)
+            if self.finish_reason is not None:
+                break
+        if self.rules is not None:
+            self.rules.extend(committed)
+        return committed
+
+    @property
+    def num_shareable(self) -> int:
+        """First tokens whose KV it may take from another request of its group: of the prompt, without the last
+        committed token, whose row must be its own; none while its prompt is to be scored."""
+        if self.params.prompt_logprobs is not None and self.num_scored < self.num_prompt_tokens - 1:
+            return 0
+        return min(self.num_prompt_tokens, len(self.tokens) - 1)
+
+    def to_score(self, count: int) -> range:
+        """Of the next `count` tokens without KV, the indices of those whose rows must give the log-probability of
+        the prompt token that follows them; once each, however often KV is computed."""
+        if self.params.prompt_logprobs is None:
+            return range(0)
+        first = max(self.num_computed, self.num_scored)
+        return range(first, max(first, min(self.num_computed + count, self.num_prompt_tokens - 1)))
+
+    def _reason_to_finish(self, token: int) -> FinishReason | None:
+        completes_stop = self._stop_detector is not None and self._stop_detector.add(token)
+        whole = self.grammar is not None and self.grammar.ended
+        if completes_stop or token in self.stop_ids or whole:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.num_remaining == 0 else None
+
+    def end_load(self) -> Slots:
+        """Take what its load has brought; slots that it leaves."""
+        assert self.load is not None and self.load.count is not None
+        ended, self.load = self.load, None
+        self.add_slots(ended.slots[: ended.count])
+        if isinstance(ended, HandOver):
+            self.stats.handovers.append(ended.report)
+        else:
+            self.stats.cached_by_tier |= ended.count_by_tier()
+        return ended.slots[ended.count :]
+
+    def add_slots(self, slots: Slots) -> None:
+        """The next tokens without KV have it now, in these slots. If they are the first ones, some may be gone."""
+        self.slots[self.num_computed : self.num_computed + len(slots)] = slots
+        if not self.num_computed:
+            self.num_gone = int(np.count_nonzero(slots == GONE))
+        self.num_computed += len(slots)
+
+    def give_back(self, first: int) -> Slots:
+        """The slots of tokens before `first`, which it has no longer."""
+        given = self.slots[self.num_gone : first].copy()
+        self.slots[self.num_gone : first] = GONE
+        self.num_gone = max(self.num_gone, first)
+        return given
+
+    def restart(self) -> None:
+        """Its KV is gone: every token is pending again."""
+        self.num_computed = self.num_gone = 0
+        self.stats.preemptions += 1

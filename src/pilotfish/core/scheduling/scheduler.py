@@ -1,0 +1,412 @@
+"""Which rows go into the next forward, and what its outcome commits.
+
+There is no prefill, decode or speculative phase. Each request has committed tokens without KV (a prompt,
+or its last token) and a tree of guesses below the last one, maybe empty. A step gives rows to both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from pilotfish.core.cache.prefix_cache import PrefixCache
+from pilotfish.core.cache.slots import NO_SLOTS, SlotPool, Slots, present
+from pilotfish.core.cache.tiers import DEVICE, KVLoad, Tiers, save_all, save_coldest
+from pilotfish.core.prefilling.handover import Prefills
+from pilotfish.core.scheduling.loads import Loads
+from pilotfish.core.scheduling.request import FinishReason, Request
+from pilotfish.core.scheduling.row_budget import PLAIN_COSTS, RowBudget, RowCosts
+from pilotfish.core.scheduling.step import Chunk, RequestCommit, Step, StepPlan
+from pilotfish.core.scheduling.waiting import WaitingRequests
+from pilotfish.core.trees.tree import NO_VERDICT, Forest, Ints, Verdict, best, walk
+from pilotfish.errors import EngineError, PromptError
+
+#: Tokens that a request may grow, with everyone else standing still, before it can be short of slots: a step's
+#: worth for most trees. More keeps slots idle, fewer admits what is soon preempted.
+HEADROOM = 64
+#: Steps for whose slots the cache's coldest KV is in tiers before it is evicted.
+SAVED_STEPS = 4
+
+
+class Scheduler:
+    """Continuous batching over one slot pool, in arrival order but for requests whose KV is there already, which may
+    come a little sooner; the only place that changes requests.
+
+    A request is admitted when its tokens and a little growth fit beside what the others are about to take. When
+    slots run out the youngest is preempted: its slots are freed, and it waits, first in the queue, until the slots
+    of its longest possible sequence can be reserved; its KV is computed again and its output is the same. So a
+    request is preempted once at most, and the oldest always ends. Trees take only slots that nobody else needs.
+    Requests of one group share the slots of their prompt, which the first of them computes. Those admitted later find
+    the KV of earlier ones in the cache, if there is one: of prompts as soon as they are computed, of outputs once they
+    have ended or were preempted. Tiers below the cache are given what it is about to evict; a request whose KV they
+    have waits for it with its slots, and gets no rows meanwhile; so does one whose KV prefill workers compute sooner.
+    Where every layer has a window a request gives back the slots of positions that none of its rows will see, so it
+    needs few, however long it gets; of a prefix in the cache it takes those that its rows will see. There are no tiers
+    then, and no hand-overs: they bring a prefix from its beginning, whose slots nobody reads.
+
+        pool   [ live ........ | reserved  | growth of the others, trees | idle, free ]
+    """
+
+    def __init__(
+        self,
+        pool: SlotPool,
+        max_rows: int,
+        max_requests: int,
+        cache: PrefixCache | None = None,
+        tiers: Tiers | None = None,
+        prefills: Prefills | None = None,
+        costs: RowCosts = PLAIN_COSTS,
+    ) -> None:
+        """`cache`, of this pool, keeps the KV of requests that have ended; `tiers` what the cache evicts. `prefills`
+        compute KV elsewhere. `costs` are those of the step's rows."""
+        if pool.window and not (tiers is None and prefills is None):
+            raise EngineError("scheduler: tiers and prefill workers serve no pool with a window")
+        self.pool = pool
+        self.cache = cache
+        self.tiers = tiers
+        self.loads = Loads(tiers, prefills)
+        #: Free slots below which the coldest in the cache are saved: what the next steps may evict.
+        self.low_water = min(max(SAVED_STEPS * max_rows, pool.capacity // 8), pool.capacity)
+        self.max_rows = max_rows
+        self.costs = costs
+        self.max_requests = min(max_requests, max_rows)  # so that each running request gets a row
+        self.headroom = HEADROOM
+        self.waiting = WaitingRequests(None if cache is None else self._num_known)
+        self.running: list[Request] = []
+        self.preemptions = 0
+
+    def add(self, request: Request) -> None:
+        """Queue a request; PromptError when the pool could never hold it."""
+        if self.most(request) > self.pool.capacity:
+            raise PromptError(
+                f"prompt: {request.num_prompt_tokens} tokens and max_tokens {request.params.max_tokens} "
+                f"need {self.most(request)} KV slots; the pool has {self.pool.capacity}"
+            )
+        self.waiting.add(request)
+
+    def most(self, request: Request) -> int:
+        """Slots that it may hold at a time: of all its tokens or, with a window, of those that its next row sees and of
+        a step's rows."""
+        return min(request.max_length, self._most_in_window) if self.pool.window else request.max_length
+
+    @property
+    def _most_in_window(self) -> int:
+        return self.pool.window - 1 + self.max_rows
+
+    def longest(self, context: int) -> int:
+        """Tokens of the longest sequence, of `context` at most, that the pool can serve."""
+        windowed = self.pool.window and self._most_in_window <= self.pool.capacity
+        return context if windowed else min(context, self.pool.capacity)
+
+    @property
+    def busy(self) -> bool:
+        return bool(len(self.waiting) or self.running)
+
+    # -- what goes into the next forward
+
+    def plan(self) -> StepPlan:
+        """Admit, then give rows to committed tokens (`RowBudget`). Preempt while slots lack."""
+        self._end_loads()
+        admitted = self._admit()
+        self._share_prompts()
+        self._give_back()
+        preempted = []
+        while self._growth(chunks := self._chunks()) > self._unclaimed():
+            preempted.append(self._preempt())
+        return StepPlan(chunks, preempted, admitted)
+
+    def _chunks(self) -> list[Chunk]:
+        ready = [request for request in self.running if request.load is None]
+        budget, chunks = RowBudget(self.max_rows, len(ready), self.costs), dict[int, Chunk]()
+        for request in ready:
+            first = self._first_of_group(request)
+            if first is None:
+                if count := budget.take(request):
+                    chunks[request.id] = Chunk(request, count)
+            elif (chunk := chunks.get(first.id)) and chunk.complete and first.tokens == request.tokens:
+                chunks[request.id] = Chunk(request, 0, first)
+        return list(chunks.values())
+
+    def room(self, chunks: Sequence[Chunk]) -> int:
+        """Rows that they leave to trees."""
+        return max(int(self.max_rows - sum(self.costs.of(chunk.request, chunk.count) for chunk in chunks)), 0)
+
+    def _first_of_group(self, request: Request) -> Request | None:
+        """The running request whose prompt's KV `request`, which has none yet, is to share; None where there is none
+        before it."""
+        if request.num_computed or request.load is not None or not request.num_shareable:
+            return None
+        seen = self.pool.first_seen(request.num_prompt_tokens - 1)
+        first = next((r for r in self.running if r.group == request.group and r.num_gone <= seen), request)
+        return None if first is request else first
+
+    def _share_prompts(self) -> None:
+        """Give requests without KV that of a running one of their group, once it is computed."""
+        for request in self.running:
+            first = self._first_of_group(request)
+            if first is not None and first.num_computed >= request.num_shareable:
+                slots = first.slots[: request.num_shareable]
+                self.pool.share(present(slots))
+                request.add_slots(slots)
+
+    def _give_back(self) -> None:
+        """Have requests without the slots that no row to come sees. Others may still be given them before."""
+        for request in self.running if self.pool.window else ():
+            self.pool.release(request.give_back(self.pool.first_seen(request.num_computed)))
+
+    def _missing(self, request: Request) -> int:
+        """Slots that its committed tokens still need."""
+        shared = 0 if self._first_of_group(request) is None else request.num_shareable
+        missing = len(request.tokens) - request.num_gone - request.num_held - shared
+        return max(min(missing, self.most(request) - request.num_held), 0)
+
+    def _admit(self) -> list[Request]:
+        admitted: list[Request] = []
+        while self.waiting and len(self.running) < self.max_requests:
+            request = self.waiting.next()
+            known = self._known(request)
+            pending = sum(self._missing(r) for r in self.running if not r.reserved)
+            again, most = bool(request.stats.preemptions), self.most(request)
+            need = most if again else min(self._missing(request) + self.headroom, most)
+            found = 0 if again and self.pool.window else self.pool.owned(present(known))
+            if need - found > self._unclaimed() - pending:
+                break
+            request.reserved = again
+            self.pool.share(present(known))
+            request.add_slots(known)
+            request.stats.cached_by_tier = {DEVICE: len(known)} if len(known) else {}
+            if self._may_find(request):
+                self._begin_load(request)
+            self.waiting.take(request)
+            self.running.append(request)
+            admitted.append(request)
+        return admitted
+
+    def _num_known(self, request: Request) -> int:
+        if self._first_of_group(request) is not None:
+            return request.num_shareable
+        if self.cache is None or not request.num_shareable:
+            return 0
+        return self.cache.num_known(request.cache_salt, request.tokens[:-1])
+
+    def _begin_load(self, request: Request) -> None:
+        """Have KV of a request that is being admitted brought from elsewhere."""
+        self.loads.load(request, self._take)
+        if request.load is None:
+            self._hand_over(request)
+
+    def _hand_over(self, request: Request) -> None:
+        """Have what it lacks, but for its last token, computed elsewhere, if that is sooner."""
+        others = [other for other in self.running if other.load is None and other is not request]
+        waiting, neighbours = sum(o.num_pending - 1 for o in others), sum(o.num_pending == 1 for o in others)
+        self.loads.hand_over(request, self._take, waiting, neighbours)
+
+    def _end_loads(self) -> None:
+        """Requests take what their loads have brought. What tiers did not have may be handed over then."""
+        self.loads.poll()
+        for request in self.running:
+            if (load := request.load) is not None and load.count is not None:
+                self.pool.release(request.end_load())
+                if isinstance(load, KVLoad) and (request.reserved or request.num_pending <= self._unclaimed()):
+                    self._hand_over(request)
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """A forward that computed KV of so many tokens of prompts took so long."""
+        self.loads.computed(tokens, seconds)
+
+    def wait(self) -> None:
+        """While all that run wait for KV from elsewhere."""
+        self.loads.wait(self.running)
+
+    def save_all(self) -> None:
+        """Have tiers keep what the cache has, before the pool goes."""
+        if self.cache is not None and self.tiers is not None:
+            save_all(self.cache, self.tiers)
+
+    def _save(self) -> None:
+        """Have tiers keep what the cache may soon evict."""
+        if self.cache is not None and self.tiers is not None and self.pool.num_free < self.low_water:
+            save_coldest(self.cache, self.tiers, self.low_water - self.pool.num_free)
+
+    def _may_find(self, request: Request) -> bool:
+        """Whether a waiting request may take KV of earlier ones: not while its prompt is to be scored, and not where it
+        shares that of its group."""
+        return bool(request.num_shareable) and self._first_of_group(request) is None
+
+    def _known(self, request: Request) -> Slots:
+        """Slots of a waiting request's first tokens whose KV the cache has; not of the last one, whose row must be its
+        own."""
+        if self.cache is None or not self._may_find(request):
+            return NO_SLOTS
+        return self.cache.match(request.cache_salt, request.tokens[:-1])
+
+    def _remember(self, request: Request, count: int) -> None:
+        """Let others find the KV of its first `count` tokens; where it was known already, have that instead."""
+        if self.cache is not None and request.finish_reason is not FinishReason.ERROR:
+            own = request.slots[:count]
+            own[:] = self.cache.insert(request.cache_salt, request.tokens[:count], own)
+
+    def _to_remember(self, request: Request, before: int) -> bool:
+        """Whether a step that began with KV of `before` tokens has computed a prompt or, where the slots of its
+        beginning are about to be given back, a part of it."""
+        whole = request.num_prompt_tokens <= request.num_computed
+        return before < request.num_prompt_tokens and (whole or bool(self.pool.window))
+
+    def _take(self, count: int) -> Slots:
+        return self.pool.allocate(count) if self.cache is None else self.cache.allocate(count)
+
+    def _preempt(self) -> Request:
+        """The youngest whose slots are not reserved: there is one, or nobody could lack any."""
+        request = next(r for r in reversed(self.running) if not r.reserved)
+        self._retire(request)
+        request.restart()
+        self.preemptions += 1
+        self.waiting.put_first(request)
+        return request
+
+    def _unclaimed(self) -> int:
+        """Available slots that are not reserved for a running request."""
+        reserved = [r for r in self.running if r.reserved]
+        if not self.pool.window or not reserved:
+            return self.pool.num_available - sum(r.max_length - r.num_held for r in reserved)
+        # What is shared may stay with its other owner when it is given back, and count for nobody else.
+        others = np.concatenate([NO_SLOTS, *(r.held for r in self.running if not r.reserved)])
+        alone = np.setdiff1d(np.concatenate([r.held for r in reserved]), others)
+        return self.pool.num_available + len(alone) - sum(map(self.most, reserved))
+
+    @staticmethod
+    def _growth(chunks: Sequence[Chunk]) -> int:
+        """Slots that a step takes from those unclaimed."""
+        return sum(chunk.count for chunk in chunks if not chunk.request.reserved)
+
+    def schedule(self, chunks: Sequence[Chunk], offered: Forest, max_nodes: int) -> Step:
+        """Give the rows that chunks leave over to the best nodes of all trees, `max_nodes` at most, and slots to
+        all rows. `offered` holds a tree for each chunk that is complete, in order."""
+        samples, forest = [chunk.samples for chunk in chunks], offered
+        if len(offered):
+            budget = max(min(max_nodes, self.room(chunks), self._spare_slots(chunks)), 0)
+            requests = [chunk.request for chunk in chunks if chunk.complete]
+            forest = offered.take(_worth_a_row(offered, requests, budget))
+        forest = forest.among([chunk.complete for chunk in chunks if chunk.samples])
+        scored = [chunk.request.to_score(chunk.count) for chunk in chunks]
+        slots = self._allocate(chunks)
+        return Step(list(chunks), samples, scored, slots, forest, self._take(len(forest)))
+
+    def _allocate(self, chunks: Sequence[Chunk]) -> list[Slots]:
+        """Slots of each chunk's tokens: new ones, or those of the prompt that it shares."""
+        slots, used = self._take(sum(chunk.count for chunk in chunks)), 0
+        taken: dict[int, Slots] = {}
+        for chunk in chunks:
+            if (first := chunk.forked_from) is None:
+                taken[chunk.request.id] = slots[used : (used := used + chunk.count)]
+            else:
+                taken[chunk.request.id] = np.concatenate((first.slots[: first.num_computed], taken[first.id]))
+                self.pool.share(present(taken[chunk.request.id]))
+        return list(taken.values())
+
+    def _spare_slots(self, chunks: Sequence[Chunk]) -> int:
+        """Slots available to trees after the chunks. Reserved slots count too when every running request has a
+        reservation: nodes that are not accepted are freed after the step, so nobody else can lose them."""
+        if all(chunk.request.reserved for chunk in chunks):
+            return self.pool.num_available - sum(chunk.count for chunk in chunks)
+        return self._unclaimed() - self._growth(chunks)
+
+    # -- what its outcome commits
+
+    def commit(self, step: Step, sampled: Ints, unscored: Collection[int] = ()) -> list[RequestCommit]:
+        """Walk every tree; `sampled` [step.num_samples] holds the target's token after each root and each node, or
+        NO_TOKEN. A request that gets no token at all for that reason ends with an error; so do those with ids in
+        `unscored`, whose prompts cannot be scored. Whatever raises in here, the step's slots are free once its requests
+        are aborted."""
+        try:
+            walked = iter(walk(step.forest, sampled))
+        except BaseException:
+            self.cancel(step)
+            raise
+        verdicts = [next(walked) if samples else NO_VERDICT for samples in step.samples]
+        self._keep_slots(step, verdicts)
+        commits = []
+        for chunk, samples, scored, verdict in zip(step.chunks, step.samples, step.scored, verdicts, strict=True):
+            request = chunk.request
+            if request.id in unscored or (samples and not verdict.tokens):
+                request.finish_reason = FinishReason.ERROR
+                commits.append(RequestCommit(request, nodes=verdict.nodes))
+            elif samples or scored:
+                request.num_scored = max(request.num_scored, scored.stop)
+                commits.append(_extended(request, verdict, scored, step))
+            if request.finish_reason is not None:
+                self._retire(request)
+            elif self._to_remember(request, 0 if chunk.forked_from else request.num_computed - chunk.count):
+                self._remember(request, min(request.num_computed, request.num_prompt_tokens))
+        self._save()
+        return commits
+
+    def _keep_slots(self, step: Step, verdicts: Sequence[Verdict]) -> None:
+        """Requests take the slots of their chunks and of the paths accepted; those of other nodes are free."""
+        for chunk, slots in zip(step.chunks, step.slots, strict=True):
+            chunk.request.add_slots(slots)
+        if not len(step.forest):
+            return
+        rejected = np.ones(len(step.forest), np.bool_)
+        for chunk, verdict in zip(step.chunks, verdicts, strict=True):
+            if path := verdict.path[: max(len(verdict.tokens) - 1, 0)]:  # the last token's KV is not kept
+                chunk.request.add_slots(step.node_slots[path])
+                rejected[path] = False
+        self.pool.release(step.node_slots[rejected])
+
+    def cancel(self, step: Step) -> None:
+        """The forward of `step` failed: free its slots, which no request has taken. Its requests may go on."""
+        for slots in (*step.slots, step.node_slots):
+            self.pool.release(present(slots))
+
+    def abort(self, request: Request) -> None:
+        """End a request between two steps, or after one that failed, and free all it held; one that has ended stays as
+        it is."""
+        request.finish_reason = request.finish_reason or FinishReason.ABORT
+        if request in self.waiting:
+            self.waiting.remove(request)
+        elif request in self.running:
+            self._retire(request)
+
+    def _retire(self, request: Request) -> None:
+        self.running.remove(request)
+        if request.load is not None:
+            self.loads.cancel(request.load)
+            self.pool.release(request.end_load())
+        self._remember(request, min(request.num_computed, len(request.tokens)))  # it may have ended on its path
+        self.pool.release(request.held)
+
+    def check(self) -> None:
+        """EngineError unless every slot is free, or in the cache, or counts the running requests that it belongs to."""
+        kept = () if self.cache is None else self.cache.slots
+        held = [slot for r in self.running for slot in r.held.tolist()]
+        loading = [slot for r in self.running if r.load is not None for slot in r.load.slots.tolist()]
+        self.pool.check([*held, *loading], kept)
+        if self.cache is not None:
+            self.cache.check()
+
+
+def _extended(request: Request, verdict: Verdict, scored: range, step: Step) -> RequestCommit:
+    """Commit the tokens of a verdict, up to one that ends the request."""
+    tokens = request.extend(verdict.tokens)
+    path = verdict.path[: len(tokens)]
+    origins = step.forest.nodes.origins[path].tolist() if path else []
+    if verdict.tokens:
+        request.stats.count(verdict.nodes, verdict.deepest, origins)
+    samples = verdict.samples[: len(tokens)]
+    return RequestCommit(request, tokens, path, origins, samples, scored, verdict.nodes, verdict.deepest)
+
+
+def _worth_a_row(offered: Forest, requests: Sequence[Request], count: int) -> Ints:
+    """The best `count` nodes of all trees together, ties to the older request, without those that lie too deep to be
+    committed before a request's `max_tokens`, and of each tree at most the best `max_nodes` of its request."""
+    room = np.array([request.num_remaining for request in requests], np.int64)
+    useful = np.flatnonzero(offered.nodes.depths < room[offered.owners])
+    for tree, request in enumerate(requests):
+        if request.max_nodes is not None:
+            own = offered.owners[useful] == tree
+            of_tree = useful[own]
+            allowed = of_tree[best(offered.nodes.scores[of_tree], request.max_nodes)]
+            useful = np.sort(np.concatenate((useful[~own], allowed)))
+    return useful[best(offered.nodes.scores[useful], count)]

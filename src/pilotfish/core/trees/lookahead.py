@@ -1,0 +1,230 @@
+"""Trees that grow while the target verifies: wide, long-lived, re-rooted on every commit.
+
+        tokens committed: def            then: def add            "add" was in the tree: a hit
+
+    root ─┬─ add ─┬─ (     ─── a              root ─┬─ (  ─── a
+          │       └─ _     ─── b      ──►           └─ _  ─── b
+          └─ sub ─── (                                              sub and below are gone
+
+Both sides hold one of each sequence: the draft the one it grows, here; the target a copy of the nodes that were pushed
+(`core/trees/tree_copy.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.core.trees.child_calibration import ChildOutcome
+from pilotfish.core.trees.living_tree import SPARE, LivingTree
+
+#: Of a node that was not expanded: it has no KV.
+NO_SLOT = -1
+
+
+@dataclass(frozen=True)
+class RerootResult:
+    """The effect of a commit on a tree."""
+
+    hit: bool  # every committed token was in it
+    accepted: int  # nodes that the committed tokens are
+    path_slots: list[int]  # KV of the committed tokens that were expanded, from the first on without a gap
+    freed: list[int]  # slots of nodes that are gone
+
+
+@dataclass(frozen=True)
+class NewNodes:
+    """Nodes that a level has added to a tree, as a push tells of them."""
+
+    ids: list[int] = field(default_factory=list)  # [n], rising
+    parents: list[int] = field(default_factory=list)  # [n], ids; 0: the root
+    tokens: list[int] = field(default_factory=list)  # [n]
+    chances: list[float] = field(default_factory=list)  # [n], log of each one's, given its parent
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class Lookahead(LivingTree):
+    """The draft's tree of one sequence. Its root is expanded before anything else, a node once.
+
+    After a commit a trained head expands the root again, from the target's own features, then its nodes, likeliest
+    first: each in the slot that it has, while what is below stays."""
+
+    #: Log-chance below which a node is not kept: one path in ten thousand.
+    FLOOR = -9.2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ids, self._next_id = [0], 1  # of each node; the root's is 0, whatever it was before
+        self._slots = [NO_SLOT]  # of each node
+        self._paths: dict[int, list[int]] = {}  # of a node with KV: slots from below the root that it was given it at
+        self.open: list[tuple[float, int]] = []  # (-score down to it, node) of those to expand next, likeliest first
+        self._size = 0
+
+    def __len__(self) -> int:
+        """Nodes below the root."""
+        return self._size
+
+    @property
+    def expanded(self) -> list[int]:
+        """Nodes with KV."""
+        return list(self._paths)
+
+    @property
+    def slots(self) -> list[int]:
+        """Of nodes with KV."""
+        return [self._slots[node] for node in self._paths]
+
+    @property
+    def root_score(self) -> float:
+        """What scores in `open` include from above the root."""
+        return self._scores[self.root]
+
+    def leaves(self, count: int) -> list[int]:
+        """The `count` likeliest nodes to expand next."""
+        return [node for _, node in self.open[:count]]
+
+    def lacking(self, leaves: Sequence[int]) -> int:
+        """How many of these nodes have no KV yet: the others are expanded again."""
+        return sum(self._slots[leaf] == NO_SLOT for leaf in leaves)
+
+    def expand(self, leaves: Sequence[int], slots: Sequence[int]) -> None:
+        """These nodes have KV now; those that had none have it in these slots, in order."""
+        new = [leaf for leaf in leaves if self._slots[leaf] == NO_SLOT]
+        for leaf, slot in zip(new, slots, strict=True):
+            self._slots[leaf] = slot
+            self._paths[leaf] = [*self.path(self._parents[leaf]), slot]
+            self._children[leaf] = {}
+        if self.leaves(len(leaves)) == list(leaves):
+            del self.open[: len(leaves)]
+        else:
+            expanded = set(leaves)
+            self.open = [entry for entry in self.open if entry[1] not in expanded]
+
+    def path(self, node: int) -> list[int]:
+        """Slots from below the root down to a node with KV, or to the root."""
+        return [] if node == self.root else self._paths[node][-self.depth(node) :]
+
+    def add(
+        self, parents: Sequence[int], counts: Sequence[int], tokens: list[int], chances: list[float], max_depth: int
+    ) -> NewNodes:
+        """Children of the root and of nodes with KV: `counts` of each parent, in order. Their log-chances given the
+        parent are at most 0. Those as deep as `max_depth` are never expanded. A child that is there already gets its
+        new chance and another id, keeps what is below it, and is to be expanded again."""
+        first, last, nodes, names = len(self._tokens), 0, list[int](), list[int]()
+        for parent, count in zip(parents, counts, strict=True):
+            own = slice(last, last := last + count)
+            hang = self._hang_again if self._children.get(parent) else self._hang
+            nodes += hang(parent, tokens[own], chances[own])
+            names += [0 if parent == self.root else self._ids[parent]] * count
+        new = len(self._tokens) - first
+        if new < last:
+            self._reopen({node for node in nodes if node < first})
+        ids = list(range(self._next_id, self._next_id + last))
+        self._next_id, self._size = self._next_id + last, self._size + new
+        self._ids += [0] * new
+        for node, number in zip(nodes, ids, strict=True):
+            self._ids[node] = number
+        self._offer(nodes, self._depths[self.root] + max_depth)
+        return NewNodes(ids, names, tokens, chances)
+
+    def _offer(self, nodes: Sequence[int], deepest: int) -> None:
+        """These are to be expanded, but for those of depth `deepest`."""
+        scores, depths = self._scores, self._depths
+        self.open += [(-scores[node], node) for node in nodes if depths[node] < deepest]
+        self.open.sort()  # two runs: merged in about as many steps as there are nodes
+
+    def _hang(self, parent: int, tokens: Sequence[int], chances: Sequence[float]) -> Sequence[int]:
+        """Children of `parent`, which has none with these tokens."""
+        place, count, score = len(self._tokens), len(tokens), self._scores[parent]
+        added = range(place, place + count)
+        self._parents += [parent] * count
+        self._tokens += tokens
+        self._depths += [self._depths[parent] + 1] * count
+        self._own += chances
+        self._scores += [score + chance for chance in chances]
+        self._slots += [NO_SLOT] * count
+        self._children.setdefault(parent, {}).update(zip(tokens, added, strict=True))
+        return added
+
+    def _hang_again(self, parent: int, tokens: Sequence[int], chances: Sequence[float]) -> Sequence[int]:
+        """Children of `parent`, which has some: those with these tokens get these chances."""
+        below, given = self._children[parent], dict(zip(tokens, chances, strict=True))
+        for token in below.keys() & given.keys():
+            self._own[below[token]] = given[token]
+        new = [token for token in tokens if token not in below]
+        self._hang(parent, new, [given[token] for token in new])
+        return [below[token] for token in tokens]
+
+    def _reopen(self, again: Collection[int]) -> None:
+        """These nodes have other chances than before, and so do paths below them."""
+        self._rescore(min(again))
+        self.open = [(-self._scores[node], node) for _, node in self.open if node not in again]
+        self.open.sort()
+
+    def outcomes(self, tokens: Sequence[int]) -> list[ChildOutcome]:
+        """What `tokens`, which are about to be committed, say of the children that were guessed on their way."""
+        found, node = list[ChildOutcome](), self.root
+        for depth, token in enumerate(tokens, 1):
+            below = self._children.get(node)
+            if not below:
+                break
+            chances = [self._scores[child] - self._scores[node] for child in below.values()]
+            child = below.get(token)
+            found.append(ChildOutcome(depth, chances, -1 if child is None else list(below).index(token)))
+            if child is None:
+                break
+            node = child
+        return found
+
+    def commit(self, tokens: Sequence[int]) -> RerootResult:
+        """Re-root at the last of `tokens`, or at nothing known."""
+        path = self.follow(tokens)
+        hit = len(path) == len(tokens)
+        path_slots = [self._slots[node] for node in path if node in self._paths]  # only the last may lack one
+        if hit and len(path_slots) == len(path):
+            freed = self._cut(path)
+            if len(self._tokens) > 2 * self._left + SPARE:
+                self._clean_up()
+        else:
+            freed = [slot for slot in self.drop() if slot not in path_slots]
+        return RerootResult(hit, len(path), path_slots, freed)
+
+    def _cut(self, path: Sequence[int]) -> list[int]:
+        """Move the root down to the end of `path`; slots of the nodes that are dead now, but not those of the path."""
+        freed, dead, kept = list[int](), [self.root, *path[:-1]], set(path)
+        for node in dead:
+            self._paths.pop(node, None)
+            below = self._children.pop(node)
+            self._size -= len(below)
+            expanded = [child for child in below.values() if child in self._paths and child not in kept]
+            freed += [self._slots[child] for child in expanded]
+            dead += expanded
+        self.root = path[-1]
+        del self._paths[self.root]
+        self.open = [entry for entry in self.open if self._parents[entry[1]] in self._children]
+        return freed
+
+    def _clean_up(self) -> None:
+        kept = sorted((self.root, *self._below_root()))
+        place = self._renumber(kept)
+        self._ids, self._slots = ([x[node] for node in kept] for x in (self._ids, self._slots))
+        self._paths = {place[node]: path for node, path in self._paths.items()}
+        self.open = [(cost, place[node]) for cost, node in self.open]
+
+    def drop(self) -> list[int]:
+        """Forget every node; the slots that are free now."""
+        slots, next_id = self.slots, self._next_id
+        Lookahead.__init__(self)
+        self._next_id = next_id
+        return slots
+
+
+def path_table(paths: Sequence[Sequence[int]]) -> NDArray[np.int32]:
+    """[paths, longest], 0 beyond."""
+    longest = max(map(len, paths), default=0)
+    return np.array([[*path, *[0] * (longest - len(path))] for path in paths], np.int32).reshape(len(paths), longest)

@@ -1,1 +1,0 @@
-"""Drafters: whatever they propose, the target's output stays the same."""

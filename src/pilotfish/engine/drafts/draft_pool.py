@@ -1,0 +1,159 @@
+"""A draft pool's process: a model, a socket, the worker's loop."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pilotfish.config.fields import model_name
+from pilotfish.config.workers import DraftConfig
+from pilotfish.core.cache.prefix_cache import PrefixCache
+from pilotfish.core.cache.slots import SlotPool
+from pilotfish.core.drafting.connected_targets import DraftIdentity
+from pilotfish.core.drafting.draft_machine import DraftMachine
+from pilotfish.core.drafting.level_choice import LevelShape
+from pilotfish.core.drafting.session_table import SessionTable
+from pilotfish.core.drafting.vocabulary import added_tokens, tokenizer_digest
+from pilotfish.core.features.feature_intake import FeatureNeed
+from pilotfish.core.scheduling.executor import Executor
+from pilotfish.engine.drafts.draft_notes import note_head
+from pilotfish.engine.drafts.mapped_vocabularies import MappedVocabularies
+from pilotfish.engine.heads import ConfiguredHead
+from pilotfish.engine.memory import device_of, load_configured, plan_memory, precision_here
+from pilotfish.engine.processes.process import Signals, run_worker, supervised
+from pilotfish.errors import ParameterError
+from pilotfish.grammar.compile import Grammars
+from pilotfish.grammar.threads import GrammarThreads
+from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.heads.detect import is_head
+from pilotfish.model.heads.executors.executor import make_head_executor
+from pilotfish.model.heads.executors.head_executor import HeadSetup
+from pilotfish.model.loading.configuration import load_config
+from pilotfish.model.loading.metadata import load_tokenizer, read_generation_config
+from pilotfish.model.pacer import Pacer
+from pilotfish.wire.channel import Channel
+from pilotfish.wire.curve_keys import load_pool_keys
+from pilotfish.wire.sockets import ListeningChannel
+from pilotfish.workers.draft import DraftWorker, Grower
+from pilotfish.workers.records import Timeline, part_of
+
+logger = logging.getLogger(__name__)
+
+
+def run_pool(config: DraftConfig, ready: Callable[[str], None] = lambda _: None) -> None:
+    """Serve targets until SIGTERM or SIGINT; `ready` is called with the endpoint once targets can be served. An
+    InputError, before the model is loaded, for what cannot be used."""
+    run_worker(config.name, lambda signals: _serve(config, ready, signals))
+
+
+def _serve(config: DraftConfig, ready: Callable[[str], None], signals: Signals) -> None:
+    keys, name = load_pool_keys(config.key, config.allow), config.name
+    pace, trace = config.model.paces.draft, config.model.trace
+    with closing(ListeningChannel(config.listen, keys, insecure=config.insecure)) as channel, ExitStack() as stack:
+        pacer = None if pace is None else Pacer("draft", pace)
+        worker = make_worker(config, channel, pacer)
+        logger.info("%s listens at %s", name, channel.endpoint)
+        ready(channel.endpoint)
+        if trace is not None:
+            timeline = stack.enter_context(closing(Timeline(part_of(trace, name), name)))
+            worker.observe = timeline.level if pacer is None else lambda record: timeline.level(record, pacer.taken[-1])
+        signals.call(worker.stop)
+        worker.run()
+    if pacer is not None:
+        pacer.report()
+
+
+def make_worker(config: DraftConfig, channel: Channel, pacer: Pacer | None = None) -> DraftWorker:
+    """The worker over a model loaded and warmed up as `config` says; `pacer` holds back each level."""
+    model = config.model
+    if model.core_set:
+        os.sched_setaffinity(0, model.core_set)
+    torch.set_num_threads(model.num_threads)
+    mapped = _mapped(config)
+    draft = _load_head(config) if is_head(model.target) else load_draft(config)
+    tokenizer, executor = draft.tokenizer, draft.executor
+    pool = SlotPool(executor.num_slots)
+    table = SessionTable(pool, PrefixCache(pool) if model.prefix_cache else None)
+    known_by = model_name(model.target), tokenizer_digest(tokenizer), added_tokens(tokenizer)
+    identity = DraftIdentity(*known_by, config.revision, mapped.by_digest)
+    grammars = GrammarThreads(Grammars(tokenizer, executor.vocab_size, sorted(draft.eos_ids)))
+    shape = LevelShape(config.leaves, config.children)
+    machine = DraftMachine(identity, table, shape, executor.context, grammars.pending, draft.features)
+    grower = Grower(executor, table, config.children, pacer, grammars.masks)
+
+    def end() -> None:
+        grammars.close()
+        mapped.close()
+
+    return DraftWorker(machine, grower, channel, ended=end)
+
+
+def _mapped(config: DraftConfig) -> MappedVocabularies:
+    """Before anything is loaded."""
+    draft, named = config.model.target, config.target_tokenizer
+    if not named:
+        return MappedVocabularies()
+    if is_head(draft):
+        raise ParameterError("target_tokenizer", str(named[0]), f"nothing: {draft} is a trained head, of its target's")
+    tokenizer = load_tokenizer(config.tokenizer_directory)
+    return MappedVocabularies.of(named, tokenizer, len(tokenizer) if config.is_gguf else load_config(draft).vocab_size)
+
+
+@dataclass(frozen=True)
+class LoadedDraft:
+    """What a pool runs."""
+
+    executor: Executor
+    tokenizer: Any
+    eos_ids: frozenset[int]
+    features: FeatureNeed | None = None  # of a trained head
+
+
+def load_draft(config: DraftConfig) -> LoadedDraft:
+    """One that is a model, on whatever back-end."""
+    model = config.model
+    if config.target is not None:
+        raise ParameterError("target", str(config.target), f"nothing: {model.target} is a model, no trained head")
+    tokenizer = load_tokenizer(config.tokenizer_directory)
+    if config.backend != "pilotfish":
+        return _load_backend(config, tokenizer)
+    logger.info("%s", precision_here(model, model.target))
+    memory = plan_memory(model)
+    loaded = load_configured(model, model.target)
+    executor = TorchExecutor(loaded, memory.slots, vocab_size=len(tokenizer))
+    return LoadedDraft(executor, tokenizer, loaded.generation.eos_ids)
+
+
+def _load_backend(config: DraftConfig, tokenizer: Any) -> LoadedDraft:
+    from pilotfish.engine.drafts.draft_backends import make_backend
+
+    executor, directory = make_backend(config, tokenizer), config.tokenizer_directory
+    eos = tokenizer.eos_token_id if config.is_gguf else load_config(directory).eos_token_id
+    return LoadedDraft(executor, tokenizer, read_generation_config(directory, eos, executor.vocab_size).eos_ids)
+
+
+def _load_head(config: DraftConfig) -> LoadedDraft:
+    """It takes the features of either convention that its layers may be counted in: its target chooses."""
+    model, target = config.model, config.target
+    if config.backend != "pilotfish":
+        raise ParameterError("backend", config.backend, f"pilotfish: {model.target} is a trained head")
+    if target is None:
+        raise ParameterError("target", None, f"the directory of the target of {model.target}, which is a trained head")
+    head, tokenizer = ConfiguredHead.of(model, model.target, target), load_tokenizer(target)
+    precision, fields = precision_here(model, target), load_config(target)
+    logger.info("%s", precision)
+    memory, files = plan_memory(model, head=head), head.either()
+    if not supervised():  # its parent has said it
+        note_head(head, files[0], fields.context)
+    vocab_size = min(len(tokenizer), fields.vocab_size)
+    setup = HeadSetup(device_of(model), precision.dtype, memory.slots, model.eager, vocab_size)
+    executor = make_head_executor(files[0], setup)
+    eos_ids = read_generation_config(target, fields.eos_token_id, fields.vocab_size).eos_ids
+    need = FeatureNeed(tuple(one.digest for one in files), executor.feature_width, head.target.digest())
+    return LoadedDraft(executor, tokenizer, eos_ids, need)

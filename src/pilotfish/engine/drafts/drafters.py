@@ -1,0 +1,129 @@
+"""The drafters of an engine: over a draft in its process, over drafts elsewhere, by lookup, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.fields import DrafterKind
+from pilotfish.core.drafting.drafter import CombinedDrafter, Drafter, NoDrafter
+from pilotfish.core.drafting.messages import FeatureOffer
+from pilotfish.core.drafting.vocabulary import added_tokens
+from pilotfish.core.scheduling.executor import Executor
+from pilotfish.engine.checks import load_draft_tokenizer
+from pilotfish.engine.drafts.draft_notes import note_model
+from pilotfish.engine.drafts.remote_drafts import RemoteDrafter, RemoteDrafts
+from pilotfish.engine.heads import sharing
+from pilotfish.engine.memory import load_configured
+from pilotfish.grammar.threads import GrammarThreads
+from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.heads.executors.executor import make_head_executor
+from pilotfish.model.heads.executors.head_executor import HeadSetup
+from pilotfish.model.heads.spec import HeadFiles
+from pilotfish.model.pacer import Pacer
+from pilotfish.workers.lm import LMDrafter
+from pilotfish.workers.ngram import NgramDrafter
+from pilotfish.workers.suffix import ResponseCache, SuffixDrafter
+
+
+class Drafters:
+    """Makes drafters for one target."""
+
+    draft_executor: TorchExecutor  # of a draft model in this process, if there is one
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        target: TorchExecutor,
+        tokenizer: Any,
+        grammars: GrammarThreads,
+        remote: RemoteDrafts | None,
+        head: HeadFiles | None,
+        pacer: Callable[[], Pacer | None],
+    ) -> None:
+        """`remote` are the drafts of mode async, `head` is that of mode sync where the draft is one. `pacer` makes that
+        of a draft in this process."""
+        self._config = config
+        self._target = target
+        self._tokenizer = tokenizer
+        self._grammars = grammars
+        self._remote = remote
+        self._head = head  # until its executor is made
+        self._pacer = pacer
+
+    def make(self, kinds: Sequence[DrafterKind], width: int = 0) -> Drafter:
+        """A new drafter of these kinds, together. `width` is that of `make_lm`."""
+        if not kinds:
+            return NoDrafter()
+        config = self._config
+        makers: dict[DrafterKind, Callable[[], Drafter]] = {
+            "lm": partial(self.make_lm, width) if config.mode == "sync" else self._make_remote,
+            "ngram": lambda: NgramDrafter(config.ngram_max, config.ngram_min),
+            "suffix": lambda: SuffixDrafter(ResponseCache(config.max_cached_tokens)),
+        }
+        drafters = [makers[kind]() for kind in kinds]
+        return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters)
+
+    def make_lm(self, width: int = 0, children: int = 4) -> LMDrafter:
+        """A new one over the draft in this process. Its levels have `width` rows, 0: as configured, of which each gets
+        `children`. All of one engine write into the same slots: while one has sessions, or a prefix cache, it is the
+        only one in use."""
+        return self._lm_drafter(width or self._config.width, children)
+
+    @cached_property
+    def _lm_drafter(self) -> Callable[[int, int], LMDrafter]:
+        """Over the draft, which is loaded into this process at the first call."""
+        load = self._load_head if self._drafts_with_head else self._load_draft
+        executor, unshared = load()
+        return partial(
+            LMDrafter,
+            executor,
+            unshared=unshared,
+            pacer=self._pacer(),
+            prefix_cache=self._config.prefix_cache,
+            grammars=self._grammars.pending,
+            masks=self._grammars.masks,
+            source=self._target if self._drafts_with_head else None,
+        )
+
+    @property
+    def _drafts_with_head(self) -> bool:
+        return self._config.draft is not None and self._config.draft == self._config.features
+
+    def _load_draft(self) -> tuple[Executor, frozenset[int]]:
+        """And its tokens that the target lacks."""
+        config = self._config
+        assert config.draft is not None  # EngineConfig checks it
+        tokenizer = self._read_draft(config.draft)
+        unshared = added_tokens(tokenizer).keys() - added_tokens(self._tokenizer).keys()
+        loaded, vocab_size = load_configured(config, config.draft), self._target.vocab_size
+        self.draft_executor = TorchExecutor(loaded, self._target.num_slots, vocab_size=vocab_size)
+        return self.draft_executor, frozenset(unshared)
+
+    def _read_draft(self, draft: Path) -> Any:
+        """Its tokenizer, which is the target's."""
+        note_model(draft, self._target.context)
+        return load_draft_tokenizer(draft, self._config.target, self._tokenizer)
+
+    def _load_head(self) -> tuple[Executor, frozenset[int]]:
+        """It speaks the target's tokens."""
+        assert self._head is not None  # as in mode sync
+        model, slots = self._target.model, self._target.num_slots
+        files = sharing(self._head, model)
+        self._head = None
+        setup = HeadSetup(model.device, model.dtype, slots, self._config.eager, self._target.vocab_size)
+        return make_head_executor(files, setup), frozenset()
+
+    def _make_remote(self) -> RemoteDrafter:
+        config = self._config
+        if config.draft is not None and config.starts_drafts and not self._drafts_with_head:
+            self._read_draft(config.draft)
+        assert self._remote is not None  # as in every mode async
+        vocab_size, tap = self._target.vocab_size, self._target.tap
+        if tap is None:
+            return self._remote.connect(self._tokenizer, vocab_size)
+        offer = FeatureOffer(tap.digest, tap.width, config.feature_dtype)
+        return self._remote.connect(self._tokenizer, vocab_size, self._target, offer)

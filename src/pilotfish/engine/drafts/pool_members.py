@@ -1,0 +1,154 @@
+"""The pools of a target, as members come and go."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+from msgspec.structs import replace
+
+from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.drafting.pools import DraftPool
+from pilotfish.core.prefilling.prefill_pools import PrefillPool
+from pilotfish.engine.targets.members import Member, Members, MembersFile, MembersThread
+from pilotfish.errors import InputError, ParameterError
+from pilotfish.wire.channel import ChannelThread
+from pilotfish.wire.curve_keys import KeyPair, TargetKeys
+from pilotfish.wire.endpoints import Endpoint
+from pilotfish.wire.sockets import DialingChannel
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that the channel's thread has to take in a change.
+CHANGE = 30.0
+
+AnyPool = TypeVar("AnyPool", bound=DraftPool | PrefillPool)
+UsedPool = TypeVar("UsedPool", bound=DraftPool | PrefillPool, contravariant=True)
+
+
+class PoolUser(Protocol[UsedPool]):
+    """Who uses pools: RemoteDrafter, HandOvers. Called on the channel's thread."""
+
+    def join(self, pool: UsedPool) -> None: ...
+    def drain(self, pool: UsedPool, draining: bool) -> None: ...
+    def leave(self, pool: UsedPool) -> None: ...
+
+
+class PoolMembers(Generic[AnyPool]):
+    """Pools are dialled, told of to their user, and hung up on the channel's thread, in one go. To be changed by one
+    thread at a time. A pool is its endpoint, key and name: where one of them is another it is another pool."""
+
+    def __init__(
+        self,
+        channel: DialingChannel,
+        thread: ChannelThread,
+        own: KeyPair | None,
+        make: Callable[[Member, Peer], AnyPool],
+        user: PoolUser[AnyPool],
+    ) -> None:
+        """`own` is this target's key, for pools that have one; `make` makes the pool of a member."""
+        self._channel, self._thread, self._own, self._make, self._user = channel, thread, own, make, user
+        self._pools: dict[Member, AnyPool] = {}  # none of the members draining
+        self._problems: dict[Member, str] = {}
+
+    def begin(self, members: Sequence[Member]) -> None:
+        """The first ones. ParameterError for one that cannot be dialled."""
+        self._change(dict.fromkeys(members, False), {member: self._checked(member) for member in members})
+
+    def set(self, members: Sequence[Member]) -> None:
+        """From now on there are these. One that cannot be dialled, as its host has no address yet, gives one line in
+        the log, and is tried again when this is called again."""
+        wanted = {replace(member, draining=False): member.draining for member in members}
+        self._problems = {member: problem for member, problem in self._problems.items() if member in wanted}
+        before = {member: pool.draining for member, pool in self._pools.items()}
+        new = [member for member in wanted if member not in self._pools]
+        self._change(wanted, {})
+        for member in sorted(new, key=self._problems.__contains__):  # looking up what was not there may take long
+            if (where := self._found(member)) is not None:
+                self._change(wanted, {member: where})
+        self._log(before)
+
+    def _checked(self, member: Member) -> Endpoint:
+        return self._channel.checked(member.endpoint, self._keys(member))
+
+    def _keys(self, member: Member) -> TargetKeys | None:
+        if not member.key:
+            return None
+        if self._own is None:
+            role = self._channel.role
+            raise ParameterError(f"{role}_key", None, f"a key file, as {role} pool {member.label} has a key")
+        return TargetKeys(self._own, member.key)
+
+    def _found(self, member: Member) -> Endpoint | None:
+        try:
+            where = self._checked(member)
+        except InputError as error:
+            if self._problems.get(member) != str(error):
+                self._problems[member] = str(error)
+                logger.warning("%s; it is tried again", error)
+            return None
+        self._problems.pop(member, None)
+        return where
+
+    def _change(self, wanted: Mapping[Member, bool], found: Mapping[Member, Endpoint]) -> None:
+        self._thread.call(partial(self._apply, wanted, found)).result(CHANGE)
+
+    def _apply(self, wanted: Mapping[Member, bool], found: Mapping[Member, Endpoint]) -> None:
+        """On the channel's thread."""
+        for member in [member for member in self._pools if member not in wanted]:
+            pool = self._pools.pop(member)
+            self._user.leave(pool)
+            self._channel.hang_up(pool.peer)
+        for member, where in found.items():
+            if member not in self._pools:
+                peer = self._channel.dial(where, self._keys(member))
+                self._pools[member] = self._make(member, peer)
+                self._user.join(self._pools[member])
+        for member, pool in self._pools.items():
+            if pool.draining != wanted[member]:
+                self._user.drain(pool, wanted[member])
+
+    def _log(self, before: Mapping[Member, bool]) -> None:
+        now, role = {member: pool.draining for member, pool in self._pools.items()}, self._channel.role
+        for member in [member for member in before if member not in now]:
+            logger.info("%s pool %s has left", role, member.label)
+        for member in now:
+            if member not in before:
+                logger.info("%s pool %s joins%s", role, member.label, ", to drain" if now[member] else "")
+            elif now[member] != before[member]:
+                logger.info("%s pool %s %s", role, member.label, "drains" if now[member] else "stays")
+
+
+class HasPools(Protocol):
+    """RemoteDrafts, RemotePrefills."""
+
+    def set_pools(self, members: Sequence[Member]) -> None: ...
+    def wait(self, *, optional: bool) -> None: ...
+
+
+class FollowedMembers:
+    """Has the pools of an engine be those that a file names, until `close`."""
+
+    def __init__(self, file: MembersFile, drafts: HasPools | None, prefills: HasPools | None) -> None:
+        """Returns when those that the file names now serve, or do not in time: they may come later. `drafts` and
+        `prefills` are None where the target uses no such pools, whoever is there."""
+        self._drafts, self._prefills = drafts, prefills
+        for unused, role in ((file.members.draft_pools, "draft"), (file.members.prefill_pools, "prefill")):
+            if unused and (drafts if role == "draft" else prefills) is None:
+                logger.info("members: %s pools are of no use to this target", role)
+        self._take_in(file.members)
+        for pools in (drafts, prefills):
+            if pools is not None:
+                pools.wait(optional=True)
+        self._thread = MembersThread(file, self._take_in)
+
+    def _take_in(self, members: Members) -> None:
+        if self._drafts is not None:
+            self._drafts.set_pools(members.draft_pools)
+        if self._prefills is not None:
+            self._prefills.set_pools(members.prefill_pools)
+
+    def close(self) -> None:
+        self._thread.close()

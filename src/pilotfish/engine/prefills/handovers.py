@@ -1,0 +1,266 @@
+"""A socket, a clock, locks and threads around the target's machine of hand-overs (core/prefilling/handover_machine.py).
+
+scheduler's thread   worth_sending, begin ── PrefillOrder ─►         ◄── poll: what has come, or takes too long
+channel's thread     SegmentReady, SegmentBytes, PrefillLoad … ─► machine ─► work
+a thread a pool      work: read a segment, check it, write it into slots ── Taken ─►
+
+Slots are written only under the lock of their hand-over, and never after it ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from pilotfish.config.engine import EngineConfig
+from pilotfish.core.cache.slots import Slots
+from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.prefilling.handover import HandOver
+from pilotfish.core.prefilling.handover_machine import CloseMemory, HandOverMachine, OpenMemory, ReadSegment
+from pilotfish.core.prefilling.incoming import Incoming
+from pilotfish.core.prefilling.prefill_choice import PrefillOption
+from pilotfish.core.prefilling.prefill_messages import Welcome
+from pilotfish.core.prefilling.prefill_pools import PrefillPool
+from pilotfish.core.prefilling.segments import KVLayout
+from pilotfish.errors import SegmentError, WireError
+from pilotfish.kv.arena import Bytes
+from pilotfish.kv.lanes import URGENT, Lane
+from pilotfish.kv.layouts import converted
+from pilotfish.kv.nixl import NixlReader, nixl_installed
+from pilotfish.kv.readers import SegmentReader, SharedMemoryReader, check_content
+from pilotfish.wire.channel import Received, decode_from_prefill, framed
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that `wait` waits.
+WAIT = 0.002
+#: Seconds that a pool's thread has to end.
+CLOSING = 1.0
+
+
+class LayerWriter(Protocol):
+    """Writes KV of some layers into a pool's slots."""
+
+    def write_layers(self, slots: Slots, layers: range, data: Bytes) -> None:
+        """A segment of these layers into slots [tokens]. data [segment's bytes]"""
+
+
+@dataclass
+class Source:
+    """How segments of a pool are read: on a thread of its own."""
+
+    lane: Lane
+    reader: SegmentReader | None = None  # None: segments are fetched, or the pool is lost
+
+    def close(self) -> None:
+        """Its memory is read no more."""
+        reader, self.reader = self.reader, None
+        if reader is not None:
+            reader.close()
+
+
+class HandOvers:
+    """Implements `core.handover.Prefills`. `tick` and `receive` are for the channel's thread."""
+
+    def __init__(
+        self,
+        machine: HandOverMachine,
+        writer: LayerWriter,
+        layout: KVLayout,
+        post: Callable[..., None],
+        problem: Callable[[Peer], str | None] = lambda _: None,
+        transports: Sequence[str] = EngineConfig.prefill_transports,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`layout` is that of the slots that `writer` writes to. `post` sends frames to a peer; from any thread,
+        without waiting. `problem` tells why a pool is not connected. `transports`: ways to read a pool's memory, the
+        best first; where none is to be had segments are fetched."""
+        self.machine = machine
+        self._writer, self._layout, self._post, self._problem = writer, layout, post, problem
+        self._transports, self._clock = transports, clock
+        self._lock = threading.Lock()  # around the machine; held for microseconds
+        self._locks: dict[Incoming, threading.Lock] = {}  # of the hand-overs under way: around their slots
+        self._event = threading.Event()  # a hand-over may have ended
+        self._option: PrefillOption | None = None  # what `worth_sending` found
+        self._sources = {pool.peer: self._source(pool) for pool in machine.pools}
+
+    def _source(self, pool: PrefillPool) -> Source:
+        return Source(Lane(f"KV from {pool.name}", self._clock))
+
+    @contextmanager
+    def _turn(self) -> Iterator[float]:
+        """The machine's turn, and the present time for it. Its messages are posted, and its work begins, in order."""
+        with self._lock:
+            yield self._clock()
+            machine = self.machine
+            for peer, frames in framed(machine.outbox).items():
+                self._post(peer, *frames)
+            for work in machine.work:
+                self._begin_work(work)
+            machine.outbox.clear()
+            machine.work.clear()
+            for pool in machine.pools:
+                for notice in pool.notices:
+                    logger.log(notice.level, "%s", notice.text)
+                pool.notices.clear()
+            if machine.settled:
+                self._event.set()
+
+    # -- the scheduler's thread
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        self.machine.choice.here.observe(tokens, seconds)
+
+    def worth_sending(self, tokens: Sequence[int], first: int, salt: str | None, waiting: int, neighbours: int) -> bool:
+        with self._turn() as now:
+            self._option = self.machine.option(tokens, first, salt, waiting, neighbours, now)
+        return self._option is not None
+
+    def begin(self, handover: HandOver) -> None:
+        assert self._option is not None  # `worth_sending` has just said so
+        with self._turn() as now:
+            incoming = self.machine.begin(handover, self._option, now)
+            if incoming is not None:
+                self._locks[incoming] = threading.Lock()
+
+    def poll(self) -> None:
+        if not self._locks:
+            return
+        self._event.clear()
+        with self._turn() as now:
+            ended = self.machine.settle(now)
+        for incoming in ended:
+            self._leave(incoming)
+
+    def cancel(self, handover: HandOver) -> None:
+        if handover.count is not None:  # its pool was lost as it began
+            return
+        with self._turn() as now:
+            incoming = self.machine.cancel(handover, now)
+        self._leave(incoming)
+
+    def _leave(self, incoming: Incoming) -> None:
+        """It has ended: nobody writes to its slots when this returns."""
+        with self._locks.pop(incoming):
+            """Whoever was writing is done; the next one sees that it has ended."""
+
+    def wait(self) -> None:
+        self._event.wait(WAIT)
+
+    # -- the channel's thread
+
+    def join(self, pool: PrefillPool) -> None:
+        with self._turn():
+            self._sources[pool.peer] = self._source(pool)
+            self.machine.join(pool)
+
+    def drain(self, pool: PrefillPool, draining: bool) -> None:
+        with self._turn():
+            self.machine.drain(pool, draining)
+
+    def leave(self, pool: PrefillPool) -> None:
+        """Its thread ends by itself, once it has done what it has to do."""
+        with self._turn():
+            self.machine.leave(pool)
+        self._sources.pop(pool.peer).lane.close(0.0)
+
+    def tick(self) -> None:
+        """Called often."""
+        with self._turn() as now:
+            for pool in self.machine.pools:
+                if (problem := self._problem(pool.peer)) is not None:
+                    self.machine.lost(pool, problem)
+            self.machine.tick(now)
+
+    def receive(self, received: Received) -> None:
+        """A frame from a pool. It is decoded before the scheduler has to wait."""
+        pool = self.machine.pool_at(received.peer)
+        if pool is None:
+            return
+        try:
+            message = decode_from_prefill(received.frame)
+        except WireError as error:
+            with self._turn() as now:
+                self.machine.malformed(pool, str(error), now)
+            return
+        with self._turn() as now:
+            self.machine.receive(pool, message, now)
+
+    def _begin_work(self, work: OpenMemory | CloseMemory | ReadSegment) -> None:
+        pool = work.incoming.pool if isinstance(work, ReadSegment) else work.pool
+        self._sources[pool.peer].lane.put(URGENT, partial(self._do, self._sources[pool.peer], work))
+
+    # -- a pool's thread
+
+    def _do(self, source: Source, work: OpenMemory | CloseMemory | ReadSegment) -> None:
+        match work:
+            case OpenMemory():
+                self._open(source, work)
+            case CloseMemory():
+                source.close()
+            case ReadSegment():
+                self._read(source, work)
+
+    def _open(self, source: Source, work: OpenMemory) -> None:
+        source.reader = reader = open_memory(work.welcome, self._transports)
+        with self._turn() as now:
+            transport = work.pool.scheme if reader is None else reader.transport
+            self.machine.opened(work, transport, now, fetches=reader is None)
+
+    def _read(self, source: Source, work: ReadSegment) -> None:
+        incoming, began, lock = work.incoming, self._clock(), self._locks.get(work.incoming)
+        if lock is None or incoming.outcome:
+            return
+        try:
+            data = self._data(source, work)
+        except SegmentError as error:
+            with self._turn() as now:
+                self.machine.refuse(incoming, error.reason, now, str(error))
+            return
+        reference, handover = work.reference, incoming.handover
+        first = reference.first - handover.first
+        with lock:
+            if not incoming.ended:
+                layers = range(reference.layer, reference.layer + reference.layers)
+                self._writer.write_layers(handover.slots[first : first + reference.tokens], layers, data)
+        with self._turn() as now:
+            self.machine.landed(work, now - began, now)
+
+    def _data(self, source: Source, work: ReadSegment) -> Bytes:
+        """A segment as these slots have it, checked."""
+        reference, theirs = work.reference, work.incoming.layout
+        if work.data is not None:
+            check_content(reference, work.data)
+            data: Bytes = np.frombuffer(work.data, np.uint8)
+        else:
+            assert source.reader is not None  # or segments were fetched, or the hand-over had ended
+            data = source.reader.read(reference)
+        layers = range(reference.layer, reference.layer + reference.layers)
+        return converted([(theirs, data)], self._layout, layers, reference.tokens)
+
+    def close(self) -> None:
+        """After the channel's thread. No hand-over is under way."""
+        for source in self._sources.values():
+            source.lane.close(CLOSING)
+            source.close()
+
+
+def open_memory(welcome: Welcome, transports: Sequence[str]) -> SegmentReader | None:
+    """The first way to read a pool's memory that there is; None for none. May take seconds."""
+    for transport in transports:
+        try:
+            if transport == "shm" and welcome.shared_memory is not None:
+                return SharedMemoryReader(welcome.shared_memory)
+            if transport == "nixl" and welcome.remote_memory is not None and nixl_installed():
+                return NixlReader(welcome.remote_memory)
+        except (OSError, ValueError) as error:
+            logger.info("segments of %s are not read by %s: %s", welcome.model, transport, error)
+    return None

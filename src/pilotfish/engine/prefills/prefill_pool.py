@@ -1,0 +1,167 @@
+"""A prefill pool's process: a model, a socket, memory for segments, the worker's loop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
+
+import torch
+
+from pilotfish.config.fields import model_name
+from pilotfish.config.workers import PrefillConfig
+from pilotfish.core.cache.prefix_cache import PrefixCache
+from pilotfish.core.cache.slots import SlotPool
+from pilotfish.core.prefilling.prefill_machine import PrefillLimits, PrefillMachine
+from pilotfish.core.prefilling.prefill_messages import MAC_KEY_BYTES, PREFILL_VERSION, RemoteMemory, Welcome
+from pilotfish.core.prefilling.segments import KVIdentity
+from pilotfish.core.scheduling.scheduler import Scheduler
+from pilotfish.engine.drafts.remote_drafts import SWITCH_INTERVAL
+from pilotfish.engine.heads import choose_layers, read_head_of_features
+from pilotfish.engine.kv_identity import kv_identity
+from pilotfish.engine.memory import load_configured, plan_memory, precision_here
+from pilotfish.engine.processes.host_memory import GIB
+from pilotfish.engine.processes.process import Signals, keep_freed_memory, run_worker
+from pilotfish.engine.tapping import with_features
+from pilotfish.errors import ModelError, ParameterError
+from pilotfish.kv.arena import Arena
+from pilotfish.kv.nixl import NixlOffer, nixl_installed
+from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.heads.modules.tap import feature_tap
+from pilotfish.model.kv_copy import copier_of
+from pilotfish.model.loading.configuration import load_config
+from pilotfish.model.loading.layer_features import common_window
+from pilotfish.model.loading.metadata import load_tokenizer
+from pilotfish.model.pacer import Pacer
+from pilotfish.wire.channel import Channel, ChannelThread
+from pilotfish.wire.curve_keys import load_pool_keys
+from pilotfish.wire.sockets import ListeningChannel
+from pilotfish.workers.export import Exporter
+from pilotfish.workers.prefill import PrefillWorker
+from pilotfish.workers.records import PrefillRecord, Timeline, part_of
+from pilotfish.workers.shared import SharedMachine
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks at leases.
+TICK = 0.1
+
+
+def run_prefill_pool(config: PrefillConfig, ready: Callable[[str], None] = lambda _: None) -> None:
+    """Serve targets until SIGTERM or SIGINT; `ready` is called with the endpoint once targets can be served. An
+    InputError for what cannot be used."""
+    run_worker(config.name, lambda signals: _serve(config, ready, signals))
+
+
+def _serve(config: PrefillConfig, ready: Callable[[str], None], signals: Signals) -> None:
+    keys, name, pace = load_pool_keys(config.key, config.allow), config.name, config.model.paces.prefill
+    pacer = None if pace is None else Pacer("prefill", pace)
+    channel = ListeningChannel(config.listen, keys, insecure=config.insecure)
+    with closing(channel), _timeline(config) as timeline, serving(config, channel, pacer) as worker:
+        if timeline is not None:
+            worker.shared.observe_lease = timeline.lease
+            worker.observe = timeline.prefill if pacer is None else partial(_paced, timeline, pacer)
+        transports = ", ".join(_transports(worker.shared.machine.welcome, channel.endpoint))
+        logger.info("%s listens at %s; segments are read by %s", name, channel.endpoint, transports)
+        ready(channel.endpoint)
+        signals.call(worker.stop)
+        worker.run()
+    if pacer is not None:
+        pacer.report()
+
+
+def _transports(welcome: Welcome, endpoint: str) -> list[str]:
+    """By which targets may read segments."""
+    memory = {"shm": welcome.shared_memory, "nixl": welcome.remote_memory}
+    return [*(name for name, given in memory.items() if given is not None), endpoint.split(":")[0]]
+
+
+@contextmanager
+def _timeline(config: PrefillConfig) -> Iterator[Timeline | None]:
+    """This process's part of the one that `config` asks for."""
+    if (trace := config.model.trace) is None:
+        yield None
+        return
+    with closing(Timeline(part_of(trace, config.name), config.name)) as timeline:
+        yield timeline
+
+
+def _paced(timeline: Timeline, pacer: Pacer, record: PrefillRecord) -> None:
+    timeline.prefill(record, pacer.taken[-1])
+
+
+@contextmanager
+def serving(config: PrefillConfig, channel: Channel, pacer: Pacer | None = None) -> Iterator[PrefillWorker]:
+    """The worker over a model loaded as `config` says, its threads at work; `pacer` holds back each forward. Orders
+    that are left at the end fail."""
+    model = with_features(config.model)
+    if config.nixl and not nixl_installed():
+        raise ParameterError("nixl", True, "NIXL, which is not installed: pip install 'pilotfish[nixl]'")
+    if common_window(load_config(model.target)):
+        raise ModelError(f"target: every layer of {model.target} has a sliding window; its KV is not handed over")
+    if model.core_set:
+        os.sched_setaffinity(0, model.core_set)
+    torch.set_num_threads(model.num_threads)
+    tokenizer = load_tokenizer(model.target)
+    logger.info("%s", precision_here(model, model.target))
+    heads, segments = read_head_of_features(model), round(config.segment_memory * GIB)
+    memory = plan_memory(model, segments)
+    logger.info(memory.describe())
+    loaded, tap = load_configured(model, model.target, model.max_model_len), None
+    if heads:
+        files = choose_layers(heads, loaded, tokenizer)
+        tap = feature_tap(files, loaded.device, loaded.dtype, eager=model.eager)
+    executor = TorchExecutor(loaded, memory.slots, pacer, tap=tap)
+    with ExitStack() as stack:
+        arena = Arena(segments, config.segment_bytes)
+        stack.callback(arena.close)
+        offer = stack.enter_context(closing(NixlOffer(arena))) if config.nixl else None
+        identity = kv_identity(model, executor, tokenizer)
+        welcome = _welcome(config, executor, arena, identity, None if offer is None else offer.memory)
+        limits = PrefillLimits(executor.vocab_size, config.max_queued_tokens, memory.slots // 2)
+        machine = PrefillMachine(welcome, limits, arena, partial(secrets.token_bytes, MAC_KEY_BYTES))
+        thread = ChannelThread(channel, TICK)
+        shared = SharedMachine(machine, thread.post)
+        exporter = Exporter(shared, arena, copier_of(executor.kv), executor.progress)
+        pool = SlotPool(memory.slots)
+        cache = PrefixCache(pool) if model.prefix_cache else None
+        scheduler = Scheduler(pool, model.max_rows, model.max_requests, cache)
+        worker = PrefillWorker(shared, scheduler, executor, exporter, executor.progress)
+        stack.callback(sys.setswitchinterval, sys.getswitchinterval())
+        sys.setswitchinterval(SWITCH_INTERVAL)
+        keep_freed_memory()
+        stack.callback(thread.close)
+        stack.callback(shared.close)
+        stack.callback(exporter.close)
+        exporter.start()
+        thread.start(shared.receive, shared.tick)
+        yield worker
+
+
+def _welcome(
+    config: PrefillConfig,
+    executor: TorchExecutor,
+    arena: Arena,
+    identity: KVIdentity,
+    remote_memory: RemoteMemory | None,
+) -> Welcome:
+    """A request has a slot more than tokens."""
+    layout, context = identity.layout, min(executor.context, executor.num_slots - 1)
+    if (least := max(layout.token_bytes, layout.features)) > config.segment_bytes:
+        allowed = f"at least {least}, which a token takes in a layer"
+        raise ParameterError("segment_bytes", config.segment_bytes, allowed)
+    return Welcome(
+        PREFILL_VERSION,
+        identity,
+        model_name(config.model.target),
+        context,
+        bytes(MAC_KEY_BYTES),
+        config.lease,
+        config.segment_bytes,
+        arena.offer(),
+        remote_memory,
+    )

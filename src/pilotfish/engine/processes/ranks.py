@@ -1,0 +1,137 @@
+"""The other ranks of a target, as its process has them: started with it, told of every forward, watched. Imports no
+torch."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.text import config_text
+from pilotfish.engine.processes.launch import POLL, Supervisor, WorkerState, wait_until
+from pilotfish.engine.processes.placement import equal_parts
+from pilotfish.engine.processes.process import WorkerSpec
+from pilotfish.errors import ModelError, ParameterError, RankLost
+from pilotfish.wire.channel import encode
+from pilotfish.wire.link import Array, Begin, ForwardRows, RankLink, Unusable, from_rank
+
+if TYPE_CHECKING:
+    from pilotfish.model.batch import Batch
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that ranks may take to load, to take a forward's rows, and to be found dead after a forward failed.
+LOADING, TAKING, NOTICING = 600.0, 30.0, 2.0
+
+
+class Ranks:
+    """Of one target: rank 0 is this process. The others start when this is made, run until `close`, and end with this
+    process. One that ends takes all with it: none is started again alone."""
+
+    def __init__(self, config: EngineConfig, cores: frozenset[int]) -> None:
+        """`cores` are the target's, and divided among all ranks. ParameterError for a device of one rank alone."""
+        if config.device not in ("cpu", "cuda"):
+            raise ParameterError("device", config.device, "cpu or cuda with tensor_parallel")
+        self.cores, *others = equal_parts(cores, config.tensor_parallel)
+        self._others = len(others)
+        self._lost: str | None = None
+        self._links: list[RankLink] = []
+        self._open = ExitStack()
+        self._supervisor = Supervisor(changed=self._changed)
+        self.meeting = self._supervisor.directory / "meeting"  # where all ranks connect to each other
+        self._listener = self._open.enter_context(socket.socket(socket.AF_UNIX))
+        path = self._supervisor.directory / "ranks"
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._listener.setblocking(False)
+        self._supervisor.start(
+            [
+                WorkerSpec(f"target rank {rank}", rank_command(config, rank, path), own, restarts=False)
+                for rank, own in enumerate(others, 1)
+            ]
+        )
+
+    def _changed(self, state: WorkerState) -> None:
+        """The first to end is why; it takes others with it."""
+        if state.status == "failed":
+            self._lost = self._lost or state.problem
+
+    def begin(self, slots: int) -> None:
+        """Wait until all have loaded, and have them make room for KV and go to meet this one. EngineError for a rank
+        that does not come, ModelError for one that cannot use the model."""
+        wait_until(lambda: self._admitted() == self._others, lambda: self._lost, LOADING, "target ranks")
+        for link in self._links:
+            link.send(encode(Begin(slots)), TAKING)
+
+    def _admitted(self) -> int:
+        """Ranks that have come."""
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:
+            return len(self._links)
+        link = RankLink(connection)
+        self._open.callback(link.close)
+        message = from_rank.decode(link.receive(TAKING))
+        if isinstance(message, Unusable):
+            raise ModelError(f"target rank {message.rank}: {message.reason}")
+        self._links.append(link)
+        return len(self._links)
+
+    @contextmanager
+    def together(self, batch: Batch) -> Iterator[None]:
+        """The others run this batch too, meanwhile. RankLost if one does not; and from then on, as after an interrupt:
+        it is not known where in their forward they are."""
+        self.refuse_lost()
+        try:
+            frame = encode(_forward_of(batch))
+            for link in self._links:
+                link.send(frame, TAKING)
+            yield
+        except BaseException as error:
+            self._note(error)
+            if isinstance(error, OSError | RuntimeError):
+                self.refuse_lost()
+            raise
+
+    def refuse_lost(self) -> None:
+        """RankLost if one has ended, or if they are out of step."""
+        if self._lost is not None:
+            raise RankLost(self._lost)
+
+    def _note(self, error: BaseException) -> None:
+        """Why a forward has failed: most likely because a rank has just ended."""
+        deadline = time.monotonic() + NOTICING
+        while self._lost is None and isinstance(error, OSError | RuntimeError) and time.monotonic() < deadline:
+            time.sleep(POLL)
+        reason = f"{type(error).__name__}: {error}"
+        self._lost = self._lost or f"target ranks are out of step after a forward that failed: {reason}"
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the others' processes, while they run."""
+        return [state.pid for state in self._supervisor.poll() if state.pid is not None]
+
+    def close(self) -> None:
+        """End the ranks. Idempotent."""
+        self._supervisor.close()  # first: without it their ends would look like failures
+        self._open.close()
+
+
+def _forward_of(batch: Batch) -> ForwardRows:
+    return ForwardRows([Array([*tensor.shape], tensor.numpy().tobytes()) for tensor in batch.tensors()], batch.num_kept)
+
+
+def rank_command(config: EngineConfig, rank: int, path: Path) -> list[str]:
+    own = {"config": config_text(config.of_rank(rank)), "rank": str(rank), "connect": str(path)}
+    return [sys.executable, "-m", "pilotfish", "rank", *(f"--{option}={value}" for option, value in own.items())]
+
+
+def cores_here() -> frozenset[int]:
+    return frozenset(os.sched_getaffinity(0))

@@ -1,0 +1,293 @@
+"""The engine of a server: a fleet of targets in processes of their own, and a stream of updates for each request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.fields import model_name
+from pilotfish.config.server import ServerConfig
+from pilotfish.core.cache.tiers import DEVICE
+from pilotfish.core.drafting.vocabulary import text_digest
+from pilotfish.core.routing.held_prefixes import routing_keys
+from pilotfish.core.routing.router import Router, RouteRequest, Routing
+from pilotfish.core.sampling.noise import DRAWN_SEED_BITS
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.engine.targets.fleet import Fleet
+from pilotfish.engine.targets.members import Member
+from pilotfish.engine.targets.open_request import OpenRequest
+from pilotfish.engine.targets.own_targets import TARGET
+from pilotfish.engine.targets.replica import Replica
+from pilotfish.engine.targets.replica_health import ReplicaHealth, RoutedTokens
+from pilotfish.engine.targets.stream import Stream
+from pilotfish.errors import EngineError, ParameterError, PromptError, TargetUnavailable
+from pilotfish.wire.serving import Delta, Failure, Identity, Progress, StepReport
+
+logger = logging.getLogger(__name__)
+
+#: Targets that may be lost while they have a request, before it fails: it may be what ends them.
+MAX_LOSSES = 3
+CLOSED = "draining: the server is shutting down"
+
+
+@dataclass(frozen=True)
+class Health:
+    """Whether requests can be served, and by whom."""
+
+    ready: bool
+    reason: str  # why not ready, in one line; "" if ready
+    retry_after: float  # seconds until requests may be served, estimated from the duration of the last start
+    restarts: int  # of all processes that the server has started
+    failed: bool  # whether all targets stay down
+    identity: Identity | None  # what the targets that serve are together; None while there are none
+    replicas: tuple[ReplicaHealth, ...] = ()
+
+
+class AsyncEngine:
+    """`start`, `submit` from the same event loop, `close`. A request whose target is lost goes on at another one, with
+    the same tokens. A silent target, such as a stopped process, keeps its requests for `target_timeout` seconds."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        server: ServerConfig | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        clock: Callable[[], float] = time.monotonic,
+        routing: Routing | None = None,
+        own_name: str = TARGET,
+    ) -> None:
+        """`server` says how many targets there are, and where. `environment` is added to that of the processes that are
+        started, which are called `own_name`. `routing` is for comparisons; None: by prefixes and load."""
+        self.config = config
+        self.name = model_name(config.target)
+        self.tokenizer: Any = None  # until `start`
+        self.defaults: dict[str, Any] = {}  # the model's own sampling parameters, by SamplingParams' names
+        self.observe: Callable[[StepReport, Sequence[Delta]], None] = lambda *_: None
+        self.resumes = 0  # requests that went on at another target
+        self.routed = RoutedTokens()
+        self._server = server or ServerConfig()
+        self._fleet = Fleet(config, self._server, self, routing or Router(), environment, clock, own_name)
+        self._clock = clock
+        self._open: set[OpenRequest] = set()
+        self._waiting: list[OpenRequest] = []  # for a target that may go on with them
+        self._identity: Identity | None = None  # the last one
+        self._own: dict[str, str] = {}  # digests of the model's files, as in Identity, once they are read
+
+    # -- the targets
+
+    async def start(self) -> None:
+        """Start the targets, and load the tokenizer meanwhile. `health` tells when one is ready. ModelError for a
+        tokenizer or a generation_config.json that cannot be used; `health` tells of other problems with the model."""
+        await self._fleet.start()
+        await asyncio.to_thread(self._read_model)
+
+    def _read_model(self) -> None:
+        from pilotfish.model.loading import metadata  # takes seconds
+
+        metadata.log_through_root()
+        self.tokenizer = metadata.load_tokenizer(self.config.target)
+        self.defaults = metadata.read_generation_config(self.config.target).defaults
+        self._own = {"tokenizer": text_digest(self.tokenizer), "config": metadata.config_digest(self.config.target)}
+
+    async def set_targets(self, members: Sequence[Member]) -> None:
+        """These are the targets elsewhere from now on."""
+        await self._fleet.set_members(members)
+
+    async def close(self) -> None:
+        """End the targets that were started here; open streams fail. Idempotent."""
+        for request in list(self._waiting):
+            self._fail(request, TargetUnavailable(CLOSED, self.health.retry_after))
+        await self._fleet.close(CLOSED)
+
+    @property
+    def health(self) -> Health:
+        replicas = tuple(replica.health for replica in self._fleet.replicas)
+        reason, failed = self._obstacle(), self._fleet.failed
+        retry = min((replica.retry_after for replica in replicas), default=self._server.resume_timeout)
+        restarts = sum(replica.restarts for replica in replicas)
+        return Health(not reason, reason, retry, restarts, failed, self._present_identity(), replicas)
+
+    def _obstacle(self) -> str:
+        """Why requests cannot be served; "" if they can."""
+        return "" if self._fleet.taking else self._absence()
+
+    def _absence(self) -> str:
+        """Why no target takes requests."""
+        if self._fleet.closed and not self._fleet.failed:
+            return CLOSED
+        reasons = [replica.health.reason for replica in self._fleet.replicas]
+        return "; ".join(reasons) or "target: there is none"
+
+    def _present_identity(self) -> Identity | None:
+        """While the server drains, routes still read the last one."""
+        if not self._fleet.closed:
+            known = [replica.status.identity for replica in self._fleet.replicas if replica.status is not None]
+            self._identity = together(known) if known else None
+        return self._identity
+
+    # -- requests
+
+    def submit(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        cache_salt: str | None = None,
+        max_nodes: int | None = None,
+        session: str | None = None,
+        draft: str = "",
+    ) -> Stream:
+        """Request `params.n` outputs of each prompt. Those of one `session` go to one target if nothing speaks against
+        it. Of draft pools only those guess whose revision is `draft`; "": all. TargetUnavailable if no target is
+        ready."""
+        candidates = self._fleet.taking
+        if not candidates:
+            raise TargetUnavailable(self._absence(), self.health.retry_after)
+        requests: list[OpenRequest] = []
+        stream = Stream(len(prompts), params.n, lambda: self._abort(requests))
+        stream.revise = partial(self._revise, requests)
+        for place, tokens in enumerate(prompts):
+            limits = (seeded(params), cache_salt, max_nodes, session, draft)
+            requests.append(OpenRequest(stream, place, tokens, *limits))
+            self._open.add(requests[-1])
+            self._send(requests[-1], candidates)
+        return stream
+
+    def _send(self, request: OpenRequest, candidates: Sequence[Replica]) -> None:
+        by_id = {replica.id: replica for replica in candidates}
+        if len(self._fleet.replicas) > 1:
+            keys = routing_keys(request.cache_salt, request.tokens)
+            asked = RouteRequest(len(request.tokens), keys, request.session)
+            request.route = self._fleet.routing.choose(asked, list(by_id))
+        chosen = candidates[0] if request.route is None else by_id[request.route.replica]
+        self._fleet.send(request, chosen)
+
+    def _abort(self, requests: Sequence[OpenRequest]) -> None:
+        for request in requests:
+            if request in self._open:
+                self._forget(request)
+                self._fleet.withdraw(request)
+
+    def _revise(self, requests: Sequence[OpenRequest], max_nodes: int | None) -> None:
+        for request in requests:
+            request.max_nodes = max_nodes
+            if request in self._open:
+                self._fleet.revise(request)
+
+    def _forget(self, request: OpenRequest) -> None:
+        self._open.remove(request)
+        if request in self._waiting:
+            self._waiting.remove(request)
+
+    def _fail(self, request: OpenRequest, error: Exception) -> None:
+        """End it, and all that its stream waits for."""
+        request.stream.fail(error)
+        request.stream.abort()
+
+    # -- what the fleet tells
+
+    def progress(self, replica: Replica, progress: Progress) -> None:
+        self.observe(progress.step, progress.deltas)
+        for delta in progress.deltas:
+            request = replica.requests.get(delta.id)
+            if request is not None:
+                self._count_routed(request, delta)
+                request.add(delta, progress.step)
+                if request.ended:
+                    self._fleet.ended(replica, delta.id)
+                    self._forget(request)
+
+    def _count_routed(self, request: OpenRequest, delta: Delta) -> None:
+        """Of a prompt's first delta: whether its KV was where it was sent for it."""
+        if request.route is not None and delta.queued is not None and not request.begun:
+            self.routed.count(len(request.tokens), request.route.cached, delta.cached.get(DEVICE, 0))
+
+    def failure(self, replica: Replica, failure: Failure) -> None:
+        for number in failure.ids:
+            if number in replica.requests:
+                self._fail(self._fleet.ended(replica, number), error_of(failure))
+
+    def lost(self, requests: Sequence[OpenRequest], reason: str) -> None:
+        if not (self._fleet.alone or self._fleet.closed):
+            logger.warning("%s; requests that go on elsewhere: %d", reason, len(requests))
+        unavailable = TargetUnavailable(reason, self.health.retry_after)
+        for request in requests:
+            request.losses += 1
+            if request not in self._open:  # its stream has failed
+                continue
+            if request.losses >= MAX_LOSSES:
+                told = f"{MAX_LOSSES} targets were lost while they had it, the last one because {reason}"
+                self._fail(request, EngineError(f"request: {told}; no other gets it"))
+            elif self._fleet.closed or (self._fleet.alone and not self._fleet.taking):
+                self._fail(request, unavailable)
+            else:
+                self._resume(request, unavailable)
+
+    def moved(self, requests: Sequence[OpenRequest], reason: str) -> None:
+        for request in requests:
+            if request in self._open:
+                self._resume(request, TargetUnavailable(reason, self.health.retry_after))
+
+    def unfit(self, identity: Identity) -> str:
+        for name, own in self._own.items():
+            theirs = getattr(identity, name)
+            if own and theirs and theirs != own:
+                return f"its {name}, {theirs[:12]}, is not that of {self.name}, {own[:12]}"
+        return ""
+
+    def look(self) -> None:
+        """Requests that wait go on, or have waited long enough."""
+        for request in list(self._waiting):
+            if request not in self._open:  # its stream has just failed
+                continue
+            if self._find_another(request):
+                self._waiting.remove(request)
+            elif request.deadline is not None and self._clock() >= request.deadline:
+                waited = f"no target took over within {self._server.resume_timeout:g} s"
+                self._fail(request, TargetUnavailable(waited, self.health.retry_after))
+
+    def _resume(self, request: OpenRequest, otherwise: Exception) -> None:
+        """Go on at another target, now or as soon as there is one."""
+        if request.begun and not request.fingerprint:
+            self._fail(request, otherwise)
+        elif not self._find_another(request):
+            request.deadline = self._clock() + self._server.resume_timeout
+            self._waiting.append(request)
+
+    def _find_another(self, request: OpenRequest) -> bool:
+        fit = [r for r in self._fleet.taking if not request.begun or r.fingerprint == request.fingerprint]
+        if fit:
+            request.moves += 1
+            self.resumes += 1
+            self._send(request, fit)
+        return bool(fit)
+
+
+def seeded(params: SamplingParams) -> SamplingParams:
+    """With a seed, which any target can go on with."""
+    return params if params.seed is not None else replace(params, seed=secrets.randbits(DRAWN_SEED_BITS))
+
+
+def together(identities: Sequence[Identity]) -> Identity:
+    """What targets serve that share the requests: what each of them can serve, as much as all can hold."""
+    least = {name: min(getattr(one, name) for one in identities) for name in ("context", "longest", "max_nodes")}
+    sums = {name: sum(getattr(one, name) for one in identities) for name in ("kv_slots", "max_requests")}
+    return msgspec.structs.replace(identities[0], **least, **sums)
+
+
+def error_of(message: Failure) -> Exception:
+    """The error that the target's engine raised."""
+    if message.field == "resumed":  # the server's own field
+        return EngineError(f"request: {message.reason}")
+    if message.field is not None:
+        return ParameterError.described(message.field, message.reason)
+    return PromptError(message.reason) if message.refused else EngineError(message.reason)

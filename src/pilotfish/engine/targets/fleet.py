@@ -1,0 +1,431 @@
+"""The targets of a server: processes that it starts, and those elsewhere that it is told of. It dials them all,
+attends, and notices when one is gone.
+
+event loop        send, withdraw, revise ─►            Attend, twice a second      replicas, their requests
+──────────────────────── posted, and called back: nobody waits ────────────────────────────────────────────
+channel's thread  Beat: it lives                       the others: to the loop     silent, or cut off: to the loop
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from types import MappingProxyType
+from typing import Protocol
+
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.server import ServerConfig
+from pilotfish.config.text import config_text
+from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.routing.held_prefixes import Held
+from pilotfish.core.routing.router import Routing
+from pilotfish.engine.processes.launch import Supervisor, WorkerState
+from pilotfish.engine.processes.process import WorkerSpec
+from pilotfish.engine.targets.members import Member, Members, MembersFile, MembersThread
+from pilotfish.engine.targets.open_request import OpenRequest
+from pilotfish.engine.targets.own_targets import TARGET, OwnTarget, num_own, own_targets
+from pilotfish.engine.targets.replica import Replica
+from pilotfish.errors import ParameterError, WireError
+from pilotfish.wire.channel import ChannelThread, Received, decoded, encode
+from pilotfish.wire.curve_keys import KeyPair, TargetKeys, load_key_pair, load_target_keys
+from pilotfish.wire.endpoints import Endpoint, check_private, check_spelling, dialled_endpoint
+from pilotfish.wire.serving import (
+    ATTEND,
+    SERVER_DECODER,
+    WAITING,
+    Abort,
+    Beat,
+    Declined,
+    Failure,
+    Identity,
+    Progress,
+    Revise,
+    Status,
+    Submit,
+    ToServer,
+    ToTarget,
+)
+from pilotfish.wire.sockets import DialingChannel
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that a target has to end: to end its draft workers, and to write KV to disk (`kv.tiers.FLUSH`).
+GRACE = 20.0
+#: Seconds between two looks, and between two tries to dial a target whose host has no address yet.
+LOOK, REDIAL = 0.1, 1.0
+#: Seconds that a change of members may take.
+CHANGE = 30.0
+
+
+class FleetUser(Protocol):
+    """Whose requests the targets serve. The event loop calls it."""
+
+    def progress(self, replica: Replica, progress: Progress) -> None:
+        """A step of a target, and what it added to requests."""
+
+    def failure(self, replica: Replica, failure: Failure) -> None:
+        """Requests have ended at a target."""
+
+    def lost(self, requests: Sequence[OpenRequest], reason: str) -> None:
+        """No target has these requests any more. `reason` in one line."""
+
+    def moved(self, requests: Sequence[OpenRequest], reason: str) -> None:
+        """The same, because a target has left, as it was told to: they cannot be why."""
+
+    def unfit(self, identity: Identity) -> str:
+        """Why a target cannot serve this server's requests; "" if it can."""
+
+    def look(self) -> None:
+        """Called often, and when a target has become ready."""
+
+
+class Fleet:
+    """`start`, then all else from the same event loop, then `close`. A target that this server has started is started
+    again when it ends, and killed when it stands still for `target_timeout` seconds."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        server: ServerConfig,
+        user: FleetUser,
+        routing: Routing,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        clock: Callable[[], float] = time.monotonic,
+        own_name: str = TARGET,
+    ) -> None:
+        """`environment` is added to that of the processes that are started, which are called `own_name`."""
+        self.replicas: list[Replica] = []
+        self.routing = routing
+        self.closed = False
+        self._config, self._server, self._user = config, server, user
+        self._environment, self._clock, self._own_name = environment, clock, own_name
+        self._by_peer: dict[Peer, Replica] = {}
+        self._next = 1
+        self._key: KeyPair | None = None
+        self._members = asyncio.Lock()
+        self._file: MembersThread | None = None
+        self._dialling: dict[Replica, asyncio.Task[None]] = {}  # of all replicas
+
+    @property
+    def taking(self) -> list[Replica]:
+        """Those that are to get requests."""
+        return [replica for replica in self.replicas if replica.takes and not self.closed]
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is one target, of this server's own, and nobody else to take over."""
+        return len(self.replicas) == 1 and self.replicas[0].worker is not None
+
+    @property
+    def failed(self) -> bool:
+        """Whether none will ever be ready by itself."""
+        return bool(self.replicas) and all(replica.failed for replica in self.replicas)
+
+    # -- from start to end
+
+    async def start(self) -> None:
+        """ParameterError for addresses, keys and cores that cannot be used."""
+        self._loop, server = asyncio.get_running_loop(), self._server
+        self._supervisor = Supervisor(GRACE, lambda state: self._in_loop(partial(self._note_worker, state)))
+        incarnation, insecure = secrets.token_bytes(8), self._config.insecure
+        self._channel = DialingChannel((), incarnation, insecure=insecure, high_water=WAITING, role="target")
+        self._thread = ChannelThread(self._channel, LOOK)
+        if server.target_key is not None:
+            self._key = load_key_pair("target_key", server.target_key)
+        elsewhere = await asyncio.to_thread(members_of, server, insecure)
+        self._thread.start(self._receive, self._tick)
+        for own in own_targets(self._config, num_own(self._config, server), self._own_name):
+            self._start_own(own)
+        if self._config.members is None:
+            await self.set_members(elsewhere)
+        else:
+            await self._follow(MembersFile(self._config.members), elsewhere)
+
+    def _start_own(self, own: OwnTarget) -> None:
+        endpoint = f"ipc://{self._supervisor.directory}/{own.name.replace(' ', '-')}"
+        self._add(Replica(Member(endpoint, name=own.name), self._clock, WorkerState(own.name)))
+        options = (f"--listen={endpoint}", f"--name={own.name}", f"--config={config_text(own.config)}")
+        command = [sys.executable, "-m", "pilotfish", "target", *options]
+        self._supervisor.start([WorkerSpec(own.name, command, own.cores, self._environment)])
+
+    async def _follow(self, file: MembersFile, fixed: Sequence[Member]) -> None:
+        """Targets are those in a file, and those that are known without it."""
+
+        def tell(members: Members) -> None:
+            change = self.set_members([*fixed, *members.targets])
+            asyncio.run_coroutine_threadsafe(change, self._loop).result(CHANGE)
+
+        await self.set_members([*fixed, *file.members.targets])
+        self._file = MembersThread(file, tell)
+
+    async def set_members(self, members: Sequence[Member]) -> None:
+        """These are the targets elsewhere from now on. One that is none any more loses its requests to others; one that
+        drains gets no more of them, and is left when it has none."""
+        async with self._members:
+            if self.closed:
+                return
+            wanted = {member.endpoint: member for member in members}
+            for replica in [replica for replica in self.replicas if replica.worker is None]:
+                member = wanted.pop(replica.member.endpoint, None)
+                if member is None or (member.key, member.label) != (replica.member.key, replica.name):
+                    await self._remove(replica)
+                else:
+                    replica.draining = member.draining
+            for member in wanted.values():
+                if not member.draining:
+                    self._add(Replica(member, self._clock))
+
+    def _add(self, replica: Replica) -> None:
+        self.replicas.append(replica)
+        self._dialling[replica] = self._loop.create_task(self._dial(replica))
+
+    async def _dial(self, replica: Replica) -> None:
+        """Again and again while its host has no address."""
+        while True:
+            try:
+                keys = self._keys_for(replica.member)
+                where = await asyncio.to_thread(self._channel.checked, replica.member.endpoint, keys)
+                break
+            except ParameterError as error:
+                if str(error) != replica.problem:
+                    logger.warning("%s: it cannot be dialled yet: %s", replica.name, error)
+                    replica.problem = str(error)
+                await asyncio.sleep(REDIAL)
+        await asyncio.wrap_future(self._thread.call(partial(self._connect, replica, where, keys)))
+        replica.problem = ""
+
+    def _keys_for(self, member: Member) -> TargetKeys | None:
+        if not member.key:
+            return None
+        if self._key is None:
+            raise ParameterError("target_key", None, "a key file, for a target with a key")
+        return TargetKeys(self._key, member.key)
+
+    async def _remove(self, replica: Replica) -> None:
+        self.replicas.remove(replica)
+        self._user.moved(self._taken_from(replica), f"{replica.name}: it has left")
+        self.routing.forget(replica.id)
+        dialling = self._dialling.pop(replica)
+        dialling.cancel()
+        await asyncio.wait([dialling])
+        self._thread.call(partial(self._hang_up, replica))
+
+    async def close(self, reason: str) -> None:
+        """End the targets that were started here; open requests are lost. Idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        for replica in self.replicas:
+            self._drop(replica, reason)
+        for dialling in self._dialling.values():
+            dialling.cancel()
+        if self._file is not None:
+            await asyncio.to_thread(self._file.close)
+        await asyncio.to_thread(self._supervisor.close)
+        await asyncio.to_thread(self._thread.close)
+
+    # -- requests
+
+    def send(self, request: OpenRequest, replica: Replica) -> None:
+        number, self._next = self._next, self._next + 1
+        replica.requests[number] = request
+        self._ask(replica, request.submit(number, replica.attendance.incarnation))
+
+    def revise(self, request: OpenRequest) -> None:
+        """Whoever has it now, and whoever gets it, lets its trees have `request.max_nodes`."""
+        for replica in self.replicas:
+            for number in [number for number, other in replica.requests.items() if other is request]:
+                if replica.serving:
+                    self._ask(replica, Revise(number, replica.attendance.incarnation, request.max_nodes))
+
+    def withdraw(self, request: OpenRequest) -> None:
+        """No target has it from now on."""
+        for replica in self.replicas:
+            for number in [number for number, other in replica.requests.items() if other is request]:
+                self._take_from(replica, number)
+
+    def _take_from(self, replica: Replica, number: int) -> OpenRequest:
+        request = self.ended(replica, number)
+        if replica.serving:
+            self._ask(replica, Abort(number, replica.attendance.incarnation))
+        return request
+
+    def ended(self, replica: Replica, number: int) -> OpenRequest:
+        """A target says that it has ended there."""
+        request = replica.requests.pop(number)
+        request.fingerprint = replica.fingerprint
+        if request.route is not None:
+            self.routing.ended(request.route)
+            request.route = None
+        return request
+
+    def _taken_from(self, replica: Replica) -> list[OpenRequest]:
+        return [self._take_from(replica, number) for number in list(replica.requests)]
+
+    def _drop(self, replica: Replica, reason: str) -> None:
+        if requests := self._taken_from(replica):
+            self._user.lost(requests, reason)
+
+    def _ask(self, replica: Replica, message: Submit | Abort | Revise) -> None:
+        replica.attendance.sent += 1
+        self._post(replica, message)
+
+    def _post(self, replica: Replica, message: ToTarget) -> None:
+        if replica.peer is not None:
+            self._thread.post(replica.peer, encode(message))
+
+    # -- the channel's thread
+
+    def _connect(self, replica: Replica, where: Endpoint, keys: TargetKeys | None) -> None:
+        replica.peer = self._channel.dial(where, keys)
+        self._by_peer[replica.peer] = replica
+
+    def _hang_up(self, replica: Replica) -> None:
+        if replica.peer is not None:  # it was dialled before it left
+            del self._by_peer[replica.peer]
+            self._channel.hang_up(replica.peer)
+
+    def _receive(self, received: Received) -> None:
+        replica = self._by_peer.get(received.peer)
+        if replica is None:
+            return
+        try:
+            message = decoded(SERVER_DECODER, received.frame)
+        except WireError as error:
+            logger.error("%s sent no message: %s", replica.name, error)
+            return
+        if isinstance(message, Beat) and (replica.worker is None or message.pid == replica.worker.pid):
+            replica.silence.heard()
+            replica.step = message.step
+        self._in_loop(lambda: self._handle(replica, message))
+
+    def _tick(self) -> None:
+        self._in_loop(self._attend)
+        for replica in list(self.replicas):
+            self._look(replica)
+
+    def _look(self, replica: Replica) -> None:
+        """Give up a target that stands still, or is cut off."""
+        reason = replica.look(self._server.target_timeout)
+        if replica.worker is not None:
+            if reason and replica.worker.pid is not None:
+                self._supervisor.kill(replica.worker.name, f"{reason} and is killed")
+            return
+        if replica.peer is None:
+            return
+        cut_off = self._channel.problem(replica.peer) or ""
+        if reason or cut_off != replica.problem:
+            self._in_loop(lambda: self._note_problem(replica, cut_off, reason))
+
+    def _in_loop(self, call: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(call)
+
+    # -- in the loop
+
+    def _attend(self) -> None:
+        """Often until a target is there; then as often as it needs to know that this server lives."""
+        if self.closed:
+            return
+        now, routes = self._clock(), len(self.replicas) > 1
+        for replica in self.replicas:
+            if not replica.serving or now - replica.attended >= ATTEND:
+                replica.attended = now
+                self._post(replica, replica.attendance.attend(routes, self.routing.held.expected(replica.id)))
+        for replica in [one for one in self.replicas if one.draining and not one.requests and one.worker is None]:
+            self._loop.create_task(self._leave(replica))
+        self._user.look()
+
+    async def _leave(self, replica: Replica) -> None:
+        """It drains, and has nothing left to do for this server."""
+        async with self._members:
+            if replica in self.replicas and replica.draining and not replica.requests:
+                await self._remove(replica)
+
+    def _note_worker(self, state: WorkerState) -> None:
+        for replica in self.replicas:
+            if replica.worker is not None and replica.worker.name == state.name and replica.note_worker(state):
+                self._forgotten(replica, replica.obstacle)
+
+    def _note_problem(self, replica: Replica, cut_off: str, reason: str) -> None:
+        if bool(cut_off) != bool(replica.problem) and replica.serving:
+            logger.warning("%s: %s", replica.name, cut_off or "it is there again")
+        replica.problem = cut_off
+        if cut_off or reason:
+            self._drop(replica, f"{replica.name}: {cut_off or reason}")
+
+    def _forgotten(self, replica: Replica, reason: str) -> None:
+        self.routing.forget(replica.id)
+        self._drop(replica, reason)
+
+    def _handle(self, replica: Replica, message: ToServer) -> None:
+        if self.closed or replica not in self._dialling:  # it has left, and routing has forgotten it
+            return
+        if isinstance(message, Status):
+            self._take_status(replica, message)
+        elif isinstance(message, Declined):
+            self._take_refusal(replica, message.reason)
+        elif isinstance(message, Held):
+            self.routing.held.apply(replica.id, message)
+        elif isinstance(message, Beat) and message.incarnation != replica.attendance.incarnation:
+            self._take_news(replica, message.incarnation)
+        elif replica.serving:
+            if not replica.attendance.follows(message):
+                self._drop(replica, f"{replica.name}: the connection to it broke off")
+            if isinstance(message, Progress):
+                self._user.progress(replica, message)
+            elif isinstance(message, Failure):
+                self._user.failure(replica, message)
+
+    def _take_news(self, replica: Replica, incarnation: str) -> None:
+        """Another target is there than before."""
+        if replica.serving and replica.is_news(incarnation):
+            replica.forget()
+            self._forgotten(replica, f"{replica.name}: it was started anew")
+
+    def _take_status(self, replica: Replica, status: Status) -> None:
+        if replica.is_last(status.incarnation):
+            return
+        self._take_news(replica, status.incarnation)
+        replica.note_status(status)
+        unfit = self._user.unfit(status.identity)
+        if unfit and unfit != replica.declined:
+            logger.error("%s is not used: %s", replica.name, unfit)
+        replica.declined = unfit
+        self.routing.told(replica.id, status.load)
+        self._user.look()
+
+    def _take_refusal(self, replica: Replica, reason: str) -> None:
+        """It does not serve this server, or not any more."""
+        if reason != replica.declined:
+            logger.warning("%s declines: %s", replica.name, reason)
+        if replica.serving:
+            replica.forget()
+            self.routing.forget(replica.id)
+            left = self._user.lost if self.alone else self._user.moved
+            left(self._taken_from(replica), f"{replica.name}: {reason}")
+        replica.declined = reason
+
+
+def members_of(server: ServerConfig, insecure: bool) -> list[Member]:
+    """The targets elsewhere that are known from the start. ParameterError for what cannot be an address or a key, and
+    for an address that needs keys and has none."""
+    keys = load_target_keys(server.target_key, server.target_pool_key, len(server.target_pool), "target")
+    for endpoint, known in zip(server.target_pool, keys, strict=True):
+        check_spelling("target_pool", endpoint)
+        _refuse_open(endpoint, known is not None or insecure)
+    return [Member(e, "" if k is None else k.pool) for e, k in zip(server.target_pool, keys, strict=True)]
+
+
+def _refuse_open(endpoint: str, allowed: bool) -> None:
+    try:
+        where = dialled_endpoint("target_pool", endpoint)
+    except ParameterError:  # its host has no address yet; it is looked at again when it has one
+        return
+    check_private("target_pool", endpoint, where, allowed)

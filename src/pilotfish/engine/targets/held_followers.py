@@ -1,0 +1,63 @@
+"""Servers that choose among targets are told which prefixes this one holds: all at first, then what changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pilotfish.core.cache.prefix_cache import PrefixCache
+from pilotfish.core.routing.held_prefixes import HeldPrefixes
+from pilotfish.core.routing.held_runs import HeldRuns
+from pilotfish.engine.targets.servers import AttendedServer, Servers
+
+#: Seconds between two messages with changes; before a server that still asks for all is told all again.
+CHANGES, AGAIN = 0.1, 1.0
+
+
+@dataclass(frozen=True)
+class Told:
+    """That a server was told all."""
+
+    greeting: int  # AttendedServer.greetings
+    at: float
+
+
+class HeldFollowers:
+    """The step loop calls it. Names what the cache holds from the first server on that asks."""
+
+    def __init__(self, cache: PrefixCache | None, servers: Servers, clock: Callable[[], float]) -> None:
+        """Without a cache nothing is held."""
+        self._cache, self._servers, self._clock = cache, servers, clock
+        self._prefixes: HeldPrefixes | None = None
+        self._told: dict[AttendedServer, Told] = {}
+        self._changed = -CHANGES  # when servers were told last
+
+    def tell(self, idle: bool) -> None:
+        """If it is time to; at once where nothing will change for a while (`idle`)."""
+        now = self._clock()
+        if not idle and now - self._changed < CHANGES:
+            return
+        self._changed = now
+        followers = self._servers.followers()
+        self._told = {server: self._told[server] for server in followers if server in self._told}
+        if followers:
+            self._tell(followers, now)
+
+    def _tell(self, followers: list[AttendedServer], now: float) -> None:
+        prefixes = self._prefixes = self._prefixes or self._named()
+        changes = prefixes.changes()
+        for server in followers:
+            if self._asks_for_all(server, now):
+                self._told[server] = Told(server.greetings, now)
+                self._servers.tell_held(server, prefixes.whole())
+            elif changes is not None:
+                self._servers.tell_held(server, changes)
+
+    def _named(self) -> HeldPrefixes:
+        return HeldPrefixes() if self._cache is None else HeldRuns(self._cache).prefixes
+
+    def _asks_for_all(self, server: AttendedServer, now: float) -> bool:
+        told = self._told.get(server)
+        if told is None or told.greeting != server.greetings:
+            return True
+        return not server.heard and now - told.at >= AGAIN

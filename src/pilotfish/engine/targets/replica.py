@@ -1,0 +1,143 @@
+"""A target as a server knows it, one of several of one model: where it is, whether it can be asked, what it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pilotfish.core.drafting.messages import Peer
+from pilotfish.engine.processes.launch import WorkerState
+from pilotfish.engine.targets.attendance import Attendance
+from pilotfish.engine.targets.members import Member
+from pilotfish.engine.targets.open_request import OpenRequest
+from pilotfish.engine.targets.replica_health import ReplicaHealth
+from pilotfish.engine.targets.silence import Silence
+from pilotfish.wire.serving import Status
+
+#: Seconds without a Beat after which a target is not ready, and seconds in one step.
+SILENCE, LONG_STEP = 2.0, 30.0
+#: Seconds in one step after which a target is killed; also seconds of silence while it loads, because some libraries
+#: let no other thread run meanwhile.
+ENDLESS = 300.0
+#: Seconds after which a client should try a silent target again.
+RETRY = 2.0
+
+
+class Replica:
+    """The event loop changes it. The channel's thread tells `silence` and `step`, and reads what it needs to."""
+
+    def __init__(self, member: Member, clock: Callable[[], float], worker: WorkerState | None = None) -> None:
+        """`worker` is its process, where this server starts it."""
+        self.member = member
+        self.name = member.label
+        self.id = member.endpoint if worker is None else member.name  # for routing: the same one in all servers
+        self.worker = worker
+        self.peer: Peer | None = None  # once it is dialled
+        self.problem = ""  # why there is no connection to it, where it is elsewhere
+        self.declined = ""  # why it does not want this server, or this server does not want it
+        self.draining = member.draining
+        self.attendance = Attendance()  # of the target there, once that has said that it is ready
+        self.status: Status | None = None  # the last one
+        self.fingerprint = ""  # of the target there or, until there is one, of the last one
+        self.silence = Silence()
+        self.step = 0.0  # seconds that the target's step had lasted at the last Beat
+        self.attended = 0.0  # when the last Attend left
+        self.requests: dict[int, OpenRequest] = {}  # by the number under which the target has it
+        self._last = ""  # incarnation of the target before: its last messages may still arrive
+        self._clock = clock
+        self._began = clock()  # when its process was started, or it was first dialled
+        self._start_seconds: float | None = None  # that the last start took until the target was ready
+
+    # -- whether it can be asked
+
+    @property
+    def serving(self) -> bool:
+        """Whether a target there has said that it is ready."""
+        return bool(self.attendance.incarnation)
+
+    @property
+    def obstacle(self) -> str:
+        """Why requests cannot be sent there; "" if they can."""
+        found = self.declined or (self._absence() if not self.serving or self.problem else "")
+        if not found and self.silence.seconds > SILENCE:
+            found = f"silent for {self.silence.seconds:.0f} s"
+        elif not found and self.step > LONG_STEP:
+            found = f"in one step for {self.step:.0f} s"
+        return found and f"{self.name}: {found}"
+
+    @property
+    def takes(self) -> bool:
+        """Whether it is to get requests."""
+        return not self.draining and not self.obstacle
+
+    @property
+    def failed(self) -> bool:
+        return self.worker is not None and self.worker.status == "failed"
+
+    @property
+    def retry_after(self) -> float:
+        """Estimated seconds until it is ready: as long as the last start; in the first, as long again as so far."""
+        if self.serving:
+            return RETRY
+        passed = self._clock() - self._began
+        return passed if self._start_seconds is None else max(self._start_seconds - passed, 0.0)
+
+    @property
+    def health(self) -> ReplicaHealth:
+        obstacle = self.obstacle or ("draining" if self.draining else "")
+        restarts = 0 if self.worker is None else self.worker.restarts
+        return ReplicaHealth(
+            self.name, not obstacle, obstacle, self.retry_after, restarts, self.failed, len(self.requests), self.status
+        )
+
+    def _absence(self) -> str:
+        if self.worker is None:
+            return self.problem or "loading"
+        if self.worker.problem is None:
+            return "loading"
+        return f"{self.worker.reason}; it {'stays down' if self.failed else 'is started again'}"
+
+    # -- what becomes of it
+
+    def note_worker(self, state: WorkerState) -> bool:
+        """Its process has another state. Whether the process is gone."""
+        assert self.worker is not None  # or nobody would know
+        before, self.worker = self.worker, state
+        if state.pid != before.pid:
+            self._begin()
+        gone = state.pid is None and before.pid is not None
+        if gone:
+            self.forget()
+        return gone
+
+    def is_news(self, incarnation: str) -> bool:
+        """Whether a message is of a target that was not known there before."""
+        return incarnation not in (self.attendance.incarnation, self._last)
+
+    def is_last(self, incarnation: str) -> bool:
+        return incarnation == self._last
+
+    def note_status(self, status: Status) -> None:
+        """A target there is ready, and what it tells of itself."""
+        if not self.serving:
+            self.silence.heard()
+            self.attendance = Attendance(status.incarnation)
+            self._start_seconds = self._clock() - self._began
+        self.status, self.fingerprint = status, status.identity.fingerprint
+
+    def forget(self) -> None:
+        """The target there has ended."""
+        if self.worker is not None:  # elsewhere it may change its mind, and nothing of it comes late
+            self._last = self.attendance.incarnation or self._last
+        self.attendance, self.status, self.declined = Attendance(), None, ""
+
+    def _begin(self) -> None:
+        self._began = self._clock()
+        self.silence, self.step = Silence(), 0.0
+
+    def look(self, timeout: float) -> str:
+        """Why it is to be given up; "" if it is not. `timeout` is that of a silent target. Called regularly."""
+        # The limit is read before the silence: a target that gets ready in between has just been heard.
+        limit = timeout if self.serving else ENDLESS
+        if self.silence.look(self._clock()) > limit:
+            return f"was silent for {limit:g} s"
+        return f"was in one step for {ENDLESS:g} s" if self.step > ENDLESS else ""

@@ -1,0 +1,260 @@
+"""The servers of a target: who attends, what they ask for, what they are told. Imports no torch: a target listens, and
+its servers hear that it lives, before it imports that.
+
+step loop          take: what was asked for      progress, fail: numbered      tell_all: Status
+─────────────────────────────── a queue each way, nobody waits ────────────────────────────────
+channel's thread   Attend: known, heard          the rest: to the loop         Beat, twice a second
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+
+import msgspec
+
+from pilotfish.core.drafting.messages import Id, Peer, Text
+from pilotfish.core.routing.held_prefixes import Held
+from pilotfish.engine.targets.silence import Silence
+from pilotfish.errors import WireError
+from pilotfish.wire.channel import Channel, ChannelThread, Received, decoded, encode
+from pilotfish.wire.serving import (
+    SERVER_SILENCE,
+    SERVING_VERSION,
+    TARGET_DECODER,
+    WAITING,
+    Abort,
+    Attend,
+    Beat,
+    Declined,
+    Delta,
+    Failure,
+    Progress,
+    Revise,
+    Status,
+    StepReport,
+    Submit,
+    ToServer,
+)
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two Beats, and between two looks at who is silent.
+BEAT, TICK = 0.5, 0.1
+#: Servers that a target knows. Beyond them those that are silent are forgotten, and others declined.
+MAX_SERVERS = 256
+LEAVING = "it shuts down"
+
+
+@dataclass(eq=False)
+class AttendedServer:
+    """A server as a target knows it. One thread writes each field."""
+
+    peer: Peer
+    present: bool = True  # channel's thread: it is heard
+    silence: Silence = field(default_factory=Silence)
+    received: int = 0  # channel's thread: Submits, Aborts and Revises
+    malformed: int = 0  # channel's thread: frames
+    greetings: int = 0  # channel's thread: how often it has come
+    follows: bool = False  # channel's thread: it wants to know which prefixes are held
+    heard: int = 0  # channel's thread: the Held that it expects; 0: it asks for all
+    sequence: int = 0  # loop: of the next Progress or Failure
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """All requests of a server end, and it is to know from a gap in what it is told."""
+
+    reason: str
+    sequence: int = 0  # that it expects
+
+
+@dataclass(frozen=True)
+class Malformed:
+    """A request that is none."""
+
+    id: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class FromServer:
+    """What the loop is to know of a server."""
+
+    server: AttendedServer
+    message: Submit | Abort | Revise | Malformed | Dropped
+
+
+class Addressed(msgspec.Struct, frozen=True):
+    """What a frame must at least say for its request to be refused."""
+
+    id: Id
+    incarnation: Text
+
+
+_addressed = msgspec.msgpack.Decoder(Addressed)
+
+
+class Servers:
+    """Owns the channel on which servers come, and its thread, from `start` to `close`."""
+
+    def __init__(self, channel: Channel, clock: Callable[[], float] = time.monotonic) -> None:
+        self.incarnation = secrets.token_hex(8)  # of this target
+        self.step_seconds: Callable[[], float] = lambda: 0.0  # that the step at hand has lasted; any thread may ask
+        self._thread = ChannelThread(channel, TICK)
+        self._clock = clock
+        self._known: dict[Peer, AttendedServer] = {}
+        self._asked = SimpleQueue[FromServer | None]()
+        self._status: bytes | None = None  # the last one
+        self._beaten = -BEAT  # when the last Beats left
+        self._leaving = False
+
+    def start(self) -> None:
+        self._thread.start(self._receive, self._tick)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._thread.close()
+
+    # -- the loop
+
+    def take(self, timeout: float) -> list[FromServer]:
+        """What has come, in order; waits for it up to `timeout` seconds, or until `wake`."""
+        taken: list[FromServer | None] = []
+        with suppress(Empty):
+            if timeout > 0:
+                taken.append(self._asked.get(timeout=timeout))
+            while True:
+                taken.append(self._asked.get_nowait())
+        return [asked for asked in taken if asked is not None]
+
+    def wake(self) -> None:
+        """From any thread, or a signal's handler."""
+        self._asked.put(None)
+
+    def progress(self, server: AttendedServer, step: StepReport, deltas: Sequence[Delta]) -> None:
+        self._tell(server, Progress(server.sequence, step, list(deltas)))
+
+    def fail(self, server: AttendedServer, ids: Sequence[int], reason: str, refused: bool, field: str | None) -> None:
+        self._tell(server, Failure(server.sequence, list(ids), reason, refused, field))
+
+    def drop(self, server: AttendedServer, dropped: Dropped) -> None:
+        """Leave a gap in what it is told, wider than what may be under way to it."""
+        server.sequence = max(server.sequence, dropped.sequence) + WAITING
+
+    def tell_all(self, status: Status) -> None:
+        """Servers that come later are told so too, at once."""
+        frame = self._status = encode(status)
+        for server in self._present():
+            self._thread.post(server.peer, frame)
+
+    def followers(self) -> list[AttendedServer]:
+        """Those that want to know which prefixes are held."""
+        return [server for server in self._present() if server.follows]
+
+    def tell_held(self, server: AttendedServer, held: Held) -> None:
+        self._thread.post(server.peer, encode(held))
+
+    def leave(self) -> None:
+        """Servers are told that nothing more will come; also those that come from now on."""
+        self._leaving = True
+        for server in self._present():
+            self._post(server.peer, Declined(LEAVING))
+
+    def _tell(self, server: AttendedServer, message: Progress | Failure) -> None:
+        self._thread.post(server.peer, encode(message))
+        server.sequence += 1  # now: a Beat must not tell of what is not under way yet
+
+    def _present(self) -> list[AttendedServer]:
+        return [server for server in list(self._known.values()) if server.present]
+
+    # -- the channel's thread
+
+    def _tick(self) -> None:
+        now = self._clock()
+        for server in self._present():
+            if server.silence.look(now) > SERVER_SILENCE:
+                server.present = False
+                self._ask(server, Dropped(f"it was silent for {SERVER_SILENCE:g} s"))
+        if now - self._beaten >= BEAT and not self._leaving:
+            self._beaten = now
+            for server in self._present():
+                self._beat(server)
+
+    def _beat(self, server: AttendedServer) -> None:
+        self._post(server.peer, Beat(os.getpid(), self.step_seconds(), self.incarnation, server.sequence))
+
+    def _receive(self, received: Received) -> None:
+        server = self._known.get(received.peer)
+        try:
+            message = decoded(TARGET_DECODER, received.frame)
+        except WireError as error:
+            if server is not None:
+                self._refuse(server, received, str(error))
+            return
+        if isinstance(message, Attend):
+            self._attend(received.peer, message)
+        elif server is not None and message.incarnation == self.incarnation:
+            self._hear(server)
+            server.received += 1
+            self._ask(server, message)
+
+    def _refuse(self, server: AttendedServer, received: Received, reason: str) -> None:
+        """What is no message. Its request, if it names one, is told so; the server's first gives a log line."""
+        server.malformed += 1
+        if server.malformed == 1:
+            logger.warning("dropped a frame of server %s: %s", server.peer.hex(), reason)
+        with suppress(WireError):
+            request = decoded(_addressed, received.frame)
+            if request.incarnation == self.incarnation:
+                server.received += 1
+                self._ask(server, Malformed(request.id, reason))
+
+    def _attend(self, peer: Peer, attend: Attend) -> None:
+        if reason := self._unfit(peer, attend):
+            self._post(peer, Declined(reason))
+            return
+        server = self._known.get(peer)
+        if server is None:
+            server = self._known[peer] = AttendedServer(peer, present=False)
+        server.follows, server.heard = attend.held, attend.heard
+        self._hear(server)
+        if attend.incarnation == self.incarnation and attend.sent != server.received:
+            server.received = attend.sent
+            self._ask(server, Dropped("messages of it were lost", attend.sequence))
+
+    def _unfit(self, peer: Peer, attend: Attend) -> str:
+        """Why a server is not served; "" if it is."""
+        if self._leaving:
+            return LEAVING
+        if attend.version != SERVING_VERSION:
+            return f"its messages are of version {attend.version}, those of this target of {SERVING_VERSION}"
+        if peer not in self._known and len(self._known) >= MAX_SERVERS:
+            self._known = {peer: server for peer, server in self._known.items() if server.present}
+        full = peer not in self._known and len(self._known) >= MAX_SERVERS
+        return f"{MAX_SERVERS} servers attend already" if full else ""
+
+    def _hear(self, server: AttendedServer) -> None:
+        """Whatever it says, it is there."""
+        server.silence.heard()
+        if not server.present:
+            self._greet(server)
+
+    def _greet(self, server: AttendedServer) -> None:
+        server.greetings += 1
+        server.present = True  # before all else: whoever sets the status afterwards tells it too
+        self._beat(server)
+        if self._status is not None:
+            self._thread.post(server.peer, self._status)
+
+    def _ask(self, server: AttendedServer, message: Submit | Abort | Revise | Malformed | Dropped) -> None:
+        self._asked.put(FromServer(server, message))
+
+    def _post(self, peer: Peer, message: ToServer) -> None:
+        self._thread.post(peer, encode(message))

@@ -1,0 +1,86 @@
+"""What all parsers of tool calls share: a coroutine over the output's text, and what becomes of its pieces."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+
+from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, Content, Piece, joined
+from pilotfish.grammar.parsers.reader import Reader, Reading
+
+SPACE = re.compile(r"\s*")
+
+
+class CallParser(ABC):
+    """Every character that was taken either is in a piece, or is kept by the reader until one is made of it, or belongs
+    to the form of a call. A piece thus holds, or replaces, all that was taken before it."""
+
+    def __init__(self) -> None:
+        self._reader = Reader()
+        self._pieces: list[Piece] = []
+        self._calls = 0
+        self._space: list[str] | None = []  # white space since the last call, while there was nothing else
+        self._line_blank = True  # nothing but white space was content on this line
+        self._steps = self._read()
+
+    def feed(self, text: str) -> list[Piece]:
+        self._reader.add(text)
+        next(self._steps)
+        return self._made()
+
+    def finish(self) -> list[Piece]:
+        self._reader.end()
+        next(self._steps, None)
+        if self._space and not self._calls:
+            self._pieces.append(Content("".join(self._space)))
+        return self._made()
+
+    @abstractmethod
+    def _read(self) -> Reading[None]:
+        """Read all of the output."""
+
+    def _made(self) -> list[Piece]:
+        pieces = joined(self._pieces)
+        self._pieces.clear()
+        return pieces
+
+    def _content(self, text: str) -> None:
+        """White space alone around calls is none: it waits for more."""
+        self._reader.forget()
+        *lines, last = text.split("\n")
+        self._line_blank = (self._line_blank or bool(lines)) and not last.strip()
+        if self._space is not None:
+            self._space.append(text)
+            if not text.strip():
+                return
+            text, self._space = "".join(self._space), None
+        self._pieces.append(Content(text))
+
+    def _begin(self, name: str) -> None:
+        self._reader.forget()
+        self._space, self._line_blank = [], True
+        self._pieces.append(CallBegin(self._calls, name))
+        self._calls += 1
+
+    def _argue(self, text: str) -> None:
+        """A piece of the arguments of the last call."""
+        self._reader.forget()
+        self._pieces.append(Arguments(self._calls - 1, text))
+
+    def _give_up(self) -> None:
+        """What was taken is no call."""
+        if text := self._reader.taken():
+            self._content(text)
+
+    def _leave(self, before: int) -> Reading[None]:
+        """What was taken behind the last call is none. If the output ends there it was cut, and this is the beginning
+        of another call, or of a member. `before`: how many calls there were when these began."""
+        if self._calls > before and not (yield from self._reader.peek()):
+            self._reader.forget()
+        else:
+            self._give_up()
+
+    def _skip_space(self) -> Reading[str]:
+        """The character after white space."""
+        yield from self._reader.span(SPACE)
+        return (yield from self._reader.peek())

@@ -1,0 +1,59 @@
+"""The ways in which models write tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pilotfish.grammar.parsers import mistral, pythonic
+from pilotfish.grammar.parsers.grammars import CallGrammar, hermes_grammar, llama3_json_grammar, mistral_grammar
+from pilotfish.grammar.parsers.json_calls import JsonCallParser
+from pilotfish.grammar.parsers.mistral import MistralParser
+from pilotfish.grammar.parsers.pieces import OutputParser
+from pilotfish.grammar.parsers.pythonic import PythonicParser
+from pilotfish.grammar.parsers.pythonic_grammar import pythonic_grammar
+from pilotfish.grammar.parsers.tools import Tool
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    name: str
+    #: Where one of them is a special token of the model, its text must be shown.
+    marks: tuple[str, ...]
+    #: Reads an output that may call these tools.
+    parser: Callable[[Sequence[Tool]], OutputParser]
+    #: Lark's text of what `parser` reads as calls, arguments by the tools' schemas. One or more calls; exactly one if
+    #: not `parallel`, or if `named`, of that tool. `added` are the tokenizer's added tokens, special or not, and their
+    #: ids (transformers' `get_added_vocab()`): a mark among them is a token in the grammar, any other is text.
+    grammar: CallGrammar
+
+
+def _hermes(tools: Sequence[Tool]) -> OutputParser:
+    return JsonCallParser(tools, "<tool_call>", "</tool_call>")
+
+
+def _llama3_json(tools: Sequence[Tool]) -> OutputParser:
+    return JsonCallParser(tools, "<|python_tag|>", bare=True)
+
+
+TOOL_FORMATS: Mapping[str, ToolFormat] = {
+    made.name: made
+    for made in (
+        ToolFormat("hermes", ("<tool_call>", "</tool_call>"), _hermes, hermes_grammar),
+        ToolFormat("llama3_json", ("<|python_tag|>",), _llama3_json, llama3_json_grammar),
+        ToolFormat("pythonic", (pythonic.START, pythonic.END), PythonicParser, pythonic_grammar),
+        ToolFormat("mistral", (mistral.CALLS, mistral.ID, mistral.ARGS), MistralParser, mistral_grammar),
+    )
+}
+
+
+def tool_format_of(chat_template: str | None) -> str | None:
+    """The name of the format that a model's template shows; none: it shows another, or no tools."""
+    template = chat_template or ""
+    if "[TOOL_CALLS]" in template:
+        return "mistral"
+    if "<tool_call>" in template:  # GLM and Qwen3-Coder write no JSON between the marks
+        return None if "<function=" in template or "<arg_key>" in template else "hermes"
+    if "func_name1(" in template:
+        return "pythonic"
+    return "llama3_json" if "<|python_tag|>" in template or '"parameters": dictionary' in template else None

@@ -1,0 +1,97 @@
+"""Grammars of tool calls, in Lark as llguidance reads it: what a model must write, in its own format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from pilotfish.errors import ParameterError
+from pilotfish.grammar.parsers.tools import Tool
+
+#: JSON as Python writes it, and templates show it: without a choice of white space.
+_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+ANY_OBJECT = {"type": "object"}
+
+
+class CallGrammar(Protocol):
+    def __call__(
+        self, tools: Sequence[Tool], *, named: str | None, parallel: bool, added: Mapping[str, int]
+    ) -> str: ...
+
+
+def hermes_grammar(tools: Sequence[Tool], *, named: str | None, parallel: bool, added: Mapping[str, int]) -> str:
+    start, end = (mark(own, added) for own in ("<tool_call>", "</tool_call>"))
+    repeated = ' ("\\n" call)*' if parallel and named is None else ""
+    return rules(
+        f'start: "\\n"{{0,2}} call{repeated}',
+        f'call: {start} "\\n" object "\\n" {end}',
+        *_objects("arguments", chosen(tools, named)),
+    )
+
+
+def llama3_json_grammar(tools: Sequence[Tool], *, named: str | None, parallel: bool, added: Mapping[str, int]) -> str:
+    tag = f"{mark('<|python_tag|>', added)}? " if "<|python_tag|>" in added else ""
+    repeated = ' ("; " object)*' if parallel and named is None else ""
+    return rules(
+        f'start: "\\n"{{0,2}} {tag}object{repeated}',
+        *_objects("parameters", chosen(tools, named)),
+    )
+
+
+def mistral_grammar(tools: Sequence[Tool], *, named: str | None, parallel: bool, added: Mapping[str, int]) -> str:
+    """Behind one mark a list, as tokenizers without [ARGS] have it; or a mark, a name and arguments for each call."""
+    calls, several = mark("[TOOL_CALLS]", added), parallel and named is None
+    if "[ARGS]" not in added:
+        repeated = ' (", " object)*' if several else ""
+        objects = _objects("arguments", chosen(tools, named))
+        return rules(f'start: {calls} " "? "[" object{repeated} "]"', *objects)
+    own_id = f"({mark('[CALL_ID]', added)} /[a-zA-Z0-9]{{9}}/)? " if "[CALL_ID]" in added else ""
+    picked = chosen(tools, named)
+    calls_of = [f"{text(tool.name)} {own_id}{mark('[ARGS]', added)} arguments{i}" for i, tool in enumerate(picked)]
+    return rules(
+        f"start: call{'+' if several else ''}",
+        f"call: {calls} ({' | '.join(calls_of)})",
+        *(f"arguments{i}: {json_of(parameters(tool))}" for i, tool in enumerate(picked)),
+    )
+
+
+def _objects(key: str, tools: Sequence[Tool]) -> list[str]:
+    """The rule `object`: a call of one of the tools."""
+    calls = []
+    for i, tool in enumerate(tools):
+        opening = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{key}": '
+        calls.append(f'{text(opening)} arguments{i} "}}"')
+    return [
+        f"object: {' | '.join(calls)}",
+        *(f"arguments{i}: {json_of(parameters(tool))}" for i, tool in enumerate(tools)),
+    ]
+
+
+def chosen(tools: Sequence[Tool], named: str | None) -> list[Tool]:
+    picked = [tool for tool in tools if named in (None, tool.name)]
+    if not picked:
+        raise ParameterError("tool_choice", named, f"one of the tools: {', '.join(tool.name for tool in tools)}")
+    return picked
+
+
+def parameters(tool: Tool) -> Mapping[str, Any]:
+    """The schema of a tool's arguments: an object, whatever the tool says or leaves out."""
+    return ANY_OBJECT | dict(tool.parameters or {})
+
+
+def mark(own: str, added: Mapping[str, int]) -> str:
+    """A mark as the tokenizer has it: a token, or text."""
+    return f"<[{added[own]}]>" if own in added else text(own)
+
+
+def text(literal: str) -> str:
+    return json.dumps(literal, ensure_ascii=False)
+
+
+def json_of(schema: Mapping[str, Any]) -> str:
+    return f"%json {json.dumps({**schema, 'x-guidance': _STYLE}, ensure_ascii=False)}"
+
+
+def rules(*lines: str) -> str:
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,87 @@
+"""The grammar of Pythonic calls. An argument's value is JSON: in three words only do Python's literals differ."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pilotfish.grammar.parsers.grammars import ANY_OBJECT, chosen, json_of, mark, parameters, rules, text
+from pilotfish.grammar.parsers.pythonic import END, START
+from pilotfish.grammar.parsers.tools import Tool
+
+#: What a schema may say where its properties can be written one by one.
+_PLAIN = {
+    "type",
+    "properties",
+    "required",
+    "additionalProperties",
+    "title",
+    "description",
+    "$defs",
+    "definitions",
+    "$schema",
+}
+_DEFINED = ("$defs", "definitions")
+_REFERENCE = re.compile(r'"\$(?:ref|dynamicRef|recursiveRef)": "(?!#/(?:\$defs|definitions)/)')
+
+
+def pythonic_grammar(tools: Sequence[Tool], *, named: str | None, parallel: bool, added: Mapping[str, int]) -> str:
+    picked = chosen(tools, named)
+    repeated = ' (", " call)*' if parallel and named is None else ""
+    marked = f"{mark(START, added)} list {mark(END, added)} | " if START in added else ""
+    return rules(
+        f'start: "\\n"{{0,2}} ({marked}list)',
+        f'list: "[" call{repeated} "]"',
+        f"call: {' | '.join(f'call{i}' for i in range(len(picked)))}",
+        *(rule for i, tool in enumerate(picked) for rule in _call(f"call{i}", tool)),
+    )
+
+
+def _call(rule: str, tool: Tool) -> list[str]:
+    schema, name = parameters(tool), text(f"{tool.name}(")
+    if _is_plain(schema):
+        return [f'{rule}: {name} {rule}first0 ")"', *_keywords(rule, schema)]
+    may_lack = "?" if schema == ANY_OBJECT else ""
+    return [f'{rule}: {name} ("**" {rule}all){may_lack} ")"', f"{rule}all: {json_of(schema)}"]
+
+
+def _keywords(rule: str, schema: Mapping[str, Any]) -> list[str]:
+    """Properties in their order, those left out that are not required. `first` has none before it, `rest` has some."""
+    properties, required = schema.get("properties", {}), schema.get("required", ())
+    defined = {name: schema[name] for name in _DEFINED if name in schema}
+    lines = []
+    for k, (name, value) in enumerate(properties.items()):
+        own, skip = f"{rule}key{k}", "" if name in required else f" | {rule}first{k + 1}"
+        lines += [
+            f"{own}: {text(f'{name}=')} ({_value({**defined, **_object(value)})})",
+            f"{rule}first{k}: {own} {rule}rest{k + 1}{skip}",
+            f'{rule}rest{k}: (", " {own}){"" if name in required else "?"} {rule}rest{k + 1}',
+        ]
+    last = len(properties)
+    return [*lines, f'{rule}first{last}: ""', f'{rule}rest{last}: ""']
+
+
+def _value(schema: Mapping[str, Any]) -> str:
+    """A value alone is written as Python has it; inside of lists and objects the words are JSON's."""
+    if schema.get("type") == "boolean" and not schema.keys() & {"enum", "const"}:
+        return '"True" | "False"'
+    return '"None"' if schema.get("type") == "null" else json_of(schema)
+
+
+def _object(schema: Any) -> Mapping[str, Any]:
+    """A schema may be true or false too."""
+    return schema if isinstance(schema, Mapping) else {} if schema else {"not": {}}
+
+
+def _is_plain(schema: Mapping[str, Any]) -> bool:
+    """Whether keywords can say all that the schema asks for."""
+    properties = schema.get("properties")
+    return (
+        isinstance(properties, Mapping)
+        and schema.keys() <= _PLAIN
+        and all(name.isidentifier() for name in properties)
+        and set(schema.get("required", ())) <= properties.keys()
+        and not _REFERENCE.search(json.dumps(schema))
+    )

@@ -1,0 +1,104 @@
+"""What a model thinks before it answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pilotfish.grammar.parsers.pieces import OutputParser, Piece, Reasoning, joined
+from pilotfish.grammar.parsers.reader import Reader, Reading
+
+_LINE_ENDS = re.compile(r"[\r\n]*")
+_ALL = re.compile(r"[\s\S]*")
+
+
+@dataclass(frozen=True)
+class ReasoningFormat:
+    name: str
+    start: str
+    end: str
+
+    def begins_inside(self, prompt: str) -> bool:
+        """Whether an output goes on with a reasoning that the prompt began, as templates do."""
+        return prompt.rstrip().endswith(self.start)
+
+
+REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
+    made.name: made
+    for made in (
+        ReasoningFormat("qwen3", "<think>", "</think>"),
+        ReasoningFormat("deepseek_r1", "<think>", "</think>"),
+        ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
+        ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
+    )
+}
+
+
+def reasoning_format_of(chat_template: str | None) -> str | None:
+    """The name of the format whose marks stand in a model's template."""
+    template = chat_template or ""
+    if "<｜Assistant｜>" in template and "</think>" in template:
+        return "deepseek_r1"
+    return next((name for name, made in REASONING_FORMATS.items() if made.end in template), None)
+
+
+class ReasoningParser:
+    """The output's beginning up to the end mark, if it begins with the start mark or the prompt did; all else is for
+    `inner`. Line ends beside the marks belong to them."""
+
+    def __init__(self, made: ReasoningFormat, inner: OutputParser, begins_inside: bool) -> None:
+        self._format, self._inner, self._inside = made, inner, begins_inside
+        self._plain = re.compile(rf"[^\r\n{re.escape(made.end[0])}]*")
+        self._reader = Reader()
+        self._pieces: list[Piece] = []
+        self._steps = self._read()
+
+    def feed(self, text: str) -> list[Piece]:
+        self._reader.add(text)
+        next(self._steps)
+        return self._made()
+
+    def finish(self) -> list[Piece]:
+        self._reader.end()
+        next(self._steps, None)
+        self._pieces += self._inner.finish()
+        return self._made()
+
+    def _made(self) -> list[Piece]:
+        pieces = joined(self._pieces)
+        self._pieces.clear()
+        return pieces
+
+    def _read(self) -> Reading[None]:
+        yield from self._reader.span(_LINE_ENDS)
+        if started := (yield from self._reader.mark((self._format.start,))):
+            self._reader.take(len(started))
+        if started or self._inside:
+            self._reader.forget()
+            yield from self._reader.span(_LINE_ENDS)
+            yield from self._reason()
+            yield from self._reader.span(_LINE_ENDS)
+        else:
+            self._answer(self._reader.taken())
+        yield from self._reader.run(_ALL, self._answer)
+
+    def _reason(self) -> Reading[None]:
+        while (yield from self._reader.peek()):
+            yield from self._reader.run(self._plain, self._think)
+            line_ends = yield from self._reader.span(_LINE_ENDS)
+            if mark := (yield from self._reader.mark((self._format.end,))):
+                self._reader.take(len(mark))
+                return
+            self._think(line_ends)
+            if (yield from self._reader.peek()) == self._format.end[0]:
+                self._think(self._reader.take(1))
+
+    def _think(self, text: str) -> None:
+        self._reader.forget()
+        if text:
+            self._pieces.append(Reasoning(text))
+
+    def _answer(self, text: str) -> None:
+        self._reader.forget()
+        self._pieces += self._inner.feed(text)

@@ -1,0 +1,118 @@
+"""A draft on llama.cpp: Vulkan, Metal, ROCm, CUDA, CPUs.
+
+llama.cpp keeps KV in cells. A cell has a position, and a set of sequences, of which there are at most 256; a token of a
+sequence sees the cells of that sequence. So each path that is grown is a sequence of its own, which shares the cells of
+what comes before it with others (`runs.py`):
+
+    sequence 0    the ─── cat ─── sat                slot of `sat`: sequence 0, position 2
+    sequence 1    the ─── cat ─── ran ─── off        made of sequence 0 up to `cat`; no KV was copied
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import torch
+from torch import Tensor
+
+from pilotfish.core.scheduling.executor import SequenceRows
+from pilotfish.errors import EngineError, ModelError, ParameterError
+from pilotfish.model.backends.llama_cpp_model import BATCH, MOST_SEQUENCES, load_gguf, new_context
+from pilotfish.model.backends.logits_executor import LogitsExecutor, no_logits
+from pilotfish.model.backends.runs import NOWHERE, PathRow, Run, Runs
+
+#: Cells for what is given up and shared still, as a share of the slots.
+SPARE = 0.25
+#: What `llama_decode` says where it finds no cells.
+NO_CELLS = 1
+
+
+class LlamaCppExecutor(LogitsExecutor):
+    """A GGUF file over a context of llama.cpp's."""
+
+    def __init__(
+        self, file: Path, num_slots: int, threads: int, given: int, *, on_gpu: bool = False, wide_kv: bool = False
+    ) -> None:
+        """`on_gpu`: all layers on the device that llama.cpp was built for. `wide_kv`: KV in float32, not float16.
+        ModelError for a file that cannot be run, ParameterError for a device that is not there."""
+        if on_gpu and not llama_cpp.llama_supports_gpu_offload():
+            raise ParameterError("backend_device", "gpu", "cpu: llama.cpp was built for no other device here")
+        self._model = load_gguf(file, on_gpu)
+        self._vocabulary = llama_cpp.llama_model_get_vocab(self._model)
+        size = int(llama_cpp.llama_vocab_n_tokens(self._vocabulary))
+        if size < given:
+            raise ModelError(f"draft: {file} has {size} tokens; at least {given} are needed, as its tokenizer has")
+        super().__init__(num_slots, int(llama_cpp.llama_model_n_ctx_train(self._model)), size, given)
+        self._context = new_context(self._model, int(num_slots * (1 + SPARE)) + BATCH, threads, wide_kv)
+        self._memory = llama_cpp.llama_get_memory(self._context)
+        self._batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
+        self.runs = Runs(MOST_SEQUENCES, self._copy, self._remove)
+        self._queue: list[tuple[PathRow, Run]] = []
+
+    def unlike(self, texts: Sequence[str | None]) -> int:
+        """How many of the vocabulary's first tokens have another text than these."""
+        own = (llama_cpp.llama_vocab_get_text(self._vocabulary, token) for token in range(len(texts)))
+        return sum(text is None or mine != text.encode() for mine, text in zip(own, texts, strict=True))
+
+    def logits(self, rows: Sequence[SequenceRows]) -> Tensor:
+        kept = sum(len(sequence.kept) + len(sequence.nodes) for sequence in rows)
+        found = np.zeros((kept, self.vocab_size), np.float32)
+        for row in path_rows(rows):
+            for lacking in self.runs.lacking(row):
+                self._compute(lacking, found)
+            self._compute(row, found)
+        self._decode(found)
+        self.runs.end_forward()
+        return torch.from_numpy(found) if kept else no_logits(self.vocab_size)
+
+    def _compute(self, row: PathRow, found: Any) -> None:
+        """In the next decode, after its parent's."""
+        if len(self._queue) >= BATCH or self.runs.must_wait(row):
+            self._decode(found)
+        self._queue.append((row, self.runs.place(row)))
+
+    def _decode(self, found: Any) -> None:
+        if not self._queue:
+            return
+        batch = self._batch
+        batch.n_tokens = len(self._queue)
+        for place, (row, run) in enumerate(self._queue):
+            batch.token[place], batch.pos[place] = row.token, row.position
+            batch.n_seq_id[place], batch.seq_id[place][0] = 1, run.number
+            batch.logits[place] = row.kept != NOWHERE
+        while (status := llama_cpp.llama_decode(self._context, batch)) == NO_CELLS:
+            if not self.runs.give_up_one():
+                raise EngineError("llama.cpp has no room for a level: more KV slots are needed (--kv-slots)")
+        if status != 0:
+            raise EngineError(f"llama.cpp could not compute a level: status {status}")
+        for place, (row, _) in enumerate(self._queue):
+            if row.kept != NOWHERE:
+                logits = llama_cpp.llama_get_logits_ith(self._context, place)
+                found[row.kept] = np.ctypeslib.as_array(logits, (self.vocab_size,))
+        self._queue.clear()
+        self.runs.decoded()
+
+    def _copy(self, source: int, copy: int, length: int) -> None:
+        llama_cpp.llama_memory_seq_cp(self._memory, source, copy, 0, length)
+
+    def _remove(self, number: int) -> None:
+        llama_cpp.llama_memory_seq_rm(self._memory, number, -1, -1)
+
+
+def path_rows(rows: Sequence[SequenceRows]) -> Iterator[PathRow]:
+    """The rows of a forward, each after its ancestors."""
+    kept = 0
+    for sequence in rows:
+        prefix, nodes = sequence.prefix_slots.tolist(), sequence.nodes
+        wanted = {offset: kept + place for place, offset in enumerate(sequence.kept)}
+        kept += len(wanted)
+        for offset, token in enumerate(sequence.tokens):
+            yield PathRow(int(token), sequence.start + offset, prefix, kept=wanted.get(offset, NOWHERE))
+        for place, (token, depth) in enumerate(zip(nodes.tokens.tolist(), nodes.depths.tolist(), strict=True)):
+            below = nodes.paths[place, :depth].tolist()
+            yield PathRow(token, len(prefix) - 1 + depth, prefix, below, kept + place)
+        kept += len(nodes)

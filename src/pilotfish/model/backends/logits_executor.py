@@ -1,0 +1,53 @@
+"""What executors over other engines share: logits of kept rows come from the engine, and are sampled as our own are."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from pilotfish.core.scheduling.executor import ANY_DEPTH, ForwardSeconds, Outcome, Sampling, SequenceRows
+from pilotfish.model.cpu.native import load_kernels
+from pilotfish.model.logprobs import token_logprobs
+from pilotfish.model.sampling import draw, non_finite_rows
+
+
+class LogitsExecutor(ABC):
+    """Implements `core.executor.Executor` over `logits`."""
+
+    def __init__(self, num_slots: int, context: int, vocab_size: int, given: int) -> None:
+        """`vocab_size` is that of the model; tokens from `given` on are never given."""
+        self.num_slots, self.context, self.vocab_size = num_slots, context, vocab_size
+        self._given = given
+        load_kernels()  # of sampling; without them it is slower
+
+    @property
+    def deepest(self) -> int:
+        return ANY_DEPTH
+
+    def padded(self, rows: int) -> int:
+        return rows
+
+    @abstractmethod
+    def logits(self, rows: Sequence[SequenceRows]) -> Tensor:
+        """Keep KV of all rows; float32 [kept rows, vocab]."""
+
+    def execute(self, rows: Sequence[SequenceRows], sampling: Sampling) -> Outcome:
+        began = time.perf_counter()
+        if sampling.masks is not None:
+            sampling.masks.begin()
+        logits = self.logits(rows)
+        computed = time.perf_counter()
+        broken = non_finite_rows(logits)
+        tokens, log_chances = draw(logits[:, : self._given], broken, sampling)
+        seconds = ForwardSeconds(model=computed - began, sample=time.perf_counter() - computed)
+        return Outcome(tokens, log_chances, broken, partial(token_logprobs, logits), seconds)
+
+
+def no_logits(vocab_size: int) -> Tensor:
+    """Of a forward that keeps no row."""
+    return torch.zeros((0, vocab_size))

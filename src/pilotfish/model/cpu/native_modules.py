@@ -1,0 +1,302 @@
+"""Modules that run on the C++ kernels, in place of transformers' own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from pilotfish.core.scheduling.layer_progress import LayerProgress
+from pilotfish.model.attention import AttentionMetadata, Scoring
+from pilotfish.model.cpu.native import PANEL, pack_weight
+from pilotfish.model.experts import Affine, ExpertRouter, Mixture, expert_parts, halves
+from pilotfish.model.kv_planes import KVPool
+from pilotfish.model.loading.layer_features import ARCHITECTURES, activation, layer_windows
+
+#: What kernels replace, as transformers' names of such modules end.
+_PARTS = ("Attention", "RMSNorm", "MLP", "Experts", "TopKRouter")
+#: activation(gate) * up: rows [rows, 2 n] of gates, then ups -> [rows, n].
+GateOp = Callable[[Tensor], Tensor]
+Linear = torch.nn.Linear | Affine
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A linear layer's weight as the kernels read it: plain, or int8 where torchao has quantized it."""
+
+    panels: Tensor  # the weight's dtype or int8, as packed by `pack_weight`
+    scales: Tensor | None  # of int8, float32 [ceil(N / 32) * 32]
+
+    @classmethod
+    def of(cls, *weights: Tensor) -> PackedWeight:
+        """weights [N, K] of one format, their outputs end to end."""
+        values = [getattr(weight, "qdata", weight).detach() for weight in weights]
+        panels = pack_weight(torch.cat(values) if len(values) > 1 else values[0], weights[0].dtype)
+        if panels.dtype != torch.int8:
+            return cls(panels, None)
+        scales = torch.cat([cast(Any, weight).scale.flatten() for weight in weights])
+        return cls(panels, torch.nn.functional.pad(scales, (0, -len(scales) % PANEL)))
+
+
+class PackedLinear(torch.nn.Module):
+    """One product for several linear layers, their outputs end to end."""
+
+    def __init__(self, *linears: Linear) -> None:
+        super().__init__()
+        self.out_features = sum(linear.weight.shape[0] for linear in linears)
+        self.weight = PackedWeight.of(*(linear.weight for linear in linears))
+        biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+        self.bias = torch.cat(biases) if biases else None
+        self.cap = 0.0  # of outputs (the head of Gemma 2): cap * tanh(output / cap); 0: none
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., K] -> [..., N]."""
+        w = self.weight
+        rows = x.reshape(-1, x.shape[-1])
+        y: Tensor = torch.ops.pilotfish.linear(rows, w.panels, self.out_features, w.scales)
+        if self.bias is not None:
+            y = y + self.bias
+        if self.cap:
+            y = torch.ops.pilotfish.softcap(y, self.cap)
+        return y.view(*x.shape[:-1], self.out_features)
+
+
+class PackedGatedMLP(torch.nn.Module):
+    """The gated feed-forward of Llama and its kin: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, gate: Linear, up: Linear, down: Linear) -> None:
+        super().__init__()
+        self.out_features, self.inner_features = down.weight.shape
+        self.gate, self.up, self.down = (PackedWeight.of(linear.weight) for linear in (gate, up, down))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., K] -> [..., K]."""
+        weights = self.gate, self.up, self.down
+        panels, scales = [w.panels for w in weights], [w.scales for w in weights]
+        rows = x.reshape(-1, x.shape[-1])
+        y: Tensor = torch.ops.pilotfish.gated_mlp(rows, *panels, self.inner_features, self.out_features, *scales)
+        return y.view_as(x)
+
+
+class ActivatedMLP(torch.nn.Module):
+    """A feed-forward with biases or another gate: down(op(gate(x), up(x)))."""
+
+    def __init__(self, gate: Linear, up: Linear, down: Linear, op: GateOp) -> None:
+        super().__init__()
+        self.gate_up, self.down, self.op = PackedLinear(gate, up), PackedLinear(down), op
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., K] -> [..., K]."""
+        y: Tensor = self.down(self.op(self.gate_up(x.reshape(-1, x.shape[-1]))))
+        return y.view_as(x)
+
+
+class FusedRMSNorm(torch.nn.Module):
+    """An RMS norm in one call. With a float32 weight the op rounds once, after the product."""
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        about = ARCHITECTURES[type(norm).__name__.replace("RMSNorm", "ForCausalLM")]
+        weight = norm.weight.detach()
+        self.weight = (weight.float() if about.get("rounds_once") else weight) + about.get("norm_offset", 0.0)
+        self.eps = float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., size] -> [..., size]."""
+        return torch.ops.pilotfish.rms_norm(x, self.weight, self.eps)  # type: ignore[no-any-return]
+
+    def of_sum(self, residual: Tensor, x: Tensor) -> Tensor:
+        """Adds x to the residual in place, and norms that. Both [rows, size]."""
+        return torch.ops.pilotfish.add_rms_norm(residual, x, self.weight, self.eps)  # type: ignore[no-any-return]
+
+    def of_heads(self, x: Tensor) -> Tensor:
+        """Norms each head, or all heads together if the weight is that wide. x [rows, heads, head_dim] -> like x."""
+        normed: Tensor = self(x.reshape(len(x), -1, self.weight.numel()))
+        return normed.view(x.shape)
+
+
+class PackedAttention(torch.nn.Module):
+    """The attention of all `ARCHITECTURES` over slots: queries, keys and values come from one product."""
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        config = attention.config
+        self.layer, self.head_dim = attention.layer_idx, attention.head_dim
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.scoring = Scoring(
+            attention.scaling,
+            layer_windows(config)[self.layer],
+            getattr(attention, "attn_logit_softcapping", None) or 0.0,
+            None if (sinks := getattr(attention, "sinks", None)) is None else sinks.detach().clone(),
+        )
+        self.rotated_per_angle = 2 if type(attention).__name__ == "GptOssAttention" else 1
+        qkv = getattr(attention, "qkv_proj", None)
+        self.joined = PackedLinear(*([qkv] if qkv else (attention.q_proj, attention.k_proj, attention.v_proj)))
+        self.out = PackedLinear(attention.o_proj)
+        norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+        self.q_norm, self.k_norm = (None if norm is None else FusedRMSNorm(norm) for norm in norms)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        metadata: AttentionMetadata,
+        kv: KVPool,
+        progress: LayerProgress | None = None,
+        **_: object,
+    ) -> tuple[Tensor, None]:
+        """As transformers calls it: hidden_states [1, rows, K], cos and sin [1, rows, …] -> [1, rows, K]."""
+        cos, sin = position_embeddings
+        attended = self.attend(hidden_states[0], cos[0], sin[0], metadata, kv)
+        if progress is not None:
+            progress.wrote(self.layer)
+        return attended[None], None
+
+    def attend(self, hidden: Tensor, cos: Tensor, sin: Tensor, metadata: AttentionMetadata, kv: KVPool) -> Tensor:
+        """hidden [rows, K], cos and sin [rows, rotated part of a head or half of it] -> [rows, K]. Writes KV to the
+        pool."""
+        rows = self.joined(hidden).view(-1, self.heads + 2 * self.kv_heads, self.head_dim)
+        q, k, v = rows.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm.of_heads(q), self.k_norm.of_heads(k)
+        for x in (q, k):
+            torch.ops.pilotfish.rotate(x[..., : self.rotated_per_angle * cos.shape[1]], cos, sin)
+        fields = (field for record in (kv[self.layer], metadata, self.scoring) for field in vars(record).values())
+        out = torch.ops.pilotfish.tree_attention(q, k, v, *fields)  # the kernel takes them in their order
+        attended: Tensor = self.out(out.view(-1, self.heads * self.head_dim))
+        return attended
+
+
+def with_kernels(model: Any, context: int, *, alone: bool = True) -> Any:
+    """Replace, in place, every part of a transformers causal LM that a kernel computes; a plain decoder altogether, if
+    its feed-forwards are gated by silu and have no biases, and it is `alone`: ranks meet between its parts."""
+    replace_modules(model, fused)
+    model.lm_head.cap = getattr(model.config, "final_logit_softcapping", None) or 0.0
+    model.config.final_logit_softcapping = None
+    plain = ARCHITECTURES[type(model).__name__].get("plain", False)
+    gated = all(isinstance(layer.mlp, PackedGatedMLP) for layer in model.model.layers)
+    return PlainDecoder(model, context) if plain and gated and alone else model
+
+
+def replace_modules(module: torch.nn.Module, replacement: Callable[[Any], torch.nn.Module | None]) -> None:
+    """Replace descendants of `module`, in place; where `replacement` has none the children's are looked for."""
+    for name, child in list(module.named_children()):
+        replaced = replacement(child)
+        if replaced is None:
+            replace_modules(child, replacement)
+        else:
+            setattr(module, name, replaced)
+
+
+def fused(module: Any) -> torch.nn.Module | None:
+    """The module that takes the place of one of transformers'; None if its parts may have one."""
+    if isinstance(module, torch.nn.Linear):
+        return PackedLinear(module)
+    match next((part for part in _PARTS if type(module).__name__.endswith(part)), None):
+        case "Attention":
+            return PackedAttention(module)
+        case "RMSNorm":
+            return FusedRMSNorm(module)
+        case "MLP" if hasattr(module, "down_proj"):
+            both = getattr(module, "gate_up_proj", None)
+            gate, up = (module.gate_proj, module.up_proj) if both is None else halves(both)
+            return gated_feed_forward(gate, up, module.down_proj, activation(module.config))
+        case "Experts":
+            return Mixture(_packed_expert(module, i) for i in range(module.num_experts))
+        case "TopKRouter":
+            linear = PackedLinear(Affine(module.weight, getattr(module, "bias", None)))
+            return ExpertRouter(linear, module.top_k, over_all=not getattr(module, "norm_topk_prob", True))
+    return None
+
+
+def _packed_expert(experts: Any, index: int) -> torch.nn.Module:
+    gate_up, down = expert_parts(experts, index)
+    gate, up = halves(gate_up, interleaved=not experts.is_concatenated)
+    if type(experts).__name__ == "GptOssExperts":
+        op = functools.partial(torch.ops.pilotfish.gate_clamped, alpha=experts.alpha, limit=experts.limit)
+        return ActivatedMLP(gate, up, down, op)
+    return gated_feed_forward(gate, up, down, activation(experts.config))
+
+
+def gated_feed_forward(gate: Linear, up: Linear, down: Linear, kind: str) -> torch.nn.Module:
+    """`kind` is one of `features.ACTIVATIONS`."""
+    if kind == "silu" and all(x.bias is None for x in (gate, up, down)):
+        return PackedGatedMLP(gate, up, down)
+    ops = {"silu": torch.ops.pilotfish.gate_silu, "gelu_pytorch_tanh": torch.ops.pilotfish.gate_gelu}
+    return ActivatedMLP(gate, up, down, ops[kind])
+
+
+class PlainDecoder(torch.nn.Module):
+    """Runs a plain decoder, its parts replaced already, in one call of the kernels: for small models the Python between
+    single kernels is most of a forward. The model's rotary embedding computes the angles of all positions, once."""
+
+    def __init__(self, model: Any, context: int) -> None:
+        super().__init__()
+        inner = model.model
+        self.embed_tokens, self.norm, self.lm_head = inner.embed_tokens, inner.norm, model.lm_head
+        self.layers = inner.layers  # holds the parts for code that walks over modules
+        cos, sin = inner.rotary_emb(inner.embed_tokens.weight, torch.arange(context)[None])
+        self.cos, self.sin = cos[0].contiguous(), sin[0].contiguous()  # [context, rotated part of a head]
+        first = inner.layers[0].self_attn
+        heads = (first.heads, first.kv_heads, first.head_dim)
+        decoder = torch.classes.pilotfish.Decoder(
+            self.embed_tokens.weight, self.cos, self.sin, self.norm.weight, self.norm.eps, *heads
+        )
+        for layer in inner.layers:
+            self._add(decoder, layer)
+        head = self.lm_head.weight
+        decoder.set_head(head.panels, head.scales, self.lm_head.bias, self.lm_head.out_features)
+        self._decoder = decoder
+        self.seconds: Tensor | None = None  # float64 [parts of a forward (kernels/decoder.h)]: each forward adds to it
+        self._captured: tuple[list[int], Tensor | None] = ([], None)  # layers, and where their states go
+
+    @staticmethod
+    def _add(decoder: Any, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        weights = [attention.joined.weight, attention.out.weight, mlp.gate, mlp.up, mlp.down]
+        decoder.add_layer(
+            layer.input_layernorm.weight,
+            layer.post_attention_layernorm.weight,
+            None if attention.q_norm is None else attention.q_norm.weight,
+            None if attention.k_norm is None else attention.k_norm.weight,
+            [w.panels for w in weights],
+            [w.scales for w in weights],
+            attention.joined.bias,
+            attention.out.bias,
+            mlp.inner_features,
+            attention.scoring.scale,
+            attention.scoring.window,
+        )
+
+    @contextmanager
+    def capturing(self, layers: Sequence[int], states: Tensor) -> Iterator[None]:
+        """As `feature_tap.capturing`."""
+        self._captured = ([*layers], states)
+        try:
+            yield
+        finally:
+            self._captured = ([], None)
+
+    def forward(
+        self,
+        input_ids: Tensor,  # [1, rows]
+        logits_to_keep: Tensor,  # [kept rows], rows whose logits are wanted
+        metadata: AttentionMetadata,
+        kv: KVPool,
+        progress: LayerProgress | None = None,
+        **_: object,
+    ) -> SimpleNamespace:
+        """`logits` float32 [1, kept rows, vocab]. Writes KV to the pool."""
+        planes = [plane for layer in kv for plane in layer]
+        written = None if progress is None else torch.from_numpy(progress.written)
+        counted = planes, self.seconds, written
+        logits = self._decoder.forward(
+            input_ids[0], logits_to_keep, *vars(metadata).values(), *counted, *self._captured
+        )
+        return SimpleNamespace(logits=logits[None])

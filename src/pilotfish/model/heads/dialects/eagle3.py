@@ -1,0 +1,131 @@
+"""EAGLE-3 in the layouts of SafeAILab and SpecForge (`midlayer.`), speculators, NVIDIA's Model-Optimizer and DeepSpec
+(`layers.0.`).
+
+Layer ids are published in two conventions: speculators, and vLLM beside it, count what a layer gets, as we do;
+Model-Optimizer, TensorRT-LLM, SGLang and DeepSpec count what a layer puts out. Files of both are found under the names
+of the first two without speculators' wrapper: then the other reading is kept as `other_layers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from pilotfish.model.heads.dialects.layout import (
+    HeadLayout,
+    HeadSource,
+    Renaming,
+    check_target,
+    default_ids,
+    hidden_ids,
+    open_wrapper,
+    read_decoder,
+    read_vocabulary,
+)
+from pilotfish.model.heads.fields import HeadFields
+from pilotfish.model.heads.spec import FINAL, Decoder, HeadSpec, Projection, RecurrentHead
+
+_IDS = "eagle_aux_hidden_state_layer_ids"
+_LAYERS = Renaming({"layers.0.hidden_norm.": "hidden_norm."})
+_MIDLAYER = Renaming({"midlayer.hidden_norm.": "hidden_norm.", "midlayer.": "layers.0."})
+#: Makes the record of a head whose projection and layers are read.
+MakeHead = Callable[[Projection, Decoder], RecurrentHead]
+
+
+def speculators(source: HeadSource) -> HeadLayout:
+    fields, inner = source.fields, open_wrapper(source, "eagle3")
+    head = _recurrent(
+        residual_normed=fields.flag("norm_before_residual", True),  # as vLLM takes it; the trainer writes it
+        recycles_normed=fields.flag("norm_output", False),
+    )
+    return wide_layout(source, inner, _LAYERS.of(source), "speculators", input_ids(source), head)
+
+
+def safeailab(source: HeadSource) -> HeadLayout:
+    """SpecForge's too, whose `norm_output` only says that there is a norm before lm_head: the state below is raw."""
+    fields = source.fields
+    if not fields.flag("norm_output", True):
+        raise fields.refused("norm_output", "true: in this layout it is the norm before lm_head")
+    layers, others = _ids_by_guess(source, fields.within("eagle_config"))
+    head = _recurrent(residual_normed=fields.flag("norm_before_residual", False))
+    return wide_layout(source, fields, _MIDLAYER.of(source), "safeailab", layers, head, others)
+
+
+def deepspec(source: HeadSource) -> HeadLayout:
+    layers = hidden_ids(source.fields, "target_layer_ids", source.target, outputs=True, normed=True)
+    check_target(source, source.target.hidden, source.fields)
+    return wide_layout(source, source.fields, _LAYERS.of(source), "deepspec", layers, _recurrent())
+
+
+def modelopt(source: HeadSource) -> HeadLayout:
+    fields = source.fields
+    inner = fields.within("eagle_config")
+    inner.only("use_input_layernorm_in_first_layer", True, "the embedding is normed in every head that is known")
+    inner.only("use_last_layernorm", True, "the state is normed before lm_head in every head that is known")
+    inner.only("use_mtp_layernorm", False, "EAGLE-3 has its own norms")
+    inner.only("next_layer_regular", True, "layers after the first are plain")
+    inner.only("parallel_draft_step", 1, "heads of Medusa on top of EAGLE's are not supported")
+    inner.only("parallel_draft_heads_num_layers", None, "heads of Medusa on top of EAGLE's are not supported")
+    several = inner.flag("use_aux_hidden_state", True)
+    layers, others = _ids_by_guess(source, inner) if several else ((FINAL,), ())
+    residual = fields.flag("norm_before_residual", False)
+    head = _recurrent(residual_normed=residual, recycles_normed=fields.flag("norm_output", False))
+    return wide_layout(source, fields, _LAYERS.of(source), "modelopt", layers, head, others)
+
+
+def input_ids(source: HeadSource) -> tuple[int, ...]:
+    """Of layouts that count what a layer gets."""
+    fields = source.fields
+    return hidden_ids(fields, _IDS, source.target, outputs=False) if fields.has(_IDS) else default_ids(source)
+
+
+def _ids_by_guess(source: HeadSource, inner: HeadFields) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids, and what they are in the other convention where that is possible too."""
+    fields, target = source.fields, source.target
+    count = target.layers
+    if inner.has(_IDS) and fields.has(_IDS):
+        raise inner.refused(_IDS, f"only one of this and {_IDS} outside of it")
+    if not (inner.has(_IDS) or fields.has(_IDS)):
+        return default_ids(source), ()
+    holder = inner if inner.has(_IDS) else fields
+    ids = holder.ids(_IDS) or ()
+    inputs = hidden_ids(holder, _IDS, target, outputs=False)
+    if max(ids) == count or min(ids) == 0:  # no layer puts out what is after the last; nobody takes the first's output
+        return inputs, ()
+    outputs = hidden_ids(holder, _IDS, target, outputs=True)
+    if ids == (1, count // 2 - 1, count - 4):  # the default of those who count outputs
+        return outputs, ()
+    return (outputs, inputs) if holder is inner else (inputs, outputs)
+
+
+def _recurrent(*, residual_normed: bool = False, recycles_normed: bool = False) -> MakeHead:
+    return partial(RecurrentHead, entry="wide", residual_normed=residual_normed, recycles_normed=recycles_normed)
+
+
+def wide_layout(
+    source: HeadSource,
+    decoder_fields: HeadFields,
+    names: dict[str, str],
+    dialect: str,
+    layers: tuple[int, ...],
+    make_head: MakeHead,
+    other_layers: tuple[int, ...] = (),
+    kind: str = "eagle3",
+) -> HeadLayout:
+    """Of a head whose first layer's attention sees embedding and state side by side."""
+    decoder, target = read_decoder(decoder_fields, names), source.target
+    check_target(source, source.fields.count("target_hidden_size", decoder.hidden))
+    head = make_head(_projection(source, layers, decoder.hidden, decoder.eps), decoder)
+    draft_vocab = read_vocabulary(source, decoder_fields)
+    spec = HeadSpec(head, kind, dialect, target.hidden, target.layers, draft_vocab, other_layers)
+    return HeadLayout(spec, names)
+
+
+def _projection(source: HeadSource, layers: tuple[int, ...], width: int, eps: float) -> Projection:
+    """`fc_norm` norms each part, `norm_before_fc` all together."""
+    fields, inner = source.fields, source.fields.within("eagle_config")
+    joined = fields.flag("norm_before_fc", False) or inner.flag("norm_before_fc", False)
+    parts = fields.flag("fc_norm", False)
+    if joined and parts:
+        raise fields.refused("fc_norm", "false beside norm_before_fc, which norms the same states another way")
+    return Projection(layers, width, joined_norm=joined, part_norms=parts, fc=layers != (FINAL,), eps=eps)

@@ -1,0 +1,193 @@
+"""What all dialects share: what they are given, what they give back, and fields that mean the same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from pilotfish.errors import ModelError
+from pilotfish.model.heads.dialects.rope import read_rope
+from pilotfish.model.heads.fields import HeadFields
+from pilotfish.model.heads.spec import FINAL, POSITIONS, Decoder, HeadSpec
+from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.loading.layer_features import ACTIVATIONS
+from pilotfish.model.loading.tensors import TensorHeader
+
+_ATTENTIONS = ("full_attention", "sliding_attention")
+#: Layers of a head, at most.
+_DEEPEST = 256
+#: Buffers in the files of some trainers, which say nothing that the configuration does not.
+_BUFFERS = ("rotary_emb.inv_freq", "verifier_lm_head.weight", "verifier_norm.weight")
+
+
+@dataclass(frozen=True)
+class HeadSource:
+    """A head's directory, before its layout is known."""
+
+    fields: HeadFields
+    headers: Mapping[str, TensorHeader]
+    target: TargetFacts
+    layers: tuple[int, ...] | None = None  # told from outside: no default is looked for
+
+    def refused(self, reason: str) -> ModelError:
+        return ModelError(f"head: {self.fields.path.parent} {reason}")
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """() where there is no such tensor."""
+        return self.headers[name].shape if name in self.headers else ()
+
+
+@dataclass(frozen=True)
+class HeadLayout:
+    spec: HeadSpec
+    names: Mapping[str, str]  # of tensors in the files, by canonical name; `d2t`, `t2d`, `token_map` too
+    absent: frozenset[str] = frozenset()  # canonical names of tensors that this layout does without
+    of_target: bool = False  # whether the configuration is a whole model's, much of which is not about the head
+
+
+Dialect: TypeAlias = Callable[[HeadSource], HeadLayout]
+
+
+@dataclass(frozen=True)
+class Renaming:
+    """Names in a layout. The first entry that fits a name's beginning replaces it; "" drops the tensor."""
+
+    beginnings: Mapping[str, str] = field(default_factory=dict)
+
+    def canonical(self, name: str) -> str:
+        for beginning, ours in self.beginnings.items():
+            if name.startswith(beginning):
+                return ours + name[len(beginning) :] if ours else ""
+        return name
+
+    def of(self, source: HeadSource) -> dict[str, str]:
+        names: dict[str, str] = {}
+        for name in source.headers:
+            ours = "" if name.endswith(_BUFFERS) else self.canonical(name)
+            if ours in names:
+                raise source.refused(f"has two tensors for one: {names[ours]} and {name}")
+            if ours:
+                names[ours] = name
+        return names
+
+
+def open_wrapper(source: HeadSource, kind: str) -> HeadFields:
+    """Of speculators' configuration: the fields of the decoder in it. How many tokens to guess, and for which target,
+    is said around it."""
+    fields = source.fields
+    fields.choice("speculators_model_type", (kind,), kind)
+    fields.within("speculators_config").values()
+    return fields.within("transformer_layer_config")
+
+
+def read_decoder(
+    fields: HeadFields,
+    names: Mapping[str, str],
+    *,
+    layers: int = 0,
+    window: int | None = None,
+    norm_offset: float = 0.0,
+) -> Decoder:
+    """`names` by canonical name: they tell what configurations do not. The other arguments are for layouts that say
+    them elsewhere."""
+    hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
+    layers = layers or read_depth(fields)
+    fields.only("mlp_bias", False, "linear layers without a bias")
+    kv_heads = fields.count("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise fields.refused("num_key_value_heads", f"a divisor of {heads}, its num_attention_heads")
+    if window is None:
+        window = read_window(fields, layers)
+    head_dim = fields.count("head_dim", max(hidden // heads, 1))
+    return Decoder(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn=fields.count("intermediate_size"),
+        eps=fields.number("rms_norm_eps", 1e-6),
+        activation=fields.choice("hidden_act", ACTIVATIONS, "silu"),
+        attention_bias=fields.flag("attention_bias", "layers.0.self_attn.q_proj.bias" in names),
+        qk_norm="layers.0.self_attn.q_norm.weight" in names,
+        norm_offset=norm_offset,
+        window=window,
+        rope=read_rope(fields, window, head_dim),
+        context=fields.count("max_position_embeddings", POSITIONS),
+    )
+
+
+def read_depth(fields: HeadFields) -> int:
+    return fields.count("num_hidden_layers", 1, most=_DEEPEST)
+
+
+def read_window(fields: HeadFields, layers: int) -> int:
+    """The window of all layers; 0: none. As transformers reads the fields: a `sliding_window` alone means nothing."""
+    window, used = fields.take("sliding_window"), fields.flag("use_sliding_window", False)
+    kinds = fields.take("layer_types")
+    if kinds is None:
+        first = fields.count("max_window_layers", 0, least=0) if used else layers
+        kinds = ["full_attention" if i < first else "sliding_attention" for i in range(layers)]
+    elif not isinstance(kinds, list) or len(kinds) != layers or any(kind not in _ATTENTIONS for kind in kinds):
+        raise fields.refused("layer_types", f"full_attention or sliding_attention, for {layers} layers")
+    if len(set(kinds)) > 1:
+        raise fields.refused("layer_types", "one kind for all layers")
+    if kinds[0] == "full_attention":
+        return 0
+    return fields.count("sliding_window", window)
+
+
+def read_vocabulary(source: HeadSource, fields: HeadFields) -> int:
+    """Rows of the head's lm_head. ModelError for another target's vocabulary."""
+    vocab = source.target.vocab
+    if (own := fields.count("vocab_size", vocab)) != vocab:
+        raise source.refused(f"is of a vocabulary of {own}; its target {source.target.directory} has {vocab}")
+    listed = source.shape("d2t")
+    outer = source.fields.take("draft_vocab_size")
+    if outer is None:
+        return listed[0] if listed else vocab
+    count = source.fields.count("draft_vocab_size")
+    if count > vocab:
+        raise source.fields.refused("draft_vocab_size", f"at most {vocab}, the target's vocabulary")
+    return count
+
+
+def check_target(source: HeadSource, hidden: int, layers: HeadFields | None = None) -> None:
+    """ModelError for a target of another width, or of another number of layers where that is said."""
+    target = source.target
+    if hidden != target.hidden:
+        raise source.refused(f"is of a target of hidden size {hidden}; {target.directory} has {target.hidden}")
+    if layers is not None and layers.count("num_target_layers", target.layers) != target.layers:
+        raise layers.refused("num_target_layers", f"{target.layers}, the layers of {target.directory}")
+
+
+def hidden_ids(
+    fields: HeadFields, name: str, target: TargetFacts, *, outputs: bool, normed: bool = False
+) -> tuple[int, ...]:
+    """Layer ids of a field as numbers of hidden states: an output of layer i is what layer i + 1 gets. With `normed`
+    the last output is the one after the final norm, as transformers gives it."""
+    ids = fields.ids(name)
+    assert ids is not None
+    shifted = tuple(i + outputs for i in ids)
+    if not all(0 <= i <= target.layers for i in shifted):
+        raise fields.refused(name, f"layers {-outputs} to {target.layers - outputs} of a target with {target.layers}")
+    return tuple(FINAL if normed and i == target.layers else i for i in shifted)
+
+
+def default_ids(source: HeadSource) -> tuple[int, ...]:
+    """EAGLE-3's of old: what layers 2, n // 2 and n - 3 get."""
+    count = source.target.layers
+    if source.layers is not None:
+        return source.layers
+    if count < 6:
+        raise source.refused(
+            f"names no layers, and its target has {count}: too few for the default of 2, n // 2, n - 3"
+        )
+    return (2, count // 2, count - 3)
+
+
+def with_layers(spec: HeadSpec, layers: tuple[int, ...]) -> HeadSpec:
+    """Told from outside which hidden states it takes."""
+    head = replace(spec.head, projection=replace(spec.projection, layers=layers))
+    return replace(spec, head=head, other_layers=())

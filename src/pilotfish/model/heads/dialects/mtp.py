@@ -1,0 +1,128 @@
+"""MTP modules: DeepSeek's and GLM's layout, Qwen3-Next's and Qwen3.5's, MiMo's, speculators'. They come alone, or in a
+model's own checkpoint, whose other tensors are then left where they are.
+
+Their state is normed before a row below gets it, and before lm_head. The embedding comes first, but for MiMo.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from pilotfish.model.heads.dialects.layout import (
+    HeadLayout,
+    HeadSource,
+    Renaming,
+    check_target,
+    open_wrapper,
+    read_decoder,
+    read_vocabulary,
+)
+from pilotfish.model.heads.fields import HeadFields
+from pilotfish.model.heads.spec import FINAL, Decoder, HeadSpec, Projection, RecurrentHead
+
+#: Models whose norms multiply by one more than their weights.
+_OFFSET_NORMS = ("qwen3_next", "qwen3_5", "qwen3_5_text")
+#: Of a whole model: what a head may share, and what is none of its business.
+_OUTER = {"model.embed_tokens.": "embed_tokens.", "lm_head.": "lm_head.", "model.": "", "visual.": ""}
+_SPECULATORS = {
+    "mtp_layers.0.input_proj.": "input_proj.",
+    "mtp_layers.0.hidden_layernorm.": "hidden_norm.",
+    "mtp_layers.0.token_layernorm.": "embed_norm.",
+    "mtp_layers.0.final_layernorm.": "norm.",
+    "mtp_layers.0.": "layers.0.",
+}
+_MIMO = {f"model.{name}": ours for name, ours in _SPECULATORS.items()}
+_QWEN = {
+    "mtp.fc.": "input_proj.",
+    "mtp.pre_fc_norm_hidden.": "hidden_norm.",
+    "mtp.pre_fc_norm_embedding.": "embed_norm.",
+    "mtp.norm.": "norm.",
+    "mtp.layers.0.": "layers.0.",
+}
+
+
+def speculators(source: HeadSource) -> HeadLayout:
+    inner = open_wrapper(source, "mtp")
+    source.fields.only("num_nextn_predict_layers", 1, "one module")
+    inner.values()  # a whole model's: the layer's own facts are among them
+    kind = inner.take("model_type", "qwen2")
+    return _layout(source, inner, Renaming(_SPECULATORS), "speculators", offset=kind in _OFFSET_NORMS)
+
+
+def qwen(source: HeadSource) -> HeadLayout:
+    fields = _inner(source.fields)
+    offset = fields.take("model_type") in _OFFSET_NORMS
+    return _layout(source, fields, Renaming(_QWEN | _OUTER), "qwen", offset=offset)
+
+
+def mimo(source: HeadSource) -> HeadLayout:
+    fields = _inner(source.fields)
+    fields.only("num_nextn_predict_layers", 1, "one module")
+    return _layout(source, fields, Renaming(_MIMO | _OUTER), "mimo", zero_first=True, hidden_first=True)
+
+
+def deepseek(source: HeadSource) -> HeadLayout:
+    fields = _inner(source.fields)
+    fields.only("num_nextn_predict_layers", 1, "one module")
+    found = {name.removesuffix("eh_proj.weight") for name in source.headers if name.endswith("eh_proj.weight")}
+    if len(found) > 1:
+        raise source.refused(f"has {len(found)} MTP modules ({', '.join(sorted(found))}); one is supported")
+    (prefix,) = found
+    inner = {
+        f"{prefix}eh_proj.": "input_proj.",
+        f"{prefix}hnorm.": "hidden_norm.",
+        f"{prefix}enorm.": "embed_norm.",
+        f"{prefix}shared_head.norm.": "norm.",
+        f"{prefix}shared_head.head.": "lm_head.",
+        f"{prefix}embed_tokens.": "embed_tokens.",
+        prefix: "layers.0.",
+    }
+    outer = dict(_OUTER)
+    if f"{prefix}embed_tokens.weight" in source.headers:  # the module repeats what the model has
+        outer["model.embed_tokens."] = ""
+    if f"{prefix}shared_head.head.weight" in source.headers:
+        outer["lm_head."] = ""
+    return _layout(source, fields, Renaming(inner | outer), "deepseek", zero_first=True)
+
+
+def _inner(fields: HeadFields) -> HeadFields:
+    """Of a model that sees, too, the fields of its language model."""
+    return fields.within("text_config") if fields.has("text_config") else fields
+
+
+def _layout(
+    source: HeadSource,
+    fields: HeadFields,
+    renaming: Renaming,
+    dialect: str,
+    *,
+    offset: bool = False,
+    zero_first: bool = False,
+    hidden_first: bool = False,
+) -> HeadLayout:
+    names = renaming.of(source)
+    for ours, name in names.items():
+        if re.search(r"\.(experts|shared_experts?|gate)\.|kv_a_proj|linear_attn", ours):
+            raise source.refused(f"has tensor {name}: experts and latent attention are not supported in heads")
+    fields.only("rope_interleave", False, "halves of a head are rotated together")
+    check_target(source, fields.count("hidden_size"))
+    decoder = read_decoder(fields, names, layers=1, window=0, norm_offset=float(offset))
+    decoder = replace(decoder, gated_attention=_gated(source, names, decoder))
+    projection = Projection((FINAL,), decoder.hidden, fc=False, eps=decoder.eps)
+    head = RecurrentHead(
+        projection,
+        decoder,
+        "joined",
+        hidden_first=hidden_first,
+        recycles_normed=True,
+        zero_first_embedding=zero_first,
+    )
+    target = source.target
+    spec = HeadSpec(head, "mtp", dialect, target.hidden, target.layers, read_vocabulary(source, fields))
+    return HeadLayout(spec, names, of_target=True)
+
+
+def _gated(source: HeadSource, names: dict[str, str], decoder: Decoder) -> bool:
+    rows = source.shape(names.get("layers.0.self_attn.q_proj.weight", ""))[:1]
+    return rows == (2 * decoder.heads * decoder.head_dim,)

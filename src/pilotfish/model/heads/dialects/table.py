@@ -1,0 +1,47 @@
+"""Which layout a directory has: by the names and shapes of its tensors first, by its configuration second."""
+
+from __future__ import annotations
+
+from pilotfish.model.heads.dialects import block, eagle1, eagle3, medusa, mtp, peagle
+from pilotfish.model.heads.dialects.layout import Dialect, HeadSource
+
+
+def find_dialect(source: HeadSource) -> Dialect:
+    names = source.headers
+    if peagle.is_peagle(source):
+        return peagle.speculators if source.fields.has("speculators_model_type") else peagle.vllm
+    for beginning, dialect in _BEGINNINGS.items():
+        if any(name.startswith(beginning) for name in names):
+            return dialect
+    if any(name.endswith(".eh_proj.weight") for name in names):
+        return mtp.deepseek
+    if "layers.0.hidden_norm.weight" in names:
+        return _wide(source)
+    if "hidden_norm.weight" in names:
+        return _block(source)
+    if "fc.weight" in names and "layers.0.self_attn.q_proj.weight" in names:
+        return eagle1.safeailab
+    raise source.refused("has tensors of no head that is known")
+
+
+#: How a name begins that only one layout has.
+_BEGINNINGS: dict[str, Dialect] = {
+    "midlayer.": eagle3.safeailab,
+    "mtp_layers.": mtp.speculators,
+    "mtp.": mtp.qwen,
+    "model.mtp_layers.": mtp.mimo,
+    "0.0.linear.": medusa.original,
+    "blocks.0.layers.": medusa.vllm,
+}
+
+
+def _wide(source: HeadSource) -> Dialect:
+    if source.fields.has("speculators_model_type"):
+        return eagle3.speculators
+    return eagle3.deepspec if source.fields.has("target_layer_ids") else eagle3.modelopt
+
+
+def _block(source: HeadSource) -> Dialect:
+    if source.fields.has("speculators_model_type"):
+        return block.speculators
+    return block.zlab if source.fields.has("dflash_config") else block.deepspec

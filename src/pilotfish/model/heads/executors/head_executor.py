@@ -1,0 +1,128 @@
+"""What executors of heads of every family share: whose rows they run, how unknown features are filled in, and how
+logits over a reduced vocabulary become the target's tokens."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from msgspec import structs
+from torch import Tensor
+
+from pilotfish.core.features.features import Features
+from pilotfish.core.scheduling.executor import ANY_DEPTH, ForwardSeconds, Outcome, Sampling, SequenceRows
+from pilotfish.model.batch import Buckets
+from pilotfish.model.heads.spec import HeadFiles
+from pilotfish.model.sampling import draw, non_finite_rows
+
+
+@dataclass(frozen=True)
+class HeadSetup:
+    """Where and how a head runs."""
+
+    device: torch.device
+    dtype: torch.dtype  # of weights, states and KV
+    num_slots: int
+    eager: bool  # in plain torch
+    vocab_size: int | None = None  # tokens from there on are never given
+
+
+@dataclass(frozen=True)
+class DraftVocab:
+    """Which tokens a head can give."""
+
+    target_size: int  # tokens that it reads
+    size: int
+    words: Tensor | slice  # `size` rows of its `lm_head`, so that the target's ids ascend
+    ids: Tensor | None  # int64 [size], the target's ids of them; None: the first ones
+
+    @classmethod
+    def of(cls, files: HeadFiles, target_size: int, setup: HeadSetup) -> DraftVocab:
+        """`target_size`: tokens that it reads."""
+        most = target_size if setup.vocab_size is None else min(target_size, setup.vocab_size)
+        if files.d2t is None:
+            size = min(files.spec.draft_vocab, most)
+            return cls(target_size, size, slice(0, size), None)
+        words = files.d2t.argsort()
+        words = words[files.d2t[words] < most]
+        return cls(target_size, len(words), words, files.d2t[words].to(setup.device))
+
+
+@dataclass(frozen=True)
+class HeadLogits:
+    """Of kept rows."""
+
+    values: Tensor  # float32 [kept rows, draft vocab], raw
+    confidences: Tensor | None = None  # float64 [kept rows], log-chance that any child of a row is accepted; None: 0
+
+
+class HeadExecutor(ABC):
+    """Implements `core.executor.Executor`.
+
+    A head's row of token i takes the feature of token i - 1 and stands at its position. So there is no row of a first
+    token, which is never kept either. Whoever paces a head does it around `execute`.
+    """
+
+    deepest = ANY_DEPTH
+
+    def __init__(self, files: HeadFiles, setup: HeadSetup, context: int, vocab: DraftVocab, buckets: Buckets) -> None:
+        self.feature_width = files.spec.projection.width
+        self.num_slots, self.context = setup.num_slots, context
+        self.vocab, self.buckets = vocab, buckets
+        self._device = setup.device
+
+    @property
+    def vocab_size(self) -> int:
+        return self.vocab.target_size
+
+    def padded(self, rows: int) -> int:
+        return self.buckets.pad_rows(rows)
+
+    def execute(self, rows: Sequence[SequenceRows], sampling: Sampling) -> Outcome:
+        began = time.perf_counter()
+        if sampling.masks is not None:
+            sampling.masks.begin()
+        logits = self.forward(rows)
+        computed = time.perf_counter()
+        broken = non_finite_rows(logits.values)
+        tokens, chances = draw(logits.values, broken, sampling, self.vocab.ids)
+        if logits.confidences is not None and chances is not None:
+            confidences = logits.confidences.cpu().numpy()
+            chances = chances + (confidences if sampling.rows is None else confidences[sampling.rows])[:, None]
+        seconds = ForwardSeconds(model=computed - began, sample=time.perf_counter() - computed)
+        return Outcome(tokens, chances, broken, seconds=seconds)
+
+    @torch.inference_mode()
+    def forward(self, rows: Sequence[SequenceRows]) -> HeadLogits:
+        """Write what is kept of the rows; logits in the order of `core.executor.Executor`."""
+        following = [part for part in map(without_first, rows) if part.num_rows]
+        return self.run(following) if following else HeadLogits(torch.zeros(0, self.vocab.size))
+
+    @abstractmethod
+    def run(self, rows: Sequence[SequenceRows]) -> HeadLogits:
+        """`rows` of sequences `without_first`: at least one, and of each at least one."""
+
+
+def without_first(rows: SequenceRows) -> SequenceRows:
+    """The rows of a sequence as a head has them: all tokens one position further up, and none of the first."""
+    slots = rows.prefix_slots[1:]
+    if rows.start > 0:
+        return structs.replace(rows, start=rows.start - 1, prefix_slots=slots)
+    kept = [offset - 1 for offset in rows.kept]
+    features = None if rows.features is None else rows.features[1:]
+    return SequenceRows(0, rows.tokens[1:], slots, rows.nodes, kept, features)
+
+
+def filled(features: Features) -> tuple[Features, int]:
+    """Where a feature is not known (not finite), the last one known before it, and zeros where there is none: of how
+    many rows."""
+    known = np.isfinite(features).all(axis=1)
+    if known.all():
+        return features, 0
+    last = np.maximum.accumulate(np.where(known, np.arange(len(features)), -1))
+    unknown = int((last < 0).sum())
+    return np.where(last[:, None] < 0, np.float32(0.0), features[last]), unknown

@@ -1,0 +1,142 @@
+"""Reads a trained head's directory, whoever published it, or says in one line why it cannot be used with its target."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pilotfish.errors import ModelError, ParameterError
+from pilotfish.model.heads.detect import is_head
+from pilotfish.model.heads.dialects.layout import HeadLayout, HeadSource, with_layers
+from pilotfish.model.heads.dialects.table import find_dialect
+from pilotfish.model.heads.fields import HeadFields
+from pilotfish.model.heads.modules.vocabulary import MAPPINGS, target_ids
+from pilotfish.model.heads.shapes import SHARED, optional_tensors, projection_shapes, tensor_shapes
+from pilotfish.model.heads.spec import FINAL, HeadFiles, HeadSpec, ParallelHead
+from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.heads.trained_on import TrainedOn
+from pilotfish.model.heads.weights import read_tensor_headers, read_tensors, tensor_files
+from pilotfish.model.loading.metadata import read_object
+
+__all__ = ["TargetFacts", "is_head", "read_head", "read_spec"]
+
+_FLOATS = ("F32", "F16", "BF16")
+
+
+def read_spec(directory: Path, target: TargetFacts, layers: tuple[int, ...] | None = None) -> HeadSpec:
+    """What a head is, by its configuration and its tensors' names and shapes, all of which are checked."""
+    return _read_layout(directory, target, layers)[1].spec
+
+
+def read_head(directory: Path, target: TargetFacts, layers: tuple[int, ...] | None = None) -> HeadFiles:
+    """All of a head. What it shares with its target comes from the target's files. `layers` are the hidden states that
+    it takes, in our numbers, where its own configuration is wrong or silent. ModelError for a head that is incomplete,
+    corrupt, of another target or not supported."""
+    source, layout = _read_layout(directory, target, layers)
+    loaded = read_tensors(source.headers, layout.names.values())
+    tensors = {ours: loaded[name] for ours, name in layout.names.items()}
+    for ours, name in layout.names.items():
+        if tensors[ours].is_floating_point() and not tensors[ours].isfinite().all():
+            raise ModelError(f"head: tensor {name} in {source.headers[name].file} holds NaN or infinity")
+    d2t = target_ids(source, layout, tensors)
+    own = {name: tensor for name, tensor in tensors.items() if name not in MAPPINGS}
+    own |= _shared(layout.spec, own, d2t, target)
+    trained_on = TrainedOn.read(source.fields)
+    return HeadFiles(layout.spec, own, d2t, projection_digest(layout.spec, own), trained_on)
+
+
+def _read_layout(directory: Path, target: TargetFacts, layers: tuple[int, ...] | None) -> tuple[HeadSource, HeadLayout]:
+    if not directory.is_dir():
+        raise ModelError(f"head: {directory} is not a directory")
+    path = directory / "config.json"
+    fields = HeadFields(read_object(path) if path.is_file() else {}, path)
+    files = tensor_files(directory)
+    if not files:
+        raise ModelError(f"head: {directory} has no tensors: no model.safetensors, nor any other file that is known")
+    source = HeadSource(fields, read_tensor_headers(files), target, layers)
+    if layers is not None:
+        _check_told(layers, target)
+    layout = find_dialect(source)(source)
+    TrainedOn.read(fields)  # so that its fields are checked, and none of them is one that nobody read
+    if not layout.of_target:
+        fields.refuse_unread(layout.spec.kind)
+    if layers is not None:
+        _check_count(layout, source, layers)
+        layout = dataclasses.replace(layout, spec=with_layers(layout.spec, layers))
+    _check_tensors(source, layout)
+    return source, layout
+
+
+def _check_told(layers: tuple[int, ...], target: TargetFacts) -> None:
+    """ParameterError for hidden states that the target has not, or that are named twice."""
+    for layer in layers:
+        if layer != FINAL and not 0 <= layer <= target.layers:
+            allowed = f"0 to {target.layers}, or {FINAL}: after the final norm"
+            raise ParameterError("draft_layers", layer, allowed)
+    if len(set(layers)) < len(layers):
+        raise ParameterError("draft_layers", ",".join(map(str, layers)), "each hidden state once")
+
+
+def _check_count(layout: HeadLayout, source: HeadSource, layers: tuple[int, ...]) -> None:
+    """ParameterError for more or fewer hidden states than the head's tensors take."""
+    columns = source.shape(layout.names.get("fc.weight", ""))[-1:] or (source.target.hidden,)
+    count = columns[0] // source.target.hidden
+    if len(layers) != count and columns[0] % source.target.hidden == 0:
+        allowed = f"{count} of them, as {source.fields.path.parent} takes"
+        raise ParameterError("draft_layers", ",".join(map(str, layers)), allowed)
+
+
+def _check_tensors(source: HeadSource, layout: HeadLayout) -> None:
+    """ModelError for the first tensor that is one too many, lacks, or has another shape or type."""
+    spec, names = layout.spec, layout.names
+    shapes = tensor_shapes(spec, source.target.vocab)
+    for ours, name in names.items():
+        if ours in MAPPINGS:
+            continue
+        header = source.headers[name]
+        if ours not in shapes or ours in layout.absent:
+            raise source.refused(f"has tensor {name}, which has no place in a head of {spec.kind} of its config.json")
+        if header.shape != shapes[ours]:
+            needs = f"{list(shapes[ours])} is needed"
+            raise source.refused(f"has tensor {name} of shape {list(header.shape)}; {needs}")
+        if header.dtype not in _FLOATS:
+            raise source.refused(f"has tensor {name} of {header.dtype}; float32, float16 or bfloat16 is needed")
+    for ours in shapes:
+        if ours not in names and ours not in layout.absent and ours not in optional_tensors(spec):
+            raise source.refused(f"lacks tensor {ours}, which its config.json needs")
+
+
+def _shared(spec: HeadSpec, own: Mapping[str, Tensor], d2t: Tensor | None, target: TargetFacts) -> dict[str, Tensor]:
+    """The target's embedding and lm_head, where the head has none."""
+    if isinstance(spec.head, ParallelHead):
+        return {}
+    lacking = [name for name in SHARED if name not in own]
+    if lacking and (hidden := spec.head.decoder.hidden) != target.hidden:
+        raise ModelError(f"head: it lacks {lacking[0]}, and its width of {hidden} is not its target's, {target.hidden}")
+    shared: dict[str, Tensor] = {}
+    if "embed_tokens.weight" in lacking:
+        shared["embed_tokens.weight"] = target.embedding()
+    if "lm_head.weight" in lacking:
+        rows = target.lm_head()
+        shared["lm_head.weight"] = rows if d2t is None else rows[d2t].clone()
+    return shared
+
+
+def projection_digest(spec: HeadSpec, tensors: Mapping[str, Tensor]) -> str:
+    """Of all that shapes a feature: target and head must agree on it."""
+    facts = {
+        **dataclasses.asdict(spec.projection),
+        "hidden": spec.target_hidden,
+        "layers_of_target": spec.target_layers,
+    }
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    for name in projection_shapes(spec.projection, spec.target_hidden):
+        digest.update(f"{name} {tensors[name].dtype}".encode())
+        digest.update(tensors[name].contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

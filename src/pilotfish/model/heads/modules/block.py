@@ -1,0 +1,155 @@
+"""The modules of block drafters (DFlash, DSpark).
+
+    position   0 ......... p - 1    p        p + 1 ... p + block - 1
+    embedding                       anchor   mask ....
+    K and V    of features          of the block itself; nobody sees them later
+
+K and V of a position lie in the slot of the token after it, whose row brought the feature. Slots of a block see each
+other, whatever comes first, unless the head is causal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from pilotfish.core.cache.slots import Slots
+from pilotfish.model.attention import AttentionMetadata
+from pilotfish.model.heads.executors.head_executor import HeadLogits
+from pilotfish.model.heads.modules.parts import Angles, HeadLayer, Parts, RotatedRows, kv_shape, normed, rotated
+from pilotfish.model.heads.spec import BlockHead
+from pilotfish.model.kv_planes import empty_kv
+
+#: Blocks that one forward takes.
+BLOCKS = 32
+#: The C++ kernel lays keys out once for many rows where so many positions are in all their prefixes.
+SHARED = 64
+
+
+class BlockDecoder(torch.nn.Module):
+    """The backbone. `kv` has slots of tokens, then those of the blocks of a forward."""
+
+    def __init__(self, head: BlockHead, parts: Parts, num_slots: int, *, eager: bool) -> None:
+        super().__init__()
+        self.head, self.device = head, parts.device
+        decoder, bare = head.decoder, replace(head.decoder, window=head.decoder.window if head.causal else 0)
+        self.kv = empty_kv(kv_shape(decoder), parts.dtype, num_slots + BLOCKS * head.block, parts.device)
+        self.first_own = num_slots
+        self.embedding = parts.tensor("embed_tokens.weight")
+        self.angles = Angles(decoder, parts.dtype, parts.device)
+        self.layers = [HeadLayer(parts, bare, i, eager=eager) for i in range(decoder.layers)]
+        products = [f"layers.{i}.self_attn.{name}_proj" for i in range(decoder.layers) for name in "kv"]
+        self.context = parts.product(*map(parts.affine, products))
+        self.norm = parts.norm("norm", decoder)
+
+    def add_context(self, features: Tensor, positions: Tensor, slots: Tensor) -> None:
+        """features [rows, hidden] of `positions` int64 [rows]; K and V go to `slots` int64 [rows]."""
+        decoder = self.head.decoder
+        rows = self.context(features.to(self.embedding.dtype)).view(
+            len(features), decoder.layers, 2, decoder.kv_heads, decoder.head_dim
+        )
+        self.angles.reach(int(positions.max()) + 1)
+        cos, sin = self.angles(positions)
+        for i, (layer, kv) in enumerate(zip(self.layers, self.kv, strict=True)):
+            keys = normed(layer.attention.k_norm, rows[:, i, 0])
+            kv.write(slots, rotated(keys, cos, sin), rows[:, i, 1])
+
+    def forward(self, anchors: Sequence[int], contexts: Sequence[Slots]) -> Tensor:
+        """States of the slots of blocks, after the last norm: a block begins with its anchor, behind the positions
+        whose K and V lie in its context. [blocks, block, hidden]"""
+        parts = [slice(first, first + BLOCKS) for first in range(0, len(anchors), BLOCKS)]
+        return torch.cat([self._forward(anchors[part], contexts[part]) for part in parts])
+
+    def _forward(self, anchors: Sequence[int], contexts: Sequence[Slots]) -> Tensor:
+        ids = np.full((len(anchors), self.head.block), self.head.mask_token)
+        ids[:, 0] = anchors
+        lengths = np.array([len(context) for context in contexts])
+        positions = lengths[:, None] + np.arange(self.head.block)
+        self.angles.reach(int(positions.max()) + 1)
+        rows = RotatedRows(*self.angles(self._on_device(positions.flatten())), self.metadata(contexts))
+        x = self.embedding.index_select(0, self._on_device(ids.flatten()))
+        for layer, kv in zip(self.layers, self.kv, strict=True):
+            x = layer(x, None, rows, kv)
+        return normed(self.norm, x).view(len(anchors), self.head.block, -1)
+
+    def _on_device(self, array: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    def metadata(self, contexts: Sequence[Slots]) -> AttentionMetadata:
+        """A row sees its prefix up to its position. The prefix ends with the block, at whose last position all rows of
+        it stand, unless the head is causal."""
+        block, count = self.head.block, len(contexts)
+        own = np.arange(self.first_own, self.first_own + count * block, dtype=np.int32).reshape(count, block)
+        lengths = np.array([len(context) for context in contexts], np.int32)
+        prefix_slots = np.zeros((count, -(-(lengths.max() + block) // SHARED) * SHARED), np.int32)
+        for i, context in enumerate(contexts):
+            prefix_slots[i, : len(context) + block] = np.concatenate((context, own[i]))
+        last = np.tile(np.arange(block, dtype=np.int32), count) if self.head.causal else np.int32(block - 1)
+        positions, paths = np.repeat(lengths, block) + last, np.zeros((own.size, 1), np.int32)
+        prefixes = np.full(own.size, prefix_slots.shape[1], np.int32)
+        window = self.head.decoder.window
+        if window and not self.head.causal and lengths.max() + block > window:
+            prefixes = np.zeros_like(prefixes)
+            positions, paths = self._near(contexts, own)
+        sequences = np.repeat(np.arange(count, dtype=np.int32), block)
+        rows = (own.flatten(), sequences, positions, prefixes, prefix_slots, paths)
+        return AttentionMetadata(*(self._on_device(x) for x in rows))
+
+    def _near(self, contexts: Sequence[Slots], own: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Of rows that see no further than a window in either direction, the last position and the path: what they see,
+        in order, behind no prefix. own [blocks, block] -> [rows], [rows, longest]"""
+        window, block = self.head.decoder.window, self.head.block
+        positions, paths = np.zeros(own.size, np.int32), np.zeros((own.size, window + block), np.int32)
+        for row in range(own.size):
+            sequence, place = divmod(row, block)
+            before = contexts[sequence][max(len(contexts[sequence]) + place - window + 1, 0) :]
+            seen = np.concatenate((before, own[sequence, max(place - window + 1, 0) : place + window]))
+            positions[row], paths[row, : len(seen)] = len(seen) - 1, seen
+        return positions, paths
+
+
+class SlotHead(torch.nn.Module):
+    """What comes after a node: from the state of its slot, and from its own token."""
+
+    def __init__(self, head: BlockHead, parts: Parts, words: Tensor | slice) -> None:
+        """`words`: rows of `lm_head` that are used."""
+        super().__init__()
+        self.lm_head = parts.product(parts.affine("lm_head", words))
+        self.markov = MarkovCorrection(head, parts, words) if head.markov_rank else None
+        self.confidence = parts.product(parts.affine("confidence")) if head.confidence else None
+        self.confides_in_markov = head.confidence == "markov"
+
+    def forward(self, states: Tensor, which: Tensor, tokens: Tensor) -> HeadLogits:
+        """states [slots, hidden]; of nodes, int64 [nodes] each, the place of its state and its token."""
+        logits, seen = self.lm_head(states).index_select(0, which).float(), states.index_select(0, which)
+        if self.markov is not None:
+            before = self.markov.before.index_select(0, tokens)
+            logits += self.markov(seen, before)
+            seen = torch.cat((seen, before), dim=-1) if self.confides_in_markov else seen
+        if self.confidence is None:
+            return HeadLogits(logits)
+        return HeadLogits(logits, F.logsigmoid(self.confidence(seen)[:, 0].double()))
+
+
+class MarkovCorrection(torch.nn.Module):
+    """Corrects logits by the token before: W2 W1[token], its latent state gated by the slot's state or not."""
+
+    def __init__(self, head: BlockHead, parts: Parts, words: Tensor | slice) -> None:
+        super().__init__()
+        self.before = parts.tensor("markov.w1.weight")  # [vocab, rank]
+        self.correction = parts.product(parts.affine("markov.w2", words))
+        self.gate = parts.product(parts.affine("markov.gate")) if head.markov == "gated" else None
+
+    def forward(self, states: Tensor, before: Tensor) -> Tensor:
+        """states [nodes, hidden], before [nodes, rank] -> [nodes, draft vocab]"""
+        if self.gate is not None:
+            gates = self.gate(torch.cat((states, before), dim=-1))
+            before = before * gates.double().sigmoid().to(before.dtype)  # as in `HeadAttention`
+        return cast(Tensor, self.correction(before))

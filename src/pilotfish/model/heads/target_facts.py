@@ -1,0 +1,71 @@
+"""What a head's files are held against: facts of its target, and those of its tensors that heads share."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pilotfish.errors import ModelError
+from pilotfish.model.heads.fields import HeadFields
+from pilotfish.model.heads.weights import read_rows, read_tensor_headers, read_tensors, tensor_files
+from pilotfish.model.loading.metadata import read_object
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Rows of an embedding that its digest is of.
+SAMPLED = 256
+_EMBEDDINGS = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
+_HEADS = ("lm_head.weight", *_EMBEDDINGS)  # a tied head is the embedding, and mostly in no file
+
+
+@dataclass(frozen=True)
+class TargetFacts:
+    directory: Path
+    architecture: str
+    hidden: int
+    layers: int
+    vocab: int
+
+    @classmethod
+    def read(cls, directory: Path) -> TargetFacts:
+        values = read_object(directory / "config.json")
+        fields = HeadFields(values, directory / "config.json")
+        inner = fields.within("text_config") if fields.has("text_config") else fields
+        return cls(
+            directory,
+            str((fields.take("architectures") or [""])[0]),
+            inner.count("hidden_size"),
+            inner.count("num_hidden_layers"),
+            inner.count("vocab_size"),
+        )
+
+    def embedding(self) -> Tensor:
+        return self._tensor(_EMBEDDINGS)
+
+    def lm_head(self) -> Tensor:
+        return self._tensor(_HEADS)
+
+    def digest(self) -> str:
+        """Tells targets of equal sizes apart: SHA-256, in hex, of up to `SAMPLED` rows of the embedding, spread evenly,
+        as bfloat16. So a copy in another type, or with quantized layers, has the same. "" where there is no embedding
+        by a name that is known."""
+        import torch
+
+        headers = read_tensor_headers(tensor_files(self.directory))
+        name = next((name for name in _EMBEDDINGS if name in headers), None)
+        if name is None or not headers[name].shape:
+            return ""
+        count = headers[name].shape[0]
+        rows = read_rows(headers[name], name, sorted({i * count // SAMPLED for i in range(SAMPLED)}))
+        return hashlib.sha256(rows.to(torch.bfloat16).view(torch.uint8).numpy().tobytes()).hexdigest()
+
+    def _tensor(self, names: tuple[str, ...]) -> Tensor:
+        """The first of `names` in the target's files."""
+        headers = read_tensor_headers(tensor_files(self.directory))
+        found = next((name for name in names if name in headers), None)
+        if found is None:
+            raise ModelError(f"head: target {self.directory} has no tensor {names[0]}, which the head shares")
+        return read_tensors(headers, [found])[found]

@@ -1,0 +1,135 @@
+"""Compares a model's weight files with its configuration, by names, shapes and dtypes in the files' headers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import convert_and_load_state_dict_in_model
+from transformers.initialization import no_init_weights
+from transformers.modeling_utils import LoadStateDictConfig, LoadStateDictInfo, load_state_dict
+
+from pilotfish.errors import ModelError
+from pilotfish.model.loading.metadata import one_line, quiet
+from pilotfish.model.loading.tensors import weight_files
+
+#: Dtypes of weights that can be served.
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+#: Of each tensor by its name: its file, and its shape and dtype as a tensor on the device `meta`.
+Headers = Mapping[str, tuple[Path, Tensor]]
+
+
+def read_headers(files: Sequence[Path]) -> Headers:
+    """ModelError for a file that is missing or cut off."""
+    headers: dict[str, tuple[Path, Tensor]] = {}
+    for file in files:
+        try:
+            tensors = load_state_dict(file, map_location="meta")
+        except (OSError, SafetensorError, ValueError) as error:  # ValueError: a dtype that torch lacks
+            raise ModelError(f"model: weights in {file} cannot be read: {one_line(error)}") from error
+        headers |= {name: (file, tensor) for name, tensor in tensors.items()}
+    return headers
+
+
+def check_weights(directory: Path, config: Any) -> None:
+    """ModelError, naming the first tensor, unless the files hold what the architecture needs and nothing else.
+
+    transformers' own loading runs on tensors without values, so that tensors which it renames or joins (experts) are
+    checked as they would be loaded."""
+    headers = read_headers(weight_files(directory))
+    _refuse_expert_gaps(directory, headers, config)
+    info, ignored = _load_without_values(headers, config)
+    for name, (file, tensor) in headers.items():
+        if tensor.dtype not in FLOATS and name not in ignored:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            raise ModelError(f"model: tensor {name} in {file} is {dtype}; float32, float16 or bfloat16 is needed")
+    wrong = [f"{name} has shape {list(has)}; {list(needs)} is needed" for name, has, needs in info.mismatched_keys]
+    unjoined = [f"{name} cannot be joined of the tensors that are there" for name in info.conversion_errors]
+    for problems, sentence in (
+        (sorted(info.unexpected_keys), ": tensor {} has no place in the model of its config.json"),
+        (sorted(info.missing_keys - set(info.conversion_errors)), " lacks tensor {}, which its config.json needs"),
+        (sorted(wrong + unjoined), ": tensor {}"),
+    ):
+        if problems:
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            raise ModelError(f"model: {directory}{sentence.format(problems[0])}{more}")
+
+
+def _load_without_values(headers: Headers, config: Any) -> tuple[LoadStateDictInfo, set[str]]:
+    """transformers' account of differences, by the names that tensors have in the model, and the names of tensors that
+    are surplus and harmless."""
+    module = meta_module(config)
+    tensors = {name: tensor for name, (_, tensor) in headers.items()}
+    mapping = get_model_conversion_mapping(module)
+    with quiet():
+        options = LoadStateDictConfig(device_map={"": "meta"}, dtype=module.dtype, weight_mapping=mapping)
+        info, _ = convert_and_load_state_dict_in_model(module, tensors, options)
+        module.tie_weights(missing_keys=info.missing_keys, recompute_mapping=False)
+        found = set(info.unexpected_keys)
+        module._adjust_missing_and_unexpected_keys(info)
+    return info, found - info.unexpected_keys
+
+
+@contextmanager
+def without_decompositions() -> Iterator[None]:
+    """While transformers builds modules on the device `meta`: no random numbers are drawn, and `torch.arange` makes its
+    small tensors on the CPU. For both torch would import its compiler and sympy, over a second of work."""
+    arange = torch.arange
+    torch.arange = partial(arange, device="cpu")
+    try:
+        with no_init_weights():
+            yield
+    finally:
+        torch.arange = arange
+
+
+def meta_module(config: Any, dtype: torch.dtype | None = None) -> Any:
+    """The module of a configuration, its parameters on the device `meta`: shapes without memory."""
+    with torch.device("meta"), without_decompositions():
+        module = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    module.tie_weights()  # part of the initialization that is left out
+    return module
+
+
+def _refuse_expert_gaps(directory: Path, headers: Headers, config: Any) -> None:
+    """ModelError unless every expert of a layer has the same tensors: transformers joins those that are there, and
+    names neither a missing one nor one too many."""
+    count = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None) or 0
+    matches = (re.fullmatch(r"(.*\.experts)\.(\d+)\.(.+)", name) for name in headers)
+    experts = [(found[1], int(found[2]), found[3]) for found in matches if found]
+    for prefix, index, part in experts:
+        if index >= count:
+            raise ModelError(f"model: {directory}: tensor {prefix}.{index}.{part} is of one more than {count} experts")
+    for prefix, part in sorted({(prefix, part) for prefix, _, part in experts}):
+        for index in range(count):
+            if (name := f"{prefix}.{index}.{part}") not in headers:
+                raise ModelError(f"model: {directory} lacks tensor {name}, which its config.json needs")
+
+
+def refuse_non_finite(module: torch.nn.Module, directory: Path) -> None:
+    """ModelError for a loaded weight that holds NaN or infinity; names the tensor in the files."""
+    for name, weight in module.named_parameters():
+        low, high = weight.detach().aminmax()  # NaN where there is one
+        if not (math.isfinite(low.item()) and math.isfinite(high.item())):
+            raise ModelError(next(_non_finite(directory, weight.dtype), f"model: {directory}: {name} is not finite"))
+
+
+def _non_finite(directory: Path, dtype: torch.dtype) -> Iterator[str]:
+    for file in weight_files(directory):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  # it is no mapping
+                tensor = opened.get_tensor(name)
+                if not tensor.isfinite().all():
+                    yield f"model: tensor {name} in {file} holds NaN or infinity"
+                elif not tensor.to(dtype).isfinite().all():
+                    yield f"model: tensor {name} in {file} holds values too large for {str(dtype)[6:]}"

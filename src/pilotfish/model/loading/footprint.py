@@ -1,0 +1,101 @@
+"""What memory a model takes, by its configuration. Reads no weights, and imports no torch where one rank on a CPU has
+them all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pilotfish.config.fields import KVDType, Quantization
+from pilotfish.model.cpu import native
+from pilotfish.model.cpu.native import DeviceLike, DtypeLike, runs_native
+from pilotfish.model.loading.configuration import load_config
+from pilotfish.model.loading.layer_features import ARCHITECTURES
+from pilotfish.model.loading.tensors import expert_sizes, model_weights
+
+#: Bytes per weight of the layer that torchao quantizes: its own, and copies in float32.
+_QUANTIZING = 14
+#: Bytes per logit in sampling: its float32, and float64 scores before and after the filters.
+_SAMPLING = 4 + 8 + 8
+
+
+@dataclass(frozen=True)
+class Footprint:
+    parameters: int  # a number; all others are bytes
+    weights: int
+    slot: int  # a token's keys and values
+    row: int  # of a forward, while it runs: activations, logits, sampling
+    loading: int  # at most, beside the weights, while they are quantized
+
+
+def footprint(
+    directory: Path,
+    dtype: DtypeLike,
+    device: DeviceLike,
+    *,
+    eager: bool,
+    quantization: Quantization = "none",
+    kv_dtype: KVDType = "auto",
+    max_model_len: int = 0,
+    ranks: int = 1,
+) -> Footprint:
+    """Of the model as `load_model` would keep it; of several ranks, that of rank 0, which has all logits. Its errors
+    are those of `load_model` that need no weights."""
+    config = load_config(directory, max_model_len)
+    part = config if ranks == 1 else _first_part(config, ranks)
+    size, packed = dtype.itemsize, runs_native(config, device, eager=eager)
+    linears = [weight for weight in model_weights(part) if weight.linear]
+    inner = max(weight.shape[0] for weight in linears[:-1])  # all but the head
+    plain = packed and ranks == 1 and ARCHITECTURES[config.architectures[0]].get("plain", False)
+    angles = 2 * config.context * config.head_dim * size * plain
+    return Footprint(
+        parameters=_parameters(config),
+        weights=_weight_bytes(part, dtype, packed=packed, quantized=quantization != "none") + angles,
+        slot=slot_bytes(part, _element_size(kv_dtype, dtype, device)),
+        row=size * (8 * config.hidden_size + (1 if packed else 3) * inner + config.vocab_size)
+        + _SAMPLING * config.vocab_size
+        + size * (ranks > 1) * (ranks * config.hidden_size + 2 * config.vocab_size),  # everybody's parts
+        loading=0 if quantization == "none" else _QUANTIZING * max(weight.numel for weight in linears),
+    )
+
+
+def _first_part(config: Any, ranks: int) -> Any:
+    from pilotfish.model.loading.shards import Shard, part_config, refuse_indivisible
+
+    refuse_indivisible(config, ranks)
+    return part_config(config, Shard(0, ranks))
+
+
+def _parameters(config: Any) -> int:
+    *weights, head = model_weights(config)
+    return sum(weight.numel for weight in weights) + (0 if config.tie_word_embeddings else head.numel)
+
+
+def _weight_bytes(config: Any, dtype: DtypeLike, *, packed: bool, quantized: bool) -> int:
+    """Of all weights. Packed and quantized heads are never the embedding; a quantized weight takes a byte, and an
+    output a float32 scale. Packed ones are padded to whole panels of outputs and tiles of inputs, which counts for
+    small experts only."""
+    size, weights = dtype.itemsize, model_weights(config)
+    tied = 0 if packed or quantized or not config.tie_word_embeddings else weights[-1].numel
+    saved = sum((size - 1) * weight.numel - 4 * weight.shape[0] for weight in weights if weight.linear and quantized)
+    mixtures = [x for layer in range(config.num_hidden_layers) if packed and (x := expert_sizes(config, layer))]
+    multiples = 2 * [native.PANEL] + [native.input_multiple(dtype)]  # of gate, up and down
+    padding = sum(x.count * config.hidden_size * (-x.inner % of) for x in mixtures for of in multiples)
+    return int(size * (sum(weight.numel for weight in weights) - tied + padding) - saved)
+
+
+def _element_size(kv_dtype: KVDType, dtype: DtypeLike, device: DeviceLike) -> int:
+    if kv_dtype != "fp8":
+        return 1 if kv_dtype == "int8" else dtype.itemsize
+    from pilotfish.model.kv_planes import element_type  # asks the device
+
+    size: int = element_type(kv_dtype, dtype, device).itemsize
+    return size
+
+
+def slot_bytes(config: Any, size: int) -> int:
+    """What a token takes in a pool with elements of `size` bytes, without features. Of 8 bits, a head has a float32
+    scale."""
+    head = config.head_dim * size + (4 if size == 1 else 0)
+    return int(config.num_hidden_layers * 2 * config.num_key_value_heads * head)

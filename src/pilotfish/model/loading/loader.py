@@ -1,0 +1,122 @@
+"""Loads a model directory in Hugging Face format for inference, or says in one line why it cannot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from pilotfish.config.fields import KVDType, Quantization
+from pilotfish.errors import ModelError
+from pilotfish.model import attention, experts  # noqa: F401  # attention and experts register themselves
+from pilotfish.model.collective import Group, join_ranks
+from pilotfish.model.cpu.native import runs_native
+from pilotfish.model.cpu.native_modules import with_kernels
+from pilotfish.model.cuda import graphs  # attention and experts register themselves
+from pilotfish.model.kv_planes import element_type
+from pilotfish.model.loading.checkpoint import check_weights, refuse_non_finite, without_decompositions
+from pilotfish.model.loading.configuration import load_config
+from pilotfish.model.loading.metadata import GenerationConfig, one_line, quiet, read_generation_config
+from pilotfish.model.loading.quantize import check_quantization, quantize
+from pilotfish.model.loading.shards import load_shard, part_config, refuse_indivisible
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+#: Weights that a row is multiplied with, at most, while one of its logits is looked at for log-probabilities: 60 with
+#: AVX-512's products of bfloat16.
+_SCORING = 128
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    module: torch.nn.Module
+    config: Any  # transformers', as `load_config` gives it
+    part: Any  # of what this process holds: the same, or that of a rank
+    generation: GenerationConfig
+    dtype: torch.dtype
+    kv_dtype: torch.dtype  # of the elements of its KV
+    device: torch.device
+    native: bool  # whether the C++ kernels run it
+    recordable: bool  # whether CUDA graphs can record it
+    scored_cost: float = 1.0  # of a row with log-probabilities, in rows without logits
+
+
+def load_model(
+    directory: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    eager: bool,
+    quantization: Quantization = "none",
+    kv_dtype: KVDType = "auto",
+    max_model_len: int = 0,
+    group: Group | None = None,
+) -> LoadedModel:
+    """All of a model or, with a `group`, which need not be connected yet, this rank's shard. ModelError for a model
+    that is incomplete, corrupt or not supported, ParameterError for a quantization that the device lacks, of weights or
+    of KV, a `max_model_len` above the model's context, or ranks that it does not divide into."""
+    check_quantization(quantization, dtype, device)
+    kv_elements = element_type(kv_dtype, dtype, device)
+    config = load_config(directory, max_model_len)
+    generation = read_generation_config(directory, config.eos_token_id, config.vocab_size)
+    if device.type == "cuda":
+        graphs.use_reproducible_products()
+    config._attn_implementation = "pilotfish_reference" if eager else "pilotfish"
+    config._experts_implementation = "pilotfish"  # `experts.library_mixture`
+    config.output_router_logits = False  # for training only
+    module = load_weights(directory, config, dtype, group).to(device).eval().requires_grad_(False)
+    scored_cost = _scored_cost(module, config)
+    refuse_non_finite(module, directory)
+    _refuse_untied(module, config, directory)
+    use_native = runs_native(config, device, eager=eager)
+    if quantization != "none":
+        quantize(module, quantization)
+    if use_native:
+        module = with_kernels(module, config.context, alone=group is None)
+    if group is not None:
+        join_ranks(module, config, group)
+    if device.type == "cpu":
+        for tensor in chain(module.parameters(), module.buffers()):
+            tensor.data = tensor.data.clone()  # out of the mapped weight files, so that their pages can go
+    recordable = not eager and device.type == "cuda" and group is None and graphs.recordable(config)
+    part = config if group is None else part_config(config, group.shard)
+    return LoadedModel(
+        module, config, part, generation, dtype, kv_elements, device, use_native, recordable, scored_cost
+    )
+
+
+def _scored_cost(module: Any, config: Any) -> float:
+    """As `LoadedModel` has it: by the weights that a row is multiplied with."""
+    head, modules = module.lm_head.weight.numel(), [*module.modules()]
+    linears = sum(m.weight.numel() for m in modules if isinstance(m, torch.nn.Linear))
+    mixtures = [m for m in modules if type(m).__name__.endswith("Experts")]
+    chosen = sum(p.numel() * config.num_experts_per_tok // m.num_experts for m in mixtures for p in m.parameters())
+    return float(1 + (head + _SCORING * config.vocab_size) / (linears - head + chosen))
+
+
+def load_weights(directory: Path, config: Any, dtype: torch.dtype, group: Group | None = None) -> torch.nn.Module:
+    check_weights(directory, config)
+    if group is not None:
+        refuse_indivisible(config, group.shard.ranks)
+        return load_shard(directory, config, dtype, group.shard)  # type: ignore[no-any-return]
+    try:
+        with quiet(), without_decompositions():
+            return AutoModelForCausalLM.from_pretrained(  # type: ignore[no-any-return]
+                directory, config=config, dtype=dtype, use_safetensors=True
+            )
+    except Exception as error:  # safetensors, torch and OS errors have no common base
+        raise ModelError(f"model: weights in {directory} cannot be loaded: {one_line(error)}") from error
+
+
+def _refuse_untied(module: Any, config: Any, directory: Path) -> None:
+    """ModelError if the files hold a separate head although the configuration ties it to the embedding: transformers
+    would serve that head."""
+    head, embedding = module.get_output_embeddings().weight, module.get_input_embeddings().weight
+    if config.tie_word_embeddings and head is not embedding:
+        raise ModelError(
+            f"model: {directory}: tensor lm_head.weight is not the embedding, "
+            "which config.json says it is (tie_word_embeddings)"
+        )

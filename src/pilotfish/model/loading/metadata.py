@@ -1,0 +1,161 @@
+"""Model metadata that can be read without loading weights: JSON files, the tokenizer, generation_config.json.
+
+Imports no torch: the HTTP server's process has none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from pilotfish.core.drafting.vocabulary import leave_out
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.errors import ModelError, ParameterError
+
+logger = logging.getLogger(__name__)
+
+#: Files of which any can hold a vocabulary; without one transformers makes tokenizers of nothing but special tokens.
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+#: The tokenizer's own limit would be a warning on stderr. The engine holds prompts against the model's context.
+NO_LIMIT = 1 << 62
+#: Fields of generation_config.json; the file explains them.
+_FIELDS = tomllib.loads(Path(__file__).with_name("generation_config.toml").read_text("utf-8"))
+GENERATION_FIELDS = (*_FIELDS["defaults"], *_FIELDS["unsupported"])
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; ModelError, naming the file, for anything else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"model: {path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:  # not UTF-8 either
+        raise ModelError(f"model: {path} is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"model: {path} holds a {type(value).__name__}; a JSON object is needed")
+    return value
+
+
+def config_digest(directory: Path) -> str:
+    """Of the model's config.json, but for what says where it is and who wrote it; "" where there is none: a server
+    whose targets are elsewhere needs none. ModelError for what is no configuration."""
+    if not (directory / "config.json").is_file():
+        return ""
+    fields = read_object(directory / "config.json")
+    own = {name: value for name, value in fields.items() if name not in ("_name_or_path", "transformers_version")}
+    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """The model's tokenizer, without entries that its embedding lacks, as far as config.json tells; ModelError, naming
+    the file, when the directory has none that can be used."""
+    if not directory.is_dir():
+        raise ModelError(f"model: {directory} is not a directory")
+    found = [directory / name for name in VOCABULARIES if (directory / name).is_file()]
+    if not found:
+        raise ModelError(f"tokenizer: {directory} has no {VOCABULARIES[0]}")
+    vocab_size = _vocab_size(directory)
+    try:
+        with quiet():  # it reads config.json too, and logs about that
+            tokenizer = AutoTokenizer.from_pretrained(directory)
+        if vocab_size is not None and hasattr(tokenizer, "backend_tokenizer"):
+            leave_out(tokenizer, vocab_size)
+    except Exception as error:  # errors in files have no common base
+        for path in (found[0], directory / "tokenizer_config.json"):
+            if path.suffix == ".json" and path.is_file():
+                read_object(path)
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise ModelError(f"tokenizer: {found[0]} cannot be used: {reason}") from error
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise ModelError(f"tokenizer: {found[0]} is of a kind that is not supported; {VOCABULARIES[0]} is needed")
+    tokenizer.model_max_length = NO_LIMIT
+    return tokenizer
+
+
+def _vocab_size(directory: Path) -> int | None:
+    """As config.json has it; None where it says nothing that can be."""
+    path = directory / "config.json"
+    size = read_object(path).get("vocab_size") if path.is_file() else None
+    return size if isinstance(size, int) and size > 0 else None
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    eos_ids: frozenset[int]
+    defaults: dict[str, Any]  # fields of SamplingParams, for requests that leave them out
+
+
+def read_generation_config(directory: Path, config_eos: Any = None, vocab_size: int | None = None) -> GenerationConfig:
+    """generation_config.json; ModelError if it cannot be read or has values that cannot be. `config_eos`, config.json's
+    end of sequence, holds if the file has none. `vocab_size` is None where it is not known. As in vLLM `do_sample` does
+    not count: a request asks for `temperature` 0."""
+    path = directory / "generation_config.json"
+    fields = read_object(path) if path.is_file() else {}
+    for name, idle in _FIELDS["unsupported"].items():
+        if fields.get(name) not in (None, idle, [], {}):
+            logger.warning("%s: %s %r is not supported and has no effect", path, name, fields[name])
+    given = {ours: fields.get(name) for name, ours in _FIELDS["defaults"].items()}
+    defaults = {ours: _number(value) for ours, value in given.items() if value is not None}
+    try:
+        SamplingParams(**defaults)
+    except ParameterError as error:
+        raise ModelError(f"model: {path}: {error}") from error
+    own = fields.get("eos_token_id")
+    source, eos = (directory / "config.json", config_eos) if own is None else (path, own)
+    return GenerationConfig(eos_ids(source, eos, vocab_size), defaults)
+
+
+def _number(value: Any) -> Any:
+    """50.0 is 50: some files write integers with a point."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def eos_ids(path: Path, value: Any, vocab_size: int | None) -> frozenset[int]:
+    """The end-of-sequence ids of a file; ModelError for an id outside the vocabulary."""
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    limit = 1 << 31 if vocab_size is None else vocab_size
+    for token in ids:
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < limit:
+            raise ModelError(
+                f"model: {path}: eos_token_id: {token!r} is not allowed; expected token ids 0 to {limit - 1}"
+            )
+    return frozenset(ids)
+
+
+@contextmanager
+def quiet(*names: str, level: int = logging.CRITICAL) -> Iterator[None]:
+    """The loggers of `names`, or transformers', log nothing below `level` meanwhile. transformers shows no progress."""
+    transformers_logging.disable_progress_bar()
+    loggers = [logging.getLogger(name) for name in names or ("transformers",)]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(level)
+    try:
+        yield
+    finally:
+        for logger, before in zip(loggers, levels, strict=True):
+            logger.setLevel(before)
+
+
+def log_through_root() -> None:
+    """Have transformers log through the root logger instead of a handler of its own on stderr."""
+    transformers_logging.disable_default_handler()
+    transformers_logging.enable_propagation()
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of a library's error, and the second if the first only announces it."""
+    lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])[:300]

@@ -1,0 +1,84 @@
+"""The precision that a model runs in on the device at hand. `auto` is the one that it is quick in. Where the kernels
+decide, no torch is imported."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from pilotfish.config.fields import DType
+from pilotfish.errors import ParameterError
+from pilotfish.model.cpu.native import DeviceLike, runs_native
+
+if TYPE_CHECKING:
+    import torch
+
+#: oneDNN's sets of instructions that have none for products of bfloat16, or convert it only.
+_WITHOUT_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
+
+_KERNELS = "the C++ kernels read half of float32's bytes"
+_INSTRUCTIONS = "this device has instructions for its products"
+_NEITHER = "PyTorch has no instructions for bfloat16 products here, and the C++ kernels do not run this model"
+
+
+@dataclass(frozen=True)
+class Precision:
+    name: Literal["float32", "bfloat16"]
+    why: str  # this one; "" where it was asked for
+
+    @property
+    def dtype(self) -> torch.dtype:
+        from pilotfish.model.loading.loader import DTYPES
+
+        return DTYPES[self.name]
+
+    @property
+    def itemsize(self) -> int:
+        return 4 if self.name == "float32" else 2
+
+    def __str__(self) -> str:
+        return f"dtype: {self.name}" + (f" ({self.why})" if self.why else "")
+
+
+def precision_of(asked: DType, config: Any, device: DeviceLike, *, eager: bool) -> Precision:
+    """For a model with this configuration, as `load_config` gives it. ParameterError for bfloat16 that PyTorch would
+    multiply without instructions, a hundred times slower than float32."""
+    if asked == "float32":
+        return Precision(asked, why="")
+    kernels = runs_native(config, device, eager=eager)
+    if asked == "auto":
+        return quickest(device, kernels=kernels)
+    if not (kernels or multiplies_bfloat16(device)):
+        raise ParameterError("dtype", asked, f"auto or float32: {_NEITHER}")
+    return Precision(asked, why="")
+
+
+def quickest(device: DeviceLike, *, kernels: bool) -> Precision:
+    """What `auto` stands for, with the C++ kernels or without. The kernels widen bfloat16 to float32 in registers, at
+    float32's speed, where the processor has no instructions for it."""
+    if kernels:
+        return Precision("bfloat16", _KERNELS)
+    return Precision("bfloat16", _INSTRUCTIONS) if multiplies_bfloat16(device) else Precision("float32", _NEITHER)
+
+
+def multiplies_bfloat16(device: DeviceLike) -> bool:
+    """Whether PyTorch has instructions for products of bfloat16 there. Without them its products take a hundred times
+    as long as those of float32; our kernels, which widen to float32, do not. On a CPU oneDNN multiplies for PyTorch,
+    and leaves the instructions that its own variable forbids; $ATEN_CPU_CAPABILITY changes nothing of it."""
+    import torch
+
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or ""
+    has_instructions = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    return has_instructions and limit.upper() not in _WITHOUT_BFLOAT16
+
+
+def library_dtype(dtype: torch.dtype, device: DeviceLike) -> torch.dtype:
+    """In which PyTorch's own products are to stand in for ours of `dtype`: float32 where it has no instructions for
+    bfloat16."""
+    import torch
+
+    slow = dtype == torch.bfloat16 and not multiplies_bfloat16(device)
+    return torch.float32 if slow else dtype

@@ -1,0 +1,61 @@
+"""Quantization by torchao: int8 for weights alone, fp8 for weights and activations.
+
+`quantize` replaces the weights of a module's linear layers by torchao's tensors, which know how to multiply; the C++
+kernels take their int8 values out of them (`PackedWeight`) and multiply by themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any, Literal
+
+import torch
+
+from pilotfish.config.fields import Quantization
+from pilotfish.errors import ParameterError
+from pilotfish.model.cpu.native import DeviceLike
+from pilotfish.model.loading.metadata import quiet
+
+#: The first with FP8 matrix units: Ada and Hopper.
+FP8_CAPABILITY = (8, 9)
+
+
+def check_quantization(quantization: Quantization, dtype: torch.dtype, device: DeviceLike) -> None:
+    """ParameterError if the device cannot multiply such weights."""
+    if quantization != "fp8":
+        return
+    if device.type != "cuda" or torch.cuda.get_device_capability(str(device)) < FP8_CAPABILITY:
+        needed = ".".join(map(str, FP8_CAPABILITY))
+        raise ParameterError("quantization", quantization, f"none or int8 here; fp8 needs CUDA of capability {needed}")
+    if dtype != torch.bfloat16:
+        raise ParameterError("quantization", quantization, f"none or int8 with {dtype}; fp8 needs torch.bfloat16")
+
+
+def quantize(module: torch.nn.Module, quantization: Literal["int8", "fp8"]) -> None:
+    """Replace, in place and one at a time, the weights of all linear layers. A head tied to the embedding becomes a
+    weight of its own, and the embedding stays as it is. ParameterError for stacked experts, which are no such layers.
+
+    int8: symmetric, one scale an output channel. fp8 (e4m3): one scale an output channel, and one a row of activations.
+    """
+    if any(type(part).__name__.endswith("Experts") for part in module.modules()):
+        raise ParameterError("quantization", quantization, "none for a mixture of experts")
+    ao = load_torchao()
+    config = (
+        ao.Int8WeightOnlyConfig(set_inductor_config=False)
+        if quantization == "int8"
+        else ao.Float8DynamicActivationFloat8WeightConfig(granularity=ao.PerRow(), set_inductor_config=False)
+    )
+    for linear in module.modules():
+        if isinstance(linear, torch.nn.Linear):
+            ao.quantize_(linear, config)
+            vars(linear).pop("extra_repr", None)  # a cycle that would keep the weight of a replaced layer for a while
+
+
+def load_torchao() -> Any:
+    """torchao's quantization module. Lazily: the import takes seconds and about 70 MiB. It logs which of its CUDA
+    libraries do not load, and how it uses torch."""
+    with quiet("torchao", "torch.utils._pytree", level=logging.ERROR), warnings.catch_warnings(action="ignore"):
+        import torchao.quantization
+
+    return torchao.quantization

@@ -1,0 +1,147 @@
+"""What came of requests, by variant, in sums of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import log
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, field
+
+from pilotfish.operate.contrast import Contrast, Count, Moments
+from pilotfish.operate.outcome import RequestOutcome
+
+#: Variants whose requests are kept; those of further ones are counted as left out.
+MOST_ARMS = 32
+
+
+def _log(value: float | None) -> float | None:
+    return log(value) if value is not None and value > 0 else None
+
+
+def _tokens_per_second(outcome: RequestOutcome) -> float | None:
+    return _log(outcome.tokens / outcome.latency) if outcome.latency > 0 else None
+
+
+def _tokens_per_step(outcome: RequestOutcome) -> float | None:
+    return outcome.tokens / outcome.steps if outcome.steps else None
+
+
+def _valid(outcome: RequestOutcome) -> float | None:
+    return None if outcome.valid is None else float(outcome.valid)
+
+
+#: An observation of each measure; None: the request has none. Of times and speeds it is the natural logarithm, so that
+#: differences are ratios. What a failed request has of them counts: without them the variant would look best whose
+#: slow requests are given up.
+MEASURES: dict[str, Callable[[RequestOutcome], float | None]] = {
+    "itl": lambda outcome: _log(outcome.itl),
+    "ttft": lambda outcome: _log(outcome.ttft),
+    "tokens_per_second": _tokens_per_second,
+    "tokens_per_step": _tokens_per_step,
+    "valid": _valid,
+    "score": lambda outcome: outcome.score,
+    "failed": lambda outcome: float(outcome.failed),
+}
+
+
+@dataclass(frozen=True)
+class _Observation:
+    measure: str
+    value: float
+
+
+class Arm(Struct, kw_only=True):
+    """The requests of a variant."""
+
+    requests: Count = 0  # without those below
+    tokens: Count = 0
+    cut: Count = 0  # requests that ran without speculation because the variant was cut
+    pinned: Count = 0  # requests whose tag chose the variant
+    paused: bool = False  # the last request was cut: the holdout has no counterpart now
+    moments: dict[str, Moments] = {}  # by measure
+    contrasts: dict[str, Contrast] = {}  # by measure: beside the holdout; none of the holdout itself
+
+    def merge(self, other: Arm) -> None:
+        self.requests += other.requests
+        self.tokens += other.tokens
+        self.cut += other.cut
+        self.pinned += other.pinned
+        for name, moments in other.moments.items():
+            self.moments.setdefault(name, Moments()).merge(moments)
+        for name, contrast in other.contrasts.items():
+            self.contrasts.setdefault(name, Contrast()).merge(contrast)
+
+
+class RolloutArms(Struct, kw_only=True):
+    """The arms of a server, or of several."""
+
+    holdout: str  # the name of a variant; "": there is none
+    since: Annotated[float, Meta(ge=0, lt=1e11)]  # seconds since the epoch: when the first request may have ended
+    sticky: Literal["client", "request"] = "request"  # what keeps its variant
+    arms: dict[str, Arm] = field(default_factory=dict)  # by variant
+    left_out: Count = 0  # requests of variants beyond `MOST_ARMS`
+
+    @property
+    def compared(self) -> list[str]:
+        """Variants beside the holdout."""
+        return [name for name in self.arms if name != self.holdout]
+
+    def add(self, outcome: RequestOutcome) -> None:
+        """Take a request that has ended. If it was pinned or cut it is counted, and compared with nothing."""
+        if (arm := self._arm(outcome.variant)) is None:
+            self.left_out += 1
+        elif outcome.pinned:
+            arm.pinned += 1
+        elif outcome.cut:
+            arm.cut += 1
+            arm.paused = True
+        else:
+            arm.requests += 1
+            arm.tokens += outcome.tokens
+            arm.paused = False
+            self._observe(outcome, arm, list(_observations(outcome)))
+
+    def add_score(self, outcome: RequestOutcome) -> None:
+        """Take feedback on a request that was added without."""
+        arm = self.arms.get(outcome.variant)
+        if arm is not None and outcome.score is not None and not (outcome.pinned or outcome.cut):
+            self._observe(outcome, arm, [_Observation("score", outcome.score)])
+
+    def merge(self, other: RolloutArms) -> None:
+        """Take the arms of another server with the same holdout."""
+        self.since = min(self.since, other.since)
+        self.left_out += other.left_out
+        for name, arm in other.arms.items():
+            if (own := self._arm(name)) is not None:
+                own.merge(arm)
+            else:
+                self.left_out += arm.requests
+
+    def _arm(self, variant: str) -> Arm | None:
+        if variant not in self.arms and len(self.arms) < MOST_ARMS:
+            self.arms[variant] = Arm()
+        return self.arms.get(variant)
+
+    def _observe(self, outcome: RequestOutcome, arm: Arm, observations: list[_Observation]) -> None:
+        for one in observations:
+            arm.moments.setdefault(one.measure, Moments()).add(one.value)
+            if outcome.variant != self.holdout:
+                arm.contrasts.setdefault(one.measure, Contrast()).add_variant(outcome.ended, one.value)
+            else:
+                for contrast in self._counterparts(one.measure):
+                    contrast.add_holdout(outcome.ended, one.value)
+
+    def _counterparts(self, measure: str) -> Iterator[Contrast]:
+        """Of variants that run now."""
+        for name in self.compared:
+            arm = self.arms[name]
+            if arm.requests and not arm.paused:
+                yield arm.contrasts.setdefault(measure, Contrast())
+
+
+def _observations(outcome: RequestOutcome) -> Iterator[_Observation]:
+    for name, observe in MEASURES.items():
+        if (value := observe(outcome)) is not None:
+            yield _Observation(name, value)

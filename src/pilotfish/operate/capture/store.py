@@ -1,0 +1,143 @@
+"""What writes rows into a folder, and keeps it within its bounds of time and room."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pilotfish.errors import ParameterError
+from pilotfish.operate.capture.folder import SAFELY, CaptureFile, ClaimedFolder, found_rows, read_salt, row_file
+from pilotfish.operate.capture.rows import CapturedRow, framed
+
+#: Of a file: a row that would make it larger, or comes later, begins another one.
+FILE_BYTES = 8 << 20
+FILE_SECONDS = 3600.0
+#: Of the room, this part is made free at a time, so that not each row looks for what to remove.
+FREED = 16
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Of rows. No row stays for longer; a file goes as a whole, so that some go up to an hour earlier."""
+
+    seconds: float
+    bytes: int
+
+
+@dataclass
+class _OpenFile:
+    path: Path
+    begun: float
+
+    def takes(self, time: float, size: int) -> bool:
+        """`size`: of the file, with what is to come."""
+        return self.begun <= time < self.begun + FILE_SECONDS and size <= FILE_BYTES
+
+
+class CaptureStore:
+    """One thread calls it. Every method may raise OSError, and the next call is worth a try all the same."""
+
+    def __init__(self, folder: ClaimedFolder, retention: Retention, clock: Callable[[], float] = time.time) -> None:
+        """Takes the folder. `clock` gives seconds since the epoch, as rows have them."""
+        self._folder, self._retention, self._clock = folder, retention, clock
+        self._current: dict[str, _OpenFile] = {}  # by partition
+        self._bytes = sum(file.size for file in found_rows(folder.path))
+
+    def close(self) -> None:
+        self._folder.release()
+
+    def add(self, client: str, rows: Sequence[CapturedRow]) -> None:
+        """Rows of one request, all or none."""
+        data, partition = b"".join(map(framed, rows)), self._folder.partition(client)
+        self._make_room(len(data))
+        current = self._current.get(partition)
+        if current is None or not current.takes(rows[0].time, _size(current.path) + len(data)):
+            current = self._begin(partition, rows[0].time)
+        try:
+            _append(current.path, data)
+        except FileNotFoundError:  # it was purged
+            _append(self._begin(partition, rows[0].time).path, data)
+        self._bytes += len(data)
+
+    def tidy(self) -> None:
+        """Remove what has been here for too long, and count again what is left: others may have removed files too."""
+        files = found_rows(self._folder.path)
+        end = self._clock() - self._retention.seconds
+        for file in files:
+            if file.begun <= end:
+                self._remove(file)
+        self._bytes = sum(file.size for file in files if file.begun > end)
+        self._make_room(0)
+
+    def _make_room(self, size: int) -> None:
+        if size > self._retention.bytes:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        if self._bytes + size <= self._retention.bytes:
+            return
+        files = found_rows(self._folder.path)
+        left, most = sum(file.size for file in files), self._retention.bytes - max(size, self._retention.bytes // FREED)
+        for file in files:
+            if left <= most:
+                break
+            self._remove(file)
+            left -= file.size
+        self._bytes = left
+
+    def _remove(self, file: CaptureFile) -> None:
+        file.path.unlink(missing_ok=True)
+        with suppress(OSError):  # it holds others
+            file.path.parent.rmdir()
+
+    def _begin(self, partition: str, time: float) -> _OpenFile:
+        """A file of its own. OSError where the folder is no longer the one that was claimed."""
+        self._check_salt()
+        parent = self._folder.path / partition
+        parent.mkdir(mode=0o700, exist_ok=True)
+        number = 0
+        while True:
+            path = row_file(parent, time, number)
+            try:
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFELY, 0o600))
+            except FileExistsError:
+                number += 1
+                continue
+            self._current[partition] = _OpenFile(path, int(time * 1000) / 1000)
+            return self._current[partition]
+
+    def _check_salt(self) -> None:
+        """Partitions of another salt could not be purged by their client."""
+        try:
+            known = read_salt(self._folder.path) == self._folder.salt
+        except ParameterError:
+            known = False
+        if not known:
+            raise OSError(errno.ESTALE, "the folder is another one than at the start")
+
+
+def _size(path: Path) -> int:
+    """0 where it is gone."""
+    with suppress(FileNotFoundError):
+        return path.stat(follow_symlinks=False).st_size
+    return 0
+
+
+def _append(path: Path, data: bytes) -> None:
+    """All of it or, where a write fails and the file can still be cut, nothing."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | SAFELY)
+    try:
+        size = os.fstat(descriptor).st_size
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(descriptor, size)
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,109 @@
+"""Looking into a folder of captured rows, and emptying it. A server may write meanwhile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pilotfish.errors import ParameterError
+from pilotfish.operate.capture.folder import (
+    CaptureFile,
+    check_folder,
+    found_rows,
+    partition_of,
+    partitions,
+    read_salt,
+    refusing,
+    untold_until,
+)
+from pilotfish.operate.capture.rows import CapturedRow, rows_of
+
+
+@dataclass(frozen=True)
+class PartitionSummary:
+    """Rows of one client. Times are seconds since the epoch."""
+
+    name: str  # a digest
+    files: int
+    bytes: int
+    rows: int
+    prompt_tokens: int
+    output_tokens: int
+    oldest: float | None  # None: no row is whole
+    newest: float | None
+
+
+@dataclass(frozen=True)
+class PurgedRows:
+    files: int
+    bytes: int
+
+
+def read_rows_of(file: CaptureFile) -> Iterator[CapturedRow]:
+    """None of a file that was removed meanwhile. ParameterError for one that cannot be read."""
+    with refusing(file.path):
+        try:
+            contents = file.path.read_bytes()
+        except FileNotFoundError:
+            return
+    yield from rows_of(contents)
+
+
+def summarize_partitions(path: Path) -> list[PartitionSummary]:
+    """Reads all of it. ParameterError for what is no folder of captured rows."""
+    check_folder(path)
+    with refusing(path):
+        return [_summary(parent.name, found_rows(path, parent.name)) for parent in partitions(path)]
+
+
+def _summary(name: str, files: Sequence[CaptureFile]) -> PartitionSummary:
+    count = prompt = output = 0
+    times = list[float]()
+    for row in (row for file in files for row in read_rows_of(file)):
+        count, prompt, output = count + 1, prompt + len(row.prompt_tokens), output + len(row.output_tokens)
+        times.append(row.time)
+    size = sum(file.size for file in files)
+    return PartitionSummary(
+        name, len(files), size, count, prompt, output, min(times, default=None), max(times, default=None)
+    )
+
+
+def purge_client(path: Path, client: str) -> PurgedRows:
+    """All rows of a client, as its key is named. The salt has to be there: it says which they are. ParameterError while
+    there are rows of which nobody can tell."""
+    check_folder(path)
+    with refusing(path):
+        rows, since = found_rows(path), untold_until(path)
+        if rows and rows[0].begun < since:
+            before = datetime.fromtimestamp(math.ceil(since), UTC).isoformat()
+            problem = f"{path}: the salt was damaged, so of rows before {before} nobody can tell whose they are"
+            raise ParameterError.described("client", f"client: {problem}; purge those first, with --before")
+        return _purge(found_rows(path, partition_of(client, read_salt(path))))
+
+
+def purge_before(path: Path, time: float) -> PurgedRows:
+    """Whatever may be older. Files go as a whole, with rows of up to an hour later."""
+    check_folder(path)
+    with refusing(path):
+        return _purge(file for file in found_rows(path) if file.begun < time)
+
+
+def purge_rows(path: Path) -> PurgedRows:
+    """All rows. The folder can be written into further on."""
+    check_folder(path)
+    with refusing(path):
+        return _purge(found_rows(path))
+
+
+def _purge(files: Iterable[CaptureFile]) -> PurgedRows:
+    gone = list(files)
+    for file in gone:
+        file.path.unlink(missing_ok=True)
+    for parent in {file.path.parent for file in gone}:
+        with suppress(OSError):  # a server has begun another file
+            parent.rmdir()
+    return PurgedRows(len(gone), sum(file.size for file in gone))

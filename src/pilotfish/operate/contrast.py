@@ -1,0 +1,162 @@
+"""Running sums of what is compared: of bounded size, and exact however they are cut up and merged.
+
+A variant is compared with the holdout hour by hour, and the hours' differences are averaged. Over all hours at once a
+variant whose share rises would be compared at other times of the day than the holdout, that is under another load.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta, Struct, field
+
+from pilotfish.operate.intervals import MINIMUM, Interval, around
+
+#: Seconds in which the load counts as one.
+PERIOD = 3600
+
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[float, Meta(ge=0)]
+
+
+class Moments(Struct):
+    """Number, mean, and sum of squared deviations from it."""
+
+    count: Count = 0
+    mean: float = 0.0
+    squares: Positive = 0.0
+
+    def add(self, value: float) -> None:
+        """Welford, "Note on a method for calculating corrected sums of squares and products", 1962."""
+        self.count += 1
+        deviation = value - self.mean
+        self.mean += deviation / self.count
+        self.squares += deviation * (value - self.mean)
+
+    def merge(self, other: Moments) -> None:
+        """Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979."""
+        if not other.count:
+            return
+        count, deviation = self.count + other.count, other.mean - self.mean
+        self.squares += other.squares + deviation**2 * self.count * other.count / count
+        self.mean += deviation * other.count / count
+        self.count = count
+
+    @property
+    def variance(self) -> float:
+        """Of an observation; 0 of less than two."""
+        return self.squares / (self.count - 1) if self.count > 1 else 0.0
+
+
+class ArmPart(Struct):
+    """What an arm adds to a difference over periods."""
+
+    count: Count = 0
+    degrees: Count = 0  # of freedom: observations but for the first of each period
+    squares: Positive = 0.0  # of deviations from the mean of their period
+    noise: Positive = 0.0  # over periods: weight² / observations
+
+    def add(self, moments: Moments, weight: float) -> None:
+        self.merge(ArmPart(moments.count, moments.count - 1, moments.squares, weight**2 / moments.count))
+
+    def merge(self, other: ArmPart) -> None:
+        self.count += other.count
+        self.degrees += other.degrees
+        self.squares += other.squares
+        self.noise += other.noise
+
+
+class PeriodSums(Struct):
+    """Periods in which both arms had requests. One weighs as much as it tells where variances are equal:
+    n m / (n + m), of n and m observations (Cochran's weights)."""
+
+    weight: Positive = 0.0
+    weighted: float = 0.0  # weight times difference of means
+    variant: ArmPart = field(default_factory=ArmPart)
+    holdout: ArmPart = field(default_factory=ArmPart)
+
+    def add(self, variant: Moments, holdout: Moments) -> None:
+        """A period."""
+        if variant.count and holdout.count:
+            weight = variant.count * holdout.count / (variant.count + holdout.count)
+            self.weight += weight
+            self.weighted += weight * (variant.mean - holdout.mean)
+            self.variant.add(variant, weight)
+            self.holdout.add(holdout, weight)
+
+    def merge(self, other: PeriodSums) -> None:
+        self.weight += other.weight
+        self.weighted += other.weighted
+        self.variant.merge(other.variant)
+        self.holdout.merge(other.holdout)
+
+    def interval(self, alpha: float) -> Interval | None:
+        """Of the variant's mean minus the holdout's in the same period. None: too few observations.
+
+        The weighted sum is, less its mean, a martingale whose variance is that of `noise`; the mixture's boundary
+        holds for it at any weights, so arms may have unequal and changing shares."""
+        if not self.weight or min(self.variant.degrees, self.holdout.degrees) < MINIMUM:
+            return None
+        variances = self._variances()
+        noise = variances.variant * self.variant.noise + variances.holdout * self.holdout.noise
+        size = noise / variances.mean * 2 if noise else 0.0
+        return around(self.weighted / self.weight, noise / self.weight**2, size, alpha)
+
+    @property
+    def deviation(self) -> float | None:
+        """The standard deviation of an observation, whichever the arm. None: it is not known."""
+        degrees = self.variant.degrees + self.holdout.degrees
+        return ((self.variant.squares + self.holdout.squares) / degrees) ** 0.5 if degrees else None
+
+    def _variances(self) -> _Variances:
+        """Of an observation. None is below that of both arms together: where something is rare, an arm of few requests
+        has often not seen it, and would seem to vary less than it does."""
+        least = (self.deviation or 0.0) ** 2
+        own = [max(part.squares / part.degrees, least) for part in (self.variant, self.holdout)]
+        return _Variances(*own)
+
+
+@dataclass(frozen=True)
+class _Variances:
+    variant: float
+    holdout: float
+
+    @property
+    def mean(self) -> float:
+        return (self.variant + self.holdout) / 2
+
+
+class Contrast(Struct):
+    """One measure of a variant beside the holdout: past periods, and the present one."""
+
+    period: int = 0
+    variant: Moments = field(default_factory=Moments)
+    holdout: Moments = field(default_factory=Moments)
+    past: PeriodSums = field(default_factory=PeriodSums)
+
+    def add_variant(self, time: float, value: float) -> None:
+        """An observation of the variant. `time` in seconds since the epoch; one before the present period counts in
+        it."""
+        self._advance(time)
+        self.variant.add(value)
+
+    def add_holdout(self, time: float, value: float) -> None:
+        self._advance(time)
+        self.holdout.add(value)
+
+    def total(self) -> PeriodSums:
+        """Past and present."""
+        sums = PeriodSums()
+        sums.merge(self.past)
+        sums.add(self.variant, self.holdout)
+        return sums
+
+    def merge(self, other: Contrast) -> None:
+        """The periods of another server are compared each in itself: its load is its own."""
+        self.past.merge(other.total())
+
+    def _advance(self, time: float) -> None:
+        if (period := int(time // PERIOD)) > self.period:
+            self.past.add(self.variant, self.holdout)
+            self.period, self.variant, self.holdout = period, Moments(), Moments()

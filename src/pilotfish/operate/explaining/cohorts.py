@@ -1,0 +1,155 @@
+"""What a server keeps of requests that have ended, to explain a change later: sums by cohort and minute, no prompt."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from itertools import zip_longest
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from pilotfish.operate.outcome import RequestOutcome
+
+#: Cells of a window; what belongs into further ones is in one whose dimensions are all OTHER.
+MAX_CELLS = 256
+#: Cells of all windows, about a kilobyte each; beyond it the oldest windows go.
+TOTAL_CELLS = 1 << 16
+WINDOW_SECONDS = 60.0
+#: A day's.
+KEPT_WINDOWS = 24 * 60
+OTHER = "other"
+
+Count = Annotated[int, Meta(ge=0)]
+
+
+class CellKey(Struct, frozen=True, kw_only=True):
+    """Whose sums a cell has: the dimensions of `Cohort`, and the variant. OTHER in all: what found no room."""
+
+    variant: str = OTHER
+    tag: str = OTHER
+    output: str = OTHER
+    temperature: str = OTHER
+    context: str = OTHER
+    script: str = OTHER
+    client: str = OTHER
+    draft: str = OTHER
+
+    @classmethod
+    def of(cls, outcome: RequestOutcome) -> CellKey:
+        cohort = outcome.cohort
+        values = {name: sys.intern(getattr(cohort, name)) for name in cohort.__struct_fields__}
+        return cls(variant=sys.intern(outcome.variant), **values)
+
+
+#: Those that are told apart, by name.
+DIMENSIONS = CellKey.__struct_fields__
+
+
+class Cell(Struct, kw_only=True, omit_defaults=True):
+    """Sums over requests that gave tokens; fields of the same name are those of `RequestOutcome`. Those that ran
+    without guesses because their variant was cut say nothing of drafts: they are in `cut` alone."""
+
+    key: CellKey
+    requests: Count = 0
+    cut: Count = 0  # requests
+    tokens: Count = 0
+    steps: Count = 0
+    trees: Count = 0
+    late: Count = 0
+    nodes: Count = 0
+    accepted: Count = 0
+    guessable: Count = 0
+    sharing: Count = 0
+    accepted_squared: Count = 0  # of the squares of each request's, for the variance of accepted tokens a step
+    accepted_steps: Count = 0  # of the products accepted · steps
+    steps_squared: Count = 0
+    tried_by_depth: list[Count] = []
+    accepted_by_depth: list[Count] = []
+
+    def take(self, outcome: RequestOutcome) -> None:
+        """Count a request."""
+        if outcome.cut:
+            self.cut += 1
+            return
+        self.requests += 1
+        for name in OF_OUTCOMES:
+            setattr(self, name, getattr(self, name) + getattr(outcome, name))
+        self.accepted_squared += outcome.accepted**2
+        self.accepted_steps += outcome.accepted * outcome.steps
+        self.steps_squared += outcome.steps**2
+        self._deepen(outcome)
+
+    def merge(self, other: Cell) -> None:
+        for name in SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self._deepen(other)
+
+    def _deepen(self, other: RequestOutcome | Cell) -> None:
+        for name in BY_DEPTH:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            setattr(self, name, [a + b for a, b in zip_longest(mine, theirs, fillvalue=0)])
+
+
+OF_OUTCOMES = ("tokens", "steps", "trees", "late", "nodes", "accepted", "guessable", "sharing")
+SUMS = ("requests", "cut", *OF_OUTCOMES, "accepted_squared", "accepted_steps", "steps_squared")
+BY_DEPTH = ("tried_by_depth", "accepted_by_depth")
+
+
+class CohortWindow(Struct, frozen=True, kw_only=True):
+    """What ended in the seconds from `begin` on, which are those of all windows."""
+
+    begin: float  # seconds since the epoch
+    cells: list[Cell]
+
+
+class CohortStatistics(Struct, frozen=True, kw_only=True):
+    """What a server tells of its windows: the body of `GET /v1/rollout/statistics`."""
+
+    now: float  # seconds since the epoch, by the server's clock
+    windows: list[CohortWindow]
+
+    def between(self, begin: float, end: float) -> list[Cell]:
+        """Sums over the windows that begin at `begin` or later and before `end`, one cell a key."""
+        return merged(cell for one in self.windows if begin <= one.begin < end for cell in one.cells)
+
+
+def merged(cells: Iterable[Cell]) -> list[Cell]:
+    """One cell a key, in the order of their first; the given ones stay as they are."""
+    found: dict[CellKey, Cell] = {}
+    for cell in cells:
+        found.setdefault(cell.key, Cell(key=cell.key)).merge(cell)
+    return list(found.values())
+
+
+class CohortWindows:
+    """Windows of `seconds`, of which the newest `most` stay. No lock: one thread adds and tells."""
+
+    def __init__(self, seconds: float = WINDOW_SECONDS, most: int = KEPT_WINDOWS) -> None:
+        self._seconds = seconds
+        self._most = most
+        self._windows: dict[int, dict[CellKey, Cell]] = {}
+        self._cells = 0
+
+    def add(self, outcome: RequestOutcome) -> None:
+        """Count a request into the window in which it ended, if it had a step."""
+        if outcome.steps == 0:
+            return
+        window = self._windows.setdefault(int(outcome.ended // self._seconds), {})
+        key = CellKey.of(outcome)
+        if key not in window and len(window) >= MAX_CELLS - 1:
+            key = CellKey()
+        if key not in window:
+            window[key] = Cell(key=key)
+            self._cells += 1
+        window[key].take(outcome)
+        while len(self._windows) > self._most or self._cells > TOTAL_CELLS:
+            self._cells -= len(self._windows.pop(min(self._windows)))
+
+    def told(self, now: float) -> CohortStatistics:
+        """All windows, the oldest first. Its cells go on counting: encode it before the next `add`."""
+        windows = [
+            CohortWindow(begin=number * self._seconds, cells=list(cells.values()))
+            for number, cells in sorted(self._windows.items())
+        ]
+        return CohortStatistics(now=now, windows=windows)

@@ -1,0 +1,198 @@
+"""The guard of a rollout: it cuts a variant that has become slower than the holdout, and tries it again later.
+
+          evidence that it is slower                    pause is over
+    live ────────────────────────────► cut ───────────────────────────────► trial
+      ▲                                 ▲      evidence that it is slower     │
+      │                                 └────── the next pause is longer ─────┤
+      └──────────────────────── evidence that it is not ──────────────────────┘
+
+docs/rollout-guard.md has the rule, its constants and what it cannot see.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+from typing import Literal
+
+from msgspec import Struct
+
+from pilotfish.errors import ParameterError
+from pilotfish.operate.guarding.guard_readings import NOTHING, GuardReading
+from pilotfish.operate.guarding.variant_evidence import VariantEvidence
+
+#: Events that are kept.
+HISTORY = 256
+
+VariantState = Literal["live", "trial", "cut"]
+
+
+class GuardPolicy(Struct, frozen=True, kw_only=True):
+    """What a rollout tolerates. Times are seconds."""
+
+    allowance: float = 0.05  # a live variant may take so much more time a token than the holdout
+    pause: float = 30.0  # from a cut to the first trial
+    longest_pause: float = 600.0
+    trial: float = 0.05  # share of a variant's requests that speculate in a trial, at first
+    patience: float = 30.0  # twice as many do after each such time that has decided nothing
+
+    def __post_init__(self) -> None:
+        """ParameterError for what is out of bounds."""
+        if not 0 < self.allowance <= 1:
+            raise ParameterError("allowance", self.allowance, "more than 0 and at most 1")
+        if not 0 < self.pause < inf:
+            raise ParameterError("pause", self.pause, "a positive number of seconds")
+        if not self.pause <= self.longest_pause < inf:
+            raise ParameterError("longest_pause", self.longest_pause, f"at least the pause, {self.pause:g} seconds")
+        if not 0 < self.trial <= 1:
+            raise ParameterError("trial", self.trial, "more than 0 and at most 1")
+        if not 0 < self.patience < inf:
+            raise ParameterError("patience", self.patience, "a positive number of seconds")
+
+
+DEFAULT_POLICY = GuardPolicy()
+
+
+class GuardEvent(Struct, frozen=True, kw_only=True):
+    """A variant's state has changed. `at` is the time of the observation that did it."""
+
+    at: float
+    variant: str
+    kind: Literal["cut", "trial", "restored", "failed trial"]
+    reason: str
+
+
+class GuardedVariant(Struct, frozen=True, kw_only=True):
+    """How a variant stands. Times are as those that the guard was told."""
+
+    state: VariantState
+    since: float | None  # None: since the guard began
+    reason: str  # for the last change
+    next_trial: float | None  # of one that is cut
+
+
+class VariantGuard:
+    """One variant's state, and what leads from one to the next."""
+
+    def __init__(self, name: str, policy: GuardPolicy) -> None:
+        self.state: VariantState = "live"
+        self._name, self._policy = name, policy
+        self._since: float | None = None
+        self._reason = ""
+        self._pause = policy.pause
+        self._restored = -inf
+        self._seen = -inf  # the last observation
+        self.forget_evidence()
+
+    def forget_evidence(self) -> None:
+        self._evidence = VariantEvidence(self._policy.allowance)
+
+    @property
+    def share(self) -> float:
+        """Of its requests, those that may speculate. Where few requests come a small share of them tells nothing."""
+        if self.state != "trial":
+            return float(self.state == "live")
+        doublings = int((self._seen - (self._since or 0.0)) / self._policy.patience)
+        return min(1.0, self._policy.trial * 2.0 ** min(doublings, 64))
+
+    def observe(self, own: GuardReading, holdout: GuardReading, now: float) -> GuardEvent | None:
+        self._seen = now
+        if self.state == "live":
+            reason = self._evidence.collapse(own, holdout)
+            return self._cut(reason, now) if reason else None
+        if self.state == "cut":
+            return self._try_again(now) if now >= self._trial_at else None
+        passed = self._evidence.trial(own, holdout)
+        return None if passed is None else self._restore(now) if passed else self._fail(now)
+
+    def told(self) -> GuardedVariant:
+        next_trial = self._trial_at if self.state == "cut" else None
+        return GuardedVariant(state=self.state, since=self._since, reason=self._reason, next_trial=next_trial)
+
+    @property
+    def _trial_at(self) -> float:
+        return (self._since or 0.0) + self._pause
+
+    def _cut(self, reason: str, now: float) -> GuardEvent:
+        soon = now - self._restored < self._policy.longest_pause  # after a trial that should have failed
+        self._pause = self._longer_pause() if soon else self._policy.pause
+        return self._change("cut", "cut", reason, now)
+
+    def _try_again(self, now: float) -> GuardEvent:
+        self._evidence.start()
+        return self._change("trial", "trial", f"{self._pause:g} s after the cut", now)
+
+    def _restore(self, now: float) -> GuardEvent:
+        self._restored = now
+        return self._change("live", "restored", f"in the trial {self._evidence.figures}", now)
+
+    def _fail(self, now: float) -> GuardEvent:
+        self._pause = self._longer_pause()
+        return self._change("cut", "failed trial", f"in the trial {self._evidence.figures}", now)
+
+    def _longer_pause(self) -> float:
+        return min(2 * self._pause, self._policy.longest_pause)
+
+    def _change(
+        self,
+        state: VariantState,
+        kind: Literal["cut", "trial", "restored", "failed trial"],
+        reason: str,
+        now: float,
+    ) -> GuardEvent:
+        self.state, self._since, self._reason = state, now, reason
+        return GuardEvent(at=now, variant=self._name, kind=kind, reason=reason)
+
+
+class Guard:
+    """Of all variants of a server. It reads no clock: times are seconds of any clock that never goes back."""
+
+    def __init__(self, holdout: str, variants: Sequence[str], policy: GuardPolicy = DEFAULT_POLICY) -> None:
+        """`variants` may name the holdout too; where `holdout` is "" there is none, and nothing is ever cut."""
+        self._policy = policy
+        self._holdout = holdout
+        self._variants: dict[str, VariantGuard] = {}
+        self._events: deque[GuardEvent] = deque(maxlen=HISTORY)
+        self.set_variants(holdout, variants)
+
+    @property
+    def events(self) -> Sequence[GuardEvent]:
+        """The newest 256, the oldest of them first."""
+        return tuple(self._events)
+
+    def set_variants(self, holdout: str, variants: Sequence[str]) -> None:
+        """Those that are known keep their state; with another holdout, what was compared with the old one is void."""
+        known = self._variants
+        if holdout != self._holdout:
+            for guarded in known.values():
+                guarded.forget_evidence()
+        others = [name for name in variants if name != holdout]
+        self._holdout = holdout
+        self._variants = {name: known.get(name) or VariantGuard(name, self._policy) for name in others}
+
+    def observe(self, readings: Mapping[str, GuardReading], now: float) -> list[GuardEvent]:
+        """Called once a second, with what came since; variants without a reading had no tokens."""
+        events = list(self._observed(readings, now))
+        self._events.extend(events)
+        return events
+
+    def share(self, variant: str) -> float:
+        """Of the variant's requests, 0 to 1: those that may speculate now. The holdout's is 1, whatever it does with
+        that. ParameterError for a variant that there is not."""
+        if variant == self._holdout:
+            return 1.0
+        if variant not in self._variants:
+            raise ParameterError("variant", variant, f"one of {', '.join([self._holdout, *self._variants])}")
+        return self._variants[variant].share
+
+    def told(self) -> dict[str, GuardedVariant]:
+        """All but the holdout, by name."""
+        return {name: guarded.told() for name, guarded in self._variants.items()}
+
+    def _observed(self, readings: Mapping[str, GuardReading], now: float) -> Iterator[GuardEvent]:
+        holdout = readings.get(self._holdout, NOTHING)
+        for name, guarded in self._variants.items():
+            event = guarded.observe(readings.get(name, NOTHING), holdout, now)
+            if event is not None:
+                yield event

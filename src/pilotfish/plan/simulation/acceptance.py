@@ -1,0 +1,173 @@
+"""Acceptance traces: what a target wrote, and what a draft guessed in each token's place. Simulations replay them, so
+that their trees are accepted as a real pair's are. Of a pair without a trace one is drawn.
+
+A file has one JSON object a line: the pair first, then each sequence. A name that ends with .gz is compressed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+
+from pilotfish.core.trees.tree import Floats, Ints
+from pilotfish.errors import ParameterError
+
+TracedLine = TypeVar("TracedLine")
+Token = Annotated[int, Meta(ge=0, lt=1 << 31)]
+LogChance = Annotated[float, Meta(le=0)]
+#: Of drawn traces: how alike the chances of a draft's first guess are at different positions. Those of real drafts are
+#: near 0 or 1 at most of them.
+CONCENTRATION = 0.8
+
+
+class TracedPair(Struct, frozen=True, forbid_unknown_fields=True):
+    """The first line."""
+
+    target: str
+    draft: str
+    temperature: Annotated[float, Meta(ge=0)]
+    vocab_size: Annotated[int, Meta(ge=1)]
+
+
+class TracedSequence(Struct, frozen=True, forbid_unknown_fields=True):
+    id: str
+    prompt: Annotated[list[Token], Meta(min_length=1)]
+    tokens: Annotated[list[Token], Meta(min_length=1)]  # [n], of the output
+    guesses: list[list[Token]]  # [n, k], the draft's likeliest in each one's place
+    log_chances: list[list[LogChance]]  # [n, k], falling
+
+
+class AcceptanceTrace(Struct, frozen=True):
+    """Outputs one after the other, as arrays."""
+
+    pair: TracedPair
+    prompts: Sequence[Sequence[int]]  # of each sequence
+    first: Ints  # [sequences], where its output begins
+    tokens: Ints  # [n]
+    guesses: Ints  # [n, k]
+    log_chances: Floats  # [n, k]
+
+    @classmethod
+    def of(cls, pair: TracedPair, sequences: Sequence[TracedSequence]) -> AcceptanceTrace:
+        """At least one sequence; ParameterError unless all have equally many guesses for each token."""
+        for sequence in sequences:
+            _check(sequence, width=len(sequences[0].guesses[0]) if sequences[0].guesses else 0)
+        lengths = np.array([len(sequence.tokens) for sequence in sequences])
+        return cls(
+            pair,
+            [sequence.prompt for sequence in sequences],
+            np.cumsum(lengths) - lengths,
+            np.concatenate([np.array(sequence.tokens, np.int64) for sequence in sequences]),
+            np.concatenate([np.array(sequence.guesses, np.int64) for sequence in sequences]),
+            np.concatenate([np.array(sequence.log_chances, np.float64) for sequence in sequences]),
+        )
+
+    @property
+    def width(self) -> int:
+        """Guesses for each token."""
+        return int(self.guesses.shape[1])
+
+    @property
+    def acceptance(self) -> float:
+        """The share of tokens that the first guess meets."""
+        return float(np.mean(self.guesses[:, 0] == self.tokens))
+
+    @property
+    def ranks(self) -> Ints:
+        """Of each token among the guesses, from 0; `width` where it is not among them. [n]"""
+        found = self.guesses == self.tokens[:, None]
+        return np.where(found.any(axis=1), found.argmax(axis=1), self.width)
+
+
+def _check(sequence: TracedSequence, width: int) -> None:
+    rows = {*map(len, sequence.guesses), *map(len, sequence.log_chances)}
+    counts = {len(sequence.guesses), len(sequence.log_chances), len(sequence.tokens)}
+    if rows != {width} or not width or len(counts) > 1:
+        expected = "as many guesses and log_chances for each token, and as many of each in the whole trace"
+        raise ParameterError("trace", sequence.id, expected)
+
+
+def read_acceptance(path: Path) -> AcceptanceTrace:
+    """ParameterError naming the line where the file is not such a trace."""
+    lines = list(_lines(path))
+    if len(lines) < 2:
+        raise ParameterError("trace", str(path), "a line of the pair and one for each sequence")
+    pair = _decoded(path, 1, lines[0], TracedPair)
+    sequences = [_decoded(path, number, line, TracedSequence) for number, line in enumerate(lines[1:], 2)]
+    return AcceptanceTrace.of(pair, sequences)
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with (gzip.open if path.suffix == ".gz" else Path.open)(path, "rb") as file:
+            yield from file
+    except (OSError, EOFError, zlib.error) as error:
+        raise ParameterError("trace", str(path), f"a readable file: {error}") from None
+
+
+def _decoded(path: Path, number: int, line: bytes, kind: type[TracedLine]) -> TracedLine:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ParameterError("trace", f"{path}:{number}", f"a {kind.__name__}: {error}") from None
+
+
+def write_acceptance(path: Path, pair: TracedPair, sequences: Sequence[TracedSequence]) -> None:
+    """Log-chances with three decimals."""
+    lines = [msgspec.json.encode(pair)]
+    for sequence in sequences:
+        rounded = [[round(chance, 3) for chance in row] for row in sequence.log_chances]
+        lines.append(msgspec.json.encode(msgspec.structs.replace(sequence, log_chances=rounded)))
+    data = b"\n".join(lines) + b"\n"
+    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+
+
+def drawn_acceptance(
+    acceptance: float, *, sequences: int = 32, prompt: int = 128, output: int = 256, width: int = 12, seed: int = 0
+) -> AcceptanceTrace:
+    """Of a pair of whose guesses one, mostly the likeliest, is right with this mean chance, 0 to 1. Its chances are
+    drawn (Beta), a guess is right as often as its chance says, and what is not this guess's falls to others in halves.
+    The likeliest is right a little more often."""
+    random, count, vocab = np.random.default_rng(seed), sequences * output, 1 << 15
+    chances = _drawn_chances(random, acceptance, count, width)
+    guesses = (random.integers(vocab, size=(count, 1)) + np.arange(width)) % vocab
+    tokens = (guesses[:, 0] + _drawn_ranks(random, chances)) % vocab
+    prompts = random.integers(vocab, size=(sequences, prompt)).tolist()
+    pair = TracedPair("drawn", f"{acceptance:g}", 0.0, vocab)
+    return AcceptanceTrace(pair, prompts, np.arange(sequences) * output, tokens, *_falling(guesses, chances))
+
+
+def redrawn_acceptance(trace: AcceptanceTrace, acceptance: float, seed: int = 0) -> AcceptanceTrace:
+    """Of the same target, and a draft that is drawn as in `drawn_acceptance`."""
+    random, vocab = np.random.default_rng(seed), trace.pair.vocab_size
+    chances = _drawn_chances(random, acceptance, len(trace.tokens), trace.width)
+    first = trace.tokens - _drawn_ranks(random, chances)
+    guesses = (first[:, None] + np.arange(trace.width)) % vocab
+    pair = TracedPair(trace.pair.target, f"{acceptance:g}", trace.pair.temperature, vocab)
+    return AcceptanceTrace(pair, trace.prompts, trace.first, trace.tokens, *_falling(guesses, chances))
+
+
+def _drawn_chances(random: np.random.Generator, acceptance: float, count: int, width: int) -> Floats:
+    """[count, width], of one guess and of others."""
+    first = random.beta(CONCENTRATION * acceptance, CONCENTRATION * (1 - acceptance), count)
+    return np.column_stack((first, (1 - first)[:, None] * 0.5 ** np.arange(1, width)))
+
+
+def _drawn_ranks(random: np.random.Generator, chances: Floats) -> Ints:
+    """Which guess is right; one more than there are: none. [n]"""
+    ranks: Ints = (random.random(len(chances))[:, None] > np.cumsum(chances, axis=1)).sum(axis=1)
+    return ranks
+
+
+def _falling(guesses: Ints, chances: Floats) -> tuple[Ints, Floats]:
+    """Guesses and their log-chances, likeliest first. [n, width]"""
+    order = np.argsort(-chances, axis=1, kind="stable")
+    log_chances = np.log(np.maximum(np.take_along_axis(chances, order, axis=1), 1e-9))
+    return np.take_along_axis(guesses, order, axis=1), log_chances

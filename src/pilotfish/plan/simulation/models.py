@@ -1,0 +1,86 @@
+"""A target and a draft that replay an acceptance trace in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pilotfish.config.hardware.cost import ForwardLoad
+from pilotfish.core.scheduling.executor import ANY_DEPTH, ForwardSeconds, Outcome, Sampling, SequenceRows
+from pilotfish.core.trees.tree import Ints
+from pilotfish.plan.simulation.acceptance import AcceptanceTrace
+from pilotfish.plan.simulation.simulated import VirtualClock
+
+#: Seconds of a forward.
+Cost = Callable[[ForwardLoad], float]
+
+
+class Replay:
+    """Where in a trace each request is. A request is known by its seed; its output goes on with the trace's next
+    sequence where its own ends."""
+
+    def __init__(self, trace: AcceptanceTrace) -> None:
+        self.trace = trace
+        self._shifts: list[int] = []  # of each seed: from a position in its sequence to one in the trace
+
+    def beside(self, trace: AcceptanceTrace) -> Replay:
+        """The same requests in a trace of the same target with another draft."""
+        other = Replay(trace)
+        other._shifts = self._shifts
+        return other
+
+    def add(self, sequence: int, prompt: int) -> int:
+        """The seed of a request with a prompt of so many tokens, whose output begins as that of a sequence."""
+        self._shifts.append(int(self.trace.first[sequence]) - prompt)
+        return len(self._shifts) - 1
+
+    def places(self, sampling: Sampling) -> Ints:
+        """Of each sample's token in the trace. [samples]"""
+        shifts = np.array([self._shifts[seed] for seed in sampling.seeds], np.int64)
+        places: Ints = (shifts[sampling.sequences] + sampling.positions) % len(self.trace.tokens)
+        return places
+
+
+@dataclass
+class ReplayedModel:
+    """Implements `core.executor.Executor`: gives the target's tokens, or with children the draft's guesses. A forward
+    advances `clock` by its `cost`. Guesses below a wrong guess are those of the same position after the right one: none
+    of them is ever reached."""
+
+    replay: Replay
+    num_slots: int
+    context: int
+    cost: Cost
+    clock: VirtualClock
+
+    deepest = ANY_DEPTH
+
+    @property
+    def vocab_size(self) -> int:
+        return self.replay.trace.pair.vocab_size
+
+    def padded(self, rows: int) -> int:
+        return rows
+
+    def execute(self, rows: Sequence[SequenceRows], sampling: Sampling) -> Outcome:
+        seconds = self.cost(load_of(rows))
+        self.clock.now += seconds
+        spent = ForwardSeconds(model=seconds)
+        if not len(sampling):
+            return Outcome(np.zeros(0, np.int64), seconds=spent)
+        places, trace = self.replay.places(sampling), self.replay.trace
+        if not sampling.children:
+            return Outcome(trace.tokens[places], seconds=spent)
+        k = min(sampling.children, trace.width)
+        log_chances = trace.log_chances[places, :k]
+        if trace.pair.temperature:  # they are chances among those that are asked for (model/sampling.py)
+            log_chances = log_chances - np.logaddexp.reduce(log_chances, axis=1, keepdims=True)
+        return Outcome(trace.guesses[places, :k], log_chances, seconds=spent)
+
+
+def load_of(rows: Sequence[SequenceRows]) -> ForwardLoad:
+    """`context` is the mean of the sequences."""
+    context = sum(len(sequence.prefix_slots) for sequence in rows) / max(len(rows), 1)
+    return ForwardLoad(rows=sum(sequence.num_rows for sequence in rows), sequences=len(rows), context=context)

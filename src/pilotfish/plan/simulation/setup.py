@@ -1,0 +1,105 @@
+"""What is simulated: devices, the machine around them, the speculation, the load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from msgspec import Struct
+
+from pilotfish.config.hardware.cost import ForwardLoad
+from pilotfish.errors import ParameterError
+from pilotfish.plan.simulation.models import Cost
+
+Mode = Literal["off", "sync", "async"]
+
+
+class HostCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds that a machine takes beside its devices' forwards: `pilotfish plan calibrate` measures them."""
+
+    step: float = 0.0  # of the target's loop: each step,
+    sequence: float = 0.0  # each sequence in it,
+    node: float = 0.0  # and each node of its trees
+    level: float = 0.0  # of a draft's loop: each level,
+    leaf: float = 0.0  # and each row of it
+    waited: float = 0.0  # of a level that the target waits for
+    hop: float = 0.0  # of a message to another process
+
+    def of_target(self, cost: Cost) -> Cost:
+        """A step's, where a forward costs `cost`."""
+
+        def seconds(load: ForwardLoad) -> float:
+            own = self.step + self.sequence * load.sequences + self.node * (load.rows - load.sequences)
+            return cost(load) + own
+
+        return seconds
+
+    def of_draft(self, cost: Cost) -> Cost:
+        """A level's of a draft worker."""
+        return lambda load: cost(load) + self.level + self.leaf * load.rows
+
+    def of_local_draft(self, cost: Cost) -> Cost:
+        """A level's that the target waits for."""
+        return lambda load: cost(load) + self.waited
+
+
+class Speculation(Struct, frozen=True, kw_only=True):
+    """How trees are grown and verified; names and defaults are those of EngineConfig."""
+
+    mode: Mode = "off"
+    nodes: int = 16  # of a tree that are verified, at most
+    levels: int = 4  # sync: forwards of the draft for a tree, at most
+    width: int = 4  # sync: leaves of a sequence that a level expands
+    leaves: int = 32  # async: of a level, over all sequences
+    wanted: int = 2048  # async: nodes of a tree after which it stops growing
+    adaptive: bool = True  # whether the budget follows the rule; else every tree is verified in full
+    ngrams: bool = False  # whether n-grams guess too
+
+
+class Setup(Struct, frozen=True, kw_only=True):
+    """Targets of one kind and draft pools that they share."""
+
+    target: Cost  # seconds of its forwards
+    draft: Cost | None = None  # None in mode off
+    speculation: Speculation = Speculation()
+    host: HostCosts = HostCosts()
+    targets: int = 1
+    pools: int = 1  # async
+    delay: float = 0.0  # seconds that a message to a draft on another host takes, one way
+    max_rows: int = 4096
+    max_requests: int = 256
+    prefix_cache: bool = False
+    kv_slots: int = 1 << 20
+    context: int = 1 << 18
+
+    def __post_init__(self) -> None:
+        if self.speculation.mode != "off" and self.draft is None:
+            raise ParameterError("draft", None, f"one, in mode {self.speculation.mode}")
+        for name in ("targets", "pools", "max_rows", "max_requests", "kv_slots"):
+            if getattr(self, name) < 1:
+                raise ParameterError(name, getattr(self, name), "1 at least")
+
+
+class LoadItem(Struct, frozen=True):
+    """A request."""
+
+    sequence: int  # of the trace: its prompt, and where its output begins
+    output: int  # tokens
+    at: float = 0.0  # seconds: when it comes, at the earliest
+
+
+class SimulatedLoad(Struct, frozen=True):
+    items: Sequence[LoadItem]  # by `at`
+    concurrency: int = 0  # at a time, in all; 0: they come when they come
+
+
+def closed_load(requests: int, concurrency: int, output: int, sequences: int) -> SimulatedLoad:
+    """So many at a time; their prompts are those of a trace of `sequences`, in turn."""
+    return SimulatedLoad([LoadItem(i % sequences, output) for i in range(requests)], concurrency)
+
+
+def poisson_load(requests: int, rate: float, output: int, sequences: int, seed: int = 0) -> SimulatedLoad:
+    """`rate` a second in the mean, whatever has ended; prompts as in `closed_load`."""
+    times = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, requests)).tolist()
+    return SimulatedLoad([LoadItem(i % sequences, output, at) for i, at in enumerate(times)])

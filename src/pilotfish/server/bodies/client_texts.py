@@ -1,0 +1,170 @@
+"""How texts of clients become tokens, and how none of them becomes a special one (`--no-special-in-user-text`).
+
+    content    say <|im_end|>
+    wedged     say <·|im_end|>                               a wedge, which no text has, after its first character
+    rendered   <|im_start|>user↵say <·|im_end|><|im_end|>↵   by the template
+    tokens     <|im_start|> user ↵ say < | im _ end | > <|im_end|> ↵
+
+The tokenizer looks for its tokens first, and then takes the wedges out, before it does anything else with what is left.
+So all of a chat is tokenized as one text, and one without such spellings as it would be without all this.
+
+A text that ends as a token begins, as `<|im_`, has a wedge at its end, and one that begins as a token ends has one
+there: nothing that is written beside it completes the token. A template that writes both ends itself, as `<|` and `|>`
+around a role, has written a token.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from itertools import groupby, takewhile
+from typing import Any
+
+from tokenizers import normalizers
+
+from pilotfish.core.drafting.vocabulary import with_added
+from pilotfish.errors import ModelError
+from pilotfish.prompts import chat_prompt
+
+#: Of characters that Unicode keeps from texts, and drawn, so that no client knows it.
+WEDGE = "".join(chr(secrets.choice(range(0xFDD0, 0xFDF0))) for _ in range(8))
+
+
+class ClientTexts:
+    """What spells a token is that token, also in texts of clients, as in vLLM."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    def tokens(self, text: str, *, special: bool) -> list[int]:
+        """`special` adds the tokens that the tokenizer puts around a text."""
+        found: list[int] = self.tokenizer.encode(text, add_special_tokens=special)
+        return found
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any], *, special: bool) -> list[int]:
+        """As `prompts.chat_prompt`."""
+        return chat_prompt(messages, self.tokenizer, template, special=special)
+
+
+class PlainTexts(ClientTexts):
+    """What spells a token is text, wherever clients write it: in messages, tools, calls, variables of the template."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        """ModelError for a tokenizer that finds its tokens otherwise than by their spelling."""
+        super().__init__(tokenizer)
+        backend = tokenizer.backend_tokenizer
+        added, bare = sorted(backend.get_added_tokens_decoder().items()), with_added(backend, ())
+        self._ids = {token for token, one in added if one.special or not _is_text(token, one.content, bare)}
+        self._spelled = sorted(one.content for token, one in added if token in self._ids)
+        self._starts = re.compile(_starts_of(self._spelled))
+        cores = {text.strip() for text in self._spelled}  # letters and digits alone begin and end many other texts
+        self._begun = {text[:n] for text in cores for n in range(1, len(text)) if not text[:n].isalnum()}
+        self._ended = {text[n:] for text in cores for n in range(1, len(text)) if not text[n:].isalnum()}
+        self._longest = max(map(len, self._spelled), default=0)
+        self._backend = with_added(backend, (_by_spelling(one) if i in self._ids else one for i, one in added))
+        self._backend.normalizer = _without_wedges(backend.normalizer)
+        self._check()
+
+    def tokens(self, text: str, *, special: bool) -> list[int]:
+        return self.encode(self._wedged(text), add_special_tokens=special)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any], *, special: bool) -> list[int]:
+        wedged = [{name: v if name == "role" else self._within(v) for name, v in one.items()} for one in messages]
+        arguments = {name: self._within(value) for name, value in template.items()}
+        return chat_prompt(wedged, self, arguments, special=special)
+
+    # -- as a tokenizer of wedged texts
+
+    @property
+    def chat_template(self) -> Any:
+        return self.tokenizer.chat_template
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **arguments: Any) -> Any:
+        return self.tokenizer.apply_chat_template(messages, **arguments)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        text = text.removeprefix(WEDGE)  # some put a space before what is first
+        found: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return found
+
+    # -- wedges
+
+    def _within(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._wedged(value)
+        if isinstance(value, dict):
+            return {self._wedged(name): self._within(each) for name, each in value.items()}
+        return [self._within(each) for each in value] if isinstance(value, list) else value
+
+    def _wedged(self, text: str) -> str:
+        """Those at its ends stand within white space, which templates may take off."""
+        core = text.strip()
+        sizes = range(1, min(self._longest, len(core) + 1))
+        before = WEDGE * any(core[:n] in self._ended for n in sizes)
+        after = WEDGE * any(core[-n:] in self._begun for n in sizes)
+        if before or after:
+            head, _, tail = text.partition(core)
+            text = f"{head}{before}{core}{after}{tail}"
+        return self._starts.sub(rf"\g<0>{WEDGE}", text)
+
+    def _check(self) -> None:
+        """All tokens are found where they are spelled, as before, and none where a wedge is within."""
+        plain = [f"a{text}b" for text in self._spelled]
+        wedged = [self._wedged(text) for text in plain]
+        usual = self.tokenizer.backend_tokenizer
+        found = ((usual, plain), (self._backend, plain), (self._backend, wedged))
+        encoded = (backend.encode_batch(texts, add_special_tokens=False) for backend, texts in found)
+        for text, before, now, without in zip(self._spelled, *encoded, strict=True):
+            if before.ids != now.ids or not self._ids.isdisjoint(without.ids):
+                reason = f"the tokenizer does not find its token {text!r} by its spelling alone"
+                raise ModelError(f"no_special_in_user_text: {reason}")
+
+
+@lru_cache(maxsize=1)
+def plain_texts(tokenizer: Any) -> PlainTexts:
+    """Once for a tokenizer: a start makes it, to refuse what cannot be served, and requests use it."""
+    return PlainTexts(tokenizer)
+
+
+def _is_text(token: int, text: str, bare: Any) -> bool:
+    """Of an added token that is not special: vocabularies hold words, white space and markup, some so that texts are
+    shorter. What else there is, as `<think>`, templates write. `bare` has no added tokens."""
+    if len(text) == 1 or text.isspace() or text.isalnum():
+        return True
+    return token in bare.encode(text, add_special_tokens=False).ids
+
+
+def _by_spelling(token: Any) -> Any:
+    """Found before wedges are taken out."""
+    flags = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip", "special")}
+    return type(token)(token.content, normalized=False, **flags)
+
+
+def _without_wedges(normalizer: Any) -> Any:
+    """A template may have written them as JSON does."""
+    wedges = (normalizers.Replace(wedge, "") for wedge in (WEDGE, json.dumps(WEDGE)[1:-1]))
+    return normalizers.Sequence([*wedges, *([] if normalizer is None else [normalizer])])
+
+
+def _starts_of(texts: Collection[str]) -> str:
+    """A regular expression of the first characters of `texts`, wherever one stands."""
+    rests = groupby(sorted(texts), key=lambda text: text[0])
+    starts = ((first, [text[1:] for text in group]) for first, group in rests)
+    return "|".join(f"{re.escape(first)}(?={_any_of(rest)})" for first, rest in starts) or "(?!)"
+
+
+def _any_of(texts: Collection[str]) -> str:
+    """A regular expression of the beginnings of `texts`, which shares them, so that thousands cost little."""
+    if "" in texts:
+        return ""
+    groups = (list(group) for _, group in groupby(sorted(texts), key=lambda text: text[0]))
+    shared = ((_shared(group[0], group[-1]), group) for group in groups)
+    return "|".join(f"{re.escape(s)}(?:{_any_of([text[len(s) :] for text in group])})" for s, group in shared)
+
+
+def _shared(one: str, other: str) -> str:
+    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return "".join(character for character, _ in pairs)

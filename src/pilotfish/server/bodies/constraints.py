@@ -1,0 +1,143 @@
+"""What an output must be: OpenAI's `response_format` and vLLM's `structured_outputs`, as a Constraint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from pilotfish.conversation import ExactStruct, Name
+from pilotfish.core.sampling.constraint import Constraint
+from pilotfish.errors import ParameterError
+from pilotfish.server.bodies.closed_schema import closed
+from pilotfish.server.http_errors import bad, bad_request
+
+if TYPE_CHECKING:
+    from pilotfish.server.bodies.requests import GenerationRequest
+
+FIELD = "structured_outputs"  # of SamplingParams
+#: vLLM's older parameters, which say each by itself what `structured_outputs` does.
+GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+
+
+class JsonSchema(ExactStruct, kw_only=True):
+    name: Name
+    schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None  # it is kept either way
+
+
+class AnyText(ExactStruct, tag_field="type", tag="text"):
+    pass
+
+
+class JsonObject(ExactStruct, tag_field="type", tag="json_object"):
+    pass
+
+
+class JsonOfSchema(ExactStruct, tag_field="type", tag="json_schema"):
+    json_schema: JsonSchema
+
+
+ResponseFormat = AnyText | JsonObject | JsonOfSchema
+
+
+class StructuredOutputs(ExactStruct, kw_only=True):
+    """Exactly one of the first five."""
+
+    json: dict[str, Any] | str | None = None  # a schema, or its JSON
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None  # EBNF
+    json_object: Annotated[Literal[True], Meta(description="true")] | None = None
+    disable_any_whitespace: bool | None = None  # false: JSON may be indented
+    disable_additional_properties: bool | None = None  # `closed` does so, whatever it says
+    whitespace_pattern: None = None
+    structural_tag: None = None
+
+
+#: What of them says which outputs are allowed.
+KINDS = ("json", "regex", "choice", "grammar", "json_object")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What an output must be, and the field of the body that says so."""
+
+    field: str
+    kind: str  # of KINDS
+    value: Any = True
+    compact: bool = True  # JSON without optional white space, which a model may write for long
+
+    def constraint(self) -> Constraint:
+        """ParameterError names the field."""
+        with blaming(self.field):
+            match self.kind:
+                case "json" | "json_object":
+                    return Constraint.json(self.schema(), compact=self.compact)
+                case "choice":
+                    return Constraint.choice(self.value)
+                case "regex":
+                    return Constraint.regex(self.value)
+            return Constraint.grammar(self.value)
+
+    def schema(self) -> dict[str, Any]:
+        """Of JSON. HttpError names the field."""
+        return {"type": "object"} if self.kind == "json_object" else _schema(self.field, self.value)
+
+
+def wanted(body: GenerationRequest) -> Wanted | None:
+    """HttpError names the second of two fields that both say it."""
+    given = [*_of_format(body.response_format), *_of_structured(body.structured_outputs), *_of_guided(body)]
+    if len(given) > 1:
+        raise bad_request(given[1].field, f"it cannot be combined with {given[0].field}")
+    return given[0] if given else None
+
+
+def _of_format(form: ResponseFormat | None) -> Iterator[Wanted]:
+    if isinstance(form, JsonOfSchema):
+        yield Wanted("response_format", "json", form.json_schema.schema)
+    elif isinstance(form, JsonObject):
+        yield Wanted("response_format", "json_object")
+
+
+def _of_structured(given: StructuredOutputs | None) -> Iterator[Wanted]:
+    if given is None:
+        return
+    kinds = [kind for kind in KINDS if getattr(given, kind) is not None]
+    if not kinds:
+        raise bad_request(FIELD, f"one of {', '.join(KINDS[:-1])} and {KINDS[-1]} is needed")
+    compact = given.disable_any_whitespace is not False
+    yield from (Wanted(f"{FIELD}.{kind}", kind, getattr(given, kind), compact) for kind in kinds)
+
+
+def _of_guided(body: GenerationRequest) -> Iterator[Wanted]:
+    given = {field: getattr(body, field) for field in GUIDED}
+    yield from (Wanted(field, GUIDED[field], value) for field, value in given.items() if value is not None)
+
+
+def _schema(field: str, given: dict[str, Any] | str) -> dict[str, Any]:
+    if isinstance(given, dict):
+        return closed(given)
+    try:
+        return closed(msgspec.json.decode(given, type=dict[str, Any]))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise bad(field, given, "a JSON schema, as an object or as its text") from error
+
+
+@contextmanager
+def blaming(field: str) -> Iterator[None]:
+    """Errors about an output's constraint name the body's field."""
+    try:
+        yield
+    except RecursionError as error:
+        raise bad_request(field, "it is nested too deep") from error
+    except ParameterError as error:
+        if error.field != FIELD:
+            raise
+        problem = str(error).removeprefix(FIELD).removeprefix(":").strip()
+        raise ParameterError.described(field, f"{field}: {problem}") from error

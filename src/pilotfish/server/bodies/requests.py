@@ -1,0 +1,247 @@
+"""The bodies that clients send."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+
+from pilotfish.config.fields import Mode
+from pilotfish.config.server import MetricsLevel, ToolTemplate
+from pilotfish.conversation import ExactStruct, FunctionTool, Message, ToolChoice
+from pilotfish.core.sampling.noise import SEED_LIMIT
+from pilotfish.core.sampling.sampling_params import MAX_LOGPROBS, SamplingParams
+from pilotfish.server.bodies.constraints import ResponseFormat, StructuredOutputs
+from pilotfish.server.bodies.ignored import Ignored
+from pilotfish.server.http_errors import bad
+from pilotfish.server.observe.request_records import OutputKind
+
+_FIELDS = tomllib.loads(Path(__file__).with_name("fields.toml").read_text("utf-8"))
+#: Fields that may hold anything.
+HARMLESS: list[str] = _FIELDS["harmless"]
+#: Fields that are not supported, by the values that change nothing. Of the second kind no value changes an answer.
+UNSUPPORTED = {name: (None, *values) for name, values in _FIELDS["unsupported"].items()}
+HINTS = {name: (None, *values) for name, values in _FIELDS["hints"].items()}
+#: Of those that are not supported, what parts of messages may not have either.
+WITHIN_MESSAGES = frozenset(_FIELDS["within_messages"])
+#: What errors say of some of them.
+INSTEAD: dict[str, str] = _FIELDS["instead"]
+SEED = f"an integer 0 to {SEED_LIMIT - 1}, or its digits as text"
+LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS, description=f"an integer 0 to {MAX_LOGPROBS}")]
+RequestId = Annotated[str, Meta(pattern=r"^[ -~]{1,128}\Z", description="1 to 128 printable ASCII characters")]
+AnswerId = Annotated[str, Meta(pattern=r"^[ -~]{1,160}\Z", description="1 to 160 printable ASCII characters")]
+#: Sampling parameters that no body has, and those whose JSON is not SamplingParams' own type. A description is what
+#: errors say is allowed.
+NOT_IN_BODIES = frozenset({"bad_token_ids", "logprobs", "structured_outputs"})
+AS_JSON: dict[str, Any] = {
+    "seed": Annotated[int | str, Meta(description=SEED)],
+    "stop": str | list[str],
+    "logit_bias": Annotated[dict[str, float], Meta(description="an object of token ids and numbers")],
+}
+SAMPLING = {name: hint for name, hint in get_type_hints(SamplingParams).items() if name not in NOT_IN_BODIES}
+
+
+class RequestBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    model: str | None = None
+
+    @classmethod
+    def normal(cls, fields: dict[str, Any], ignored: Ignored) -> dict[str, Any]:  # noqa: ARG003
+        """The fields of a body in the one form that its type describes."""
+        return fields
+
+
+if TYPE_CHECKING:
+
+    class DerivedFields(RequestBody):
+        def __getattr__(self, name: str) -> Any: ...
+else:
+    _sampling = [(name, AS_JSON.get(name, hint) | None, None) for name, hint in SAMPLING.items()]
+    _harmless = [(name, Any, None) for name in HARMLESS]
+    DerivedFields = msgspec.defstruct("DerivedFields", [*_sampling, *_harmless], bases=(RequestBody,), kw_only=True)
+
+
+class SpeculationOptions(ExactStruct):
+    """How to speculate for a request, within the server's options. Never changes the output."""
+
+    mode: Mode | None = None  # off, or the server's own
+    max_nodes: int | None = None  # of a tree
+    metrics: MetricsLevel | None = None
+    detail: bool | None = None  # each event of a stream tells the steps behind it
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None  # nothing is obfuscated
+
+
+class GenerationRequest(DerivedFields, kw_only=True):
+    """Fields of completions and of chats. None means absent."""
+
+    best_of: int | None = None  # n
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    spaces_between_special_tokens: bool | None = None  # there are none, whatever it says
+    echo: bool | None = None  # of a chat: the last message, if it is the assistant's
+    add_special_tokens: bool | None = None  # those that the tokenizer puts around a text; a chat template has its own
+    truncate_prompt_tokens: int | None = None  # that are kept; -1: as many as fit
+    truncation_side: Literal["left", "right"] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None  # in log-probabilities
+    cache_salt: str | None = None
+    timeout: Annotated[float, Meta(gt=0, le=1e9, description="a number of seconds, more than 0")] | None = None
+    request_id: RequestId | None = None  # in the answer's id
+    speculation: SpeculationOptions | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None  # this and the next three: vLLM's older structured_outputs
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    metadata: Any = None  # of it, `tag` labels metrics
+
+    output: ClassVar[OutputKind]
+    answer_object: ClassVar[str]  # what the answer calls itself
+    event_object: ClassVar[str]  # what each event of a stream does
+    prompt_field: ClassVar[str]
+    id_prefix: ClassVar[str]
+    default_tokens: ClassVar[int | None]  # of an output
+    clipped: ClassVar[bool] = False  # a limit beyond the context becomes what the context leaves
+
+    @property
+    def limit(self) -> tuple[str, int | None]:
+        """The field that limits an output's tokens, and its value."""
+        return "max_tokens", self.max_tokens
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Likeliest tokens to report of each token of the output; None: no log-probabilities at all."""
+        raise NotImplementedError
+
+    @property
+    def only_echo(self) -> bool:
+        """Whether only the prompt is wanted."""
+        return False
+
+    @property
+    def tag(self) -> Any:
+        """The client's name for the request's purpose."""
+        return self.metadata.get("tag") if isinstance(self.metadata, dict) else None
+
+    @property
+    def session(self) -> str | None:
+        """What names the requests that belong together: they go to one target if nothing speaks against it."""
+        names = (self.session_id, self.prompt_cache_key, self.user)
+        return next((name for name in names if isinstance(name, str) and name), None)
+
+    @property
+    def detail(self) -> bool:
+        return self.speculation is not None and bool(self.speculation.detail)
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    prompt: str | list[str | int | list[int]]  # a text, tokens, or a list of either
+    logprobs: int | None = None
+
+    output: ClassVar = "completion"
+    answer_object: ClassVar = "text_completion"
+    event_object: ClassVar = "text_completion"
+    prompt_field: ClassVar = "prompt"
+    id_prefix: ClassVar = "cmpl-"
+    default_tokens: ClassVar = 16  # OpenAI's
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        kinds = {type(part) for part in self.prompt}
+        if int in kinds and len(kinds) > 1:
+            raise bad("prompt", self.prompt, "a text, a list of tokens, or a list of either")
+        return cast(list[str | list[int]], [self.prompt] if int in kinds else self.prompt)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def only_echo(self) -> bool:
+        return bool(self.echo) and self.max_tokens == 0
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: LogprobCount | None = None
+    add_generation_prompt: bool | None = None  # true unless continue_final_message
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: ToolChoice | None = None  # auto where there are tools
+    tool_template: ToolTemplate | None = None  # the server's
+    parallel_tool_calls: bool | None = None  # true: several calls in an output
+    include_reasoning: bool | None = None  # true
+    reasoning_effort: str | None = None  # for chat templates that know it
+
+    output: ClassVar[OutputKind] = "chat"
+    answer_object: ClassVar = "chat.completion"
+    event_object: ClassVar = "chat.completion.chunk"
+    prompt_field: ClassVar = "messages"
+    effort_field: ClassVar = "reasoning_effort"
+    id_prefix: ClassVar = "chatcmpl-"
+    default_tokens: ClassVar = None
+
+    @property
+    def limit(self) -> tuple[str, int | None]:
+        newer = self.max_completion_tokens
+        if newer is None:
+            return "max_tokens", self.max_tokens
+        if self.max_tokens not in (None, newer):
+            raise bad("max_tokens", self.max_tokens, f"max_completion_tokens, {newer}")
+        return "max_completion_tokens", newer
+
+    @property
+    def num_logprobs(self) -> int | None:
+        if self.top_logprobs and not self.logprobs:
+            raise bad("logprobs", self.logprobs, "true with top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def tool_path(self, i: int) -> str:
+        """Where the body has the i-th function of `tools`."""
+        return f"tools[{i}].function"
+
+    @property
+    def echoed(self) -> str:
+        """The beginning of the answer: the last message, if the assistant goes on with it."""
+        return self.messages[-1].text if self.echo and self.messages[-1].role == "assistant" else ""
+
+
+class TokenizeRequest(RequestBody, kw_only=True):
+    """A prompt, or messages."""
+
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None  # true for a prompt; a chat template has its own
+    tools: list[FunctionTool] | None = None  # this and the next three are of messages
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tool_template: ToolTemplate | None = None
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(RequestBody, kw_only=True):
+    tokens: list[int]
+
+
+class FeedbackRequest(RequestBody, kw_only=True):
+    """How well a request was served: either `success` or `score`."""
+
+    request_id: AnswerId  # the answer's id, or its X-Request-Id
+    success: bool | None = None
+    score: Annotated[float, Meta(ge=0, le=1, description="a number 0 to 1")] | None = None
+    category: str | None = None  # the request's tag
+    comment: Annotated[str, Meta(max_length=2000, description="a text of up to 2000 characters")] | None = None

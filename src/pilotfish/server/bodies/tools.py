@@ -1,0 +1,87 @@
+"""Which tools a chat may call, and whether it must."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pilotfish.conversation import AllowedTools, NamedTool, ToolReference
+from pilotfish.grammar.parsers.tools import Tool
+from pilotfish.server.bodies.closed_schema import closed
+from pilotfish.server.bodies.constraints import blaming
+from pilotfish.server.bodies.requests import ChatRequest
+from pilotfish.server.http_errors import bad, bad_request
+
+#: Of a function's arguments where it has no schema.
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """What a chat may call."""
+
+    tools: tuple[Tool, ...] = ()  # none: nothing is a call
+    required: bool = False
+    named: str | None = None  # the one that must be called
+    parallel: bool = True
+    field: str = "tools"  # to blame for a schema that cannot be kept
+
+
+NO_TOOLS = ToolUse()
+
+
+def tool_use(body: ChatRequest) -> ToolUse:
+    """HttpError names the first bad field."""
+    offered, choice, parallel = _by_name(body), body.tool_choice, body.parallel_tool_calls is not False
+    if choice is None:
+        choice = "auto" if offered else "none"
+    if choice == "none":
+        return NO_TOOLS
+    if not offered:
+        raise bad_request("tool_choice", "it is not allowed without tools")
+    if isinstance(choice, NamedTool):
+        name = choice.function.name
+        _check_offered("tool_choice.function.name", name, offered)
+        return ToolUse((offered[name].tool,), required=True, named=name, parallel=False, field=offered[name].field)
+    mode = choice
+    if isinstance(choice, AllowedTools):
+        mode, offered = choice.allowed_tools.mode, _subset(choice.allowed_tools.tools, offered)
+    field = next(iter(offered.values())).field if len(offered) == 1 else "tools"
+    tools = tuple(each.tool for each in offered.values())
+    return ToolUse(tools, required=mode == "required", parallel=parallel, field=field)
+
+
+@dataclass(frozen=True)
+class _Offered:
+    tool: Tool
+    field: str  # where its schema stands
+
+
+def _by_name(body: ChatRequest) -> dict[str, _Offered]:
+    offered: dict[str, _Offered] = {}
+    for i, each in enumerate(body.tools or ()):
+        path, function = body.tool_path(i), each.function
+        if function.name in offered:
+            raise bad(f"{path}.name", function.name, "names that differ")
+        schema = function.parameters or NO_ARGUMENTS
+        if (kind := schema.get("type", "object")) != "object":
+            raise bad(f"{path}.parameters.type", kind, "object")
+        with blaming(f"{path}.parameters"):
+            tool = Tool(function.name, function.description, closed(schema), bool(function.strict))
+        offered[function.name] = _Offered(tool, f"{path}.parameters")
+    return offered
+
+
+def _subset(given: list[ToolReference], offered: Mapping[str, _Offered]) -> dict[str, _Offered]:
+    path = "tool_choice.allowed_tools.tools"
+    if not given:
+        raise bad(path, given, "a list of at least one tool")
+    for i, each in enumerate(given):
+        _check_offered(f"{path}[{i}].function.name", each.function.name, offered)
+    names = {each.function.name for each in given}
+    return {name: each for name, each in offered.items() if name in names}
+
+
+def _check_offered(field: str, name: str, offered: Mapping[str, _Offered]) -> None:
+    if name not in offered:
+        raise bad(field, name, f"a function of tools: {' or '.join(offered)}")

@@ -1,0 +1,280 @@
+"""From a body of Anthropic's Messages API to the chat that it means.
+
+user:      text …                                      ─► user
+           tool_result …, text …                       ─► tool, for each result; user
+assistant: thinking, text …, tool_use …                ─► assistant, with its reasoning and its calls
+           text … as the last turn                     ─► assistant, which the answer goes on with
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import msgspec
+
+from pilotfish.conversation import (
+    CalledFunction,
+    ChosenFunction,
+    FunctionTool,
+    Message,
+    NamedTool,
+    TextPart,
+    ToolCall,
+    ToolChoice,
+    ToolFunction,
+)
+from pilotfish.server.bodies.constraints import JsonOfSchema, JsonSchema
+from pilotfish.server.bodies.ignored import Ignored
+from pilotfish.server.bodies.reading import SWITCHES
+from pilotfish.server.bodies.requests import ChatRequest
+from pilotfish.server.http_errors import bad, bad_request
+from pilotfish.server.messages.message_body import (
+    AdaptiveThinking,
+    AnyChoice,
+    ClientTool,
+    ContentBlock,
+    CountTokensRequest,
+    EnabledThinking,
+    MessagesRequest,
+    NamedChoice,
+    NoChoice,
+    OutputConfig,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+
+#: Ids of calls begin so.
+CALL = "toolu_"
+#: With which Claude Code begins its system text.
+_CLIENT_LINES = re.compile(r"\A(x-anthropic-[\w-]+:.*(\n|\Z))+")
+
+
+class MessageChat(ChatRequest, kw_only=True):
+    """The chat that a body means."""
+
+    places: list[int]  # of its tools among the body's
+
+    output: ClassVar = "message"
+    effort_field: ClassVar = "output_config.effort"
+    id_prefix: ClassVar = "msg_"
+    clipped: ClassVar = True
+
+    @property
+    def only_echo(self) -> bool:
+        return bool(self.max_tokens == 0)
+
+    def tool_path(self, i: int) -> str:
+        return super().tool_path(self.places[i])
+
+
+def chat_of(body: CountTokensRequest, ignored: Ignored, *, reasons: bool) -> MessageChat:
+    """`reasons`: whether the model can think before it answers. HttpError names the first bad field."""
+    output = body.output_config or OutputConfig()
+    tools = {i: _tool(tool) for i, tool in enumerate(body.tools or ()) if tool is not None}
+    prompt = MessageChat(
+        model=body.model,
+        messages=[*_system(body, ignored), *_conversation(body)],
+        continue_final_message=_goes_on(body),
+        tools=list(tools.values()) or None,
+        places=list(tools),
+        tool_template=body.tool_template,
+        tool_choice=_tool_choice(body, offered=bool(tools)),
+        parallel_tool_calls=not getattr(body.tool_choice, "disable_parallel_tool_use", None),
+        response_format=JsonOfSchema(JsonSchema(name="answer", schema=output.format.schema)) if output.format else None,
+        reasoning_effort=output.effort,
+        chat_template_kwargs={**_thinking(body, ignored, reasons=reasons), **(body.chat_template_kwargs or {})},
+    )
+    return msgspec.structs.replace(prompt, **_sampling(body, ignored)) if isinstance(body, MessagesRequest) else prompt
+
+
+def _sampling(body: MessagesRequest, ignored: Ignored) -> dict[str, Any]:
+    if body.speculation is not None and body.speculation.detail:
+        ignored.leave_out(bad("speculation.detail", True, "false: streams of completions and chats have it"))
+    return {
+        "max_tokens": body.max_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "stop": body.stop_sequences,
+        "stream": body.stream,
+        "seed": body.seed,
+        "cache_salt": body.cache_salt,
+        "speculation": body.speculation,
+        "user": body.metadata.user_id if body.metadata else None,
+        "metadata": {"tag": body.metadata.tag} if body.metadata else None,
+    }
+
+
+def _thinking(body: CountTokensRequest, ignored: Ignored, *, reasons: bool) -> dict[str, bool]:
+    """Arguments of the chat template. `adaptive` leaves it to the model; one that cannot think does not."""
+    thinking = body.thinking
+    if thinking is None or isinstance(thinking, AdaptiveThinking):
+        return {}
+    if isinstance(thinking, EnabledThinking):
+        if not reasons:
+            allowed = "disabled or adaptive, as this model does not think"
+            ignored.leave_out(bad("thinking.type", "enabled", allowed))
+        elif isinstance(body, MessagesRequest) and thinking.budget_tokens >= body.max_tokens:
+            raise bad("thinking.budget_tokens", thinking.budget_tokens, f"less than max_tokens, {body.max_tokens}")
+    return dict.fromkeys(SWITCHES if reasons else (), isinstance(thinking, EnabledThinking))
+
+
+# -- tools
+
+
+def _tool(tool: ClientTool) -> FunctionTool:
+    function = ToolFunction(
+        name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+    )
+    return FunctionTool(type="function", function=function)
+
+
+def _tool_choice(body: CountTokensRequest, *, offered: bool) -> ToolChoice | None:
+    match body.tool_choice:
+        case NamedChoice(name=name):
+            return NamedTool(function=ChosenFunction(name))
+        case AnyChoice():
+            return "required"
+        case NoChoice():
+            return "none"
+    return "auto" if body.tool_choice and offered else None
+
+
+# -- turns
+
+
+@dataclass
+class _Turn:
+    """Turns that follow each other by one role, as one."""
+
+    role: str
+    blocks: list[tuple[str, ContentBlock]]  # with their paths in the body
+
+    @property
+    def texts(self) -> list[TextPart]:
+        return [_part(block) for _, block in self.blocks if isinstance(block, TextBlock)]
+
+    def only(self, *kinds: type[ContentBlock]) -> None:
+        """HttpError for a block that the role cannot have."""
+        for path, block in self.blocks:
+            if not isinstance(block, kinds):
+                allowed = " or ".join(str(kind.__struct_config__.tag) for kind in kinds)
+                raise bad(f"{path}.type", block.__struct_config__.tag, f"{allowed} in a turn of the {self.role}")
+
+
+def _system(body: CountTokensRequest, ignored: Ignored) -> list[Message]:
+    """Without lines that only say which client asks: with a hash that is always another one no KV would be found. A
+    strict server takes them for text."""
+    given = [TextBlock(text=body.system)] if isinstance(body.system, str) else body.system or ()
+    texts = [block.text for block in given]
+    if not ignored.strict and any(map(_CLIENT_LINES.match, texts)):
+        ignored.tell("system[x-anthropic-]", "it only says which client asks")
+        texts = [_CLIENT_LINES.sub("", text) for text in texts]
+    content = [TextPart(type="text", text=text) for text in texts if text]
+    return [Message(role="system", content=content)] if content else []
+
+
+def _goes_on(body: CountTokensRequest) -> bool:
+    """Whether the answer is to go on with the last turn."""
+    return bool(body.messages) and body.messages[-1].role == "assistant" and bool(body.messages[-1].content)
+
+
+def _conversation(body: CountTokensRequest) -> Iterator[Message]:
+    turns = _turns(body)
+    calls: dict[str, str] = {}  # of the turn before, that no result has answered yet: paths by id
+    for turn in turns:
+        if turn.role == "user":
+            yield from _user(turn, calls)
+        _refuse_unanswered(calls)
+        if turn.role == "assistant":
+            yield _assistant(turn)
+            calls = {block.id: path for path, block in turn.blocks if isinstance(block, ToolUseBlock)}
+        elif turn.role == "system":
+            turn.only(TextBlock)
+            yield Message(role="system", content=turn.texts)
+    _refuse_unanswered(calls)
+    if _goes_on(body):
+        _check_beginning(body, turns[-1])
+
+
+def _check_beginning(body: CountTokensRequest, turn: _Turn) -> None:
+    """Of an answer."""
+    path, begun = f"messages[{len(body.messages) - 1}].content", "".join(part.text for part in turn.texts)
+    if not begun or begun[-1].isspace():
+        raise bad_request(path, "an answer can only go on with a text that does not end in white space")
+    if body.output_config is not None and body.output_config.format is not None:
+        raise bad_request("output_config.format", "it is not allowed where the last turn is the assistant's")
+
+
+def _turns(body: CountTokensRequest) -> list[_Turn]:
+    """HttpError for one without content, unless it is the assistant's and the last one: that is left out."""
+    turns: list[_Turn] = []
+    for i, turn in enumerate(body.messages):
+        if not turn.content and turn.role == "assistant" and i == len(body.messages) - 1:
+            break
+        if not turn.content:
+            raise bad(f"messages[{i}].content", turn.content, "at least one character or block")
+        paths = (f"messages[{i}].content[{j}]" for j in range(len(turn.blocks)))
+        blocks = list(zip(paths, turn.blocks, strict=True))
+        if turns and turns[-1].role == turn.role:
+            turns[-1].blocks += blocks
+        else:
+            turns.append(_Turn(turn.role, blocks))
+    return turns
+
+
+def _user(turn: _Turn, calls: dict[str, str]) -> Iterator[Message]:
+    """Results take their calls out of `calls`. They come before all text."""
+    turn.only(TextBlock, ToolResultBlock)
+    texts_begun = False
+    for path, block in turn.blocks:
+        if isinstance(block, TextBlock):
+            texts_begun = True
+        elif isinstance(block, ToolResultBlock):
+            if texts_begun:
+                raise bad_request(path, "a tool_result after text is not allowed; expected results first")
+            if calls.pop(block.tool_use_id, None) is None:
+                raise bad(f"{path}.tool_use_id", block.tool_use_id, "the id of a tool_use block in the turn before")
+            yield _result(block)
+    if turn.texts:
+        yield Message(role="user", content=turn.texts)
+
+
+def _result(block: ToolResultBlock) -> Message:
+    content = block.content if isinstance(block.content, str) else [_part(part) for part in block.content or ()]
+    return Message(role="tool", tool_call_id=call_id(block.tool_use_id), content=content)
+
+
+def _assistant(turn: _Turn) -> Message:
+    turn.only(TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock)
+    thoughts = [block.thinking for _, block in turn.blocks if isinstance(block, ThinkingBlock)]
+    calls = [_call(block) for _, block in turn.blocks if isinstance(block, ToolUseBlock)]
+    content = turn.texts or (None if calls else "")
+    return Message(role="assistant", content=content, tool_calls=calls or None, reasoning="\n".join(thoughts) or None)
+
+
+def _call(block: ToolUseBlock) -> ToolCall:
+    arguments = msgspec.json.encode(block.input).decode()
+    return ToolCall(
+        id=call_id(block.id), type="function", function=CalledFunction(name=block.name, arguments=arguments)
+    )
+
+
+def call_id(given: str) -> str:
+    """As the chat template knows it: some ask for ids of their own kind."""
+    return given.removeprefix(CALL)
+
+
+def _refuse_unanswered(calls: dict[str, str]) -> None:
+    for name, path in calls.items():
+        raise bad_request(path, f"no tool_result for the tool_use {name!r} in the turn after it")
+
+
+def _part(block: TextBlock) -> TextPart:
+    return TextPart(type="text", text=block.text)

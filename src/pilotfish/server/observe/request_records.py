@@ -1,0 +1,205 @@
+"""Records of requests for admission, metrics, logs and traces. Times are monotonic seconds."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from pilotfish.core.prefilling.handover import HandOverReport
+from pilotfish.core.scheduling.request import FinishReason
+from pilotfish.errors import ParameterError
+from pilotfish.operate.cascade_policy import CascadeAnswer
+from pilotfish.operate.outcome import DEPTHS
+from pilotfish.operate.variants import DEFAULT
+from pilotfish.server.observe.feedback_table import ServedMode, ServedRequest
+from pilotfish.wire.serving import Delta, Verified
+
+if TYPE_CHECKING:
+    from pilotfish.server.observe.metrics import ServerMetrics
+
+_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,63}")
+#: The API that a request came by.
+OutputKind: TypeAlias = Literal["completion", "chat", "response", "message"]
+
+
+@dataclass(frozen=True)
+class RequestFacts:
+    """What a request asks for: `n` outputs of each prompt."""
+
+    prompts: tuple[int, ...]  # tokens of each
+    max_tokens: int  # of an output
+    n: int = 1
+    mode: ServedMode = "off"  # of its speculation; cascade: it is for an alias of two models
+    streaming: bool = False
+    output: OutputKind = "completion"
+    tag: str | None = None
+    client: str | None = None  # the name of its key
+    variant: str = DEFAULT  # of speculation
+
+    @property
+    def sequences(self) -> int:
+        return len(self.prompts) * self.n
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(self.prompts)
+
+    @property
+    def tokens(self) -> int:
+        """The most tokens that count for `tokens_per_minute`: a prompt counts once for all its outputs."""
+        return self.prompt_tokens + self.sequences * self.max_tokens
+
+    @property
+    def slots(self) -> int:
+        """The most KV slots of its sequences."""
+        return self.n * self.prompt_tokens + self.sequences * self.max_tokens
+
+
+def checked_tag(value: object, field: str = "metadata.tag") -> str:
+    """The tag of a request; `field` is where it came from, for the error's message."""
+    if isinstance(value, str) and _TAG.fullmatch(value):
+        return value
+    shown = value[:80] if isinstance(value, str) else value
+    raise ParameterError(field, shown, "1 to 64 letters, digits and _ . : / -, a letter or digit first")
+
+
+def _between(begin: str, end: str) -> property:
+    """Seconds from one moment of a RequestRecord to another."""
+
+    def seconds(record: RequestRecord) -> float | None:
+        first, last = getattr(record, begin), getattr(record, end)
+        return None if first is None or last is None else max(last - first, 0.0)
+
+    return property(seconds)
+
+
+class RequestRecord:
+    """Follows one request, and tells the metrics. `finish` must be called once, however the request ends."""
+
+    def __init__(self, metrics: ServerMetrics, facts: RequestFacts, arrived: float) -> None:
+        self.facts, self.arrived = facts, arrived
+        self.ended = arrived
+        self.reason: FinishReason | None = None  # until it has ended
+        self.queued: float | None = None  # seconds from submission to the first row in a step
+        self.first_token: float | None = None  # moments; None: there was none
+        self.last_token: float | None = None
+        self.tokens = [0] * facts.sequences  # of each output
+        self.verify_steps = 0  # of one output each, with a tree
+        self.drafted = 0  # nodes of these trees
+        self.accepted = 0  # of them
+        self.accepted_by_origin: Counter[str] = Counter()
+        self.guessable = self.sharing = 0  # steps in which prompts left rows for guesses, and who shared these, summed
+        self.late = 0  # steps of one output each whose drafter was asked for a tree and had none
+        self.tried_by_depth, self.accepted_by_depth = [0] * DEPTHS, [0] * DEPTHS  # trees, as in `rollout.outcome`
+        #: Called with each step of an output, and the seconds since its step before; None: there was none.
+        self.observe_step: Callable[[Verified, float | None], None] = lambda *_: None
+        self.handovers: list[HandOverReport] = []
+        self.cascade = CascadeAnswer()  # who answers, where the request is for a cascade
+        self.served = ServedRequest(facts.tag, facts.mode)  # for feedback, which may come when all else is gone
+        self._metrics = metrics
+        self._steps: list[float | None] = [None] * facts.sequences  # of each output's newest tokens: the target's clock
+        self._reasons: set[FinishReason] = set()
+        metrics.started()
+
+    def update(self, index: int, delta: Delta, now: float) -> None:
+        """Count a delta of output `index` among all outputs of the request, which reached the server at `now`."""
+        prompt, output = divmod(index, self.facts.n)
+        if delta.queued is not None and output == 0:  # its first, and that of its prompt
+            handed_over = sum(report.tokens for report in delta.handovers)
+            self._metrics.prefix(self.facts.prompts[prompt], delta.cached, handed_over)
+        if delta.queued is not None and self.queued is None:
+            self.queued = delta.queued
+        if delta.tokens:
+            if self.first_token is None:
+                self.first_token = now
+                self._metrics.first_token(now - self.arrived, self.facts.prompt_tokens)
+            self.last_token = now
+            self.tokens[index] += len(delta.tokens)
+            self.served.tokens += len(delta.tokens)
+        for verified in delta.verified:
+            self._verify(index, verified)
+        for report in delta.handovers:
+            self.handovers.append(report)
+            self._metrics.handover(report)
+        if delta.finish is not None:
+            self._reasons.add(delta.finish.reason)
+
+    def _verify(self, index: int, verified: Verified) -> None:
+        if verified.nodes:
+            self.verify_steps += 1
+            self.drafted += verified.nodes
+            self.accepted += verified.accepted
+            self.accepted_by_origin.update(verified.origins)
+            self._count_depths(verified)
+        if verified.tokens:
+            self.served.steps += 1
+            self.late += verified.late
+            self.guessable += verified.sharing > 0
+            self.sharing += verified.sharing
+            before, self._steps[index] = self._steps[index], verified.at
+            since = None if before is None or verified.resumed else verified.at - before
+            if since is not None:
+                self._metrics.inter_token(since)
+            self.observe_step(verified, since)
+
+    def _count_depths(self, tree: Verified) -> None:
+        for depth in range(min(max(tree.depth, tree.accepted), DEPTHS)):
+            self.tried_by_depth[depth] += tree.accepted >= depth
+            self.accepted_by_depth[depth] += tree.accepted > depth
+
+    def finish(self, now: float, reason: FinishReason | None = None) -> None:
+        """The request has ended, for `reason` or else as its outputs did."""
+        self.ended, self.reason = now, reason or self._worst_reason()
+        self.served.mode = self.cascade.side or self.served.mode
+        self._metrics.finished(self)
+
+    def _worst_reason(self) -> FinishReason:
+        """An output without a reason was aborted."""
+        if FinishReason.LENGTH in self._reasons and FinishReason.ABORT not in self._reasons:
+            return FinishReason.LENGTH
+        return FinishReason.STOP if self._reasons == {FinishReason.STOP} else FinishReason.ABORT
+
+    # -- figures, once it has ended. Times are seconds; None: the request never came so far.
+
+    @property
+    def generation_tokens(self) -> int:
+        """Tokens of all outputs."""
+        return sum(self.tokens)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest output."""
+        return max(self.tokens)
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """The accepted share of the nodes."""
+        return self.accepted / self.drafted if self.verify_steps else None
+
+    @property
+    def accepted_per_verify_step(self) -> float | None:
+        return self.accepted / self.verify_steps if self.verify_steps else None
+
+    @property
+    def handed_over(self) -> int | None:
+        """Tokens whose KV prefill workers computed; None if none was asked to."""
+        return sum(report.tokens for report in self.handovers) if self.handovers else None
+
+    @property
+    def scheduled(self) -> float:
+        """The moment of the first row in a step."""
+        return self.arrived + (self.queued or 0.0)
+
+    latency = _between("arrived", "ended")
+    time_to_first_token = _between("arrived", "first_token")
+    prefill = _between("scheduled", "first_token")
+    decode = _between("first_token", "last_token")
+    inference = _between("scheduled", "last_token")
+
+    @property
+    def time_per_output_token(self) -> float | None:
+        """For each token of an output after its first; None if no output has a second one."""
+        return None if self.decode is None or self.longest < 2 else self.decode / (self.longest - 1)

@@ -1,0 +1,168 @@
+"""OpenTelemetry spans of requests: semantic conventions for generative AI, and vLLM's names where these have none.
+
+A span holds counts and times, never text of a prompt or an answer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from operator import attrgetter
+from typing import Any
+
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
+from opentelemetry.trace import Tracer as SpanMaker
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from pilotfish.core.prefilling.handover import HandOverReport
+from pilotfish.core.scheduling.request import FinishReason
+from pilotfish.server.observe.request_records import OutputKind, RequestRecord
+from pilotfish.wire.serving import Delta, Verified
+
+#: Verify steps of a request with an event of their own.
+MAX_EVENTS = 256
+#: Seconds that the sending of one batch may take, retries included, before its spans are dropped.
+EXPORT_TIMEOUT = 5.0
+#: What a span says of its request when that has ended, by attributes of its RequestRecord; None is left out.
+ATTRIBUTES = {
+    "gen_ai.request.max_tokens": "facts.max_tokens",
+    "gen_ai.request.choice.count": "facts.sequences",
+    "gen_ai.request.n": "facts.sequences",
+    "gen_ai.request.stream": "facts.streaming",
+    "gen_ai.usage.input_tokens": "facts.prompt_tokens",
+    "gen_ai.usage.prompt_tokens": "facts.prompt_tokens",
+    "gen_ai.usage.output_tokens": "generation_tokens",
+    "gen_ai.usage.completion_tokens": "generation_tokens",
+    "gen_ai.usage.num_sequences": "facts.sequences",
+    "gen_ai.latency.e2e": "latency",
+    "gen_ai.latency.time_to_first_token": "time_to_first_token",
+    "gen_ai.latency.time_in_queue": "queued",
+    "gen_ai.latency.time_in_model_prefill": "prefill",
+    "gen_ai.latency.time_in_model_decode": "decode",
+    "gen_ai.latency.time_in_model_inference": "inference",
+    "pilotfish.mode": "facts.mode",
+    "pilotfish.tag": "facts.tag",
+    "pilotfish.client": "facts.client",
+    "pilotfish.variant": "facts.variant",
+    "pilotfish.answered_by": "cascade.answered_by",
+    "pilotfish.escalated": "cascade.escalated",
+    "pilotfish.confidence": "cascade.confidence",
+    "pilotfish.verify_steps": "verify_steps",
+    "pilotfish.drafted": "drafted",
+    "pilotfish.accepted": "accepted",
+    "pilotfish.handed_over": "handed_over",
+}
+#: What the span of a hand-over says of it.
+HANDOVER_FACTS = ("pool", "transport", "outcome", "tokens", "cached")
+#: OpenTelemetry's names of the APIs that a request comes by.
+OPERATIONS: dict[OutputKind, str] = {
+    "completion": "text_completion",
+    "chat": "chat",
+    "response": "chat",
+    "message": "chat",
+}
+
+
+class Tracer:
+    """Spans of one server. A thread sends them in batches; when it cannot, they are dropped, and no request waits."""
+
+    def __init__(self, exporter: SpanExporter, model_name: str) -> None:
+        self._provider = TracerProvider(
+            resource=Resource.create({SERVICE_NAME: "pilotfish"}),
+            span_limits=SpanLimits(max_events=MAX_EVENTS),
+            shutdown_on_exit=False,
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("pilotfish")
+        self._propagator = TraceContextTextMapPropagator()
+        self._model_name = model_name
+
+    def request(self, kind: OutputKind, request_id: str, headers: Mapping[str, str]) -> RequestSpan:
+        """A span that begins now, in the trace of the request's `traceparent`, if it has one."""
+        operation, model = OPERATIONS[kind], self._model_name
+        attributes = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": "pilotfish",
+            "gen_ai.request.id": request_id,
+            "gen_ai.request.model": model,
+            "gen_ai.response.model": model,
+        }
+        context = self._propagator.extract(headers)
+        span = self._tracer.start_span(f"{operation} {model}", context, SpanKind.SERVER, attributes)
+        return RequestSpan(span, self._tracer)
+
+    def close(self, timeout: float = EXPORT_TIMEOUT) -> None:
+        """Send what is left; what could not be sent within `timeout` seconds is lost."""
+        closing = threading.Thread(target=self._provider.shutdown, name="close traces", daemon=True)
+        closing.start()
+        closing.join(timeout)
+
+
+class RequestSpan:
+    """A request's span. `end` must be called once, however the request ends."""
+
+    def __init__(self, span: Span, tracer: SpanMaker) -> None:
+        self._span, self._tracer = span, tracer
+        self._records = span.is_recording()  # false if the caller's trace is not sampled
+        self._events = 0
+
+    def update(self, index: int, delta: Delta) -> None:
+        """Add an event for each verify step in a delta of output `index`, and spans for each hand-over."""
+        if self._records:
+            for verified in delta.verified:
+                if verified.nodes:
+                    self._event(index, verified)
+            for report in delta.handovers:
+                self._handover(index, report)
+
+    def end(self, status: int, record: RequestRecord) -> None:
+        """The request was answered with this HTTP status."""
+        attributes = {name: attrgetter(of_record)(record) for name, of_record in ATTRIBUTES.items()}
+        attributes |= {f"pilotfish.accepted.{origin}": count for origin, count in record.accepted_by_origin.items()}
+        attributes |= {
+            "http.response.status_code": status,
+            "gen_ai.response.finish_reasons": (str(record.reason),),
+        }
+        self._span.set_attributes({name: value for name, value in attributes.items() if value is not None})
+        if status >= 500 or record.reason is FinishReason.ERROR:
+            self._span.set_status(StatusCode.ERROR)
+        self._span.end()
+
+    def _handover(self, index: int, report: HandOverReport) -> None:
+        """A span from its order to its end, for which the pool keeps what it holds, and in it those of its parts."""
+        began = time.time() + report.began - time.perf_counter()  # the target's clock is this process's too
+        facts = {"output": index, **{name: getattr(report, name) for name in HANDOVER_FACTS}}
+        computed = report.queued + report.computing
+        whole = self._part(self._span, "handover", began, began + report.seconds, facts)
+        if report.told:
+            self._part(whole, "queue", began, began + report.queued, {})
+            self._part(whole, "prefill", began + report.queued, began + computed, {})
+        if report.size:
+            work = {"size": report.size, "seconds": report.transfer, "hidden": report.hidden, "exposed": report.exposed}
+            self._part(whole, "transfer", began + report.arriving, began + report.seconds, work)
+
+    def _part(self, parent: Span, name: str, began: float, ended: float, facts: Mapping[str, Any]) -> Span:
+        """A span that has ended, in seconds since 1970."""
+        attributes = {f"pilotfish.{name}": value for name, value in facts.items()}
+        start, context = round(1e9 * began), set_span_in_context(parent)
+        span = self._tracer.start_span(name, context, attributes=attributes, start_time=start)
+        span.end(round(1e9 * ended))
+        return span
+
+    def _event(self, index: int, verified: Verified) -> None:
+        self._events += 1
+        if self._events > MAX_EVENTS:
+            self._span.set_attribute("pilotfish.verify_steps.without_event", self._events - MAX_EVENTS)
+            return
+        attributes = {
+            "pilotfish.output": index,
+            "pilotfish.at": verified.at,
+            "pilotfish.nodes": verified.nodes,
+            "pilotfish.accepted": verified.accepted,
+            "pilotfish.tokens": verified.tokens,
+        }
+        self._span.add_event("verify", attributes)

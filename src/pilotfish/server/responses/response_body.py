@@ -1,0 +1,286 @@
+"""The body of /v1/responses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from pilotfish.config.server import ToolTemplate
+from pilotfish.conversation import ExactStruct, Name
+from pilotfish.server.bodies.constraints import StructuredOutputs
+from pilotfish.server.bodies.ignored import Ignored, kind_of
+from pilotfish.server.bodies.requests import (
+    AS_JSON,
+    SAMPLING,
+    LogprobCount,
+    RequestBody,
+    RequestId,
+    SpeculationOptions,
+)
+from pilotfish.server.http_errors import bad
+
+#: Sampling parameters that this body has by other names, or lacks: a response is one output.
+_OTHERWISE = frozenset({"max_tokens", "n", "prompt_logprobs"})
+RESPONSE_SAMPLING = [name for name in SAMPLING if name not in _OTHERWISE]
+ItemState = Literal["in_progress", "completed", "incomplete"]
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+    Meta(max_length=16, description="an object of at most 16 texts, of up to 512 characters, with names of up to 64"),
+]
+AtLeastOne = Annotated[int, Meta(ge=1, description="an integer of at least 1")]
+Never = Annotated[Literal[False], Meta(description="false")]
+#: What an answer can have beside its items. All else that clients ask for concerns items that it never has.
+LOGPROBS = "message.output_text.logprobs"
+
+# -- items of the input
+
+
+class ItemPart(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A text within an item."""
+
+    text: str
+
+
+class InputText(ItemPart, tag="input_text"):
+    pass
+
+
+class OutputText(ItemPart, tag="output_text"):
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class RefusalText(Struct, tag="refusal", forbid_unknown_fields=True, kw_only=True):
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+class SummaryText(ItemPart, tag="summary_text"):
+    pass
+
+
+class ReasoningText(ItemPart, tag="reasoning_text"):
+    pass
+
+
+class InputItem(Struct, forbid_unknown_fields=True, kw_only=True):
+    """An item of a conversation, as answers have them too. Its id and status mean nothing here."""
+
+    id: str | None = None
+    status: ItemState | None = None
+
+
+class InputMessage(InputItem, tag="message"):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[InputText | OutputText | RefusalText]
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class InputCall(InputItem, tag="function_call"):
+    call_id: str
+    name: str
+    arguments: str
+    namespace: str | None = None
+
+
+class InputCallOutput(InputItem, tag="function_call_output"):
+    call_id: str
+    output: str | list[InputText | OutputText]
+
+
+class InputCustomCall(InputItem, tag="custom_tool_call"):
+    call_id: str
+    name: str
+    input: str
+    namespace: str | None = None
+
+
+class InputCustomCallOutput(InputCallOutput, tag="custom_tool_call_output"):
+    pass
+
+
+class InputReasoning(InputItem, tag="reasoning"):
+    """What the model thought in an earlier turn. Another server's encrypted thoughts are left out."""
+
+    summary: list[SummaryText] = []
+    content: list[ReasoningText] | None = None
+
+
+# -- the body
+
+
+class ResponseStreamOptions(Struct, forbid_unknown_fields=True):
+    include_obfuscation: bool | None = None  # nothing is obfuscated
+
+
+class ResponseTool(Struct, tag_field="type", tag="function", forbid_unknown_fields=True, kw_only=True):
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None  # a JSON schema
+    strict: bool | None = None
+
+
+class CustomTool(Struct, tag_field="type", tag="custom", forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """A tool whose input is a text."""
+
+    name: Name
+    description: str | None = None
+    format: dict[str, Any] | None = None  # a grammar, which the model is shown
+
+
+class NamespaceTool(
+    Struct, tag_field="type", tag="namespace", forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
+    """Tools under one name."""
+
+    name: Name
+    description: str | None = None
+    tools: list[ResponseTool | CustomTool | None]  # None: one that is left out
+
+
+class FunctionChoice(ExactStruct, tag_field="type", tag="function", omit_defaults=True):
+    name: str
+    namespace: str | None = None
+
+
+class CustomChoice(ExactStruct, tag_field="type", tag="custom", omit_defaults=True):
+    name: str
+    namespace: str | None = None
+
+
+class ToolSubsetChoice(ExactStruct, tag_field="type", tag="allowed_tools", kw_only=True):
+    mode: Literal["auto", "required"]
+    tools: list[FunctionChoice | CustomChoice]
+
+
+class PlainText(ExactStruct, tag_field="type", tag="text"):
+    pass
+
+
+class AnyJson(ExactStruct, tag_field="type", tag="json_object"):
+    pass
+
+
+class SchemaJson(ExactStruct, tag_field="type", tag="json_schema", kw_only=True):
+    name: Name
+    schema: dict[str, Any]
+    strict: bool | None = None
+    description: str | None = None
+
+
+class TextOptions(Struct, forbid_unknown_fields=True):
+    format: PlainText | AnyJson | SchemaJson | None = None
+    verbosity: str | None = None
+
+
+class ReasoningOptions(Struct, forbid_unknown_fields=True):
+    effort: str | None = None
+
+
+if TYPE_CHECKING:
+
+    class ResponseSampling(RequestBody):
+        def __getattr__(self, name: str) -> Any: ...
+else:
+    _fields = [(name, AS_JSON.get(name, SAMPLING[name]) | None, None) for name in RESPONSE_SAMPLING]
+    ResponseSampling = msgspec.defstruct("ResponseSampling", _fields, bases=(RequestBody,), kw_only=True)
+
+
+class ResponsesRequest(ResponseSampling, kw_only=True):
+    input: (
+        str
+        | list[
+            InputMessage | InputCall | InputCallOutput | InputCustomCall | InputCustomCallOutput | InputReasoning | None
+        ]
+    )
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    tools: list[ResponseTool | CustomTool | NamespaceTool | None] | None = None  # None: one that is left out
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | CustomChoice | ToolSubsetChoice | None = None
+    tool_template: ToolTemplate | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: AtLeastOne | None = None  # of tools that run at OpenAI
+    text: TextOptions | None = None
+    top_logprobs: LogprobCount | None = None
+    include: list[str] | None = None
+    reasoning: ReasoningOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    metadata: Metadata | None = None
+    store: bool | None = None  # nothing is stored, whatever it says, as in vLLM
+    background: Never | None = None
+    previous_response_id: str | None = None
+    conversation: None = None
+    prompt: None = None  # a template stored at OpenAI
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: Any = None
+    structured_outputs: StructuredOutputs | None = None
+    cache_salt: str | None = None
+    request_id: RequestId | None = None
+    timeout: Annotated[float, Meta(gt=0, le=1e9, description="a number of seconds, more than 0")] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    speculation: SpeculationOptions | None = None
+
+    @classmethod
+    def normal(cls, fields: dict[str, Any], ignored: Ignored) -> dict[str, Any]:
+        """Items without a type are messages. What is null in an item or a tool is absent. Tools that run at OpenAI, and
+        what they have found, are left out."""
+        present = {name: _present(fields[name]) for name in ("input", "tools") if name in fields}
+        if isinstance(items := present.get("input"), list):
+            present["input"] = _remembered(items, ignored)
+        if isinstance(tools := present.get("tools"), list):
+            present["tools"] = _offered("tools", tools, ignored)
+        return fields | present
+
+
+#: Tools that a model can be told of.
+OFFERED = ("function", "custom", "namespace")
+
+
+def _offered(path: str, tools: list[Any], ignored: Ignored) -> list[Any]:
+    """None for each that runs at OpenAI."""
+    kept: list[Any] = []
+    for i, tool in enumerate(tools):
+        if tool is None:
+            raise bad(f"{path}[{i}]", tool, "an object")
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind not in OFFERED:
+            refusal = bad(f"{path}[{i}].type", kind, f"{OFFERED[0]}, {OFFERED[1]} or {OFFERED[2]}")
+            ignored.leave_out(refusal, kind_of("tools", kind))
+            kept.append(None)
+        elif kind == "namespace" and isinstance(tool.get("tools"), list):
+            kept.append({**tool, "tools": _offered(f"{path}[{i}].tools", tool["tools"], ignored)})
+        else:
+            kept.append(tool)
+    return kept
+
+
+def _remembered(items: list[Any], ignored: Ignored) -> list[Any]:
+    """None for each search that ran at OpenAI: the item does not say what it found."""
+    kept = [{"type": "message", **item} if isinstance(item, dict) else item for item in items]
+    for i, item in enumerate(kept):
+        if isinstance(item, dict) and item["type"] == "web_search_call":
+            refusal = bad(f"input[{i}].type", item["type"], "items that this server's answers have")
+            ignored.leave_out(refusal, "input[web_search_call]")
+            kept[i] = None
+    return kept
+
+
+def _present(value: Any, depth: int = 2) -> Any:
+    """A list without what is null in its objects, and in those of their lists down to `depth`."""
+    if not isinstance(value, list) or not depth:
+        return value
+    return [
+        {name: _present(item, depth - 1) for name, item in each.items() if item is not None}
+        if isinstance(each, dict)
+        else each
+        for each in value
+    ]

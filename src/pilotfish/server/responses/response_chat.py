@@ -1,0 +1,263 @@
+"""The chat that a response answers, in the words of each.
+
+input    reasoning · message · function_call · function_call    function_call_output    message
+chat     one message of the assistant, with two calls           a tool's message        the user's message
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from msgspec import Struct
+
+from pilotfish.errors import ParameterError
+from pilotfish.printable import short
+from pilotfish.server.bodies.ignored import Ignored, kind_of
+from pilotfish.server.bodies.params import Generation
+from pilotfish.server.bodies.requests import ChatRequest
+from pilotfish.server.bodies.schemas import converted
+from pilotfish.server.http_errors import HttpError, bad, bad_request
+from pilotfish.server.responses.response_body import (
+    LOGPROBS,
+    RESPONSE_SAMPLING,
+    AnyJson,
+    CustomChoice,
+    FunctionChoice,
+    InputCall,
+    InputCallOutput,
+    InputCustomCall,
+    InputItem,
+    InputMessage,
+    InputReasoning,
+    InputText,
+    OutputText,
+    PlainText,
+    RefusalText,
+    ResponsesRequest,
+    SchemaJson,
+    TextOptions,
+    ToolSubsetChoice,
+)
+from pilotfish.server.responses.response_tools import arguments_of, function_name, offered_tools
+
+#: Fields of chats with the same name and meaning.
+SHARED = (
+    *RESPONSE_SAMPLING,
+    "model",
+    "stream",
+    "metadata",
+    "user",
+    "prompt_cache_key",
+    "parallel_tool_calls",
+    "structured_outputs",
+    "cache_salt",
+    "request_id",
+    "timeout",
+    "speculation",
+    "tool_template",
+)
+
+
+class ResponseChat(ChatRequest, kw_only=True):
+    """A chat in the words of a response."""
+
+    asked: ResponsesRequest
+    tool_paths: list[str]
+
+    output: ClassVar = "response"
+    prompt_field: ClassVar = "input"
+    effort_field: ClassVar = "reasoning.effort"
+    id_prefix: ClassVar = "resp_"
+    clipped: ClassVar = True  # as in vLLM
+
+    @property
+    def limit(self) -> tuple[str, int | None]:
+        return "max_output_tokens", self.max_completion_tokens
+
+    def tool_path(self, i: int) -> str:
+        return f"{self.tool_paths[i]}.function"
+
+
+def chat_of(request: ResponsesRequest, ignored: Ignored) -> ResponseChat:
+    """HttpError names the first bad field, maybe in a chat's words."""
+    if request.previous_response_id is not None:
+        problem = f"{short(request.previous_response_id)} is not found: nothing is stored; send the items as input"
+        raise bad_request("previous_response_id", problem, "previous_response_not_found")
+    if request.stream_options is not None and not request.stream:
+        raise bad_request("stream_options", "it is not allowed without stream")
+    if request.speculation is not None and request.speculation.detail:
+        ignored.leave_out(bad("speculation.detail", True, "false"))
+    if request.text is not None and request.text.verbosity not in (None, "medium"):
+        ignored.leave_out(bad("text.verbosity", request.text.verbosity, "medium"))
+    for i, wanted in enumerate(request.include or ()):
+        if wanted != LOGPROBS:
+            ignored.leave_out(bad(f"include[{i}]", wanted, LOGPROBS), kind_of("include", wanted))
+    wants_logprobs, tools = LOGPROBS in (request.include or ()), list(offered_tools(request))
+    fields = {
+        **{name: getattr(request, name) for name in SHARED},
+        "asked": request,
+        "messages": _messages(request),
+        "continue_final_message": _goes_on(request.input),
+        "max_completion_tokens": request.max_output_tokens,
+        "truncate_prompt_tokens": -1 if request.truncation == "auto" else None,
+        "logprobs": wants_logprobs,
+        "top_logprobs": request.top_logprobs if wants_logprobs else None,
+        "tools": [{"type": "function", "function": tool.function} for tool in tools] or None,
+        "tool_paths": [tool.path for tool in tools],
+        "tool_choice": _tool_choice(request),
+        "response_format": _response_format(request.text),
+        "reasoning_effort": request.reasoning and request.reasoning.effort,
+        "chat_template_kwargs": request.chat_template_kwargs,
+    }
+    return converted({name: value for name, value in fields.items() if value is not None}, ResponseChat)
+
+
+# -- names of fields
+
+#: Patterns of a chat's fields, and what a response calls them.
+_NAMES = (
+    (re.compile(r"^messages\b.*"), "input"),
+    (re.compile(r"^(max_completion_tokens|max_tokens)$"), "max_output_tokens"),
+    (re.compile(r"^tool_choice\.allowed_tools"), "tool_choice"),
+    (re.compile(r"^((?:\.?tools\[\d+\])+|tool_choice|tool_choice\.tools\[\d+\])\.function"), r"\1"),
+    (re.compile(r"^response_format(\.json_schema)?"), "text.format"),
+)
+
+
+def own_name(field: str) -> str:
+    """What a response calls a chat's field."""
+    for pattern, name in _NAMES:
+        field = pattern.sub(name, field)
+    return field
+
+
+@contextmanager
+def own_names() -> Iterator[None]:
+    """Errors about a chat become errors about the response that it came from."""
+    try:
+        yield
+    except HttpError as error:
+        if (message := _own_message(error, error.param)) == str(error):
+            raise
+        own = error.param and own_name(error.param)
+        raise HttpError(error.status, message, error.kind, own, error.code, error.headers) from error
+    except ParameterError as error:
+        raise ParameterError.described(own_name(error.field), _own_message(error, error.field)) from error
+
+
+def _own_message(error: Exception, field: str | None) -> str:
+    """It begins with the field, and may name another one."""
+    message = str(error) if field is None else str(error).replace(field, own_name(field), 1)
+    return message.replace("response_format", own_name("response_format"))
+
+
+def blaming_own(generation: Generation) -> Generation:
+    """The same, where the target's errors name a response's fields."""
+    reading = generation.reading
+    return replace(generation, reading=replace(reading, field=own_name(reading.field)))
+
+
+# -- parts of a body
+
+
+def _goes_on(items: str | list[Any]) -> bool | None:
+    """Whether the last item is a message of the assistant that is not complete, as in vLLM."""
+    last = items[-1] if items and not isinstance(items, str) else None
+    goes_on = isinstance(last, InputMessage) and last.role == "assistant" and last.status not in (None, "completed")
+    return goes_on or None
+
+
+def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    if request.instructions is not None:
+        messages.append({"role": "system", "content": request.instructions})
+    if isinstance(request.input, str):
+        return [*messages, {"role": "user", "content": request.input}]
+    for part in (_message(item) for item in request.input if item is not None):
+        if messages and part["role"] == messages[-1]["role"] in ("system", "user"):
+            messages[-1] = {**part, "content": _parts(messages[-1]["content"]) + _parts(part["content"])}
+        elif messages and _belongs(part, messages[-1]):
+            calls = [*messages[-1].get("tool_calls", ()), *part.get("tool_calls", ())]
+            messages[-1] |= {**part, "tool_calls": calls} if calls else part
+        elif part != {"role": "assistant"}:
+            messages.append(part)
+    return [{"content": ""} | message if message["role"] == "assistant" else message for message in messages]
+
+
+def _message(item: InputItem) -> dict[str, Any]:
+    """The message that an item is, or the part that it is of one of the assistant's."""
+    match item:
+        case InputMessage(role=role, content=content):
+            return {"role": "system" if role == "developer" else role, "content": _content(content)}
+        case InputCall(call_id=call_id, name=name, arguments=arguments, namespace=namespace):
+            return _call(call_id, function_name(name, namespace), arguments)
+        case InputCustomCall(call_id=call_id, name=name, input=text, namespace=namespace):
+            return _call(call_id, function_name(name, namespace), arguments_of(text))
+        case InputCallOutput(call_id=call_id, output=output):
+            return {"role": "tool", "tool_call_id": call_id, "content": _content(output)}
+        case InputReasoning(content=content, summary=summary):
+            text = "\n".join(part.text for part in content or summary)
+            return {"role": "assistant", **({"reasoning": text} if text else {})}
+    raise TypeError(item)
+
+
+def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "tool_calls": [call]}
+
+
+def _content(given: str | Sequence[InputText | OutputText | RefusalText]) -> str | list[dict[str, str]]:
+    return given if isinstance(given, str) else [{"type": "text", "text": part.text} for part in given]
+
+
+def _parts(content: str | list[dict[str, str]]) -> list[dict[str, str]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+#: In the order in which the assistant says them.
+_ORDER = ("reasoning", "content", "tool_calls")
+
+
+def _belongs(part: dict[str, Any], message: dict[str, Any]) -> bool:
+    """Whether the assistant says a part within a message: it reasons, then speaks, then calls functions."""
+    if part["role"] != "assistant" or message["role"] != "assistant":
+        return False
+    said = [_ORDER.index(name) for name in message if name in _ORDER]
+    says = [_ORDER.index(name) for name in part if name in _ORDER]
+    return not says or max(said) < says[0] or says == [_ORDER.index("tool_calls")]
+
+
+def _tool_choice(request: ResponsesRequest) -> Any:
+    """`auto` says nothing, with tools or without."""
+    match request.tool_choice:
+        case "auto":
+            return None
+        case FunctionChoice() | CustomChoice() as chosen:
+            return _reference(chosen)
+        case ToolSubsetChoice(mode=mode, tools=tools):
+            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*map(_reference, tools)]}}
+    return request.tool_choice
+
+
+def _reference(chosen: FunctionChoice | CustomChoice) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": function_name(chosen.name, chosen.namespace)}}
+
+
+def _response_format(text: TextOptions | None) -> dict[str, Any] | None:
+    match text.format if text is not None else None:
+        case None | PlainText():
+            return None
+        case AnyJson():
+            return {"type": "json_object"}
+        case SchemaJson() as form:
+            return {"type": "json_schema", "json_schema": _present_fields(form)}
+    raise TypeError(text)
+
+
+def _present_fields(struct: Struct) -> dict[str, Any]:
+    given = {name: getattr(struct, name) for name in struct.__struct_fields__}
+    return {name: value for name, value in given.items() if value is not None}

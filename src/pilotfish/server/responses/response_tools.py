@@ -1,0 +1,126 @@
+"""Tools of a response as functions, which models know alone.
+
+body                             model                              answer
+function f                       f, its parameters                  function_call f
+custom c: input is a text        c, with one parameter `input`      custom_tool_call c
+namespace n: f, c                n__f, n__c                         either, with `namespace`
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from pilotfish.grammar.parsers.json_text import read_decoded
+from pilotfish.grammar.parsers.reader import Reader, Reading
+from pilotfish.server.responses.response_body import CustomTool, NamespaceTool, ResponsesRequest, ResponseTool
+
+#: The one parameter of a custom tool.
+INPUT = "input"
+_SPACE, _REST = re.compile(r"\s*"), re.compile(r".*", re.DOTALL)
+#: Characters that a function's name may have.
+LONGEST = 64
+
+
+@dataclass(frozen=True)
+class OfferedTool:
+    path: str  # in the body
+    tool: ResponseTool | CustomTool
+    namespace: str | None = None
+
+    @property
+    def name(self) -> str:
+        """By which the model knows it."""
+        return function_name(self.tool.name, self.namespace)
+
+    @property
+    def function(self) -> dict[str, Any]:
+        """As a chat has it."""
+        tool = self.tool
+        described = {} if tool.description is None else {"description": tool.description}
+        if isinstance(tool, ResponseTool):
+            parameters = {} if tool.parameters is None else {"parameters": tool.parameters}
+            strict = {} if tool.strict is None else {"strict": tool.strict}
+            return {"name": self.name, **described, **parameters, **strict}
+        text = {"type": "string", **({"description": shown} if (shown := _shown(tool)) else {})}
+        schema = {"type": "object", "properties": {INPUT: text}, "required": [INPUT]}
+        return {"name": self.name, **described, "parameters": schema}
+
+    @property
+    def is_custom(self) -> bool:
+        return isinstance(self.tool, CustomTool)
+
+    @property
+    def told(self) -> dict[str, str]:
+        """The name as calls in the answer have it."""
+        return {"name": self.tool.name, **({} if self.namespace is None else {"namespace": self.namespace})}
+
+
+def offered_tools(body: ResponsesRequest) -> Iterator[OfferedTool]:
+    for i, tool in enumerate(body.tools or ()):
+        if isinstance(tool, NamespaceTool):
+            inner = ((j, each) for j, each in enumerate(tool.tools) if each is not None)
+            yield from (OfferedTool(f"tools[{i}].tools[{j}]", each, tool.name) for j, each in inner)
+        elif tool is not None:
+            yield OfferedTool(f"tools[{i}]", tool)
+
+
+def function_name(name: str, namespace: str | None) -> str:
+    """A long one ends in a hash of all of it."""
+    joined = name if namespace is None else f"{namespace}__{name}"
+    if len(joined) <= LONGEST:
+        return joined
+    return f"{joined[: LONGEST - 9]}_{hashlib.sha256(joined.encode()).hexdigest()[:8]}"
+
+
+def _shown(tool: CustomTool) -> str:
+    """What the input must be, in the words of its grammar. No grammar of ours enforces it within JSON."""
+    definition = (tool.format or {}).get("definition")
+    return f"Of this grammar:\n{definition}" if isinstance(definition, str) else ""
+
+
+def arguments_of(text: str) -> str:
+    """A custom tool's input as a function's arguments."""
+    return msgspec.json.encode({INPUT: text}).decode()
+
+
+class InputReader:
+    """The input of a custom tool, in its arguments as they come. What is no object that begins with an input is the
+    input itself."""
+
+    def __init__(self) -> None:
+        self._reader = Reader()
+        self._parts: list[str] = []
+        self._reading = self._read()
+        self._advance()
+
+    def feed(self, text: str) -> str:
+        """What it adds to the input."""
+        self._reader.add(text)
+        return self._advance()
+
+    def finish(self) -> str:
+        """No more comes."""
+        self._reader.end()
+        return self._advance()
+
+    def _advance(self) -> str:
+        next(self._reading, None)
+        added = "".join(self._parts)
+        self._parts.clear()
+        return added
+
+    def _read(self) -> Reading[None]:
+        for sign in ("{", f'"{INPUT}"', ":", '"'):
+            yield from self._reader.span(_SPACE)
+            if not (yield from self._reader.mark((sign,))):
+                self._parts.append(self._reader.taken())
+                yield from self._reader.run(_REST, self._parts.append)
+                return
+            self._reader.take(len(sign))
+        yield from read_decoded(self._reader, self._parts.append)

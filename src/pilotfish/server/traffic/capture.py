@@ -1,0 +1,198 @@
+"""Token ids of requests whose callers allow it, kept so that a draft can be trained on them. Nothing of others, ever.
+
+    admitted ─► begin: by its key, or its tag ─► PendingCapture, which grows with the outputs
+                                                     │ ended well
+                                                     ▼
+    event loop ─────────────────────────► a bounded queue ─► a thread ─► operate/capture/store
+
+A queue that is full and a disk that fails cost captures, never a request or its time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from pilotfish.config.server import ServerConfig
+from pilotfish.core.scheduling.request import FinishReason
+from pilotfish.operate.capture.folder import ClaimedFolder
+from pilotfish.operate.capture.rows import CapturedRow, token_bytes
+from pilotfish.operate.capture.store import CaptureStore, Retention
+from pilotfish.server.auth import Caller
+from pilotfish.server.observe.metrics import ServerMetrics
+from pilotfish.server.traffic.rollout import WHOLE
+from pilotfish.wire.serving import Delta, Identity
+
+if TYPE_CHECKING:
+    from pilotfish.server.bodies.params import Generation
+
+logger = logging.getLogger(__name__)
+
+#: By which a request refuses, with any value but 0.
+REFUSAL_HEADER = "x-no-capture"
+#: Of what waits for the disk.
+WAITING_REQUESTS, WAITING_TOKENS = 1024, 1 << 20
+#: Seconds between two looks at what is too old, and between two lines on what was lost.
+TIDY, LINE = 60.0, 60.0
+#: Seconds that the thread has at the end for what waits.
+CLOSING = 2.0
+DAY = 86400
+
+Result = Literal["kept", "dropped", "refused"]
+
+
+@dataclass(eq=False)
+class PendingCapture:
+    """A request under way that is to be kept, as long as it ends well."""
+
+    client: str
+    tag: str | None
+    temperature: float
+    target: Identity
+    prompts: Sequence[Sequence[int]]
+    outputs: list[list[int]]  # as many of each prompt, one after the other
+    offer: Callable[[PendingCapture], None]
+    ended: float = 0.0  # seconds since the epoch
+
+    def update(self, index: int, delta: Delta) -> None:
+        """An output, counted over all prompts, has grown."""
+        self.outputs[index] += delta.tokens
+
+    def close(self, reason: FinishReason | None) -> None:
+        if reason in WHOLE:
+            self.ended = time.time()
+            self.offer(self)
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.prompts)) + sum(map(len, self.outputs))
+
+    def rows(self) -> list[CapturedRow]:
+        each = len(self.outputs) // len(self.prompts)
+        return [self._row(self.prompts[index // each], output) for index, output in enumerate(self.outputs) if output]
+
+    def _row(self, prompt: Sequence[int], output: Sequence[int]) -> CapturedRow:
+        return CapturedRow(
+            time=self.ended,
+            prompt=token_bytes(prompt),
+            output=token_bytes(output),
+            temperature=self.temperature,
+            tag=self.tag,
+            fingerprint=self.target.fingerprint,
+            tokenizer=self.target.tokenizer,
+        )
+
+
+class CaptureThread:
+    """Writes what it is offered, some time. It dies with the process, whatever the disk does."""
+
+    def __init__(self, store: CaptureStore, count: Callable[[Result], None]) -> None:
+        self._store, self._count = store, count
+        self._changed = threading.Condition()  # around the next four
+        self._waiting = deque[PendingCapture]()
+        self._tokens = 0  # of them
+        self._lost = 0  # since the last line
+        self._closing = False
+        self._next_line = 0.0  # monotonic seconds
+        self._thread = threading.Thread(target=self._run, name="capture", daemon=True)
+        self._thread.start()
+
+    def offer(self, one: PendingCapture) -> None:
+        """Never waits for the disk."""
+        with self._changed:
+            has_room = len(self._waiting) < WAITING_REQUESTS and self._tokens + one.tokens <= WAITING_TOKENS
+            if has_room:
+                self._waiting.append(one)
+                self._tokens += one.tokens
+                self._changed.notify()
+        if not has_room:
+            self._lose("more waits for the disk than may")
+
+    def close(self) -> None:
+        """Writes what waits, if that takes no longer than `CLOSING`."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(CLOSING)
+
+    def _run(self) -> None:
+        tidied = -TIDY
+        while (one := self._next()) is not None or not self._closing:
+            if one is not None:
+                self._write(one)
+            if time.monotonic() - tidied >= TIDY:
+                tidied = time.monotonic()
+                self._tidy()
+        self._store.close()
+
+    def _next(self) -> PendingCapture | None:
+        """None after a while without any, or at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing, TIDY)
+            one = self._waiting.popleft() if self._waiting else None
+            self._tokens -= 0 if one is None else one.tokens
+            return one
+
+    def _write(self, one: PendingCapture) -> None:
+        try:
+            if rows := one.rows():
+                self._store.add(one.client, rows)
+                self._count("kept")
+        except Exception as error:  # whatever it is, it must not end the thread
+            self._lose(str(error))
+
+    def _tidy(self) -> None:
+        try:
+            self._store.tidy()
+        except OSError as error:
+            logger.warning("capture: what is too old could not be removed: %s", error)
+
+    def _lose(self, reason: str) -> None:
+        self._count("dropped")
+        with self._changed:
+            self._lost += 1
+            if time.monotonic() < self._next_line:
+                return
+            self._next_line = time.monotonic() + LINE
+            lost, self._lost = self._lost, 0
+        logger.warning("capture: %d requests were not kept since the last such line: %s", lost, reason)
+
+
+class RequestCapture:
+    """Decides which requests are kept."""
+
+    def __init__(self, tags: frozenset[str], thread: CaptureThread, metrics: ServerMetrics) -> None:
+        self._tags, self._thread, self._metrics = tags, thread, metrics
+
+    def begin(
+        self, caller: Caller, tag: str | None, headers: Mapping[str, str], generation: Generation
+    ) -> PendingCapture | None:
+        """Of an admitted request; None: nothing of it is kept."""
+        if not (caller.capture or tag in self._tags) or generation.body.only_echo:
+            return None
+        if headers.get(REFUSAL_HEADER, "0") != "0":
+            self._metrics.captured("refused")
+            return None
+        prompts = [prompt.tokens for prompt in generation.prompts]
+        outputs = [list[int]() for _ in range(len(prompts) * generation.params.n)]
+        temperature = generation.params.temperature
+        return PendingCapture(caller.name, tag, temperature, generation.target, prompts, outputs, self._thread.offer)
+
+    def close(self) -> None:
+        """Waits a little for the disk."""
+        self._thread.close()
+
+
+def start_capture(config: ServerConfig, metrics: ServerMetrics) -> RequestCapture | None:
+    """None where nothing is to be kept. ParameterError for a folder that cannot be used."""
+    if config.capture is None:
+        return None
+    retention = Retention(config.capture_days * DAY, int(config.capture_size * (1 << 30)))
+    thread = CaptureThread(CaptureStore(ClaimedFolder(config.capture), retention), metrics.captured)
+    logger.info("capture: into %s, of keys with capture = true and of tags %s", config.capture, config.capture_tags)
+    return RequestCapture(frozenset(config.capture_tags), thread, metrics)

@@ -1,0 +1,246 @@
+"""Answers of a small model, as long as it is sure of them, or else of the large one: an alias that clients ask for.
+
+    begin: the rules ─► CascadeRequest.submit ─► CascadeStream
+                                                   │ the small model's updates are held back until its first tokens
+                                                   │ are judged
+                                                   ├─ sure ────► they are given, and all that follows
+                                                   └─ unsure ──► they are dropped; the large model is asked
+
+What is answered is all of one model, and what that model answers alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.fields import model_name
+from pilotfish.config.server import ServerConfig
+from pilotfish.core.drafting.vocabulary import why_ids_differ
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.engine.processes.host_memory import shared
+from pilotfish.engine.targets.async_engine import AsyncEngine
+from pilotfish.engine.targets.own_targets import num_own
+from pilotfish.engine.targets.stream import Submits, Update, Updates, merged
+from pilotfish.errors import EngineError, InputError, ModelError, ParameterError
+from pilotfish.operate.cascade_policy import CascadeAnswer, CascadePolicy, Confidence, Escalation, read_cascade
+from pilotfish.server.observe.request_records import checked_tag
+from pilotfish.server.operator_file import operator_text
+
+#: Names of the small model's processes.
+SMALL = "small"
+#: Seconds that a request whose small target is lost waits for another one, at most: the large model is there.
+RESUME = 2.0
+
+
+# -- configuration
+
+
+@dataclass(frozen=True)
+class CascadeSetup:
+    """A cascade as configured: its policy, and the engines of both models."""
+
+    policy: CascadePolicy
+    large: EngineConfig  # leaves room for the small model where both are started here
+    small: EngineConfig
+    server: ServerConfig  # where the small one's targets are
+
+
+def cascade_setup(engine: EngineConfig, server: ServerConfig) -> CascadeSetup | None:
+    """None for a server without one. ParameterError for a file that cannot be used."""
+    if server.cascade is None:
+        return None
+    policy = read_policy(server.cascade)
+    if policy.name in (served := server.served_model_name or (model_name(engine.target),)):
+        raise ParameterError("cascade.name", policy.name, f"a name other than {' and '.join(served)}")
+    small, own = small_config(policy, engine), server_of_small(policy, server)
+    targets = num_own(engine, server) if num_own(small, own) else 0
+    host = shared(engine, targets, small)
+    return CascadeSetup(policy, host.large, host.small, own)
+
+
+def read_policy(file: Path) -> CascadePolicy:
+    policy = read_cascade(operator_text("cascade", file))
+    for tag in policy.tags:
+        checked_tag(tag, "cascade.tags")
+    return policy
+
+
+def small_config(policy: CascadePolicy, engine: EngineConfig) -> EngineConfig:
+    try:
+        return engine.of_small(Path(policy.small.target), **policy.small.engine_fields)
+    except ParameterError as error:
+        raise ParameterError.described(f"cascade.small.{error.field}", f"cascade.small.{error}") from error
+
+
+def server_of_small(policy: CascadePolicy, server: ServerConfig) -> ServerConfig:
+    pools, keys = tuple(policy.small.pools), tuple(policy.small.keys)
+    if len(set(pools)) < len(pools):
+        raise ParameterError("cascade.small.pools", ",".join(pools), "each pool once")
+    patience = min(server.resume_timeout, RESUME)
+    return replace(
+        server, replicas=None, target_pool=pools, target_pool_key=keys, resume_timeout=patience, cascade=None
+    )
+
+
+# -- requests
+
+
+class Cascade:
+    """Of one server: `start`, after the large model's engine, and `close`."""
+
+    def __init__(self, setup: CascadeSetup, large: AsyncEngine, environment: Mapping[str, str]) -> None:
+        self.policy, self.name = setup.policy, setup.policy.name
+        self.small = AsyncEngine(setup.small, setup.server, environment, own_name=SMALL)
+        self._large = large
+
+    @property
+    def facts(self) -> str:
+        """What its outputs depend on beside the large model."""
+        policy, own = self.policy, self.small.config
+        return f"{self.small.name}\n{own.dtype}\n{own.quantization}\n{policy.tokens}\n{policy.threshold}"
+
+    async def start(self) -> None:
+        """ModelError for a small model that cannot take the large one's place."""
+        await self.small.start()
+        if (reason := why_ids_differ(self._large.tokenizer, self.small.tokenizer)) is not None:
+            raise ModelError(f"cascade.small.target: {self.small.name} reads prompts otherwise: {reason}")
+
+    async def close(self) -> None:
+        await self.small.close()
+
+    def begin(self, tag: str | None, prompt_tokens: int) -> CascadeAnswer:
+        """Of a request; of several prompts the longest counts."""
+        return CascadeAnswer(escalated=self.policy.rule(tag, prompt_tokens))
+
+    def of(self, answer: CascadeAnswer, large_name: str, *, exact: bool) -> CascadeRequest:
+        """What takes the request of `answer`. `exact`: its client says how many tokens an output may have."""
+        return CascadeRequest(self.policy, self.small, self._large, large_name, answer, exact)
+
+
+@dataclass(frozen=True)
+class SubmittedRequest:
+    """What an engine is asked for: `params.n` outputs of each prompt."""
+
+    prompts: Sequence[Sequence[int]]
+    params: SamplingParams
+    cache_salt: str | None
+    max_nodes: int | None
+    session: str | None
+    draft: str
+
+    def submit(self, engine: Submits) -> Updates:
+        return engine.submit(self.prompts, self.params, self.cache_salt, self.max_nodes, self.session, self.draft)
+
+
+@dataclass(frozen=True)
+class CascadeRequest:
+    """Takes one request, in place of an engine."""
+
+    policy: CascadePolicy
+    small: AsyncEngine
+    large: AsyncEngine
+    large_name: str
+    answer: CascadeAnswer  # is filled in
+    exact: bool
+
+    def submit(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        cache_salt: str | None = None,
+        max_nodes: int | None = None,
+        session: str | None = None,
+        draft: str = "",
+    ) -> CascadeStream:
+        """TargetUnavailable where it is the large model's, and that is not ready."""
+        return CascadeStream(self, SubmittedRequest(prompts, params, cache_salt, max_nodes, session, draft))
+
+    def for_small(self, asked: SubmittedRequest) -> SubmittedRequest | None:
+        """With log-probabilities, and no more tokens than it has room for; None if it has no room for the request."""
+        params, identity = asked.params, self.small.health.identity
+        room = params.max_tokens if identity is None else identity.longest - max(map(len, asked.prompts))
+        if room < (params.max_tokens if self.exact else max(params.min_tokens, 1)):
+            return None
+        given = replace(params, max_tokens=min(params.max_tokens, room), logprobs=params.logprobs or 0)
+        return replace(asked, params=given, max_nodes=None, draft="")
+
+
+class CascadeStream:
+    """Updates of a request's outputs by the model that answers it. Raises what that model's stream does; an error of
+    the small one before it is judged makes the large one answer."""
+
+    def __init__(self, request: CascadeRequest, asked: SubmittedRequest) -> None:
+        policy = request.policy
+        self._request, self._asked, self._answer = request, asked, request.answer
+        self._confidence = Confidence(len(asked.prompts) * asked.params.n, policy.tokens, policy.threshold)
+        self._held: dict[int, Update] = {}  # by output
+        self._stream = self._begun()
+
+    def abort(self) -> None:
+        """Of the other model nothing is open."""
+        self._stream.abort()
+
+    def revise(self, max_nodes: int | None) -> None:
+        """The small model never speculates."""
+        self._asked = replace(self._asked, max_nodes=max_nodes)
+        if self._answer.escalated is not None:
+            self._stream.revise(max_nodes)
+
+    async def __anext__(self) -> Update:
+        if self._answer.answered_by is None:
+            await self._decide()
+        if self._held:
+            return self._shown(self._held.pop(next(iter(self._held))))
+        return self._shown(await anext(self._stream))
+
+    async def _decide(self) -> None:
+        try:
+            while (verdict := self._confidence.verdict) is None:
+                self._hold(await anext(self._stream))
+        except (EngineError, InputError):
+            self._escalate("unavailable")
+            return
+        self._answer.confidence = self._confidence.value
+        if verdict == "escalate":
+            self._escalate("confidence")
+        else:
+            self._answer.answered_by = self._request.small.name
+
+    def _hold(self, update: Update) -> None:
+        before, delta = self._held.get(update.index), update.delta
+        self._held[update.index] = update if before is None else merged(before, update)
+        logprobs = [one.logprob for one in delta.logprobs]
+        self._confidence.add(update.index, logprobs, ended=delta.finish is not None)
+
+    def _shown(self, update: Update) -> Update:
+        """Without log-probabilities that the client did not ask for."""
+        if self._asked.params.logprobs is not None or not update.delta.logprobs:
+            return update
+        return replace(update, delta=msgspec.structs.replace(update.delta, logprobs=[]))
+
+    # -- the models
+
+    def _begun(self) -> Updates:
+        if self._answer.escalated is not None:
+            return self._of_large(self._answer.escalated)
+        if (asked := self._request.for_small(self._asked)) is None:
+            return self._of_large("length")
+        try:
+            return asked.submit(self._request.small)
+        except EngineError:
+            return self._of_large("unavailable")
+
+    def _escalate(self, reason: Escalation) -> None:
+        self._stream.abort()
+        self._held.clear()
+        self._stream = self._of_large(reason)
+
+    def _of_large(self, reason: Escalation) -> Updates:
+        stream = self._asked.submit(self._request.large)
+        self._answer.escalated, self._answer.answered_by = reason, self._request.large_name
+        return stream

@@ -1,0 +1,331 @@
+"""Variants of speculation under traffic: which request gets which, what came of them, and what is done about it.
+
+admit ─► choose: a variant, as the file and the guard have it ─► begin ─► GuidedRequest
+                                                                            │ steps: tallies of the variant
+look, each second ─► guard: cuts and trials ─► running requests revised     │ closed: an RequestOutcome
+                                                                            ▼
+                                                   sums by variant, sums by cohort and minute
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from pilotfish.core.scheduling.request import FinishReason
+from pilotfish.engine.targets.async_engine import Health
+from pilotfish.engine.targets.stream import Updates
+from pilotfish.errors import ParameterError
+from pilotfish.operate.arms import RolloutArms
+from pilotfish.operate.explaining.cohorts import CohortStatistics, CohortWindows
+from pilotfish.operate.guarding.guard import Guard, GuardedVariant, GuardEvent
+from pilotfish.operate.guarding.guard_readings import GuardReading
+from pilotfish.operate.outcome import NONE, Cohort, RequestOutcome
+from pilotfish.operate.variants import ONE_VARIANT, Variant, Variants, read_variants, unit
+from pilotfish.server.observe.metrics import ServerMetrics
+from pilotfish.server.observe.request_records import RequestRecord
+from pilotfish.server.operator_file import operator_text
+from pilotfish.server.traffic.canary import ReplayedRequest
+from pilotfish.wire.serving import Delta, Verified
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks of the guard.
+PERIOD = 1.0
+#: Of a request that speculates, where it is not known which draft was to guess.
+ANY = "any"
+#: How an output ends that is whole.
+WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
+#: Outputs that have a form, which the end of `max_tokens` may break.
+CONSTRAINED = ("json", "grammar")
+
+
+@dataclass(frozen=True)
+class VariantChoice:
+    """How a request is guessed for."""
+
+    variant: Variant
+    max_nodes: int | None  # 0: not at all; None: as its target is configured
+    cut: bool = False  # its variant is cut, and it does not speculate
+    pinned: bool = False  # it counts in no comparison
+    named: bool = False  # whether the answer says which
+
+    @property
+    def draft(self) -> str:
+        return self.variant.draft
+
+    @property
+    def declined(self) -> bool:
+        """Its client wants no guesses where its variant has some, so it says nothing of the variant."""
+        return self.max_nodes == 0 and not self.cut and self.variant.mode == "on"
+
+
+@dataclass
+class Tally:
+    """What the guard is to be told of a variant, since the last time."""
+
+    tokens: int = 0
+    itl_seconds: float = 0.0
+    steps: int = 0
+    guessable: int = 0
+    accepted: int = 0
+    sharing: int = 0
+
+    def add(self, verified: Verified, since: float | None) -> None:
+        self.steps += 1
+        self.guessable += verified.sharing > 0
+        self.sharing += verified.sharing
+        self.accepted += verified.accepted
+        if since is not None:
+            self.tokens += verified.tokens
+            self.itl_seconds += since
+
+
+@dataclass(eq=False)
+class GuidedRequest:
+    """A request under way, as a rollout follows it."""
+
+    choice: VariantChoice
+    cohort: Cohort
+    record: RequestRecord
+    ended: Callable[[GuidedRequest], None]
+    cut: bool  # for a part of it at least
+    replay: ReplayedRequest | None = None  # where the canary may want it, without its output
+    tokens: list[int] = field(default_factory=list)  # of it, for the canary
+    seed: int | None = None
+    stream: Updates | None = None  # once it is submitted
+    counted: bool = True  # False: nothing is concluded from it
+    pool: str = ""  # that guessed for it at first
+
+    def submitted(self, stream: Updates) -> None:
+        """With what was chosen for it: it may have been cut meanwhile."""
+        self.stream = stream
+        if self.cut and not self.choice.cut:
+            stream.revise(0)
+
+    def update(self, delta: Delta) -> None:
+        """An output has grown."""
+        self.pool = self.pool or delta.pool
+        if self.replay is not None:
+            self.tokens += delta.tokens
+            self.seed = delta.seed if self.seed is None else self.seed
+
+    def replayed(self) -> ReplayedRequest | None:
+        """With its output, and the seed that it had."""
+        if self.replay is None or self.seed is None:
+            return None
+        params = dataclasses.replace(self.replay.params, seed=self.seed)
+        return dataclasses.replace(self.replay, params=params, output=self.tokens)
+
+    def close(self) -> None:
+        self.ended(self)
+
+    def cut_short(self) -> None:
+        """No guesses for what is left of it."""
+        self.cut = True
+        if self.stream is not None:
+            self.stream.revise(0)
+
+
+class RolloutState(RolloutArms, kw_only=True):
+    """What an operator sees: the sums by variant, and the rest."""
+
+    file: str | None  # None: there is one variant
+    variants: list[Variant]
+    shares: dict[str, float | None]  # now, by variant; None: what the others leave
+    guard: dict[str, GuardedVariant]  # by variant, all but the holdout
+    events: list[GuardEvent]  # the newest last
+
+
+class Rollout:
+    """Of one server. `wall` gives seconds since the epoch."""
+
+    def __init__(self, file: Path | None, metrics: ServerMetrics, wall: Callable[[], float] = time.time) -> None:
+        """ParameterError for a file that cannot be used."""
+        self.file = file
+        self.variants = ONE_VARIANT if file is None else read_file(file)
+        self.guard = Guard(self.variants.holdout, self.variants.names)
+        self.cohorts = CohortWindows()
+        self.offer: Callable[[ReplayedRequest], None] = lambda _: None  # takes what a canary may replay
+        self._metrics, self._wall = metrics, wall
+        self.arms = self._new_arms()
+        self._running: set[GuidedRequest] = set()
+        self._tallies: defaultdict[str, Tally] = defaultdict(Tally)
+        self._looked = 0.0  # monotonic seconds
+        self._told_unknown = set[str]()  # drafts that no pool is
+        self._guard_now = 0.0  # seconds since the epoch, which never go back
+        self._pools: dict[str, str] = {}  # the revisions of draft pools, by name, as targets last told
+
+    # -- requests
+
+    def choose(self, client: str, request: str, tag: str | None, own: int | None, *, own_choice: bool) -> VariantChoice:
+        """For a request whose client wants trees of `own` nodes, None: as configured; `own_choice`: it said so."""
+        assigned = self.variants.assign(client, request, tag, self._wall())
+        variant = assigned.variant
+        cut = unit(request, "trial") >= self.guard.share(variant.name)
+        wanted = [nodes for nodes in (own, variant.max_nodes, 0 if cut else None) if nodes is not None]
+        nodes = min(wanted, default=None)
+        return VariantChoice(variant, nodes, cut, assigned.pinned or own_choice, named=self.file is not None)
+
+    def begin(
+        self,
+        choice: VariantChoice,
+        cohort: Cohort,
+        record: RequestRecord,
+        replay: ReplayedRequest | None = None,
+        *,
+        counted: bool = True,
+    ) -> GuidedRequest:
+        """The request is admitted; its `close` follows, once, after that of its record. `replay`: what a canary needs,
+        of a request with one output. `counted`: whether anything is concluded from it."""
+        wanted = replay is not None and choice.max_nodes != 0 and unit(replay.id, "canary") < self.variants.canary
+        guided = GuidedRequest(choice, cohort, record, self._ended, choice.cut, replay if wanted else None)
+        guided.counted = counted
+        self._running.add(guided)
+        if counted:
+            record.observe_step = partial(self._observe, guided)
+        return guided
+
+    def _observe(self, guided: GuidedRequest, verified: Verified, since: float | None) -> None:
+        """A step of one of its outputs."""
+        name = guided.choice.variant.name
+        self._metrics.variant_step(name, verified, since)
+        if not (guided.cut or guided.choice.declined):
+            self._tallies[name].add(verified, since)
+
+    def _ended(self, guided: GuidedRequest) -> None:
+        self._running.discard(guided)
+        if not guided.counted:
+            return
+        if guided.record.reason in WHOLE and (replayed := guided.replayed()) is not None:
+            self.offer(replayed)
+        outcome = self._outcome(guided)
+        self.arms.add(outcome)
+        self.cohorts.add(outcome)
+        guided.record.served.scored = lambda score: self.arms.add_score(replace(outcome, score=score))
+
+    def _new_arms(self) -> RolloutArms:
+        return RolloutArms(holdout=self.variants.holdout, since=self._wall(), sticky=self.variants.sticky)
+
+    def _outcome(self, guided: GuidedRequest) -> RequestOutcome:
+        record, choice = guided.record, guided.choice
+        failed = record.reason not in WHOLE
+        draft = self._draft_of(guided)
+        return RequestOutcome(
+            ended=self._wall(),
+            variant=choice.variant.name,
+            cohort=replace(guided.cohort, draft=draft),
+            cut=guided.cut,
+            pinned=choice.pinned,
+            failed=failed,
+            ttft=record.time_to_first_token,
+            itl=record.time_per_output_token,
+            latency=record.latency or 0.0,
+            tokens=record.generation_tokens,
+            steps=record.served.steps,
+            trees=record.verify_steps,
+            late=record.late,
+            nodes=record.drafted,
+            accepted=record.accepted,
+            guessable=record.guessable,
+            sharing=record.sharing,
+            tried_by_depth=record.tried_by_depth,
+            accepted_by_depth=record.accepted_by_depth,
+            valid=None if failed or guided.cohort.output not in CONSTRAINED else record.reason is FinishReason.STOP,
+        )
+
+    def _draft_of(self, guided: GuidedRequest) -> str:
+        """The revision, or else the pool's name, of the draft that was to guess for it, whether or not it did: what it
+        achieved must not decide where it counts."""
+        choice, labels = guided.choice, {pool: revision or pool for pool, revision in self._pools.items()}
+        if choice.max_nodes == 0:
+            return NONE
+        if choice.draft or len(set(labels.values())) == 1:
+            return choice.draft or next(iter(labels.values()))
+        return labels.get(guided.pool, ANY)
+
+    # -- the guard
+
+    def look(self, pools: dict[str, str], now: float) -> None:
+        """Called often, with the revisions of draft pools by their names; `now` in monotonic seconds."""
+        self._pools = pools
+        if now - self._looked < PERIOD:
+            return
+        self._looked = now
+        self._tell_unknown_drafts()
+        tallies, self._tallies = self._tallies, defaultdict(Tally)
+        readings = {name: GuardReading(**vars(tally)) for name, tally in tallies.items()}
+        self._guard_now = max(self._guard_now, self._wall())  # a clock that is set back must not confuse it
+        for event in self.guard.observe(readings, self._guard_now):
+            logger.warning("variant %s: %s: %s", event.variant, event.kind, event.reason)
+            self._metrics.variant_event(event.variant, event.kind)
+        self._cut_running()
+        for name in self.variants.names:
+            self._metrics.variant_share(name, self.guard.share(name))
+
+    def _tell_unknown_drafts(self) -> None:
+        """Once for each: at the start pools may still be loading, so that the file is not refused for it."""
+        unknown = self.variants.drafts - set(self._pools.values()) if self._pools else set[str]()
+        for draft in sorted(unknown - self._told_unknown):
+            logger.warning(
+                "rollout: no pool tells the revision %s: its variants run without guesses until one does", draft
+            )
+        self._told_unknown = unknown
+
+    def _cut_running(self) -> None:
+        """Requests that run give up guessing where their variant has just been cut. Those of a variant that the file
+        names no longer go on as they are."""
+        cut = {name for name in self.variants.names if self.guard.share(name) == 0.0}
+        for guided in self._running:
+            if not guided.cut and guided.choice.variant.name in cut:
+                guided.cut_short()
+
+    # -- the operator
+
+    def reload(self, known_drafts: Collection[str]) -> None:
+        """Read the file again. ParameterError for one that cannot be used: then what was read before stays."""
+        assert self.file is not None  # or nobody could ask
+        variants = read_file(self.file)
+        if unknown := variants.drafts - set(known_drafts):
+            known = " or ".join(sorted(filter(None, known_drafts))) or "none: no pool tells one"
+            raise ParameterError("variant.draft", min(unknown), f"the revision of a pool that serves: {known}")
+        before, self.variants = self.variants, variants
+        if (variants.holdout, variants.sticky) != (before.holdout, before.sticky):
+            self.arms = self._new_arms()  # what was compared with another holdout says nothing
+        self.guard.set_variants(variants.holdout, variants.names)
+        logger.info("rollout: %s read again: variants %s", self.file, ", ".join(variants.names))
+
+    def told(self) -> RolloutState:
+        """For whoever operates it."""
+        now, arms = self._wall(), self.arms
+        shares = {variant.name: None if variant.rest else variant.share_at(now) for variant in self.variants.variant}
+        return RolloutState(
+            **{name: getattr(arms, name) for name in arms.__struct_fields__},
+            file=None if self.file is None else str(self.file),
+            variants=self.variants.variant,
+            shares=shares,
+            guard=self.guard.told(),
+            events=list(self.guard.events),
+        )
+
+    def statistics(self) -> CohortStatistics:
+        return self.cohorts.told(self._wall())
+
+
+def draft_pools(health: Health) -> dict[str, str]:
+    """The revisions of the draft pools that targets know, by the pools' names; "": it has none."""
+    statuses = (replica.status for replica in health.replicas if replica.status is not None)
+    return {pool.name: pool.revision for status in statuses for pool in status.pools}
+
+
+def read_file(file: Path) -> Variants:
+    """ParameterError for a file that cannot be read, or used."""
+    return read_variants(operator_text("rollout", file))

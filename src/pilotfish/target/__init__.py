@@ -1,1 +1,0 @@
-"""The target worker: verifies trees, samples, owns the truth."""

@@ -1,0 +1,145 @@
+"""What a draft of any target is taught on: passages out of JSON Lines or source files.
+
+A line of data has one of these; where there is no answer the target writes one.
+
+    text                        a text as it is
+    tokens                      ids of the target's vocabulary
+    prompt, maybe response      what was asked, and what was answered
+    messages or conversations   the same as a chat, in the target's template
+    turns                       a user's messages
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from pilotfish.errors import InputError, PromptError
+from pilotfish.prompts import chat_prompt
+from pilotfish.train.taught_recipe import TaughtRecipe
+from pilotfish.train.text.data import Document, Tokens, collect, split, token_type
+
+FIELDS = ("text", "tokens", "prompt", "messages", "conversations", "turns")
+
+
+class ChatMessage(msgspec.Struct):
+    role: str
+    content: str
+
+
+class Line(msgspec.Struct):
+    """Other fields are left alone."""
+
+    text: str | None = None
+    tokens: list[int] | None = None
+    prompt: str | None = None
+    response: str | None = None
+    messages: list[ChatMessage] | None = None
+    conversations: list[ChatMessage] | None = None
+    turns: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class Passage:
+    name: str  # where it came from
+    tokens: list[int]
+    open: bool = False  # a prompt, which the target is to answer
+
+
+@dataclass(frozen=True)
+class Passages:
+    text: Tokens  # [tokens]: those that are whole, an end token after each
+    prompts: tuple[Tokens, ...]  # those that are open
+
+
+def read_passages(recipe: TaughtRecipe, tokenizer: Any) -> tuple[Passages, Passages]:
+    """To train on, and held out: the packages named, or a twentieth. InputError for data that is none."""
+    lines = [passage for path in recipe.data for passage in _read(path, tokenizer)]
+    documents = collect(recipe.sources, recipe.packages) if recipe.sources or not recipe.data else []
+    training, held_out = _split(lines) if lines else ([], [])
+    if documents:
+        for part, chosen in zip(split(documents, recipe.held_out), (training, held_out), strict=True):
+            chosen += [Passage(document.name, _tokens_of(document.text, tokenizer)) for document in part]
+    return _joined(training, tokenizer), _joined(held_out, tokenizer)
+
+
+def _split(lines: list[Passage]) -> tuple[list[Passage], list[Passage]]:
+    """To train on, and a twentieth that is held out."""
+    if len(lines) < 2:
+        raise InputError(f"data: {len(lines)} passage is too little; two or more are needed")
+    held_out = {document.name for document in split([Document(line.name, "") for line in lines], ())[1]}
+    return [line for line in lines if line.name not in held_out], [line for line in lines if line.name in held_out]
+
+
+def _joined(passages: Sequence[Passage], tokenizer: Any) -> Passages:
+    kind = token_type(len(tokenizer))
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    whole = [np.array([*passage.tokens, *end], kind) for passage in passages if not passage.open]
+    prompts = tuple(np.array(passage.tokens, kind) for passage in passages if passage.open)
+    return Passages(np.concatenate([np.empty(0, kind), *whole]), prompts)
+
+
+def _read(path: Path, tokenizer: Any) -> Iterable[Passage]:
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise InputError(f"data: {path} cannot be read: {error.strerror}") from error
+    decoder, found = msgspec.json.Decoder(Line), False
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            place = f"{path}:{number}"
+            try:
+                passage = _passage(decoder.decode(line), place, tokenizer)
+            except (msgspec.DecodeError, PromptError, UnicodeDecodeError) as error:
+                raise InputError(f"data: {place}: {error}") from error
+            found = found or bool(passage.tokens)
+            yield passage
+    if not found:
+        raise InputError(f"data: {path} has no text; one JSON object a line with one of {', '.join(FIELDS)} is needed")
+
+
+def _passage(line: Line, place: str, tokenizer: Any) -> Passage:
+    given = [name for name in FIELDS if getattr(line, name) is not None]
+    if len(given) != 1:
+        raise InputError(f"data: {place}: {given} is not allowed; expected one of {', '.join(FIELDS)}")
+    if line.tokens is not None:
+        return Passage(place, _checked(line.tokens, place, len(tokenizer)))
+    if line.text is not None:
+        return Passage(place, _tokens_of(line.text, tokenizer))
+    asked = _asked(line, tokenizer)
+    answer = line.response
+    if line.turns is None and line.prompt is None:
+        messages = line.messages or line.conversations or []
+        answer = messages[-1].content if messages and messages[-1].role == "assistant" else answer
+    if answer is None:
+        return Passage(place, asked, open=True)
+    return Passage(place, asked + tokenizer.encode(answer, add_special_tokens=False))
+
+
+def _asked(line: Line, tokenizer: Any) -> list[int]:
+    """What stands before the answer."""
+    if line.prompt is not None:
+        return _tokens_of(line.prompt, tokenizer)
+    messages = [{"role": "user", "content": turn} for turn in line.turns or ()]
+    messages += [msgspec.to_builtins(message) for message in line.messages or line.conversations or ()]
+    if messages and messages[-1]["role"] == "assistant":
+        messages.pop()
+    if not tokenizer.chat_template:
+        return _tokens_of("\n".join(message["content"] for message in messages), tokenizer)
+    return chat_prompt(messages, tokenizer)
+
+
+def _tokens_of(text: str, tokenizer: Any) -> list[int]:
+    tokens: list[int] = tokenizer.encode(text)
+    return tokens
+
+
+def _checked(tokens: list[int], place: str, vocab: int) -> list[int]:
+    if (wrong := next((token for token in tokens if not 0 <= token < vocab), None)) is not None:
+        raise InputError(f"data: {place}: tokens: {wrong} is not allowed; expected ids below {vocab}, the target's")
+    return tokens

@@ -1,0 +1,140 @@
+"""What a check is, what it has to work with, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from random import Random
+from secrets import token_bytes
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from pilotfish.core.drafting.messages import Hello
+from pilotfish.wire.conformance.player import Line, Player
+from pilotfish.wire.conformance.referee import PlayedSession, Referee
+
+Status = Literal["pass", "fail", "skipped"]
+Group = Literal["greeting", "sessions", "capabilities", "faults", "load", "rules"]
+
+
+class Finding(Struct, frozen=True):
+    """What came of one check, or of one rule."""
+
+    name: str
+    group: Group
+    status: Status
+    evidence: str  # in one line
+
+
+class Figure(Struct, frozen=True):
+    """Something that was measured, and is not judged."""
+
+    name: str
+    value: float
+    unit: str
+
+
+class CheckError(Exception):
+    """The draft does not do what a check asks for; in one line."""
+
+
+class NotApplicableError(Exception):
+    """The check does not apply to this draft; why, in one line."""
+
+
+@dataclass(frozen=True)
+class KitOptions:
+    """How much a run does."""
+
+    patience: float = 5.0  # seconds that a draft may take for anything
+    context: int = 1024  # tokens of the longest prompt that is tried
+    sessions: int = 256  # at once, at most
+    garbage: int = 20_000  # mutated frames
+    seed: int = 0
+
+
+@dataclass
+class Bench:
+    """Where the checks of a run are made."""
+
+    dial: Callable[[bytes], Line]  # a target of this incarnation: a channel to the pool
+    hello: Hello
+    options: KitOptions
+    referee: Referee
+    open_channels: ExitStack
+    figures: list[Figure] = field(default_factory=list)
+
+    def stranger(self, **fields: object) -> Player:
+        """A target that has not greeted yet; `fields` of its Hello."""
+        return self.player(token_bytes(8), **fields)
+
+    def player(self, incarnation: bytes, **fields: object) -> Player:
+        channel = self.dial(incarnation)
+        self.open_channels.callback(channel.close)
+        return Player(channel, replace(self.hello, **fields), self.referee, self.options.patience)
+
+    def target(self, **fields: object) -> Player:
+        """A target that the draft serves."""
+        player = self.stranger(**fields)
+        if not player.greet():
+            refused = f"it refused: {player.heard.refusals[0]}" if player.heard.refusals else "nothing answered"
+            raise CheckError(f"Hello was not answered with Load within {self.options.patience:g} s; {refused}")
+        return player
+
+    # -- texts
+
+    @property
+    def _first(self) -> int:
+        """A token from which on some are taken: the first ones are often special."""
+        return min(1000, self.hello.vocab_size // 4)
+
+    def loop(self, length: int, shift: int = 0) -> list[int]:
+        """A text in which each of ten tokens always has the same one after it."""
+        return [self._first + (shift + place) % 10 for place in range(length)]
+
+    def noise(self, length: int, seed: int) -> list[int]:
+        """A text that says nothing."""
+        draw, last = Random(seed), max(min(self._first + 500, self.hello.vocab_size) - 1, self._first)
+        return [draw.randint(self._first, last) for _ in range(length)]
+
+    def figure(self, name: str, value: float, unit: str) -> None:
+        self.figures.append(Figure(name, value, unit))
+
+    # -- what many checks do
+
+    def guessed(self, player: Player, session: PlayedSession, seconds: float | None = None) -> bool:
+        """Whether a Tree of its present length comes, while time is left."""
+        patience = self.options.patience if seconds is None else seconds
+        length = len(session.tokens)
+        return player.listen(patience, lambda: any(tree.base_len == length for tree in session.trees))
+
+    def served(self, player: Player, shift: int = 0) -> PlayedSession:
+        """A session over a loop for which a Tree came. Drafts that learn from texts get one commit more."""
+        session = player.open(self.loop(60, shift))
+        for _ in range(3):
+            if self.guessed(player, session, self.options.patience / 3):
+                return session
+            player.commit(session, self.loop(10, shift))
+        raise CheckError(f"no Tree came for a text that repeats itself, within {self.options.patience:g} s")
+
+
+@dataclass(frozen=True)
+class Check:
+    """Something that a draft is to do."""
+
+    name: str
+    group: Group
+    sentence: str  # of docs/draft-protocol.md
+    run: Callable[[Bench], str]  # what was seen; CheckError, or NotApplicableError
+
+
+def check(group: Group, name: str, sentence: str) -> Callable[[Callable[[Bench], str]], Check]:
+    """Makes a check of a function."""
+    return lambda run: Check(name, group, sentence, run)
+
+
+def median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]

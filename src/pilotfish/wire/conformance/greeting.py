@@ -1,0 +1,187 @@
+"""Checks of how a draft answers Hello, and of what it says of itself."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import msgspec
+
+from pilotfish.core.drafting.messages import ERRORS, PROTOCOL_VERSION, Commit
+from pilotfish.wire.channel import encode
+from pilotfish.wire.conformance.checks import Bench, CheckError, NotApplicableError, check
+from pilotfish.wire.conformance.player import Player
+
+#: A version that no draft speaks.
+FAR = 1000
+
+
+@check("greeting", "answers-hello", "The first Hello of an incarnation is answered at once, with Load or Refuse.")
+def answers_hello(bench: Bench) -> str:
+    began = time.monotonic()
+    bench.target()
+    took = time.monotonic() - began
+    if took > 1.0:
+        raise CheckError(f"it took {took:.1f} s")
+    return f"after {1000 * took:.0f} ms"
+
+
+@check("greeting", "load-often", "Load is sent to every target a few times a second.")
+def load_often(bench: Bench) -> str:
+    player = bench.target()
+    player.listen(3.0)
+    times = player.heard.load_times
+    gaps = [after - before for before, after in pairwise(times)]
+    if not gaps or max(gaps) > 1.0:
+        raise CheckError(f"{len(times)} Loads in 3 s, the longest gap {max(gaps, default=3.0):.1f} s")
+    return f"{len(times) / 3:.1f} a second; the longest gap {1000 * max(gaps):.0f} ms"
+
+
+@check("greeting", "refuses-version", "A version that the draft does not speak is refused, with session 0.")
+def refuses_version(bench: Bench) -> str:
+    return _refused(bench.stranger(version=FAR, oldest=FAR), "versions 1000 to 1000")
+
+
+@check("greeting", "refuses-tokenizer", "A target of another tokenizer is refused, with session 0.")
+def refuses_tokenizer(bench: Bench) -> str:
+    return _refused(bench.stranger(tokenizer="another" * 9), "a foreign tokenizer")
+
+
+def _refused(player: Player, what: str) -> str:
+    player.greet()
+    if not player.heard.refusals:
+        answer = "Load" if player.heard.loads else "nothing"
+        raise CheckError(f"to {what} the answer was {answer}")
+    return player.heard.refusals[0]
+
+
+@check("greeting", "version-range", "A draft chooses the newest version of the target's range that it speaks.")
+def version_range(bench: Bench) -> str:
+    player = bench.target(version=FAR, oldest=PROTOCOL_VERSION)
+    version = player.heard.loads[-1].version
+    if not PROTOCOL_VERSION <= version <= FAR:
+        raise CheckError(f"Load says version {version} to a target that speaks {PROTOCOL_VERSION} to {FAR}")
+    return f"version {version} of {PROTOCOL_VERSION} to {FAR}"
+
+
+@check("greeting", "ignores-unknown-fields", "Fields and capabilities that a draft does not know are to be ignored.")
+def ignores_unknown_fields(bench: Bench) -> str:
+    player = bench.stranger(capabilities=[*bench.hello.capabilities, "telepathy"])
+    player.greets = False
+    player.send(_with_more(player.hello))
+    player.greets = True
+    if not player.greet():
+        raise CheckError("a Hello with unknown fields was not answered with Load")
+    session = bench.served(player)
+    told = Commit(session.number, session.generation, len(session.tokens), bench.loop(10), 64)
+    session.tokens.extend(told.tokens)
+    session.told = len(session.tokens)
+    player.send(_with_more(told))
+    if not bench.guessed(player, session):
+        raise CheckError("after a Commit with unknown fields no Tree came")
+    return "in Hello and Commit"
+
+
+def _with_more(message: object) -> bytes:
+    fields = msgspec.msgpack.decode(encode(message), strict=False)
+    return msgspec.msgpack.encode({**fields, "later": {"a": [1.5, None]}, "too": b"\0"})
+
+
+@check("greeting", "ignores-unknown-messages", "Messages of a type that a draft does not know are to be ignored.")
+def ignores_unknown_messages(bench: Bench) -> str:
+    player = bench.target()
+    session = bench.served(player)
+    for number in range(100):
+        player.send(msgspec.msgpack.encode({"type": "greeting", "session": session.number, "number": number}))
+    player.commit(session, bench.loop(10))
+    if not bench.guessed(player, session):
+        raise CheckError("after 100 of them no Tree came")
+    if session.resyncs or session.refusals:
+        raise CheckError("it gave the session back")
+    return "100 of them"
+
+
+@check("capabilities", "names-unknown-messages", "A draft that says errors answers Error, unknown_type, to them.")
+def names_unknown_messages(bench: Bench) -> str:
+    player = bench.target()
+    if ERRORS not in player.heard.capabilities:
+        raise NotApplicableError("it does not say errors")
+    for _ in range(50):
+        player.send(msgspec.msgpack.encode({"type": "greeting"}))
+    player.listen(bench.options.patience, lambda: bool(player.heard.errors))
+    codes = [(error.code, error.about) for error in player.heard.errors]
+    if ("unknown_type", "greeting") not in codes:
+        raise CheckError(f"the Errors that came: {codes or 'none'}")
+    player.listen(0.5)
+    if len(player.heard.errors) > 2:
+        raise CheckError(f"{len(player.heard.errors)} Errors within a second; one of a code is allowed")
+    return "once, not 50 times"
+
+
+@check("greeting", "before-hello", "Before a target has said Hello a draft ignores it, or refuses.")
+def before_hello(bench: Bench) -> str:
+    player = bench.stranger()
+    player.greets = player.watches_silence = False
+    session = player.open(bench.loop(60))
+    player.listen(0.5)
+    if session.trees:
+        raise CheckError("a Tree came for an Open before Hello")
+    player.heard.refusals.clear()
+    player.greets = True
+    if not player.greet():
+        raise CheckError("it did not serve the target once it had said Hello")
+    del player.sessions[session.number]
+    bench.served(player)
+    return "nothing was pushed; after Hello it served"
+
+
+@check("greeting", "keeps-targets-apart", "A target is known by its incarnation; sessions are its own.")
+def keeps_targets_apart(bench: Bench) -> str:
+    first, second = bench.target(), bench.target()
+    ours = bench.served(first)
+    theirs = second.open(bench.loop(60, 5))
+    second.next_number = 50
+    third = second.open(bench.loop(60, 3))
+    for player, session in ((second, theirs), (second, third), (first, ours)):
+        player.commit(session, bench.loop(10))
+        bench.guessed(player, session, bench.options.patience / 3)
+    first.listen(0.3)
+    if first.referee.counts["tree-session"]:
+        raise CheckError("a Tree came to a target that has no such session")
+    first.close(ours)
+    second.commit(theirs, bench.loop(10))
+    if not bench.guessed(second, theirs) or theirs.resyncs:
+        raise CheckError("closing one target's session ended another's of the same number")
+    return "two targets with sessions of the same numbers"
+
+
+@check("greeting", "follows-reconnects", "After a reconnect a target is reached where it was last heard.")
+def follows_reconnects(bench: Bench) -> str:
+    incarnation = b"conformance kit " + bench.options.seed.to_bytes(4, "little")
+    before = bench.player(incarnation)
+    if not before.greet():
+        raise CheckError("Hello was not answered")
+    session = bench.served(before)
+    session.lossy = True  # what is on the way goes to the connection before
+    after = bench.player(incarnation)
+    after.sessions, after.next_number = before.sessions, before.next_number  # it is the same target
+    after.greet()
+    after.commit(session, bench.loop(10))
+    if not bench.guessed(after, session):
+        raise CheckError("after the target came on another connection no Tree came there")
+    return "the session went on there"
+
+
+CHECKS = (
+    answers_hello,
+    load_often,
+    refuses_version,
+    refuses_tokenizer,
+    version_range,
+    ignores_unknown_fields,
+    ignores_unknown_messages,
+    names_unknown_messages,
+    before_hello,
+    keeps_targets_apart,
+    follows_reconnects,
+)

@@ -1,0 +1,81 @@
+"""A run of the kit: all checks against one pool, and the rules that held or broke meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from msgspec import Struct
+
+from pilotfish.core.drafting.messages import Hello
+from pilotfish.wire.conformance import faults, greeting, load, sessions
+from pilotfish.wire.conformance.checks import Bench, Check, CheckError, Figure, Finding, KitOptions, NotApplicableError
+from pilotfish.wire.conformance.player import Line
+from pilotfish.wire.conformance.referee import RULES, Referee
+
+CHECKS: tuple[Check, ...] = (*greeting.CHECKS, *sessions.CHECKS, *faults.CHECKS, *load.CHECKS)
+#: Of all checks and rules, with the sentence of docs/draft-protocol.md that each is about.
+SENTENCES = {**{check.name: check.sentence for check in CHECKS}, **RULES}
+
+
+class ConformanceReport(Struct, frozen=True):
+    """What a run found out about a draft."""
+
+    model: str  # the draft's name, as it says
+    revision: str
+    capabilities: list[str]
+    trees: int  # that came in all
+    nodes: int
+    findings: list[Finding]
+    figures: list[Figure]
+
+    @property
+    def failed(self) -> list[Finding]:
+        return [finding for finding in self.findings if finding.status == "fail"]
+
+
+def examine(
+    dial: Callable[[bytes], Line],
+    hello: Hello,
+    options: KitOptions,
+    only: Sequence[str] = (),
+    done: Callable[[str], None] = lambda _: None,
+) -> ConformanceReport:
+    """Make all checks, or those that are named, in order, each with targets of its own. `dial` makes a target's channel
+    to the pool; `done` is called with the name of each that has ended. CheckError where nothing answers at all."""
+    referee = Referee(hello.vocab_size)
+    identity = _introduced(dial, hello, options, referee)
+    findings, figures = list[Finding](), list[Figure]()
+    for check in [check for check in CHECKS if not only or check.name in only]:
+        with ExitStack() as channels:
+            bench = Bench(dial, hello, options, referee, channels)
+            findings.append(_found(check, bench))
+            figures += bench.figures
+        done(check.name)
+    rules = [_rule(name, referee) for name in RULES if not only or name in only or name in referee.breaches]
+    return ConformanceReport(*identity, referee.trees, referee.nodes, findings + rules, figures)
+
+
+def _introduced(
+    dial: Callable[[bytes], Line], hello: Hello, options: KitOptions, referee: Referee
+) -> tuple[str, str, list[str]]:
+    with ExitStack() as channels:
+        load = Bench(dial, hello, options, referee, channels).target().heard.loads[-1]
+        return load.model, load.revision, load.capabilities
+
+
+def _found(check: Check, bench: Bench) -> Finding:
+    try:
+        return Finding(check.name, check.group, "pass", check.run(bench))
+    except NotApplicableError as skipped:
+        return Finding(check.name, check.group, "skipped", str(skipped))
+    except CheckError as broken:
+        return Finding(check.name, check.group, "fail", str(broken))
+
+
+def _rule(name: str, referee: Referee) -> Finding:
+    if name not in referee.breaches:
+        evidence = f"in {referee.trees} Trees" if name.startswith("tree-") else "never broken"
+        return Finding(name, "rules", "pass", evidence)
+    times = referee.counts[name]
+    return Finding(name, "rules", "fail", f"{times} times, first: {referee.breaches[name]}")

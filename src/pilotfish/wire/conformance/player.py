@@ -1,0 +1,237 @@
+"""A target that the kit plays: it says what a test has it say, and holds all that comes against the rules."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from pilotfish.core.drafting.echo import EchoClock
+from pilotfish.core.drafting.messages import (
+    CONNECTION,
+    ERRORS,
+    PAUSES,
+    PROGRESS,
+    Close,
+    Commit,
+    Error,
+    Hello,
+    Load,
+    Open,
+    Pause,
+    Peer,
+    Progress,
+    Refuse,
+    RequestSampling,
+    Resume,
+    Resync,
+    ToTarget,
+    Tree,
+)
+from pilotfish.errors import UnknownTypeError, WireError
+from pilotfish.wire.channel import Received, decode_to_target, encode, type_of
+from pilotfish.wire.conformance.referee import PlayedSession, Referee
+
+#: Seconds between two Hellos, before the first answer and after; without a word after which a draft is silent.
+FIRST_GREETING, GREETING, SILENCE = 0.05, 1.0, 1.0
+#: Seconds in which what was sent before a Close may still come.
+GRACE = 1.0
+POOL = b"0"
+
+
+@dataclass
+class HeardOfDraft:
+    """What a draft has said of itself."""
+
+    loads: list[Load] = field(default_factory=list)
+    load_times: list[float] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)  # of this target
+    errors: list[Error] = field(default_factory=list)
+    pauses: int = 0
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        return frozenset(self.loads[-1].capabilities) if self.loads else frozenset()
+
+
+class Line(Protocol):
+    """Frames to a pool and from it, as a channel has them."""
+
+    def send(self, peer: Peer, *frames: bytes) -> bool: ...
+
+    def receive(self, timeout: float) -> list[Received]: ...
+
+    def close(self) -> None: ...
+
+
+class Player:
+    """One target, over a channel of its own. Nothing happens but in `listen`, which greets the draft meanwhile."""
+
+    def __init__(self, channel: Line, hello: Hello, referee: Referee, patience: float) -> None:
+        self.channel, self.hello, self.referee, self.patience = channel, hello, referee, patience
+        self.heard = HeardOfDraft()
+        self.sessions: dict[int, PlayedSession] = {}
+        self.greets = True
+        self.watches_silence = True
+        self._echo = EchoClock()
+        self._echoes: dict[int, float] = {}  # when each was sent
+        self.next_number = 1
+        self._greeted = -GREETING
+        self._word = self._busy_until = 0.0  # when a word came last; until when none is to be expected
+
+    # -- what it says
+
+    def say(self, *messages: Struct) -> None:
+        self.send(*map(encode, messages))
+
+    def send(self, *frames: bytes) -> None:
+        """Frames, whatever they are."""
+        deadline = time.monotonic() + self.patience
+        while not self.channel.send(POOL, *frames) and time.monotonic() < deadline:
+            self.listen(0.01)
+
+    def greet(self) -> bool:
+        """Hello, again and again until something answers; whether it did, with Load."""
+        self.listen(self.patience, lambda: bool(self.heard.loads or self.heard.refusals))
+        return bool(self.heard.loads)
+
+    def open(self, tokens: Sequence[int], wanted: int = 64, max_length: int = 0, **fields: Any) -> PlayedSession:
+        """A new session over `tokens`."""
+        now = time.monotonic()
+        session = PlayedSession(self.next_number, 1, list(tokens), wanted, now, len(tokens))
+        self.next_number += 1
+        self.sessions[session.number] = session
+        self._open(session, max_length, **fields)
+        return session
+
+    def reopen(self, session: PlayedSession, **fields: Any) -> None:
+        session.reopen(time.monotonic())
+        self._open(session, 0, **fields)
+
+    def _open(self, session: PlayedSession, max_length: int, **fields: Any) -> None:
+        length = max_length or len(session.tokens) + 10_000
+        own = {"seed": 7, "sampling": RequestSampling(temperature=0.0), **fields}
+        head = session.number, session.generation, session.tokens, len(session.tokens), length
+        self.say(Open(*head, own.pop("seed"), own.pop("sampling"), session.wanted, **own))
+
+    def commit(self, session: PlayedSession, tokens: Sequence[int], wanted: int | None = None) -> Commit:
+        """The target's next tokens; the message."""
+        session.wanted = session.wanted if wanted is None else wanted
+        base_len = len(session.tokens)
+        session.tokens.extend(tokens)
+        session.told = len(session.tokens)
+        message = Commit(session.number, session.generation, base_len, list(tokens), session.wanted)
+        self.say(message)
+        return message
+
+    def close(self, session: PlayedSession) -> None:
+        session.closed_at = time.monotonic()
+        self.say(Close(session.number, session.generation))
+
+    # -- what it hears
+
+    def listen(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
+        """For so long, or until that holds; whether it did."""
+        deadline = time.monotonic() + seconds
+        while not until():
+            now = time.monotonic()
+            if now >= deadline:
+                return False
+            if self.greets and now - self._greeted >= (GREETING if self._word else FIRST_GREETING):
+                self._greet(now)
+            for received in self.channel.receive(min(deadline - now, 0.02)):
+                self._take(bytes(received.frame), time.monotonic())
+            self._look(time.monotonic())
+        return True
+
+    def _greet(self, now: float) -> None:
+        self._greeted = now
+        echo = self._echo.stamp(now)
+        self._echoes[echo.sent] = now
+        self.channel.send(POOL, encode(msgspec.structs.replace(self.hello, echo=echo)))
+
+    def _look(self, now: float) -> None:
+        """One silence is one breach."""
+        quiet = now - max(self._word, self._busy_until)
+        if self._word and self.watches_silence and quiet > SILENCE:
+            self.referee.breach("silence", f"nothing was heard for {quiet:.1f} s")
+            self._word = 0.0  # until the next word
+
+    def _take(self, frame: bytes, now: float) -> None:
+        try:
+            message = decode_to_target(frame)
+        except UnknownTypeError as error:
+            self.referee.breach("unknown-type", f"a message of type {error.kind}")
+            return
+        except WireError as error:
+            self.referee.breach("malformed", f"a frame of type {type_of(frame) or 'none'}: {error}")
+            return
+        self._word = now
+        self._hear(message, now)
+
+    def _hear(self, message: ToTarget, now: float) -> None:
+        if isinstance(message, Load):
+            self._hear_load(message, now)
+        elif isinstance(message, Refuse) and message.session == CONNECTION:
+            self.heard.refusals.append(message.reason)
+        elif isinstance(message, Error):
+            self._needs(ERRORS, "error")
+            self.heard.errors.append(message)
+        else:
+            self._hear_of_session(message, now)
+
+    def _needs(self, capability: str, kind: str) -> None:
+        if capability not in self.hello.capabilities:
+            self.referee.breach("capability", f"{kind} came to a target that does not say {capability}")
+
+    def _hear_load(self, load: Load, now: float) -> None:
+        self.heard.loads.append(load)
+        self.heard.load_times.append(now)
+        self._busy_until = now + load.busy_ms / 1000
+        if load.echo is not None:
+            sent = None if load.echo.heard is None else self._echoes.get(load.echo.heard)
+            if load.echo.heard is not None and (sent is None or load.echo.held / 1e6 > now - sent + 0.01):
+                self.referee.breach("echo", f"heard {load.echo.heard}, held {load.echo.held}")
+            self._echo.hear(load.echo, now)
+
+    @property
+    def delay(self) -> float | None:
+        """Seconds one way, by echoes."""
+        return self._echo.delay
+
+    def _hear_of_session(self, message: Tree | Progress | Pause | Resume | Resync | Refuse | Any, now: float) -> None:
+        kind = type(message).__name__
+        session = self.sessions.get(message.session)
+        if session is None or message.generation > session.generation:
+            rule = "tree-session" if isinstance(message, Tree) else "resync-session"
+            detail = f"{kind} of session {message.session}, generation {message.generation}"
+            self.referee.breach("tree-generation" if session and isinstance(message, Tree) else rule, detail)
+        elif isinstance(message, Resync):
+            session.resyncs.append(message.reason)
+        elif isinstance(message, Refuse):
+            session.refusals.append(message.reason)
+        elif isinstance(message, Progress):
+            self._needs(PROGRESS, "progress")
+            if message.read > len(session.tokens):
+                self.referee.breach("progress", f"{message.read} of {len(session.tokens)} tokens are read")
+        elif isinstance(message, Pause | Resume):
+            self._needs(PAUSES, kind.lower())
+            self.heard.pauses += isinstance(message, Pause)
+        elif isinstance(message, Tree):
+            self._hear_tree(session, message, now)
+
+    def _hear_tree(self, session: PlayedSession, tree: Tree, now: float) -> None:
+        if session.closed_at is not None and now - session.closed_at > GRACE:
+            self.referee.breach("after-close", f"session {tree.session}: a Tree, {now - session.closed_at:.1f} s later")
+        elif tree.generation < session.generation:
+            if now - session.opened_at > GRACE:
+                older = f"generation {tree.generation}, long after {session.generation} began"
+                self.referee.breach("tree-generation", f"session {tree.session}: {older}")
+        elif session.closed_at is None:
+            self.referee.tree(session, tree)
+            session.trees.append(tree)
+            session.arrivals.append(now)

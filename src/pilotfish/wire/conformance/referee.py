@@ -1,0 +1,133 @@
+"""What a drafter may send, and what was seen of that: every message that comes is held against these rules."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+from pilotfish.core.drafting.messages import Tree
+
+#: Rules that hold at any moment, and the sentence of docs/draft-protocol.md that each is from.
+RULES = {
+    "malformed": "A frame is one message: a MessagePack map with the fields of its type, in their ranges.",
+    "unknown-type": "Only messages that docs/draft-protocol.md has are sent.",
+    "capability": "A message of a capability goes only to a side that has named it.",
+    "silence": "A Load, or another word, comes at least once a second, unless busy_ms said that it would not.",
+    "tree-session": "A Tree is of a session that is open with this target.",
+    "tree-generation": "A Tree is of the session's present generation, or of one that was when it was sent.",
+    "tree-sequence": "Trees of a generation are numbered from 0 on, without gaps.",
+    "tree-ids": "Ids are unique and rise, within a Tree and from Tree to Tree of a generation.",
+    "tree-base-len": "base_len is never below that of the Tree before it, nor above what the target has committed.",
+    "tree-parents": "A parent is 0, or a node of this generation that hangs below the root at the Tree's base_len.",
+    "tree-vocabulary": "Tokens are below vocab_size.",
+    "tree-scores": "Scores are finite, and at most 0.",
+    "after-close": "Nothing is pushed for a session after its Close.",
+    "resync-session": "Resync and Refuse name a session and generation that the target has told of.",
+    "echo": "An echo's `heard` is the `sent` of a message that came, and `held` is how long ago.",
+    "progress": "Progress tells of no more tokens than the sequence has.",
+}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that was pushed."""
+
+    parent: int  # 0: the root of its Tree
+    token: int
+    position: int  # in the sequence, from 0
+
+
+@dataclass
+class PlayedSession:
+    """A sequence that the kit plays, and what came for it in its present generation."""
+
+    number: int
+    generation: int
+    tokens: list[int]
+    wanted: int
+    opened_at: float
+    told: int  # tokens that the draft was told of
+    closed_at: float | None = None
+    pushes: int = 0
+    base_len: int = 0  # of the last Tree
+    last_id: int = 0
+    nodes: dict[int, Node] = field(default_factory=dict)
+    trees: list[Tree] = field(default_factory=list)
+    arrivals: list[float] = field(default_factory=list)  # of `trees`
+    resyncs: list[str] = field(default_factory=list)  # reasons
+    refusals: list[str] = field(default_factory=list)
+    lossy: bool = False  # frames of it are lost on purpose: numbers may have gaps
+
+    def reopen(self, now: float) -> None:
+        """The next generation begins, with all tokens."""
+        self.generation, self.told, self.opened_at, self.closed_at = self.generation + 1, len(self.tokens), now, None
+        self.pushes = self.base_len = self.last_id = 0
+        self.nodes, self.trees, self.arrivals = {}, [], []
+
+    @property
+    def live(self) -> dict[int, Node]:
+        """Nodes that hang below the present root."""
+        return {number: node for number, node in self.nodes.items() if self._hangs(node, len(self.tokens))}
+
+    def hangs(self, number: int, base_len: int) -> bool:
+        """Whether the node is the root at `base_len`, or hangs below it."""
+        node = self.nodes.get(number)
+        return node is not None and (node.position == base_len - 1 or self._hangs(node, base_len))
+
+    def _hangs(self, node: Node, base_len: int) -> bool:
+        """Whether its path agrees with the sequence up to `base_len`, and goes on from there."""
+        if node.position < base_len:
+            return False
+        above: Node | None = node
+        while above is not None:
+            if above.position < base_len and self.tokens[above.position] != above.token:
+                return False
+            above = self.nodes.get(above.parent)
+        return True
+
+
+class Referee:
+    """Counts what breaks a rule; the first of each is kept in words."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.breaches: dict[str, str] = {}
+        self.counts = Counter[str]()
+        self.trees = self.nodes = 0
+
+    def breach(self, rule: str, detail: str) -> None:
+        self.counts[rule] += 1
+        self.breaches.setdefault(rule, detail)
+
+    def tree(self, session: PlayedSession, tree: Tree) -> None:
+        """A Tree of the session's present generation has come."""
+        if session.lossy and tree.sequence < session.pushes:
+            return  # it came twice
+        self.trees += 1
+        self.nodes += len(tree.ids)
+        what = f"session {tree.session}, generation {tree.generation}, Tree {tree.sequence}"
+        if tree.sequence != session.pushes and not session.lossy:
+            self.breach("tree-sequence", f"{what}: it is number {session.pushes} that was to come")
+        session.pushes = tree.sequence + 1
+        if not session.base_len <= tree.base_len <= session.told:
+            least, most = session.base_len, session.told
+            self.breach("tree-base-len", f"{what}: base_len {tree.base_len}, which is not {least} to {most}")
+        session.base_len = max(session.base_len, tree.base_len)
+        self._nodes(session, tree, what)
+
+    def _nodes(self, session: PlayedSession, tree: Tree, what: str) -> None:
+        base_len = min(tree.base_len, len(session.tokens))
+        for number, parent, token, score in zip(tree.ids, tree.parents, tree.tokens, tree.scores, strict=True):
+            if number <= session.last_id:
+                self.breach("tree-ids", f"{what}: id {number} comes after {session.last_id}")
+            session.last_id = max(session.last_id, number)
+            if token >= self.vocab_size:
+                self.breach("tree-vocabulary", f"{what}: token {token}; vocab_size is {self.vocab_size}")
+            if not -math.inf < score <= 0:
+                self.breach("tree-scores", f"{what}: score {score}")
+            known = parent == 0 or session.hangs(parent, base_len)
+            if not known and not session.lossy:
+                self.breach("tree-parents", f"{what}: parent {parent} of node {number} is not below its root")
+            position = base_len if parent == 0 or not known else session.nodes[parent].position + 1
+            session.nodes[number] = Node(parent if known else 0, token, position)

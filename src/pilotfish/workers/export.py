@@ -1,0 +1,223 @@
+"""KV out of a prefill worker's slots, as segments: layer by layer, while the forward that computes it runs on.
+
+            layer    0   1   2   3   4   5
+chunk 1     tokens   ═══════════════════════►      a segment: some layers of a chunk, or of a part of one
+chunk 2     tokens   ══════════╪                   its forward runs: layers 0 to 2 are there
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.core.cache.slots import Slots
+from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.prefilling.prefill_orders import PlacedSegment, TakenOrder
+from pilotfish.core.prefilling.segments import LEAST_SEGMENT, KVLayout
+from pilotfish.core.scheduling.layer_progress import LayerProgress
+from pilotfish.errors import EngineError
+from pilotfish.kv.readers import content
+from pilotfish.workers.shared import SharedMachine
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks at how far a forward is, and between two where nothing is known to come.
+SOON, LATER = 0.0005, 1.0
+
+
+class LayerReader(Protocol):
+    """Copies KV of some layers out of a pool's slots."""
+
+    def read_layers(self, slots: Slots, layers: range, out: NDArray[np.uint8]) -> None:
+        """slots [tokens], out [bytes of a segment]"""
+
+
+class SegmentMemory(Protocol):
+    """Where segments are put."""
+
+    segment_bytes: int
+
+    def take(self, owner: Peer, size: int) -> int | None:
+        """A place; None where there is none for this owner now."""
+
+    def buffer(self, place: int) -> NDArray[np.uint8]:
+        """[size]"""
+
+    def epoch(self, place: int) -> int: ...
+
+    def free(self, place: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class SegmentPart:
+    """Layers, and tokens of a chunk, that go into one segment."""
+
+    layers: range
+    tokens: range
+
+
+def split(layout: KVLayout, tokens: int, segment_bytes: int) -> Iterator[SegmentPart]:
+    """A chunk of so many tokens as segments: as many layers together as make `LEAST_SEGMENT`, all tokens of a layer
+    unless they are more than a segment holds. Features go by themselves."""
+    layer_bytes, count = tokens * layout.token_bytes, len(layout.of_kv)
+    together, most = math.ceil(LEAST_SEGMENT / layer_bytes), max(segment_bytes // layer_bytes, 1)
+    groups = _divided(count, max(count // together, math.ceil(count / most), 1))
+    if layout.features:
+        groups.append(range(count, layout.layers))
+    for layers in groups:
+        most_tokens = segment_bytes // layout.bytes_of(layers)
+        for part in _divided(tokens, math.ceil(tokens / most_tokens)):
+            yield SegmentPart(layers, part)
+
+
+def _divided(count: int, parts: int) -> list[range]:
+    """Nearly equal ranges."""
+    return [range(i * count // parts, (i + 1) * count // parts) for i in range(parts)]
+
+
+@dataclass(eq=False)
+class Export:
+    """A chunk of an order whose KV is there, or is being computed."""
+
+    order: TakenOrder
+    first: int  # token
+    slots: Slots  # [tokens], which stay as they are until this is given back
+    complete: bool = False  # whether its forward has ended
+    parts: deque[SegmentPart] = field(default_factory=deque)  # that are left
+
+
+class Exporter:
+    """A thread that turns exports into segments: those of an order in turn, of all orders one segment after another. It
+    waits for layers that are not there yet, and for room; others go on meanwhile."""
+
+    def __init__(
+        self,
+        shared: SharedMachine,
+        memory: SegmentMemory,
+        reader: LayerReader,
+        progress: LayerProgress,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`progress` is of the forward at hand."""
+        self._shared, self._memory, self._reader, self._progress = shared, memory, reader, progress
+        self._layout = shared.machine.welcome.identity.layout
+        self._clock = clock
+        #: Called when an export is given back, and when the thread has failed.
+        self.returned: Callable[[], None] = lambda: None
+        self._given = SimpleQueue[Export]()
+        self._back = SimpleQueue[Export]()
+        self._exports: dict[TakenOrder, deque[Export]] = {}
+        self._wait = LATER
+        self._event = threading.Event()
+        self._closing = False
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="export", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, export: Export) -> None:
+        """Export it; exactly once it comes back."""
+        export.parts.extend(split(self._layout, len(export.slots), self._memory.segment_bytes))
+        self._given.put(export)
+        self._event.set()
+
+    def wake(self) -> None:
+        """An order may have ended, layers may be there, or room."""
+        self._event.set()
+
+    def take_back(self) -> list[Export]:
+        """Those whose slots are not read any more. EngineError once the thread has failed."""
+        if self._failure is not None:
+            raise EngineError(f"the exporting thread failed: {self._failure}") from self._failure
+        return _all_of(self._back)
+
+    def close(self) -> None:
+        """No slot is read when this returns."""
+        self._closing = True
+        self._event.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                if not self.turn():
+                    self._event.wait(self._wait)
+        except Exception as error:
+            self._failure = error
+            self.returned()
+
+    def turn(self) -> bool:
+        """A segment of each order that has one ready; whether there was any, or anything to clear away."""
+        self._event.clear()
+        self._wait = LATER
+        for export in _all_of(self._given):
+            self._exports.setdefault(export.order, deque()).append(export)
+        return sum(self._advance(order) for order in list(self._exports)) > 0
+
+    def _advance(self, order: TakenOrder) -> bool:
+        export = self._exports[order][0]
+        if not order.live:
+            while order in self._exports:
+                self._give_back(order)
+            return True
+        part = export.parts[0]
+        if not export.complete and self._progress.at(self._clock()) < part.layers.stop:
+            self._wait = SOON
+            return False
+        size = len(part.tokens) * self._layout.bytes_of(part.layers)
+        place = self._memory.take(order.peer, size)
+        if place is None:
+            return False
+        self._export(export, part, place)
+        if order.live and not export.parts:
+            self._give_back(order)
+        return True
+
+    def _give_back(self, order: TakenOrder) -> None:
+        exports = self._exports[order]
+        self._back.put(exports.popleft())
+        if not exports:
+            del self._exports[order]
+        self.returned()
+
+    def _export(self, export: Export, part: SegmentPart, place: int) -> None:
+        try:
+            placed = self._place(export, part, place)
+        except Exception as error:
+            logger.exception("KV could not be exported")
+            self._memory.free(place)
+            with self._shared.turn() as now:
+                self._shared.machine.fail(export.order, f"KV could not be exported: {error}", now)
+            return
+        export.parts.popleft()
+        with self._shared.turn() as now:
+            if not self._shared.machine.segment_ready(export.order, placed, now):
+                self._memory.free(place)
+
+    def _place(self, export: Export, part: SegmentPart, place: int) -> PlacedSegment:
+        """Copy the KV."""
+        layers, tokens, data = part.layers, part.tokens, self._memory.buffer(place)
+        self._reader.read_layers(export.slots[tokens.start : tokens.stop], layers, data)
+        first, epoch = export.first + tokens.start, self._memory.epoch(place)
+        return PlacedSegment(first, len(tokens), layers.start, len(layers), place, epoch, len(data), content(data.data))
+
+
+def _all_of(queue: SimpleQueue[Export]) -> list[Export]:
+    found = list[Export]()
+    try:
+        while True:
+            found.append(queue.get_nowait())
+    except Empty:
+        return found

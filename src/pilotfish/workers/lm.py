@@ -1,0 +1,217 @@
+"""A draft model in the target's process, which grows trees when the target asks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from math import exp, inf
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pilotfish.core.cache.prefix_cache import PrefixCache
+from pilotfish.core.cache.slots import GONE, SlotPool
+from pilotfish.core.drafting.draft_sessions import DraftSession, LevelPart, SessionKey, Unshared
+from pilotfish.core.drafting.drafter import Drafter, DraftLimits
+from pilotfish.core.drafting.messages import Open
+from pilotfish.core.drafting.session_table import SessionTable
+from pilotfish.core.features.features import FeatureSource
+from pilotfish.core.sampling.constraint import GrammarSource, MaskMaker, masks_when_asked, no_grammars
+from pilotfish.core.scheduling.calibration import SecondsBySize
+from pilotfish.core.scheduling.executor import Executor
+from pilotfish.core.scheduling.request import Request
+from pilotfish.core.trees.tree import LM, Guesses
+from pilotfish.workers.draft import Grower
+
+if TYPE_CHECKING:  # imports transformers
+    from pilotfish.model.pacer import Pacer
+
+#: Rows of a prompt that one forward takes.
+CHUNK = 256
+
+
+class LMDrafter(Drafter):
+    """Trees of a target in the same process. They are re-rooted when it commits, and grow when it asks: what survives
+    keeps its KV.
+
+    Slots run out gracefully: kept trees give way first, then a request that lacks some: it proposes an empty tree, and
+    what it held serves the others.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        width: int,
+        children: int = 4,
+        clock: Callable[[], float] = time.perf_counter,
+        unshared: frozenset[int] = frozenset(),
+        pacer: Pacer | None = None,
+        prefix_cache: bool = True,
+        grammars: GrammarSource = no_grammars,
+        masks: MaskMaker = masks_when_asked,
+        source: FeatureSource | None = None,
+    ) -> None:
+        """Each level is a forward over the best `width` leaves of a request, each of which gets `children`. `unshared`
+        are ids of tokens that the target lacks; `pacer` holds back each level; `prefix_cache` keeps the KV of requests
+        that have ended. `source` is the target, where the draft is a trained head."""
+        self.executor = executor
+        pool = SlotPool(executor.num_slots)
+        self.table = SessionTable(pool, PrefixCache(pool) if prefix_cache else None)
+        self._levels = 0
+        self.pacer = pacer
+        self._grower = Grower(executor, self.table, children, pacer, masks)
+        self._grammars = grammars
+        self._source = source
+        self.feature_width = 0 if source is None else source.feature_width
+        self._unshared = Unshared(np.array(sorted(unshared), np.int64))
+        self._level_seconds = SecondsBySize(0.0)  # by sequences
+        self.width, self._clock = width, clock
+
+    def level_seconds(self, sequences: int) -> float:
+        """Of a level over so many sequences, as measured while it drafted."""
+        return self._level_seconds.at(sequences)
+
+    # -- the protocol
+
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
+        self._levels = 0
+        if limits.levels == 0:
+            return [Guesses() for _ in requests]
+        sessions = [self._session(request) for request in requests]
+        asked = {request.id: request for request in requests if self._can_guess(request)}
+        served = self._affordable([session for session in sessions if session.key.number in asked], limits.levels)
+        for session in served:
+            self._catch_up(session, asked[session.key.number])
+        self._grow(served, limits)
+        return [session.tree.best(limits.nodes, LM) for session in sessions]
+
+    @property
+    def levels(self) -> int:
+        return self._levels
+
+    def commit(self, request: Request, tokens: Sequence[int]) -> bool:
+        """Never a hit: those are counted of trees that grow while the target verifies."""
+        session = self.table.get(_key(request))
+        if session is not None:
+            self.table.commit(session, tokens)
+        return False
+
+    def close(self, request: Request) -> None:
+        session = self.table.get(_key(request))
+        if session is not None:
+            self.table.close(session)
+
+    def _session(self, request: Request) -> DraftSession:
+        session = self.table.get(_key(request))
+        if session is None:
+            opened = Open.of(request, number=1, generation=1, wanted=0)
+            longest, grammars = self.executor.context, self._grammars
+            fixed = (1.0, longest, self._unshared, 0.0, grammars, self.feature_width)
+            session = DraftSession.of(_key(request), opened, "", *fixed)
+            self.table.open(session)
+        elif session.evicted:
+            self.table.wake(session)
+        return session
+
+    def _can_guess(self, request: Request) -> bool:
+        """A trained head needs the features of all tokens before the last: in its first step a request has no tree."""
+        return self._source is None or len(request.tokens) - 1 == request.num_computed > 0
+
+    # -- KV of committed tokens
+
+    def _affordable(self, sessions: Sequence[DraftSession], levels: int) -> list[DraftSession]:
+        """The sessions, in order, whose missing tokens and whose new nodes fit into the slots and the context."""
+        growing = [session for session in sessions if session.max_depth > 0]
+        if sum(self._need(session, levels) for session in growing) > self.table.pool.num_available:
+            for session in self.table:
+                self.table.drop_tree(session)
+        served, taken = [], 0
+        for session in growing:
+            need = self._need(session, levels)
+            if taken + need <= self.table.pool.num_available:
+                taken += need
+                served.append(session)
+            else:
+                self.table.evict(session)
+        return served
+
+    def _need(self, session: DraftSession, levels: int) -> int:
+        return session.num_missing + levels * self.width
+
+    def _catch_up(self, session: DraftSession, request: Request) -> None:
+        """Compute KV of committed tokens up to the last chunk, which the first level takes for its logits."""
+        self._read_features(session, request)
+        while session.num_missing > CHUNK:
+            self._grower.grow([LevelPart.of_pending(session, CHUNK)])
+            self._read_features(session, request)
+
+    def _read_features(self, session: DraftSession, request: Request) -> None:
+        """For the next chunk's rows. Those of slots that the target has given back are not known any more."""
+        if self._source is None or session.features is None:
+            return
+        first = session.features.reach
+        slots = request.slots[first : min(len(session.slots) + CHUNK, request.num_computed)]
+        rows = np.full((len(slots), self.feature_width), np.nan, np.float32)
+        rows[slots != GONE] = self._source.features(slots[slots != GONE])
+        session.features.put(first, rows)
+
+    # -- growth
+
+    def _grow(self, sessions: Sequence[DraftSession], limits: DraftLimits) -> None:
+        """Levels, until the next one promises less than its time is worth. Roots are always expanded."""
+        expected, gained = 0.0, inf
+        for _ in range(limits.levels):
+            best = BestNodes.of(sessions, limits)
+            level = [part for part in map(self._part, sessions, best.floors) if part.rows]
+            pending = any(part.pending for part in level)
+            if not pending:
+                gained, expected = best.expected - expected, best.expected
+            price = limits.price * self._level_seconds.at(len(sessions))
+            # a level rarely brings more than the one before it
+            if not level or (not pending and min(gained, _expected_tokens(level)) < price):
+                return
+            began = self._clock()
+            self._grower.grow(level)
+            self._levels += 1
+            if not pending:
+                self._level_seconds.observe(len(sessions), self._clock() - began)
+
+    def _part(self, session: DraftSession, floor: float) -> LevelPart:
+        """Pending tokens, or the best nodes to expand next: good enough (above `floor`) that a child (no likelier)
+        could be among the proposed and verified."""
+        if session.num_missing:
+            return LevelPart.of_pending(session, session.num_missing)
+        tree = session.tree
+        return LevelPart(session, 0, [leaf for leaf in tree.leaves(self.width) if tree.score(leaf) > floor])
+
+
+def _key(request: Request) -> SessionKey:
+    return SessionKey(b"", request.id)
+
+
+def _expected_tokens(level: Sequence[LevelPart]) -> float:
+    """Tokens that a level would bring if each of its leaves had the right child."""
+    return sum(exp(part.session.tree.score(leaf)) for part in level for leaf in part.leaves)
+
+
+@dataclass(frozen=True)
+class BestNodes:
+    """The nodes that would be proposed and verified if growth ended here."""
+
+    expected: float  # tokens that they bring, by their scores
+    floors: list[float]  # [sessions]: a node that is no better has no child among them
+
+    @classmethod
+    def of(cls, sessions: Sequence[DraftSession], limits: DraftLimits) -> BestNodes:
+        trees = [session.tree for session in sessions]
+        scores = [[tree.score(node) for node in tree.likeliest(limits.nodes)] for tree in trees]
+        best = sorted(chain.from_iterable(scores), reverse=True)[: limits.total]
+        floor = _nth_largest(best, limits.total)
+        return cls(sum(map(exp, best)), [max(floor, _nth_largest(own, limits.nodes)) for own in scores])
+
+
+def _nth_largest(falling: Sequence[float], n: int) -> float:
+    """-infinity where there are fewer."""
+    return falling[n - 1] if len(falling) >= n else -inf

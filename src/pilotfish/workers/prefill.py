@@ -1,0 +1,231 @@
+"""The prefill worker's loop: orders become requests of a scheduler, whose KV is exported while it is computed.
+
+channel's thread   Greeting, PrefillOrder, Renewal, Taken, Fetch … ─► machine ─► answers
+loop               machine ─► next order ─► plan, forward, commit      one forward after another
+exporting thread   slots of the forward at hand ─► segments ─► machine ─► SegmentReady
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+
+from pilotfish.core.cache.slots import Slots
+from pilotfish.core.prefilling.prefill_orders import TakenOrder
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.executor import Executor, Outcome
+from pilotfish.core.scheduling.layer_progress import LayerProgress
+from pilotfish.core.scheduling.request import FinishReason, Request
+from pilotfish.core.scheduling.scheduler import Scheduler
+from pilotfish.core.scheduling.step import Chunk, Step
+from pilotfish.core.trees.tree import Forest, Guesses
+from pilotfish.workers.export import Export, Exporter
+from pilotfish.workers.held_slots import HeldSlots
+from pilotfish.workers.records import ObservePrefill, PrefillRecord
+from pilotfish.workers.shared import SharedMachine
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that a forward may take, as far as that is known: so soon is an order that has ended computed no more. Rows
+#: that it has all the same where so many are wanted, and before anything is known.
+LONGEST, LEAST_ROWS, FIRST_ROWS = 0.5, 128, 256
+#: Seconds that the loop sleeps at most where nothing is to be done.
+IDLE = 1.0
+#: An order samples one token, which nobody wants: a request ends when it has done so.
+ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+
+
+class PrefillWorker:
+    """Computes what targets order."""
+
+    def __init__(
+        self,
+        shared: SharedMachine,
+        scheduler: Scheduler,
+        executor: Executor,
+        exporter: Exporter,
+        progress: LayerProgress,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`progress` is counted by `executor`, and read by `exporter`."""
+        self.shared, self.scheduler, self.executor, self.exporter = shared, scheduler, executor, exporter
+        self.observe: ObservePrefill = lambda _: None
+        self._progress = progress
+        self._max_rows = scheduler.max_rows
+        self._clock = clock
+        self._stopping = False
+        self._events = SimpleQueue[None]()
+        self._orders: dict[int, TakenOrder] = {}  # by the number of their request
+        self._held = HeldSlots(scheduler.pool)
+        self._next = 0
+        shared.changed = self._wake_all
+        exporter.returned = self.wake
+
+    def run(self) -> None:
+        """Until `stop`."""
+        busy = True
+        while not self._stopping:
+            busy = self.turn(0.0 if busy else IDLE)
+
+    def stop(self) -> None:
+        """From any thread, or a signal's handler."""
+        self._stopping = True
+        self.wake()
+
+    def wake(self) -> None:
+        self._events.put(None)
+
+    def _wake_all(self) -> None:
+        self.wake()
+        self.exporter.wake()
+
+    def turn(self, timeout: float) -> bool:
+        """Wait for something to do, up to `timeout` seconds, and run a forward; whether there was one."""
+        self._wait(timeout)
+        self._take_back()
+        self._drop_ended()
+        self._take_orders()
+        return self._forward()
+
+    def _wait(self, timeout: float) -> None:
+        with suppress(Empty):
+            if timeout > 0:
+                self._events.get(timeout=timeout)
+            while True:
+                self._events.get_nowait()
+
+    def _take_back(self) -> None:
+        """Let go of the slots of all that is exported, or has ended."""
+        for export in self.exporter.take_back():
+            self._held.exported(export.order)
+        computing = set(self._orders.values())
+        for order in self._held.done():
+            if order not in computing or not order.live:
+                self._held.let_go(order)
+
+    def _drop_ended(self) -> None:
+        """Stop computing what nobody wants any more."""
+        requests = {request.id: request for request in (*self.scheduler.running, *self.scheduler.waiting)}
+        for number in [number for number, order in self._orders.items() if not order.live]:
+            self._drop(requests[number])
+
+    def _drop(self, request: Request) -> None:
+        """Its order has ended. What it held goes first: what the cache keeps of it has no owner then."""
+        self._held.let_go(self._orders.pop(request.id))
+        self.scheduler.abort(request)
+
+    def _take_orders(self) -> None:
+        """As many as fill a forward: more would only divide its rows, of which each needs one."""
+        machine = self.shared.machine
+        self.scheduler.max_rows = max(min(_rows_in_time(machine.token_seconds), self._max_rows), len(self._orders))
+        while self._wanted_rows() < self.scheduler.max_rows and len(self._orders) < self.scheduler.max_requests:
+            with self.shared.turn():
+                machine.free_slots = self.scheduler.pool.num_available
+                order = machine.next_order()
+            if order is None:
+                return
+            self._orders[self._next] = order
+            self.scheduler.add(_request(self._next, order))
+            self._next += 1
+
+    def _wanted_rows(self) -> int:
+        return sum(request.num_pending for request in (*self.scheduler.running, *self.scheduler.waiting))
+
+    def _forward(self) -> bool:
+        chunks = self.scheduler.plan().chunks
+        if not chunks:
+            return False
+        step = self.scheduler.schedule(chunks, _no_trees(chunks), 0)
+        began = self._clock()
+        exports = self._export(step)
+        try:
+            self.scheduler.commit(step, self._execute(step, exports).tokens)
+        except Exception as error:
+            self._fail(step, error)
+        else:
+            self._advance(step, began)
+        return True
+
+    def _execute(self, step: Step, exports: Sequence[Export]) -> Outcome:
+        """Its exports are under way meanwhile."""
+        try:
+            outcome = self.executor.execute(step.rows(), step.sampling())
+        except BaseException:
+            self.scheduler.cancel(step)
+            raise
+        finally:
+            self._progress.reset()  # before the exporter may look at the next forward
+        for export in exports:
+            export.complete = True
+        self.exporter.wake()
+        return outcome
+
+    def _export(self, step: Step) -> list[Export]:
+        """All chunks, while they are computed, and what the cache has of the tokens before them."""
+        exports = list[Export]()
+        for chunk, slots in zip(step.chunks, step.slots, strict=True):
+            order, computed = self._orders[chunk.request.id], chunk.request.num_computed
+            if order.started is None:
+                with self.shared.turn() as now:
+                    self.shared.machine.started(order, computed, now)
+            self._put(order, 0, chunk.request.slots[:computed], complete=True)
+            exports += self._put(order, computed, slots, complete=False)
+        return exports
+
+    def _put(self, order: TakenOrder, first: int, slots: Slots, *, complete: bool) -> list[Export]:
+        """Have the slots of tokens from `first` on exported, as far as they are handed over and were not before: an
+        order whose request was preempted comes to the same tokens again. They are shared until the exporter gives
+        them back."""
+        skipped = max(order.exported - first, 0)
+        if skipped >= len(slots):
+            return []
+        export = Export(order, first + skipped, slots[skipped:].copy(), complete)
+        order.exported = first + len(slots)
+        self._held.export(order, export.slots)
+        self.exporter.put(export)
+        return [export]
+
+    def _advance(self, step: Step, began: float) -> None:
+        with self.shared.turn() as now:
+            self.shared.machine.computed(step.num_rows, now - began)
+            for chunk in step.chunks:
+                order = self._orders[chunk.request.id]
+                self.shared.machine.advanced(order, chunk.request.num_computed, now)
+        ended = [chunk.request for chunk in step.chunks if chunk.request.finish_reason is not None]
+        for request in ended:
+            order = self._orders.pop(request.id)
+            if self.scheduler.cache is not None and request.finish_reason is not FinishReason.ERROR:
+                self._held.hold_path(order, request.slots[: len(order.tokens)])
+        self.observe(PrefillRecord(began, now, len(step.chunks), step.num_rows, len(ended)))
+
+    def _fail(self, step: Step, error: Exception) -> None:
+        """Its orders end; others go on."""
+        logger.error("a forward failed: %s: %s", type(error).__name__, error, exc_info=error)
+        with self.shared.turn() as now:
+            for chunk in step.chunks:
+                order = self._orders[chunk.request.id]
+                self.shared.machine.fail(order, f"a forward failed: {type(error).__name__}: {error}", now)
+        for chunk in step.chunks:
+            self._drop(chunk.request)
+        self.exporter.wake()
+
+    def check(self) -> None:
+        """EngineError unless every slot is free, or in the cache, or known to be in use."""
+        owned = [slot for request in self.scheduler.running for slot in request.held.tolist()]
+        kept = () if self.scheduler.cache is None else self.scheduler.cache.slots
+        self.scheduler.pool.check([*owned, *self._held.slots], kept)
+
+
+def _rows_in_time(token_seconds: float) -> int:
+    return max(int(LONGEST / token_seconds), LEAST_ROWS) if token_seconds else FIRST_ROWS
+
+
+def _request(number: int, order: TakenOrder) -> Request:
+    return Request(number, order.tokens, ONE_TOKEN, 0, frozenset(), room=1, cache_salt=order.salt, max_nodes=0)
+
+
+def _no_trees(chunks: Sequence[Chunk]) -> Forest:
+    return Forest.of([Guesses() for chunk in chunks if chunk.complete])

@@ -1,0 +1,88 @@
+"""The machine of a prefill worker (prefill_machine.py), as the worker's threads share it: a lock, a clock, a way
+out for its messages."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from pilotfish.core.prefilling.prefill_machine import PrefillMachine
+from pilotfish.core.prefilling.prefill_orders import TakenOrder
+from pilotfish.errors import WireError
+from pilotfish.wire.channel import Received, decode_to_prefill, framed
+from pilotfish.workers.records import LeaseRecord, ObserveLease
+
+logger = logging.getLogger(__name__)
+
+#: Bytes of a frame beside the tokens of a sequence as long as the worker's context, 5 each at most.
+FRAME_BASE = 1 << 20
+
+
+class SharedMachine:
+    """One thread has it at a time, for microseconds."""
+
+    def __init__(
+        self,
+        machine: PrefillMachine,
+        post: Callable[..., None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`post` sends frames to a peer; from any thread, without waiting."""
+        self.machine = machine
+        #: Called after each frame: there may be something to do.
+        self.changed: Callable[[], None] = lambda: None
+        self.observe_lease: ObserveLease = lambda _: None
+        self._post = post
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._largest_frame = FRAME_BASE + 5 * machine.welcome.context
+
+    @contextmanager
+    def turn(self) -> Iterator[float]:
+        """The machine's turn, and the present time for it. Its messages are posted in order."""
+        with self._lock:
+            yield self._clock()
+            for peer, frames in framed(self.machine.outbox).items():
+                self._post(peer, *frames)
+            for notice in self.machine.notices:
+                logger.log(notice.level, "%s", notice.text)
+            for order in self.machine.ended:
+                self.observe_lease(_record(order))
+            self.machine.outbox.clear()
+            self.machine.notices.clear()
+            self.machine.ended.clear()
+
+    def close(self) -> None:
+        """Targets are told that nothing more will come."""
+        with self.turn() as now:
+            self.machine.close(now)
+
+    # -- the channel's thread
+
+    def tick(self) -> None:
+        with self.turn() as now:
+            self.machine.tick(now)
+
+    def receive(self, received: Received) -> None:
+        """A frame from a target. It is decoded before anybody has to wait."""
+        try:
+            if len(received.frame) > self._largest_frame:
+                context = self.machine.welcome.context
+                raise WireError(f"frame: {len(received.frame)} bytes; a context of {context} needs fewer")
+            message = decode_to_prefill(received.frame)
+        except WireError as error:
+            with self.turn():
+                self.machine.malformed(received.peer, str(error))
+            return
+        with self.turn() as now:
+            self.machine.receive(received.peer, message, now, received.tenant, received.weight)
+        self.changed()
+
+
+def _record(order: TakenOrder) -> LeaseRecord:
+    assert order.ended is not None  # or it would not be told of
+    moments = (order.ordered, order.started, order.computed, order.ended)
+    return LeaseRecord(*moments, len(order.tokens), order.cached, order.size, order.outcome)

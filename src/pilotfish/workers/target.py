@@ -1,0 +1,294 @@
+"""The target's loop: plan, propose, schedule, forward, sample, commit; and a guard around its drafter."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from pilotfish.core.drafting.drafter import Drafter, DraftLimits, NoDrafter
+from pilotfish.core.sampling.constrained import constrained
+from pilotfish.core.sampling.constraint import MaskMaker, masks_when_asked
+from pilotfish.core.scheduling.budget import Budget, StepLoad
+from pilotfish.core.scheduling.executor import Executor, ForwardSeconds, Outcome, Sampling, TokenMasks
+from pilotfish.core.scheduling.request import Request
+from pilotfish.core.scheduling.scheduler import Scheduler
+from pilotfish.core.scheduling.step import Chunk, RequestCommit, Step
+from pilotfish.core.trees.tree import ROOT, Forest, Guesses
+from pilotfish.workers.records import ObserveStep, StepRecord
+from pilotfish.workers.scoring import with_logprobs
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class BegunStep:
+    """A step before its forward. Its times are those of `StepRecord`."""
+
+    step: Step
+    offered: int  # nodes in the trees before the budget's choice
+    late: frozenset[int]  # requests whose drafter was asked for a tree and had none
+    sharing: int  # as in RequestCommit
+    began: float
+    planned: float
+    drafted: float
+    scheduled: float
+
+    @property
+    def moments(self) -> tuple[float, float, float, float]:
+        return self.began, self.planned, self.drafted, self.scheduled
+
+
+class TargetWorker:
+    """Runs requests to their end over one executor. All state of requests changes in the scheduler."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        drafter: Drafter,
+        budget: Budget,
+        clock: Callable[[], float] = time.perf_counter,
+        masks: MaskMaker = masks_when_asked,
+    ) -> None:
+        self.executor = executor
+        self.scheduler = scheduler
+        self.drafter = GuardedDrafter(drafter, executor.vocab_size)
+        self.budget = budget
+        self.observe: ObserveStep = lambda _: None
+        self.last_step: StepRecord | None = None  # None: there was nothing to run
+        self._speculates = True  # as far as the last step that sampled tells
+        self._masks = masks
+        self._clock = clock
+        self._ended = clock()
+
+    def step(self) -> list[RequestCommit]:
+        """One forward over every running request; what it committed. None, and no step, while all of them wait for KV
+        from tiers. A forward or commit that fails ends the requests that were in it, frees all they held, and raises.
+        """
+        begun = self.begin()
+        return [] if begun is None else self.end(begun, self.execute(begun.step))
+
+    def begin(self) -> BegunStep | None:
+        """The step up to its forward; None where there is none."""
+        began = self._clock()
+        chunks = self._plan()
+        if not chunks:
+            self.scheduler.wait()
+            self.last_step = None
+            return None
+        rows = sum(chunk.count for chunk in chunks)
+        load = StepLoad(sum(chunk.complete for chunk in chunks), rows, self.scheduler.room(chunks))
+        planned = self._clock()
+        limits = self._limits(load, planned)
+        sampling = [chunk.request for chunk in chunks if chunk.complete]
+        offered = self.drafter.propose(sampling, limits)
+        drafted = self._clock()
+        late = self.drafter.late(sampling, offered, limits)
+        nodes = self.budget.nodes(load, offered, drafted - planned, self.drafter.levels)
+        step = self.scheduler.schedule(chunks, offered, nodes)
+        sharing = load.sequences if load.room else 0
+        return BegunStep(step, len(offered), late, sharing, began, planned, drafted, self._clock())
+
+    def end(self, begun: BegunStep, outcome: Outcome) -> list[RequestCommit]:
+        """The step after its forward."""
+        step, verified = begun.step, self._clock()
+        computed = sum(chunk.count - 1 for chunk in step.chunks if chunk.count)
+        self.scheduler.computed(computed, verified - begun.scheduled)
+        commits = self._commit(begun, outcome)
+        self.drafter.verified(step.requests, step.forest)
+        hits = sum([self._tell_drafter(commit) for commit in commits])
+        self.drafter.flush()
+        before, self._ended = self._ended, self._clock()
+        moments = (*begun.moments, *_device_moments(verified, outcome.seconds), self._ended)
+        self.last_step = StepRecord(before, *moments, **_counts(step, commits), offered=begun.offered, hits=hits)
+        self.observe(self.last_step)
+        self.budget.observe(step, commits, self._ended - begun.began - (begun.drafted - begun.planned))
+        return commits
+
+    def _plan(self) -> list[Chunk]:
+        plan = self.scheduler.plan()
+        for request in plan.preempted:
+            self.drafter.pause(request)
+        if self._speculates and plan.admitted:
+            sampling = {chunk.request for chunk in plan.chunks if chunk.complete}
+            self.drafter.expect([request for request in plan.admitted if request not in sampling])
+        return plan.chunks
+
+    def _limits(self, load: StepLoad, now: float) -> DraftLimits:
+        limits = self.budget.limits(load, now)
+        if load.sequences:
+            self._speculates = limits.nodes > 0
+        return limits
+
+    def execute(self, step: Step) -> Outcome:
+        """The forward of a step that has begun."""
+        try:
+            return self.executor.execute(step.rows(), self._sampling(step))
+        except BaseException:  # an interrupt too
+            self.scheduler.cancel(step)
+            self._abort_all(step)
+            raise
+
+    def _sampling(self, step: Step) -> Sampling:
+        """Masks are computed while the forward runs."""
+        sampling, masked = step.sampling(), step.masked_samples()
+        if masked is None:
+            return sampling
+        start = partial(self._masks, masked.paths, self.executor.vocab_size)
+        return replace(sampling, masks=TokenMasks(masked.samples, start))
+
+    def _commit(self, begun: BegunStep, outcome: Outcome) -> list[RequestCommit]:
+        step = begun.step
+        try:
+            scoring, broken = step.scoring_rows(), set(outcome.broken)
+            unscored = {request for request, rows in scoring.items() if not broken.isdisjoint(rows)}
+            commits = self.scheduler.commit(step, outcome.tokens, unscored)
+            return with_logprobs([_marked(commit, begun) for commit in commits], step, scoring, outcome)
+        except BaseException:
+            self._abort_all(step)
+            raise
+
+    def _abort_all(self, step: Step) -> None:
+        for chunk in step.chunks:
+            self.scheduler.abort(chunk.request)
+            self.drafter.close(chunk.request)
+
+    def abort(self, request: Request) -> None:
+        """End a request between two steps; all it held is free when this returns."""
+        if request.finish_reason is None:
+            self.scheduler.abort(request)
+            self.drafter.close(request)
+
+    def _tell_drafter(self, commit: RequestCommit) -> bool:
+        """Whether the commit was a hit."""
+        request = commit.request
+        if request.finish_reason is not None:
+            self.drafter.close(request)
+            return False
+        if not commit.tokens:  # only prompt tokens were scored
+            return False
+        hit = self.drafter.commit(request, commit.tokens)
+        request.stats.hits += hit
+        return hit
+
+
+def _device_moments(ended: float, seconds: ForwardSeconds) -> tuple[float, float, float]:
+    """When the rows' tensors were there, the logits, and the tokens."""
+    computed = ended - seconds.sample
+    return computed - seconds.model, computed, ended
+
+
+def _counts(step: Step, commits: Sequence[RequestCommit]) -> dict[str, int]:
+    """The fields of a step's record that are neither times nor known before it."""
+    return {
+        "sequences": step.forest.num_trees,
+        "rows": step.num_rows,
+        "nodes": len(step.forest),
+        "depth": max(step.forest.nodes.depths.tolist(), default=0),
+        "accepted": sum(commit.accepted for commit in commits),
+        "committed": sum(len(commit.tokens) for commit in commits),
+    }
+
+
+def _marked(commit: RequestCommit, begun: BegunStep) -> RequestCommit:
+    return replace(commit, late=commit.request.id in begun.late, sharing=begun.sharing)
+
+
+class GuardedDrafter:
+    """Passes on what a drafter proposes for the requests that want speculation, without trees that cannot be verified:
+    with tokens outside the target's vocabulary, or scores that are no log-probabilities. A request's grammar cuts what
+    it forbids off its tree, and adds what it forces. A drafter that raises, or
+    answers for another number of requests, is not asked again."""
+
+    def __init__(self, drafter: Drafter, vocab_size: int) -> None:
+        self.drafter = drafter
+        self._vocab_size = vocab_size
+
+    @property
+    def levels(self) -> int:
+        return self._try(lambda: self.drafter.levels, 0)
+
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> Forest:
+        """A tree for each request, empty for those that want none."""
+        speculates = limits.nodes > 0 and type(self.drafter) is not NoDrafter
+        wants = [speculates and request.max_nodes != 0 for request in requests]
+        asked = [request for request, wanted in zip(requests, wants, strict=True) if wanted]
+        empty = Forest.of([Guesses() for _ in asked])
+        return (self._try(lambda: self._verifiable(asked, limits), empty) if asked else empty).among(wants)
+
+    def late(self, requests: Sequence[Request], trees: Forest, limits: DraftLimits) -> frozenset[int]:
+        """Ids of the requests that were to have a tree, and have an empty one."""
+        if limits.nodes == 0 or type(self.drafter) is NoDrafter:
+            return frozenset()
+        of_each = zip(requests, trees.sizes.tolist(), strict=True)
+        return frozenset(request.id for request, size in of_each if not size and request.max_nodes != 0)
+
+    def expect(self, requests: Sequence[Request]) -> None:
+        """Those that want speculation."""
+        wanting = [request for request in requests if request.max_nodes != 0]
+        if wanting:
+            self._try(lambda: self.drafter.expect(wanting), None)
+
+    def verified(self, requests: Sequence[Request], trees: Forest) -> None:
+        self._try(lambda: self.drafter.verified(requests, trees), None)
+
+    def commit(self, request: Request, tokens: Sequence[int]) -> bool:
+        return bool(self._try(lambda: self.drafter.commit(request, tokens), False))
+
+    def flush(self) -> None:
+        self._try(lambda: self.drafter.flush(), None)
+
+    def pause(self, request: Request) -> None:
+        self._try(lambda: self.drafter.pause(request), None)
+
+    def close(self, request: Request) -> None:
+        self._try(lambda: self.drafter.close(request), None)
+
+    def _verifiable(self, requests: Sequence[Request], limits: DraftLimits) -> Forest:
+        """The drafter's trees, an empty one in place of each that breaks a rule."""
+        trees = self.drafter.propose(requests, limits)
+        if len(trees) != len(requests):
+            self._drop(f"{len(trees)} trees for {len(requests)} requests")
+            trees = [Guesses() for _ in requests]
+        forest = Forest.of(trees)
+        broken = set(forest.owners[~_lawful(forest, self._vocab_size)].tolist()) if len(forest) else ()
+        if not broken and all(request.grammar is None for request in requests):
+            return forest
+        lawful = [Guesses() if index in broken else tree for index, tree in enumerate(trees)]
+        pairs = zip(lawful, requests, strict=True)
+        return Forest.of([t if r.grammar is None else constrained(t, r.grammar, limits.nodes) for t, r in pairs])
+
+    def _try(self, call: Callable[[], T], otherwise: T) -> T:
+        try:
+            return call()
+        except Exception as error:
+            self._drop(f"{type(error).__name__}: {error}")
+            return otherwise
+
+    def _drop(self, reason: str) -> None:
+        logger.error("the drafter failed and is not asked again: %s", reason, exc_info=True)
+        self.drafter = NoDrafter()
+
+
+def _lawful(forest: Forest, vocab_size: int) -> NDArray[np.bool_]:
+    """Which nodes come after their parents, are one deeper and no likelier, and carry a token of the vocabulary. A
+    score that is NaN is not."""
+    nodes, places = forest.nodes, np.arange(len(forest))
+    below_root = nodes.parents == ROOT
+    parents = np.where((nodes.parents >= forest.starts[forest.owners]) & (nodes.parents < places), nodes.parents, 0)
+    depths = np.where(below_root, 1, nodes.depths[parents] + 1)
+    scores = np.where(below_root, 0.0, nodes.scores[parents])
+    known = (nodes.tokens >= 0) & (nodes.tokens < vocab_size)
+    lawful: NDArray[np.bool_] = (
+        known & (below_root | (parents == nodes.parents)) & (nodes.depths == depths) & (nodes.scores <= scores)
+    )
+    return lawful

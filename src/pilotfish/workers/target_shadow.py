@@ -1,0 +1,269 @@
+"""The would-be target of a shadow: the loop, scheduler and budget of a live one, over requests that have ended.
+
+    step loop ── ended, observe: put down ──► │ turn: take in │ end the step that is due │ begin the next ──► when
+                                              │   drafter: propose, commit, close, at the times of live steps
+
+Nothing of it is verified, nobody waits for it, and it gets no row: whoever owns it calls `turn` beside the step loop.
+It has no socket, clock or lock: time is an argument, and what a draft elsewhere is told goes through the drafter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from pilotfish.core.cache.prefix_cache import PrefixCache
+from pilotfish.core.cache.slots import SlotPool
+from pilotfish.core.drafting.drafter import CombinedDrafter, Drafter, DraftLimits
+from pilotfish.core.drafting.shadow import RecentMean, RecentRate, ShadowScore, ShadowTally, in_share, known_tokens
+from pilotfish.core.sampling.constraint import GrammarSource, PendingGrammar, no_grammars
+from pilotfish.core.scheduling.budget import Budget
+from pilotfish.core.scheduling.calibration import StepCosts
+from pilotfish.core.scheduling.executor import Executor, ForwardSeconds, Outcome
+from pilotfish.core.scheduling.request import FinishReason, Request
+from pilotfish.core.scheduling.scheduler import Scheduler
+from pilotfish.core.scheduling.step import RequestCommit
+from pilotfish.core.trees.tree import Forest, Guesses
+from pilotfish.workers.records import StepRecord
+from pilotfish.workers.target import BegunStep, TargetWorker
+
+#: Steps, and requests that have ended, that wait to be taken in; the oldest give way.
+MAX_STEPS, MAX_ENDED = 1 << 12, 1 << 10
+#: Tokens of requests that wait to be followed; later ones are left out.
+MAX_WAITING = 1 << 19
+
+
+class LiveSteps:
+    """What shadows are to know of the live steps of their target: how many sequences there are in one, how long it
+    takes by its rows, and how much of that is the loop's own."""
+
+    def __init__(self, costs: StepCosts) -> None:
+        self.costs = costs
+        self.speed = RecentRate()
+        self.loop = RecentMean()  # seconds of a step outside its forward and the draft's
+        self._modelled = RecentRate()
+        self._sequences = RecentMean()
+        self._steps: deque[StepRecord] = deque(maxlen=MAX_STEPS)
+
+    def observe(self, step: StepRecord) -> None:
+        """From the step loop's thread."""
+        self._steps.append(step)
+
+    def take_in(self) -> None:
+        while self._steps:
+            self._learn(self._steps.popleft())
+
+    @property
+    def sequences(self) -> int:
+        """In a step, lately; at least one."""
+        return max(round(self._sequences.value), 1)
+
+    @property
+    def error(self) -> float:
+        """How far `costs` are from what lately was: tokens a second of the live steps as they make it over what it
+        was, less 1; 0 before the first step."""
+        return self._modelled.value / self.speed.value - 1 if self.speed.value else 0.0
+
+    def _learn(self, step: StepRecord) -> None:
+        """Of its time only if it decodes alone, and right after another: prompts, and pauses, take theirs."""
+        if step.sequences:
+            self._sequences.add(step.sequences)
+        waited, own = step.began - step.before, step.ended - step.began
+        if not decodes(step) or waited > own:
+            return
+        drafting = step.drafted - step.planned
+        self.speed.add(step.committed, step.sequences * (waited + own))
+        self._modelled.add(step.committed, step.sequences * (self.costs.at(step.rows) + drafting))
+        self.costs.observe(step.rows, waited + own - drafting)
+        self.loop.add((step.planned - step.began) + (step.scheduled - step.drafted) + (step.ended - step.verified))
+
+
+def decodes(step: StepRecord) -> bool:
+    """Whether its rows are last tokens and their trees alone."""
+    return 0 < step.sequences == step.rows - step.nodes
+
+
+@dataclass(frozen=True)
+class ShadowSetup:
+    """What a would-be target has in common with the live one."""
+
+    slots: int  # of KV
+    max_rows: int
+    max_requests: int
+    window: int = 0  # of every layer, as in SlotPool
+    prefix_cache: bool = False
+    share: float = 1.0  # of the requests that are followed
+
+
+class ShadowMachine:
+    """Follows requests that have ended, and scores the drafter (core/drafting/shadow.py)."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        drafter: Drafter,
+        beside: Sequence[Drafter],
+        budget: Budget,
+        live: LiveSteps,
+        setup: ShadowSetup,
+        grammars: GrammarSource = no_grammars,
+        cpu_seconds: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """Of the live target's `executor` only the vocabulary is looked at. `drafter` is scored; those `beside` it
+        guess too, as they would if it were live. They, and `budget`, are this machine's alone. `cpu_seconds` tells
+        what the calling thread has taken so far."""
+        self.score = ShadowScore()  # another record after each step: any thread may read it
+        self._share, self._live, self._grammars, self._cpu = setup.share, live, grammars, cpu_seconds
+        self._tally = ShadowTally()
+        self._time = 0.0  # of would-be steps: it stands still between them
+        pool = SlotPool(setup.slots, setup.window)
+        cache = PrefixCache(pool) if setup.prefix_cache else None
+        scheduler = Scheduler(pool, setup.max_rows, setup.max_requests, cache)
+        drafters = CombinedDrafter([_LateDrafter(drafter, self._tally), *beside])
+        self._worker = TargetWorker(executor, scheduler, drafters, budget, lambda: self._time)
+        self._ended: deque[Request] = deque(maxlen=MAX_ENDED)
+        self._waiting: deque[_EndedRequest] = deque()
+        self._waiting_tokens = 0
+        self._known: dict[int, Sequence[int]] = {}  # tokens of those that are followed now, by id
+        self._begun: BegunStep | None = None
+        self._seconds = 0.0  # of the present one
+        self._loop = RecentMean()  # CPU seconds of this machine's loop for one
+        self._beginning = 0.0  # of them, for the beginning of the present one
+        self._due = -math.inf  # when it ends, in real time
+
+    def ended(self, request: Request) -> None:
+        """From the step loop's thread. Nobody may change the request from now on."""
+        self._ended.append(request)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it follows a request now. Any thread may ask."""
+        return bool(self._known)
+
+    def turn(self, now: float, ready: bool = True) -> float:
+        """End the step that is due, begin the next. When to call again, infinity where nothing is to be done. Further
+        requests are followed while the draft is `ready`."""
+        self._take_in()
+        if self._begun is not None:
+            if now < self._due:
+                return self._due
+            self._end(self._begun)
+        if ready:
+            self._follow()
+        return self._begin(now)
+
+    # -- requests
+
+    def _take_in(self) -> None:
+        while self._ended:
+            request = self._ended.popleft()
+            count, whole = len(request.tokens), request.finish_reason is not FinishReason.ERROR
+            followed = whole and bool(request.output) and in_share(request.id, self._share)
+            if followed and self._waiting_tokens + count <= MAX_WAITING:
+                self._waiting_tokens += count
+                constraint = request.params.structured_outputs
+                grammar = None if constraint is None else self._grammars(constraint)
+                self._waiting.append(_EndedRequest(request, grammar))
+
+    def _follow(self) -> None:
+        """As many at a time as run live, or the draft would have less to do than if it were live. So they begin when
+        there are enough for a while."""
+        most = min(self._live.sequences, self._worker.scheduler.max_requests)
+        if not self._known and len(self._waiting) < 2 * most - 1:
+            return
+        while self._waiting and len(self._known) < most:
+            ended = self._waiting.popleft()
+            self._waiting_tokens -= len(ended.request.tokens)
+            if (request := ended.from_beginning()) is not None:
+                self._known[request.id] = ended.request.tokens
+                self._tally.requests += 1
+                self._worker.scheduler.add(request)
+
+    # -- steps
+
+    def _begin(self, now: float) -> float:
+        began = self._cpu()
+        begun = self._begun = self._worker.begin() if self._known else None
+        if begun is None:
+            return math.inf
+        self._beginning = self._cpu() - began
+        own = max(self._loop.value - self._live.loop.value, 0.0)  # trees, where live steps have none
+        self._seconds = self._live.costs.at(begun.step.num_rows) + own
+        kept_up = now - self._due < self._seconds  # whoever is called a little late keeps the pace
+        self._due = (self._due if kept_up else now) + self._seconds
+        return self._due
+
+    def _end(self, begun: BegunStep) -> None:
+        began = self._cpu()
+        self._begun, self._time = None, self._time + self._seconds
+        tokens = known_tokens(begun.step, self._known)
+        commits = self._worker.end(begun, Outcome(tokens, seconds=ForwardSeconds(model=self._seconds)))
+        self._loop.add(self._beginning + self._cpu() - began)
+        step = self._worker.last_step
+        assert step is not None  # it has just ended
+        self._tally.add(commits, step.hits)
+        if decodes(step) and step.sequences >= self._live.sequences:
+            self._tally.speed.add(step.committed, step.sequences * self._seconds)
+        self.score = self._tally.score()
+        for commit in commits:
+            self._forget_ended(commit)
+
+    def _forget_ended(self, commit: RequestCommit) -> None:
+        """A stop string, or whoever aborted it, may have ended a request that goes on by its tokens."""
+        request = commit.request
+        if request.finish_reason is not None or len(request.tokens) == len(self._known[request.id]):
+            self._worker.abort(request)
+            del self._known[request.id]
+
+
+@dataclass(frozen=True)
+class _EndedRequest:
+    request: Request
+    grammar: PendingGrammar | None  # of its output, from the beginning
+
+    def from_beginning(self) -> Request | None:
+        """As it was before its first token, whatever guesses it was allowed. None where its grammar is not at hand."""
+        grammar = None if self.grammar is None else self.grammar()
+        if self.grammar is not None and grammar is None:
+            return None
+        ended = self.request
+        prompt, room = ended.tokens[: ended.num_prompt_tokens], ended.max_length - ended.num_prompt_tokens
+        params = replace(ended.params, logprobs=None, prompt_logprobs=None)  # which nobody gives
+        limits = (ended.stop_ids, room, ended.bad_sequences, ended.cache_salt)
+        return Request(ended.id, prompt, params, ended.seed, *limits, grammar=grammar)
+
+
+class _LateDrafter(Drafter):
+    """The drafter that is scored: counts how often it had nothing."""
+
+    def __init__(self, drafter: Drafter, tally: ShadowTally) -> None:
+        self._drafter, self._tally = drafter, tally
+
+    @property
+    def levels(self) -> int:
+        return self._drafter.levels
+
+    def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
+        trees = self._drafter.propose(requests, limits)
+        self._tally.late += sum(not len(tree) for tree in trees)
+        return trees
+
+    def expect(self, requests: Sequence[Request]) -> None:
+        self._drafter.expect(requests)
+
+    def verified(self, requests: Sequence[Request], trees: Forest) -> None:
+        self._drafter.verified(requests, trees)
+
+    def commit(self, request: Request, tokens: Sequence[int]) -> bool:
+        return self._drafter.commit(request, tokens)
+
+    def flush(self) -> None:
+        self._drafter.flush()
+
+    def pause(self, request: Request) -> None:
+        self._drafter.pause(request)
+
+    def close(self, request: Request) -> None:
+        self._drafter.close(request)

@@ -1,0 +1,102 @@
+"""Whatever a model writes: nothing raises, no cut matters, no text is lost."""
+
+from __future__ import annotations
+
+import pytest
+from cuts import calls_of, content_of, parse
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recorded import OUTPUTS, TOOLS
+from sizes import sized
+
+from pilotfish.grammar.parsers.formats import TOOL_FORMATS
+from pilotfish.grammar.parsers.pieces import CallBegin, OutputParser
+
+#: What calls are made of, whole and in parts; `word7` never is a part of one.
+FRAGMENTS = {
+    "hermes": ["<tool_call>", "</tool_call>", "<tool", "_call>", "</", "\n"],
+    "llama3_json": ["<|python_tag|>", "<|", "python_tag|>", "; ", "\n"],
+    "pythonic": [
+        "<|python_start|>",
+        "<|python_end|>",
+        "[ping(",
+        "[get_weather(city=",
+        ")]",
+        ", ",
+        "'",
+        "\\u00",
+        "'''",
+        "**",
+    ],
+    "mistral": ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[TOOL_", "ping", "ping{"],
+}
+SHARED = [
+    *(
+        "{",
+        "}",
+        "[",
+        "]",
+        '"',
+        "\\",
+        ":",
+        ",",
+        "=",
+        "(",
+        ")",
+        " ",
+        "word7",
+        "é",
+        "😀",
+        "\r\n",
+        "1.5",
+        "null",
+        "True",
+        "\\ud83d",
+    ),
+    *('"name": ', '"arguments": ', '"parameters": ', '"ping"', '{"name": "ping"', '"arguments": {}}', '"{\\"a\\": 1}"'),
+    '{"name": "ping", "arguments": {"a": "}"}}',
+]
+
+
+def parser(name: str) -> OutputParser:
+    return TOOL_FORMATS[name].parser(TOOLS)
+
+
+def texts(name: str) -> st.SearchStrategy[str]:
+    whole = [output.text for output in OUTPUTS[name]]
+    return st.lists(st.sampled_from([*FRAGMENTS[name], *SHARED, *whole]) | st.text(max_size=3), max_size=12).map(
+        "".join
+    )
+
+
+@st.composite
+def parts(draw: st.DrawFn, text: str) -> list[str]:
+    cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    return [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+@settings(max_examples=sized(50, 100), deadline=None)
+@given(data=st.data())
+def test_no_cut_of_any_text_matters(name: str, data: st.DataObject) -> None:
+    text = data.draw(texts(name))
+    pieces = parse(parser(name), [text])
+    assert parse(parser(name), data.draw(parts(text))) == pieces
+    assert parse(parser(name), list(text)) == pieces
+    if not calls_of(pieces):
+        assert content_of(pieces) == text
+
+
+#: Around whole calls: no key of an object, and no quote, that could make a word a part of a call's form.
+BETWEEN = ["word7", "{", "}", "[", "]", ",", ";", " ", "\n", "é", '{"name": "ping", "arguments": {"a": "word7"}}']
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+@settings(max_examples=sized(50, 100), deadline=None)
+@given(data=st.data())
+def test_no_word_is_lost_or_told_twice(name: str, data: st.DataObject) -> None:
+    fragments = [fragment for fragment in FRAGMENTS[name] if fragment != "[CALL_ID]"]
+    whole = [output.text for output in OUTPUTS[name] if not output.name.startswith("cut")]
+    text = "".join(data.draw(st.lists(st.sampled_from([*fragments, *BETWEEN, *whole]), max_size=12)))
+    told = [piece.name if isinstance(piece, CallBegin) else piece.text for piece in parse(parser(name), [text])]
+    assert "".join(told).count("word7") == text.count("word7")

@@ -1,0 +1,207 @@
+"""Grammars of calls: what they allow is what their format's parser reads."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import jsonschema_rs
+import numpy as np
+import pytest
+from cuts import calls_of, content_of, parse
+from llguidance import LLMatcher, LLTokenizer
+from recorded import OUTPUTS, TOOLS
+from tokenizers import AddedToken, Tokenizer
+
+import pilotfish
+from pilotfish.errors import ParameterError
+from pilotfish.grammar.parsers.formats import TOOL_FORMATS
+from pilotfish.grammar.parsers.tools import Tool
+
+TOKENIZER = Path(pilotfish.__file__).parent / "engine" / "pairs" / "pycode" / "target" / "tokenizer.json"
+#: How a tokenizer has the marks: not at all, as added tokens, as special ones.
+KINDS = ("text", "added", "special")
+#: Recorded outputs in the very form of their grammar: of Mistral's, for tokenizers without [ARGS] and with it.
+ACCEPTED = [
+    ("hermes", "text", "a call"),
+    ("hermes", "added", "two calls"),
+    ("llama3_json", "text", "a call"),
+    ("llama3_json", "special", "behind the tag"),
+    ("llama3_json", "added", "a call"),
+    ("pythonic", "text", "a call"),
+    ("pythonic", "added", "no arguments"),
+    ("pythonic", "special", "between marks"),
+    ("mistral", "text", "a list"),
+    ("mistral", "added", "a name and arguments"),
+    ("mistral", "special", "several names"),
+    ("mistral", "special", "with an id"),
+]
+CLOSING = frozenset('"}])')
+
+
+@cache
+def tokenizer(name: str, kind: str) -> Tokenizer:
+    made = Tokenizer.from_file(str(TOKENIZER))
+    if kind != "text":
+        marks = TOOL_FORMATS[name].marks
+        made.add_tokens([AddedToken(mark, normalized=False, special=kind == "special") for mark in marks])
+    return made
+
+
+@cache
+def vocabulary(name: str, kind: str) -> LLTokenizer:
+    return LLTokenizer(tokenizer(name, kind).to_str())
+
+
+@cache
+def matcher(name: str, kind: str, named: str | None, parallel: bool) -> LLMatcher:
+    return compiled(name, kind, TOOLS, named=named, parallel=parallel)
+
+
+def compiled(name: str, kind: str, tools: tuple[Tool, ...], *, named: str | None, parallel: bool) -> LLMatcher:
+    added = {token.content: i for i, token in tokenizer(name, kind).get_added_tokens_decoder().items()}
+    grammar = TOOL_FORMATS[name].grammar(tools, named=named, parallel=parallel, added=added)
+    made = LLMatcher(vocabulary(name, kind), grammar)
+    assert not made.is_error(), made.get_error()
+    return made
+
+
+def accepts(state: LLMatcher, text: str, made: Tokenizer) -> bool:
+    tokens = made.encode(text, add_special_tokens=False).ids
+    return bool(state.try_consume_tokens(tokens) == len(tokens) and state.is_accepting())
+
+
+def walk(state: LLMatcher, made: Tokenizer, rng: random.Random, limit: int = 300) -> Iterator[int]:
+    """Tokens that the grammar forces, or allows: of these, those that close a value more often than others."""
+    eos = made.token_to_id("<|endoftext|>")
+    for _ in range(limit):
+        if not (tokens := state.compute_ff_tokens()):
+            legal = np.flatnonzero(np.unpackbits(np.frombuffer(state.compute_bitmask(), np.uint8), bitorder="little"))
+            closing = [t for t in legal if t == eos or set(made.id_to_token(int(t)) or "x") <= CLOSING]
+            tokens = [int(rng.choice(closing if closing and rng.random() < 0.4 else legal))]
+        if eos in tokens:
+            return
+        yield from tokens
+        assert state.consume_tokens(tokens)
+        if state.is_stopped():
+            return
+
+
+CHOICES = [(None, True), (None, False), ("get_weather", True), ("send_email", False)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_what_a_grammar_allows_is_read_as_calls(name: str, kind: str) -> None:
+    rng, made, ended = random.Random(f"{name} {kind}"), tokenizer(name, kind), 0
+    for named, parallel in CHOICES * 3:
+        state = matcher(name, kind, named, parallel).deep_copy()
+        text = made.decode(list(walk(state, made, rng)), skip_special_tokens=False)
+        if not (state.is_accepting() or state.is_stopped()):
+            continue  # it is longer
+        ended += 1
+        pieces = parse(TOOL_FORMATS[name].parser(TOOLS), [text])
+        calls = calls_of(pieces)
+        assert content_of(pieces) == ""
+        assert len(calls) == 1 or (len(calls) > 1 and parallel and named is None)
+        for tool, arguments in calls:
+            assert named in (None, tool)
+            schema = next(known.parameters for known in TOOLS if known.name == tool)
+            jsonschema_rs.validate(schema or {"type": "object"}, json.loads(arguments))
+    assert ended >= 6
+
+
+@pytest.mark.parametrize(("name", "kind", "recorded"), ACCEPTED)
+def test_what_models_write_is_allowed(name: str, kind: str, recorded: str) -> None:
+    text = next(output.text for output in OUTPUTS[name] if output.name == recorded)
+    made = tokenizer(name, kind)
+    assert accepts(matcher(name, kind, None, True).deep_copy(), text, made)
+    assert accepts(matcher(name, kind, None, True).deep_copy(), f"\n\n{text}", made) == (name != "mistral")
+    assert not accepts(matcher(name, kind, None, True).deep_copy(), f"{text} And", made)
+
+
+#: Two calls; a call that lacks what is required.
+SAMPLES = {
+    "hermes": (
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>',
+        '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>',
+    ),
+    "llama3_json": (
+        '{"name": "get_weather", "parameters": {"city": "Rome"}}; {"name": "ping", "parameters": {}}',
+        '{"name": "get_weather", "parameters": {"days": 1}}',
+    ),
+    "pythonic": ('[get_weather(city="Rome", days=3), ping()]', "[get_weather(days=3)]"),
+    "mistral": (
+        '[TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}[TOOL_CALLS]ping[ARGS]{}',
+        "[TOOL_CALLS]get_weather[ARGS]{}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_several_calls_are_allowed_where_parallel_and_not_named(name: str) -> None:
+    two, lacking = SAMPLES[name]
+    made = tokenizer(name, "added")
+    allowed = [accepts(matcher(name, "added", *choice).deep_copy(), two, made) for choice in CHOICES]
+    assert allowed == [True, False, False, False]
+    assert not accepts(matcher(name, "added", None, True).deep_copy(), lacking, made)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "allowed", "refused"),
+    [
+        (None, ["[f()]", '[f(**{"a": [true]})]'], ["[f(a=1)]"]),
+        ({}, ["[f()]"], []),
+        (
+            {"properties": {"a": {"type": "boolean"}, "b": {"type": "null"}}},
+            ["[f()]", "[f(a=True)]", "[f(b=None)]"],
+            [],
+        ),
+        (
+            {"properties": {x: {"type": "integer"} for x in "abc"}, "required": ["b"]},
+            ["[f(b=1)]", "[f(a=1, b=2)]", "[f(b=1, c=2)]", "[f(a=1, b=2, c=3)]"],
+            ["[f(a=1)]", "[f(a=1, c=1)]", "[f(b=1,)]", "[f(, b=1)]"],
+        ),
+        ({"properties": {"a b": {"type": "integer"}}, "required": ["a b"]}, ['[f(**{"a b": 1})]'], ["[f()]"]),
+        ({"properties": {"a": True}, "required": ["a", "z"]}, ['[f(**{"a": 1, "z": 2})]'], ["[f(a=1)]"]),
+        ({"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"const": 7}}}, ["[f(a=7)]"], ["[f(a=8)]"]),
+        ({"properties": {"a": {"$ref": "#"}}}, ['[f(**{"a": {"a": {}}})]'], ['[f(a={"a": {}})]']),
+        ({"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, ['[f(**{"a": 1})]'], ["[f(**{})]"]),
+    ],
+)
+def test_pythonic_arguments(parameters: dict[str, object] | None, allowed: list[str], refused: list[str]) -> None:
+    grammar = compiled("pythonic", "text", (Tool("f", parameters=parameters),), named=None, parallel=True)
+    made = tokenizer("pythonic", "text")
+    assert all(accepts(grammar.deep_copy(), text, made) for text in allowed)
+    assert not any(accepts(grammar.deep_copy(), text, made) for text in refused)
+
+
+def test_names_are_text() -> None:
+    tools = (Tool('a"b\\c é\n'), Tool("a"))
+    grammar = compiled("hermes", "text", tools, named=None, parallel=True)
+    text = '<tool_call>\n{"name": "a\\"b\\\\c é\\n", "arguments": {}}\n</tool_call>'
+    assert accepts(grammar, text, tokenizer("hermes", "text"))
+    assert calls_of(parse(TOOL_FORMATS["hermes"].parser(tools), [text])) == [(tools[0].name, "{}")]
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_a_tool_that_nobody_gave_cannot_be_forced(name: str) -> None:
+    with pytest.raises(ParameterError, match=r"^tool_choice: 'rm' is not allowed; expected one of the tools: ping"):
+        TOOL_FORMATS[name].grammar([Tool("ping")], named="rm", parallel=True, added={})
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_calls_of_many_tools_are_told_apart(name: str) -> None:
+    """As many as the server enforces."""
+    many = tuple(Tool(f"tool_{i}", None, {"type": "object", "properties": {}}) for i in range(256))
+    call = {
+        "hermes": '<tool_call>\n{"name": "tool_255", "arguments": {}}\n</tool_call>',
+        "llama3_json": '{"name": "tool_255", "parameters": {}}',
+        "pythonic": "[tool_255()]",
+        "mistral": '[TOOL_CALLS][{"name": "tool_255", "arguments": {}}]',
+    }[name]
+    assert accepts(compiled(name, "text", many, named=None, parallel=True), call, tokenizer(name, "text"))

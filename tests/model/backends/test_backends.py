@@ -1,0 +1,143 @@
+"""Drafts on other engines compute what our own executor computes, and guess as well; no output depends on them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from backend_rig import BACKENDS, PAIR, VOCAB, Traffic, compare, own, shared
+from sizes import sized
+
+from pilotfish import LLM, SamplingParams
+from pilotfish.config.engine import EngineConfig
+from pilotfish.core.drafting.drafter import Drafter, NoDrafter
+from pilotfish.core.sampling.logit_rules import LogitEdits
+from pilotfish.core.scheduling.executor import Sampling, SequenceRows
+from pilotfish.engine.engine import Engine
+from pilotfish.model.backends.flat_rows import FlatRows, forwards
+from pilotfish.workers.lm import LMDrafter
+
+#: Of logits in float32: llama.cpp's attention is less exact. Another path's logits differ by more than 1.
+TOLERANCE = {"openvino": 2e-3, "llama.cpp": 0.06}
+PROMPTS = ["def mean(values):\n", "import os\nfor name in", "class Tree:\n    def", "x = [1, 2,"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("seed", range(2))
+def test_logits_are_those_of_our_own_executor(backend: str, seed: int) -> None:
+    compare(shared(backend), own(), Traffic(seed), sized(60, 300), TOLERANCE[backend])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_children_are_those_of_our_own_executor(backend: str) -> None:
+    """Tokens and their chances, by the same noise and rules."""
+    theirs, ours = shared(backend), own()
+    params = SamplingParams(temperature=0.7, bad_token_ids=(11,))
+    differing = total = 0
+    for forward in Traffic(8).forwards(40):
+        owners = [n for n, s in enumerate(forward) for _ in range(len(s.kept) + len(s.nodes))]
+        none, values = np.zeros(0, np.int64), np.zeros(0)
+        edits = [LogitEdits(None, none, values, none, none, np.array([11]))] * len(owners)
+        count, seeds = len(forward), [900 + n for n in range(len(forward))]
+        places = np.arange(len(owners)) + 7
+        sampling = Sampling(None, [params] * count, seeds, np.array(owners), places, edits, children=4)
+        found, expected = theirs.execute(forward, sampling), ours.execute(forward, sampling)
+        differing, total = differing + int((found.tokens != expected.tokens).sum()), total + found.tokens.size
+        same = found.tokens == expected.tokens
+        assert found.log_chances is not None and expected.log_chances is not None
+        close = np.isclose(found.log_chances, expected.log_chances, atol=2 * TOLERANCE[backend])
+        assert (close | ~same).all() and not (found.tokens == 11).any()
+    assert total > 400 and differing < 0.02 * total  # near ties
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_forward_may_keep_no_row(backend: str) -> None:
+    executor, reference = shared(backend), own()
+    first = next(Traffic(3).forwards(1))[0]
+    length = len(first.tokens) - 1
+    head = SequenceRows(0, first.tokens[:length], first.prefix_slots[:length], first.nodes, [])
+    last = SequenceRows(length, first.tokens[length:], first.prefix_slots, first.nodes, [0])
+    assert executor.logits([head]).shape == reference.forward([head]).shape == (0, VOCAB)
+    assert (executor.logits([last]) - reference.forward([last])).abs().max() < TOLERANCE[backend]
+
+
+def drafted(drafter: Drafter, temperature: float) -> tuple[list[list[int]], float]:
+    """Outputs, and accepted tokens a step."""
+    config = EngineConfig(target=PAIR.target, dtype="float32", threads=1, kv_slots=2048, budget="fixed", nodes=8)
+    engine = Engine(config, drafter)
+    params = SamplingParams(max_tokens=sized(40, 200), temperature=temperature, seed=3)
+    samples = [sample for prompt in PROMPTS for sample in engine.submit(prompt, params)]
+    steps = accepted = 0
+    while engine.busy:
+        engine.step()
+        record = engine.worker.last_step
+        if record is not None:
+            steps, accepted = steps + record.sequences, accepted + record.accepted
+    return [sample.token_ids for sample in samples], accepted / steps
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_they_guess_as_well_and_change_nothing(backend: str, temperature: float) -> None:
+    off, _ = drafted(NoDrafter(), temperature)
+    ours, expected = drafted(LMDrafter(own(2048), 2), temperature)
+    theirs, found = drafted(LMDrafter(shared(backend), 2), temperature)
+    assert theirs == ours == off
+    assert found == pytest.approx(expected, rel=0.03) and expected > 0.5
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_pool_of_it_drafts_for_a_target(backend: str, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    command = ["draft", "--pair", "pycode", "--backend", backend, "--dtype", "float32", "--json", "--threads", "1"]
+    listen = ["--listen", f"ipc://{tmp_path}/draft.sock"]
+    params = [SamplingParams(max_tokens=60, temperature=t, seed=5) for t in (0.0, 0.8, 0.0, 0.8)]
+    fixed: dict[str, Any] = {"dtype": "float32", "threads": 1, "kv_slots": 2048}
+    with LLM(PAIR.target, **fixed) as plain:
+        expected = [output.outputs[0].token_ids for output in plain.generate(PROMPTS, params)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "pilotfish", *command, *listen], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            assert process.stdout is not None
+            endpoint = json.loads(process.stdout.readline())["endpoint"]
+            own_pace = {"pace": "target=10ms"}
+            with LLM(PAIR.target, mode="async", draft_pool=(endpoint,), drafter="lm", **fixed, **own_pace) as llm:
+                found = llm.generate(PROMPTS, params)
+        finally:
+            process.terminate()
+    assert [output.outputs[0].token_ids for output in found] == expected
+
+
+@pytest.mark.parametrize(("most_rows", "most_earlier"), [(1000, None), (4, None), (7, 90), (3, 75)])
+def test_rows_and_what_they_see(most_rows: int, most_earlier: int | None) -> None:
+    """Each row sees its own path, by whatever column: the reference is a walk along the slots."""
+    for forward in Traffic(5).forwards(80):
+        check_rows(forward, list(forwards(forward, 512, most_rows, most_earlier)), most_rows, most_earlier)
+
+
+def check_rows(forward: list[SequenceRows], parts: list[FlatRows], most_rows: int, most_earlier: int | None) -> None:
+    expected = list[tuple[list[int], bool]]()
+    for sequence in forward:
+        prefix, nodes = sequence.prefix_slots.tolist(), sequence.nodes
+        for n in range(len(sequence.tokens)):
+            expected.append((prefix[: sequence.start + n + 1], n in sequence.kept))
+        for n in range(len(nodes)):
+            expected.append(([*prefix, *nodes.paths[n, : nodes.depths[n]].tolist()], True))
+    row = 0
+    for flat in parts:
+        assert len(flat) <= most_rows and (most_earlier is None or len(flat.earlier) <= most_earlier)
+        columns = [*flat.earlier.tolist(), *flat.slots.tolist()]
+        assert len(set(columns)) == len(columns)
+        for place in range(len(flat)):
+            path, kept = expected[row]
+            assert {columns[c] for c in flat.sees[place].nonzero()[0]} == set(path)
+            assert flat.positions[place] == len(path) - 1 and flat.slots[place] == path[-1]
+            assert (place in flat.kept) == kept
+            row += 1
+    assert row == len(expected)

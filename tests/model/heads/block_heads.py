@@ -1,0 +1,202 @@
+"""Tiny random block drafters and Medusa heads, and what they give by the formulas of their papers: float64, one block
+at a time, no cache."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pilotfish.model.heads.spec import FINAL, BlockHead, Decoder, HeadFiles, HeadSpec, ParallelHead, Projection
+
+VOCAB, DRAFT_VOCAB, HIDDEN, RANK = 96, 60, 48, 8
+DECODER = Decoder(layers=2, hidden=HIDDEN, heads=4, kv_heads=2, head_dim=32, ffn=56, qk_norm=True, context=512)
+#: Those that the tests go through. A window that prompts of the tests, but not blocks, outgrow.
+BLOCKS: dict[str, dict[str, Any]] = {
+    "dflash": {"block": 6, "anchored": False},
+    "dflash_causal": {"block": 6, "anchored": False, "causal": True, "window": 9},
+    "dspark": {"block": 5, "anchored": True, "markov_rank": RANK, "confidence": "markov"},
+    "dspark_gated": {"block": 4, "anchored": True, "markov_rank": RANK, "markov": "gated", "confidence": "hidden"},
+    "dspark_window": {"block": 4, "anchored": True, "markov_rank": RANK, "window": 7, "reduced": True},
+}
+
+
+def block_head(kind: str, seed: int = 0, **changes: Any) -> HeadFiles:
+    """One of `BLOCKS`, maybe changed."""
+    fields = {**BLOCKS[kind], **changes}
+    reduced, window = fields.pop("reduced", False), fields.pop("window", 0)
+    decoder = Decoder(**{**vars(DECODER), "window": window})
+    projection = Projection((1, 2), HIDDEN, feature_norm=True)
+    head = BlockHead(projection, decoder, mask_token=VOCAB - 1, **fields)
+    draft_vocab = DRAFT_VOCAB if reduced else VOCAB
+    shapes = {
+        **_decoder_shapes(decoder),
+        "embed_tokens.weight": (VOCAB, HIDDEN),
+        "lm_head.weight": (draft_vocab, HIDDEN),
+    }
+    if head.markov_rank:
+        shapes |= {"markov.w1.weight": (VOCAB, RANK), "markov.w2.weight": (draft_vocab, RANK)}
+    if head.markov == "gated":
+        shapes |= {"markov.gate.weight": (RANK, HIDDEN + RANK), "markov.gate.bias": (RANK,)}
+    if head.confidence:
+        width = HIDDEN + (RANK if head.confidence == "markov" else 0)
+        shapes |= {"confidence.weight": (1, width), "confidence.bias": (1,)}
+    tensors, generator = _random(shapes, seed)
+    d2t = torch.randperm(VOCAB, generator=generator)[:draft_vocab].sort().values if reduced else None
+    spec = HeadSpec(head, "dspark" if head.anchored else "dflash", "test", HIDDEN, 4, draft_vocab)
+    return HeadFiles(spec, tensors, d2t, f"{kind} {seed}")
+
+
+def parallel_head(seed: int = 0, heads: int = 3, blocks: int = 2, *, reduced: bool = False) -> HeadFiles:
+    """Medusa."""
+    head = ParallelHead(Projection((FINAL,), HIDDEN, fc=False), HIDDEN, heads, blocks)
+    shapes, draft_vocab = dict[str, tuple[int, ...]](), DRAFT_VOCAB if reduced else VOCAB
+    for i in range(heads):
+        for j in range(blocks):
+            shapes[f"heads.{i}.blocks.{j}.weight"] = (HIDDEN, HIDDEN)
+            shapes[f"heads.{i}.blocks.{j}.bias"] = (HIDDEN,)
+        shapes[f"heads.{i}.lm_head.weight"] = (draft_vocab, HIDDEN)
+    tensors, generator = _random(shapes, seed)
+    d2t = torch.randperm(VOCAB, generator=generator)[:draft_vocab].sort().values if reduced else None
+    return HeadFiles(HeadSpec(head, "medusa", "test", HIDDEN, 4, draft_vocab), tensors, d2t, f"medusa {seed}")
+
+
+def _decoder_shapes(decoder: Decoder) -> dict[str, tuple[int, ...]]:
+    heads, kv = decoder.heads * decoder.head_dim, decoder.kv_heads * decoder.head_dim
+    shapes: dict[str, tuple[int, ...]] = {"norm.weight": (decoder.hidden,)}
+    for i in range(decoder.layers):
+        attention, mlp = f"layers.{i}.self_attn", f"layers.{i}.mlp"
+        shapes[f"{attention}.q_proj.weight"] = (heads, decoder.hidden)
+        shapes[f"{attention}.k_proj.weight"] = shapes[f"{attention}.v_proj.weight"] = (kv, decoder.hidden)
+        shapes[f"{attention}.o_proj.weight"] = (decoder.hidden, heads)
+        shapes[f"{attention}.q_norm.weight"] = shapes[f"{attention}.k_norm.weight"] = (decoder.head_dim,)
+        shapes[f"{mlp}.gate_proj.weight"] = shapes[f"{mlp}.up_proj.weight"] = (decoder.ffn, decoder.hidden)
+        shapes[f"{mlp}.down_proj.weight"] = (decoder.hidden, decoder.ffn)
+        shapes[f"layers.{i}.input_layernorm.weight"] = (decoder.hidden,)
+        shapes[f"layers.{i}.post_attention_layernorm.weight"] = (decoder.hidden,)
+    return shapes
+
+
+def _random(shapes: dict[str, tuple[int, ...]], seed: int) -> tuple[dict[str, Tensor], torch.Generator]:
+    """Weights of a size that lets every part of a head count; norms near 1."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for name, shape in shapes.items():
+        x = torch.randn(shape, generator=generator)
+        wide = len(shape) == 2 and "embed" not in name and "w1" not in name
+        tensors[name] = 1 + 0.3 * x if "norm" in name else x * (1.5 / math.sqrt(shape[1]) if wide else 0.7)
+    return tensors, generator
+
+
+# -- by the formulas
+
+
+@dataclass(frozen=True)
+class BlockFormulas:
+    """A block drafter by hand. Switches are the mistakes that loaders make."""
+
+    files: HeadFiles
+    shift: int = 0  # added to the positions of the block
+    with_k_norm: bool = True
+
+    @property
+    def head(self) -> BlockHead:
+        assert isinstance(self.files.spec.head, BlockHead)
+        return self.files.spec.head
+
+    def tensor(self, name: str) -> Tensor:
+        return self.files.tensors[name].double()
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        return x * (x.pow(2).mean(-1, keepdim=True) + self.head.decoder.eps).rsqrt() * self.tensor(f"{name}.weight")
+
+    def rotated(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [rows, heads, head_dim]"""
+        half = x.shape[-1] // 2
+        theta = self.head.decoder.rope["rope_theta"]
+        angles = positions[:, None, None].double() * theta ** (-torch.arange(half).double() / half)
+        left, right = x[..., :half], x[..., half:]
+        cos, sin = angles.cos(), angles.sin()
+        return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+
+    def states(self, features: Tensor, anchor: int) -> Tensor:
+        """Of all slots, normed: the anchor follows the tokens whose features these are, [context, hidden]."""
+        d, block, context = self.head.decoder, self.head.block, len(features)
+        ids = torch.tensor([anchor] + [self.head.mask_token] * (block - 1))
+        x, features = self.tensor("embed_tokens.weight")[ids], features.double()
+        own = torch.arange(context, context + block) + self.shift
+        positions = torch.cat([torch.arange(context), own])
+        visible = torch.ones(block, context + block, dtype=torch.bool)
+        distance = own[:, None] - positions
+        if self.head.causal:
+            visible &= distance >= 0
+        if d.window:
+            visible &= distance.abs() < d.window
+        for i in range(d.layers):
+            name = f"layers.{i}.self_attn"
+            h = self.norm(x, f"layers.{i}.input_layernorm")
+            both = torch.cat([features, h])
+            q = self.norm((h @ self.tensor(f"{name}.q_proj.weight").T).view(block, d.heads, -1), f"{name}.q_norm")
+            k = (both @ self.tensor(f"{name}.k_proj.weight").T).view(len(both), d.kv_heads, -1)
+            v = (both @ self.tensor(f"{name}.v_proj.weight").T).view(len(both), d.kv_heads, -1)
+            if self.with_k_norm:
+                k = self.norm(k, f"{name}.k_norm")
+            q, k = self.rotated(q, own), self.rotated(k, positions)
+            k, v = (y.repeat_interleave(d.heads // d.kv_heads, dim=1) for y in (k, v))
+            scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(d.head_dim)
+            weights = scores.masked_fill(~visible, -torch.inf).softmax(dim=-1)
+            attended = torch.einsum("hqk,khd->qhd", weights, v).reshape(block, -1)
+            x = x + attended @ self.tensor(f"{name}.o_proj.weight").T
+            h = self.norm(x, f"layers.{i}.post_attention_layernorm")
+            gate, up = (h @ self.tensor(f"layers.{i}.mlp.{part}_proj.weight").T for part in ("gate", "up"))
+            x = x + (torch.nn.functional.silu(gate) * up) @ self.tensor(f"layers.{i}.mlp.down_proj.weight").T
+        return self.norm(x, "norm")
+
+    def logits(self, states: Tensor, anchor: int, path: list[int]) -> tuple[Tensor, Tensor] | None:
+        """After a block's anchor and `path`, [draft vocab], and the log-confidence; None where the block ends."""
+        slot = len(path) + (0 if self.head.anchored else 1)
+        if slot >= self.head.block:
+            return None
+        h = states[slot]
+        logits, seen = self.tensor("lm_head.weight") @ h, h
+        if self.head.markov_rank:
+            w1 = self.tensor("markov.w1.weight")[[anchor, *path][-1]]
+            both, gate = torch.cat([h, w1]), torch.ones(())
+            if self.head.markov == "gated":
+                gate = (self.tensor("markov.gate.weight") @ both + self.tensor("markov.gate.bias")).sigmoid()
+            logits = logits + self.tensor("markov.w2.weight") @ (gate * w1)
+            seen = both if self.head.confidence == "markov" else h
+        if not self.head.confidence:
+            return logits, torch.zeros(())
+        return logits, (self.tensor("confidence.weight")[0] @ seen + self.tensor("confidence.bias")[0]).sigmoid().log()
+
+    def log_chances(self, features: Tensor, anchor: int, path: list[int]) -> Tensor:
+        """Of each token after `path`, at temperature 0: -inf where the head has none, or its block ends. [vocab]"""
+        known = self.logits(self.states(features, anchor), anchor, path)
+        vocab = len(self.tensor("embed_tokens.weight"))
+        if known is None:
+            return torch.full((vocab,), -torch.inf, dtype=torch.float64)
+        return by_target(self.files, known[0].log_softmax(dim=-1), vocab) + known[1]
+
+
+def by_target(files: HeadFiles, of_draft: Tensor, vocab: int = VOCAB) -> Tensor:
+    """[draft vocab] -> [vocab], -inf where the head has none."""
+    told = torch.full((vocab,), -torch.inf, dtype=torch.float64)
+    told[slice(None) if files.d2t is None else files.d2t] = of_draft
+    return told
+
+
+def parallel_log_chances(files: HeadFiles, feature: Tensor, depth: int, vocab: int = VOCAB) -> Tensor:
+    """Of the tokens `depth` below the root, from the feature of the token before the root. [vocab]"""
+    head = files.spec.head
+    assert isinstance(head, ParallelHead)
+    if depth > head.heads:
+        return torch.full((vocab,), -torch.inf, dtype=torch.float64)
+    x, name = feature.double(), f"heads.{depth - 1}"
+    for j in range(head.blocks):
+        w, b = files.tensors[f"{name}.blocks.{j}.weight"], files.tensors.get(f"{name}.blocks.{j}.bias")
+        x = x + torch.nn.functional.silu(w.double() @ x + (0.0 if b is None else b.double()))
+    return by_target(files, (files.tensors[f"{name}.lm_head.weight"].double() @ x).log_softmax(dim=-1), vocab)

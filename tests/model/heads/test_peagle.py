@@ -1,0 +1,312 @@
+"""P-EAGLE's heads, read from files of both layouts: what they give is what its authors' formulas give, and what
+contradicts itself is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from block_heads import by_target
+from head_files import MASK, PEAGLE_DIALECTS, change_config, change_tensors, write_eagle3, write_peagle, write_target
+from msgspec import structs
+from recurrent_formulas import Formulas
+from recurrent_rig import Drafted, executor_of, free_slots, logits
+from torch import Tensor
+from tree_rig import Told, grow
+
+from pilotfish.core.scheduling.executor import SequenceRows
+from pilotfish.errors import ModelError
+from pilotfish.model.heads.executors.head_executor import HeadExecutor
+from pilotfish.model.heads.executors.masked_executor import MaskedExecutor
+from pilotfish.model.heads.files import is_head, read_head, read_spec
+from pilotfish.model.heads.modules.block import BLOCKS
+from pilotfish.model.heads.spec import FINAL, HeadFiles, MaskedHead
+from pilotfish.model.heads.target_facts import TargetFacts
+
+TOKENS = 4
+#: Nodes at every depth below a root, the last of which has no children.
+PATHS = [(3,), (9,), (3, 4), (3, 4, 77), (3, 4, 77, 5)]
+KINDS: dict[str, dict[str, Any]] = {
+    "speculators": {"draft_vocab": 100},
+    "normed": {"norm_before_residual": True, "norm_before_fc": True, "depth": 3},
+    "vllm": {"dialect": "vllm", "fc_norm": True, "depth": 2},
+    "windowed": {"dialect": "vllm", "layer_types": ["sliding_attention"], "sliding_window": 6, "rope_theta": 5e5},
+    "final state": {"dialect": "vllm", "layers": (FINAL,), "eagle_config": {"use_aux_hidden_state": False}},
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> TargetFacts:
+    return write_target(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def heads(target: TargetFacts, tmp_path_factory: pytest.TempPathFactory) -> dict[str, HeadFiles]:
+    root, read = tmp_path_factory.mktemp("heads"), {}
+    for kind, about in KINDS.items():
+        head = write_peagle(root / kind, target=target, tokens=TOKENS, **about)
+        if kind == "final state":
+            change_config(head, eagle_aux_hidden_state_layer_ids=None)
+            change_tensors(head, {"fc.weight": None})
+        read[kind] = read_head(head, target)
+    return read
+
+
+@pytest.fixture(params=["kernels", "reference"])
+def eager(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "reference")
+
+
+# -- by the formulas
+
+
+@dataclass(frozen=True)
+class PeagleFormulas:
+    """EAGLE-3's layers over one sequence: known tokens, then masks."""
+
+    files: HeadFiles
+
+    @property
+    def head(self) -> MaskedHead:
+        assert isinstance(self.files.spec.head, MaskedHead)
+        return self.files.spec.head
+
+    def mask(self) -> Tensor:
+        """[1, hidden]"""
+        tensors, projection = self.files.tensors, self.head.projection
+        parts = tensors["mask_hidden"].double().view(len(projection.layers), -1)
+        if projection.joined_norm:
+            parts = normed(parts.view(1, -1), tensors["input_norm.weight"], projection.eps).view_as(parts)
+        if projection.part_norms:
+            rows = [normed(x, tensors[f"fc_norm.{i}.weight"], projection.eps) for i, x in enumerate(parts)]
+            parts = torch.stack(rows)
+        joined = parts.reshape(1, -1)
+        return joined @ tensors["fc.weight"].double().T if projection.fc else joined
+
+    def levels(self, features: Tensor, tokens: Sequence[int]) -> Tensor:
+        """Logits of what comes 1, 2, … below the last token. [depth, draft vocab]"""
+        masks = self.head.depth - 1
+        states = torch.cat([features.double(), self.mask().repeat(masks, 1)])
+        return Formulas(self.files).step(states, [*tokens[1:], *[self.head.mask_token] * masks])[1][-masks - 1 :]
+
+
+def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return weight.double() * x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+
+
+def assert_as_formulas(executor: HeadExecutor, files: HeadFiles, sequence: Drafted, chunk: SequenceRows) -> None:
+    """After the last token and after nodes below it."""
+    levels = PeagleFormulas(files).levels(sequence.known, sequence.tokens)
+    expected = torch.cat([levels, torch.full_like(levels[:1], torch.nan)])
+    found = torch.cat([logits(executor, chunk), logits(executor, sequence.level(PATHS))])
+    wanted = expected[[0, *(len(path) for path in PATHS)]]
+    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_those_of_the_formulas(kind: str, eager: bool, heads: dict[str, HeadFiles]) -> None:
+    """After a prompt in pieces, after nodes of all depths, and after a commit."""
+    files = heads[kind]
+    executor, sequence = executor_of(files, eager=eager, vocab_size=512), Drafted.random(17, free_slots())
+    for end in (1, 2, 9):
+        logits(executor, sequence.chunk(end))
+    for _ in range(2):
+        assert_as_formulas(executor, files, sequence, sequence.chunk())
+        sequence.commit([3, 4, 100])
+
+
+def test_a_row_has_the_same_bits_in_any_company(eager: bool, heads: dict[str, HeadFiles]) -> None:
+    """Of more roots than one forward takes, and of each alone."""
+    files, free, count = heads["vllm"], free_slots(), BLOCKS + 2
+    sequences = [Drafted.random(2 + i % 7, free, seed=i) for i in range(count)]
+    chunks = [sequence.chunk() for sequence in sequences]
+    nodes = [sequence.level(PATHS[: 1 + i % 5]) for i, sequence in enumerate(sequences)]
+    together, alone = (executor_of(files, eager=eager) for _ in range(2))
+    for rows in (chunks, nodes):
+        expected = torch.cat([logits(alone, row) for row in rows])
+        torch.testing.assert_close(logits(together, *rows), expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_chunk_may_have_no_root(eager: bool, heads: dict[str, HeadFiles]) -> None:
+    files = heads["speculators"]
+    pieces, whole = (executor_of(files, eager=eager) for _ in range(2))
+    sequence = Drafted.random(12, free_slots())
+    everything = structs.replace(Drafted.random(12, free_slots()).chunk(), kept=[11])
+    part = structs.replace(sequence.chunk(8), kept=[])
+    assert len(pieces.forward([part]).values) == 0
+    torch.testing.assert_close(logits(pieces, sequence.chunk()), logits(whole, everything), rtol=1e-4, atol=1e-4)
+
+
+def test_several_roots_of_a_chunk(heads: dict[str, HeadFiles]) -> None:
+    files = heads["windowed"]
+    executor, sequence = executor_of(files, eager=False), Drafted.random(9, free_slots())
+    found = logits(executor, structs.replace(sequence.chunk(), kept=[3, 6, 8]))
+    expected = [PeagleFormulas(files).levels(sequence.known[:i], sequence.tokens[: i + 1])[0] for i in (3, 6, 8)]
+    torch.testing.assert_close(found.double(), torch.stack(expected), rtol=0, atol=1e-4)
+
+
+def test_chains_are_kept_or_computed_again(heads: dict[str, HeadFiles], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pilotfish.model.heads.executors.roots.ROOTS", 2)
+    files, free = heads["normed"], free_slots()
+    executor = executor_of(files, eager=False)
+    assert isinstance(executor, MaskedExecutor)
+    sequences = [Drafted.random(5 + i, free, seed=i) for i in range(3)]
+    assert logits(executor, *(sequence.chunk() for sequence in sequences)).isfinite().all()
+    forwards = list[int]()
+    run = executor.rows.module.forward
+    monkeypatch.setattr(executor.rows.module, "forward", lambda x, *rest: forwards.append(len(x)) or run(x, *rest))
+    for sequence in sequences[::-1]:
+        levels = PeagleFormulas(files).levels(sequence.known, sequence.tokens)
+        found = logits(executor, sequence.level(PATHS[:4]))
+        torch.testing.assert_close(found.double(), levels[[1, 1, 2, 3]], rtol=0, atol=1e-4)
+    assert forwards == [TOKENS - 1]  # of the one that was given up
+
+
+def test_the_masks_state_stands_for_unknown_features(heads: dict[str, HeadFiles]) -> None:
+    files = heads["vllm"]
+    executor, sequence = executor_of(files, eager=False), Drafted.random(9, free_slots())
+    chunk = sequence.chunk()
+    assert chunk.features is not None
+    chunk.features[[1, 5, 6]] = np.nan
+    sequence.features[[0, 4, 5]] = PeagleFormulas(files).mask().float().numpy()
+    assert_as_formulas(executor, files, sequence, chunk)
+
+
+def test_mistakes_of_loaders_show(heads: dict[str, HeadFiles]) -> None:
+    """Each would be served without an error, at a low acceptance."""
+    files, sequence = heads["speculators"], Drafted.random(12, free_slots())
+    right = PeagleFormulas(files)
+
+    def other(features: Tensor = sequence.known, tensors: dict[str, Tensor] | None = None, **fields: Any) -> Tensor:
+        spec = replace(files.spec, head=replace(right.head, **fields))
+        changed = replace(files, spec=spec, tensors={**files.tensors, **(tensors or {})})
+        return PeagleFormulas(changed).levels(features, sequence.tokens)
+
+    mistakes = {
+        "another mask": other(mask_token=0),
+        "no state of the mask": other(tensors={"mask_hidden": torch.zeros_like(files.tensors["mask_hidden"])}),
+        "the normed residual": other(residual_normed=True),
+        "features of the token itself": other(torch.from_numpy(sequence.features[1 : len(sequence.tokens)])),
+        "one mask more": other(depth=TOKENS + 1)[1:],
+    }
+    expected = right.levels(sequence.known, sequence.tokens)
+    for mistake, wrong in mistakes.items():
+        assert (expected - wrong)[-1].abs().max() > 1e-2, mistake
+
+
+def test_trees(heads: dict[str, HeadFiles], monkeypatch: pytest.MonkeyPatch) -> None:
+    files = heads["speculators"]
+
+    def formulas(features: Tensor, tokens: list[int]) -> Told:
+        levels = [by_target(files, level, 512) for level in PeagleFormulas(files).levels(features, tokens)]
+        return lambda path: (levels[len(path)], torch.zeros(())) if len(path) < TOKENS else None
+
+    grow(files, formulas, TOKENS, 0.8, monkeypatch)
+
+
+# -- files
+
+
+@pytest.mark.parametrize("dialect", PEAGLE_DIALECTS)
+def test_every_dialect_is_read_into_the_same_record(dialect: str, target: TargetFacts, tmp_path: Path) -> None:
+    head = write_peagle(tmp_path, dialect, target=target, tokens=6, depth=2)
+    spec = read_spec(head, target)
+    assert is_head(head)
+    assert isinstance(spec.head, MaskedHead)
+    assert (spec.kind, spec.dialect, spec.other_layers) == ("peagle", dialect, ())
+    assert (spec.head.depth, spec.head.mask_token, spec.head.decoder.layers) == (6, MASK, 2)
+    assert spec.projection.layers == (2, 4, 5)
+    assert not spec.head.residual_normed  # as vLLM takes it, other than EAGLE-3's
+    change_config(head, norm_before_residual=True, norm_output=True)
+    assert read_spec(head, target).head == replace(spec.head, residual_normed=True)
+
+
+@pytest.mark.parametrize("name", ["pard_token", "mask_token_id"])
+def test_other_names_of_the_mask(name: str, target: TargetFacts, tmp_path: Path) -> None:
+    head = write_peagle(tmp_path, "vllm", target=target)
+    change_config(head, ptd_token_id=None, parallel_drafting=True, num_depths=None, **{name: 7})
+    spec = read_spec(head, target).head
+    assert isinstance(spec, MaskedHead)
+    assert (spec.mask_token, spec.depth) == (7, 8)
+
+
+def test_what_it_shares_is_the_targets(target: TargetFacts, tmp_path: Path) -> None:
+    head = write_peagle(tmp_path, target=target, draft_vocab=100)
+    change_tensors(head, {"lm_head.weight": None, "embed_tokens.weight": None})
+    files = read_head(head, target)
+    assert files.d2t is not None
+    assert torch.equal(files.tensors["lm_head.weight"], target.lm_head()[files.d2t])
+    assert torch.equal(files.tensors["embed_tokens.weight"], target.embedding())
+
+
+PROPOSALS = "speculators_config.proposal_methods"
+
+
+@pytest.mark.parametrize(
+    ("dialect", "fields", "told"),
+    [
+        ("speculators", {"mask_token_id": None}, "names no token of its mask: mask_token_id in"),
+        ("speculators", {"mask_token_id": 512}, "mask_token_id: 512 is not allowed; expected at most 511"),
+        ("speculators", {"speculators_model_type": "eagle3"}, "'eagle3' is not allowed; expected one of peagle"),
+        ("speculators", {"speculators_config": {}}, f"{PROPOSALS}: None is not allowed; expected a list"),
+        (
+            "speculators",
+            {"speculators_config": {"proposal_methods": [{"speculative_tokens": 1}]}},
+            f"{PROPOSALS}[0].speculative_tokens: 1 is not allowed; expected an integer of at least 2",
+        ),
+        ("speculators", {"pard_token": 3}, "pard_token: 3 is not allowed; expected no such field in a head of peagle"),
+        ("speculators", {"norm_output": 2}, "norm_output: 2 is not allowed; expected true or false"),
+        ("speculators", {"para_num": 8}, "para_num: 8 is not allowed; expected no such field in a head of peagle"),
+        ("vllm", {"pard_token": 3}, "ptd_token_id: 500 is not allowed; expected 3, as pard_token says"),
+        ("vllm", {"parallel_drafting": False}, "parallel_drafting: False is not allowed; expected True"),
+        ("vllm", {"num_depths": 1 << 40}, "num_depths: 1099511627776 is not allowed; expected at most 256"),
+        (
+            "vllm",
+            {"layer_types": ["sliding_attention"], "sliding_window": 3},
+            "has a window of 3, less than the 4 tokens of a forward",
+        ),
+        ("vllm", {"eagle_config": {"next_layer_regular": False, "x": 1}}, "eagle_config.x: 1 is not allowed"),
+    ],
+)
+def test_fields_that_are_refused(
+    dialect: str, fields: dict[str, Any], told: str, target: TargetFacts, tmp_path: Path
+) -> None:
+    head = write_peagle(tmp_path, dialect, target=target)
+    change_config(head, **fields)
+    assert told in refusal(head, target)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"mask_hidden": None}, "lacks tensor mask_hidden"),
+        ({"mask_hidden": torch.ones(1, 1, 64)}, "has tensor mask_hidden of shape [1, 1, 64]; [1, 1, 192] is needed"),
+        ({"mask_hidden": torch.full((1, 1, 192), torch.nan)}, "tensor mask_hidden in"),
+        ({"mask_states": torch.ones(3)}, "has tensor mask_states, which has no place in a head of peagle"),
+    ],
+)
+@pytest.mark.parametrize("dialect", PEAGLE_DIALECTS)
+def test_tensors_that_are_refused(
+    dialect: str, changes: dict[str, Any], told: str, target: TargetFacts, tmp_path: Path
+) -> None:
+    head = write_peagle(tmp_path, dialect, target=target)
+    change_tensors(head, changes)
+    assert told in refusal(head, target)
+
+
+def test_a_head_of_eagle3_has_no_mask(target: TargetFacts, tmp_path: Path) -> None:
+    head = write_eagle3(tmp_path, target=target)
+    change_tensors(head, {"mask_hidden": torch.ones(1, 1, 192)})
+    assert "'eagle3' is not allowed; expected one of peagle" in refusal(head, target)
+
+
+def refusal(head: Path, target: TargetFacts) -> str:
+    with pytest.raises(ModelError) as caught:
+        read_head(head, target)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)

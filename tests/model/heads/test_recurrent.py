@@ -1,0 +1,211 @@
+"""Heads that recycle their own states, held to the formulas of their publishers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from msgspec import structs
+from recurrent_formulas import HIDDEN, KINDS, Formulas, changed, random_head
+from recurrent_rig import Drafted, executor_of, free_slots, logits
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from pilotfish.errors import ModelError
+from pilotfish.model.heads.executors.head_executor import HeadExecutor
+from pilotfish.model.heads.modules.parts import Angles
+from pilotfish.model.heads.spec import Decoder, HeadFiles
+
+#: Two levels of a tree, and a deeper path.
+LEVELS = [[(3,), (9,), (77,)], [(3, 4), (9, 4), (3, 8)], [(3, 4, 5), (9, 4, 1)], [(9, 4, 1, 150)]]
+
+
+@pytest.fixture(params=["kernels", "reference"])
+def eager(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "reference")
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_those_of_the_formulas(kind: str, eager: bool) -> None:
+    """After a prompt in pieces, after nodes of a tree, and after a commit with the target's own features."""
+    files = random_head(kind)
+    executor, sequence = executor_of(files, eager=eager), Drafted.random(21, free_slots())
+    formulas = Formulas(files, first_position=1)  # constant shifts of positions change nothing
+    for end in (1, 2, 13):
+        logits(executor, sequence.chunk(end))
+    for _ in range(2):
+        close(logits(executor, sequence.chunk()), formulas.drafted(sequence.known, sequence.tokens, ()))
+        for paths in LEVELS:
+            expected = [formulas.drafted(sequence.known, sequence.tokens, path)[-1] for path in paths]
+            close(logits(executor, sequence.level(paths)), torch.stack(expected))
+        sequence.commit([3, 4, 100])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_has_the_same_bits_in_any_company(kind: str, eager: bool) -> None:
+    """Many sequences at once, each at another length; and one after the other."""
+    files = random_head(kind)
+    together, alone = (run(executor_of(files, eager=eager), size) for size in (8, 1))
+    for found, expected in zip(together, alone, strict=True):
+        assert torch.equal(found, expected)
+
+
+def run(executor: HeadExecutor, size: int) -> list[torch.Tensor]:
+    """Of eight sequences, `size` at once, the logits of each forward: after prompts, after nodes, after commits."""
+    free = free_slots()
+    sequences = [Drafted.random(length, free, seed=length) for length in range(2, 26, 3)]
+    told = []
+    for i in range(0, len(sequences), size):
+        part = sequences[i : i + size]
+        forwards = [logits(executor, *(sequence.chunk() for sequence in part))]
+        forwards += [logits(executor, *(sequence.level(paths) for sequence in part)) for paths in LEVELS]
+        for sequence in part:
+            sequence.commit([3, 4, 100, 7])
+        told.append([*forwards, logits(executor, *(sequence.chunk() for sequence in part))])
+    return [torch.cat(parts) for parts in zip(*told, strict=True)]
+
+
+#: What a loader may take for something else, and heads that tell.
+MISREAD = [
+    ("eagle3", {"residual_normed": True}, ("prompt", "nodes")),
+    ("eagle3", {"recycles_normed": True}, ("nodes",)),
+    ("eagle3.1", {"recycles_normed": False}, ("nodes",)),
+    ("eagle3 normed residual", {"residual_normed": False}, ("prompt", "nodes")),
+    ("eagle3", {"rope": {"rope_type": "default", "rope_theta": 1e6}}, ("prompt", "nodes")),
+    ("eagle3 of two windowed layers", {"window": 0}, ("prompt", "nodes")),
+    ("eagle1", {"hidden_first": True}, ("prompt", "nodes")),
+    ("mtp deepseek", {"hidden_first": True}, ("prompt", "nodes")),
+    ("mtp mimo", {"hidden_first": False}, ("prompt", "nodes")),
+    ("mtp deepseek", {"zero_first_embedding": False}, ("prompt", "nodes")),
+    ("mtp deepseek", {"recycles_normed": False}, ("nodes",)),
+    ("mtp qwen3-next", {"norm_offset": 0.0}, ("prompt", "nodes")),
+]
+
+
+@pytest.mark.parametrize(("kind", "fields", "seen"), MISREAD)
+def test_a_head_that_is_read_wrongly_gives_other_logits(
+    kind: str, fields: dict[str, Any], seen: tuple[str, ...]
+) -> None:
+    right, wrong = (tree_logits(files) for files in (random_head(kind), changed(random_head(kind), **fields)))
+    assert {name for name in right if (right[name] - wrong[name]).abs().max() > 1e-2} == set(seen)
+
+
+def test_other_positions_features_or_order_give_other_logits() -> None:
+    """Nodes at other depths than their own, features of the token itself, a concatenation the other way round."""
+    files = random_head("eagle3")
+    right = tree_logits(files)
+    weights = {
+        name: torch.cat(x.chunk(2, dim=1)[::-1], dim=1) if name.endswith(("q_proj.weight", "k_proj.weight")) else x
+        for name, x in files.tensors.items()
+    }
+    swapped = tree_logits(replace(files, tensors=weights))
+    late = tree_logits(files, shift=1)
+    for name in right:
+        assert (right[name] - swapped[name]).abs().max() > 1e-2
+        assert (right[name] - late[name]).abs().max() > 1e-2
+
+
+def tree_logits(files: HeadFiles, *, shift: int = 0) -> dict[str, torch.Tensor]:
+    """By what they come after; `shift`: with features of tokens so far behind."""
+    executor, sequence = executor_of(files, eager=False), Drafted.random(12, free_slots())
+    sequence.features = np.roll(sequence.features, shift, axis=0)
+    prompt = logits(executor, sequence.chunk())
+    return {"prompt": prompt, "nodes": torch.cat([logits(executor, sequence.level(paths)) for paths in LEVELS])}
+
+
+# -- unknown features
+
+
+def test_an_unknown_feature_is_the_last_one_known(eager: bool) -> None:
+    executor, sequence = executor_of(random_head("eagle3"), eager=eager), Drafted.random(12, free_slots())
+    sequence.features[[4, 5, 9]] = np.nan
+    found = logits(executor, sequence.chunk())
+    sequence.features[[4, 5, 9]] = sequence.features[[3, 3, 8]]
+    close(found, Formulas(random_head("eagle3")).drafted(sequence.known, sequence.tokens, ()))
+
+
+def test_without_one_in_the_chunk_the_state_before_goes_on(eager: bool) -> None:
+    """As if the tokens had been guessed, all of them from the same state."""
+    files = random_head("eagle3.1")
+    executor, sequence = executor_of(files, eager=eager), Drafted.random(12, free_slots())
+    logits(executor, sequence.chunk(8))
+    sequence.features[[7, 8]] = np.nan  # of the rows of tokens 8 and 9, which begin the next chunk
+    found = logits(executor, sequence.chunk(10))
+    states = Formulas(files).step(sequence.known[:7], sequence.tokens[1:8])[0][-1:]
+    close(found, Formulas(files).drafted(torch.cat([sequence.known[:7], states, states]), sequence.tokens[:10], ()))
+
+
+def test_before_all_features_there_are_zeros(eager: bool) -> None:
+    files = random_head("eagle3")
+    executor, sequence = executor_of(files, eager=eager), Drafted.random(9, free_slots())
+    sequence.features[:3] = np.nan
+    found = logits(executor, sequence.chunk())
+    sequence.features[:3] = 0.0
+    close(found, Formulas(files).drafted(sequence.known, sequence.tokens, ()))
+
+
+def test_no_features_at_all_are_unknown_ones(eager: bool) -> None:
+    executor, sequence = executor_of(random_head("eagle3"), eager=eager), Drafted.random(9, free_slots())
+    found = logits(executor, structs.replace(sequence.chunk(), features=None))
+    zeros = torch.zeros(8, HIDDEN)
+    close(found, Formulas(random_head("eagle3")).drafted(zeros, sequence.tokens, ()))
+
+
+def test_nodes_are_computed_again_beside_their_parents(eager: bool) -> None:
+    """In one forward, each from the state that its parent's row left before."""
+    executor, sequence = executor_of(random_head("eagle3"), eager=eager), Drafted.random(4, free_slots())
+    logits(executor, sequence.chunk())
+    apart = torch.cat([logits(executor, sequence.level([path])) for path in ((3,), (3, 4), (3, 4, 5))]).double()
+    close(logits(executor, sequence.level([(3,), (3, 4), (3, 4, 5)])), apart)
+
+
+# -- what is not run
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_angles_that_depend_on_the_longest_sequence_are_refused(kind: str) -> None:
+    decoder = Decoder(1, 64, 4, 2, 32, 96, rope={"rope_type": kind, "rope_theta": 1e4, "factor": 4.0})
+    with pytest.raises(ModelError, match=f"rope_type {kind} is not supported; default, linear, llama3, yarn are"):
+        Angles(decoder, torch.float32, torch.device("cpu"))
+
+
+def test_an_activation_that_no_part_has_is_refused() -> None:
+    with pytest.raises(ModelError, match="activation relu is not supported; silu, gelu_pytorch_tanh are"):
+        executor_of(changed(random_head("eagle3"), activation="relu"), eager=True)
+
+
+# -- angles
+
+_STRETCHED = {"rope_theta": 1e4, "factor": 4.0}
+ROPES: list[dict[str, Any]] = [
+    {"rope_type": "default", "rope_theta": 5e5},
+    {"rope_type": "linear", **_STRETCHED},
+    {"rope_type": "yarn", "original_max_position_embeddings": 512, **_STRETCHED},
+    {
+        "rope_type": "llama3",
+        "original_max_position_embeddings": 64,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        **_STRETCHED,
+    },
+]
+
+
+@pytest.mark.parametrize("rope", ROPES, ids=lambda rope: rope["rope_type"])
+def test_angles_are_those_of_transformers(rope: dict[str, Any]) -> None:
+    """At the first positions, and at some that come only later."""
+    angles = Angles(Decoder(1, 64, 4, 2, 32, 96, rope=rope, context=2048), torch.float32, torch.device("cpu"))
+    config = LlamaConfig(hidden_size=64, num_attention_heads=4, head_dim=32, max_position_embeddings=2048)
+    config.rope_parameters = rope
+    positions = torch.tensor([0, 1, 7, 1023, 1024, 2000])
+    expected = LlamaRotaryEmbedding(config)(torch.zeros(1), positions[None])
+    angles.reach(2001)
+    for found, wanted in zip(angles(positions), expected, strict=True):
+        torch.testing.assert_close(found, wanted[0], rtol=0, atol=1e-6)

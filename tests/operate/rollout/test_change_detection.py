@@ -1,0 +1,130 @@
+"""Evidence: what it promises while nothing is wrong, how many readings must agree, what it takes noise to be."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from pilotfish.operate.guarding.change_detection import (
+    AGREEING,
+    ChangeDetector,
+    NoiseEstimate,
+    RunningMean,
+    SequentialTest,
+)
+
+ONES = [1.0] * len(ChangeDetector.SIZES)
+EXCESSES = st.floats(-1e9, 1e9)
+
+
+def detector_after(*excesses: float) -> ChangeDetector:
+    detector = ChangeDetector()
+    for excess in excesses:
+        detector.observe(excess, ONES)
+    return detector
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "uniform", "two values"])
+def test_without_a_change_evidence_grows_by_one_a_reading_at_most_on_average(noise: str) -> None:
+    """By which the mean time to a false alarm is LIMIT readings at least, whatever evidence there is already."""
+    part = (np.arange(20_000) + 0.5) / 20_000  # of all readings are below these, whose variance is 1:
+    readings = {"gaussian": norm.ppf(part), "uniform": np.sqrt(12) * (part - 0.5), "two values": np.sign(part - 0.5)}
+    for before in ([], [2.0, 2.0, 1.0]):
+        evidence = [detector_after(*before, float(reading)).evidence for reading in readings[noise]]
+        assert np.mean(evidence) <= detector_after(*before).evidence + 1 + 1e-6
+
+
+def test_false_alarms_come_as_seldom_as_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the worst case that is tolerated, with a limit that a simulation can reach."""
+    monkeypatch.setattr(ChangeDetector, "LIMIT", 200.0)
+    noise, times = np.random.default_rng(1), []
+    for _ in range(100):
+        detector, readings = ChangeDetector(), 0
+        while not detector.is_detected:
+            detector.observe(float(noise.normal()), ONES)
+            readings += 1
+        times.append(readings)
+    assert np.mean(times) > 200
+
+
+@given(EXCESSES, EXCESSES)
+def test_two_readings_never_decide(first: float, second: float) -> None:
+    assert not detector_after(first, second).is_detected
+
+
+def test_as_many_as_must_agree_decide() -> None:
+    assert detector_after(*[1e9] * AGREEING).is_detected
+
+
+def test_evidence_falls_again_however_long_it_stood() -> None:
+    detector = detector_after(*[9.0] * 10_000)
+    assert detector.is_detected
+    for _ in range(20):
+        detector.observe(-1.0, ONES)
+    assert not detector.is_detected
+
+
+@pytest.mark.parametrize("variance", [0.01, 0.3, 4.0])
+def test_noise_that_does_not_persist_has_one_variance(variance: float) -> None:
+    noise, random = NoiseEstimate(), np.random.default_rng(2)
+    for scale in random.uniform(0.01, 0.1, 3000):
+        noise.observe(float(random.normal(5.0, math.sqrt(variance * scale))), float(scale))
+    assert noise.variances[0] == pytest.approx(variance, rel=0.25, abs=0.02)
+    assert noise.variances == sorted(noise.variances)
+    assert noise.variances[-1] < 2.5 * noise.variances[0]
+
+
+def test_noise_that_persists_is_more_in_longer_means() -> None:
+    noise, random, value = NoiseEstimate(), np.random.default_rng(3), 0.0
+    for _ in range(3000):
+        value = 0.8 * value + 0.6 * float(random.normal())
+        noise.observe(value, 1.0)
+    assert noise.variances[0] > 1.5  # of means of three, times three, where a reading's own is 1
+    assert noise.variances[-1] > 2 * noise.variances[0]
+
+
+def test_a_level_that_moves_is_hardly_noise() -> None:
+    noise, random = NoiseEstimate(), np.random.default_rng(4)
+    for reading in range(2000):
+        noise.observe(float(random.normal(1.0 if reading < 1900 else 1.5, 0.1)), 1.0)
+    assert noise.variances[0] < 0.05  # it has moved by 0.5
+
+
+def test_outliers_do_not_hide_what_follows() -> None:
+    noise, random = NoiseEstimate(), np.random.default_rng(5)
+    for reading in range(3000):
+        noise.observe(float(random.normal(0, 0.1)) + 100.0 * (reading % 100 == 50), 1.0)
+    assert noise.variances[0] < 0.05  # as they are, they would make it 100
+
+
+@pytest.mark.parametrize(("mean", "is_above"), [(0.1, True), (0.0, False)])
+def test_one_in_twenty_tests_errs_at_most(mean: float, is_above: bool) -> None:
+    random, wrong = np.random.default_rng(6), 0
+    for _ in range(400):
+        test = SequentialTest(0.05, 0.05)
+        while not (test.is_above or test.is_below):
+            test.observe(float(random.normal(mean, 0.15)), 0.15**2)
+        wrong += test.is_above != is_above
+    assert wrong <= 20
+
+
+@given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6))
+def test_two_readings_never_decide_a_test(first: float, second: float) -> None:
+    test = SequentialTest(0.0, 1.0)
+    for value in (first, second):
+        test.observe(value, 1e-3)
+    assert not test.is_above and not test.is_below
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50))
+def test_a_running_mean_is_the_mean_until_its_memory_is_full(values: list[float]) -> None:
+    mean = RunningMean(50)
+    for value in values:
+        mean.observe(value)
+    assert mean.weight == len(values)
+    assert mean.value == pytest.approx(sum(values) / len(values), rel=1e-9, abs=1e-6)

@@ -1,0 +1,135 @@
+"""Statistics by cohort and minute: what is counted where, and that they stay small."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from explained_traffic import HOUR, Traffic, counted
+
+from pilotfish.operate.explaining import cohorts
+from pilotfish.operate.explaining.cohorts import DIMENSIONS, Cell, CellKey, CohortStatistics, CohortWindows
+from pilotfish.operate.outcome import Cohort, RequestOutcome
+
+
+def outcome(ended: float = 0.0, tag: str = "chat", **figures: int) -> RequestOutcome:
+    return RequestOutcome(ended=ended, variant="on", cohort=Cohort(tag=tag), **{"steps": 1, **figures})
+
+
+def cells(windows: CohortWindows) -> list[Cell]:
+    return [cell for one in windows.told(0.0).windows for cell in one.cells]
+
+
+def begins(windows: CohortWindows) -> list[float]:
+    return [one.begin for one in windows.told(0.0).windows]
+
+
+def total(found: Sequence[Cell], name: str) -> int:
+    return sum(getattr(cell, name) for cell in found)
+
+
+def test_a_cell_has_the_sums_of_its_requests() -> None:
+    windows = counted(
+        [
+            outcome(
+                tokens=9,
+                steps=4,
+                trees=3,
+                late=1,
+                nodes=24,
+                accepted=5,
+                tried_by_depth=[3, 3],
+                accepted_by_depth=[3, 2],
+            ),
+            outcome(tokens=4, steps=3, trees=2, nodes=7, accepted=1, tried_by_depth=[2, 1, 1], accepted_by_depth=[1]),
+        ]
+    )
+    (cell,) = cells(windows)
+    assert (cell.key.variant, cell.key.tag, cell.key.output) == ("on", "chat", "text")
+    assert (cell.requests, cell.tokens, cell.steps, cell.trees, cell.late, cell.nodes) == (2, 13, 7, 5, 1, 31)
+    assert (cell.accepted, cell.accepted_squared, cell.accepted_steps, cell.steps_squared) == (6, 26, 23, 25)
+    assert (cell.tried_by_depth, cell.accepted_by_depth) == ([5, 4, 1], [4, 2])
+
+
+def test_requests_without_a_step_are_left_out() -> None:
+    assert cells(counted([outcome(steps=0)])) == []
+
+
+def test_intervals_that_meet_share_no_request_and_lose_none() -> None:
+    outcomes = Traffic(requests=500).outcomes(0, begin=30.0)
+    told = counted(outcomes).told(2 * HOUR)
+    for middle in (600.0, 601.0, 1000.5):
+        first, second = told.between(0.0, middle), told.between(middle, 2 * HOUR)
+        for name in ("requests", "steps", "accepted"):
+            expected = len(outcomes) if name == "requests" else sum(getattr(one, name) for one in outcomes)
+            assert total(first, name) + total(second, name) == expected
+        assert total(first, "requests") > 0 < total(second, "requests")
+
+
+def test_between_joins_cells_of_one_key_and_leaves_windows_as_they_are() -> None:
+    windows = counted([outcome(ended=minute * 60.0, accepted=2) for minute in range(3)])
+    told = windows.told(0.0)
+    for _ in range(2):
+        (cell,) = told.between(0.0, 180.0)
+        assert (cell.requests, cell.accepted) == (3, 6)
+
+
+def test_statistics_come_back_from_json() -> None:
+    told = counted(Traffic(requests=50).outcomes(0)).told(12.5)
+    assert msgspec.json.decode(msgspec.json.encode(told), type=CohortStatistics) == told
+
+
+def test_the_newest_windows_stay() -> None:
+    windows = CohortWindows(seconds=10.0, most=3)
+    for ended in (5.0, 15.0, 25.0, 38.0, 36.0):
+        windows.add(outcome(ended=ended))
+    assert begins(windows) == [10.0, 20.0, 30.0]
+    windows.add(outcome(ended=3.0))
+    assert begins(windows) == [10.0, 20.0, 30.0]
+
+
+def test_a_window_has_so_many_cells_and_counts_the_rest_as_other() -> None:
+    windows = counted([outcome(tag=str(number % 400), accepted=1) for number in range(1000)])
+    found = cells(windows)
+    assert len(found) == cohorts.MAX_CELLS
+    assert total(found, "requests") == total(found, "accepted") == 1000
+    (other,) = [cell for cell in found if cell.key == CellKey()]
+    assert {getattr(other.key, name) for name in DIMENSIONS} == {"other"}
+    assert other.requests == 1000 - sum(3 if number < 200 else 2 for number in range(cohorts.MAX_CELLS - 1))
+
+
+def test_beyond_so_many_cells_the_oldest_windows_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cohorts, "TOTAL_CELLS", 10)
+    windows = CohortWindows()
+    for number in range(40):
+        windows.add(outcome(ended=number // 4 * 60.0, tag=str(number)))
+        assert len(cells(windows)) <= 10
+    assert begins(windows) == [480.0, 540.0]
+
+
+def test_a_cell_is_about_a_kilobyte() -> None:
+    figures = {"tokens": 900, "steps": 700, "trees": 600, "nodes": 5000, "accepted": 500}
+    depths = {"tried_by_depth": [600 - n for n in range(8)], "accepted_by_depth": [500 - n for n in range(8)]}
+    outcomes = [outcome(tag=str(number), **figures, **depths) for number in range(200)]
+    tracemalloc.start()
+    try:
+        windows = counted(outcomes)
+        used = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert used < 1400 * len(cells(windows))
+
+
+def test_a_request_whose_variant_was_cut_says_nothing_of_drafts() -> None:
+    windows = counted([outcome(tokens=4, trees=1, accepted=3), outcome(tokens=9, steps=9), outcome(tokens=9, steps=9)])
+    cut = counted(
+        [
+            outcome(tokens=4, trees=1, accepted=3),
+            *(msgspec.structs.replace(outcome(tokens=9, steps=9), cut=True) for _ in range(2)),
+        ]
+    )
+    (all_of_them,), (cell,) = cells(windows), cells(cut)
+    assert (all_of_them.requests, all_of_them.steps, all_of_them.cut) == (3, 19, 0)
+    assert (cell.requests, cell.steps, cell.accepted, cell.cut) == (1, 1, 3, 2)

@@ -1,0 +1,195 @@
+"""The guard in virtual time: collapses are cut within seconds, noise cuts nothing, what recovers is restored."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import msgspec
+import pytest
+from guard_traffic import (
+    GOOD,
+    HOLDOUT,
+    SLOW,
+    UNACCEPTED,
+    VARIANT,
+    WARM,
+    GuardTraffic,
+    VariantPace,
+    cut,
+    spread_of,
+    swings,
+    warm,
+)
+
+from pilotfish.operate.guarding.guard import DEFAULT_POLICY, Guard
+from pilotfish.operate.guarding.guard_readings import GuardReading
+
+HOUR = 3600
+
+
+# -- collapses
+
+
+def test_a_variant_that_becomes_half_as_slow_again_is_cut_in_less_than_five_seconds() -> None:
+    seconds = [warm(seed).seconds_until("cut", SLOW, 60) for seed in range(20)]
+    assert sum(second < 5 for second in seconds) >= 18
+    assert max(seconds) <= 8
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.2])
+def test_a_variant_whose_guesses_are_accepted_no_more_is_cut_in_less_than_five_seconds(noise: float) -> None:
+    seconds = [warm(seed, noise).seconds_until("cut", UNACCEPTED, 60) for seed in range(10)]
+    assert max(seconds) < 5
+
+
+def test_a_variant_that_is_bad_from_its_first_request_on_is_cut() -> None:
+    seconds = [GuardTraffic(seed).seconds_until("cut", VariantPace(2.0), 60) for seed in range(10)]
+    assert max(seconds) <= 10
+
+
+def test_a_cut_says_why_in_figures() -> None:
+    (slow,), (unaccepted,) = (
+        [event for event in cut(pace=pace).events if event.kind == "cut"] for pace in (SLOW, UNACCEPTED)
+    )
+    assert slow.variant == VARIANT and WARM < slow.at < WARM + 60
+    assert slow.reason.endswith("ms") and " ms a token, holdout " in slow.reason
+    assert (
+        "accepted tokens a step, 1.4" in unaccepted.reason
+        and "no longer faster than the holdout: " in unaccepted.reason
+    )
+
+
+def test_fewer_accepted_tokens_cut_no_variant_that_still_pays() -> None:
+    for seed in range(5):
+        assert warm(seed).run(300, VariantPace(0.8, accepted=0.5)) == []
+
+
+#: Where a step's rows cost too much a budget guesses no more, and a variant is as fast as the holdout; so it is where
+#: guesses are right no more, and where prompts take all rows.
+BUSY, GIVEN_UP, PROMPTS = VariantPace(1.0, 0.0, sharing=64), VariantPace(1.0, 0.01), VariantPace(1.0, 0.0, sharing=0)
+
+
+def test_a_variant_that_the_budget_has_given_up_is_cut() -> None:
+    """Once the drop is seen, in three seconds, it has to be clear that the variant is no longer faster."""
+    seconds = sorted(warm(seed).seconds_until("cut", GIVEN_UP, 60) for seed in range(20))
+    assert seconds[15] < 5 and seconds[-1] <= 10
+
+
+@pytest.mark.parametrize("resting", [BUSY, PROMPTS], ids=["busy", "prompts"])
+def test_guesses_that_rest_because_they_do_not_pay_are_no_drop(resting: VariantPace) -> None:
+    """Half an hour of turns; then the drop is one."""
+    traffic = GuardTraffic(0, load=swings)
+    for seconds in (20, 7, 45, 3, 90) * 5:
+        assert traffic.run(seconds, GOOD) == traffic.run(seconds, resting) == []
+    assert traffic.seconds_until("cut", GIVEN_UP, 60) < 5
+
+
+# -- noise
+
+
+@pytest.mark.parametrize("slowdown", [0.7, 1.0, 1.03])
+@pytest.mark.parametrize(
+    "noise",
+    [
+        {"spread": spread_of(0.1), "spikes": 1 / 120},
+        {"spread": spread_of(0.2), "spikes": 1 / 120},
+        {"spread": spread_of(0.1), "persistent": 0.1},
+    ],
+    ids=["a tenth", "a fifth", "persistent"],
+)
+def test_a_variant_does_not_flap_in_half_an_hour_of_noise(noise: dict[str, float], slowdown: float) -> None:
+    changes = []
+    for seed in range(5):
+        events = GuardTraffic(seed, load=swings, **noise).run(HOUR // 2, VariantPace(slowdown))
+        changes.append(sum(event.kind in ("cut", "restored") for event in events))
+    assert sum(changes) <= 2  # one cut, and back, in two and a half hours; mostly none
+
+
+def test_a_second_that_stands_still_cuts_nothing() -> None:
+    """However long: of a good variant, and of one that the holdout's own pauses make look slow and fast."""
+    guard = Guard(HOLDOUT, [VARIANT])
+    for second in range(1000):
+        times = {HOLDOUT: 0.4, VARIANT: 4.0}
+        if second % 50 == 0:
+            times[VARIANT] = 1000.0
+        if second % 50 == 25:
+            times[HOLDOUT] = 100.0
+        readings = {name: GuardReading(tokens=20, itl_seconds=time, steps=20) for name, time in times.items()}
+        readings[VARIANT] = msgspec.structs.replace(readings[VARIANT], tokens=250)
+        assert guard.observe(readings, float(second)) == []
+
+
+# -- trials
+
+
+def test_a_cut_variant_rests_and_is_then_tried_with_a_small_share() -> None:
+    traffic = cut()
+    at = traffic.now
+    assert traffic.guard.share(VARIANT) == 0.0
+    assert traffic.seconds_until("trial", GOOD, 60) == DEFAULT_POLICY.pause
+    assert traffic.guard.share(VARIANT) == DEFAULT_POLICY.trial
+    assert traffic.guard.told()[VARIANT].since == at + DEFAULT_POLICY.pause
+
+
+@pytest.mark.parametrize(("collapse", "recovered"), [(10, GOOD), (60, GOOD), (600, GOOD), (10, VariantPace(1.0))])
+def test_a_variant_that_recovers_is_restored_in_the_time_that_is_stated(collapse: int, recovered: VariantPace) -> None:
+    """The pause that runs is no longer than the collapse was, or half a minute; then a trial of less than a minute."""
+    for seed in range(3):
+        traffic = warm(seed)
+        traffic.run(collapse, SLOW)
+        assert traffic.seconds_until("restored", recovered, 1000) <= max(30, collapse) + 60
+        assert traffic.guard.share(VARIANT) == 1.0
+        assert traffic.run(300, recovered) == []
+
+
+def test_a_variant_that_stays_bad_is_tried_ever_more_rarely() -> None:
+    traffic = cut()
+    before = traffic.speculated
+    events = traffic.run(HOUR, SLOW)
+    trials = [event.at for event in events if event.kind == "trial"]
+    pauses = [later - earlier for earlier, later in pairwise(trials)]
+    assert [event.kind for event in events] == ["trial", "failed trial"] * len(trials)
+    assert all(later > 1.5 * earlier for earlier, later in pairwise(pauses[:4]))
+    assert max(pauses) < DEFAULT_POLICY.longest_pause + 60
+    assert (traffic.speculated - before) / (traffic.tokens * HOUR) < 0.002
+
+
+def test_a_variant_that_is_cut_soon_after_it_was_restored_rests_longer() -> None:
+    traffic = cut()
+    traffic.seconds_until("restored", GOOD, 200)
+    traffic.seconds_until("cut", SLOW, 60)
+    told = traffic.guard.told()[VARIANT]
+    assert told.since is not None and told.next_trial == told.since + 2 * DEFAULT_POLICY.pause
+    traffic.seconds_until("restored", GOOD, 200)
+    traffic.run(int(DEFAULT_POLICY.longest_pause), GOOD)
+    traffic.seconds_until("cut", SLOW, 60)
+    told = traffic.guard.told()[VARIANT]
+    assert told.since is not None and told.next_trial == told.since + DEFAULT_POLICY.pause
+
+
+def test_a_trial_of_little_traffic_ends_too() -> None:
+    """Three tokens a second on trial: too few to compare by the second."""
+    traffic = cut()
+    traffic.tokens = 60.0
+    assert traffic.seconds_until("restored", GOOD, 300) < 300
+
+
+def test_a_trial_takes_more_requests_until_it_decides() -> None:
+    """Of 60 tokens a second, and 6 of the holdout's, 5 % are none in most seconds."""
+    traffic = cut()
+    traffic.tokens, traffic.holdout_tokens = 60.0, 6.0
+    traffic.seconds_until("trial", VariantPace(1.0), 60)
+    shares = []
+    while traffic.state == "trial":
+        shares.append(traffic.guard.share(VARIANT))
+        traffic.second(VariantPace(1.0))
+    assert traffic.state == "live" and len(shares) < 300
+    assert [shares[second] for second in (0, 29, 31, 61)] == [0.05, 0.05, 0.1, 0.2]
+
+
+def test_acceptance_that_stays_low_does_no_harm_where_it_costs_nothing() -> None:
+    """Its level starts anew with a restored variant: what was cut for a drop and is not slower is not cut again."""
+    traffic = warm(0)
+    harmless = VariantPace(1.0, accepted=0.15)
+    kinds = [event.kind for event in traffic.run(HOUR // 2, harmless)]
+    assert kinds == ["cut", "trial", "restored"]

@@ -1,0 +1,173 @@
+"""A file of variants, and which request gets which."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pilotfish.errors import ParameterError
+from pilotfish.operate.outcome import context_band, script_of, temperature_band
+from pilotfish.operate.variants import ONE_VARIANT, RampKnot, Variant, Variants, read_variants, unit
+
+FILE = """
+sticky = "client"
+[[variant]]
+name = "holdout"
+mode = "off"
+holdout = true
+share = 0.05
+[[variant]]
+name = "next"
+draft = "r2"
+ramp = [{at = 2026-12-01T08:00:00Z, share = 0.01}, {at = 2026-12-03T08:00:00Z, share = 0.5}]
+tags = ["canary"]
+[[variant]]
+name = "present"
+draft = "r1"
+"""
+START = datetime(2026, 12, 1, 8, tzinfo=UTC)
+NAMES = [f"request {number}" for number in range(4000)]
+
+
+def at(hours: float) -> float:
+    return (START + timedelta(hours=hours)).timestamp()
+
+
+def shares(variants: Variants, now: float) -> dict[str, float]:
+    got = [variants.assign("me", name, None, now).variant.name for name in NAMES]
+    return {name: got.count(name) / len(NAMES) for name in variants.names}
+
+
+def by_request(text: str = FILE) -> Variants:
+    return read_variants(text.replace('"client"', '"request"'))
+
+
+def test_a_file_says_who_gets_what() -> None:
+    variants = by_request()
+    assert variants.holdout == "holdout" and variants.drafts == {"r1", "r2"}
+    assert [variant.max_nodes for variant in variants.variant] == [0, None, None]
+    assert shares(variants, at(-1)) == pytest.approx({"holdout": 0.05, "next": 0.0, "present": 0.95}, abs=0.02)
+    assert shares(variants, at(24)) == pytest.approx({"holdout": 0.05, "next": 0.255, "present": 0.695}, abs=0.03)
+    assert shares(variants, at(99)) == pytest.approx({"holdout": 0.05, "next": 0.5, "present": 0.45}, abs=0.03)
+
+
+def test_a_ramp_moves_requests_to_the_variant_that_is_ramped_and_no_other() -> None:
+    variants = by_request()
+    for before, after in ((0, 10), (10, 47), (47, 60)):
+        for name in NAMES:
+            first, then = (variants.assign("me", name, None, at(hours)).variant.name for hours in (before, after))
+            assert first == then or (first, then) == ("present", "next")
+
+
+def test_all_requests_of_a_client_get_one() -> None:
+    variants = read_variants(FILE)
+    assert len({variants.assign("me", name, None, at(30)).variant.name for name in NAMES}) == 1
+    found = {variants.assign(client, "request", None, at(30)).variant.name for client in NAMES}
+    assert found == {"holdout", "next", "present"}
+
+
+def test_a_tag_pins_a_request() -> None:
+    variants = read_variants(FILE)
+    assert {variants.assign(name, name, "canary", at(-9)).variant.name for name in NAMES[:50]} == {"next"}
+    assert variants.assign("me", "one", "canary", at(0)).pinned
+    assert not variants.assign("me", "one", "another", at(0)).pinned
+
+
+def test_without_a_file_there_is_one_variant() -> None:
+    assert ONE_VARIANT.assign("me", "one", None, 0.0).variant == Variant(name="default") and ONE_VARIANT.holdout == ""
+
+
+@given(st.lists(st.tuples(st.integers(1, 1000), st.floats(0, 1)), min_size=1, max_size=5), st.integers(0, 5000))
+def test_a_share_stays_between_its_knots(steps: list[tuple[int, float]], hours: int) -> None:
+    knots, moment = list[RampKnot](), START
+    for passed, share in sorted(steps, key=lambda step: step[1]):
+        knots.append(RampKnot(moment, share))
+        moment += timedelta(hours=passed)
+    variant = Variant(name="a", ramp=knots)
+    now = (START + timedelta(hours=hours - 10)).timestamp()
+    past = [knot.share for knot in knots if knot.at.timestamp() <= now]
+    coming = [knot.share for knot in knots if knot.at.timestamp() > now]
+    assert (max(past) if past else 0.0) <= variant.share_at(now) + 1e-12
+    assert variant.share_at(now) <= (min(coming) if past and coming else max(past, default=0.0)) + 1e-12
+
+
+def test_points_are_even_and_independent_by_use() -> None:
+    points = [unit(name) for name in NAMES]
+    assert all(0 <= point < 1 for point in points) and sum(points) / len(points) == pytest.approx(0.5, abs=0.02)
+    low = [unit(name, "trial") for name, point in zip(NAMES, points, strict=True) if point < 0.1]
+    assert sum(low) / len(low) == pytest.approx(0.5, abs=0.05)
+
+
+HOLDOUT = '[[variant]]\nname = "h"\nmode = "off"\nholdout = true\nshare = 0.1\n'
+REST = '[[variant]]\nname = "r"\n'
+
+
+def ramp(*knots: tuple[str, float]) -> str:
+    return f"ramp = [{', '.join(f'{{at = {time}, share = {share}}}' for time, share in knots)}]\n"
+
+
+TIMES = ("2026-12-01T08:00:00Z", "2026-12-02T08:00:00Z")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "variant"),
+        ("variant = 3", "variant"),
+        ("[[variant]", "TOML"),
+        (HOLDOUT + REST + 'colour = "red"\n', "colour"),
+        (HOLDOUT + REST + 'mode = "on"\nshare = 1.5\n', "variant[1].share: 1.5"),
+        (HOLDOUT + REST + "share = 0.95\n", "variant.share: 1.05"),
+        (HOLDOUT + REST + "share = 0.5\n", "variant.share: 0.6"),
+        (HOLDOUT + REST + '[[variant]]\nname = "s"\n', "variant.share"),
+        (HOLDOUT + HOLDOUT + REST, "variant[1].name: 'h'"),
+        (HOLDOUT + HOLDOUT.replace('"h"', '"i"') + REST, "variant.holdout"),
+        (HOLDOUT.replace('mode = "off"\n', "") + REST, "variant[0].holdout"),
+        (HOLDOUT + REST + "nodes = 0\n", "variant[1].nodes: 0"),
+        (HOLDOUT + REST + 'mode = "off"\ndraft = "r1"\n', "variant[1].mode"),
+        (HOLDOUT + '[[variant]]\nname = "no good"\n', "variant[1].name: 'no good'"),
+        (HOLDOUT + REST + ramp((TIMES[0][:-1], 0.1)), "offset of UTC"),
+        (
+            HOLDOUT + REST + ramp((TIMES[1], 0.1), (TIMES[0], 0.2)),
+            "later than",
+        ),
+        (
+            HOLDOUT + REST + ramp((TIMES[0], 0.2), (TIMES[1], 0.1)),
+            "backwards",
+        ),
+        (HOLDOUT + REST + ramp((TIMES[0], 0.2)), "variant.share: 0.3"),
+        (HOLDOUT + REST + 'tags = ["a", "a"]\n', "variant.tags: 'a'"),
+        ("".join(f'[[variant]]\nname = "v{i}"\nshare = 0.01\n' for i in range(17)) + REST, "variant: 18"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line_that_names_it(text: str, told: str) -> None:
+    with pytest.raises(ParameterError) as refused:
+        read_variants(text)
+    assert told in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_bands_and_scripts() -> None:
+    assert [temperature_band(t) for t in (0, 0.2, 0.5, 0.7, 1, 1.5)] == ["0", "<=0.5", "<=0.5", "<=1", "<=1", ">1"]
+    assert [context_band(n) for n in (0, 1, 3, 4, 15, 16, 63, 64, 5000)] == [
+        "1",
+        "1",
+        "1",
+        "4",
+        "4",
+        "16",
+        "16",
+        "64",
+        "4096",
+    ]
+    assert [script_of(text) for text in ("def f(x):", "Привет, x", "你好吗", "こんにちは", "안녕", "12 + 3", "ⴰⴱ")] == [
+        "latin",
+        "cyrillic",
+        "han",
+        "kana",
+        "hangul",
+        "none",
+        "other",
+    ]

@@ -1,0 +1,115 @@
+"""Modes at several loads, where each stops paying, and what a command line may say of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from pilotfish.config.hardware.cost import ForwardLoad
+from pilotfish.config.hardware.engines import PILOTFISH
+from pilotfish.errors import ParameterError
+from pilotfish.plan.simulation.acceptance import drawn_acceptance
+from pilotfish.plan.simulation.calibration import MachineCalibration
+from pilotfish.plan.simulation.inputs import BUNDLED, cost_of, host_of, trace_of
+from pilotfish.plan.simulation.setup import HostCosts, Setup, poisson_load
+from pilotfish.plan.simulation.sweep import Sweep, SweepPoint, crossover
+
+TRACE = drawn_acceptance(0.7, sequences=8, prompt=16, output=64)
+#: A target that takes in proportion to its rows what it takes beyond a few.
+SWEEP = Sweep(
+    setup=Setup(target=lambda load: 0.010 * max(1.0, load.rows / 16), draft=lambda _: 0.001),
+    trace=TRACE,
+    modes=["sync"],
+    loads=[1, 8, 32],
+    requests=32,
+    output=24,
+)
+
+
+@pytest.fixture(scope="module")
+def points() -> list[SweepPoint]:
+    done: list[None] = []
+    found = list(SWEEP.points(lambda: done.append(None)))
+    assert len(done) == len(found) == SWEEP.runs
+    return found
+
+
+def test_each_setting_is_held_against_the_others_of_its_load(points: list[SweepPoint]) -> None:
+    for load in (1, 8, 32):
+        off, fixed, auto = (point for point in points if point.load == load)
+        assert (off.speedup, off.over_better, off.draft_busy, off.tokens_per_step) == (1, None, None, 1)
+        assert fixed.over_better is None
+        assert auto.speedup == pytest.approx(auto.tokens_per_second / off.tokens_per_second)
+        better = max(off.tokens_per_second, fixed.tokens_per_second)
+        assert auto.over_better == pytest.approx(auto.tokens_per_second / better)
+
+
+def test_a_setting_stops_paying_between_two_loads(points: list[SweepPoint]) -> None:
+    fixed = [point for point in points if point.setting == "sync, fixed"]
+    assert fixed[0].speedup > 1 > fixed[-1].speedup
+    at = crossover(fixed)
+    assert at is not None and 1 < at < 32
+    assert crossover(fixed[:1]) is None
+    assert crossover([replace(fixed[-1], load=5)]) == 5
+
+
+def test_the_crossover_is_interpolated_in_log_load(points: list[SweepPoint]) -> None:
+    """Halfway between two loads lies their geometric mean."""
+    assert crossover(
+        [replace(points[0], load=load, speedup=up) for load, up in ((4, 1.2), (16, 0.8))]
+    ) == pytest.approx(8)
+
+
+def test_a_user_gains_where_requests_come_whatever_has_ended() -> None:
+    off, fixed, _ = replace(SWEEP, poisson=True, loads=[2.0], requests=12).points(lambda: None)
+    assert fixed.speedup == pytest.approx(fixed.user_tokens_per_second / off.user_tokens_per_second)
+    assert fixed.speedup > fixed.tokens_per_second / off.tokens_per_second
+
+
+def test_requests_come_by_chance_at_their_rate() -> None:
+    items = poisson_load(4000, 8.0, 10, 3).items
+    assert items[-1].at == pytest.approx(500, rel=0.05)
+    assert [item.sequence for item in items[:4]] == [0, 1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("10.4ms", 0.0104), ("1:10ms/64:20ms", 0.010), ("llama-3.2-1b@h200", 0.0012)]
+)
+def test_costs_are_paces_or_devices(text: str, seconds: float) -> None:
+    assert cost_of("target", text)(ForwardLoad(rows=1)) == pytest.approx(seconds, rel=0.2)
+
+
+@pytest.mark.parametrize("text", ["10.4", "llama-3.2-1b@h201", "llama-3.2-2b@h200", "64:1ms/1:2ms", ""])
+def test_a_bad_cost_is_refused_with_its_field(text: str) -> None:
+    with pytest.raises(ParameterError, match=r"^draft: "):
+        cost_of("draft", text)
+
+
+def test_the_bundled_pairs_trace_is_there() -> None:
+    trace = trace_of("pycode", None)
+    assert trace.pair.target == "pycode/target" and len(trace.tokens) == 24 * 128
+    assert trace.acceptance == pytest.approx(0.641, abs=0.001)
+    assert BUNDLED["pycode"].stat().st_size < 200_000
+
+
+def test_a_trace_may_be_drawn_instead() -> None:
+    assert trace_of("pycode", 0.8).acceptance == pytest.approx(0.8, abs=0.05)
+    for bad in (0.0, 1.0, float("nan")):
+        with pytest.raises(ParameterError, match="acceptance"):
+            trace_of("pycode", bad)
+
+
+def test_the_host_is_that_of_a_machine_or_assumed(tmp_path: Path) -> None:
+    level = PILOTFISH.level.value
+    assert host_of(None) == HostCosts(step=PILOTFISH.step.value, level=level, waited=level)
+    calibration = MachineCalibration(
+        processor="a", pair="pycode", target="1ms", draft="1ms", host=HostCosts(step=0.001)
+    )
+    file = tmp_path / "machine.json"
+    file.write_bytes(msgspec.json.encode(calibration))
+    assert host_of(file) == HostCosts(step=0.001)
+    with pytest.raises(ParameterError, match="machine"):
+        host_of(tmp_path / "none.json")

@@ -1,0 +1,239 @@
+"""What a draft tells targets beyond Trees, and what it makes of what they tell."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import msgspec
+import pytest
+from rig import HELLO, Rig, Told, make_open, prompt
+
+from pilotfish.core.drafting.draft_machine import BUSY, LONG, PAUSED, REPORT
+from pilotfish.core.drafting.level_choice import WHOLE_CHUNK
+from pilotfish.core.drafting.messages import (
+    ERRORS,
+    PAUSES,
+    PROGRESS,
+    Commit,
+    Echo,
+    Error,
+    Hello,
+    Load,
+    Pause,
+    Progress,
+    Refuse,
+    Resume,
+    Resync,
+    Tree,
+    TreeFeedback,
+)
+from pilotfish.core.drafting.session_table import IDLE
+from pilotfish.wire.channel import Received
+
+TARGET, OTHER = b"target", b"other"
+
+
+def able(*capabilities: str) -> Hello:
+    return msgspec.structs.replace(HELLO, capabilities=list(capabilities))
+
+
+def test_any_version_of_the_range_will_do(llama: Path) -> None:
+    rig = Rig(llama)
+    rig.say(TARGET, msgspec.structs.replace(HELLO, version=9, capabilities=["telepathy", PAUSES]))
+    rig.turns()
+    load = rig.heard(TARGET, Load)[-1]
+    assert load.version == 1 and {PAUSES, ERRORS} <= set(load.capabilities) and load.slots == 2000
+    rig.say(OTHER, msgspec.structs.replace(HELLO, version=9, oldest=2))
+    rig.turns()
+    assert [refusal.reason for refusal in rig.heard(OTHER, Refuse)] == ["protocol version 2 to 9; this draft speaks 1"]
+
+
+def test_echoes_go_back(llama: Path) -> None:
+    rig = Rig(llama)
+    rig.now = 50.0
+    rig.say(TARGET, msgspec.structs.replace(HELLO, echo=Echo(7_000_000)))
+    rig.turns()
+    rig.now = 50.3
+    rig.turns()
+    first, second = (load.echo for load in rig.heard(TARGET, Load)[-2:])
+    assert first == Echo(50_000_000, 7_000_000, 0) and second == Echo(50_300_000, 7_000_000, 300_000)
+
+
+# -- long prompts
+
+
+def test_progress_of_a_long_prompt(llama: Path) -> None:
+    rig, tokens = Rig(llama), prompt(2 * WHOLE_CHUNK + 10)
+    rig.say(TARGET, able(PROGRESS), make_open(tokens, session=3))
+    rig.rest()
+    assert [(p.session, p.read) for p in rig.heard(TARGET, Progress)] == [(3, WHOLE_CHUNK), (3, 2 * WHOLE_CHUNK)]
+    assert rig.heard(TARGET, Tree)
+
+
+def test_nobody_gets_progress_unasked(llama: Path) -> None:
+    rig = Rig(llama)
+    rig.say(TARGET, HELLO, make_open(prompt(2 * WHOLE_CHUNK)))
+    rig.rest()
+    assert not rig.heard(TARGET, Progress) and rig.heard(TARGET, Tree)
+
+
+def test_targets_hear_of_a_long_level_before_it_runs(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(llama)
+    grow, slow, said = rig.worker.grower.grow, 2 * LONG, list[list[float]]()
+
+    def slowly(level: object) -> object:
+        said.append([load.busy_ms for load in rig.heard(TARGET, Load)])
+        rig.now += slow
+        return grow(level)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(rig.worker.grower, "grow", slowly)
+    rig.say(TARGET, HELLO, make_open(prompt(3 * WHOLE_CHUNK)))
+    rig.turns(3)
+    busy = pytest.approx(1000 * BUSY * slow)
+    assert said == [[0.0, 0.0], [0.0, busy], [0.0, busy]]  # not busy as soon as it has time for a word
+
+
+# -- pauses
+
+
+def test_a_paused_session_grows_nothing_and_is_kept(llama: Path) -> None:
+    rig = Rig(llama)
+    rig.say(TARGET, HELLO)
+    told = Told(rig, make_open(prompt(20)))
+    rig.turns(2)
+    rig.say(TARGET, Pause(1, 1))
+    rig.rest()
+    told.listen()
+    size = len(rig.session().tree)
+    rig.say(TARGET, Resume(1, 1))
+    rig.rest()
+    assert told.listen() and len(rig.session().tree) > size and not rig.heard(TARGET, Resync)
+
+
+def test_a_commit_ends_a_pause(llama: Path) -> None:
+    rig = Rig(llama)
+    rig.say(TARGET, HELLO)
+    told = Told(rig, make_open(prompt(20)))
+    rig.say(TARGET, Pause(1, 1))
+    rig.rest()
+    assert not told.listen()
+    told.commit([4])
+    rig.rest()
+    assert told.listen()
+
+
+@pytest.mark.parametrize("message", [Resume(5, 1), Resume(1, 2), Pause(1, 2)])
+def test_what_is_not_known_is_asked_for(llama: Path, message: Pause | Resume) -> None:
+    rig = Rig(llama)
+    rig.say(TARGET, HELLO, make_open(prompt(20)), message)
+    rig.turns()
+    (resync,) = rig.heard(TARGET, Resync)
+    assert (resync.session, resync.generation) == (message.session, message.generation)
+
+
+def test_a_paused_session_loses_its_kv_first(llama: Path) -> None:
+    rig = Rig(llama, slots=300, cached=False)
+    rig.say(TARGET, HELLO, make_open(prompt(100, 1), session=1), make_open(prompt(100, 2), session=2))
+    rig.rest()
+    rig.say(TARGET, Pause(1, 1), make_open(prompt(150, 3), session=3))
+    rig.rest()
+    evicted = {session.key.number for session in rig.table if session.evicted}
+    assert evicted == {1} and not rig.heard(TARGET, Pause)
+
+
+def crowded(llama: Path, *hello: Hello) -> Rig:
+    """One tenant holds nearly all slots when another comes, which gets its share."""
+    rig = Rig(llama, slots=400, cached=False)
+    for peer, greeting in zip((TARGET, OTHER), hello, strict=True):
+        rig.say(peer, greeting, tenant=peer.decode())
+    rig.say(TARGET, make_open(prompt(300), wanted=8), tenant="target")
+    rig.rest()
+    rig.say(OTHER, make_open(prompt(150, 1), wanted=8), tenant="other")
+    return rig
+
+
+def test_a_session_in_use_that_loses_its_kv_is_paused_and_goes_on(llama: Path) -> None:
+    rig = crowded(llama, able(PAUSES), able())
+    rig.rest()
+    assert rig.heard(TARGET, Pause) == [Pause(1, 1)] and rig.worker.machine.counts.paused == 1
+    commits = [Commit(1, 1, 300 + n, [n], 8) for n in range(3)]
+    rig.say(TARGET, *commits[:2], tenant="target")
+    rig.now += REPORT
+    rig.rest()
+    assert not rig.heard(TARGET, Resume)  # there is no room
+    rig.say(OTHER, msgspec.structs.replace(make_open([1, 2]), generation=2), tenant="other")
+    rig.now += REPORT
+    rig.rest()
+    assert rig.heard(TARGET, Resume) == [Resume(1, 1)]
+    rig.heard(TARGET, Tree)
+    rig.say(TARGET, commits[2], tenant="target")
+    rig.rest()
+    assert rig.heard(TARGET, Tree)[0].base_len == 303 and not rig.heard(TARGET, Resync)
+
+
+def test_without_room_it_is_tried_now_and_then(llama: Path) -> None:
+    rig = crowded(llama, able(PAUSES), able())
+    until = rig.now + 4 * PAUSED
+    while rig.now < until:
+        rig.now += REPORT
+        rig.say(TARGET, able(PAUSES), tenant="target")
+        rig.say(OTHER, HELLO, tenant="other")
+        rig.rest()
+        for session in rig.table:
+            session.touched = rig.now  # both are in use
+    assert 1 <= len(rig.heard(TARGET, Resume)) <= 5
+
+
+def test_who_knows_no_pauses_gets_none(llama: Path) -> None:
+    rig = crowded(llama, able(), able())
+    rig.rest()
+    rig.now += REPORT
+    rig.rest()
+    assert not rig.heard(TARGET, Pause) and not rig.heard(TARGET, Resume)
+
+
+def test_idle_sessions_just_rest(llama: Path) -> None:
+    rig = Rig(llama, slots=400, cached=False)
+    rig.say(TARGET, able(PAUSES), make_open(prompt(300), wanted=8))
+    rig.rest()
+    rig.now += IDLE + 0.1
+    rig.say(TARGET, make_open(prompt(200, 1), session=2, wanted=8))
+    rig.rest()
+    assert rig.table.check() is None and [s.evicted for s in rig.table] == [True, False]
+    assert not rig.heard(TARGET, Pause)
+
+
+# -- errors
+
+
+def test_a_target_is_told_of_frames_of_no_use(llama: Path) -> None:
+    rig = Rig(llama)
+    rig.say(TARGET, able(ERRORS))
+    rig.say(OTHER, able())
+    for peer in (TARGET, OTHER):
+        for frame in (b"\xc1", msgspec.msgpack.encode({"type": "open"}), msgspec.msgpack.encode({"type": "greeting"})):
+            rig.channel.inbox.append(Received(peer, frame))
+    rig.turns()
+    told = [(error.code, error.about) for error in rig.heard(TARGET, Error)]
+    assert told == [("malformed", ""), ("unknown_type", "greeting")] and not rig.heard(OTHER, Error)
+    counts = rig.worker.machine.counts
+    assert (counts.malformed, counts.unknown) == (4, 2)
+
+
+def test_an_error_is_logged_once_and_never_answered(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig(llama)
+    rig.say(TARGET, able(ERRORS), *[Error("ids", "tree", "ids do not rise", 3)] * 5)
+    with caplog.at_level(logging.WARNING):
+        rig.turns()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{TARGET.hex()} could not use a frame: ids: ids do not rise"
+    ]
+    assert not rig.heard(TARGET, Error)
+
+
+def test_feedback_that_nobody_asked_for_changes_nothing(llama: Path) -> None:
+    rig = Rig(llama)
+    rig.say(TARGET, HELLO, make_open(prompt(20)), TreeFeedback(1, 1, 20, [1, 2], [1]), TreeFeedback(9, 1, 20))
+    rig.rest()
+    assert rig.heard(TARGET, Tree) and not rig.heard(TARGET, Resync)

@@ -1,0 +1,666 @@
+"""The prefill worker: what it hands over is what a direct forward writes, whatever else runs, ends or fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from prefill_rig import LEASE, Client, PrefillRig, executor_of, prompt
+
+from pilotfish.core.cache.slots import Slots
+from pilotfish.core.prefilling.prefill_messages import (
+    PREFILL_VERSION,
+    Fetch,
+    Greeting,
+    OrderDone,
+    OrderFailed,
+    PrefillLoad,
+    PrefillOrder,
+    Release,
+    Renewal,
+    SegmentBytes,
+    SegmentGone,
+    Taken,
+    ToPrefill,
+)
+from pilotfish.core.prefilling.segments import LEAST_SEGMENT, KVLayout
+from pilotfish.core.scheduling.executor import Outcome
+from pilotfish.core.scheduling.layer_progress import LayerProgress
+from pilotfish.errors import EngineError
+from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.feature_tap import FeatureTap
+from pilotfish.model.loading.loader import load_model
+from pilotfish.wire.channel import Received, encode
+from pilotfish.workers import prefill as worker
+from pilotfish.workers import shared
+from pilotfish.workers.export import split
+from pilotfish.workers.records import LeaseRecord, PrefillRecord
+
+# -- what is handed over
+
+
+@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 300])
+def test_what_is_handed_over_is_what_a_forward_writes(llama: Path, length: int) -> None:
+    rig = PrefillRig(llama)
+    target = Client(rig)
+    target.order(1, prompt(length))
+    rig.rest()
+    taken = target.take()
+    target.assert_whole(1)
+    (done,) = rig.heard(target.peer, OrderDone)
+    assert (done.handover, done.segments, done.cached) == (1, taken, 0)
+    rig.assert_idle()
+
+
+def test_kv_of_8_bits_is_handed_over_with_its_scales(llama: Path) -> None:
+    rig = PrefillRig(llama, kv_dtype="int8")
+    assert len(rig.identity.layout.planes) == 4
+    target = Client(rig)
+    target.order(1, prompt(150), first=20)
+    rig.rest()
+    target.take()
+    target.assert_whole(1)
+
+
+@pytest.mark.parametrize("first", [0, 70])
+def test_features_are_handed_over_like_a_layer(llama: Path, first: int) -> None:
+    tap = FeatureTap((0, 2), 6, lambda states: states[:, ::24].contiguous(), "every 24th")
+    rig = PrefillRig(llama, executor=executor_of(llama, 4000, tap=tap))
+    assert (rig.identity.layout.layers, rig.identity.layout.features) == (3, 24)
+    target = Client(rig)
+    target.order(1, prompt(150), first)
+    rig.rest()
+    target.take()
+    target.assert_whole(1)
+    rig.assert_idle()
+
+
+@pytest.mark.parametrize("first", [1, 40, 64, 100, 149])
+def test_what_a_target_has_is_not_sent(llama: Path, first: int) -> None:
+    rig = PrefillRig(llama)
+    target = Client(rig)
+    target.order(1, prompt(150), first)
+    rig.rest()
+    target.take()
+    target.assert_whole(1)
+    rig.assert_idle()
+
+
+def test_what_is_in_the_cache_is_not_computed_again(llama: Path) -> None:
+    """The last token is: its row is the order's own."""
+    rig = PrefillRig(llama)
+    rows = list[int]()
+    rig.worker.observe = lambda record: rows.append(record.rows)
+    one, other, tokens = Client(rig, b"one"), Client(rig, b"other"), prompt(200)
+    one.order(1, tokens)
+    rig.rest()
+    one.take()
+    before, longer = sum(rows), [*tokens[:150], *prompt(30, seed=1)]
+    one.order(2, longer, first=20)
+    other.order(1, tokens)
+    rig.rest()
+    one.take(), other.take()
+    one.assert_whole(2)
+    other.assert_whole(1)
+    assert sum(rows) - before == 30 + 1
+    assert [done.cached for done in rig.heard(b"one", OrderDone)] == [0, 150]
+    assert [done.cached for done in rig.heard(b"other", OrderDone)] == [199]
+    rig.assert_idle()
+
+
+def test_tenants_and_salts_share_nothing(llama: Path) -> None:
+    rig, tokens = PrefillRig(llama), prompt(100)
+    clients = [Client(rig, b"1"), Client(rig, b"2", "a"), Client(rig, b"3", "b"), Client(rig, b"4", "b")]
+    for client in clients:
+        client.order(1, tokens, salt=b"s" * 16)
+        client.order(2, tokens, salt=b"t" * 16)
+        client.order(3, tokens)
+        rig.rest()
+        client.take()
+    cached = [[done.cached for done in rig.heard(client.peer, OrderDone)] for client in clients]
+    assert cached == [[0, 0, 0], [0, 0, 0], [0, 0, 0], [99, 99, 99]]
+
+
+def test_orders_of_several_targets_share_forwards(llama: Path) -> None:
+    rig = PrefillRig(llama)
+    clients = [Client(rig, b"1"), Client(rig, b"2"), Client(rig, b"3")]
+    for seed, client in enumerate(clients):
+        for handover, length in enumerate((5, 130, 17, 70), 1):
+            client.order(handover, prompt(length, seed=10 * seed + handover), first=handover)
+    shared_by = list[int]()
+    rig.worker.observe = lambda record: shared_by.append(record.handovers)
+    rig.rest()
+    for client in clients:
+        client.take()
+        for handover in client.tokens:
+            client.assert_whole(handover)
+    assert max(shared_by) > 2
+    rig.assert_idle()
+
+
+def test_segments_are_fetched_where_memory_cannot_be_read(llama: Path) -> None:
+    rig = PrefillRig(llama)
+    target = Client(rig)
+    target.order(1, prompt(100))
+    rig.rest()
+    references = target.references()
+    for reference in references:
+        target.say(Fetch(reference), Fetch(reference))
+        (data,) = rig.heard(target.peer, SegmentBytes)
+        (gone,) = rig.heard(target.peer, SegmentGone)
+        assert (data.handover, data.number) == (gone.handover, gone.number) == (1, reference.number)
+        target.put(reference, data.data)
+        target.say(Taken(1, [reference.number]), Fetch(reference))
+        assert len(rig.heard(target.peer, SegmentGone)) == 1
+    target.assert_whole(1)
+    rig.assert_idle()
+
+
+# -- layer by layer
+
+
+class Midway(LayerProgress):
+    """Exports as far as it goes whenever a layer is counted."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__(layers)
+        self.rig: PrefillRig | None = None
+        self.segments: list[int] = []  # after each layer
+        self.fails_after = layers
+
+    def wrote(self, layer: int) -> None:
+        super().wrote(layer)
+        assert self.rig is not None
+        self.rig.export()
+        self.segments.append(sum(order.segments for order in self.rig.machine.orders))
+        if layer == self.fails_after:
+            raise RuntimeError("a device was lost")
+
+
+@pytest.fixture
+def midway(llama: Path) -> PrefillRig:
+    """A worker whose exporter runs within its forwards, after each layer; a layer is a segment."""
+    executor = TorchExecutor(load_model(llama, torch.float32, torch.device("cpu"), eager=True), 1000)
+    progress = executor.progress = Midway(executor.progress.layers)
+    progress.rig = PrefillRig(llama, slots=1000, executor=executor, segment_bytes=512 * 64)
+    return progress.rig
+
+
+def progress_of(rig: PrefillRig) -> Midway:
+    assert isinstance(rig.progress, Midway)
+    return rig.progress
+
+
+def test_layers_are_sent_while_those_above_are_computed(midway: PrefillRig) -> None:
+    target = Client(midway)
+    target.order(1, prompt(192))
+    midway.rest()
+    assert progress_of(midway).segments == [1, 2, 3, 4, 5, 6]  # three chunks of two layers
+    target.take()
+    assert midway.heard(target.peer, OrderDone) and not midway.exporter.turn()
+    midway.turns()
+    midway.assert_idle()
+
+
+def test_a_layer_is_not_sent_before_the_emulated_device_would_have_it(midway: PrefillRig) -> None:
+    target, progress = Client(midway), progress_of(midway)
+    target.order(1, prompt(64))
+    progress.hold(midway.now, 2.0)
+    progress.reset, kept = lambda: None, progress.reset  # type: ignore[method-assign]
+    midway.worker.turn(0.0)
+    assert progress.segments == [0, 0] and len(target.references()) == 0
+    kept()
+    midway.export()  # its forward has ended
+    assert len(target.references()) == 2
+
+
+def test_a_forward_that_fails_midway_fails_its_orders_alone(midway: PrefillRig) -> None:
+    target, progress = Client(midway), progress_of(midway)
+    target.order(1, prompt(64))
+    progress.fails_after = 0
+    midway.rest()
+    (failed,) = midway.heard(target.peer, OrderFailed)
+    assert failed.handover == 1 and "a device was lost" in failed.reason and not failed.busy
+    progress.fails_after = progress.layers
+    target.order(2, prompt(64))
+    midway.rest()
+    target.say(Taken(2, [0, 1]))
+    assert [done.handover for done in midway.heard(target.peer, OrderDone)] == [2]
+    midway.assert_idle()
+
+
+# -- ends
+
+
+def test_an_order_that_was_released_is_computed_no_more(llama: Path) -> None:
+    rig = PrefillRig(llama)
+    rows = list[int]()
+    rig.worker.observe = lambda record: rows.append(record.rows)
+    target = Client(rig)
+    target.order(1, prompt(500))
+    target.order(2, prompt(70, seed=1))
+    rig.turns(2)
+    target.take()
+    target.say(Release(1))
+    rig.rest()
+    target.take()
+    target.assert_whole(2)
+    assert sum(rows) == 2 * 64 + 70
+    rig.assert_idle()
+    target.order(3, prompt(500))  # what was computed of it is kept
+    rig.turns()
+    assert rig.machine.orders[0].cached == 2 * 64
+
+
+def test_an_order_whose_lease_ends_is_computed_no_more(llama: Path) -> None:
+    rig = PrefillRig(llama)
+    target = Client(rig)
+    target.order(1, prompt(500))
+    rig.turns(2)
+    rig.now += LEASE + 1
+    rig.shared.tick()
+    rig.rest()
+    assert rig.machine.counts.ended["expired"] == 1
+    rig.assert_idle()
+
+
+def test_an_order_that_waits_may_be_released(llama: Path) -> None:
+    rig = PrefillRig(llama)
+    target = Client(rig)
+    for handover in (1, 2, 3):
+        target.order(handover, prompt(200, seed=handover))
+    rig.turns()
+    target.say(Release(2))
+    rig.rest()
+    target.take()
+    target.assert_whole(1)
+    target.assert_whole(3)
+    rig.assert_idle()
+
+
+def test_a_forward_that_fails_is_the_end_of_its_orders_alone(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = PrefillRig(llama)
+    target, execute = Client(rig), rig.executor.execute
+
+    def fail(*_: object) -> Outcome:
+        raise MemoryError("no room")
+
+    target.order(1, prompt(100))
+    rig.turns()
+    monkeypatch.setattr(rig.executor, "execute", fail)
+    rig.turns()
+    assert [(f.handover, f.reason) for f in rig.heard(target.peer, OrderFailed)] == [
+        (1, "a forward failed: MemoryError: no room")
+    ]
+    monkeypatch.setattr(rig.executor, "execute", execute)
+    target.order(2, prompt(100))
+    rig.rest()
+    target.take()
+    target.assert_whole(2)
+    rig.assert_idle()
+
+
+def test_a_commit_that_fails_is_too(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = PrefillRig(llama)
+    target = Client(rig)
+    target.order(1, prompt(30))
+    monkeypatch.setattr(rig.executor, "execute", lambda *_: Outcome(np.zeros(0, np.int64)))  # no token
+    rig.rest()
+    assert rig.heard(target.peer, OrderFailed)
+    rig.assert_idle()
+
+
+def test_kv_that_is_not_finite_is_handed_over_as_it_is(llama: Path) -> None:
+    """The target would compute the same."""
+    rig = PrefillRig(llama)
+    for layer in rig.executor.kv:
+        layer.keys.fill_(torch.nan)  # of slots that nobody has written
+    target = Client(rig)
+    target.order(1, prompt(70))
+    rig.rest()
+    target.take()
+    target.assert_whole(1)
+
+
+def test_what_is_held_is_told_of_when_it_ends(llama: Path) -> None:
+    rig = PrefillRig(llama)
+    leases, forwards = list[LeaseRecord](), list[PrefillRecord]()
+    rig.shared.observe_lease, rig.worker.observe = leases.append, forwards.append
+    target = Client(rig)
+    target.order(1, prompt(100))
+    rig.now += 1.0
+    rig.turns()
+    rig.now += 2.0
+    rig.rest()
+    rig.now += 4.0
+    target.take()
+    target.say(Release(1))
+    size = 100 * rig.identity.layout.token_bytes * rig.identity.layout.layers
+    assert leases == [LeaseRecord(100.0, 101.0, 103.0, 107.0, 100, 0, size, "released")]
+    assert [(f.rows, f.handovers, f.completed) for f in forwards] == [(64, 1, 0), (36, 1, 1)]
+
+
+# -- memory
+
+
+def test_a_target_that_takes_nothing_leaves_room_for_others(llama: Path) -> None:
+    rig = PrefillRig(llama, places=4, segment_bytes=1 << 14)
+    lazy, busy = Client(rig, b"lazy"), Client(rig, b"busy")
+    lazy.order(1, prompt(300))
+    rig.rest()
+    assert rig.arena.free_places == 2
+    busy.order(1, prompt(200, seed=1))
+    for _ in range(200):
+        rig.turns()
+        busy.take()
+    busy.assert_whole(1)
+    while lazy.take():  # at last
+        rig.turns()
+    lazy.assert_whole(1)
+    rig.assert_idle()
+
+
+def test_slots_that_are_still_to_be_exported_are_nobody_elses(llama: Path) -> None:
+    """Nor is their KV overwritten when the cache evicts it."""
+    rig = PrefillRig(llama, slots=400, places=4, segment_bytes=1 << 14)
+    lazy, busy = Client(rig, b"lazy"), Client(rig, b"busy")
+    lazy.order(1, prompt(190))
+    rig.rest()
+    for handover in range(1, 6):
+        busy.order(handover, prompt(180, seed=handover))
+        for _ in range(60):
+            rig.turns()
+            busy.take()
+        busy.assert_whole(handover)
+    while lazy.take():
+        rig.turns()
+    lazy.assert_whole(1)
+    assert rig.worker.scheduler.preemptions == 0
+    rig.assert_idle()
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_an_order_whose_request_is_preempted_comes_once(llama: Path, cached: bool) -> None:
+    """What was exported is not exported again, and it is not computed by fewer tokens than none."""
+    rig = PrefillRig(llama, rows=64, cached=cached)
+    target = Client(rig)
+    target.order(1, prompt(300))
+    rig.turns(2)
+    target.take()
+    rig.worker.scheduler._preempt()
+    rig.worker._max_rows = 100  # its next chunks end elsewhere
+    for pending in (172, 100, 0) if not cached else (72, 0):
+        rig.turns()
+        assert [order.pending for order in rig.machine.orders] == ([pending] if pending else [0])
+    target.take()
+    target.assert_whole(1)
+    assert len(rig.heard(target.peer, OrderDone)) == 1
+    rig.assert_idle()
+
+
+def test_requests_are_preempted_where_a_prompt_is_held_twice(llama: Path) -> None:
+    """Two targets order the same at a time, and one takes nothing: its copy is held, and so are the cache's slots that
+    its request has ended with. A third order, for which these were free, waits until its lease ends."""
+    rig = PrefillRig(llama, slots=600, rows=64, places=8, segment_bytes=1 << 14)
+    quick, lazy, third = (Client(rig, peer) for peer in (b"quick", b"lazy", b"third"))
+    quick.order(1, prompt(200))
+    lazy.order(1, prompt(200))
+    while (
+        quick.numbers.get(1) is None or rig.worker.scheduler.cache is None or not len(rig.worker.scheduler.cache.slots)
+    ):
+        rig.turns()
+        quick.take()
+    third.order(1, prompt(380, seed=1))
+    for _ in range(40):
+        rig.turns()
+        third.take()
+    assert rig.worker.scheduler.preemptions == 1
+    assert all(order.pending >= 0 for order in rig.machine.orders)
+    rig.now += LEASE + 0.1
+    for peer in (b"quick", b"third"):
+        rig.say(peer, Renewal([1]))
+    rig.shared.tick()
+    for _ in range(40):
+        rig.turns()
+        third.take()
+    third.assert_whole(1)
+    quick.assert_whole(1)
+    rig.rest()
+    rig.assert_idle()
+
+
+def test_every_running_order_has_a_row(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though a token has come to take so long that a forward should have fewer."""
+    monkeypatch.setattr(worker, "LEAST_ROWS", 4)
+    rig = PrefillRig(llama)
+    target = Client(rig)
+    for handover in range(1, 11):
+        target.order(handover, prompt(3, seed=handover))
+    rig.worker._take_orders()
+    rig.machine.token_seconds = 1.0
+    rig.rest()
+    target.take()
+    for handover in range(1, 11):
+        target.assert_whole(handover)
+    rig.assert_idle()
+
+
+def test_the_beginning_of_what_is_to_be_exported_is_held_too(llama: Path) -> None:
+    """The cache cannot evict it while what follows is held: it must not count as slots that can be had."""
+    rig = PrefillRig(llama, slots=400, places=2, segment_bytes=1 << 13)
+    lazy, busy = Client(rig, b"lazy"), Client(rig, b"busy")
+    lazy.order(1, prompt(190), first=150)
+    rig.rest()
+    assert rig.worker._held.slots
+    busy.order(1, prompt(250, seed=1))
+    rig.turns(5)
+    assert not busy.take()
+    while lazy.take():
+        rig.turns()
+    lazy.assert_whole(1)
+    for _ in range(200):
+        rig.turns()
+        busy.take()
+    busy.assert_whole(1)
+    rig.assert_idle()
+
+
+def test_an_order_that_ends_while_it_is_copied_leaves_its_place(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = PrefillRig(llama)
+    target, read = Client(rig), rig.exporter._reader.read_layers
+
+    def released(slots: Slots, layers: range, out: NDArray[np.uint8]) -> None:
+        target.say(Release(1))
+        read(slots, layers, out)
+
+    monkeypatch.setattr(rig.exporter._reader, "read_layers", released)
+    target.order(1, prompt(100))
+    rig.rest()
+    assert not target.references()
+    rig.assert_idle()
+
+
+def test_segments_that_are_never_taken_end_their_order(llama: Path) -> None:
+    rig = PrefillRig(llama, slots=400, places=4, segment_bytes=1 << 14)
+    lazy, busy = Client(rig, b"lazy"), Client(rig, b"busy")
+    lazy.order(1, prompt(300))
+    busy.order(1, prompt(300, seed=1))  # waits for slots
+    for _ in range(30):
+        rig.now += LEASE / 10
+        lazy.say(Renewal([1]))
+        busy.say(Renewal([1]))
+        rig.shared.tick()
+        rig.turns()
+        busy.take()
+    assert [failed.handover for failed in rig.heard(b"lazy", OrderFailed)] == [1]
+    busy.assert_whole(1)
+    rig.assert_idle()
+
+
+class Broken:
+    def read_layers(self, *_: object) -> None:
+        raise OSError("a bus error")
+
+
+def test_kv_that_cannot_be_copied_fails_its_order(llama: Path) -> None:
+    rig = PrefillRig(llama)
+    target, reader = Client(rig), rig.exporter._reader
+    rig.exporter._reader = Broken()
+    target.order(1, prompt(100))
+    rig.rest()
+    assert "a bus error" in rig.heard(target.peer, OrderFailed)[0].reason
+    rig.exporter._reader = reader
+    target.order(2, prompt(100))
+    rig.rest()
+    target.take()
+    target.assert_whole(2)
+    rig.assert_idle()
+
+
+def test_an_exporter_that_fails_ends_the_worker(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = PrefillRig(llama)
+    target = Client(rig)
+    monkeypatch.setattr(rig.exporter, "_advance", lambda _: 1 / 0)
+    rig.exporter.start()
+    target.order(1, prompt(10))
+    with pytest.raises(EngineError, match="exporting thread failed: division by zero"):
+        rig.worker.run()
+    rig.exporter.close()
+
+
+# -- what comes from elsewhere
+
+
+def test_frames_that_are_none_cost_nobody_anything(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = PrefillRig(llama)
+    target = Client(rig)
+    target.order(1, prompt(100))
+    monkeypatch.setattr(shared, "FRAME_BASE", 0)
+    for frame in (b"", b"\x00", b"\xff" * 100, b"\x81\xa4type\xa5order", bytes(1 << 25)):
+        rig.shared.receive(Received(target.peer, frame))
+        rig.shared.receive(Received(b"a stranger", frame))
+    rig.rest()
+    target.take()
+    target.assert_whole(1)
+    assert rig.machine.counts.malformed == 10
+    assert not rig.sent[b"a stranger"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_frames_that_were_damaged_break_nothing(llama: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rig = PrefillRig(llama, slots=300)
+    target = Client(rig)
+    target.order(1, prompt(40))
+    rig.rest()
+    (reference,) = target.references()
+    messages: list[ToPrefill] = [
+        Greeting(PREFILL_VERSION, rig.identity, "tiny"),
+        PrefillOrder(2, prompt(30), 3, b"s" * 16),
+        Renewal([1, 2, 3]),
+        Fetch(reference),
+        Taken(1, [0, 1, 2]),
+        Release(2),
+    ]
+    for turn in range(600):
+        frame = bytearray(encode(messages[rng.integers(len(messages))]))
+        for _ in range(rng.integers(1, 4)):
+            frame[rng.integers(len(frame))] = rng.integers(256)
+        rig.shared.receive(Received(rng.choice([b"target", b"other"]), bytes(frame)))
+        if turn % 20 == 0:
+            rig.turns()
+    assert rig.machine.counts.malformed > 50
+    rig.now += 3 * LEASE
+    rig.shared.tick()
+    rig.rest()
+    rig.assert_idle()
+
+
+def test_a_frame_longer_than_any_order_is_not_decoded(llama: Path) -> None:
+    rig = PrefillRig(llama)
+    Client(rig)
+    rig.shared.receive(Received(b"target", bytes(rig.shared._largest_frame + 1)))
+    assert rig.machine.counts.malformed == 1
+
+
+def test_a_forward_takes_no_longer_than_half_a_second_as_far_as_is_known(llama: Path) -> None:
+    rig = PrefillRig(llama, rows=2048)
+    rows = list[int]()
+    rig.worker.observe = lambda record: rows.append(record.rows)
+    target = Client(rig)
+    target.order(1, prompt(1500))
+    rig.turns()
+    rig.machine.token_seconds = 1e-3
+    rig.turns()
+    rig.machine.token_seconds = 1.0
+    rig.turns()
+    assert rows == [256, 500, 128]
+    target.say(Renewal([1]))
+    assert rig.heard(target.peer, PrefillLoad)[0].queued_tokens == 1500 - sum(rows)
+
+
+# -- parts
+
+
+@pytest.mark.parametrize("segment_bytes", [1 << 14, 1 << 18, 1 << 20])
+@pytest.mark.parametrize("tokens", [1, 7, 64, 100, 1000])
+@pytest.mark.parametrize("layers", [1, 2, 7, 32])
+def test_segments_are_neither_small_nor_large(layers: int, tokens: int, segment_bytes: int) -> None:
+    layout = KVLayout(layers, 0, 4, [256, 256])
+    parts, size = list(split(layout, tokens, segment_bytes)), layout.token_bytes
+    covered = [(layer, token) for part in parts for layer in part.layers for token in part.tokens]
+    assert len(covered) == layers * tokens == len(set(covered))
+    starts = [(part.layers.start, part.tokens.start) for part in parts]
+    assert starts == sorted(starts)
+    sizes = [len(part.layers) * len(part.tokens) * size for part in parts]
+    assert max(sizes) <= segment_bytes
+    if segment_bytes >= 2 * LEAST_SEGMENT and layers * tokens * size >= LEAST_SEGMENT:
+        assert min(sizes) >= LEAST_SEGMENT
+    elif segment_bytes >= 2 * LEAST_SEGMENT:
+        assert len(parts) == 1
+
+
+# -- all of it together
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_targets_do_nothing_leaks_and_all_that_comes_is_right(llama: Path, seed: int) -> None:
+    """Little memory, few slots, prompts that begin alike; targets that order, take, dawdle, release and fall silent."""
+    rng = np.random.default_rng(seed)
+    rig = PrefillRig(llama, slots=500, rows=48, places=6, segment_bytes=1 << 14, cached=seed != 3)
+    clients = [Client(rig, bytes([65 + n])) for n in range(3)]
+    numbers = iter(range(1, 10_000))
+    silent, whole = rng.integers(3), 0
+    for turn in range(300):
+        rig.now += 0.1
+        client = clients[rng.integers(3)]
+        live = {order.handover for order in rig.machine.orders if order.peer == client.peer}
+        match rng.integers(8):
+            case 0 | 1:
+                tokens = [*prompt(int(rng.integers(0, 200)), seed=7), *prompt(int(rng.integers(1, 90)), seed=turn)]
+                client.order(next(numbers), tokens, first=int(rng.integers(0, len(tokens))))
+            case 2 if live:
+                client.say(Release(int(rng.choice(sorted(live)))))
+            case 3 | 4 | 5:
+                client.take()
+        for index, other in enumerate(clients):
+            if index != silent or turn < 100:
+                other.say(Renewal([order.handover for order in rig.machine.orders if order.peer == other.peer]))
+        rig.shared.tick()
+        rig.worker.turn(0.0)
+        for _ in range(rng.integers(4)):
+            rig.exporter.turn()
+        rig.worker.check()
+        for other in clients:
+            for done in rig.heard(other.peer, OrderDone):
+                other.take()
+                other.assert_whole(done.handover)
+                whole += 1
+    assert whole > 10 and rig.worker.scheduler.preemptions == 0
+    rig.now += 3 * LEASE
+    rig.shared.tick()
+    rig.rest()
+    rig.assert_idle()

@@ -1,0 +1,199 @@
+"""Several pools guess for each sequence at once: outputs stay, and each pool gets its due."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loopback import Loopback
+from side import NODES, Side, load, make_request, tree
+from support import VOCAB, assert_idle, limits, make_engine, native_model
+from test_async_lossless import TARGET, BadLine
+from test_lossless import MIXED, alone, generate, params
+
+from pilotfish.config.engine import EngineConfig
+from pilotfish.core.cache.prefix_cache import PrefixCache
+from pilotfish.core.cache.slots import SlotPool
+from pilotfish.core.drafting import pools as pool_module
+from pilotfish.core.drafting.connected_targets import DraftIdentity
+from pilotfish.core.drafting.draft_machine import DraftMachine
+from pilotfish.core.drafting.level_choice import LevelShape
+from pilotfish.core.drafting.messages import (
+    FEEDBACK,
+    PROTOCOL_VERSION,
+    TARGET_CAPABILITIES,
+    Close,
+    Commit,
+    Hello,
+    Open,
+    TreeFeedback,
+)
+from pilotfish.core.drafting.pools import DraftPool
+from pilotfish.core.drafting.session_table import SessionTable
+from pilotfish.core.drafting.target_machine import RemoteOptions
+from pilotfish.core.trees.tree import Forest
+from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
+from pilotfish.engine.engine import Engine
+from pilotfish.errors import ParameterError
+from pilotfish.model.executor import TorchExecutor
+from pilotfish.wire.channel import Channel, ChannelThread
+from pilotfish.workers.draft import DraftWorker, Grower
+
+# -- by a pool that a test plays
+
+
+def test_each_pool_gets_the_sequence_and_the_best_of_both_is_verified() -> None:
+    side, request = Side(pools=2, pools_each=2), make_request()
+    assert not len(side.propose(request)[0])
+    first, second = side.said(Open, b"0")[0], side.said(Open, b"1")[0]
+    assert first.session != second.session and first.tokens == second.tokens == request.tokens
+    side.hear(tree(first, 0, 5, *NODES))
+    side.hear(tree(second, 0, 5, (1, 0, 7, -0.1), (2, 1, 11, -0.2)), b"1")
+    (found,) = side.propose(request)
+    paths = {tuple(found.path_tokens(node)): found.origins[node] for node in range(len(found))}
+    assert paths == {(7,): "pool 1", (7, 9): "pool 0", (7, 11): "pool 1", (8,): "pool 0"}
+
+
+def test_each_is_told_and_counted_by_its_own_nodes() -> None:
+    side, request = Side(pools=2, pools_each=2), make_request()
+    for pool in side.pools:
+        side.hear(load(capabilities=[FEEDBACK]), pool.peer)
+    side.propose(request)
+    first, second = side.said(Open, b"0")[0], side.said(Open, b"1")[0]
+    side.hear(tree(first, 0, 5, *NODES))
+    side.hear(tree(second, 0, 5, (5, 0, 7, -0.1), (6, 5, 11, -0.2)), b"1")
+    guesses = side.drafter.propose([request], limits(nodes=8, levels=3))
+    side.drafter.verified([request], Forest.of(guesses))
+    side.commit(request, 7, 11, 3)
+    assert [(set(m.verified), m.accepted) for m in side.said(TreeFeedback, b"0")] == [({1, 2, 3}, [1])]
+    assert [(set(m.verified), m.accepted) for m in side.said(TreeFeedback, b"1")] == [({5, 6}, [5, 6])]
+    assert [(pool.score.verified, pool.score.accepted) for pool in side.pools] == [(3, 1), (2, 2)]
+    assert len(side.said(Commit, b"0")) == len(side.said(Commit, b"1")) == 1
+
+
+def test_a_pool_that_is_lost_costs_its_guesses_alone() -> None:
+    side, request = Side(pools=2, pools_each=2), make_request()
+    side.propose(request)
+    first, second = side.said(Open, b"0")[0], side.said(Open, b"1")[0]
+    side.hear(tree(first, 0, 5, *NODES))
+    side.hear(tree(second, 0, 5, (1, 0, 12, -0.1)), b"1")
+    side.problems[b"1"] = "pool 1 hung up"
+    side.drafter.tick()
+    (found,) = side.propose(request)
+    assert sorted(found.tokens) == [7, 8, 9] and not side.said(Close, b"0") and not side.said(Open, b"0")
+    side.problems.clear()
+    side.hear(load(), b"1")
+    side.propose(request)
+    assert side.said(Open, b"1")[0].generation == 2
+
+
+@pytest.mark.parametrize(("pools", "each"), [(1, 2), (3, 2), (2, 5)])
+def test_no_pool_has_a_sequence_twice(pools: int, each: int) -> None:
+    side = Side(pools=pools, pools_each=each)
+    for number in range(6):
+        side.propose(make_request(number))
+        side.propose(make_request(number))
+    counts = [len(side.said(Open, b"%d" % pool)) for pool in range(pools)]
+    assert sum(counts) == 6 * min(pools, each) and max(counts) - min(counts) <= 1
+    for number in range(6):
+        side.drafter.close(make_request(number))
+    assert not side.drafter.machine.sessions and not any(pool.sessions for pool in side.pools)
+
+
+def test_more_than_there_are_is_refused(llama: Path) -> None:
+    own = {"target": llama, "mode": "async", "drafter": "lm"}
+    EngineConfig(**own, draft_pool=("ipc://a", "ipc://b"), draft_pools_each=2)  # type: ignore[arg-type]
+    with pytest.raises(ParameterError, match=r"draft_pools_each: 2 is not allowed; expected at most 1"):
+        EngineConfig(**own, draft_pool=("ipc://a",), draft_pools_each=2)  # type: ignore[arg-type]
+
+
+# -- by real workers
+
+
+class Drafted:
+    """An engine whose sequences two workers guess for."""
+
+    def __init__(self, engine: Engine, drafter: RemoteDrafter, workers: Sequence[DraftWorker]) -> None:
+        self.engine, self.drafter, self.workers = engine, drafter, workers
+
+    def settle(self) -> None:
+        assert_idle(self.engine)
+        assert self.engine.worker.drafter.drafter is self.drafter  # it never failed
+        assert not self.drafter.machine.sessions
+
+
+def make_worker(draft: Path, channel: Channel, slots: int) -> DraftWorker:
+    pool, shape = SlotPool(slots), LevelShape(8, 4)
+    table = SessionTable(pool, PrefixCache(pool))
+    executor = TorchExecutor(native_model(draft), slots, vocab_size=VOCAB)
+    machine = DraftMachine(DraftIdentity("draft", "digest", {}), table, shape, executor.context)
+    return DraftWorker(machine, Grower(executor, table, shape.children), channel)
+
+
+@contextmanager
+def drafted(target: Path, drafts: Sequence[Path], slots: int, seed: int | None, **config: Any) -> Iterator[Drafted]:
+    """Over bad lines where there is a `seed`."""
+    with ExitStack() as stack:
+        posts, workers, threads = dict[bytes, Callable[..., None]](), [], []
+        pools = [DraftPool(f"pool {number}", b"%d" % number) for number in range(len(drafts))]
+        for pool, draft in zip(pools, drafts, strict=True):
+            here, there = Loopback.pair(TARGET, pool.peer)
+            ends: tuple[Channel, Channel] = (here, there)
+            if seed is not None:
+                ends = BadLine(here, seed), BadLine(there, seed + 1)  # type: ignore[assignment]
+            threads.append(ChannelThread(ends[0], period=0.01))
+            posts[pool.peer] = threads[-1].post
+            workers.append(make_worker(draft, ends[1], slots))
+        hello = Hello(PROTOCOL_VERSION, "digest", VOCAB, "target", capabilities=list(TARGET_CAPABILITIES))
+        options = RemoteOptions(wanted=100, quarantine=0.0, pools_each=len(drafts))
+        drafter = RemoteDrafter(hello, pools, lambda peer, *frames: posts[peer](peer, *frames), options)
+        for worker in workers:
+            running = threading.Thread(target=worker.run)
+            running.start()
+            stack.callback(running.join)
+            stack.callback(worker.stop)
+        for thread in threads:
+            thread.start(drafter.receive, drafter.tick)
+            stack.callback(thread.close)
+        while not all(pool.ready for pool in pools):
+            time.sleep(0.001)
+        yield Drafted(make_engine(target, drafter, nodes=16, **config), drafter, workers)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "GREETING", 0.02)
+    monkeypatch.setattr(pool_module, "PAUSE", 0.05)
+
+
+def test_outputs_stay_and_both_pools_help(llama: Path, draft: Path) -> None:
+    """One draft is the target itself; the other knows less."""
+    with drafted(llama, [draft, llama], 3000, None, pace="target=12ms") as d:
+        assert generate(d.engine, MIXED, together=True) == [alone(llama)[case] for case in MIXED]
+    d.settle()
+    scores = [pool.score for pool in d.drafter.machine.pools]
+    assert all(score.verified > 5 for score in scores) and scores[1].accepted > 5, scores
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_outputs_stay_where_pools_are_short_of_room_and_requests_of_slots(
+    llama: Path, draft: Path, seed: int | None
+) -> None:
+    """Pools pause sessions, the target pauses requests, and where there is a seed lines lose and damage frames."""
+    with drafted(llama, [draft, llama], 150, seed, kv_slots=150) as d:
+        d.engine.worker.scheduler.headroom = 1
+        samples = [d.engine.submit(f"x = {case}", params(case))[0] for case in MIXED]
+        reference = make_engine(llama)
+        expected = [reference.submit(f"x = {case}", params(case))[0] for case in MIXED]
+        while d.engine.busy:
+            d.engine.step()
+        while reference.busy:
+            reference.step()
+        assert sum(sample.request.stats.preemptions for sample in samples) > 1
+        assert [sample.token_ids for sample in samples] == [sample.token_ids for sample in expected]
+    d.settle()
