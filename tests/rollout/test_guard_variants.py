@@ -27,7 +27,7 @@ from pilotfish.errors import ParameterError
 from pilotfish.rollout.guard import DEFAULT_POLICY, HISTORY, Guard, GuardEvent, GuardPolicy
 from pilotfish.rollout.guard_readings import Comparison, GuardReading, ReadingPairs
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "rollout-guard.md").read_text()
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "rollout.md").read_text()
 
 
 # -- who is compared with whom
