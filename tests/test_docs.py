@@ -37,7 +37,7 @@ def anchors(page: Path) -> set[str]:
 def leads_nowhere(page: Path, link: str) -> bool:
     path, _, anchor = link.partition("#")
     to = (page.parent / path).resolve() if path else page
-    return not to.exists() or bool(anchor) and anchor not in anchors(to)
+    return not to.exists() or (bool(anchor) and anchor not in anchors(to))
 
 
 def test_the_index_has_every_page_once() -> None:
