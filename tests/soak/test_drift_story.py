@@ -1,4 +1,4 @@
-"""The whole of operating speculation, once (docs/drift-story.md): a target is fine-tuned under its draft. Acceptance
+"""The whole of operating speculation, once (docs/explaining.md): a target is fine-tuned under its draft. Acceptance
 falls, the guard cuts, `explain` says why, a draft learns what the new target writes, a shadow shows that it would pay,
 a ramp brings it in. No request fails, and each output is one of the two targets'."""
 

@@ -147,7 +147,7 @@ def seconds_to_cut(watched: GuardTraffic, pace: VariantPace, seed: int) -> int:
 
 
 def detection_table() -> Iterator[str]:
-    """Lines of docs/rollout-guard.md: seconds to a cut, of half the cases and of nine in ten."""
+    """Lines of docs/rollout.md: seconds to a cut, of half the cases and of nine in ten."""
     watched = [[warm(seed, noise) for seed in range(4)] for noise in NOISES]
     for name, pace in COLLAPSES.items():
         cells = [_cell([seconds_to_cut(guards[i % 4], pace, i) for i in range(40)]) for guards in watched]

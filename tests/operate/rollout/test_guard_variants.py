@@ -27,7 +27,7 @@ from pilotfish.errors import ParameterError
 from pilotfish.operate.guarding.guard import DEFAULT_POLICY, HISTORY, Guard, GuardEvent, GuardPolicy
 from pilotfish.operate.guarding.guard_readings import Comparison, GuardReading, ReadingPairs
 
-DOCUMENT = (Path(__file__).parents[3] / "docs" / "rollout-guard.md").read_text()
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "rollout.md").read_text()
 
 
 # -- who is compared with whom

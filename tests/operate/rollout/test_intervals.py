@@ -189,7 +189,7 @@ def test_an_interval_holds_its_ends() -> None:
 
 def test_the_table_of_the_page() -> None:
     """Requests of both arms by difference, spread and shares."""
-    rows = table("rollout-report.md", "How many requests a difference takes")
+    rows = table("rollout.md", "How many requests a difference takes")
     assert len(rows) == 9
     for difference, spread, *cells in rows:
         size, deviation = log(1 + float(difference.removesuffix(" %")) / 100), float(spread)

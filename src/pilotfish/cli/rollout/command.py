@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pilotfish.operate.arms import RolloutArms
     from pilotfish.operate.report import RolloutReport, RolloutRow
 
-app = typer.Typer(help="Variants of speculation under traffic (docs/rollout-report.md).", no_args_is_help=True)
+app = typer.Typer(help="Variants of speculation under traffic (docs/rollout.md).", no_args_is_help=True)
 
 ROUTE = "/v1/rollout"
 #: Characters, however narrow the terminal.

@@ -6,7 +6,7 @@
       │                                 └────── the next pause is longer ─────┤
       └──────────────────────── evidence that it is not ──────────────────────┘
 
-docs/rollout-guard.md has the rule, its constants and what it cannot see.
+docs/rollout.md has the rule, its constants and what it cannot see.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a variant has become slower than the holdout, from readings alone: the rule of docs/rollout-guard.md."""
+"""Whether a variant has become slower than the holdout, from readings alone: the rule of docs/rollout.md."""
 
 from __future__ import annotations
 
