@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 INDEX = DOCS / "README.md"
 PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted(DOCS.glob("*.md"))]
-NAMING_PAGES = ("src", "deploy", "observability", "examples")
+NAMING_PAGES = ("src/pilotfish", "deploy", "observability", "examples")
 
 
 def links(page: Path) -> list[str]:

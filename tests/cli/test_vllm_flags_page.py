@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
 import pytest
 from conftest import Configured
-from pages import codes, table
+from pages import codes, items, table
 
 from pilotfish.cli.vllm_arguments import FLAGS, Flag
 
 PAGE = "coming-from-vllm.md"
 WORKING = [codes(row[0])[0] for row in table(PAGE, "Flags that work")]
-OTHERS = table(PAGE, "Flags that change nothing, and flags that are refused")
+OTHERS = items(PAGE, "Flags that change nothing, and flags that are refused")
 
 
 @pytest.mark.parametrize("line", WORKING)
@@ -29,9 +30,9 @@ def test_what_the_page_says_works_is_taken(
 
 def test_what_the_page_says_of_other_flags_is_what_is_said() -> None:
     """Each flag is on the page, with the values that are accepted and the line for all others."""
-    on_page = {
-        name.removeprefix("--"): Flag(why, tuple(codes(accepted) or accepted.split(", ") if accepted else ()))
-        for names, accepted, why in OTHERS
-        for name in codes(names)
-    }
+    on_page = {}
+    for item in OTHERS:
+        flags, _, why = item.partition(": ")
+        for name, accepted in re.findall(r"`--([\w-]+)`(?: \(([^)]*)\))?", flags):
+            on_page[name] = Flag(why, tuple(codes(accepted) or accepted.split(", ") if accepted else ()))
     assert on_page == {name: Flag(flag.why, flag.accepted) for name, flag in FLAGS.items()}

@@ -341,22 +341,17 @@ def test_what_is_held_is_bounded(context: zmq.Context[Any], monkeypatch: pytest.
 # -- the page
 
 
-def shown(block: str) -> tuple[bytes, dict[str, Any]]:
-    """A hex block's bytes, and the fields that its comments name."""
-    lines = [line.partition("#") for line in block.splitlines()]
-    pairs = [comment.strip().split(": ", 1) for _, _, comment in lines if ": " in comment]
-    return bytes.fromhex("".join(code for code, _, _ in lines)), {name: json.loads(value) for name, value in pairs}
-
-
 @pytest.fixture(scope="module")
 def frames() -> list[bytes]:
-    """Those on the page."""
-    blocks = [shown(block) for block in re.findall(r"```hex\n(.*?)```", PAGE.read_text(), re.DOTALL)]
-    for frame, fields in blocks:
-        assert msgspec.msgpack.decode(frame) == fields
+    """Those of the example on the page, in order."""
+    found = []
+    for block in re.findall(r"```json\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        fields = json.loads(block)
+        frame = msgspec.msgpack.encode(fields)
         decode = decode_to_draft if fields["type"] == "commit" else decode_to_target
         assert encode(decode(frame)) == frame
-    return [frame for frame, _ in blocks]
+        found.append(frame)
+    return found
 
 
 def test_the_pages_example_goes_as_the_page_says(frames: list[bytes]) -> None:

@@ -60,11 +60,7 @@ def test_a_predicted_row_has_a_figure(name: str) -> None:
     assert row.published is not None and row.error is not None and not row.lacks
 
 
-def test_the_page_has_every_prediction_and_its_error() -> None:
+def test_the_page_has_the_errors_of_every_mode() -> None:
     page = PAGE.read_text()
-    for row in PUBLISHED.values():
-        if row.predicted is not None:
-            error = f"{row.error:+.1%}" if row.kind == "predicted" else "calibrates"
-            assert f"| {row.mode} | {row.what} | {row.published:g} {row.unit} | {row.predicted:.4g} | {error} |" in page
     for mode, of in summaries().items():
         assert f"| {mode} | {of.rows} | {of.mean:.1%} | {of.most:.1%} |" in page

@@ -102,7 +102,7 @@ class HeadRecipe(TaughtRecipe):
             raise ParameterError("layers", self.layers, f"1 of {self.kind}")
 
 
-#: What sets the kinds apart: chosen by measurement on `pycode`, docs/training.md.
+#: What sets the kinds apart: chosen by measurement on `pycode`.
 OF_KIND: Mapping[str, Mapping[str, Any]] = {
     "eagle3": {},
     "mtp": {},

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from drafters import ForeignTokens, Lawful, listening
@@ -89,9 +88,3 @@ def test_what_cannot_be(check: Check, arguments: tuple[str, ...], words: str) ->
     code, stdout, stderr = check(*arguments)
     lines = [line for line in stderr.splitlines() if line.startswith("pilotfish")]
     assert code == 2 and stdout == "" and len(lines) == 1 and words in lines[0], stderr
-
-
-def test_the_page_names_every_check(tmp_path: Path) -> None:  # noqa: ARG001
-    page = (Path(__file__).parents[3] / "docs" / "draft-check.md").read_text()
-    for name, sentence in SENTENCES.items():
-        assert f"| `{name}` | {sentence} |" in page

@@ -34,7 +34,7 @@ def draft_status(
     json: JsonOption = False,
 ) -> None:
     """Show the draft pools that a server's targets know: what they can do, how far away, late, right and lawful they
-    are (docs/draft-status.md)."""
+    are (docs/draft-check.md)."""
     from msgspec import to_builtins
 
     pools = _pools(url, source, api_key_env)
