@@ -1,104 +1,79 @@
-"""Files of the package that a token passes between a draft's forward and a client's socket, by profilers in all
-processes of a server: `python tests/token_way.py`."""
+"""Files of the package that a token passes between a draft's forward and an output's text, by profilers in all
+processes of an `LLM`: `python tests/token_way.py`."""
 
 from __future__ import annotations
 
 import json
 import mmap
 import os
+import subprocess
 import sys
 import tempfile
 import threading
-import time
-import urllib.request
-from collections import defaultdict
+from collections import Counter
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 SOURCE = Path(__file__).parents[1] / "src" / "pilotfish"
-#: Where the profilers of a server's processes find the flag and leave what they saw.
+#: Where the profilers find the flag and leave what they saw.
 FOLDER = "PILOTFISH_TOKEN_WAY"
-#: Chunks of the answer after which profilers begin to count and end.
-BEGIN, END = 8, 32
-#: Seconds that a paced target takes for a step. A file is on the way if it is entered in half of all intervals of that
-#: length: what is done once a second is not.
-STEP = 0.1
 #: What the flag says while profilers count, and afterwards.
 UP, OVER = 1, 2
+#: Tokens of the output. A file is on the way if it is entered once for eight of them: what is done once a request, or
+#: once a second, is not.
+TOKENS, SELDOM = 128, 8
 
 
 def profile() -> None:
-    """Count calls by file while the flag is up; write the counts once it is down again. Each process's
-    `sitecustomize` calls this."""
+    """Count calls by file while the flag is up; write the counts once it is down. Every process calls this first."""
     folder = Path(os.environ[FOLDER])
     with (folder / "flag").open("r+b") as file:
         flag = mmap.mmap(file.fileno(), 1)
-    prefix, steps, lock = str(SOURCE), defaultdict[str, set[int]](set), threading.Lock()
+    prefix, counts, lock = str(SOURCE), Counter[str](), threading.Lock()
 
     def seen(frame: FrameType, event: str, _: Any) -> None:
         if event != "call" or not (name := frame.f_code.co_filename).startswith(prefix):
             return
         if flag[0] == UP:
-            steps[name].add(int(time.monotonic() / STEP))
-        elif flag[0] == OVER and steps and lock.acquire(blocking=False):  # never released: one thread writes, once
-            counts = {name: len(entered) for name, entered in list(steps.items())}
-            (folder / f"{os.getpid()}.json").write_text(json.dumps(counts))
+            counts[name] += 1
+        elif flag[0] == OVER and counts and lock.acquire(blocking=False):  # never released: one thread writes, once
+            (folder / f"{os.getpid()}.json").write_text(json.dumps(dict(counts)))
 
     threading.setprofile(seen)
     sys.setprofile(seen)
 
 
-def files_on_the_way(target: Path, **options: Any) -> dict[str, set[str]]:
-    """Files that a streamed token passes, by what the process is (its pid where it has no title)."""
-    from live import LiveServer
+def generate(mode: str) -> None:
+    """An output in this process and its workers, with the flag up."""
+    from pilotfish import LLM, SamplingParams, resolve_pair
 
+    pair = resolve_pair("pycode")
+    with LLM(pair.target, draft=pair.draft, mode=mode, threads=1, kv_slots=4096) as llm:
+        for state, tokens in ((0, 8), (UP, TOKENS), (OVER, 8)):
+            with (Path(os.environ[FOLDER]) / "flag").open("r+b") as file:
+                file.write(bytes([state]))
+            llm.generate(["def mean(values):\n"], SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True))
+
+
+def files_on_the_way(mode: str) -> list[set[str]]:
+    """Files that a token passes, one set for each process."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "flag").write_bytes(bytes([0]))
         (folder / "sitecustomize.py").write_text("from token_way import profile\nprofile()\n")
-        before = {key: os.environ.get(key) for key in ("PYTHONPATH", FOLDER)}
-        paths = (str(folder), str(Path(__file__).parent), before["PYTHONPATH"] or "")
-        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-        os.environ[FOLDER] = name
-        try:
-            with LiveServer(target=target, **options) as server:
-                _stream(server.url, folder / "flag", 8 * END)
-                _stream(server.url, None, 8)  # every process calls something, and writes what it has counted
-        finally:
-            for key, value in before.items():
-                os.environ.pop(key, None)
-                os.environ.update({key: value} if value is not None else {})
-        return {path.stem: _often(json.loads(path.read_text())) for path in folder.glob("*.json")}
-
-
-def _often(counts: dict[str, int]) -> set[str]:
-    most = max(counts.values())
-    return {str(Path(name).relative_to(SOURCE)) for name, steps in counts.items() if 2 * steps >= most}
-
-
-def _stream(url: str, flag: Path | None, max_tokens: int) -> None:
-    model = json.load(urllib.request.urlopen(f"{url}/v1/models"))["data"][0]["id"]
-    asked = {"model": model, "prompt": [1, 2, 3, 4], "max_tokens": max_tokens, "ignore_eos": True}
-    body = json.dumps({**asked, "temperature": 0, "stream": True}).encode()
-    request = urllib.request.Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
-    chunks = 0
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        for line in answer:
-            chunks += line.startswith(b"data: {")
-            if flag is not None and chunks in (BEGIN, END):
-                with flag.open("r+b") as file:
-                    file.write(bytes([UP if chunks == BEGIN else OVER]))
-    assert flag is None or chunks >= END, "the stream ended while profilers counted"
+        paths = (name, str(Path(__file__).parent), str(SOURCE.parent), os.environ.get("PYTHONPATH", ""))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), FOLDER: name}
+        command = [sys.executable, "-c", f"from token_way import generate\ngenerate({mode!r})"]
+        subprocess.run(command, env=environment, check=True, timeout=300)
+        counted = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+    often = [[file for file, calls in counts.items() if calls * SELDOM >= TOKENS] for counts in counted]
+    return [{str(Path(file).relative_to(SOURCE)) for file in files} for files in often]
 
 
 if __name__ == "__main__":
-    from pilotfish import resolve_pair
-
-    pair = resolve_pair("pycode")
-    for mode in sys.argv[1:] or ("off", "sync", "async"):
-        given = {"pace": f"target={1000 * STEP:.0f}ms,draft=20ms"} | ({} if mode == "off" else {"draft": pair.draft})
-        ways = files_on_the_way(pair.target, mode=mode, **given)
-        sys.stdout.write(f"{mode}: {len(set().union(*ways.values()))} files\n")
-        for process, files in ways.items():
-            sys.stdout.write(f"  process {process}: {len(files)}\n    " + "\n    ".join(sorted(files)) + "\n")
+    for mode in sys.argv[1:] or ("sync", "async"):
+        ways = files_on_the_way(mode)
+        sys.stdout.write(f"{mode}: {len(set().union(*ways))} files\n")
+        for files in ways:
+            sys.stdout.write(f"  {len(files)} in one process\n" + "".join(f"    {file}\n" for file in sorted(files)))
