@@ -109,27 +109,26 @@ def stem(module: str) -> str:
 
 
 @cache
-def modules() -> dict[str, Path]:
-    found = {}
-    for path in sorted(SOURCE.rglob("*.py")):
-        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
-        found[".".join(parts)] = path  # a package's __init__ keeps its name: its package is itself
-    return found
+def sources() -> dict[str, str]:
+    """The text of every module by its name; a package's `__init__` keeps its own: its package is itself."""
+    paths = {path.relative_to(SOURCE.parent).with_suffix("").parts: path for path in sorted(SOURCE.rglob("*.py"))}
+    return {".".join(parts): path.read_text() for parts, path in paths.items()}
 
 
-@pytest.mark.parametrize("module", modules())
-def test_imports_point_down(module: str) -> None:
-    assert upward(module, modules()[module].read_text()) == []
+def test_imports_point_down() -> None:
+    assert {module: wrong for module, source in sources().items() if (wrong := upward(module, source))} == {}
 
 
-@pytest.mark.parametrize("module", [m for m in modules() if unit(m) == "core"])
-def test_core_has_no_device_no_clock_no_io(module: str) -> None:
-    assert foreign_to_core(modules()[module].read_text()) == set()
+def test_core_has_no_device_no_clock_no_io() -> None:
+    core = {module: source for module, source in sources().items() if unit(module) == "core"}
+    assert core
+    assert {module: wrong for module, source in core.items() if (wrong := foreign_to_core(source))} == {}
 
 
-@pytest.mark.parametrize("module", [m for m in modules() if unit(m) == "workers" and stem(m) not in SHARED])
-def test_loops_know_no_torch_and_little_else(module: str) -> None:
-    assert foreign_to_loops(module, modules()[module].read_text()) == set()
+def test_loops_know_no_torch_and_little_else() -> None:
+    loops = {m: source for m, source in sources().items() if unit(m) == "workers" and stem(m) not in SHARED}
+    assert {stem(module) for module in loops} == set().union(*(own for own, _ in LOOPS.values()))
+    assert {module: wrong for module, source in loops.items() if (wrong := foreign_to_loops(module, source))} == {}
 
 
 @pytest.mark.parametrize(
@@ -181,7 +180,7 @@ def test_downward_imports_are_fine() -> None:
 
 
 def test_every_layer_of_the_source_is_placed() -> None:
-    assert {unit(module) for module in modules()} <= LEVEL.keys()
+    assert {unit(module) for module in sources()} <= LEVEL.keys()
 
 
 def test_no_two_test_files_have_one_name() -> None:
