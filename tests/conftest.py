@@ -27,8 +27,8 @@ settings.register_profile("pilotfish", deadline=None, derandomize=True, database
 settings.load_profile("pilotfish")
 
 
-#: How the names of files begin that share live servers, or that must not run at once: these look for each other's
-#: sandboxed processes.
+#: How the names of files begin that share live servers or what they parsed, or that must not run at once: these look for
+#: each other's sandboxed processes.
 SHARING = (
     ("tests/bench/test_sandbox", "tests/bench/test_success", "tests/bench/test_tasks"),
     ("tests/server/test_openai_", "tests/server/test_messages_live"),
@@ -39,6 +39,7 @@ SHARING = (
         "tests/server/test_tool_text",
     ),
     ("tests/chaos/test_server_",),
+    ("tests/test_house", "tests/test_layers"),
 )
 
 

@@ -7,6 +7,7 @@ import ast
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -68,6 +69,12 @@ def glossary() -> list[str]:
     return rows[2:]
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+@cache
 def modules() -> dict[str, Path]:
     """Every module of the package by its name."""
     found = {}
@@ -84,7 +91,7 @@ def import_graph() -> dict[str, set[str]]:
 
 
 def _imported(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -122,8 +129,8 @@ def circles(graph: dict[str, set[str]]) -> list[set[str]]:
 
 def names_twice() -> list[str]:
     """Names of classes that stand in more than one module."""
-    trees = (ast.parse(path.read_text("utf-8")) for path in modules().values())
-    names = Counter(node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef))
+    nodes = (node for path in modules().values() for node in parsed(path).body)
+    names = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
     return sorted(name for name, times in names.items() if times > 1 and not name.startswith("_"))
 
 
@@ -136,7 +143,7 @@ def beside_each_other() -> dict[str, int]:
 def without_introduction() -> list[str]:
     """Folders whose `__init__.py` says nothing, or more than three sentences."""
     introductions = (path for path in PACKAGE.rglob("__init__.py") if path.parent != PACKAGE)
-    texts = {path.parent: ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "" for path in introductions}
+    texts = {path.parent: ast.get_docstring(parsed(path)) or "" for path in introductions}
     return sorted(str(folder.relative_to(PACKAGE)) for folder, text in texts.items() if not 1 <= sentences(text) <= 3)
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 import sys
-from functools import cache
 from pathlib import Path
 
+import house
 import pytest
 
-SOURCE = Path(__file__).parents[1] / "src" / "pilotfish"
 #: From the top down. A package may import itself and what stands below its own line.
 LAYERS = (
     ("__main__",),
@@ -54,10 +53,10 @@ def unit(module: str) -> str:
     return module.split(".")[1] if "." in module else "__init__"
 
 
-def imports(source: str, package: str) -> set[str]:
-    """Absolute names of all modules that a source imports, wherever in the file."""
+def imports(source: str | Path, package: str) -> set[str]:
+    """Absolute names of all modules that a source, a text or a file, imports, wherever in it."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(ast.parse(source) if isinstance(source, str) else house.parsed(source)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -70,7 +69,7 @@ def imports(source: str, package: str) -> set[str]:
     return found
 
 
-def upward(module: str, source: str) -> list[str]:
+def upward(module: str, source: str | Path) -> list[str]:
     """Imports of `module` that do not point down; an unknown layer counts as one."""
     own = unit(module)
     package = module.rpartition(".")[0]
@@ -84,12 +83,12 @@ def allowed(own: str, other: str) -> bool:
     return own == other or LEVEL[own] < LEVEL[other]
 
 
-def foreign_to_core(source: str) -> set[str]:
+def foreign_to_core(source: str | Path) -> set[str]:
     roots = {name.split(".")[0] for name in imports(source, "pilotfish.core")}
     return roots & CORE_FORBIDDEN | {r for r in roots if r not in sys.stdlib_module_names | CORE_ALLOWED}
 
 
-def foreign_to_loops(module: str, source: str) -> set[str]:
+def foreign_to_loops(module: str, source: str | Path) -> set[str]:
     """What a module of a loop may not import."""
     own, rooms = next((own, rooms) for own, rooms in LOOPS.values() if stem(module) in own)
     names = imports(source, module.rpartition(".")[0])
@@ -108,11 +107,10 @@ def stem(module: str) -> str:
     return "".join(module.split(".")[2:3]).removeprefix("__init__")
 
 
-@cache
-def sources() -> dict[str, str]:
-    """The text of every module by its name; a package's `__init__` keeps its own: its package is itself."""
-    paths = {path.relative_to(SOURCE.parent).with_suffix("").parts: path for path in sorted(SOURCE.rglob("*.py"))}
-    return {".".join(parts): path.read_text() for parts, path in paths.items()}
+def sources() -> dict[str, Path]:
+    """The file of every module by its name; a package's `__init__` keeps its own: its package is itself."""
+    paths = house.modules().values()
+    return {".".join(path.relative_to(house.PACKAGE.parent).with_suffix("").parts): path for path in paths}
 
 
 def test_imports_point_down() -> None:
