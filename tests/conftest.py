@@ -27,7 +27,7 @@ settings.register_profile("pilotfish", deadline=None, derandomize=True, database
 settings.load_profile("pilotfish")
 
 
-#: How the names of files begin that share live servers or what they parsed, or that must not run at once: these look for
+#: How the names of files begin that share live servers or parsed sources, or that must not run at once: these look for
 #: each other's sandboxed processes.
 SHARING = (
     ("tests/bench/test_sandbox", "tests/bench/test_success", "tests/bench/test_tasks"),
