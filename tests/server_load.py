@@ -283,6 +283,7 @@ class Tally:
     unequal: Counter[str] = field(default_factory=Counter)
     invalid: Counter[str] = field(default_factory=Counter)  # outputs that are not what was asked for
     whole: Counter[str] = field(default_factory=Counter)  # outputs that were checked to the end
+    ended: Counter[int] = field(default_factory=Counter)  # answers of each client
     aborted: int = 0
     failed: int = 0  # answers that ended without being broken off, and not well
     first: list[float] = field(default_factory=list)  # milliseconds from a request to its first event
@@ -394,6 +395,7 @@ async def _client(url: str, aborts: float, known: Sequence[Known], tally: Tally,
         cut = draw.randrange(1, one.size) if one.asked.stream and draw.random() < aborts else None
         answer = await post(url, one.asked.path, one.asked.body, cut)
         tally.add(one, answer, cut=cut is not None)
+        tally.ended[seed] += 1
 
 
 def settled(
@@ -435,7 +437,8 @@ def quantiles(values: Sequence[float]) -> Row:
 
 
 def run_killed(config: EngineConfig, load: Load, replicas: int, pause: float) -> Row:
-    """A server with several targets under load. One after the other is killed, `pause` seconds after all were ready."""
+    """A server with several targets under load. One after the other is killed, `pause` seconds after all were ready and
+    every client had an answer since: a request that loses three targets fails, however slow the machine."""
     tokenizer, context = load_tokenizer(config.target), load_config(config.target).max_position_embeddings
     asked, options = mixed(load.prompts, tokenizer, context, load.requests, load.max_tokens), [f"--replicas={replicas}"]
     with (
@@ -463,18 +466,20 @@ async def _killed(
     server: Program, load: Load, known: Sequence[Known], tally: Tally, replicas: int, pause: float
 ) -> int:
     until, url = time.monotonic() + load.seconds, server.told["url"]
-    killing = asyncio.create_task(asyncio.to_thread(_kill_targets, server, replicas, pause, until))
+    killing = asyncio.create_task(asyncio.to_thread(_kill_targets, server, tally, replicas, pause, until))
     await asyncio.gather(*(_client(url, load.aborts, known, tally, until, seed) for seed in range(load.streams)))
     return await killing
 
 
-def _kill_targets(server: Program, replicas: int, pause: float, until: float) -> int:
+def _kill_targets(server: Program, tally: Tally, replicas: int, pause: float, until: float) -> int:
     """Until it is time to end; how many it has killed."""
-    kills = 0
+    kills, before = 0, Counter[int]()
     while time.monotonic() < until:
         told = metrics_of(server.told["url"])
-        if told[RESTARTS] == kills and told[REPLICAS_READY] == replicas:
+        answered = all(count > before[client] for client, count in tally.ended.copy().items())
+        if told[RESTARTS] == kills and told[REPLICAS_READY] == replicas and answered:
             time.sleep(pause)
+            before = tally.ended.copy()
             os.kill(server.processes()[f"target {kills % replicas}"], signal.SIGKILL)
             kills += 1
         time.sleep(0.1)
