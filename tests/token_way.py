@@ -18,39 +18,39 @@ from typing import Any
 SOURCE = Path(__file__).parents[1] / "src" / "pilotfish"
 #: Where the profilers find the flag and leave what they saw.
 FOLDER = "PILOTFISH_TOKEN_WAY"
-#: What the flag says while profilers count, and afterwards.
-UP, OVER = 1, 2
-#: Tokens of the output. A file is on the way if it is entered once for eight of them: what is done once a request, or
-#: once a second, is not.
-TOKENS, SELDOM = 128, 8
+#: What the flag says while profilers count a short output and a long one, and afterwards.
+SHORT, LONG, OVER = 1, 2, 3
+#: Tokens of each. A file is on the way if the long one's calls are more, by one for eight tokens: what is done once a
+#: request, or once a second, is not.
+TOKENS, SELDOM = {SHORT: 32, LONG: 160}, 8
 
 
 def profile() -> None:
-    """Count calls by file while the flag is up; write the counts once it is down. Every process calls this first."""
+    """Count calls by file as the flag says, then write the counts. Every process calls this first."""
     folder = Path(os.environ[FOLDER])
     with (folder / "flag").open("r+b") as file:
         flag = mmap.mmap(file.fileno(), 1)
-    prefix, counts, lock = str(SOURCE), Counter[str](), threading.Lock()
+    prefix, counts, lock = str(SOURCE), {SHORT: Counter[str](), LONG: Counter[str]()}, threading.Lock()
 
     def seen(frame: FrameType, event: str, _: Any) -> None:
         if event != "call" or not (name := frame.f_code.co_filename).startswith(prefix):
             return
-        if flag[0] == UP:
-            counts[name] += 1
-        elif flag[0] == OVER and counts and lock.acquire(blocking=False):  # never released: one thread writes, once
-            (folder / f"{os.getpid()}.json").write_text(json.dumps(dict(counts)))
+        if flag[0] in counts:
+            counts[flag[0]][name] += 1
+        elif flag[0] == OVER and lock.acquire(blocking=False):  # never released: one thread writes, once
+            (folder / f"{os.getpid()}.json").write_text(json.dumps([counts[SHORT], counts[LONG]]))
 
     threading.setprofile(seen)
     sys.setprofile(seen)
 
 
 def generate(mode: str) -> None:
-    """An output in this process and its workers, with the flag up."""
+    """Outputs in this process and its workers, with the flag as each needs it."""
     from pilotfish import LLM, SamplingParams, resolve_pair
 
     pair = resolve_pair("pycode")
     with LLM(pair.target, draft=pair.draft, mode=mode, threads=1, kv_slots=4096) as llm:
-        for state, tokens in ((0, 8), (UP, TOKENS), (OVER, 8)):
+        for state, tokens in ((0, 8), *TOKENS.items(), (OVER, 8)):
             with (Path(os.environ[FOLDER]) / "flag").open("r+b") as file:
                 file.write(bytes([state]))
             llm.generate(["def mean(values):\n"], SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True))
@@ -67,8 +67,12 @@ def files_on_the_way(mode: str) -> list[set[str]]:
         command = [sys.executable, "-c", f"from token_way import generate\ngenerate({mode!r})"]
         subprocess.run(command, env=environment, check=True, timeout=300)
         counted = [json.loads(path.read_text()) for path in folder.glob("*.json")]
-    often = [[file for file, calls in counts.items() if calls * SELDOM >= TOKENS] for counts in counted]
-    return [{str(Path(file).relative_to(SOURCE)) for file in files} for files in often]
+    return [{str(Path(file).relative_to(SOURCE)) for file in _often(*counts)} for counts in counted]
+
+
+def _often(short: dict[str, int], long: dict[str, int]) -> list[str]:
+    more = (TOKENS[LONG] - TOKENS[SHORT]) / SELDOM
+    return [file for file, calls in long.items() if calls - short.get(file, 0) >= more]
 
 
 if __name__ == "__main__":
