@@ -38,9 +38,9 @@ parity: $(READY) has-prompts
 	$(BIN)/pilotfish bench parity --prompts "$(PROMPTS)"
 
 bench: $(READY) has-prompts
-	$(BIN)/pilotfish bench compare --pair pycode@344m --prompts "$(PROMPTS)"
-	$(BIN)/pilotfish bench acceptance --pair pycode@344m --prompts "$(PROMPTS)"
-	$(BIN)/pilotfish bench profile --pair pycode@344m --prompts "$(PROMPTS)" --limit 8
+	$(BIN)/python benchmarks/compare.py --pair pycode@344m --prompts "$(PROMPTS)"
+	$(BIN)/python benchmarks/acceptance.py --pair pycode@344m --prompts "$(PROMPTS)"
+	$(BIN)/python benchmarks/step_profile.py --pair pycode@344m --prompts "$(PROMPTS)" --limit 8
 
 has-prompts:
 	@test -n "$(PROMPTS)" || { echo "PROMPTS is missing: make parity PROMPTS=FILE.jsonl" >&2; exit 2; }

@@ -9,7 +9,6 @@ how long that answer took. The speed is of an output that has the server for its
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import statistics
@@ -20,13 +19,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from harness import Options, run
+from programs import Program, start_server
+from random_models import llama, write_served_model
 from transformers import AutoTokenizer
 
-from pilotfish.bench.client import COMPLETIONS, Exchange, exchange
-from pilotfish.bench.contestants import take_turns
-from pilotfish.bench.programs import Program, start_server
-from pilotfish.bench.report import ProgressBar, Report, Row, Spread, describe_machine, ratios
-from pilotfish.bench.shapes import llama, write_served_model
+from pilotfish.cli.bench.contestants import take_turns
+from pilotfish.cli.bench.report import ProgressBar, Report, Row, Spread, ratios
+from pilotfish.cli.bench.serving.client import COMPLETIONS, Exchange, exchange
 from pilotfish.config.engine import EngineConfig
 from pilotfish.engine.pairs import resolve_pair
 from pilotfish.model.loading.loader import DTYPES
@@ -41,27 +41,15 @@ PROMPTS = {"none": {}, "prompt_logprobs 0": {"prompt_logprobs": 0}, "prompt_logp
 OUTPUTS = {"none": {}, "logprobs 0": {"logprobs": 0}, "logprobs 5": {"logprobs": 5}}
 
 
-def main() -> None:
-    options = parsed()
-    with ProgressBar() as progress:
-        progress.total = len(options.vocab) * (options.repeats + 1) * (len(PROMPTS) + len(OUTPUTS))
-        tables = [measured(options, vocab, progress) for vocab in options.vocab]
+def run_stall(options: Options, progress: ProgressBar) -> Report:
+    """Both tables of each vocabulary."""
+    progress.total = len(options.vocab) * (options.repeats + 1) * (len(PROMPTS) + len(OUTPUTS))
+    tables = [measured(options, vocab, progress) for vocab in options.vocab]
     gaps, speeds = ([row for table in tables for row in table[name]] for name in ("gaps", "speeds"))
-    Report({"gaps": gaps, "speeds": speeds}, conditions=describe_machine(options.dtype)).show()
+    return Report({"dtype": options.dtype, "gaps": gaps, "speeds": speeds})
 
 
-def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vocab", type=int, nargs="+", default=[262_144, 49_152])
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--prompt", type=int, default=500, help="tokens")
-    parser.add_argument("--dtype", choices=[*DTYPES], default="bfloat16")
-    parser.add_argument("--repeats", type=int, default=5)
-    return parser.parse_args()
-
-
-def measured(options: argparse.Namespace, vocab: int, progress: ProgressBar) -> dict[str, list[Row]]:
+def measured(options: Options, vocab: int, progress: ProgressBar) -> dict[str, list[Row]]:
     """Both tables of a server with such a vocabulary."""
     heads = options.hidden // 64
     shape = llama(options.layers, options.hidden, heads, heads, 4 * options.hidden)
@@ -147,4 +135,12 @@ def streamed(prompt: list[int], tokens: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        run_stall,
+        vocab=[262_144, 49_152],
+        layers=4,
+        hidden=256,
+        prompt=500,
+        dtype="bfloat16",
+        repeats=5,
+    )

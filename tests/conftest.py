@@ -30,7 +30,7 @@ settings.load_profile("pilotfish")
 #: How the names of files begin that share live servers or parsed sources, or that must not run at once: these look for
 #: each other's sandboxed processes.
 SHARING = (
-    ("tests/bench/test_sandbox", "tests/bench/test_success", "tests/bench/test_tasks"),
+    ("tests/cli/bench/test_sandbox", "tests/cli/bench/test_success", "tests/cli/bench/test_tasks"),
     ("tests/server/test_openai_", "tests/server/test_messages_live"),
     (
         "tests/server/test_feedback",

@@ -10,9 +10,8 @@ from typing import Any
 
 import jsonschema_rs
 import regex
+from grammar_corpus import Entry, Grammar, Regex, Schema
 from pydantic_core import from_json
-
-from pilotfish.bench.corpus import Entry, Grammar, Regex, Schema
 
 
 def is_valid(entry: Entry, text: str) -> bool:

@@ -23,12 +23,12 @@ from typing import Any
 import jsonschema_rs
 import numpy as np
 import uvloop
+from programs import Program, memory_bytes, start_server
 from prometheus_client.parser import text_string_to_metric_families
 
-from pilotfish.bench.client import CHATS, COMPLETIONS, Answer, Exchange, exchange
-from pilotfish.bench.programs import Program, memory_bytes, start_server
-from pilotfish.bench.report import MEBIBYTE, Row, percentile
-from pilotfish.bench.workload import Prompt
+from pilotfish.cli.bench.report import MEBIBYTE, Row, percentile
+from pilotfish.cli.bench.serving.client import CHATS, COMPLETIONS, Answer, Exchange, exchange
+from pilotfish.cli.bench.workload import Prompt
 from pilotfish.config.engine import EngineConfig
 from pilotfish.errors import EngineError, ParameterError
 from pilotfish.model.loading.configuration import load_config

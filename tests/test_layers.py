@@ -15,7 +15,6 @@ LAYERS = (
     ("cli",),
     ("cluster",),  # an extra: nothing else imports Ray
     ("server",),
-    ("bench",),
     ("train",),
     ("__init__",),  # `from pilotfish import LLM` hands up what the engine offers
     ("engine",),

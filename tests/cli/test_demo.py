@@ -13,7 +13,7 @@ import pytest
 from inline_drafts import inline_drafts
 from support import CONTEXT, step_until
 
-from pilotfish.bench.contestants import Run
+from pilotfish.cli.bench.contestants import Run
 from pilotfish.cli.demo import demo_pace, demo_runs, demo_scenes
 from pilotfish.cli.demo.demo_pace import measured_scene, paced_scene, slower_scene, stretch_of, stretched
 from pilotfish.cli.demo.demo_runs import PROMPTS, Scene, Timing, Work, seeds_within, time_modes

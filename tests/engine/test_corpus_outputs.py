@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 from constraint_checks import is_valid, may_become_valid
+from grammar_corpus import Entry, Schema, entries
 from support import make_engine
 
-from pilotfish.bench.corpus import Entry, Schema, entries
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import FinishReason
 from pilotfish.engine.engine import Engine

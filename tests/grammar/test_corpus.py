@@ -9,9 +9,9 @@ from collections import Counter
 import numpy as np
 import pytest
 from constraint_checks import is_valid, may_become_valid
+from grammar_corpus import Entry, Grammar, Regex, Schema, entries
 from transformers import AutoTokenizer
 
-from pilotfish.bench.corpus import Entry, Grammar, Regex, Schema, entries
 from pilotfish.core.sampling.constraint import words
 from pilotfish.engine.pairs import resolve_pair
 from pilotfish.grammar.compile import Grammars

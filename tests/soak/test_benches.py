@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import start_server
 from support import SNIPPETS
 from typer.testing import CliRunner
 
-from pilotfish.bench import app
-from pilotfish.bench.disaggregation import ALL_HANDED, AUTO, UNDISTURBED, combined
-from pilotfish.bench.parity import CASES, SETUPS, async_cases
-from pilotfish.bench.sharing import GROUPS, KILL_PHASES
-from pilotfish.bench.tasks import KINDS
+from pilotfish.cli.bench.commands import app
+from pilotfish.cli.bench.parity import CASES, SETUPS, async_cases
+from pilotfish.cli.bench.report import ProgressBar
+from pilotfish.cli.bench.serving.command import run_serve
+from pilotfish.cli.bench.serving.options import ServeBenchOptions
+from pilotfish.cli.bench.tasks.tasks import KINDS
+from pilotfish.config.engine import EngineConfig
+from pilotfish.engine.pairs import resolve_pair
 
 
 @pytest.fixture
@@ -66,57 +72,26 @@ def test_tasks_succeed_alike_in_all_modes() -> None:
     assert sum(task["off"] for task in grammatical) >= 0.8 * len(grammatical)
 
 
-def test_async_with_draft_workers(prompts: Path) -> None:
-    sizes = ("--temperatures", "0.8,0", "--concurrency", "1,4", "--max-tokens", "48", "--repeats", "1")
-    report = invoke("async", prompts, "--sync", "2x2:4,4x4:16", *sizes)
-    assert all(row["equal_outputs"] == 1 for row in report["speeds"])
-
-
-def test_a_pool_is_shared_by_weights_and_survived(prompts: Path) -> None:
-    sizes = ("--seconds", "2", "--repeats", "2", "--streams", "8", "--max-tokens", "256", "--weights", "3,1")
-    report = invoke("sharing", prompts, *sizes)
-    heavy, light = report["tenants"]
-    assert (heavy["weight"], light["weight"]) == (3, 1) and light["rows_to_last"]["median"] == 1
-    assert all(row[name]["median"] > 0 for row in (heavy, light) for name in ("rows_per_second", "tokens_per_second"))
-    assert report["leaves_taken"]["median"] > 0
-    assert [(row["group"], row["phase"]) for row in report["groups"]] == [(g, p) for g in GROUPS for p in KILL_PHASES]
-    assert all(row["tokens_per_second"]["median"] > 0 for row in report["groups"])
-    assert sum(row["streams"]["median"] for row in report["groups"] if row["phase"] == "before") == 8
-    assert report["seconds_to_move"]["median"] > 0
-
-
-def test_a_draft_that_stands_still(prompts: Path) -> None:
-    sizes = ("--seconds", "2", "--pause", "3", "--repeats", "2", "--max-tokens", "256", "--budget", "fixed")
-    before, during, after = invoke("stall", prompts, *sizes)["phases"]
-    assert before["tokens_per_step"] > 1 and after["tokens_per_step"] > 1 and during["steps"] > 0
-
-
-def test_prompts_that_are_computed_elsewhere_disturb_no_output(prompts: Path) -> None:
-    load = ["--lengths=200", "--arriving=1000", "--streams=2", "--max-tokens=4", "--seconds=3", "--repeats=1"]
-    report = invoke("disaggregation", prompts, *load, "--pace=target=20ms,prefill=20ms", "--kv-slots=16384")
-    rows = {row["layout"]: row for row in report["cells"]}
-    assert list(rows) == [UNDISTURBED, combined(256), ALL_HANDED, AUTO]
-    assert all(row["gap_p99_ms"] >= row["gap_p50_ms"] > 0 for row in rows.values())
-    others = [row for name, row in rows.items() if name != UNDISTURBED]
-    assert rows[UNDISTURBED]["prompts"] == 0 and all(row["prompts"] == others[0]["prompts"] > 0 for row in others)
-    assert all(row["equal_outputs"] == 1 for row in others)
-    assert rows[ALL_HANDED]["handed"] == 1 and rows[combined(256)]["handed"] == 0
-
-
-def test_transfers_of_a_deep_model_are_measured(prompts: Path) -> None:
-    arguments = ["hidden-transfer", f"--prompts={prompts}", "--dtype=float32", "--json", "--lengths=70", "--repeats=2"]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
-    rows = json.loads(result.stdout)["handovers"]
-    assert [row["transport"] for row in rows] == ["shm", "ipc", "tcp"]
-    for row in rows:
-        assert row["mib"] == 69 * 32 * 2 * 2 * 64 * 4 / (1 << 20)  # all tokens but the last
-        assert row["alone_ms"]["minimum"] > 0 and row["work_ms"]["minimum"] > 0
+def test_a_server_under_requests_in_turns() -> None:
+    models = resolve_pair("pycode")
+    config = EngineConfig(target=models.target, dtype="float32", threads=1, kv_slots=16384, pace="target=4ms")
+    with start_server(config) as server:
+        asked = {"base_url": server.told["url"], "endpoint": "completions", "workload": "sessions:1,json:1"}
+        sizes = {"requests": 8, "turns": 2, "prompt_tokens": 20, "answer_tokens": 6, "concurrencies": "3", "warmup": 1}
+        results = run_serve(ServeBenchOptions(**asked, **sizes), ProgressBar()).results
+    assert results["settings"][0]["failed"] == 0 and results["tokens_counted_by"] == ["usage"]
+    assert all(len(row["times"]) == row["tokens"] for row in results["requests"])
+    later = {row["session"]: row["prompt_tokens"] for row in results["requests"] if row["turn"] == 1}
+    first = [row for row in results["requests"] if not row["turn"]]
+    assert all(row["prompt_tokens"] < later.get(row["session"], 1 << 20) for row in first)
 
 
 def test_contestants_agree(prompts: Path) -> None:
     """In processes of their own, with whatever is installed of the extra."""
-    report = invoke("compare", prompts, "--threads", "2", "--max-tokens", "24", "--limit", "3", "--repeats", "1")
+    script = Path(__file__).parents[2] / "benchmarks" / "compare.py"
+    sizes = ["--threads=2", "--max-tokens=24", "--limit=3", "--repeats=1", "--dtype=float32", "--json"]
+    command = [sys.executable, str(script), f"--prompts={prompts}", *sizes]
+    report = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     names = [row["contestant"] for row in report["speeds"]]
     assert {"off", "sync", "async", "transformers", "transformers, assisted"} <= set(names)
     assert all(row["as_transformers"]["minimum"] == 1 for row in report["speeds"])

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from constraint_checks import is_valid, may_become_valid
+from grammar_corpus import Entry, Regex, Schema, entries
 from live import LiveServer
 
-from pilotfish.bench.corpus import Entry, Regex, Schema, entries
 from pilotfish.engine.pairs import resolve_pair
 
 ENTRIES = list(entries())

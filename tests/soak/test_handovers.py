@@ -23,13 +23,13 @@ from dataclasses import dataclass, field
 import pytest
 import uvloop
 from bad_relay import HOST, BadRelay
+from programs import Program, start_server
 from prometheus_client.parser import text_string_to_metric_families
 from server_load import QUEUE, STREAMED, Asked, Known, Tally, alone, joined_prompts, metrics_of, post, settled
 from support import SNIPPETS
 
-from pilotfish.bench.client import COMPLETIONS, Answer
-from pilotfish.bench.programs import Program, start_server
-from pilotfish.bench.workload import Prompt
+from pilotfish.cli.bench.serving.client import COMPLETIONS, Answer
+from pilotfish.cli.bench.workload import Prompt
 from pilotfish.config.engine import EngineConfig
 from pilotfish.engine.pairs import resolve_pair
 from pilotfish.engine.processes.launch import Supervisor

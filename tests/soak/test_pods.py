@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 from manifests import KEYS, ROOT, WITH_COMMANDS
+from programs import Program
 from support import SNIPPETS
 
 from pilotfish import LLM, SamplingParams
-from pilotfish.bench.programs import Program
 from pilotfish.engine.pairs import resolve_pair
 from pilotfish.engine.processes.process import WorkerSpec
 from pilotfish.server.auth import file_entry, new_secret

@@ -14,8 +14,8 @@ import pytest
 from server_load import Load, holds_below, run_killed, run_load, run_standstill
 from support import SNIPPETS
 
-from pilotfish.bench.report import Row
-from pilotfish.bench.workload import Prompt, load_prompts
+from pilotfish.cli.bench.report import Row
+from pilotfish.cli.bench.workload import Prompt, load_prompts
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import Mode
 from pilotfish.engine.pairs import resolve_pair

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import typer
 from typer.exceptions import TyperException
 
-from pilotfish import bench
 from pilotfish.cli import chat, cluster, generate, keys, kv, models, serve, train, workers
+from pilotfish.cli.bench.commands import app as bench_app
 from pilotfish.cli.demo import command as demo
 from pilotfish.cli.drafts import draft_check, draft_dump, draft_status
 from pilotfish.cli.plan import command as plan
@@ -41,7 +41,7 @@ app.command("draft-status")(draft_status.draft_status)
 app.command("prefill")(workers.prefill)
 app.command("target")(workers.target)
 app.command("rank", hidden=True)(workers.rank)
-app.add_typer(bench.app, name="bench")
+app.add_typer(bench_app, name="bench")
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(keys.app, name="keys")
 app.add_typer(kv.app, name="kv")

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.bench.simulator import crossover
 from pilotfish.errors import ParameterError
 from pilotfish.plan.simulation.calibration import MachineCalibration, fitted, read_calibration
 from pilotfish.plan.simulation.setup import HostCosts
@@ -43,9 +42,3 @@ def test_a_file_of_costs_is_read_or_refused(tmp_path: Path) -> None:
     for wrong in (path, garbage, tmp_path / "missing.json"):
         with pytest.raises(ParameterError, match=r"machine: .*plan calibrate"):
             read_calibration(wrong)
-
-
-def test_a_crossover_lies_between_loads() -> None:
-    assert crossover([1, 2, 4], [2.0, 1.5, 0.5]) == pytest.approx(2 * 2**0.5)
-    assert crossover([1, 2, 4], [2.0, 1.5, 1.0]) is None
-    assert crossover([1, 2], [1.0, 0.5]) == pytest.approx(1.0)

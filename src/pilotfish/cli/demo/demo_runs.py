@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from pilotfish.bench.contestants import OFF, PLAIN, Run, contestant_of, periods_of, take_turns
-from pilotfish.bench.workload import Job, load_prompts
+from pilotfish.cli.bench.contestants import OFF, PLAIN, Run, contestant_of, periods_of, take_turns
+from pilotfish.cli.bench.workload import Job, load_prompts
 from pilotfish.cli.show import status
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import available_cores, model_name

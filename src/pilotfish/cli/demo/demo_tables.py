@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pilotfish.bench.contestants import OFF, Run, joined, rates
+from pilotfish.cli.bench.contestants import OFF, Run, joined, rates
 from pilotfish.cli.demo.demo_runs import Scene
 from pilotfish.cli.show import paced
 from pilotfish.config.fields import Mode

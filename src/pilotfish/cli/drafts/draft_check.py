@@ -101,7 +101,7 @@ def _dialling(pool: str, key: Path | None, pool_key: str, insecure: bool) -> Cal
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[str], None]]:
     """A bar on stderr."""
-    from pilotfish.bench.report import ProgressBar
+    from pilotfish.cli.bench.report import ProgressBar
 
     with ProgressBar() as bar:
         bar.total = total

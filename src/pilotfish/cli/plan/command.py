@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from pilotfish.bench import add_commands
+from pilotfish.cli.bench.commands import add_commands
 from pilotfish.cli.options import JsonOption
 from pilotfish.cli.plan import plan_hardware, plan_simulate, plan_splits
 from pilotfish.cli.show import print_json

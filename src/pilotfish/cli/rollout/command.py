@@ -48,13 +48,14 @@ def report(
     """Say what each variant does beside the holdout. Look as often as you like: its intervals allow for that."""
     from msgspec import to_builtins
 
-    from pilotfish.bench.rollout_page import write_rollout_page
+    from pilotfish.cli.pages.document import write_file
+    from pilotfish.cli.pages.rollout import rollout_page
     from pilotfish.operate.report import rollout_report
 
     made = rollout_report(_read(url or [], source or [], api_key_env), alpha)
     print_json(to_builtins(made)) if json else _print(made)
     if html is not None:
-        write_rollout_page(made, html)
+        write_file(rollout_page(made), html)
 
 
 def _read(urls: Sequence[str], files: Sequence[Path], api_key_env: str) -> RolloutArms:

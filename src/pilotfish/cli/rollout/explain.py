@@ -61,7 +61,8 @@ def explain(
     """Say why acceptance changed between two intervals, and what to do (docs/explaining.md)."""
     from msgspec import to_builtins
 
-    from pilotfish.bench.explain_page import write_explanation
+    from pilotfish.cli.pages.document import write_file
+    from pilotfish.cli.pages.explanation import explanation_page
     from pilotfish.operate.explaining import explain as explaining
 
     statistics = _statistics(url, source, api_key_env)
@@ -69,7 +70,7 @@ def explain(
     found = explaining.explain(*(statistics.between(span.begin, span.end) for span in spans))
     print_json(to_builtins(found)) if json else _print(found)
     if html is not None:
-        write_explanation(found, html)
+        write_file(explanation_page(found), html)
 
 
 def _statistics(url: str | None, source: Path | None, api_key_env: str) -> CohortStatistics:

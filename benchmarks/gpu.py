@@ -1,0 +1,136 @@
+"""Cost of a step on a CUDA GPU, with and without graphs, and its attention beside other ways to compute it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+from harness import Options, run
+from random_models import CONTEXT, HEAD_DIM, SHAPES, TARGETS, VOCAB, WARM_UP, context_and_tree, random_model, step_rows
+from torch.nn import functional as F
+from transformers import LlamaConfig
+
+from pilotfish.cli.bench.report import ProgressBar, Report, Row, timed
+from pilotfish.errors import InputError
+from pilotfish.model.attention import AttentionMetadata, Scoring, TreeAttention, dense_tree_attention, key_slots
+from pilotfish.model.batch import EXACT, Batch
+from pilotfish.model.cuda.graphs import CudaRecorder
+from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.kv_planes import LayerKV
+from pilotfish.model.loading.footprint import slot_bytes
+from pilotfish.model.loading.loader import LoadedModel
+from pilotfish.model.loading.precision import precision_of
+
+ROWS = (1, 8, 16, 64)
+SLOTS = CONTEXT + max(ROWS)
+CALLS = 50  # of an attention in one measurement
+COPY_BYTES = 2**30
+SCALE = HEAD_DIM**-0.5
+
+
+def run_gpu(options: Options, progress: ProgressBar) -> Report:
+    """Reports medians of `repeats` measurements. InputError where there is no CUDA device."""
+    if not torch.cuda.is_available():
+        raise InputError("there is no CUDA device here")
+    device, repeats = torch.device("cuda"), options.repeats
+    precision = precision_of(options.dtype, SHAPES["draft"], device, eager=False)
+    progress.total, steps, attention = len(TARGETS), list[Row](), list[Row]()
+    for name in TARGETS:
+        model = random_model(SHAPES[name], precision.dtype, device)
+        for graphs in (False, True):
+            executor = TorchExecutor(replace(model, recordable=graphs and model.recordable), SLOTS)
+            steps += [{"shape": name, "graphs": graphs, **step_time(executor, rows, repeats)} for rows in ROWS]
+        attention += [{"shape": name, "rows": rows, **attention_us(name, rows, model, repeats)} for rows in ROWS]
+        progress(name)
+    copied = 2 * COPY_BYTES / (milliseconds(_copy(device), repeats) * 1e6)
+    machine = {"dtype": precision.name, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    return Report({**machine, "copy_gb_per_s": copied, "steps": steps, "attention": attention})
+
+
+def milliseconds(call: Callable[[], object], repeats: int) -> float:
+    """Median of a call and the wait for the device."""
+
+    def waited() -> None:
+        call()
+        torch.cuda.synchronize()
+
+    return 1000 * statistics.median([timed(waited) for _ in range(WARM_UP + repeats)][WARM_UP:])
+
+
+def _copy(device: torch.device) -> Callable[[], object]:
+    source, target = (torch.zeros(COPY_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
+    return lambda: target.copy_(source)
+
+
+def step_time(executor: TorchExecutor, rows: int, repeats: int) -> Row:
+    """A step of one token and a tree below it, `rows` together, after `CONTEXT` tokens: a forward from its rows to its
+    logits, Python included. GB/s count weights and KV once each."""
+    step, model = step_rows(executor, rows), executor.model
+    spent = milliseconds(lambda: executor.forward([step]), repeats)
+    weights = sum(one.nbytes for name, one in model.module.named_parameters() if "embed_tokens" not in name)
+    read = weights + (CONTEXT + rows) * slot_bytes(model.config, model.kv_dtype.itemsize)
+    return {"rows": rows, "milliseconds": spent, "gb_per_s": read / (spent * 1e6)}
+
+
+def attention_us(name: str, rows: int, model: LoadedModel, repeats: int) -> Row:
+    """Microseconds of one layer's attention over such a step's rows; SDPA's alone writes no KV. Triton and SDPA are
+    replayed as graphs, free of launches; the dense reference asks the device for lengths, and is timed with its
+    launches."""
+    calls = attention_contest(SHAPES[name], rows, model.dtype, model.device)
+    record = CudaRecorder()
+    replayed = {kind: record(calls[kind])[0] for kind in ("triton", "sdpa")}
+
+    def microseconds(call: Callable[[], object]) -> float:
+        return 1000 * milliseconds(lambda: [call() for _ in range(CALLS)], repeats) / CALLS
+
+    return {kind: microseconds(call) for kind, call in {**calls, **replayed}.items()}
+
+
+def attention_contest(
+    shape: LlamaConfig, rows: int, dtype: torch.dtype, device: torch.device
+) -> dict[str, Callable[[], torch.Tensor]]:
+    """Three ways to attend with a step's rows, over the same random keys; SDPA's are laid out in position order
+    beforehand. Each gives [rows, heads, head_dim]."""
+    from pilotfish.model.cuda.triton_attention import triton_tree_attention
+
+    [batch] = Batch.build([context_and_tree(rows, VOCAB)[1]], EXACT, SLOTS)
+    place = batch.map(lambda tensor: tensor.to(device)).metadata
+
+    def normal(tokens: int, heads: int) -> torch.Tensor:
+        return torch.randn(tokens, heads, HEAD_DIM, dtype=dtype, device=device)
+
+    kv_heads = shape.num_key_value_heads
+    q, k, v = (normal(rows, heads) for heads in (shape.num_attention_heads, kv_heads, kv_heads))
+    kv = LayerKV(*(normal(SLOTS + 1, kv_heads) for _ in range(2)))
+
+    def attend(kernel: TreeAttention) -> torch.Tensor:
+        return kernel(q, k, v, kv, place, Scoring(SCALE))
+
+    attend(dense_tree_attention)  # writes k and v
+    query, keys, values = (
+        x.transpose(0, 1)[None].contiguous() for x in (q, *(plane[: CONTEXT + rows] for plane in kv))
+    )
+    mask = tree_mask(place)
+
+    def sdpa() -> torch.Tensor:
+        attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=SCALE, enable_gqa=True)
+        return attended[0].transpose(0, 1)
+
+    triton, dense = partial(attend, triton_tree_attention), partial(attend, dense_tree_attention)
+    return {"triton": triton, "dense": dense, "sdpa": sdpa}
+
+
+def tree_mask(place: AttentionMetadata) -> torch.Tensor:
+    """Tells which of the slots 0 to `CONTEXT` + rows - 1 each row sees. bool [rows, slots]."""
+    rows = len(place.row_slots)
+    seen = torch.zeros(rows, CONTEXT + rows, dtype=torch.bool, device=place.row_slots.device)
+    for row, slots, position in zip(seen, key_slots(place), place.row_positions.tolist(), strict=True):
+        row[slots[: position + 1]] = True
+    return seen
+
+
+if __name__ == "__main__":
+    run(run_gpu, "dtype", repeats=50)

@@ -1,0 +1,98 @@
+"""Figures of engines that were compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from peers.protocol import PLAIN, Generated
+
+from pilotfish.cli.bench.contestants import OFF, over, rates
+from pilotfish.cli.bench.report import Row, Spread, distinct_ngrams, equal_share
+
+PILOTFISH, TRANSFORMERS = "Pilotfish", "transformers"
+#: Outputs of each contestant, round by round.
+Rounds = Mapping[str, Sequence[Generated]]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way of generating of one engine."""
+
+    engine: str
+    way: str
+    precision: str
+    samples: bool  # whether it plays at other temperatures than 0
+
+    @property
+    def name(self) -> str:
+        """`off`, `sync` and `async` are ours; others have their engine's name before theirs."""
+        if self.engine == PILOTFISH:
+            return self.way
+        return self.engine if self.way == PLAIN else f"{self.engine}, {self.way}"
+
+    @property
+    def plain(self) -> str:
+        """The contestant that is the same engine without guesses."""
+        return OFF if self.engine == PILOTFISH else self.engine
+
+    def as_row(self) -> Row:
+        return {"contestant": self.name, "engine": self.engine, "precision": self.precision}
+
+
+def speeds_of(field: Mapping[str, Contender], rounds: Rounds, *, greedy: bool) -> list[Row]:
+    return [speed_row(field[name], rounds, greedy=greedy) for name in rounds]
+
+
+def speed_row(contender: Contender, rounds: Rounds, *, greedy: bool) -> Row:
+    """Seconds and tokens in all. `equal_to_plain` is the share of outputs that are those of the same engine without
+    guesses, which sampling promises of none but ours; `as_transformers`, greedily, of each output the share of its
+    tokens before the first that is not transformers'."""
+    runs = rounds[contender.name]
+    own, steps = [run.tokens for run in runs], sum(run.verify_steps for run in runs)
+    row: Row = {
+        "contestant": contender.name,
+        "tokens_per_second": Spread.of(rates(runs)),
+        "seconds": sum(run.seconds for run in runs),
+        "tokens": sum(map(len, own)),
+    }
+    bases = {"over_off": OFF, "over_transformers": TRANSFORMERS}
+    row |= {column: over(contender.name, base, rounds) for column, base in bases.items() if base in rounds}
+    row["tokens_per_verify_step"] = row["tokens"] / steps if steps else None
+    row["distinct_4grams"] = distinct_ngrams(own)
+    if contender.plain in rounds and (greedy or contender.engine == PILOTFISH):
+        row["equal_to_plain"] = equal_share(own, _outputs(rounds[contender.plain]))
+    if greedy:
+        theirs = _outputs(rounds[TRANSFORMERS])
+        row["as_transformers"] = Spread.of([_agreeing(*each) for each in zip(own, theirs, strict=True)])
+    return row
+
+
+def _outputs(runs: Sequence[Generated]) -> list[list[int]]:
+    return [run.tokens for run in runs]
+
+
+def _agreeing(output: Sequence[int], other: Sequence[int]) -> float:
+    same = [a == b for a, b in zip(output, other, strict=False)]
+    return (same.index(False) if False in same else len(same)) / max(len(output), len(other))
+
+
+def ratios_of(field: Mapping[str, Contender], rounds: Rounds) -> list[Row]:
+    """Our contestants over each other engine: over it without guesses, over the way of guessing that has the best
+    median, and over the faster of these two, chosen in each round."""
+    ours = [name for name in rounds if field[name].engine == PILOTFISH]
+    known = {**rounds}
+    below: list[str] = []
+    for engine in dict.fromkeys(field[name].engine for name in rounds):
+        if engine != PILOTFISH:
+            own = [name for name in rounds if field[name].engine == engine]
+            guessing = [name for name in own if name != engine]
+            below.append(engine)
+            if guessing:
+                best = max(guessing, key=lambda name: Spread.of(rates(rounds[name])).median)
+                better = f"{engine}, better of plain and {field[best].way}"
+                turns = zip(rounds[engine], rounds[best], strict=True)
+                known[better] = [max(both, key=attrgetter("tokens_per_second")) for both in turns]
+                below += [best, better]
+    return [{"numerator": n, "denominator": d, "ratio": over(n, d, known)} for d in below for n in ours]

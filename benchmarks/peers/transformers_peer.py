@@ -1,0 +1,73 @@
+"""transformers as a contestant, as its user has it: its own cache and attention, its defaults of assisted
+generation."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from peers.protocol import (
+    LOOKUP,
+    PLAIN,
+    Generated,
+    LoadedPeer,
+    PeerSetup,
+    Question,
+    Way,
+    serve,
+    setup_of,
+)
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
+
+from pilotfish.model.heads.detect import is_head
+from pilotfish.model.loading.loader import DTYPES
+from pilotfish.model.loading.quantize import quantize
+
+ASSISTED = "assisted"
+#: Tokens, as in transformers' documentation.
+LOOKUP_TOKENS = 10
+
+
+def load(text: str) -> LoadedPeer:
+    """`text` is a PeerSetup of Hugging Face directories."""
+    setup = setup_of(text)
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    torch.set_num_threads(setup.threads)
+    target = partial(_generate, _model(setup.target, setup))
+    ways: dict[str, Way] = {PLAIN: target, LOOKUP: partial(target, prompt_lookup_num_tokens=LOOKUP_TOKENS)}
+    left_out = {}
+    if setup.draft is None or is_head(Path(setup.draft)):
+        left_out[ASSISTED] = "the draft is a trained head, and transformers' assistant is a language model"
+    else:
+        ways[ASSISTED] = partial(target, assistant_model=_model(setup.draft, setup))
+    quantized = "" if setup.quantization == "none" else f", weights {setup.quantization}"
+    return LoadedPeer(ways, setup.dtype + quantized, ways.keys() - {LOOKUP}, left_out)
+
+
+def _model(directory: str, setup: PeerSetup) -> Any:
+    """Without an end of sequence: all generate as much."""
+    module = AutoModelForCausalLM.from_pretrained(directory, dtype=DTYPES[setup.dtype]).eval()
+    module.generation_config.eos_token_id = None
+    if setup.quantization != "none":  # the same weights for all
+        quantize(module, setup.quantization)  # type: ignore[arg-type]
+    return module
+
+
+def _generate(model: Any, question: Question, **options: Any) -> Generated:
+    """At a temperature the plain distribution, without the filters that `generate` has by default."""
+    torch.manual_seed(question.seed)
+    sampling = {"do_sample": True, "temperature": question.temperature, "top_k": 0, "top_p": 1.0}
+    chosen = {**(sampling if question.temperature else {"do_sample": False}), **options}
+    began = time.perf_counter()
+    ids = torch.tensor([question.prompt])
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=question.max_tokens, **chosen)
+    return Generated(seconds=time.perf_counter() - began, tokens=output[0, ids.shape[1] :].tolist())
+
+
+if __name__ == "__main__":
+    serve(load)

@@ -1,1 +1,0 @@
-"""`pilotfish bench serve`: requests to any server that speaks OpenAI's API, and what became of them."""

@@ -1,0 +1,137 @@
+"""`pilotfish plan calibrate`: what this machine takes beside forwards, by steps and levels of a real engine whose
+devices are paced; and forwards of the pair as they are here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise, product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+from pilotfish.cli.bench.contestants import OFF, PLAIN, Contestant, Run, contestant_of, has_prompt_rows, overruns
+from pilotfish.cli.bench.modes.levels import Level, read_levels
+from pilotfish.cli.bench.options import BenchOptions
+from pilotfish.cli.bench.report import ProgressBar, Report, cpu_name
+from pilotfish.cli.bench.workload import Job, Workload, parse_numbers
+from pilotfish.cli.demo.demo_runs import PROMPTS
+from pilotfish.config.engine import EngineConfig
+from pilotfish.core.scheduling.budget import FixedBudget
+from pilotfish.core.scheduling.executor import Executor
+from pilotfish.engine.costs import forward_seconds
+from pilotfish.engine.engine import Engine
+from pilotfish.errors import EngineError, ParameterError
+from pilotfish.plan.simulation.calibration import MachineCalibration, fitted
+from pilotfish.plan.simulation.setup import HostCosts
+from pilotfish.workers.records import StepRecord
+
+#: Rows whose forwards are timed.
+KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+#: Levels, leaves and nodes of the trees that the target waits for here.
+SYNC = (3, 4, 12)
+#: Share of forwards that may be late: medians do not mind them.
+MOST_OVERRUNS = 0.1
+#: Seconds, assumed: a message through a socket of the same host and the thread behind it.
+HOP = 100e-6
+
+
+@dataclass(frozen=True)
+class Measured:
+    name: str
+    run: Run
+    concurrency: int
+
+    @property
+    def steps(self) -> Iterator[tuple[StepRecord, StepRecord]]:
+        """Steps in which all sequences sampled and no prompt was read, each after the one before."""
+        for before, step in pairwise(self.run.steps):
+            if step.sequences == self.concurrency and not has_prompt_rows(before) and not has_prompt_rows(step):
+                yield before, step
+
+
+def run_calibrate(options: BenchOptions, progress: ProgressBar) -> Report:
+    """EngineError where the pace is one that this machine cannot hold."""
+    concurrencies = parse_numbers("concurrency", options.concurrencies)
+    workload = Workload(PROMPTS, options.temperature, options.max_tokens)
+    rounds = {c: [job.whole for job in workload.jobs(c, turn=0)] for c in concurrencies}
+    progress.total = 3 * sum(map(len, rounds.values()))
+    with TemporaryDirectory() as directory:
+        timeline = Path(directory) / "timeline.json"
+        config = options.engine_config(mode="async", budget="fixed", trace=timeline)
+        if config.paces.target is None or config.paces.draft is None:
+            raise ParameterError("pace", config.pace, "of target and draft")
+        measured = _measured(config, rounds, progress)
+        levels = read_levels(timeline)
+    host = host_costs(config, measured, levels)
+    target, draft = _forwards(options)
+    name = config.target.name
+    calibration = MachineCalibration(processor=cpu_name(), pair=name, target=target, draft=draft, host=host)
+    if options.to:
+        Path(options.to).write_bytes(msgspec.json.format(msgspec.json.encode(calibration)))
+    return Report({"calibration": msgspec.to_builtins(calibration)})
+
+
+def _measured(config: EngineConfig, rounds: Mapping[int, Sequence[Job]], progress: ProgressBar) -> list[Measured]:
+    measured = []
+    with Engine(config) as engine:
+        players = {OFF: PLAIN, "sync": _sync(engine), "async": contestant_of(engine)}
+        for (concurrency, jobs), (name, player) in product(rounds.items(), players.items()):
+            measured.append(Measured(name, _run(engine, player, jobs, concurrency, progress), concurrency))
+    return measured
+
+
+def _sync(engine: Engine) -> Contestant:
+    levels, width, nodes = SYNC
+    return Contestant(partial(engine.drafters.make_lm, width), partial(FixedBudget, nodes, levels))
+
+
+def _run(engine: Engine, player: Contestant, jobs: Sequence[Job], concurrency: int, progress: ProgressBar) -> Run:
+    engine.reset_pacing()
+    run = player.run(engine, jobs, concurrency, lambda: progress(f"{concurrency} at a time"))
+    if overruns(engine) > MOST_OVERRUNS:
+        raise EngineError(f"pace: this machine cannot hold {engine.config.pace} at {concurrency} sequences; take more")
+    return run
+
+
+def host_costs(config: EngineConfig, measured: Sequence[Measured], levels: Sequence[Level]) -> HostCosts:
+    target, draft = config.paces.target, config.paces.draft
+    assert target is not None and draft is not None
+    counts, seconds, waited = [], [], []
+    for one in measured:
+        for before, step in one.steps:
+            drafting = step.drafted - step.planned if one.name == "sync" else 0.0
+            counts.append([1, step.sequences, step.nodes])
+            seconds.append(step.ended - before.ended - drafting - target.seconds(step.rows))
+            if one.name == "sync":
+                waited.append(drafting / SYNC[0] - draft.seconds(SYNC[1] * step.sequences))
+    step_cost, sequence, node = fitted(counts, seconds)
+    spans = list(_between(measured, levels))
+    level, leaf = fitted([[1, leaves] for leaves, _ in spans], [between for _, between in spans])
+    waits = fitted([[1]] * len(waited), waited)[0]
+    return HostCosts(step=step_cost, sequence=sequence, node=node, level=level, leaf=leaf, waited=waits, hop=HOP)
+
+
+def _between(measured: Sequence[Measured], levels: Sequence[Level]) -> Iterator[tuple[int, float]]:
+    """Leaves of a level of async, and seconds from its end to the next one's beginning, while targets verified."""
+    for one in measured:
+        if one.name == "async":
+            began, ended = one.run.steps[0].began, one.run.steps[-1].ended
+            own = [level for level in levels if began <= level.began and level.ended <= ended]
+            for level, after in pairwise(own):
+                if not level.prompt_rows and not after.prompt_rows:
+                    yield level.leaves, after.began - level.ended
+
+
+def _forwards(options: BenchOptions) -> tuple[str, str]:
+    """Of target and draft, at the machine's own speed, as paces."""
+    with Engine(options.engine_config(mode="sync", pace="")) as engine:
+        draft = engine.drafters.make_lm()
+        return _pace(engine.executor, 0), _pace(draft.executor, draft.feature_width)
+
+
+def _pace(executor: Executor, feature_width: int) -> str:
+    times = {rows: 1000 * forward_seconds(executor, rows, feature_width=feature_width) for rows in KNOTS}
+    return "/".join(f"{rows}:{max(times[rows], 0.001):.3f}ms" for rows in KNOTS)

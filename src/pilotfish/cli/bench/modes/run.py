@@ -1,0 +1,136 @@
+"""Modes of speculation by concurrency and by settings of the draft, off among them, on the same prompts and seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain, pairwise
+from typing import Any
+
+import msgspec
+
+from pilotfish.cli.bench.contestants import OutputTimes, Run, joined, speed_of
+from pilotfish.cli.bench.modes.engines import Engines
+from pilotfish.cli.bench.modes.levels import Level, levels_of
+from pilotfish.cli.bench.modes.settings import grid_of
+from pilotfish.cli.bench.options import BenchOptions
+from pilotfish.cli.bench.page.saved import DepthCounts, MeasuredAcceptance, RequestTimes
+from pilotfish.cli.bench.report import ProgressBar, Report, Row
+from pilotfish.cli.bench.serving.figures import spread_of
+from pilotfish.cli.bench.workload import Job, parse_numbers
+from pilotfish.engine.memory import precision_here
+from pilotfish.model.pacer import MAX_OVERRUN_SHARE
+
+#: Tables that are only in the JSON.
+UNSHOWN = ("requests", "acceptance")
+#: Levels by setting.
+Levels = Mapping[str, Sequence[Level]]
+#: Measured rounds of each setting, by concurrency.
+Rounds = Mapping[int, Mapping[str, Sequence[Run]]]
+
+
+def run_modes(options: BenchOptions, progress: ProgressBar) -> Report:
+    """Every setting plays every round, in rotating order, `repeats` rounds after one to warm up; fails where outputs of
+    float32 differ from those of off."""
+    settings, prompts = grid_of(options), len(options.rows())
+    numbers = {c: max(c, prompts) for c in parse_numbers("concurrency", options.concurrencies)}
+    jobs = {concurrency: options.rounds(number) for concurrency, number in numbers.items()}
+    progress.total = len(settings) * (options.repeats + 1) * sum(numbers.values())
+    with Engines(options.engine_config(max_requests=max(32, *numbers)), options.engines) as engines:
+        rounds = {c: engines.play(settings, jobs[c], c, progress) for c in numbers}
+    measured = [row for c, found in rounds.items() for row in measured_rows(found, c, engines.levels)]
+    config = options.engine_config()
+    exact = precision_here(config, config.target).name == "float32"
+    unequal = [row["setting"] for row in measured if row["equal_outputs"] < 1]
+    results = {
+        "grid": [setting.row() for setting in settings],
+        "settings": measured,
+        "latencies": [row for c, found in rounds.items() for row in latency_rows(found, c)],
+        "invalid": invalid(measured),
+        **drawn(rounds, {c: rest for c, (_, *rest) in jobs.items()}),
+    }
+    return Report(results, failed=exact and bool(unequal), unshown=UNSHOWN)
+
+
+def measured_rows(rounds: Mapping[str, Sequence[Run]], concurrency: int, levels: Levels) -> list[Row]:
+    """A row for each setting. `overruns` are the largest share of a paced model's forwards, drafts' levels included."""
+    rows = list[Row]()
+    for name, runs in rounds.items():
+        speed = speed_of(name, rounds)
+        during = [level for run in runs for level in levels_during(run, levels[name])]
+        late = sum(level.taken > 1 for level in during) / len(during) if during else 0.0
+        named = {"setting": speed.pop("contestant"), "concurrency": concurrency}
+        rows.append({**named, **speed, "overruns": max(speed["overruns"], late), **levels_of(runs, levels[name])})
+    return rows
+
+
+def levels_during(run: Run, levels: Sequence[Level]) -> list[Level]:
+    return [level for level in levels if run.steps and run.steps[0].began <= level.began <= run.steps[-1].ended]
+
+
+def invalid(measured: Sequence[Row]) -> str:
+    """Why a paced run says nothing of the devices that it emulates; empty where it does."""
+    late = [row for row in measured if row["overruns"] > MAX_OVERRUN_SHARE]
+    if not late:
+        return ""
+    worst = max(late, key=lambda row: row["overruns"])
+    where = f"{worst['setting']}, {worst['concurrency']} at a time"
+    return (
+        f"{worst['overruns']:.1%} of the forwards of {where} took longer than their pace; {MAX_OVERRUN_SHARE:.0%} may"
+    )
+
+
+def latency_rows(rounds: Mapping[str, Sequence[Run]], concurrency: int) -> list[Row]:
+    """Milliseconds to the first token, between moments at which tokens come, and in all."""
+    return [
+        {"setting": name, "concurrency": concurrency, "ms": kind, **spread_of(seconds)}
+        for name, runs in rounds.items()
+        for kind, seconds in _latencies([one for run in runs for one in run.times]).items()
+    ]
+
+
+def _latencies(outputs: Sequence[OutputTimes]) -> dict[str, list[float]]:
+    return {
+        "TTFT": [one.times[0] - one.began for one in outputs],
+        "ITL": [b - a for one in outputs for a, b in pairwise(one.times) if b > a],
+        "E2E": [one.times[-1] - one.began for one in outputs],
+    }
+
+
+# -- what a page draws
+
+
+def drawn(rounds: Rounds, jobs: Mapping[int, Sequence[Sequence[Job]]]) -> dict[str, Any]:
+    players = [(name, c, runs) for c, found in rounds.items() for name, runs in found.items()]
+    requests = chain.from_iterable(request_rows(name, c, runs, jobs[c]) for name, c, runs in players)
+    acceptance = [acceptance_of(name, c, runs) for name, c, runs in players]
+    return {"requests": msgspec.to_builtins(list(requests)), "acceptance": msgspec.to_builtins(acceptance)}
+
+
+def request_rows(
+    setting: str, concurrency: int, runs: Sequence[Run], rounds: Sequence[Sequence[Job]]
+) -> list[RequestTimes]:
+    """An offline request is sent when it is begun: all of a round are there from its beginning."""
+    rows = []
+    for number, (run, jobs) in enumerate(zip(runs, rounds, strict=True)):
+        start = min(one.began for one in run.times)
+        for one, job in zip(run.times, jobs, strict=True):
+            times = [round(at - start, 6) for at in one.times]
+            rows.append(
+                RequestTimes(
+                    setting=setting,
+                    concurrency=concurrency,
+                    round=number,
+                    category=job.prompt.category,
+                    sent=round(one.began - start, 6),
+                    first=times[0],
+                    ended=times[-1],
+                    times=times,
+                )
+            )
+    return rows
+
+
+def acceptance_of(setting: str, concurrency: int, runs: Sequence[Run]) -> MeasuredAcceptance:
+    run = joined(runs)
+    counts = DepthCounts(run.by_depth("offered_by_depth"), run.by_depth("accepted_by_depth"))
+    return MeasuredAcceptance(setting=setting, concurrency=concurrency, by_depth=counts)

@@ -1,0 +1,126 @@
+"""A server that speaks OpenAI's API: which model, which body, whether it still answers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from pilotfish.cli.bench.serving.client import CHATS, COMPLETIONS, Exchange, exchange
+from pilotfish.cli.bench.serving.options import ServeBenchOptions
+from pilotfish.cli.bench.serving.requests import Message, ServerRequest, joined, said
+from pilotfish.errors import EngineError, ParameterError
+
+MODELS, METRICS = "/v1/models", "/metrics"
+#: Seconds that a server may take for the list of its models, or for its metrics.
+PATIENCE = 20.0
+#: Servers by what they call themselves in the list of models; both tell the tokens of each event if they are asked.
+OURS, VLLM = "pilotfish", "vllm"
+
+
+@dataclass(frozen=True)
+class ServedEndpoint:
+    url: str
+    model: str
+    chat: bool
+    headers: Mapping[str, str] = field(default_factory=dict)
+    owner: str = ""  # of the model, as the server says
+
+    @property
+    def path(self) -> str:
+        return CHATS if self.chat else COMPLETIONS
+
+    def body(self, request: ServerRequest, history: Sequence[Message]) -> dict[str, Any]:
+        """Of a turn, after what was said before."""
+        told = {"continuous_usage_stats": True} if self.owner in (OURS, VLLM) else {}
+        if request.prompt and not self.chat:
+            asked: dict[str, Any] = {"prompt": request.prompt}
+        else:
+            messages = said(request, history)
+            asked = {"messages": messages} if self.chat else {"prompt": joined(messages)}
+        return {
+            "model": self.model,
+            **asked,
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "seed": request.seed,
+            "stream": True,
+            "stream_options": {"include_usage": True, **told},
+            **({"speculation": {"metrics": "summary"}} if self.owner == OURS else {}),
+            **request.fields,
+        }
+
+    async def send(self, request: ServerRequest, history: Sequence[Message]) -> Exchange:
+        """OSError where nobody listens."""
+        return await exchange(self.url, self.path, self.body(request, history), headers=self.headers)
+
+    async def gone(self) -> str:
+        """Why it does not answer any more; empty where it does, whatever it says."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                spoken = await exchange(self.url, MODELS, None, headers=self.headers)
+        except TimeoutError:
+            return f"it has not answered for {PATIENCE:g} s"
+        except OSError as error:
+            return error.strerror or str(error)
+        return "" if spoken.parts else "it closes connections without an answer"
+
+    def metrics(self) -> str:
+        """In Prometheus' text format; empty where it has none."""
+        try:
+            return _get(self.url + METRICS, self.headers).decode(errors="replace")
+        except (OSError, ValueError):
+            return ""
+
+
+def find_endpoint(options: ServeBenchOptions) -> ServedEndpoint:
+    """The endpoint with its model. ParameterError for a URL or a variable that cannot be used; EngineError where the
+    server does not list its models."""
+    url = options.base_url.rstrip("/").removesuffix("/v1")
+    address = urlsplit(url)
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise ParameterError("base_url", options.base_url, "an http:// or https:// URL")
+    headers = {}
+    if options.api_key_env:
+        if not (key := os.environ.get(options.api_key_env)):
+            raise ParameterError("api_key_env", options.api_key_env, "an environment variable that holds a key")
+        headers["authorization"] = f"Bearer {key}"
+    listed = _listed(url, headers, needed=not options.model)
+    model = options.model or listed[0]["id"]
+    owner = next((one.get("owned_by") for one in listed if one["id"] == model), None)
+    return ServedEndpoint(url, model, options.endpoint == "chat", headers, owner or "")
+
+
+def _listed(url: str, headers: Mapping[str, str], *, needed: bool) -> list[dict[str, Any]]:
+    """The server's models. A server that has no list will do where the model is given."""
+    try:
+        answer = msgspec.json.decode(_get(url + MODELS, headers), type=dict[str, Any])
+        models = [one for one in answer.get("data") or () if isinstance(one, dict) and "id" in one]
+        if not models and needed:
+            raise EngineError(f"endpoint: {url} lists no model; --model names one")
+    except urllib.error.HTTPError as error:
+        if needed:
+            raise EngineError(f"endpoint: {url}{MODELS} answers HTTP {error.code}; --model names one") from error
+        return []
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        told = getattr(reason, "strerror", None) or reason
+        raise EngineError(f"endpoint: {url} cannot be reached: {told}") from error
+    except msgspec.DecodeError as error:
+        if needed:
+            raise EngineError(f"endpoint: {url}{MODELS} is no list of models ({error}); --model names one") from error
+        return []
+    return models
+
+
+def _get(url: str, headers: Mapping[str, str]) -> bytes:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=dict(headers)), timeout=PATIENCE) as response:
+        body: bytes = response.read()
+        return body

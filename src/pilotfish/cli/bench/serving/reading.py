@@ -1,0 +1,111 @@
+"""What an answer of a server says: its text and calls, how it ended, when each of its tokens came."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from msgspec import Struct
+
+from pilotfish.cli.bench.serving.client import SHOWN, Answer, Event
+from pilotfish.cli.bench.serving.requests import Message
+
+OK = 200
+
+
+class AnswerEnd(Struct, frozen=True):
+    """How an answer ended; it is whole without an error."""
+
+    reason: str | None  # of its output
+    error: str = ""
+
+
+def finish_of(answer: Answer) -> AnswerEnd:
+    """A stream has ended well by `[DONE]`, or else by its output's finish_reason: not all servers send the former."""
+    data = [event.data for event in answer.events]
+    reason = next((c["finish_reason"] for one in data for c in _choices(one) if c.get("finish_reason")), None)
+    told = next((_error_text(one["error"]) for one in data if one.get("error")), "")
+    if answer.status and answer.status != OK:
+        other = next((str(one)[:SHOWN] for one in data), "no reason given")
+        return AnswerEnd(reason, f"HTTP {answer.status}: {told or answer.problem or other}")
+    if told or answer.problem:
+        return AnswerEnd(reason, told or answer.problem)
+    if not answer.ended and reason is None:
+        return AnswerEnd(reason, "the answer broke off" if answer.status else "no answer came")
+    return AnswerEnd(reason)
+
+
+def _error_text(error: Any) -> str:
+    return str(error.get("message") or error) if isinstance(error, Mapping) else str(error)
+
+
+def _choices(data: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return data.get("choices") or ()
+
+
+def _pieces(data: Mapping[str, Any]) -> tuple[str, list[Mapping[str, Any]]]:
+    """What an event adds to the output: text, reasoning included, and parts of calls."""
+    text, calls = "", list[Mapping[str, Any]]()
+    for choice in _choices(data):
+        said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+        text += "".join(said.get(name) or "" for name in ("reasoning_content", "reasoning", "content"))
+        calls += said.get("tool_calls") or ()
+    return text, calls
+
+
+def text_of_answer(answer: Answer) -> str:
+    """All that was generated, arguments of calls included."""
+    parts = [_pieces(event.data) for event in answer.events]
+    return "".join(text + "".join(map(_arguments, calls)) for text, calls in parts)
+
+
+def _arguments(call: Mapping[str, Any]) -> str:
+    function = call.get("function") or {}
+    return (function.get("name") or "") + (function.get("arguments") or "")
+
+
+def reply_of(answer: Answer) -> Message:
+    """The answer as a message of the next turn's history; its reasoning is left out."""
+    said = [
+        choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+        for event in answer.events
+        for choice in _choices(event.data)
+    ]
+    return {"role": "assistant", "content": "".join(one.get("content") or "" for one in said)}
+
+
+def usage_of(answer: Answer) -> Mapping[str, Any]:
+    """Of the whole answer; empty where the server tells none."""
+    return next((event.data["usage"] for event in reversed(answer.events) if event.data.get("usage")), {})
+
+
+def token_times(answer: Answer, tokens: int) -> list[float]:
+    """When each of so many tokens came, in moments of the host's monotonic clock; those of one event at the same. Which
+    came with which is as the server's running usage says. Without one, an event has a token if there are as many of
+    both, and else its share of the text."""
+    running = [event for event in answer.events if _choices(event.data) and event.data.get("usage")]
+    events = [event for event in answer.events if content_size(event)]
+    if running and all(event.data.get("usage") for event in events):
+        counts = [int(event.data["usage"].get("completion_tokens") or 0) for event in running]
+        return _spread(running, [min(count, tokens) for count in counts])
+    if not events:
+        return []
+    if len(events) == tokens:
+        return [event.at for event in events]
+    sizes = list(accumulate(content_size(event) for event in events))
+    return _spread(events, [max(1, round(tokens * size / sizes[-1])) if tokens else 0 for size in sizes])
+
+
+def content_size(event: Event) -> int:
+    """Characters that an event adds to the output."""
+    text, calls = _pieces(event.data)
+    return len(text) + sum(len(_arguments(call)) for call in calls)
+
+
+def _spread(events: Sequence[Event], counts: Sequence[int]) -> list[float]:
+    """`counts` are of all tokens up to each event's end."""
+    times: list[float] = []
+    for event, count in zip(events, counts, strict=True):
+        times += [event.at] * (count - len(times))
+    return times

@@ -1,0 +1,128 @@
+"""Task success with and without speculation, by category. Speculation may change what a step commits, and nothing else:
+in float32 all modes give equal outputs, so that they succeed and fail alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import get_args
+
+from pilotfish.cli.bench.contestants import Run, contestant_of
+from pilotfish.cli.bench.options import BenchOptions
+from pilotfish.cli.bench.report import ProgressBar, Report, Row
+from pilotfish.cli.bench.tasks.sandbox import Sandbox
+from pilotfish.cli.bench.tasks.tasks import Judge, Task, bundled_tasks, humaneval_tasks, validator
+from pilotfish.cli.bench.workload import Job, parse_choices
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.fields import Mode
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.request import FinishReason
+from pilotfish.engine.engine import Engine
+from pilotfish.engine.memory import precision_here
+from pilotfish.errors import ParameterError
+from pilotfish.model.loading.metadata import load_tokenizer
+from pilotfish.printable import one_line
+
+CODE, HUMANEVAL = "code", "humaneval"
+#: Characters of a reason.
+MAX_REASON = 100
+
+
+@dataclass(frozen=True)
+class Asked:
+    category: str
+    task: Task
+    job: Job
+
+
+def run_eval(options: BenchOptions, progress: ProgressBar) -> Report:
+    """Engines of all modes generate the same outputs, one mode after the other; then the outputs are judged."""
+    modes, tasks = parse_choices("modes", options.modes, get_args(Mode)), chosen_tasks(options)
+    validator()  # before hours of work, not after
+    config = options.engine_config()
+    sandbox = Sandbox() if options.allow_code_execution else None
+    judge = Judge(load_tokenizer(config.target), sandbox)
+    asked = asked_tasks(tasks, judge, options)
+    progress.total = len(modes) * len(asked)
+    runs = {mode: _run(options.engine_config(mode=mode), asked, options.concurrency, progress) for mode in modes}
+    failures = {
+        mode: [failure_of(*each, judge) for each in zip(asked, run.texts, run.ends, strict=True)]
+        for mode, run in runs.items()
+    }
+    unequal = [len({tuple(run.outputs[i]) for run in runs.values()}) > 1 for i in range(len(asked))]
+    results = {
+        "categories": [_row(name, asked, runs, failures, unequal) for name in tasks],
+        "outcomes": [_outcome(i, each, runs, failures, unequal) for i, each in enumerate(asked)],
+        "unequal": sum(unequal),
+        **({} if sandbox is None else {"programs_confined_to_their_directory": sandbox.confines_files}),
+        **({} if options.allow_code_execution else {"left_out": f"{CODE}: --allow-code-execution runs it"}),
+    }
+    in_float32 = precision_here(config, config.target).name == "float32"
+    return Report(results, failed=in_float32 and any(unequal))
+
+
+def chosen_tasks(options: BenchOptions) -> dict[str, list[Task]]:
+    """By category. Code is no task unless it may be run."""
+    tasks = bundled_tasks()
+    if not options.allow_code_execution:
+        if options.humaneval:
+            allowed = "--allow-code-execution with it: the model's programs are run"
+            raise ParameterError("humaneval", options.humaneval, allowed)
+        del tasks[CODE]
+    if options.humaneval:
+        tasks[HUMANEVAL] = humaneval_tasks(Path(options.humaneval))
+    return {category: each[: options.each] for category, each in tasks.items()}
+
+
+def asked_tasks(tasks: Mapping[str, Sequence[Task]], judge: Judge, options: BenchOptions) -> list[Asked]:
+    return [Asked(category, task, _job(task, judge, options)) for category, each in tasks.items() for task in each]
+
+
+def _job(task: Task, judge: Judge, options: BenchOptions) -> Job:
+    prompt, own = task.asked(judge), task.params(judge)
+    params = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature, seed=prompt.seed, **own)
+    return Job(prompt, f"T={options.temperature:g}", params)
+
+
+def _run(config: EngineConfig, asked: Sequence[Asked], concurrency: int, progress: ProgressBar) -> Run:
+    jobs, done = [each.job for each in asked], partial(progress, f"{config.mode}, {concurrency} at a time")
+    with Engine(config) as engine:
+        return contestant_of(engine).run(engine, jobs, concurrency, done)
+
+
+def failure_of(asked: Asked, text: str, end: str, judge: Judge) -> str:
+    """In one line; "" for a success."""
+    if end not in (FinishReason.STOP, FinishReason.LENGTH):
+        return end
+    why = asked.task.failure(text, judge)
+    cut = "cut off; " if why and end == FinishReason.LENGTH else ""
+    return one_line(cut + why)[:MAX_REASON]
+
+
+def _row(
+    category: str,
+    asked: Sequence[Asked],
+    runs: Mapping[Mode, Run],
+    failures: Mapping[Mode, Sequence[str]],
+    unequal: Sequence[bool],
+) -> Row:
+    own = [i for i, each in enumerate(asked) if each.category == category]
+    row: Row = {"category": category, "tasks": len(own), "unequal": sum(unequal[i] for i in own)}
+    for mode, run in runs.items():
+        successes, steps = sum(not failures[mode][i] for i in own), sum(run.stats[i].verify_steps for i in own)
+        row[f"{mode}_successes"], row[f"{mode}_success_rate"] = successes, successes / len(own)
+        row[f"{mode}_tokens_per_verify_step"] = sum(len(run.outputs[i]) for i in own) / steps
+    return row
+
+
+def _outcome(
+    i: int, asked: Asked, runs: Mapping[Mode, Run], failures: Mapping[Mode, Sequence[str]], unequal: Sequence[bool]
+) -> Row:
+    """`reason` is that of the first mode that failed."""
+    first = next(iter(runs.values()))
+    row: Row = {"category": asked.category, "task": asked.task.id, "tokens": len(first.outputs[i])}
+    row |= {"cut_off": first.ends[i] == FinishReason.LENGTH, "equal": not unequal[i]}
+    row |= {mode: not failures[mode][i] for mode in runs}
+    return {**row, "reason": next((failures[mode][i] for mode in runs if failures[mode][i]), "")}

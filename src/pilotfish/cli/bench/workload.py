@@ -1,0 +1,100 @@
+"""Work that contestants are given: prompts, sampling settings, seeds."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle, islice, zip_longest
+from pathlib import Path
+from typing import TypeVar
+
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.errors import ParameterError, PromptError
+from pilotfish.prompts import BadRow, Row, read_rows
+
+Choice = TypeVar("Choice", bound=str)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A row of a prompt file; turns are joined as they are."""
+
+    id: str
+    text: str | list[int]  # or its tokens
+    category: str = ""
+
+    @property
+    def seed(self) -> int:
+        """Fixed for the prompt, whichever subset of a file is run."""
+        return zlib.crc32(self.id.encode())
+
+    def job(self, temperature: float, max_tokens: int, offset: int) -> Job:
+        """A job with a seed of its own for each `offset`."""
+        params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=self.seed + offset)
+        return Job(self, f"T={temperature:g}", params)
+
+
+@dataclass(frozen=True)
+class Job:
+    prompt: Prompt
+    setting: str
+    params: SamplingParams
+
+    @property
+    def whole(self) -> Job:
+        """Goes on to `max_tokens`: the end of sequence is a token like others."""
+        return replace(self, params=replace(self.params, ignore_eos=True))
+
+
+@dataclass(frozen=True)
+class Workload:
+    prompts: list[Prompt]
+    temperature: float
+    max_tokens: int
+
+    def jobs(self, number: int, turn: int) -> list[Job]:
+        repeated = enumerate(islice(cycle(self.prompts), number), 1000 * turn)
+        return [prompt.job(self.temperature, self.max_tokens, offset) for offset, prompt in repeated]
+
+
+def load_prompts(path: Path, limit: int | None = None) -> list[Prompt]:
+    """The first `limit` rows of a prompt file; PromptError names the first row that is no prompt."""
+    return [_prompt(row) for row in read_rows(path)[:limit]]
+
+
+def _prompt(row: Row | BadRow) -> Prompt:
+    if isinstance(row, BadRow):
+        raise PromptError(f"{row.place}: {row.reason}")
+    if not (text := "".join(row.texts)):
+        raise PromptError(f"{row.place}: the prompt is empty")
+    return Prompt(str(row.id), text, row.category)
+
+
+def first_of_each(prompts: Sequence[Prompt], number: int | None) -> list[Prompt]:
+    """The first `number` prompts of each category, one of each after the other; None: all, as they are."""
+    if number is None:
+        return list(prompts)
+    kinds = dict.fromkeys(one.category for one in prompts)
+    chosen = [[one for one in prompts if one.category == kind][:number] for kind in kinds]
+    return [one for column in zip_longest(*chosen) for one in column if one is not None]
+
+
+def jobs_at(prompts: Sequence[Prompt], temperature: float, max_tokens: int) -> list[Job]:
+    return [prompt.job(temperature, max_tokens, offset=0) for prompt in prompts]
+
+
+def parse_choices(field: str, text: str, known: Sequence[Choice]) -> list[Choice]:
+    """Some of the known names, separated by commas, each once."""
+    by_name, names = {str(one): one for one in known}, text.split(",")
+    if len(set(names)) < len(names) or not set(names) <= by_name.keys():
+        raise ParameterError(field, text, f"some of {', '.join(by_name)}, separated by commas")
+    return [by_name[name] for name in names]
+
+
+def parse_numbers(field: str, text: str) -> list[int]:
+    """Positive integers separated by commas."""
+    parts = text.split(",")
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise ParameterError(field, text, "positive integers separated by commas")
+    return [int(part) for part in parts]

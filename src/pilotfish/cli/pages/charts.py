@@ -1,0 +1,174 @@
+"""Charts as SVG: lines and bars over axes. Colours are those of the page's style sheet, by class."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from xml.etree.ElementTree import Element
+
+from pilotfish.cli.pages.markup import tag
+
+#: Of a chart, in the units in which its text has 11: as wide as a phone.
+WIDTH, HEIGHT = 360, 230
+LEFT, RIGHT, TOP, BOTTOM = 46, 14, 12, 38
+#: Characters of a bar's label.
+LABEL = 16
+
+
+@dataclass(frozen=True)
+class Axis:
+    """From the least value to the greatest, with a label that names the unit."""
+
+    label: str
+    low: float
+    high: float
+    ticks: Sequence[float]
+    log: bool = False
+
+    @classmethod
+    def up_to(cls, label: str, high: float, low: float = 0.0) -> Axis:
+        """A linear one with about five round ticks, the last of which is not below `high`."""
+        rough = max(high - low, 1e-9) / 4
+        unit = 10 ** math.floor(math.log10(rough))
+        step = next(unit * times for times in (1, 2, 2.5, 5, 10) if unit * times >= rough)
+        ticks = [low + step * i for i in range(math.ceil((high - low) / step - 1e-9) + 1)]
+        return cls(label, low, ticks[-1], ticks)
+
+    @classmethod
+    def doubling(cls, label: str, values: Sequence[float]) -> Axis:
+        """A logarithmic one with a tick at each value; some room at both ends."""
+        return cls(label, min(values) / 1.3, max(values) * 1.3, sorted(set(values)), log=True)
+
+    def share(self, value: float) -> float:
+        """0 at the beginning of the axis, 1 at its end."""
+        if self.log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of a setting, joined by a line, or by stairs. `spreads` are a low and a high value at each point."""
+
+    name: str
+    style: str  # a class
+    points: Sequence[tuple[float, float]]
+    spreads: Sequence[tuple[float, float]] = ()
+    dots: bool = True
+    stairs: bool = False
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A chart's area and its axes. Points beyond the axes are drawn on the border."""
+
+    x: Axis
+    y: Axis
+    width: float = WIDTH
+    height: float = HEIGHT
+    parts: list[Element] = field(default_factory=list)
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        across, up = (min(max(share, 0.0), 1.0) for share in (self.x.share(x), self.y.share(y)))
+        return LEFT + across * (self.width - LEFT - RIGHT), self.height - BOTTOM - up * (self.height - TOP - BOTTOM)
+
+    def draw(self, *parts: Element) -> None:
+        self.parts.extend(parts)
+
+    def svg(self, title: str) -> Element:
+        """With everything that was drawn, on top of a grid."""
+        return svg(title, self.width, self.height, *self._grid(), *self.parts)
+
+    def _grid(self) -> list[Element]:
+        left, bottom = self.at(self.x.low, self.y.low)
+        right, top = self.at(self.x.high, self.y.high)
+        across = [(self.at(tick, self.y.low)[0], number(tick)) for tick in self.x.ticks]
+        upward = [(self.at(self.x.low, tick)[1], number(tick)) for tick in self.y.ticks]
+        return [
+            *(line(left, y, right, y, "grid") for y, _ in upward),
+            *(text(left - 6, y + 4, label, "end") for y, label in upward),
+            *(line(x, bottom, x, bottom + 4, "axis") for x, _ in across),
+            *(text(x, bottom + 16, label, "middle") for x, label in across),
+            line(left, bottom, right, bottom, "axis"),
+            text((left + right) / 2, self.height - 5, self.x.label, "middle", "label"),
+            tag("text", self.y.label, class_="label", text_anchor="middle",
+                transform=f"translate(11 {(top + bottom) / 2:.0f}) rotate(-90)"),
+        ]  # fmt: skip
+
+
+def line_chart(
+    title: str, x: Axis, y: Axis, series: Sequence[Series], rings: Sequence[tuple[float, float]] = ()
+) -> Element:
+    """Lines, the first one on top; `rings` mark points."""
+    frame = Frame(x, y)
+    for one in reversed(series):
+        places = [frame.at(*point) for point in one.points]
+        for (at, _), (low, high) in zip(one.points, one.spreads, strict=False):
+            frame.draw(line(*frame.at(at, low), *frame.at(at, high), f"spread {one.style}"))
+        frame.draw(tag("path", tag("title", one.name), d=_path(places, one.stairs), class_=f"line {one.style}"))
+        if one.dots:
+            frame.draw(*(tag("circle", cx=a, cy=b, r=3, class_=f"dot {one.style}") for a, b in places))
+    for point in rings:
+        cx, cy = frame.at(*point)
+        frame.draw(
+            tag("circle", cx=cx, cy=cy, r=6, class_="ring"), text(cx, cy + 20, number(point[0]), "middle", "label")
+        )
+    return frame.svg(title)
+
+
+def bar_chart(
+    title: str, axis: Axis, groups: Sequence[str], series: Sequence[tuple[str, str, Sequence[float]]]
+) -> Element:
+    """Bars to the right, a group below the other. `series` are names, classes, and a value for each group."""
+    thick, gap, left = 11, 12, 104
+    height = TOP + BOTTOM + len(groups) * (thick * len(series) + gap)
+    room = WIDTH - left - RIGHT
+    parts = [
+        line(left + axis.share(t) * room, TOP, left + axis.share(t) * room, height - BOTTOM, "grid") for t in axis.ticks
+    ]
+    parts += [text(left + axis.share(t) * room, height - BOTTOM + 16, number(t), "middle") for t in axis.ticks]
+    parts.append(text(left + room / 2, height - 5, axis.label, "middle", "label"))
+    for place, group in enumerate(groups):
+        top = TOP + place * (thick * len(series) + gap) + gap / 2
+        shown = group if len(group) <= LABEL else group[: LABEL - 1] + "…"
+        parts.append(text(left - 6, top + thick * len(series) / 2 + 4, shown, "end"))
+        for index, (name, style, values) in enumerate(series):
+            wide = max(axis.share(values[place]) * room, 1.0)
+            hint = tag("title", f"{name}, {group}: {values[place]:.2f}")
+            parts.append(rect(left, top + index * thick, wide, thick - 2, f"bar {style}", hint))
+    return svg(title, WIDTH, height, *parts)
+
+
+def cdf(values: Sequence[float], most: int = 120) -> list[tuple[float, float]]:
+    """Values and the share of all that do not exceed them, at no more than `most` of them."""
+    ranked = sorted(values)
+    chosen = sorted({round(i * (len(ranked) - 1) / (most - 1)) for i in range(most)})
+    return [(ranked[0], 0.0), *((ranked[i], (i + 1) / len(ranked)) for i in chosen)]
+
+
+def svg(title: str, width: float, height: float, *parts: Element) -> Element:
+    box = f"0 0 {width:g} {height:g}"
+    return tag("svg", tag("title", title), *parts, viewBox=box, role="img", xmlns="http://www.w3.org/2000/svg")
+
+
+def line(x1: float, y1: float, x2: float, y2: float, style: str) -> Element:
+    return tag("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=style)
+
+
+def rect(x: float, y: float, width: float, height: float, style: str, *children: Element) -> Element:
+    return tag("rect", *children, x=x, y=y, width=width, height=height, rx=1.5, class_=style)
+
+
+def text(x: float, y: float, words: str, anchor: str = "start", style: str | None = None) -> Element:
+    return tag("text", words, x=x, y=y, text_anchor=anchor, class_=style)
+
+
+def number(value: float) -> str:
+    """As short as can be: 12k for 12000."""
+    return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def _path(places: Sequence[tuple[float, float]], stairs: bool) -> str:
+    first, *rest = [(f"{x:.1f}", f"{y:.1f}") for x, y in places]
+    return f"M{first[0]} {first[1]}" + "".join(f"H{x}V{y}" if stairs else f"L{x} {y}" for x, y in rest)

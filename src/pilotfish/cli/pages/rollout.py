@@ -1,0 +1,110 @@
+"""A rollout's report as one HTML file: no other file, no network, no script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from xml.etree.ElementTree import Element
+
+from pilotfish.cli.pages.charts import BOTTOM, LABEL, RIGHT, TOP, WIDTH, Axis, line, number, svg, text
+from pilotfish.cli.pages.document import table, whole_page
+from pilotfish.cli.pages.markup import tag
+from pilotfish.operate.findings import WORDS, value_text
+from pilotfish.operate.intervals import Interval
+from pilotfish.operate.report import RolloutReport, RolloutRow, notes, summary
+
+#: Of a chart, in its units: left of the axis, where variants are named; of a variant's line.
+LEFT, LINE = 104, 26
+#: Of an axis, where all intervals are 0.
+LEAST = 0.1
+#: Classes of a difference by whether it is one for the better.
+STYLES = {True: "hit", False: "miss", None: "plain"}
+KEYS = {"hit": "better than the holdout", "miss": "worse", "plain": "no difference seen"}
+AXES = {
+    "ratio": "difference to the holdout (%)",
+    "count": "difference to the holdout",
+    "share": "difference to the holdout (points)",
+}
+COLUMNS = ["variant", "observations", "mean", "beside the holdout"]
+
+
+def rollout_page(report: RolloutReport) -> str:
+    title = "Variants of speculation beside the holdout"
+    keys = [tag("span", tag("i", class_=f"swatch {style}"), words) for style, words in KEYS.items()]
+    body = tag(
+        "main",
+        tag("h1", title),
+        *(tag("p", words) for words in summary(report)),
+        tag("nav", *keys, class_="legend"),
+        tag("div", *_sections(report), class_="plots"),
+        tag("section", tag("h2", "How to read it"), *(tag("p", words) for words in notes(report))),
+    )
+    return whole_page(title, body)
+
+
+def _sections(report: RolloutReport) -> Iterator[Element]:
+    for measure, words in WORDS.items():
+        rows = [row for row in report.rows if row.measure == measure]
+        if any(row.observations for row in rows):
+            title = words.title if rows[0].primary else f"{words.title} (secondary)"
+            chart = _chart(measure, rows)
+            yield tag(
+                "section",
+                tag("h3", title),
+                *(tag("p", f"{row.variant}: {row.finding}", class_="takeaway") for row in rows if row.finding),
+                None if chart is None else tag("div", tag("figure", chart), class_="chart"),
+                tag("details", tag("summary", "Numbers"), table(COLUMNS, [_cells(row) for row in rows])),
+            )
+
+
+def _cells(row: RolloutRow) -> list[str]:
+    return [row.variant, str(row.observations), value_text(row.measure, row.value), row.finding]
+
+
+def _chart(measure: str, rows: Sequence[RolloutRow]) -> Element | None:
+    """Each variant's difference with its interval, on both sides of the holdout's line; None without any."""
+    words = WORDS[measure]
+    scale = 1.0 if words.kind == "count" else 100.0
+    drawn = {row.variant: (row, _scaled(row.difference, scale)) for row in rows if row.difference is not None}
+    if not drawn:
+        return None
+    axis = _mirrored(AXES[words.kind], max(max(abs(at.low), abs(at.high)) for _, at in drawn.values()))
+    height = TOP + BOTTOM + LINE * len(drawn)
+    parts = _grid(axis, height)
+    for place, (row, interval) in enumerate(drawn.values()):
+        parts += _whisker(axis, row, interval, TOP + LINE * (place + 0.5))
+    return svg(f"{words.title}: differences to the holdout", WIDTH, height, *parts)
+
+
+def _scaled(interval: Interval, scale: float) -> Interval:
+    return Interval(scale * interval.estimate, scale * interval.low, scale * interval.high)
+
+
+def _mirrored(label: str, most: float) -> Axis:
+    """As far to the left of 0 as to the right."""
+    ticks = Axis.up_to(label, max(most, LEAST)).ticks
+    return Axis(label, -ticks[-1], ticks[-1], sorted({sign * tick for tick in ticks[::2] for sign in (-1, 1)}))
+
+
+def _across(axis: Axis, value: float) -> float:
+    return LEFT + axis.share(value) * (WIDTH - LEFT - RIGHT)
+
+
+def _grid(axis: Axis, height: float) -> list[Element]:
+    bottom = height - BOTTOM
+    ticks = [(_across(axis, tick), tick) for tick in axis.ticks]
+    return [
+        *(line(x, TOP, x, bottom, "grid" if tick else "axis") for x, tick in ticks),
+        *(text(x, bottom + 16, number(tick), "middle") for x, tick in ticks),
+        text(_across(axis, 0), height - 5, axis.label, "middle", "label"),
+    ]
+
+
+def _whisker(axis: Axis, row: RolloutRow, interval: Interval, y: float) -> list[Element]:
+    style = STYLES[row.better]
+    name = row.variant if len(row.variant) <= LABEL else row.variant[: LABEL - 1] + "…"
+    hint = tag("title", f"{row.variant}: {row.finding}")
+    return [
+        text(LEFT - 6, y + 4, name, "end"),
+        line(_across(axis, interval.low), y, _across(axis, interval.high), y, f"line {style}"),
+        tag("circle", hint, cx=_across(axis, interval.estimate), cy=y, r=4, class_=f"dot {style}"),
+    ]

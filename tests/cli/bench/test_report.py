@@ -1,0 +1,101 @@
+"""Figures, tables and JSON; the machine."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from pilotfish.cli.bench import report as report_module
+from pilotfish.cli.bench.report import (
+    Report,
+    Spread,
+    cpu_name,
+    describe_machine,
+    distinct_ngrams,
+    equal_share,
+    matmul_probe,
+    percentile,
+    ratios,
+    read_probe,
+    text_of,
+)
+from pilotfish.model.loading import precision
+
+
+def test_spread_of_known_values() -> None:
+    assert Spread.of([5, 1, 4, 2, 3]) == Spread(1, 2, 3, 4, 5, 5)
+    assert Spread.of([1, 2, 3, 4]).median == 2.5
+    assert Spread.of([7.0]) == Spread(7, 7, 7, 7, 7, 1)
+    assert Spread.of([0, 10]) == Spread(0, 2.5, 5, 7.5, 10, 2)
+
+
+def test_ratios_pair_what_belongs_to_one_round() -> None:
+    """The second round ran on a machine of half the speed: each round's ratio is 2 all the same."""
+    assert ratios([20, 10], [10, 5]) == Spread.of([2, 2])
+    with pytest.raises(ValueError, match="shorter"):
+        ratios([1, 2], [1])
+
+
+@pytest.mark.parametrize(
+    ("sequences", "share"),
+    [
+        ([[1, 2, 3, 4, 5]], 1.0),
+        ([[1, 1, 1, 1, 1, 1]], 1 / 3),
+        ([[1, 2, 1, 2, 1, 2, 1]], 1 / 2),
+        ([[1, 2, 3, 4], [1, 2, 3, 4]], 1.0),  # outputs that equal each other do not repeat themselves
+        ([[1, 1, 1, 1, 1], [1, 2, 3, 4, 5]], 3 / 4),
+        ([[1, 2, 3]], 1.0),
+        ([], 1.0),
+    ],
+)
+def test_distinct_4grams(sequences: list[list[int]], share: float) -> None:
+    assert distinct_ngrams(sequences) == share
+
+
+def test_shares() -> None:
+    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0 and percentile([1.0, 2.0], 0.99) == 2.0
+    assert equal_share([[1], [2]], [[1], [3]]) == 0.5
+
+
+def test_a_report_is_shown_and_written(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"contestant": "off", "rate": Spread.of([1.0, 3.0])}, {"contestant": "sync", "hits": 0.25}]
+    report = Report({"speeds": rows, "holds": True, "choices": {"draft 8": 2}}, conditions={"dtype": "float32"})
+    report.show()
+    out = capsys.readouterr().out
+    for text in ("dtype float32", "speeds", "2 (1.5 – 2.5)", "0.25", "yes"):
+        assert text in out
+    written = json.loads(report.as_json())
+    assert written["dtype"] == "float32" and written["speeds"][0]["rate"]["median"] == 2.0
+
+
+def test_numbers_have_four_digits() -> None:
+    assert [text_of(value) for value in (0.98765, 12.3456, 1234.56, 98765.4, 3, None)] == [
+        "0.9877",
+        "12.35",
+        "1235",
+        "98765",
+        "3",
+        "",
+    ]
+
+
+def test_the_machine_is_described(tmp_path: Path) -> None:
+    described = describe_machine("float32")
+    assert described["cpu"] and described["threads"] == torch.get_num_threads()
+    assert described["matmul_dtype"] == "float32"
+    assert read_probe(1)() > 0 and matmul_probe(torch.float32, 32)() > 0
+    (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name\t: A Processor\n")
+    assert cpu_name(tmp_path / "cpuinfo") == "A Processor"
+    assert cpu_name(tmp_path / "none")
+
+
+@pytest.mark.parametrize(("native", "measured"), [(True, "bfloat16"), (False, "float32")])
+def test_no_bfloat16_product_runs_on_a_processor_without_its_instructions(
+    native: bool, measured: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probed: list[torch.dtype] = []
+    monkeypatch.setattr(report_module, "matmul_probe", lambda dtype: probed.append(dtype) or (lambda: 1.0))
+    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda _: native)
+    assert describe_machine("bfloat16")["matmul_dtype"] == measured
+    assert probed == [getattr(torch, measured)]
