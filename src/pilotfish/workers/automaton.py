@@ -49,11 +49,9 @@ class SuffixAutomaton:
     # -- growth
 
     def begin(self) -> None:
-        """Start another sequence."""
         self._last = ROOT
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Read tokens at the end of the sequence."""
         for token in tokens:
             self._last = self._append(token)
             self._count(self._last)

@@ -44,8 +44,6 @@ FRAME_BASE = 4 * MAX_LENGTH + (1 << 20)
 
 
 class DraftWorker:
-    """Grows trees for the sequences of all targets that connect."""
-
     def __init__(
         self,
         machine: DraftMachine,
@@ -54,7 +52,6 @@ class DraftWorker:
         clock: Callable[[], float] = time.perf_counter,
         ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """`ended` is called when `run` ends."""
         self.machine = machine
         self.grower = grower
         self.channel = channel
@@ -67,7 +64,6 @@ class DraftWorker:
         self._observed_used = self._observed_wasted = 0
 
     def run(self) -> None:
-        """Until `stop`."""
         busy = True
         try:
             while not self._stopping:
@@ -148,8 +144,6 @@ class DraftWorker:
 
 @dataclass
 class Grower:
-    """Runs levels over the sessions of a table."""
-
     executor: Executor
     table: SessionTable
     children: int  # that each leaf gets
@@ -205,8 +199,6 @@ class Grower:
 
 @dataclass
 class MaskedGroup:
-    """Samples whose tokens grammars of one vocabulary decide."""
-
     maker: MaskMaker
     vocab_size: int
     samples: list[int] = field(default_factory=list)
@@ -232,7 +224,6 @@ def _stacked(masks: Sequence[Bits]) -> Bits:
 
 
 def leaf_rows(level: Sequence[LevelPart]) -> NodeRows:
-    """The leaves of all parts, one after the other."""
     leaves = [(part.session, leaf) for part in level for leaf in part.leaves]
     tokens = np.array([session.input_at(leaf) for session, leaf in leaves], np.int64)
     depths = np.array([session.tree.depth(leaf) for session, leaf in leaves], np.int64)
@@ -245,7 +236,6 @@ def _readable(tokens: Sequence[int], vocab_size: int) -> list[int]:
 
 
 def sampling_of(level: Sequence[LevelPart], children: int, masks: TokenMasks | None = None) -> Sampling:
-    """The target's way to draw the tokens after the leaves of a level."""
     sessions = [part.session for part in level]
     leaves = [(place, leaf) for place, part in enumerate(level) for leaf in part.leaves]
     if not leaves:

@@ -36,15 +36,11 @@ SOON, LATER = 0.0005, 1.0
 
 
 class LayerReader(Protocol):
-    """Copies KV of some layers out of a pool's slots."""
-
     def read_layers(self, slots: Slots, layers: range, out: NDArray[np.uint8]) -> None:
         """slots [tokens], out [bytes of a segment]"""
 
 
 class SegmentMemory(Protocol):
-    """Where segments are put."""
-
     segment_bytes: int
 
     def take(self, owner: Peer, size: int) -> int | None:
@@ -81,7 +77,6 @@ def split(layout: KVLayout, tokens: int, segment_bytes: int) -> Iterator[Segment
 
 
 def _divided(count: int, parts: int) -> list[range]:
-    """Nearly equal ranges."""
     return [range(i * count // parts, (i + 1) * count // parts) for i in range(parts)]
 
 
@@ -133,7 +128,6 @@ class Exporter:
         self._event.set()
 
     def wake(self) -> None:
-        """An order may have ended, layers may be there, or room."""
         self._event.set()
 
     def take_back(self) -> list[Export]:
@@ -207,7 +201,6 @@ class Exporter:
                 self._memory.free(place)
 
     def _place(self, export: Export, part: SegmentPart, place: int) -> PlacedSegment:
-        """Copy the KV."""
         layers, tokens, data = part.layers, part.tokens, self._memory.buffer(place)
         self._reader.read_layers(export.slots[tokens.start : tokens.stop], layers, data)
         first, epoch = export.first + tokens.start, self._memory.epoch(place)

@@ -23,12 +23,10 @@ class HeldSlots:
         return [slot for held in self._held.values() for slots in held for slot in slots.tolist()]
 
     def export(self, order: TakenOrder, slots: Slots) -> None:
-        """They are about to be exported."""
         self._hold(order, slots)
         self._out[order] += 1
 
     def exported(self, order: TakenOrder) -> None:
-        """An export has come back."""
         if order in self._held:
             self._out[order] -= 1
 
@@ -39,13 +37,11 @@ class HeldSlots:
             self._hold(order, slots)
 
     def let_go(self, order: TakenOrder) -> None:
-        """Nothing of it will be exported any more."""
         for slots in self._held.pop(order, ()):
             self._pool.release(slots)
         del self._out[order]
 
     def done(self) -> list[TakenOrder]:
-        """Orders of which nothing is under way."""
         return [order for order in self._held if not self._out[order] or not order.live]
 
     def _hold(self, order: TakenOrder, slots: Slots) -> None:

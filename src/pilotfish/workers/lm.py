@@ -70,7 +70,6 @@ class LMDrafter(Drafter):
         self.width, self._clock = width, clock
 
     def level_seconds(self, sequences: int) -> float:
-        """Of a level over so many sequences, as measured while it drafted."""
         return self._level_seconds.at(sequences)
 
     # -- the protocol

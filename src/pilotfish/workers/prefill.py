@@ -39,8 +39,6 @@ ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 
 
 class PrefillWorker:
-    """Computes what targets order."""
-
     def __init__(
         self,
         shared: SharedMachine,
@@ -65,7 +63,6 @@ class PrefillWorker:
         exporter.returned = self.wake
 
     def run(self) -> None:
-        """Until `stop`."""
         busy = True
         while not self._stopping:
             busy = self.turn(0.0 if busy else IDLE)
@@ -107,7 +104,6 @@ class PrefillWorker:
                 self._held.let_go(order)
 
     def _drop_ended(self) -> None:
-        """Stop computing what nobody wants any more."""
         requests = {request.id: request for request in (*self.scheduler.running, *self.scheduler.waiting)}
         for number in [number for number, order in self._orders.items() if not order.live]:
             self._drop(requests[number])

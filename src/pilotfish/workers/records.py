@@ -62,8 +62,6 @@ class StepRecord(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class LevelRecord:
-    """A level of a draft."""
-
     began: float
     ended: float
     sessions: int
@@ -76,8 +74,6 @@ class LevelRecord:
 
 @dataclass(frozen=True)
 class PrefillRecord:
-    """A forward of a prefill worker."""
-
     began: float
     ended: float
     handovers: int  # that had rows in it
@@ -117,7 +113,6 @@ class Timeline:
         self._put({"name": "process_name", "ph": "M", "args": {"name": process}})
 
     def step(self, record: StepRecord) -> None:
-        """A span for the step and one for each of its parts."""
         counts = {
             name: getattr(record, name)
             for name in ("sequences", "rows", "nodes", "depth", "offered", "accepted", "committed", "hits", "misses")

@@ -14,8 +14,6 @@ from pilotfish.core.scheduling.step import RequestCommit, Step
 
 
 class AskedLogprobs(Struct, frozen=True):
-    """Those of tokens after kept rows, and of the `top` likeliest there."""
-
     place: int  # of the commit that gets them
     field: str  # which of its fields
     rows: list[int]

@@ -54,7 +54,6 @@ class Responses:
         return tuple(automaton for automaton in (self._old, self._young) if automaton.num_tokens)
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Remember one response; one that no generation could hold is left out."""
         if len(tokens) > self._room:
             return
         if self._young.num_tokens + len(tokens) > self._room:

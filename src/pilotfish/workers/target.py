@@ -99,7 +99,6 @@ class TargetWorker:
         return BegunStep(step, len(offered), late, sharing, began, planned, drafted, self._clock())
 
     def end(self, begun: BegunStep, outcome: Outcome) -> list[RequestCommit]:
-        """The step after its forward."""
         step, verified = begun.step, self._clock()
         computed = sum(chunk.count - 1 for chunk in step.chunks if chunk.count)
         self.scheduler.computed(computed, verified - begun.scheduled)
@@ -130,7 +129,6 @@ class TargetWorker:
         return limits
 
     def execute(self, step: Step) -> Outcome:
-        """The forward of a step that has begun."""
         try:
             return self.executor.execute(step.rows(), self._sampling(step))
         except BaseException:  # an interrupt too

@@ -51,8 +51,6 @@ EVICTED_TOGETHER, EVICTED_SHARE = 64, 1 / 64
 
 
 class CachedRun:
-    """Tokens, the slots that hold their KV, and the runs that follow it, by their first tokens."""
-
     def __init__(self, salt: str | None, above: CachedRun | None, tokens: Ints, slots: Slots) -> None:
         self.salt = salt  # the tenant's
         self.above = above  # None: it is a root, without tokens
@@ -67,7 +65,6 @@ class CachedRun:
         return len(present(self.slots))
 
     def common(self, tokens: Ints) -> int:
-        """How many first tokens it has in common with `tokens`."""
         count = min(len(self.tokens), len(tokens))
         differs: NDArray[np.bool_] = self.tokens[:count] != tokens[:count]
         first = int(differs.argmax()) if count else 0
@@ -75,8 +72,6 @@ class CachedRun:
 
 
 class RunWatcher(Protocol):
-    """Is told of what happens to runs."""
-
     def changed(self, run: CachedRun) -> None:
         """It is new, or other slots of it are there."""
 
@@ -186,7 +181,6 @@ class PrefixCache:
         return _slots_of(path)
 
     def allocate(self, count: int) -> Slots:
-        """Take slots of the pool, where it has too few free ones after others were dropped."""
         if (lacking := count - self.pool.num_free) > 0:
             self.evict(max(lacking, min(EVICTED_TOGETHER, int(EVICTED_SHARE * self.pool.capacity))))
         return self.pool.allocate(count)
@@ -268,11 +262,9 @@ class PrefixCache:
         return upper
 
     def _listed(self, run: CachedRun) -> OrderedDict[CachedRun, None]:
-        """Where it has its turn."""
         return self._proven if run.proven else self._fresh
 
     def _use(self, path: Sequence[CachedRun]) -> None:
-        """From the end to the root: what is above is used later."""
         for run in reversed(path):
             runs = self._listed(run)
             runs[run] = None
@@ -293,14 +285,12 @@ class PrefixCache:
             self._move(next(iter(self._proven)))
 
     def _move(self, run: CachedRun) -> None:
-        """To the end of the other list."""
         del self._listed(run)[run]
         run.proven = not run.proven
         self._listed(run)[run] = None
         self._proven_slots += run.num_slots if run.proven else -run.num_slots
 
     def _cut(self, run: CachedRun, count: int) -> None:
-        """Drop its last `count` tokens."""
         if not count:
             return
         left = len(run.slots) - count
@@ -313,7 +303,6 @@ class PrefixCache:
             self.watcher.shortened(run)
 
     def _forget(self, slots: Slots, run: CachedRun) -> None:
-        """Keep these of its slots no longer."""
         self.pool.drop(slots)
         if self._dropped is not None:
             self._dropped(slots)
@@ -335,12 +324,10 @@ class PrefixCache:
 
     @property
     def runs(self) -> Iterator[CachedRun]:
-        """Those above before those below."""
         return chain.from_iterable(_descendants(root) for root in self._roots.values())
 
     @property
     def slots(self) -> list[int]:
-        """All that it keeps."""
         return [slot for run in chain(self._fresh, self._proven) for slot in present(run.slots).tolist()]
 
     def check(self) -> None:

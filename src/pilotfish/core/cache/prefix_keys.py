@@ -30,7 +30,6 @@ def root_key(shape: bytes, salt: str | None) -> Key:
 
 
 def next_key(above: Key, tokens: Sequence[int] | NDArray[np.integer]) -> Key:
-    """The key of `OBJECT_TOKENS` tokens that follow those of `above`."""
     return hashlib.sha256(above + np.asarray(tokens, "<u4").tobytes()).digest()
 
 

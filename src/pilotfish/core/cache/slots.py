@@ -16,7 +16,6 @@ GONE = -1
 
 
 def present(slots: Slots) -> Slots:
-    """Those that were not given back."""
     there: Slots = slots[slots != GONE]
     return there
 
@@ -88,7 +87,6 @@ class SlotPool:
         self._kept[slots] = True
 
     def drop(self, slots: Slots) -> None:
-        """These are no longer kept: the idle ones are free."""
         if not self._kept[slots].all():
             raise EngineError("slots: what is not kept cannot be dropped")
         self._kept[slots] = False
@@ -97,7 +95,6 @@ class SlotPool:
         self._push(idle)
 
     def owned(self, slots: Slots) -> int:
-        """How many of these have an owner."""
         return int(np.count_nonzero(self._owners[slots]))
 
     def unowned(self, slots: Slots) -> NDArray[np.bool_]:

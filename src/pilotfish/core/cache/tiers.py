@@ -42,8 +42,6 @@ class TierCounts:
 
 @dataclass(frozen=True)
 class TierUse:
-    """A tier now, and what it has counted since the start."""
-
     name: str  # DEVICE, HOST or DISK
     used: int  # bytes
     capacity: int  # bytes
@@ -80,7 +78,6 @@ class KVLoad:
         self.count = max(len(tiers) * OBJECT_TOKENS - skipped, 0)
 
     def count_by_tier(self) -> dict[str, int]:
-        """Of the tokens that came, how many were in each tier."""
         counts: dict[str, int] = {}
         for place, tier in enumerate(self.tiers):
             counts[tier] = counts.get(tier, 0) + len(self.object_slots(place))

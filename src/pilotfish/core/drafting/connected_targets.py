@@ -19,8 +19,6 @@ from pilotfish.core.features.feature_intake import FeatureNeed
 
 @dataclass(frozen=True)
 class DraftIdentity:
-    """The draft, as targets compare and show it."""
-
     model: str
     tokenizer: str  # digest of the base vocabulary
     added_tokens: Mapping[int, str]  # by their ids
@@ -43,12 +41,10 @@ class DraftIdentity:
         return self.mapped.get(hello.tokenizer)
 
     def _added_tokens(self, hello: Hello) -> Mapping[int, str]:
-        """Those that may be guessed."""
         vocabulary = self.vocabulary(hello)
         return self.added_tokens if vocabulary is None else vocabulary.added_tokens
 
     def unshared(self, hello: Hello) -> Unshared:
-        """Token ids that may be guessed, and that the target lacks."""
         lacking = self._added_tokens(hello).keys() - hello.added_tokens.keys()
         return Unshared(np.array(sorted(lacking), np.int64), hello.vocab_size)
 
@@ -59,8 +55,6 @@ def _versions(hello: Hello) -> str:
 
 @dataclass
 class ConnectedTarget:
-    """A target that said Hello."""
-
     tenant: str
     heard: float
     unshared: Unshared
@@ -77,6 +71,5 @@ class ConnectedTarget:
     errors: int = 0  # frames of this draft's that it says were of no use
 
     def greeted(self, hello: Hello, now: float) -> None:
-        """It said Hello, again perhaps."""
         self.heard, self.capabilities = now, frozenset(hello.capabilities)
         self.echo.hear(hello.echo, now)

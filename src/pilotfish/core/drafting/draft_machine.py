@@ -79,8 +79,6 @@ PAUSED = 5.0
 
 @dataclass
 class DraftCounts:
-    """Sums since the start."""
-
     levels: int = 0
     rows: int = 0
     nodes: int = 0  # added to trees
@@ -217,7 +215,6 @@ class DraftMachine:
             self._report(peer, "unknown_type", kind, f"messages of type {kind} are not known here", now)
 
     def _report(self, peer: Peer, code: str, about: str, reason: str, now: float) -> None:
-        """To a target that understands it, now and then."""
         target = self._targets[peer]
         if ERRORS in target.capabilities and (error := target.reports.of(code, about, reason, now)) is not None:
             self._send(peer, error)
@@ -286,7 +283,6 @@ class DraftMachine:
         return msgspec.structs.replace(message, tokens=prefix + message.tokens, prefix_key=None)
 
     def _know(self, session: DraftSession) -> None:
-        """Later sessions may be opened by a key of what this one was told."""
         if self.known is not None:
             self.known.add(session.key.target, session.salt, session.tokens)
 
@@ -303,7 +299,6 @@ class DraftMachine:
 
     @staticmethod
     def _check_length(length: int, most: int) -> None:
-        """InputError where nothing could be guessed."""
         if length >= most:
             raise InputError(f"tokens: {length} do not fit into the {most} that the draft has")
 
@@ -407,7 +402,6 @@ class DraftMachine:
                 self._send(session.key.target, Resume(session.key.number, session.generation))
 
     def level_done(self, level: Sequence[LevelPart], added: Sequence[NewNodes], began: float, now: float) -> None:
-        """A forward over `level` has added nodes to the trees of its parts."""
         self.counts.levels += 1
         self._level_seconds.observe(1, now - began)
         self._row_seconds.observe(sum(part.rows for part in level), now - began)
@@ -430,7 +424,6 @@ class DraftMachine:
                 self._send(session.key.target, Progress(session.key.number, session.generation, read))
 
     def _push(self, session: DraftSession, added: NewNodes) -> None:
-        """Tell the target of `added`, the newest nodes of the session's tree."""
         nodes = (added.ids, added.parents, added.tokens, added.chances)
         tree = Tree(session.key.number, session.generation, session.pushes, len(session.tokens), *nodes)
         session.pushes += 1

@@ -34,15 +34,12 @@ class Unshared:
     first: int = 1 << 31  # and all from here on
 
     def mask(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of `tokens` these are."""
         beyond = tokens >= self.first
         return beyond | np.isin(tokens, self.ids) if len(self.ids) else beyond
 
 
 @dataclass(frozen=True)
 class SessionKey:
-    """A session's number among those of one target."""
-
     target: Peer
     number: int
 
@@ -130,12 +127,10 @@ class DraftSession:
 
     @property
     def inputs(self) -> list[int]:
-        """What the model reads of the tokens."""
         return self.tokens if self.text is None else self.text.inputs
 
     @property
     def num_missing(self) -> int:
-        """Inputs without KV here."""
         return len(self.inputs) - len(self.slots)
 
     @property
@@ -149,16 +144,13 @@ class DraftSession:
 
     @property
     def waits(self) -> bool:
-        """Whether nothing can be computed for it before features come."""
         return self.num_missing > 0 and self.num_pending == 0
 
     @property
     def max_depth(self) -> int:
-        """Depth of the deepest node that could be committed."""
         return min(self.max_length - len(self.tokens), self.longest - len(self.inputs)) - 1
 
     def input_at(self, leaf: int) -> int:
-        """What the model reads of that node."""
         token = self.tree.token(leaf)
         return token if self.text is None else self.text.map.counterpart(token)
 
@@ -172,7 +164,6 @@ class DraftSession:
         return f"{'' if self.salt is None else self.salt.hex()} {self.tenant}"
 
     def length_at(self, leaf: int) -> int:
-        """Tokens of the sequence up to that node, or to the root."""
         return len(self.tokens) + self.tree.depth(leaf)
 
     def edits_at(self, leaf: int) -> LogitEdits | None:
@@ -203,7 +194,6 @@ class LevelPart:
 
     @property
     def new_rows(self) -> int:
-        """Of them, those that lack a slot."""
         return self.pending or self.session.tree.lacking(self.leaves)
 
 

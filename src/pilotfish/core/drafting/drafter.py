@@ -11,8 +11,6 @@ from pilotfish.core.trees.tree import Forest, Guesses
 
 @dataclass(frozen=True)
 class DraftLimits:
-    """Limits on the work for the next trees."""
-
     nodes: int  # of one tree
     total: int  # of all trees: nodes that are not among so many best will not be verified
     levels: int  # forwards of a draft model; 0: only guesses that cost none
@@ -62,7 +60,6 @@ class NoDrafter(Drafter):
 
 
 def drafters_of(drafter: Drafter) -> Sequence[Drafter]:
-    """The drafters of a combination, or the one itself."""
     return drafter.drafters if isinstance(drafter, CombinedDrafter) else [drafter]
 
 

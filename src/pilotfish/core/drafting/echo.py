@@ -18,20 +18,16 @@ KEPT = 16
 
 
 class EchoClock:
-    """One side of a connection."""
-
     def __init__(self) -> None:
         self._heard: int | None = None
         self._heard_at = 0.0
         self._round_trips = deque[float](maxlen=KEPT)
 
     def stamp(self, now: float) -> Echo:
-        """For a message that is sent now."""
         held = 0 if self._heard is None else max(round((now - self._heard_at) * 1e6), 0)
         return Echo(_microseconds(now), self._heard, held)
 
     def hear(self, echo: Echo | None, now: float) -> None:
-        """A message with this echo has come."""
         if echo is None:
             return
         self._heard, self._heard_at = echo.sent, now

@@ -28,8 +28,6 @@ class _Told:
 
 
 class ErrorReports:
-    """To one peer."""
-
     def __init__(self) -> None:
         self._told: dict[str, _Told] = {}
 

@@ -46,7 +46,6 @@ class FairShare:
         self._clocks: dict[str, float] = {}  # rows over weight, of the tenants that are ahead of `_now`
 
     def split(self, wanted: Mapping[str, int], weights: Mapping[str, float], rows: int) -> dict[str, int]:
-        """Rows of each tenant in `wanted`."""
         clocks = {tenant: self._clocks.get(tenant, self._now) for tenant, count in wanted.items() if count > 0}
         if sum(wanted.values()) <= rows or len(wanted) == 1:  # nobody gets what another wants
             self._advance(min(clocks.values(), default=self._now))
@@ -66,14 +65,12 @@ class FairShare:
         return shares
 
     def charge(self, tenant: str, rows: int, weight: float) -> None:
-        """`tenant` got rows beside those that were split."""
         if rows > 0:
             self._clocks[tenant] = self._clocks.get(tenant, self._now) + rows / weight
         if len(self._clocks) > MAX_TENANTS:
             self._advance(min(self._clocks.values()))
 
     def _advance(self, now: float) -> None:
-        """Whoever is not ahead of it is forgotten."""
         self._now = now
         self._clocks = {tenant: clock for tenant, clock in self._clocks.items() if clock > now}
 
@@ -84,15 +81,12 @@ def _can_grow(session: DraftSession) -> bool:
 
 
 def _part(session: DraftSession, leaves: Sequence[int]) -> LevelPart:
-    """All that can be computed of its pending tokens, or the leaves that were chosen."""
     if session.num_pending:
         return LevelPart.of_pending(session, session.num_pending)
     return LevelPart(session, 0, leaves)
 
 
 class LevelChoice:
-    """Chooses the likeliest leaves of all sessions, tenants by their weights."""
-
     def __init__(self, table: SessionTable, shape: LevelShape) -> None:
         self.table = table
         self.shape = shape

@@ -112,8 +112,6 @@ def _texts(kind: type[Readable]) -> tuple[str, ...]:
 
 
 class FeatureOffer(Readable, frozen=True):
-    """Which features a target can send."""
-
     digest: Text  # of the projection that makes them
     width: Annotated[int, Meta(ge=1, le=MAX_FEATURE_BYTES // 4)]  # numbers of one
     dtype: Text  # as which they are sent
@@ -260,7 +258,6 @@ class FeatureRows(Struct, tag="features", frozen=True):
     scales: Annotated[bytes, Meta(max_length=MAX_FEATURE_BYTES)] = b""  # a float32 a row, where the type has them
 
     def digested(self) -> bytes:
-        """What `digest` must be."""
         header = struct.pack("<3Q", self.session, self.generation, self.first) + self.dtype.encode()
         return hashlib.blake2b(header + self.scales + self.rows, digest_size=FEATURE_DIGEST_BYTES).digest()
 
@@ -305,8 +302,6 @@ class Error(Readable, tag="error", frozen=True):
 
 
 class Close(Struct, tag="close", frozen=True):
-    """The sequence has ended."""
-
     session: Id
     generation: Id
 
@@ -389,15 +384,11 @@ ToTarget: TypeAlias = Tree | Progress | Pause | Resume | Resync | Skip | Refuse 
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A message that a machine has for a peer."""
-
     peer: Peer
     message: Struct
 
 
 @dataclass(frozen=True)
 class Notice:
-    """A line that a machine has for the log."""
-
     level: int  # of `logging`
     text: str

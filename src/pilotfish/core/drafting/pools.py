@@ -63,8 +63,6 @@ FIRST_PAUSE, LAST_PAUSE = 60.0, 3600.0
 
 @dataclass
 class PoolScore:
-    """What became of a pool's nodes, of all that a target was sent."""
-
     trees: int = 0  # frames that were attached
     nodes: int = 0  # in them
     verified: int = 0
@@ -81,7 +79,6 @@ class PoolScore:
         self._accepted += accepted
 
     def end_step(self) -> None:
-        """What was observed of its sequences becomes known."""
         if self._verified:
             self.calibration.observe(np.array(self._verified), np.array(self._accepted))
             self._verified, self._accepted = [], []
@@ -94,8 +91,6 @@ class PoolScore:
 
 @dataclass
 class _LastNotice:
-    """The last log line about a reason."""
-
     count: int
     at: float
     pause: float = FIRST_PAUSE
@@ -121,7 +116,6 @@ class Drops:
 
     @property
     def occurred(self) -> dict[str, int]:
-        """Counts above 0."""
         return {reason: count for reason, count in self.counts.items() if count}
 
     def add(self, reason: str, count: int, now: float, detail: str = "") -> None:
@@ -186,7 +180,6 @@ class DraftPool:
 
     @property
     def takes_sessions(self) -> bool:
-        """Whether new ones may be opened with it."""
         return self.ready and not self.draining
 
     @property
@@ -195,11 +188,9 @@ class DraftPool:
         return "" if self.load is None else self.load.revision
 
     def can(self, capability: str) -> bool:
-        """Whether it has said so."""
         return self.load is not None and capability in self.load.capabilities
 
     def is_busy(self, now: float) -> bool:
-        """It has said that nothing is to be expected of it yet."""
         return now < self._busy_until
 
     def quiet(self, now: float) -> float:
@@ -218,7 +209,6 @@ class DraftPool:
         return self.ready or (self.silent and self.quiet(now) <= patience)
 
     def give_up(self) -> None:
-        """Its sessions were taken from it."""
         self._given_up += self.silent
         self.silent = False
 
@@ -245,7 +235,6 @@ class DraftPool:
             )
 
     def heard_of_session(self, now: float) -> None:
-        """Any message about a session ends its silence."""
         self._last_heard = now
         if self.silent:
             self._answers(now)
@@ -275,7 +264,6 @@ class DraftPool:
             self._warn(f"{self.name} is left alone for {PAUSE:g} s: it sent {MAX_FAULTS} frames that are no message")
 
     def tick(self, now: float) -> None:
-        """Notice silence, and its end."""
         if self.ready and self.quiet(now) > SILENCE:
             self._lose(f"{self.name} has been silent for {SILENCE:.1f} s")
             self.silent = True
@@ -307,7 +295,6 @@ class DraftPool:
         self.notices.append(Notice(logging.WARNING, text))
 
     def hello_due(self, now: float) -> bool:
-        """Whether to greet it now."""
         waited = now - self._last_greeted
         if waited < (GREETING if self.ready or self.silent or self.refusal else FIRST_GREETING):
             return False

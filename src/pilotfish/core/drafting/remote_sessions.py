@@ -56,22 +56,18 @@ class RemoteSession:
 
     @property
     def can_follow(self) -> bool:
-        """Whether its pool can take a Commit now."""
         lives = self.pool is not None and self.pool.ready
         return lives and self.state is not SessionState.LOST and self.parked is None
 
     @property
     def origin(self) -> str:
-        """Of its nodes."""
         return OTHER if self.pool is None else self.pool.name
 
     def may_open(self, pool: DraftPool, now: float) -> bool:
-        """Whether it was not opened there too often lately."""
         lately = sum(one.peer == pool.peer and now - one.at < PERIOD for one in self._opened)
         return lately < MOST_OPENED
 
     def open_with(self, pool: DraftPool, now: float) -> None:
-        """The next generation begins. Its copy is still to be made."""
         self.state, self.pool, self.opened = SessionState.GROWING, pool, now
         self.generation, self.pushes, self.unsent = self.generation + 1, 0, 0
         self.features_sent = self.read = 0

@@ -111,7 +111,6 @@ class SessionTable:
         self._keep(session, len(session.slots))
 
     def _keep(self, session: DraftSession, count: int) -> None:
-        """KV of the first `count` inputs, but not of the last one."""
         kept = min(count, len(session.slots), len(session.inputs) - 1)
         self.pool.release(session.slots[kept:].tolist())
         self._set_slots(session, session.slots[:kept])
@@ -128,7 +127,6 @@ class SessionTable:
         self._evicted.append(session)
 
     def take_evicted(self) -> list[DraftSession]:
-        """Those that lost their KV since this was last asked, and rest."""
         evicted, self._evicted = self._evicted, []
         return [session for session in evicted if session.evicted and self.get(session.key) is session]
 
@@ -164,7 +162,6 @@ class SessionTable:
         self._set_slots(session, NO_SLOTS)
 
     def allocate(self, level: Sequence[LevelPart]) -> None:
-        """Slots for the rows of a level."""
         counts = [part.new_rows for part in level]
         slots = self._take(sum(counts))
         numbers, used = slots.tolist(), 0

@@ -104,8 +104,6 @@ class ShadowScore(Struct, frozen=True):
 
 
 class ShadowTally:
-    """Counts what would-be steps commit."""
-
     def __init__(self) -> None:
         self.requests = self.late = 0
         self.speed = RecentRate()

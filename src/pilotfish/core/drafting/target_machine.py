@@ -80,8 +80,6 @@ LOOP, DEPTHS = 1.0, 1.0
 
 @dataclass(frozen=True)
 class RemoteOptions:
-    """How the target deals with its pools."""
-
     wanted: int = 2048  # nodes below the root after which a draft is to stop
     #: Seconds without a draft for a session whose pool broke the protocol, or fails it again soon after it was opened;
     #: twice that the next time, and so on.
@@ -93,8 +91,6 @@ class RemoteOptions:
 
 @dataclass
 class RemoteCounts:
-    """Sums over all sessions."""
-
     hits: int = 0  # commits that were in the tree
     misses: int = 0
     trees: int = 0  # frames attached
@@ -104,15 +100,11 @@ class RemoteCounts:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A push that was attached."""
-
     at: float  # seconds, on the target's clock
     nodes: int
 
 
 class StepFacts:
-    """What pools are told of the target's steps."""
-
     def __init__(self) -> None:
         self._seconds = SecondsBySize(0.0)
         self._began: float | None = None
@@ -120,17 +112,14 @@ class StepFacts:
         self._since = 0.0
 
     def begin(self, now: float) -> None:
-        """A step asks for trees."""
         if self._began is not None and now - self._began < LOOP:
             self._seconds.observe(1, now - self._began)
         self._began = now
 
     def deepest(self, depth: int) -> None:
-        """A step has verified a node of this depth, and none deeper."""
         self._depth = max(self._depth, depth)
 
     def told(self, hello: Hello, now: float) -> Hello:
-        """With what is known."""
         if now - self._since > DEPTHS:
             self._depth_before, self._depth, self._since = self._depth, 0, now
         depth = max(self._depth, self._depth_before)
@@ -162,7 +151,6 @@ class TargetMachine:
     # -- the step loop
 
     def propose(self, requests: Sequence[Request], count: int, now: float) -> list[Guesses]:
-        """The `count` best nodes of each request's tree."""
         self._steps.begin(now)
         return [self._best(self._asked(request, now), count) for request in requests]
 
@@ -177,7 +165,6 @@ class TargetMachine:
             self._asked(request, now)
 
     def verified(self, requests: Sequence[Request], trees: Forest) -> None:
-        """A step has verified these trees, one of each request; their commits come next."""
         if len(trees):
             self._steps.deepest(int(trees.nodes.depths.max()))
         for pool in self.pools:
@@ -212,7 +199,6 @@ class TargetMachine:
         return hit
 
     def _feed_back(self, session: RemoteSession, tokens: Sequence[int]) -> None:
-        """Tell the session's pool what became of its nodes, if it asks for that."""
         pool = session.pool
         if pool is None or not (session.verified or pool.can(FEEDBACK)):
             return
@@ -300,7 +286,6 @@ class TargetMachine:
         self._send(pool, pool.told.shorten(message) if pool.can(PREFIX_KEYS) else message)
 
     def _send_commit(self, session: RemoteSession, now: float) -> None:
-        """Send all tokens that the pool does not know."""
         assert session.pool is not None
         growing = session.state is SessionState.GROWING
         wanted = self._options.wanted if growing else min(self._options.wanted, RESTING_NODES)
@@ -371,19 +356,16 @@ class TargetMachine:
         self.pools = (*self.pools, pool)
 
     def drain(self, pool: DraftPool, draining: bool) -> None:
-        """It is to leave; or it is not, after all."""
         pool.draining = draining
         lost = (self.sessions[number] for number in pool.sessions) if draining else ()
         for session in [session for session in lost if session.state is SessionState.LOST]:
             self._leave_pool(session)
 
     def leave(self, pool: DraftPool) -> None:
-        """Nothing of it counts from now on."""
         self.pools = tuple(other for other in self.pools if other is not pool)
         self._abandon(pool)
 
     def tick(self, now: float) -> None:
-        """Greet the pools now and then; called often."""
         for pool in self.pools:
             pool.tick(now)
             if not self._keeps_sessions(pool, now):
@@ -410,7 +392,6 @@ class TargetMachine:
         return next((pool for pool in self.pools if pool.peer == peer), None)
 
     def malformed(self, pool: DraftPool, reason: str, now: float, about: str = "") -> None:
-        """A frame that is no message, of type `about` if it has one."""
         pool.malformed(reason, now)
         self._report(pool, pool.reports.of("malformed", about, reason, now))
 
@@ -453,7 +434,6 @@ class TargetMachine:
     def _note(
         self, session: RemoteSession, pool: DraftPool, message: Skip | Progress | Pause | Resume, now: float
     ) -> None:
-        """What a pool says of how it gets on."""
         if isinstance(message, Skip):
             session.features_sent = max(session.features_sent, message.first)
         elif isinstance(message, Progress):
@@ -468,7 +448,6 @@ class TargetMachine:
         return session.pool is pool and session.state is not SessionState.LOST and session.generation == generation
 
     def _given_back(self, session: RemoteSession, pool: DraftPool, message: Resync | Refuse, now: float) -> None:
-        """The pool cannot follow the session, or does not take it."""
         if isinstance(message, Resync):
             pool.drops.add("resyncs", 1, now, message.reason)
             pool.told.clear()  # it lacks something; the next Opens have all tokens
@@ -506,7 +485,6 @@ class TargetMachine:
     def _break(
         self, session: RemoteSession, pool: DraftPool, kind: str, code: str, reason: str, now: float, count: int = 1
     ) -> None:
-        """A Tree broke a rule: it is counted, and the pool is told which."""
         pool.drops.add(kind, count, now, reason)
         at = session.number, session.generation
         self._report(pool, pool.reports.of(code, "tree", reason, now, *at))

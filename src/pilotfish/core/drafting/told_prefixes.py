@@ -53,7 +53,6 @@ class ToldPrefixes:
         return msgspec.structs.replace(message, tokens=rest, prefix_key=keys[told - 1])
 
     def tell(self, salt: bytes | None, tokens: Sequence[int]) -> None:
-        """The pool has, or had, a sequence of these tokens."""
         self._add(prefix_keys(text_root(salt), tokens))
 
     def known(self, salt: bytes | None, tokens: Sequence[int]) -> int:
@@ -66,7 +65,6 @@ class ToldPrefixes:
             self._keys.pop(key, None)
 
     def _longest(self, keys: Sequence[Key]) -> int:
-        """How many of the first keys end with one that it was told."""
         return next((count for count in range(len(keys), 0, -1) if keys[count - 1] in self._keys), 0)
 
     def _add(self, keys: Sequence[Key]) -> None:
@@ -78,14 +76,11 @@ class ToldPrefixes:
             self._keys.popitem(last=False)
 
     def clear(self) -> None:
-        """The pool may know nothing of it."""
         self._keys.clear()
 
 
 @dataclass(frozen=True, slots=True)
 class KnownPart:
-    """The last tokens of a prefix, and the key of those before them."""
-
     above: Key
     tokens: NDArray[np.uint32]  # [OBJECT_TOKENS]
 
@@ -103,7 +98,6 @@ class KnownPrefixes:
         return self._size
 
     def add(self, target: Peer, salt: bytes | None, tokens: Sequence[int]) -> None:
-        """The target has told these tokens of a sequence."""
         root, ids = text_root(salt), np.asarray(tokens, np.uint32)
         keys, own = prefix_keys(root, tokens), self._parts.setdefault(target, OrderedDict())
         before = len(own)

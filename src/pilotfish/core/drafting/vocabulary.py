@@ -74,7 +74,6 @@ def with_added(backend: Any, added: Iterable[Any]) -> Any:
 
 
 def without_ids_from(described: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
-    """A tokenizer's file without the entries of those ids."""
     added = [token for token in described["added_tokens"] if token["id"] < vocab_size]
     return {**described, "model": _model_without(described["model"], vocab_size), "added_tokens": added}
 

@@ -30,8 +30,6 @@ _ESCAPED = re.compile(r"([\udc80-\udcff]+)")
 
 @dataclass(frozen=True)
 class TokenTable:
-    """What the tokens of a tokenizer stand for."""
-
     plain: Mapping[int, bytes]  # of tokens with the same bytes the first is the one that the tokenizer writes
     added: Mapping[int, str]  # texts of added tokens; of those that are not special the bytes are in `plain`, too
     encode: Callable[[str], Sequence[int]]  # writes a text, whatever it says, without special tokens
@@ -52,8 +50,6 @@ class TokenTable:
 
 
 class VocabularyMap:
-    """From a target's tokens to a draft's and back."""
-
     def __init__(self, target: TokenTable, draft: TokenTable) -> None:
         self.size = target.size  # ids of the target that are known of
         self.lead = draft.lead
@@ -73,7 +69,6 @@ class VocabularyMap:
         self.shared = SharedTokens(np.array(ids, np.int64), np.array([self._pairs[token] for token in ids], np.int64))
 
     def counterpart(self, token: int) -> int:
-        """The draft's token for one of the target's that both have."""
         return self._pairs[token]
 
     def mark(self, token: int) -> int | None:
@@ -85,7 +80,6 @@ class VocabularyMap:
         return self._texts[token]
 
     def pieces(self, token: int) -> list[int]:
-        """The draft's tokens for one of the target's, by itself."""
         own = self._pairs.get(token, self.mark(token))
         if own is not None:
             return [own]
@@ -94,7 +88,6 @@ class VocabularyMap:
         return self._pieces[token]
 
     def length(self, token: int) -> int:
-        """Bytes of a token of the draft's."""
         return len(self._draft.plain.get(token, b"?"))
 
     def written(self, data: bytes) -> list[int]:

@@ -20,14 +20,11 @@ _RIGHT = "it must be started with --features and this draft's head"
 
 @dataclass(frozen=True)
 class FeatureNeed:
-    """The features that a trained head was trained on."""
-
     digests: tuple[str, ...]  # of the projection that makes them; several where it was published in several ways
     width: int
     target: str = ""  # digest of the embedding of the target that makes them; "": not known
 
     def mismatch(self, offer: FeatureOffer | None) -> str | None:
-        """Why a target's offer is of no use, and what would be."""
         known_by = " or ".join(digest[:12] for digest in self.digests)
         need = f"this draft needs features of {self.width} numbers, projection {known_by}"
         if offer is None:

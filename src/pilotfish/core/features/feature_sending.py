@@ -44,8 +44,6 @@ FEATURE_DROPS = {
 
 @dataclass(frozen=True)
 class FeaturePiece:
-    """Consecutive tokens of a session whose features are to be sent."""
-
     session: int
     generation: int
     first: int
@@ -66,15 +64,12 @@ class _Unanswered:
 
 @dataclass
 class FeatureLine:
-    """Frames of features on the way to a pool."""
-
     frames: int = 0  # sent
     size: int = 0  # bytes of their rows and scales
     under_way: int = 0  # of backlog
     _unanswered: deque[_Unanswered] = field(default_factory=deque)
 
     def send(self, frame: FeatureRows, now: float, *, fresh: bool) -> FeatureRows:
-        """The frame with its number."""
         size = len(frame.rows) + len(frame.scales)
         self.frames += 1
         self.size += size

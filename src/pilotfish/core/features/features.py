@@ -45,7 +45,6 @@ class FeatureLog:
         self.reach = 0  # positions up to the last one whose feature came
 
     def __len__(self) -> int:
-        """Features that it holds."""
         return len(self._rows)
 
     def put(self, first: int, rows: Features) -> None:

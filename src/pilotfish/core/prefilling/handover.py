@@ -69,11 +69,9 @@ class HandOver:
 
     @property
     def first(self) -> int:
-        """The first token that is handed over."""
         return len(self.tokens) - len(self.slots)
 
     def end(self, count: int, outcome: str, now: float) -> None:
-        """It has ended with its first `count` tokens."""
         self.count = self.report.tokens = count
         self.report.outcome = outcome
         self.report.seconds = now - self.report.began

@@ -108,11 +108,9 @@ class HandOverMachine:
 
     @property
     def busy(self) -> bool:
-        """Whether any hand-over is under way."""
         return bool(self._incoming)
 
     def at(self, pool: PrefillPool) -> list[Incoming]:
-        """The hand-overs under way there."""
         return [incoming for incoming in self._incoming.values() if incoming.pool is pool]
 
     def _ordered(self, pool: PrefillPool) -> int:
@@ -170,7 +168,6 @@ class HandOverMachine:
         return incoming
 
     def _outcome(self, incoming: Incoming, now: float) -> str:
-        """How it has ended; "": it has not."""
         if incoming.complete:
             told = incoming.done is not None or now - incoming.complete_at > LAST_WORD or incoming.outcome
             return WHOLE if told else ""
@@ -208,12 +205,10 @@ class HandOverMachine:
     # -- whoever does the work
 
     def opened(self, work: OpenMemory, transport: str, now: float, *, fetches: bool) -> None:
-        """The pool's segments are read in this way; `fetches`: as SegmentBytes."""
         if work.pool.welcome is work.welcome:  # or it has begun another life meanwhile
             work.pool.serves(transport, now, fetches=fetches)
 
     def landed(self, work: ReadSegment, seconds: float, now: float) -> None:
-        """A segment is in its slots; the work took so long."""
         incoming, report = work.incoming, work.incoming.handover.report
         if incoming.ended:
             return
@@ -228,7 +223,6 @@ class HandOverMachine:
             self.settled = True
 
     def refuse(self, incoming: Incoming, reason: str, now: float, detail: str = "") -> None:
-        """Something of a hand-over cannot be used: it ends."""
         incoming.pool.drops.add(reason, 1, now, detail)
         self._stop(incoming, REFUSED)
 
@@ -247,7 +241,6 @@ class HandOverMachine:
         return self.greeting
 
     def drain(self, pool: PrefillPool, draining: bool) -> None:
-        """It is to leave, once what it computes has come; or it is not, after all."""
         pool.draining = draining
 
     def leave(self, pool: PrefillPool) -> None:
@@ -259,7 +252,6 @@ class HandOverMachine:
         self._end_life(pool)
 
     def tick(self, now: float) -> None:
-        """Greet the pools, renew leases; called often."""
         for pool in self.pools:
             pool.tick(now)
             if pool.silent(now):

@@ -57,7 +57,6 @@ class Incoming:
 
     @property
     def complete(self) -> bool:
-        """Whether all of its tokens are in its slots."""
         return self.announced_all and not self.awaited
 
     @property
@@ -79,7 +78,6 @@ class Incoming:
 
     @property
     def outstanding(self) -> int:
-        """Tokens that the pool has to compute still, about."""
         computed = max(self.cached, self.handover.first + self.ready if self.ready else 0)
         return len(self.handover.tokens) - computed
 

@@ -36,7 +36,6 @@ class PrefillOption:
     wait: float = 0.0  # of `there`, for what the pool has to do before
 
     def sooner(self, neighbours: int) -> bool:
-        """Whether it is worth a hand-over, where so many requests decode here."""
         assert self.there is not None and self.here is not None  # or it is only tried
         if not neighbours:
             return self.there <= self.here
@@ -45,8 +44,6 @@ class PrefillOption:
 
 @dataclass(frozen=True)
 class PromptLoad:
-    """A prompt that lacks KV, and what goes on here meanwhile."""
-
     tokens: Sequence[int]
     first: int  # token without KV
     salt: bytes | None

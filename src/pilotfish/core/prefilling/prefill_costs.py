@@ -16,7 +16,6 @@ class LocalSeconds:
         self._tokens = self._seconds = 0.0
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """A forward with so many tokens of prompts took so long."""
         if tokens >= self.LARGE:
             self._tokens = self.FADES * self._tokens + tokens
             self._seconds = self.FADES * self._seconds + seconds
@@ -41,7 +40,6 @@ class ExposedSeconds:
         self._lost = 0.0
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """One has come."""
         key = 1 << tokens.bit_length() - 1
         mean = self._means.get(key, seconds)
         self._means[key] = mean + self.RATE * (seconds - mean)
@@ -51,7 +49,6 @@ class ExposedSeconds:
         self._lost = 0.0
 
     def lose(self, seconds: float) -> None:
-        """One was given up after so long."""
         self._lost = max(self._lost, seconds)
 
     def at(self, tokens: int) -> float:

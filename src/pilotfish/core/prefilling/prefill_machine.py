@@ -61,8 +61,6 @@ MEASURED, RATE = 64, 0.2
 
 
 class SegmentPlaces(Protocol):
-    """The worker's memory for segments."""
-
     def view(self, reference: SegmentReference) -> memoryview | None:
         """The bytes that it names; None if they are not there, or not any more."""
 
@@ -79,8 +77,6 @@ class PrefillLimits:
 
 @dataclass
 class PrefillCounts:
-    """Sums since the start."""
-
     orders: int = 0
     refused: int = 0
     ended: dict[str, int] = field(default_factory=lambda: dict.fromkeys((RELEASED, EXPIRED, FAILED, GONE), 0))
@@ -113,7 +109,6 @@ class PrefillMachine:
 
     @property
     def orders(self) -> list[TakenOrder]:
-        """All that live."""
         return [order for target in self._targets.values() for order in target.orders.values()]
 
     def tick(self, now: float) -> None:
@@ -128,7 +123,6 @@ class PrefillMachine:
                 self._forget(peer, now)
 
     def close(self, now: float) -> None:
-        """Nothing more will come."""
         for order in self.orders:
             self.fail(order, "the worker ends", now)
 
@@ -138,7 +132,6 @@ class PrefillMachine:
         del self._targets[peer]
 
     def _end(self, order: TakenOrder, outcome: str, now: float) -> None:
-        """Nothing is held for it any more."""
         target = self._targets[order.peer]
         del target.orders[order.handover]
         if order in target.waiting:
@@ -298,7 +291,6 @@ class PrefillMachine:
         return not begun or begun + len(target.waiting[0].tokens) <= self._limits.begun
 
     def started(self, order: TakenOrder, cached: int, now: float) -> None:
-        """Its first row is about to be computed; KV of `cached` tokens was there."""
         order.started, order.cached = now, cached
         order.pending -= cached
 
@@ -309,7 +301,6 @@ class PrefillMachine:
             order.computed = now
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """A forward of so many tokens took so long."""
         if tokens >= MEASURED or not self.token_seconds:
             taken = seconds / tokens
             self.token_seconds += (RATE if self.token_seconds else 1.0) * (taken - self.token_seconds)

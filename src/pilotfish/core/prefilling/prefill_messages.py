@@ -36,8 +36,6 @@ Size: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 53)]
 
 
 class Greeting(Readable, tag="greeting", frozen=True):
-    """Who the target is."""
-
     version: Index
     identity: KVIdentity
     model: Text
@@ -61,8 +59,6 @@ class RemoteMemory(Struct, frozen=True):
 
 
 class Welcome(Readable, tag="welcome", frozen=True):
-    """The worker serves this target."""
-
     version: Index
     identity: KVIdentity
     model: Text
@@ -75,8 +71,6 @@ class Welcome(Readable, tag="welcome", frozen=True):
 
 
 class TurnedAway(Readable, tag="turned_away", frozen=True):
-    """The worker does not serve this target."""
-
     reason: Text
 
 
@@ -87,8 +81,6 @@ class Renewal(Struct, tag="renewal", frozen=True):
 
 
 class PrefillLoad(Struct, tag="prefill_load", frozen=True):
-    """How busy the worker is."""
-
     queued_tokens: Index  # of all targets, without KV yet
     free_slots: Index
     token_ms: Milliseconds  # that KV of a token lately took; 0 before any was measured
@@ -119,16 +111,12 @@ class SegmentBytes(Struct, tag="bytes", frozen=True):
 
 
 class SegmentGone(Readable, tag="gone", frozen=True):
-    """There is no such segment, or not any more."""
-
     handover: Id
     number: Index
     reason: Text
 
 
 class Taken(Struct, tag="taken", frozen=True):
-    """The target has read these segments."""
-
     handover: Id
     numbers: Annotated[list[Index], Meta(min_length=1, max_length=1 << 16)]
 
@@ -144,8 +132,6 @@ class OrderDone(Struct, tag="order_done", frozen=True):
 
 
 class OrderFailed(Readable, tag="order_failed", frozen=True):
-    """No more segments will come."""
-
     handover: Id
     reason: Text
     busy: bool = False  # it has too much to do; another order may be taken later

@@ -19,8 +19,6 @@ RELEASED, EXPIRED, FAILED, GONE = "released", "expired", "failed", "gone"
 
 @dataclass(frozen=True)
 class PlacedSegment:
-    """KV of some layers of some tokens, in the worker's memory."""
-
     first: int  # token
     tokens: int
     layer: int
@@ -33,8 +31,6 @@ class PlacedSegment:
 
 @dataclass(eq=False)
 class TakenOrder:
-    """What is done, and held, for a hand-over."""
-
     peer: Peer
     handover: int
     tokens: Sequence[int]
@@ -77,7 +73,6 @@ class GreetedTarget:
 
     @property
     def queued(self) -> int:
-        """Tokens that wait for their turn."""
         return sum(len(order.tokens) for order in self.waiting)
 
     @property

@@ -64,8 +64,6 @@ def mismatch(welcome: Welcome, own: KVIdentity) -> str | None:
 
 @dataclass
 class PrefillPool:
-    """`ready` while it serves."""
-
     name: str
     peer: Peer
     scheme: str = "ipc"  # of its address: by what segments are fetched
@@ -97,7 +95,6 @@ class PrefillPool:
 
     @property
     def refused(self) -> dict[str, int]:
-        """What it sent and was not used, by reason."""
         return self.drops.counts
 
     @property
@@ -106,7 +103,6 @@ class PrefillPool:
         return self.load.token_ms / 1000 if self.load is not None and self.load.token_ms else None
 
     def takes(self, tokens: int, now: float) -> bool:
-        """Whether to order so many of it now."""
         free = self.ready and not self.draining and now >= self._not_before
         return free and self.welcome is not None and tokens <= self.welcome.context
 
@@ -122,7 +118,6 @@ class PrefillPool:
         self._heard = now
 
     def greeting_due(self, now: float) -> bool:
-        """Whether to greet it now."""
         waited = now - self._greeted
         if self.ready or waited < (GREETING if self.refusal else FIRST_GREETING):
             return False
@@ -130,7 +125,6 @@ class PrefillPool:
         return True
 
     def renewal_due(self, now: float) -> bool:
-        """Whether to renew its leases now."""
         lease = RENEWAL if self.welcome is None else self.welcome.lease / RENEWALS
         if not self.ready or now - self._renewed < min(RENEWAL, lease):
             return False
@@ -146,13 +140,11 @@ class PrefillPool:
         )
 
     def begins_life(self, welcome: Welcome) -> None:
-        """Its memory is to be opened."""
         self.ready, self.welcome, self.load = False, welcome, None
         self.told.clear()
         self.exposed.forgive()
 
     def serves(self, transport: str, now: float, *, fetches: bool) -> None:
-        """Its memory is open."""
         if transport != self.transport:
             self._note(logging.INFO, f"{self.name}: segments are read by {transport}")
         self.transport, self.fetches, self.refusal = transport, fetches, None
@@ -174,11 +166,9 @@ class PrefillPool:
             self._note(logging.WARNING, f"{reason}; prompts are computed without it")
 
     def leaves(self) -> None:
-        """It serves this target no more."""
         self.ready, self.welcome, self.load = False, None, None
 
     def silent(self, now: float) -> bool:
-        """Whether it should have answered long ago."""
         return self.ready and now - self._heard > SILENCE
 
     def tick(self, now: float) -> None:
@@ -189,7 +179,6 @@ class PrefillPool:
     # -- its hand-overs
 
     def busy(self, now: float) -> None:
-        """It did not take an order, or had too much to do."""
         self._not_before = max(self._not_before, now + BUSY)
 
     def failed(self, now: float) -> None:
@@ -203,14 +192,12 @@ class PrefillPool:
                 self._note(logging.WARNING, text)
 
     def slow(self, report: HandOverReport) -> None:
-        """A hand-over was given up because it took too long."""
         self.exposed.lose(report.seconds)
 
     def ended(self, report: HandOverReport) -> None:
         self.totals.setdefault(report.transport, HandOverTotals()).add(report)
 
     def succeeded(self, report: HandOverReport) -> None:
-        """A hand-over brought all its tokens."""
         if self._failures >= MAX_FAILURES:
             self._note(logging.INFO, f"{self.name} is used again")
         self._failures = 0

@@ -51,7 +51,6 @@ class KVLayout(Struct, frozen=True, omit_defaults=True):
 
     @property
     def span(self) -> range:
-        """The KV heads that are held."""
         return range(self.first_head, self.first_head + self.heads)
 
     @property
@@ -61,7 +60,6 @@ class KVLayout(Struct, frozen=True, omit_defaults=True):
 
     @property
     def of_kv(self) -> range:
-        """The layers of keys and values."""
         return range(self.layers - (self.features > 0))
 
     def bytes_of(self, layers: range) -> int:

@@ -38,8 +38,6 @@ def salt_root(salt: str | None) -> Key:
 
 
 class Held(Struct, tag="held", frozen=True):
-    """Changes to the prefixes that a target has KV of."""
-
     sequence: Index  # rises by one; a whole one has that of the changes before it
     added: list[RoutingKey] = []
     removed: list[RoutingKey] = []
@@ -106,7 +104,6 @@ class HeldCopies:
         self._add(replica, held.added)
 
     def forget(self, replica: Replica) -> None:
-        """It holds nothing, as far as is known."""
         self._remove(replica, list(self._keys.get(replica, ())))
         for table in (self._keys, self._expected, self._places):
             table.pop(replica, None)

@@ -47,7 +47,6 @@ class HeldRuns:
         self.prefixes.remove(_short(self._keys.pop(run)))
 
     def _tell(self, run: CachedRun) -> None:
-        """Which prefixes that end in a run are held."""
         tokens, slots = self._cache.path_to(run)
         if run not in self._keys:
             whole = (len(tokens) - len(run.tokens)) // OBJECT_TOKENS * OBJECT_TOKENS
@@ -80,7 +79,6 @@ class HeldRuns:
 
 
 def _begin(run: CachedRun) -> int:
-    """Tokens above it."""
     begin, above = 0, run.above
     while above is not None:
         begin, above = begin + len(above.tokens), above.above
@@ -88,7 +86,6 @@ def _begin(run: CachedRun) -> int:
 
 
 def _pages(begin: int, end: int) -> int:
-    """How many prefixes with a key end between."""
     return end // OBJECT_TOKENS - begin // OBJECT_TOKENS
 
 

@@ -33,8 +33,6 @@ LITTLE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
-    """What routing looks at of a request."""
-
     tokens: int  # of its prompt
     keys: Sequence[RoutingKey] = ()  # `routing_keys` of the prompt
     session: str | None = None  # requests of one belong together, as their client says
@@ -159,8 +157,6 @@ class KnownLoad:
 
 
 class Router:
-    """See the module. What replicas hold it learns through `held`."""
-
     def __init__(self) -> None:
         self.held = HeldCopies()
         self._loads: defaultdict[Replica, KnownLoad] = defaultdict(KnownLoad)

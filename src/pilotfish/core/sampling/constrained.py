@@ -18,7 +18,6 @@ FORCED = log(0.99)
 
 
 def constrained(tree: Guesses, state: GrammarState, most: int) -> Guesses:
-    """The best `most` nodes."""
     kept, number, paths = Guesses(), {ROOT: ROOT}, {ROOT: list[int]()}
     nodes = zip(tree.parents, tree.tokens, tree.scores, tree.origins, strict=True)
     for node, (parent, token, score, origin) in enumerate(nodes):
@@ -33,7 +32,6 @@ def constrained(tree: Guesses, state: GrammarState, most: int) -> Guesses:
 
 
 def _force(tree: Guesses, node: int, tokens: Sequence[int]) -> None:
-    """Hang a chain below a node."""
     for token in tokens:
         score = (0.0 if node == ROOT else tree.scores[node]) + FORCED
         node = tree.add(node, token, score, GRAMMAR)

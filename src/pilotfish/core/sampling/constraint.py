@@ -40,7 +40,6 @@ class Constraint(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def json(cls, schema: Mapping[str, Any] | bool | str, *, compact: bool = False) -> Constraint:
-        """`schema` as an object, or as its JSON."""
         text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
         return cls("json_schema", _bounded(text), compact)
 
@@ -126,7 +125,6 @@ class FollowedGrammar:
 
 
 def no_grammars(_: Constraint) -> PendingGrammar:
-    """A GrammarSource without any."""
     return lambda: None
 
 
@@ -156,5 +154,4 @@ def masks_when_asked(masked: Sequence[MaskedPaths], vocab_size: int) -> Callable
 
 
 def words(vocab_size: int) -> int:
-    """Of a mask."""
     return -(-vocab_size // WORD)

@@ -117,7 +117,6 @@ def _plain_tuple(value: object) -> object:
 
 
 def _plain_field(name: str, value: object) -> object:
-    """The one form that a field's values have."""
     if name == "stop" and isinstance(value, str):
         return (value,)
     if name == "top_k" and isinstance(plain(value), int) and value == -1:

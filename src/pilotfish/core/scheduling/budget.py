@@ -63,8 +63,6 @@ class FixedBudget:
 
 
 class Effort(Enum):
-    """What a step spends on guesses."""
-
     NONE = "none"
     FREE = "free"  # n-gram and suffix nodes
     DRAFT = "draft"  # and the draft model's
@@ -72,8 +70,6 @@ class Effort(Enum):
 
 @dataclass(frozen=True)
 class Choice:
-    """What to spend on guesses, and how many nodes a step may verify."""
-
     effort: Effort
     bucket: int
 
@@ -137,7 +133,6 @@ class AdaptiveBudget:
         return DraftLimits(min(self._nodes, self._total), self._total, levels, self._price)
 
     def _review(self, load: StepLoad, now: float, *, may_change: bool) -> None:
-        """Look at what the choices are worth now, and at the price of time."""
         expected = self._expected(load)
         if may_change:
             self._choose(load, expected, now)
@@ -158,7 +153,6 @@ class AdaptiveBudget:
         return expected
 
     def _choose(self, load: StepLoad, expected: dict[Choice, float], now: float) -> None:
-        """Take the best choice where it is due."""
         best = max(expected, key=lambda choice: expected[choice])
         steady = load.sequences == self._sequences
         if best == self.choice or (steady and now - self._changed_at < self.DWELL):
@@ -190,7 +184,6 @@ class AdaptiveBudget:
         return min(self._nodes, -(-total // load.sequences))
 
     def _forget(self, effort: Effort, first: int) -> None:
-        """Believe less of what was seen of ranks from `first` on."""
         self._gains[effort].forget(first)
         if effort is Effort.DRAFT:
             self._levels_taken.forget(first)
@@ -236,7 +229,6 @@ class Probes:
         self._earliest = 0.0  # when the next may be, whatever is chosen meanwhile
 
     def restart(self, now: float) -> None:
-        """The choice has changed."""
         self._distance = self._first
         self._due = max(now + self._first, self._earliest)
 

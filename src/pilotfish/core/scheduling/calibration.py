@@ -58,7 +58,6 @@ class StepCosts:
             self._seconds[knot] = seen
 
     def _neighbours(self, rows: int) -> list[tuple[int, float]]:
-        """Knots beside `rows` and their shares in it."""
         right = bisect.bisect_left(self._rows, rows)
         if right == len(self._rows):
             return [(right - 1, 1.0)]
@@ -83,7 +82,6 @@ class Calibration:
         self._seen = np.zeros(self.BINS)
 
     def chances(self, scores: Floats) -> Floats:
-        """Calibrated chances of nodes."""
         table = (self._hits + self._prior) / (self._seen + self.PRIOR)
         return np.asarray(table[self._bins(scores)])
 
@@ -151,7 +149,6 @@ class GainCurve:
         self._by_rank.observe(table[:, ::-1][:, : min(asked, len(self._by_rank))].mean(axis=0), len(sizes))
 
     def forget(self, first: int) -> None:
-        """Believe less of what was seen of ranks from `first` on."""
         self._by_rank.forget(first)
 
     def gain(self, nodes: Floats) -> Floats:
@@ -182,7 +179,6 @@ class LevelCurve:
         self._by_rank.observe(levels * deepest[last] / deepest[-1], trees)
 
     def forget(self, first: int) -> None:
-        """Believe less of what was seen of ranks from `first` on."""
         self._by_rank.forget(first)
 
     def levels(self, nodes: Floats) -> Floats:

@@ -38,7 +38,6 @@ class NodeRows:
         return len(self.tokens)
 
     def span(self, first: int, end: int) -> NodeRows:
-        """The nodes [first, end)."""
         return NodeRows(self.tokens[first:end], self.depths[first:end], self.paths[first:end])
 
     @property
@@ -170,8 +169,6 @@ def _no_logprobs(rows: Sequence[int], tokens: Sequence[int], top: int) -> list[T
 
 
 class Outcome(Struct, frozen=True):
-    """The result of a forward."""
-
     tokens: Ints  # [samples], NO_TOKEN after rows whose logits are not finite; [samples, k] with children
     log_chances: Floats | None = None  # [samples, k] with children: -inf where fewer than k tokens are possible
     broken: Sequence[int] = ()  # kept rows whose logits are not finite

@@ -47,14 +47,12 @@ class Loads:
             self._prefills.begin(request.load)
 
     def poll(self) -> None:
-        """What has ended, or takes too long, gets its `count`."""
         if self._tiers is not None:
             self._tiers.poll()
         if self._prefills is not None:
             self._prefills.poll()
 
     def cancel(self, load: KVLoad | HandOver) -> None:
-        """It has its `count` when this returns."""
         if isinstance(load, KVLoad):
             assert self._tiers is not None  # who brings it
             self._tiers.cancel(load)

@@ -34,8 +34,6 @@ class FinishReason(StrEnum):
 
 
 class StopDetector(Protocol):
-    """Finds stop strings in the text of a request's output."""
-
     def add(self, token: int) -> bool:
         """Whether the output's next token completes a stop string."""
 
@@ -57,7 +55,6 @@ class RequestStats:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens whose KV was found, wherever it was."""
         return sum(self.cached_by_tier.values())
 
     def count(self, nodes: int, deepest: int, origins: Sequence[str]) -> None:
@@ -140,17 +137,14 @@ class Request:
 
     @property
     def num_held(self) -> int:
-        """Slots that it owns."""
         return self.num_computed - self.num_gone + (0 if self.load is None else len(self.load.slots))
 
     @property
     def held(self) -> Slots:
-        """Slots of the tokens that have KV."""
         return self.slots[self.num_gone : self.num_computed]
 
     @property
     def num_remaining(self) -> int:
-        """Tokens that it may still produce."""
         return self.max_length - len(self.tokens)
 
     @property

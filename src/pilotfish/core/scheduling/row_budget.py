@@ -15,11 +15,9 @@ class RowCosts:
     scored: float = 1.0  # one that scores a token of a prompt
 
     def of(self, request: Request, count: int) -> float:
-        """Of its next `count` rows."""
         return count + (self.scored - 1) * len(request.to_score(count))
 
     def most(self, request: Request, room: float) -> int:
-        """Its next rows that cost no more than `room`."""
         most = min(request.num_pending, int(room))
         if not request.to_score(most):
             return most
@@ -41,7 +39,6 @@ class RowBudget:
         self._scores = False  # whether a request has taken rows that score
 
     def take(self, request: Request) -> int:
-        """Rows for the next request."""
         count = self._costs.most(request, 1 + self._left) or int(not self._scores)
         self._scores |= bool(request.to_score(count))
         self._left = max(self._left + 1 - self._costs.of(request, count), 0.0)

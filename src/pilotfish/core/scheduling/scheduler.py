@@ -129,7 +129,6 @@ class Scheduler:
         return list(chunks.values())
 
     def room(self, chunks: Sequence[Chunk]) -> int:
-        """Rows that they leave to trees."""
         return max(int(self.max_rows - sum(self.costs.of(chunk.request, chunk.count) for chunk in chunks)), 0)
 
     def _first_of_group(self, request: Request) -> Request | None:
@@ -156,7 +155,6 @@ class Scheduler:
             self.pool.release(request.give_back(self.pool.first_seen(request.num_computed)))
 
     def _missing(self, request: Request) -> int:
-        """Slots that its committed tokens still need."""
         shared = 0 if self._first_of_group(request) is None else request.num_shareable
         missing = len(request.tokens) - request.num_gone - request.num_held - shared
         return max(min(missing, self.most(request) - request.num_held), 0)
@@ -191,13 +189,11 @@ class Scheduler:
         return self.cache.num_known(request.cache_salt, request.tokens[:-1])
 
     def _begin_load(self, request: Request) -> None:
-        """Have KV of a request that is being admitted brought from elsewhere."""
         self.loads.load(request, self._take)
         if request.load is None:
             self._hand_over(request)
 
     def _hand_over(self, request: Request) -> None:
-        """Have what it lacks, but for its last token, computed elsewhere, if that is sooner."""
         others = [other for other in self.running if other.load is None and other is not request]
         waiting, neighbours = sum(o.num_pending - 1 for o in others), sum(o.num_pending == 1 for o in others)
         self.loads.hand_over(request, self._take, waiting, neighbours)
@@ -212,20 +208,16 @@ class Scheduler:
                     self._hand_over(request)
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """A forward that computed KV of so many tokens of prompts took so long."""
         self.loads.computed(tokens, seconds)
 
     def wait(self) -> None:
-        """While all that run wait for KV from elsewhere."""
         self.loads.wait(self.running)
 
     def save_all(self) -> None:
-        """Have tiers keep what the cache has, before the pool goes."""
         if self.cache is not None and self.tiers is not None:
             save_all(self.cache, self.tiers)
 
     def _save(self) -> None:
-        """Have tiers keep what the cache may soon evict."""
         if self.cache is not None and self.tiers is not None and self.pool.num_free < self.low_water:
             save_coldest(self.cache, self.tiers, self.low_water - self.pool.num_free)
 
@@ -277,7 +269,6 @@ class Scheduler:
 
     @staticmethod
     def _growth(chunks: Sequence[Chunk]) -> int:
-        """Slots that a step takes from those unclaimed."""
         return sum(chunk.count for chunk in chunks if not chunk.request.reserved)
 
     def schedule(self, chunks: Sequence[Chunk], offered: Forest, max_nodes: int) -> Step:
@@ -388,7 +379,6 @@ class Scheduler:
 
 
 def _extended(request: Request, verdict: Verdict, scored: range, step: Step) -> RequestCommit:
-    """Commit the tokens of a verdict, up to one that ends the request."""
     tokens = request.extend(verdict.tokens)
     path = verdict.path[: len(tokens)]
     origins = step.forest.nodes.origins[path].tolist() if path else []

@@ -41,8 +41,6 @@ class Chunk(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The chunks of a step, before any guess."""
-
     chunks: list[Chunk]
     preempted: list[Request]  # back in the queue, without KV: whatever is kept for them elsewhere can go
     admitted: list[Request]  # to run from now on
@@ -50,8 +48,6 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class MaskedSamples:
-    """The samples of a step whose requests have a grammar."""
-
     samples: Ints  # [m], which
     paths: list[MaskedPaths]  # of each request in order, m together
 
@@ -77,11 +73,9 @@ class Step:
 
     @property
     def requests(self) -> list[Request]:
-        """Those of the forest's trees."""
         return [chunk.request for chunk, samples in zip(self.chunks, self.samples, strict=True) if samples]
 
     def rows(self) -> list[SequenceRows]:
-        """As the executor takes them."""
         nodes, spans = NodeRows.of(self.forest.nodes, self.node_slots), pairwise(self.forest.starts.tolist())
         rows = []
         for chunk, samples, scored, slots in zip(self.chunks, self.samples, self.scored, self.slots, strict=True):
@@ -171,7 +165,6 @@ class Step:
 
     @cached_property
     def _forked(self) -> list[int]:
-        """Places of the chunks without rows."""
         return [place for place, chunk in enumerate(self.chunks) if chunk.forked_from is not None]
 
 

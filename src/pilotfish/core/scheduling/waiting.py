@@ -42,7 +42,6 @@ class WaitingRequests:
         return self._next
 
     def take(self, request: Request) -> None:
-        """It is admitted."""
         for other in takewhile(lambda other: other is not request, self._queue):
             other.passed_over += 1
         self.remove(request)

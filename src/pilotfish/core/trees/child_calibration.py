@@ -55,7 +55,6 @@ class ChildCalibration:
         return np.asarray(scaled - together)
 
     def observe(self, greedy: bool, outcomes: Iterable[ChildOutcome]) -> None:
-        """What became of the children along a commit."""
         believed, seen, factors = (x[int(greedy)] for x in (self._believed, self._seen, self._log_factors))
         for outcome in outcomes:
             depth, count = min(outcome.depth, DEPTHS) - 1, min(len(outcome.log_chances), RANKS)

@@ -30,7 +30,6 @@ class LivingTree:
         self.root = 0
 
     def depth(self, node: int) -> int:
-        """Below the root."""
         return self._depths[node] - self._depths[self.root]
 
     def score(self, node: int) -> float:
@@ -41,7 +40,6 @@ class LivingTree:
         return self._tokens[node]
 
     def path_tokens(self, node: int) -> list[int]:
-        """From below the root down to `node`."""
         path = []
         while node != self.root:
             path.append(self._tokens[node])
@@ -72,7 +70,6 @@ class LivingTree:
         return found
 
     def best(self, count: int, origin: str) -> Guesses:
-        """The tree of the `count` likeliest nodes."""
         number, best, score = {self.root: ROOT}, Guesses(), self._scores[self.root]
         for node in self.likeliest(count):
             parent = number[self._parents[node]]
@@ -86,7 +83,6 @@ class LivingTree:
                 self._scores[node] = self._scores[self._parents[node]] + self._own[node]
 
     def _below_root(self) -> list[int]:
-        """Each after its parent."""
         found = [self.root]
         for node in found:
             found.extend(self._children.get(node, {}).values())

@@ -27,8 +27,6 @@ NO_SLOT = -1
 
 @dataclass(frozen=True)
 class RerootResult:
-    """The effect of a commit on a tree."""
-
     hit: bool  # every committed token was in it
     accepted: int  # nodes that the committed tokens are
     path_slots: list[int]  # KV of the committed tokens that were expanded, from the first on without a gap
@@ -66,17 +64,14 @@ class Lookahead(LivingTree):
         self._size = 0
 
     def __len__(self) -> int:
-        """Nodes below the root."""
         return self._size
 
     @property
     def expanded(self) -> list[int]:
-        """Nodes with KV."""
         return list(self._paths)
 
     @property
     def slots(self) -> list[int]:
-        """Of nodes with KV."""
         return [self._slots[node] for node in self._paths]
 
     @property
@@ -133,7 +128,6 @@ class Lookahead(LivingTree):
         return NewNodes(ids, names, tokens, chances)
 
     def _offer(self, nodes: Sequence[int], deepest: int) -> None:
-        """These are to be expanded, but for those of depth `deepest`."""
         scores, depths = self._scores, self._depths
         self.open += [(-scores[node], node) for node in nodes if depths[node] < deepest]
         self.open.sort()  # two runs: merged in about as many steps as there are nodes

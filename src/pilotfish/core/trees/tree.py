@@ -114,7 +114,6 @@ class Guesses:
 
     @classmethod
     def chain(cls, tokens: Sequence[int], scores: Sequence[float], origin: str) -> Guesses:
-        """Each node the child of the one before."""
         chain, node = cls(), ROOT
         for token, score in zip(tokens, scores, strict=True):
             node = chain.add(node, token, score, origin)
@@ -213,7 +212,6 @@ def _starts(owners: Ints, num_trees: int) -> Ints:
 
 
 def _joined(trees: Sequence[Guesses]) -> TokenTree:
-    """One tree after the other."""
     parents, firsts = list[int](), accumulate(map(len, trees), initial=0)
     for tree, first in zip(trees, firsts, strict=False):
         parents += [ROOT if parent == ROOT else parent + first for parent in tree.parents]
@@ -231,8 +229,6 @@ NO_TOKEN = -1
 
 
 class Verdict(Struct, frozen=True):
-    """The outcome of verifying one tree."""
-
     path: list[int]  # accepted nodes, from below the root on; indices in the forest
     tokens: list[int]  # theirs, then the bonus token, unless none can be sampled at the path's end
     samples: list[int]  # [tokens], which of the step's samples each token is
