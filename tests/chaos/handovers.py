@@ -16,7 +16,7 @@ from support import VOCAB, make_engine
 from workers import endpoint_in, eventually
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.prefilling import handover_machine, prefill_pools
 from pilotfish.core.prefilling.handover import HandOverReport
 from pilotfish.core.prefilling.incoming import Incoming

@@ -18,7 +18,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from pilotfish.core.cache.slots import Slots
-from pilotfish.core.drafting.messages import Outgoing, Peer, salt_digest
+from pilotfish.core.peers.fields import Outgoing, Peer, salt_digest
 from pilotfish.core.prefilling.handover import WHOLE, HandOver
 from pilotfish.core.prefilling.handover_machine import CloseMemory, HandOverMachine, OpenMemory, ReadSegment
 from pilotfish.core.prefilling.incoming import Incoming

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pilotfish.core.drafting.draft_sessions import DraftSession, LevelPart
-from pilotfish.core.drafting.session_table import SessionTable
+from pilotfish.core.drafting.draft_sessions import DraftSession, LevelPart, SessionTable
 
 
 class SlotContents:

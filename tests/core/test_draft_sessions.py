@@ -12,11 +12,12 @@ from slot_contents import SlotContents
 
 from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import SlotPool
-from pilotfish.core.drafting.draft_sessions import DraftSession, LevelPart, SessionKey, Unshared, add_children
+from pilotfish.core.drafting.draft_sessions import IDLE, DraftSession, LevelPart, SessionKey, SessionTable, add_children
 from pilotfish.core.drafting.level_choice import LevelChoice, LevelShape
-from pilotfish.core.drafting.messages import Open, RequestSampling, salt_digest
-from pilotfish.core.drafting.session_table import IDLE, SessionTable
+from pilotfish.core.drafting.messages import Open, RequestSampling
+from pilotfish.core.drafting.vocabulary_map import Unshared
 from pilotfish.core.features.features import Features
+from pilotfish.core.peers.fields import salt_digest
 from pilotfish.core.trees.child_calibration import TENANTS as MOST_TENANTS
 from pilotfish.core.trees.child_calibration import TenantCalibrations
 from pilotfish.errors import EngineError

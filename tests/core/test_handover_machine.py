@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from pilotfish.core.peers.peer import SILENCE
 from pilotfish.core.prefilling import handover_machine
 from pilotfish.core.prefilling.handover import WHOLE, HandOver, HandOverReport
 from pilotfish.core.prefilling.handover_machine import GONE, OUTCOMES
@@ -25,7 +26,7 @@ from pilotfish.core.prefilling.prefill_messages import (
     SegmentGone,
     SegmentReady,
 )
-from pilotfish.core.prefilling.prefill_pools import BUSY, MAX_DOUBLINGS, MAX_FAILURES, REFUSED, SILENCE, mismatch
+from pilotfish.core.prefilling.prefill_pools import BUSY, MAX_DOUBLINGS, MAX_FAILURES, REFUSED, mismatch
 from pilotfish.core.prefilling.segments import SegmentReference, sequence_digest
 
 COMMON = {

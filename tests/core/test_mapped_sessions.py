@@ -18,7 +18,7 @@ from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting import mapped_text
 from pilotfish.core.drafting.connected_targets import DraftIdentity
 from pilotfish.core.drafting.draft_machine import DraftMachine
-from pilotfish.core.drafting.draft_sessions import DraftSession, SessionKey, Unshared, add_children
+from pilotfish.core.drafting.draft_sessions import IDLE, DraftSession, SessionKey, SessionTable, add_children
 from pilotfish.core.drafting.level_choice import LevelChoice, LevelShape
 from pilotfish.core.drafting.messages import (
     CONNECTION,
@@ -32,8 +32,7 @@ from pilotfish.core.drafting.messages import (
     RequestSampling,
     Tree,
 )
-from pilotfish.core.drafting.session_table import IDLE, SessionTable
-from pilotfish.core.drafting.vocabulary_map import MappedVocabulary, TokenTable, VocabularyMap
+from pilotfish.core.drafting.vocabulary_map import MappedVocabulary, TokenTable, Unshared, VocabularyMap
 
 CAPACITY, CHILDREN = 80, 2
 SHAPE = LevelShape(4, CHILDREN)

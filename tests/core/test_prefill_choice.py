@@ -17,13 +17,13 @@ from pilotfish.core.prefilling.prefill_choice import (
     MAX_RETRIALS,
     RETRIAL,
     TRIAL,
+    LocalSeconds,
     PrefillChoice,
     PrefillOption,
     PromptLoad,
 )
-from pilotfish.core.prefilling.prefill_costs import ExposedSeconds, LocalSeconds
 from pilotfish.core.prefilling.prefill_messages import MAC_KEY_BYTES, PREFILL_VERSION, PrefillLoad, Welcome
-from pilotfish.core.prefilling.prefill_pools import PrefillPool
+from pilotfish.core.prefilling.prefill_pools import ExposedSeconds, PrefillPool
 
 NOW = 1000.0
 WELCOME = Welcome(PREFILL_VERSION, IDENTITY, "tiny", 20_000, bytes(MAC_KEY_BYTES), 10.0, 1 << 20)

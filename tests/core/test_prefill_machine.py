@@ -15,8 +15,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 from sizes import sized
 
-from pilotfish.core.drafting.messages import Peer
-from pilotfish.core.prefilling import prefill_machine
+from pilotfish.core.peers import peer as peers
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.prefilling.prefill_machine import FORGOTTEN, PrefillLimits, PrefillMachine
 from pilotfish.core.prefilling.prefill_messages import (
     MAC_KEY_BYTES,
@@ -180,7 +180,7 @@ def test_a_target_that_becomes_another_one_loses_what_was_held_for_it(bench: Ben
 
 
 def test_a_tenant_has_a_limit_of_targets(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefill_machine, "MAX_TARGETS", 2)
+    monkeypatch.setattr(peers, "MAX_TARGETS", 2)
     bench.greet(A, B, tenant="one")
     bench.say(C, GREETING, tenant="one")
     assert "there are 2 targets of one" in bench.heard(C, TurnedAway)[0].reason

@@ -20,12 +20,11 @@ from pilotfish.core.cache.slots import SlotPool, Slots
 from pilotfish.core.cache.tiers import KVLoad
 from pilotfish.core.prefilling.handover import WHOLE, HandOver
 from pilotfish.core.sampling.sampling_params import SamplingParams
-from pilotfish.core.scheduling import loads, waiting
+from pilotfish.core.scheduling import loads, policy
+from pilotfish.core.scheduling.policy import MAX_PASSED_OVER, RowCosts
 from pilotfish.core.scheduling.request import FinishReason, Request
-from pilotfish.core.scheduling.row_budget import RowCosts
 from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.core.scheduling.step import Chunk, Step
-from pilotfish.core.scheduling.waiting import MAX_PASSED_OVER
 from pilotfish.core.trees.tree import ROOT, Forest, Guesses, Ints, TokenTree
 from pilotfish.errors import PromptError
 
@@ -367,7 +366,7 @@ SMALL = 4
 @pytest.fixture(scope="module", autouse=True)
 def _small_objects() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (prefix_keys, tiers, loads, waiting):
+        for module in (prefix_keys, tiers, loads, policy):
             patch.setattr(module, "OBJECT_TOKENS", SMALL)
         yield
 

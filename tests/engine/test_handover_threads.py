@@ -14,7 +14,7 @@ import pytest
 from support import make_engine
 
 from pilotfish.core.cache.slots import Slots
-from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.prefilling.handover import HandOver
 from pilotfish.core.prefilling.handover_machine import GONE, HandOverMachine
 from pilotfish.core.prefilling.prefill_messages import (

@@ -8,7 +8,7 @@ import pytest
 
 from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import SlotPool
-from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.routing.held_prefixes import Held, HeldCopies, routing_keys
 from pilotfish.engine.targets.attendance import Attendance
 from pilotfish.engine.targets.held_followers import AGAIN, CHANGES, HeldFollowers

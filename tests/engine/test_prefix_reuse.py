@@ -12,8 +12,8 @@ import pytest
 from inline_drafts import PATIENCE, inline_drafts
 from support import SNIPPETS, assert_idle, make_engine, run
 
+from pilotfish.core.cache.prefix_keys import ToldPrefixes
 from pilotfish.core.drafting.messages import Open
-from pilotfish.core.drafting.told_prefixes import ToldPrefixes
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import Outcome, Sampling, SequenceRows
 from pilotfish.core.scheduling.request import Request

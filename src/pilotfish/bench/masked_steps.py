@@ -14,8 +14,7 @@ from pilotfish.bench.constrained import CONSTRAINTS
 from pilotfish.bench.options import BenchOptions
 from pilotfish.bench.report import ProgressBar, Report, Row, percentile
 from pilotfish.core.drafting.drafter import Drafter, DraftLimits
-from pilotfish.core.sampling.constrained import constrained
-from pilotfish.core.sampling.constraint import Constraint, GrammarState, words
+from pilotfish.core.sampling.constraint import Constraint, GrammarState, constrained, words
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.tree import OTHER, ROOT, Guesses
 from pilotfish.engine.engine import Engine

@@ -20,8 +20,8 @@ from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting.drafter import Drafter
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.budget import Budget
+from pilotfish.core.scheduling.policy import RowCosts
 from pilotfish.core.scheduling.request import FinishReason
-from pilotfish.core.scheduling.row_budget import RowCosts
 from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.core.scheduling.step import RequestCommit
 from pilotfish.engine.costs import make_budget, step_costs

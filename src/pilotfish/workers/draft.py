@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pilotfish.core.drafting.draft_machine import REPORT, DraftMachine
-from pilotfish.core.drafting.draft_sessions import LevelPart, add_children
-from pilotfish.core.drafting.session_table import SessionTable
+from pilotfish.core.drafting.draft_sessions import LevelPart, SessionTable, add_children
 from pilotfish.core.drafting.vocabulary_map import MappedVocabulary
 from pilotfish.core.sampling.constraint import MAX_LENGTH, Bits, MaskedPaths, MaskMaker, masks_when_asked
 from pilotfish.core.scheduling.executor import (

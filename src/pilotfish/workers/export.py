@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.core.cache.slots import Slots
-from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.prefilling.prefill_orders import PlacedSegment, TakenOrder
 from pilotfish.core.prefilling.segments import LEAST_SEGMENT, KVLayout
-from pilotfish.core.scheduling.layer_progress import LayerProgress
+from pilotfish.core.scheduling.executor import LayerProgress
 from pilotfish.errors import EngineError
 from pilotfish.kv.readers import content
 from pilotfish.workers.shared import SharedMachine

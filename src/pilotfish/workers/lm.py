@@ -13,10 +13,10 @@ import numpy as np
 
 from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import GONE, SlotPool
-from pilotfish.core.drafting.draft_sessions import DraftSession, LevelPart, SessionKey, Unshared
+from pilotfish.core.drafting.draft_sessions import DraftModel, DraftSession, LevelPart, SessionKey, SessionTable
 from pilotfish.core.drafting.drafter import Drafter, DraftLimits
 from pilotfish.core.drafting.messages import Open
-from pilotfish.core.drafting.session_table import SessionTable
+from pilotfish.core.drafting.vocabulary_map import Unshared
 from pilotfish.core.features.features import FeatureSource
 from pilotfish.core.sampling.constraint import GrammarSource, MaskMaker, masks_when_asked, no_grammars
 from pilotfish.core.scheduling.calibration import SecondsBySize
@@ -62,9 +62,9 @@ class LMDrafter(Drafter):
         self._levels = 0
         self.pacer = pacer
         self._grower = Grower(executor, self.table, children, pacer, masks)
-        self._grammars = grammars
         self._source = source
         self.feature_width = 0 if source is None else source.feature_width
+        self._model = DraftModel(executor.context, grammars, self.feature_width)
         self._unshared = Unshared(np.array(sorted(unshared), np.int64))
         self._level_seconds = SecondsBySize(0.0)  # by sequences
         self.width, self._clock = width, clock
@@ -106,9 +106,7 @@ class LMDrafter(Drafter):
         session = self.table.get(_key(request))
         if session is None:
             opened = Open.of(request, number=1, generation=1, wanted=0)
-            longest, grammars = self.executor.context, self._grammars
-            fixed = (1.0, longest, self._unshared, 0.0, grammars, self.feature_width)
-            session = DraftSession.of(_key(request), opened, "", *fixed)
+            session = DraftSession.of(_key(request), opened, "", 1.0, 0.0, self._model, self._unshared)
             self.table.open(session)
         elif session.evicted:
             self.table.wake(session)

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from pilotfish.core.cache.slots import Slots
+from pilotfish.core.cache.slots import SlotPool, Slots
 from pilotfish.core.prefilling.prefill_orders import TakenOrder
 from pilotfish.core.sampling.sampling_params import SamplingParams
-from pilotfish.core.scheduling.executor import Executor, Outcome
-from pilotfish.core.scheduling.layer_progress import LayerProgress
+from pilotfish.core.scheduling.executor import Executor, LayerProgress, Outcome
 from pilotfish.core.scheduling.request import FinishReason, Request
 from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.core.scheduling.step import Chunk, Step
 from pilotfish.core.trees.tree import Forest, Guesses
 from pilotfish.workers.export import Export, Exporter
-from pilotfish.workers.held_slots import HeldSlots
 from pilotfish.workers.records import ObservePrefill, PrefillRecord
 from pilotfish.workers.shared import SharedMachine
 
@@ -225,3 +224,44 @@ def _request(number: int, order: TakenOrder) -> Request:
 
 def _no_trees(chunks: Sequence[Chunk]) -> Forest:
     return Forest.of([Guesses() for chunk in chunks if chunk.complete])
+
+
+class HeldSlots:
+    """By order: what is to be exported stays as it is, though its request has ended. What an order has lost is read in
+    vain at worst: a segment of it is given to nobody."""
+
+    def __init__(self, pool: SlotPool) -> None:
+        self._pool = pool
+        self._held: dict[TakenOrder, list[Slots]] = {}
+        self._out: Counter[TakenOrder] = Counter()  # exports that are under way
+
+    @property
+    def slots(self) -> list[int]:
+        """All, as often as they are held."""
+        return [slot for held in self._held.values() for slots in held for slot in slots.tolist()]
+
+    def export(self, order: TakenOrder, slots: Slots) -> None:
+        self._hold(order, slots)
+        self._out[order] += 1
+
+    def exported(self, order: TakenOrder) -> None:
+        if order in self._held:
+            self._out[order] -= 1
+
+    def hold_path(self, order: TakenOrder, slots: Slots) -> None:
+        """Of all tokens of a request that has ended, where the cache has them: what is above slots that are held must
+        be held too, or it would count as slots that can be had."""
+        if self._out[order]:
+            self._hold(order, slots)
+
+    def let_go(self, order: TakenOrder) -> None:
+        for slots in self._held.pop(order, ()):
+            self._pool.release(slots)
+        del self._out[order]
+
+    def done(self) -> list[TakenOrder]:
+        return [order for order in self._held if not self._out[order] or not order.live]
+
+    def _hold(self, order: TakenOrder, slots: Slots) -> None:
+        self._pool.share(slots)
+        self._held.setdefault(order, []).append(slots)

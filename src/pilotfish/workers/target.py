@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from pilotfish.core.drafting.drafter import Drafter, DraftLimits, NoDrafter
-from pilotfish.core.sampling.constrained import constrained
-from pilotfish.core.sampling.constraint import MaskMaker, masks_when_asked
+from pilotfish.core.sampling.constraint import MaskMaker, constrained, masks_when_asked
 from pilotfish.core.scheduling.budget import Budget, StepLoad
 from pilotfish.core.scheduling.executor import Executor, ForwardSeconds, Outcome, Sampling, TokenMasks
 from pilotfish.core.scheduling.request import Request
@@ -23,7 +25,6 @@ from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.core.scheduling.step import Chunk, RequestCommit, Step
 from pilotfish.core.trees.tree import ROOT, Forest, Guesses
 from pilotfish.workers.records import ObserveStep, StepRecord
-from pilotfish.workers.scoring import with_logprobs
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -290,3 +291,39 @@ def _lawful(forest: Forest, vocab_size: int) -> NDArray[np.bool_]:
         known & (below_root | (parents == nodes.parents)) & (nodes.depths == depths) & (nodes.scores <= scores)
     )
     return lawful
+
+
+class AskedLogprobs(Struct, frozen=True):
+    place: int  # of the commit that gets them
+    field: str  # which of its fields
+    rows: list[int]
+    tokens: list[int]
+    top: int
+
+
+def with_logprobs(
+    commits: Sequence[RequestCommit], step: Step, scoring: Mapping[int, range], outcome: Outcome
+) -> list[RequestCommit]:
+    """The commits with those that their requests ask for. `scoring` are the kept rows that score prompts, by request.
+    All that ask for as many are scored together: a device is slow to begin."""
+    told, by_top = list(commits), defaultdict[int, list[AskedLogprobs]](list)
+    for one in _asked(commits, step, scoring):
+        by_top[one.top].append(one)
+    for top, asked in by_top.items():
+        rows, tokens = [row for one in asked for row in one.rows], [token for one in asked for token in one.tokens]
+        scored = iter(outcome.logprobs(rows, tokens, top))
+        for one in asked:
+            told[one.place] = replace(told[one.place], **{one.field: list(islice(scored, len(one.rows)))})
+    return told
+
+
+def _asked(commits: Sequence[RequestCommit], step: Step, scoring: Mapping[int, range]) -> Iterator[AskedLogprobs]:
+    for place, commit in enumerate(commits):
+        request, params = commit.request, commit.request.params
+        if params.logprobs is not None and commit.tokens:
+            rows = step.sample_rows[commit.samples].tolist()
+            yield AskedLogprobs(place, "logprobs", rows, commit.tokens, params.logprobs)
+        if commit.scored:
+            assert params.prompt_logprobs is not None  # or nothing would be scored
+            tokens = [request.tokens[index + 1] for index in commit.scored]
+            yield AskedLogprobs(place, "prompt_logprobs", [*scoring[request.id]], tokens, params.prompt_logprobs)

@@ -17,7 +17,7 @@ from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting.connected_targets import DraftIdentity
 from pilotfish.core.drafting.draft_machine import DraftMachine
-from pilotfish.core.drafting.draft_sessions import DraftSession
+from pilotfish.core.drafting.draft_sessions import DraftSession, SessionTable
 from pilotfish.core.drafting.level_choice import LevelShape
 from pilotfish.core.drafting.messages import (
     PROTOCOL_VERSION,
@@ -25,13 +25,12 @@ from pilotfish.core.drafting.messages import (
     Commit,
     Hello,
     Open,
-    Peer,
     RequestSampling,
     ToDraft,
     ToTarget,
     Tree,
 )
-from pilotfish.core.drafting.session_table import SessionTable
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.sampling.logit_rules import LogitRules
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import NO_NODES, SequenceRows

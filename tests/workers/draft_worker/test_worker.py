@@ -14,8 +14,9 @@ from loopback import Loopback
 from rig import HELLO, IDENTITY, SMALL, Rig, Told, make_open, prompt
 from support import CONTEXT, VOCAB, edit_tensors, tree_of, write_model
 
-from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, prefix_keys
-from pilotfish.core.drafting import draft_machine, session_table
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, KnownPrefixes, prefix_keys, text_root
+from pilotfish.core.drafting import draft_machine, draft_sessions
+from pilotfish.core.drafting.draft_sessions import FORGOTTEN, IDLE, LevelPart, SessionKey
 from pilotfish.core.drafting.level_choice import WHOLE_CHUNK, LevelShape
 from pilotfish.core.drafting.messages import (
     CONNECTION,
@@ -31,8 +32,7 @@ from pilotfish.core.drafting.messages import (
     Resync,
     Tree,
 )
-from pilotfish.core.drafting.session_table import FORGOTTEN, IDLE, LevelPart, SessionKey
-from pilotfish.core.drafting.told_prefixes import text_root
+from pilotfish.core.peers import peer as peers
 from pilotfish.core.sampling.constraint import MAX_LENGTH, Constraint
 from pilotfish.core.trees.lookahead import NewNodes
 from pilotfish.errors import ParameterError
@@ -517,11 +517,10 @@ def test_a_key_that_is_not_known_is_answered_with_resync(rig: Rig, case: str) ->
         rig.say(b"other" if case == "of another target" else TARGET, told)
     rig.say(TARGET, make_open(prompt(9), 1))
     rig.turns()
-    assert rig.worker.machine.known is not None
     if case == "forgotten":
         rig.worker.machine.known.forget(TARGET)
     if case == "nothing is kept":
-        rig.worker.machine.known = None
+        rig.worker.machine.known = KnownPrefixes(most=0)
     message = named(make_open(prompt(100), 1, generation=2), 64, salt)
     if case == "no key of tokens":
         message = msgspec.structs.replace(message, prefix_key=b"k" * 32)
@@ -550,7 +549,7 @@ def test_what_is_known_by_key_goes_with_its_target(rig: Rig) -> None:
     rig.say(TARGET, make_open(prompt(100)))
     rig.turns()
     known = rig.worker.machine.known
-    assert known is not None and len(known) == 1
+    assert len(known) == 1
     rig.now += draft_machine.SILENCE + 1
     rig.turns()
     assert len(known) == 0
@@ -650,7 +649,7 @@ def test_prompts_of_one_tenant_do_not_starve_anothers(llama: Path) -> None:
 
 
 def test_too_many_sessions_cost_the_tenant_that_has_them(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (session_table, draft_machine):
+    for module in (draft_sessions, draft_machine):
         monkeypatch.setattr(module, "MAX_SESSIONS", 4)
     rig = Rig(llama)
     for peer in (b"flood", b"modest"):
@@ -667,7 +666,7 @@ def test_too_many_sessions_cost_the_tenant_that_has_them(llama: Path, monkeypatc
 
 
 def test_too_many_targets_cost_the_tenant_that_has_them(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_machine, "MAX_TARGETS", 2)
+    monkeypatch.setattr(peers, "MAX_TARGETS", 2)
     rig = Rig(llama)
     for number in range(3):
         rig.say(b"flood %d" % number, HELLO, tenant="flood")
@@ -695,7 +694,7 @@ def test_tenants_share_a_saturated_level_by_weight(llama: Path) -> None:
 
 
 def test_sessions_of_a_silent_target_are_dropped(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_table, "FORGOTTEN", 60.0)
+    monkeypatch.setattr(draft_sessions, "FORGOTTEN", 60.0)
     Told(rig, make_open(prompt(10)))
     rig.say(b"other", HELLO)
     Told(rig, make_open(prompt(10)), b"other")

@@ -19,7 +19,7 @@ from support import CONTEXT
 from pilotfish.config.fields import KVDType
 from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import SlotPool
-from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.prefilling.prefill_machine import PrefillLimits, PrefillMachine
 from pilotfish.core.prefilling.prefill_messages import (
     MAC_KEY_BYTES,

@@ -27,8 +27,7 @@ from pilotfish.core.prefilling.prefill_messages import (
     ToPrefill,
 )
 from pilotfish.core.prefilling.segments import LEAST_SEGMENT, KVLayout
-from pilotfish.core.scheduling.executor import Outcome
-from pilotfish.core.scheduling.layer_progress import LayerProgress
+from pilotfish.core.scheduling.executor import LayerProgress, Outcome
 from pilotfish.errors import EngineError
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.feature_tap import FeatureTap

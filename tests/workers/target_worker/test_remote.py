@@ -11,12 +11,12 @@ import pytest
 from side import LIMITS, NODES, VOCAB, Side, load, make_request, tree
 from support import limits, paths_of
 
-from pilotfish.core.cache.prefix_keys import prefix_keys
-from pilotfish.core.drafting.messages import CONNECTION, PREFIX_KEYS, Close, Commit, Hello, Open, Peer, Refuse, Resync
-from pilotfish.core.drafting.pools import MAX_FAULTS, PAUSE, SILENCE
-from pilotfish.core.drafting.remote_sessions import MOST_OPENED, PERIOD
+from pilotfish.core.cache.prefix_keys import prefix_keys, text_root
+from pilotfish.core.drafting.messages import CONNECTION, PREFIX_KEYS, Close, Commit, Hello, Open, Refuse, Resync
+from pilotfish.core.drafting.pools import MAX_FAULTS, MOST_OPENED, PAUSE, PERIOD
 from pilotfish.core.drafting.target_machine import RESTING_NODES, RESTING_PERIOD
-from pilotfish.core.drafting.told_prefixes import text_root
+from pilotfish.core.peers.fields import Peer
+from pilotfish.core.peers.peer import SILENCE
 from pilotfish.core.scheduling.request import Request
 from pilotfish.engine.drafts.remote_drafts import salt_key
 from pilotfish.wire.channel import Received, encode

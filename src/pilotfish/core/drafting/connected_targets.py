@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pilotfish.core.drafting.draft_sessions import Unshared
-from pilotfish.core.drafting.echo import EchoClock
-from pilotfish.core.drafting.error_reports import ErrorReports
 from pilotfish.core.drafting.messages import PROTOCOL_VERSION, Hello
 from pilotfish.core.drafting.vocabulary import clash
-from pilotfish.core.drafting.vocabulary_map import MappedVocabulary
+from pilotfish.core.drafting.vocabulary_map import MappedVocabulary, Unshared
 from pilotfish.core.features.feature_intake import FeatureNeed
+from pilotfish.core.peers.peer import EchoClock, ErrorReports, GreetedTarget
 
 
 @dataclass(frozen=True)
@@ -54,15 +52,12 @@ def _versions(hello: Hello) -> str:
 
 
 @dataclass
-class ConnectedTarget:
-    tenant: str
-    heard: float
+class ConnectedTarget(GreetedTarget):
     unshared: Unshared
     capabilities: frozenset[str]
     vocabulary: MappedVocabulary | None = None  # the draft's own
     rows: int = 0  # grown for it
     cached: int = 0  # tokens of its sessions whose KV was there
-    malformed: int = 0  # frames
     unknown: int = 0  # messages of types that are not known here
     last_features: int = 0  # the number of the last frame of features
     feature_drops: Counter[str] = field(default_factory=Counter)  # by reason

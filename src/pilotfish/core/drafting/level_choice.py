@@ -5,15 +5,64 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from pilotfish.core.drafting.draft_sessions import DraftSession, LevelPart
-from pilotfish.core.drafting.level_width import LevelWidth
+import numpy as np
+
+from pilotfish.core.drafting.draft_sessions import DraftSession, LevelPart, SessionTable
 from pilotfish.core.drafting.messages import MAX_NODES
-from pilotfish.core.drafting.session_table import SessionTable
+from pilotfish.core.scheduling.calibration import StepCosts
 from pilotfish.errors import ParameterError
+
+
+class LevelCosts(StepCosts):
+    """Every knot learns from its own levels alone: where all have become slower, widths that were not seen lately look
+    cheap, are tried, and learn it too."""
+
+    COMMON = 0.0
+
+
+class LevelWidth:
+    """Chooses the width whose leaves, by the sum of their chances, bring most a second.
+
+    chances  ▇ ▅ ▃ ▂ ▂ ▁ ▁ ▁      A device that waits for its memory takes as long for one leaf as for all, and takes
+    seconds  ─────────────/       all. One that is bound by arithmetic takes longer for each, and leaves out those that
+    width    └── 1 … most         bring less for their time than the others do.
+    """
+
+    FLAT = 1.02  # a level of all leaves over one of a single leaf: up to here all are taken, unseen
+    REFRESHED = 16  # levels after which the costs are looked at anew
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._widths = np.arange(1, most + 1)
+        self._costs: LevelCosts | None = None
+        self._observed = 0
+        self._seconds = [1.0] * most  # of a level by its width
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """A level of `rows`, 1 to `most`, took `seconds`, and what goes on between two levels."""
+        if self._costs is None:
+            knots = {self.most, *(1 << exponent for exponent in range(self.most.bit_length()))}
+            self._costs = LevelCosts(dict.fromkeys(knots, seconds))
+        self._costs.observe(rows, seconds)
+        self._observed += 1
+        if self._observed % self.REFRESHED == 0:
+            self._seconds = self._costs.over(self._widths).tolist()
+
+    def best(self, chances: Iterable[float]) -> int:
+        """Leaves that pay, 1 at least. `chances` of the leaves that there are, likeliest first."""
+        if self._seconds[-1] <= self.FLAT * self._seconds[0]:
+            return self.most
+        best, most_a_second, gain = 1, 0.0, 0.0
+        for width, chance in enumerate(islice(chances, self.most), 1):
+            gain += chance
+            if gain / self._seconds[width - 1] > most_a_second:
+                best, most_a_second = width, gain / self._seconds[width - 1]
+        return best
+
 
 #: Rows of prompts that a level takes beside leaves, and without any.
 CHUNK, WHOLE_CHUNK = 64, 256

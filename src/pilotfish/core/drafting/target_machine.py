@@ -10,7 +10,7 @@
 Commits of a growing session are sent at once. A resting one's are collected: its draft follows, but spends little. So
 are those of a session that its pool has no room for (Pause), until it has (Resume). A
 pool that wants features gets those of both, as soon as they are computed (core/features/feature_sending.py).
-Where several pools guess for a request, it has a session with each, and the trees are merged (core/trees/merging.py).
+Where several pools guess for a request, it has a session with each, and the trees are merged (core/drafting/pools.py).
 Pools come and go at any moment; a session whose pool goes is OPENING again, and one whose pool drains is so after its
 next commit. The machine has no socket, clock or lock: `remote_drafts.py` owns those, sends `outbox` and logs the
 pools' notices.
@@ -35,30 +35,25 @@ from pilotfish.core.drafting.messages import (
     PREFIX_KEYS,
     Close,
     Commit,
-    Error,
     FeatureRows,
     Hello,
     Load,
     Open,
-    Outgoing,
     Pause,
-    Peer,
     Progress,
     Refuse,
     Resume,
     Resync,
     Skip,
-    ToDraft,
     ToTarget,
     Tree,
-    salt_digest,
 )
-from pilotfish.core.drafting.pools import DraftPool
-from pilotfish.core.drafting.remote_sessions import RemoteSession, SessionState
-from pilotfish.core.features.feature_sending import FeaturePiece, due_pieces
+from pilotfish.core.drafting.pools import DraftPool, RemoteSession, SessionState, due_pieces, merged
+from pilotfish.core.features.feature_sending import FeaturePiece
+from pilotfish.core.peers.fields import Error, Outgoing, salt_digest
+from pilotfish.core.peers.peer import Dialer
 from pilotfish.core.scheduling.calibration import SecondsBySize
 from pilotfish.core.scheduling.request import Request
-from pilotfish.core.trees.merging import merged
 from pilotfish.core.trees.tree import Forest, Guesses
 from pilotfish.core.trees.tree_copy import TreeCopy
 
@@ -126,12 +121,9 @@ class StepFacts:
         return msgspec.structs.replace(hello, step_ms=1000 * self._seconds.at(1), depth=depth)
 
 
-class TargetMachine:
-    """Every method takes the present time; messages for pools are appended to `outbox`."""
-
+class TargetMachine(Dialer[DraftPool]):
     def __init__(self, hello: Hello, pools: Sequence[DraftPool], options: RemoteOptions) -> None:
-        self.pools = tuple(pools)  # a new tuple at each change: other threads read it
-        self.outbox: list[Outgoing] = []
+        super().__init__(pools)
         self.counts = RemoteCounts()
         self.arrivals: deque[Arrival] = deque(maxlen=MAX_ARRIVALS)
         self._hello = hello
@@ -210,7 +202,7 @@ class TargetMachine:
         """It waits, without KV. Pools that understand that keep its sessions."""
         for session in self._of(request):
             if session.can_follow and session.pool is not None and session.pool.can(PAUSES):
-                session.paused = True
+                session.state = SessionState.PAUSED
                 self._send(session.pool, Pause(session.number, session.generation))
             else:
                 self._leave_pool(session)
@@ -248,17 +240,18 @@ class TargetMachine:
             if now >= session.not_before:
                 self._open(session, now)
             return
-        session.state = SessionState.GROWING
-        if session.can_follow and (session.unsent or session.paused):  # it rested or waited, or its pool was silent
-            self._go_on(session, now)
+        if session.can_follow and (session.unsent or session.state is SessionState.PAUSED):
+            self._go_on(session, now)  # it rested or waited, or its pool was silent
+        elif session.state is not SessionState.PAUSED:
+            session.state = SessionState.GROWING
 
     def _go_on(self, session: RemoteSession, now: float) -> None:
+        session.state = SessionState.GROWING
         if session.unsent:
             self._send_commit(session, now)
             session.state = SessionState.GROWING
         elif session.pool is not None:
             self._send(session.pool, Resume(session.number, session.generation))
-        session.paused = False
 
     def _parked_too_long(self, session: RemoteSession, now: float) -> bool:
         assert session.parked is not None and session.pool is not None
@@ -283,7 +276,10 @@ class TargetMachine:
         self.counts.opened += 1
         wanted, salt_key = self._options.wanted, self._options.salt_key
         message = Open.of(session.request, session.number, session.generation, wanted, salt_key)
-        self._send(pool, pool.told.shorten(message) if pool.can(PREFIX_KEYS) else message)
+        if pool.can(PREFIX_KEYS):
+            key, rest = pool.told.shorten(message.salt, message.tokens)
+            message = msgspec.structs.replace(message, prefix_key=key, tokens=rest)
+        self._send(pool, message)
 
     def _send_commit(self, session: RemoteSession, now: float) -> None:
         assert session.pool is not None
@@ -345,15 +341,9 @@ class TargetMachine:
             self._send(session.pool, Close(session.number, session.generation))
             session.pool.sessions.discard(session.number)
         session.state, session.pool, session.copy = SessionState.OPENING, None, self._empty_copy(session.request)
-        session.paused, session.parked = False, None
-
-    def _send(self, pool: DraftPool, message: ToDraft) -> None:
-        self.outbox.append(Outgoing(pool.peer, message))
+        session.parked = None
 
     # -- the pools
-
-    def join(self, pool: DraftPool) -> None:
-        self.pools = (*self.pools, pool)
 
     def drain(self, pool: DraftPool, draining: bool) -> None:
         pool.draining = draining
@@ -362,7 +352,7 @@ class TargetMachine:
             self._leave_pool(session)
 
     def leave(self, pool: DraftPool) -> None:
-        self.pools = tuple(other for other in self.pools if other is not pool)
+        self._remove(pool)
         self._abandon(pool)
 
     def tick(self, now: float) -> None:
@@ -387,9 +377,6 @@ class TargetMachine:
         for number in list(pool.sessions):
             self._leave_pool(self.sessions[number])
             self.counts.moved += 1
-
-    def pool_at(self, peer: Peer) -> DraftPool | None:
-        return next((pool for pool in self.pools if pool.peer == peer), None)
 
     def malformed(self, pool: DraftPool, reason: str, now: float, about: str = "") -> None:
         pool.malformed(reason, now)

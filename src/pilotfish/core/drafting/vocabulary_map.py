@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pilotfish.core.sampling.constraint import GrammarSource, MaskMaker, masks_when_asked, no_grammars
 from pilotfish.core.scheduling.executor import SharedTokens
@@ -139,6 +140,18 @@ def _pair(pairs: dict[int, int], found: Iterable[tuple[int, int | None]]) -> Non
         if counterpart is not None and token not in pairs and counterpart not in taken:
             pairs[token] = counterpart
             taken.add(counterpart)
+
+
+@dataclass(frozen=True)
+class Unshared:
+    """Token ids of a draft that its target lacks."""
+
+    ids: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    first: int = 1 << 31  # and all from here on
+
+    def mask(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+        beyond = tokens >= self.first
+        return beyond | np.isin(tokens, self.ids) if len(self.ids) else beyond
 
 
 @dataclass(frozen=True)

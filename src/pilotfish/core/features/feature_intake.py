@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from pilotfish.core.drafting.draft_sessions import DraftSession
+from pilotfish.core.drafting.draft_sessions import DraftSession, SessionTable
 from pilotfish.core.drafting.messages import FeatureOffer, FeatureRows
-from pilotfish.core.drafting.session_table import SessionTable
 from pilotfish.core.features.feature_rows import FEATURE_TYPES, decoded_rows
 from pilotfish.core.features.features import Features
 from pilotfish.errors import WireError

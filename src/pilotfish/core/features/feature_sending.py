@@ -12,18 +12,14 @@ a step, and only while what is on the way to its pool is little.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from pilotfish.core.cache.slots import Slots
-from pilotfish.core.drafting.messages import MAX_FEATURE_BYTES, FeatureRows
+from pilotfish.core.drafting.messages import FeatureRows
 from pilotfish.core.features.feature_rows import ITEM_BYTES, CodedRows, FeatureType
-
-if TYPE_CHECKING:
-    from pilotfish.core.drafting.remote_sessions import RemoteSession
 
 #: Rows of a session up to which they are no backlog.
 FRESH = 64
@@ -87,24 +83,6 @@ class FeatureLine:
         while self._unanswered and now - self._unanswered[0].sent > LOST_AFTER:
             self.under_way -= self._unanswered.popleft().size
         return self.under_way < WINDOW
-
-
-def due_pieces(sessions: Iterable[RemoteSession], row_bytes: int, now: float) -> list[FeaturePiece]:
-    """Of sessions whose pools want features; older ones first."""
-    most, left = max(SESSION_BYTES // row_bytes, 1), max(STEP_BYTES // row_bytes, 1)
-    pieces = []
-    for session in sessions:
-        request, pool = session.request, session.pool
-        first = max(session.features_sent, request.num_gone)
-        count = request.num_computed - first
-        fresh = count <= min(FRESH, MAX_FEATURE_BYTES // row_bytes)
-        if not fresh:
-            count = min(count, most, left) if pool is not None and pool.features.has_room(now) else 0
-            left -= count
-        if count > 0:
-            slots = request.slots[first : first + count]
-            pieces.append(FeaturePiece(session.number, session.generation, first, slots, fresh))
-    return pieces
 
 
 def frames_of(pieces: Sequence[FeaturePiece], rows: CodedRows, kind: FeatureType) -> list[FeatureRows]:

@@ -18,9 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from msgspec import Struct
-
-from pilotfish.core.drafting.messages import Outgoing, Peer, salt_digest
+from pilotfish.core.peers.fields import salt_digest
+from pilotfish.core.peers.peer import Dialer
 from pilotfish.core.prefilling.handover import WHOLE, HandOver
 from pilotfish.core.prefilling.incoming import Incoming, Landing
 from pilotfish.core.prefilling.prefill_choice import PrefillChoice, PrefillOption, PromptLoad
@@ -89,16 +88,13 @@ class ReadSegment:
     data: memoryview | None = None
 
 
-class HandOverMachine:
-    """Every method takes the present time."""
-
+class HandOverMachine(Dialer[PrefillPool]):
     def __init__(
         self, greeting: Greeting | None, pools: Sequence[PrefillPool], least: int | None = None, salt_key: bytes = b""
     ) -> None:
         """`greeting` may be set later, before the first pool joins. `least`: tokens from which on prompts are sent;
         None: where that is sooner. `salt_key` is for the digests of salts."""
-        self.pools = tuple(pools)  # a new tuple at each change: other threads read it
-        self.outbox: list[Outgoing] = []
+        super().__init__(pools)
         self.work: list[OpenMemory | CloseMemory | ReadSegment] = []
         self.settled = False  # whether a hand-over may have ended since `settle`
         self.choice = PrefillChoice(least, self._ordered)
@@ -232,9 +228,6 @@ class HandOverMachine:
 
     # -- the pools
 
-    def join(self, pool: PrefillPool) -> None:
-        self.pools = (*self.pools, pool)
-
     @property
     def _introduction(self) -> Greeting:
         assert self.greeting is not None  # or no pool had joined
@@ -245,7 +238,7 @@ class HandOverMachine:
 
     def leave(self, pool: PrefillPool) -> None:
         """What it was to compute is computed elsewhere."""
-        self.pools = tuple(other for other in self.pools if other is not pool)
+        self._remove(pool)
         for incoming in self.at(pool):
             self._send(pool, Release(incoming.number))
         pool.leaves()
@@ -256,7 +249,7 @@ class HandOverMachine:
             pool.tick(now)
             if pool.silent(now):
                 self.lost(pool, f"{pool.name} has been silent")
-            if pool.greeting_due(now):
+            if not pool.ready and pool.hello_due(now):
                 self._send(pool, self._introduction)
             elif pool.renewal_due(now):
                 self._send(pool, Renewal([incoming.number for incoming in self.at(pool)]))
@@ -273,9 +266,6 @@ class HandOverMachine:
             self._stop(incoming, GONE)
         self.work.append(CloseMemory(pool))
 
-    def pool_at(self, peer: Peer) -> PrefillPool | None:
-        return next((pool for pool in self.pools if pool.peer == peer), None)
-
     def malformed(self, pool: PrefillPool, reason: str, now: float) -> None:
         """It sent a frame that is no message: nobody knows what it was."""
         pool.drops.add("malformed", 1, now, reason)
@@ -285,9 +275,10 @@ class HandOverMachine:
     def receive(self, pool: PrefillPool, message: FromPrefill, now: float) -> None:
         match message:
             case Welcome():
-                self._welcomed(pool, message)
+                self._welcomed(pool, message, now)
             case TurnedAway():
-                self._refused(pool, message.reason)
+                self._end_life(pool)
+                pool.refuses(message.reason, now)
             case PrefillLoad():
                 pool.heard(message, now)
             case SegmentReady():
@@ -297,19 +288,15 @@ class HandOverMachine:
                 if incoming is not None and incoming.pool is pool and not incoming.outcome:
                     self._heard_of(incoming, message, now)
 
-    def _welcomed(self, pool: PrefillPool, welcome: Welcome) -> None:
+    def _welcomed(self, pool: PrefillPool, welcome: Welcome, now: float) -> None:
         if pool.same_life(welcome):
             return
         self._end_life(pool)
         if (reason := mismatch(welcome, self._introduction.identity)) is not None:
-            pool.refuses(reason)
+            pool.refuses(reason, now)
             return
         pool.begins_life(welcome)
         self.work.append(OpenMemory(pool, welcome))
-
-    def _refused(self, pool: PrefillPool, reason: str) -> None:
-        self._end_life(pool)
-        pool.refuses(reason)
 
     def _announced(self, pool: PrefillPool, reference: SegmentReference, now: float) -> None:
         incoming = self._incoming.get(reference.handover)
@@ -371,6 +358,3 @@ class HandOverMachine:
             told.forget(salt, handover.tokens, message.cached)
         told.tell(salt, handover.tokens)
         self.settled = self.settled or incoming.complete
-
-    def _send(self, pool: PrefillPool, message: Struct) -> None:
-        self.outbox.append(Outgoing(pool.peer, message))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pilotfish.core.prefilling.prefill_costs import LocalSeconds
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
 
 #: Times as long as here that a prompt may take elsewhere where others decode meanwhile, whom it does not delay then:
@@ -98,3 +97,26 @@ class PrefillChoice:
                 pool.retrials += 1
                 return option
         return None
+
+
+class LocalSeconds:
+    """What forwards here take: of about the last ten that computed KV of prompts, the larger ones count for more."""
+
+    FADES = 0.9
+    LARGE = 64  # tokens of prompts in a forward that says what one of them takes
+
+    def __init__(self) -> None:
+        self.step = 0.0  # of a forward without any; 0 before one was measured
+        self._tokens = self._seconds = 0.0
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        if tokens >= self.LARGE:
+            self._tokens = self.FADES * self._tokens + tokens
+            self._seconds = self.FADES * self._seconds + seconds
+        elif not tokens:
+            self.step = seconds + self.FADES * (self.step - seconds) if self.step else seconds
+
+    @property
+    def token(self) -> float | None:
+        """Of a prompt's token; None before it was measured."""
+        return self._seconds / self._tokens if self._tokens else None

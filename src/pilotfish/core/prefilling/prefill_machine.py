@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from pilotfish.core.drafting.messages import MAX_TEXT, Notice, Outgoing, Peer
+from pilotfish.core.peers.fields import MAX_TEXT, Peer
+from pilotfish.core.peers.peer import Listener
 from pilotfish.core.prefilling.prefill_messages import (
     MAX_HANDOVERS,
     PREFILL_VERSION,
@@ -43,7 +43,7 @@ from pilotfish.core.prefilling.prefill_orders import (
     FAILED,
     GONE,
     RELEASED,
-    GreetedTarget,
+    OrderingTarget,
     PlacedSegment,
     TakenOrder,
     Turns,
@@ -52,8 +52,6 @@ from pilotfish.core.prefilling.segments import SegmentReference, sequence_digest
 
 #: Leases of silence after which a target is forgotten.
 FORGOTTEN = 2
-#: Targets of one tenant, and of all without keys.
-MAX_TARGETS = 256
 #: Reasons to turn targets away that are logged, each once.
 MAX_REASONS = 64
 #: Tokens of a forward that says what a token takes, and the share of what it deviates that is believed.
@@ -83,17 +81,15 @@ class PrefillCounts:
     malformed: int = 0  # frames
 
 
-class PrefillMachine:
-    """Every method takes the present time; messages for targets are appended to `outbox`, orders that have ended to
-    `ended`."""
+class PrefillMachine(Listener[OrderingTarget]):
+    """Orders that have ended are appended to `ended`."""
 
     def __init__(
         self, welcome: Welcome, limits: PrefillLimits, places: SegmentPlaces, new_key: Callable[[], bytes]
     ) -> None:
         """`welcome` is what each target is told, with a key for MACs of its own from `new_key`."""
+        super().__init__()
         self.welcome = welcome
-        self.outbox: list[Outgoing] = []
-        self.notices: list[Notice] = []
         self.ended: list[TakenOrder] = []
         self.counts = PrefillCounts()
         self.free_slots = 0
@@ -103,7 +99,6 @@ class PrefillMachine:
         self._new_key = new_key
         self._layout = welcome.identity.layout.digest()
         self._layers = welcome.identity.layout.layers
-        self._targets: dict[Peer, GreetedTarget] = {}
         self._turns = Turns()
         self._reasons: set[str] = set()
 
@@ -143,19 +138,13 @@ class PrefillMachine:
         self.counts.ended[outcome] += 1
         self.ended.append(order)
 
-    def _send(self, peer: Peer, message: Struct) -> None:
-        self.outbox.append(Outgoing(peer, message))
-
-    def _note(self, level: int, text: str) -> None:
-        self.notices.append(Notice(level, text))
-
     # -- messages
 
     def receive(self, peer: Peer, message: ToPrefill, now: float, tenant: str = "", weight: float = 1.0) -> None:
         """`tenant` and `weight` are those of the peer's key."""
         target = self._targets.get(peer)
         if isinstance(message, Greeting):
-            self._greet(peer, message, GreetedTarget(tenant, weight, self._new_key(), now))
+            self._greet(peer, message, OrderingTarget(tenant, now, weight, self._new_key()))
             return
         if target is None:
             self._answer_stranger(peer, message)
@@ -175,15 +164,10 @@ class PrefillMachine:
                     self._end(order, RELEASED, now)
 
     def malformed(self, peer: Peer, reason: str) -> None:
-        """A frame that is no message costs nobody anything. A target's first gives a notice."""
         self.counts.malformed += 1
-        target = self._targets.get(peer)
-        if target is not None:
-            target.malformed += 1
-            if target.malformed == 1:
-                self._note(logging.WARNING, f"dropped a frame of {peer.hex()}: {reason}")
+        self._count_malformed(peer, reason)
 
-    def _greet(self, peer: Peer, greeting: Greeting, new: GreetedTarget) -> None:
+    def _greet(self, peer: Peer, greeting: Greeting, new: OrderingTarget) -> None:
         """A target that is known stays who it was: its Welcome may have been lost."""
         known = self._targets.get(peer)
         reason = self._mismatch(greeting) or (self._too_many(new.tenant) if known is None else None)
@@ -203,10 +187,6 @@ class PrefillMachine:
             return f"protocol version: {PREFILL_VERSION}, not {greeting.version}"
         return self.welcome.identity.difference(greeting.identity)
 
-    def _too_many(self, tenant: str) -> str | None:
-        count = sum(target.tenant == tenant for target in self._targets.values())
-        return f"there are {count} targets of {tenant or 'everyone'} already" if count >= MAX_TARGETS else None
-
     def _turn_away(self, peer: Peer, reason: str) -> None:
         self._send(peer, TurnedAway(reason[:MAX_TEXT]))
         if reason not in self._reasons and len(self._reasons) < MAX_REASONS:
@@ -220,7 +200,7 @@ class PrefillMachine:
         elif isinstance(message, Fetch):
             self._gone(peer, message.reference, "no Greeting came before")
 
-    def _renew(self, peer: Peer, target: GreetedTarget, renewal: Renewal, now: float) -> None:
+    def _renew(self, peer: Peer, target: OrderingTarget, renewal: Renewal, now: float) -> None:
         for number in renewal.handovers:
             if (order := target.orders.get(number)) is not None:
                 order.expires = now + self.welcome.lease
@@ -233,7 +213,7 @@ class PrefillMachine:
 
     # -- orders
 
-    def _order(self, peer: Peer, target: GreetedTarget, message: PrefillOrder, now: float) -> None:
+    def _order(self, peer: Peer, target: OrderingTarget, message: PrefillOrder, now: float) -> None:
         if message.handover in target.orders:
             return
         reason = self._unservable(message)
@@ -272,7 +252,7 @@ class PrefillMachine:
             return f"tokens: {most} is not among the {self._limits.vocab_size} that the model has"
         return None
 
-    def _saturated(self, target: GreetedTarget, message: PrefillOrder) -> str | None:
+    def _saturated(self, target: OrderingTarget, message: PrefillOrder) -> str | None:
         if len(target.orders) >= MAX_HANDOVERS:
             return f"{MAX_HANDOVERS} hand-overs are held already"
         queued = target.queued
@@ -284,7 +264,7 @@ class PrefillMachine:
         """Whose turn it is. A target whose orders hold many slots is passed over: it may not take its segments."""
         return self._turns.next(target for target in self._targets.values() if self._may_begin(target))
 
-    def _may_begin(self, target: GreetedTarget) -> bool:
+    def _may_begin(self, target: OrderingTarget) -> bool:
         if not target.waiting:
             return False
         begun = target.begun
@@ -346,7 +326,7 @@ class PrefillMachine:
         queued = started - order.ordered
         self._send(order.peer, OrderDone(order.handover, order.segments, order.cached, queued, computing))
 
-    def _fetch(self, peer: Peer, target: GreetedTarget, reference: SegmentReference, now: float) -> None:
+    def _fetch(self, peer: Peer, target: OrderingTarget, reference: SegmentReference, now: float) -> None:
         found = self._found(target, reference)
         if isinstance(found, str):
             self._gone(peer, reference, found)
@@ -356,7 +336,7 @@ class PrefillMachine:
             order.moved = now
             self._send(peer, SegmentBytes(reference.handover, reference.number, found))
 
-    def _found(self, target: GreetedTarget, reference: SegmentReference) -> memoryview | str:
+    def _found(self, target: OrderingTarget, reference: SegmentReference) -> memoryview | str:
         """A segment's bytes, or why there are none."""
         if not reference.authentic(target.mac_key):
             return "the reference was not given to this target"
@@ -371,7 +351,7 @@ class PrefillMachine:
     def _gone(self, peer: Peer, reference: SegmentReference, reason: str) -> None:
         self._send(peer, SegmentGone(reference.handover, reference.number, reason))
 
-    def _taken(self, target: GreetedTarget, message: Taken, now: float) -> None:
+    def _taken(self, target: OrderingTarget, message: Taken, now: float) -> None:
         order = target.orders.get(message.handover)
         if order is None:
             return

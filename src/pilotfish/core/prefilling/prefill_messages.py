@@ -20,7 +20,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
-from pilotfish.core.drafting.messages import Id, Index, Length, Milliseconds, Readable, SaltDigest, Text, Tokens
+from pilotfish.core.peers.fields import Id, Index, Length, Milliseconds, Readable, SaltDigest, Text, Tokens
 from pilotfish.core.prefilling.segments import KVIdentity, SegmentReference
 
 PREFILL_VERSION = 1

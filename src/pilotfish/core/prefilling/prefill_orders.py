@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.peers.fields import Peer
+from pilotfish.core.peers.peer import GreetedTarget
 from pilotfish.core.prefilling.segments import SegmentReference
 
 #: How an order may end.
@@ -59,17 +60,14 @@ class TakenOrder:
 
 
 @dataclass(eq=False)
-class GreetedTarget:
+class OrderingTarget(GreetedTarget):
     """A target, its orders, and the queue of those whose turn has not come."""
 
-    tenant: str
     weight: float
     mac_key: bytes
-    heard: float
     orders: dict[int, TakenOrder] = field(default_factory=dict)
     waiting: deque[TakenOrder] = field(default_factory=deque)
     clock: float = 0.0  # tokens over weight, of its orders whose turn has come
-    malformed: int = 0  # frames
 
     @property
     def queued(self) -> int:
@@ -89,12 +87,12 @@ class Turns:
     def __init__(self) -> None:
         self._now = 0.0  # clock of the target whose turn came last
 
-    def join(self, target: GreetedTarget, order: TakenOrder) -> None:
+    def join(self, target: OrderingTarget, order: TakenOrder) -> None:
         if not target.waiting:
             target.clock = max(target.clock, self._now)
         target.waiting.append(order)
 
-    def next(self, targets: Iterable[GreetedTarget]) -> TakenOrder | None:
+    def next(self, targets: Iterable[OrderingTarget]) -> TakenOrder | None:
         """Of the targets that may have a turn; None where none of them waits."""
         target = min((one for one in targets if one.waiting), key=lambda one: one.clock, default=None)
         if target is None:

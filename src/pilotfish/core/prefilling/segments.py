@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from pilotfish.core.drafting.messages import Id, Index, Length
+from pilotfish.core.peers.fields import Id, Index, Length
 
 #: Bytes that a segment has at least, where a hand-over has that many, and by default at most.
 LEAST_SEGMENT, SEGMENT_BYTES = 128 << 10, 1 << 20

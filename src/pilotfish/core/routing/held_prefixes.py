@@ -18,7 +18,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from pilotfish.core.cache.prefix_keys import Key, prefix_keys, root_key
-from pilotfish.core.drafting.messages import Index
+from pilotfish.core.peers.fields import Index
 
 #: A replica's name; all servers must know it by the same one.
 Replica: TypeAlias = str

@@ -10,7 +10,7 @@ from operator import lt
 from msgspec import Struct
 
 from pilotfish.core.drafting.messages import MAX_NODES, Tree
-from pilotfish.core.trees.living_tree import SPARE, LivingTree
+from pilotfish.core.trees.lookahead import SPARE, LivingTree
 from pilotfish.core.trees.tree import ROOT, Forest
 
 #: What a pushed score is raised to: of no use, and sums of many stay numbers.

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import least_sent, model_name
 from pilotfish.config.text import config_text
-from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.prefilling.handover_machine import HandOverMachine
 from pilotfish.core.prefilling.prefill_messages import PREFILL_VERSION, Greeting
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
