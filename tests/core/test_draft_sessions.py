@@ -12,12 +12,21 @@ from slot_contents import SlotContents
 
 from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import SlotPool
-from pilotfish.core.drafting.draft_sessions import IDLE, DraftSession, LevelPart, SessionKey, SessionTable, add_children
+from pilotfish.core.drafting.draft_sessions import (
+    IDLE,
+    DraftModel,
+    DraftSession,
+    LevelPart,
+    SessionKey,
+    SessionTable,
+    add_children,
+)
 from pilotfish.core.drafting.level_choice import LevelChoice, LevelShape
 from pilotfish.core.drafting.messages import Open, RequestSampling
 from pilotfish.core.drafting.vocabulary_map import Unshared
 from pilotfish.core.features.features import Features
 from pilotfish.core.peers.fields import salt_digest
+from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.core.trees.child_calibration import TENANTS as MOST_TENANTS
 from pilotfish.core.trees.child_calibration import TenantCalibrations
 from pilotfish.errors import EngineError
@@ -45,7 +54,7 @@ def make_session(
     """`width` is that of a trained head's features."""
     key, digest = SessionKey(tenant.encode(), number), salt_digest(salt, b"key")
     opened = Open(number, generation, tokens, len(tokens), 60, 0, RequestSampling(), 30, digest)
-    return DraftSession.of(key, opened, tenant, 1.0, CAPACITY, Unshared(), now, feature_width=width)
+    return DraftSession.of(key, opened, tenant, 1.0, now, DraftModel(CAPACITY, feature_width=width), Unshared())
 
 
 def features_of(session: DraftSession, first: int, end: int) -> Features:
@@ -311,15 +320,10 @@ class _Told:
 
 
 def test_a_sessions_grammar_follows_its_output() -> None:
-    from pilotfish.core.cache.slots import SlotPool
-    from pilotfish.core.drafting import draft_sessions as sessions
-    from pilotfish.core.drafting.messages import Open, RequestSampling
-    from pilotfish.core.sampling.constraint import Constraint
-
     told, table = _Told(), SessionTable(SlotPool(32))
     opened = Open(1, 1, [1, 2, 3, 4], 3, 20, 0, RequestSampling(), 8, constraint=Constraint.regex("a"))
-    key, grammars = sessions.SessionKey(b"", 1), lambda _: lambda: told
-    session = sessions.DraftSession.of(key, opened, "", 1.0, 20, sessions.Unshared(), 0.0, grammars)  # type: ignore[arg-type, return-value]
+    model = DraftModel(20, lambda _: lambda: told)  # type: ignore[arg-type, return-value]
+    session = DraftSession.of(SessionKey(b"", 1), opened, "", 1.0, 0.0, model, Unshared())
     table.open(session)
     assert session.grammar_state() is told and told.output == [4]
     table.commit(session, [5, 6])
