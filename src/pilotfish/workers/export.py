@@ -63,8 +63,8 @@ class SegmentPart:
 
 
 def split(layout: KVLayout, tokens: int, segment_bytes: int) -> Iterator[SegmentPart]:
-    """A chunk of so many tokens as segments: as many layers together as make `LEAST_SEGMENT`, all tokens of a layer
-    unless they are more than a segment holds. Features go by themselves."""
+    """A chunk as segments: as many layers together as make `LEAST_SEGMENT`, all tokens of a layer unless they are more
+    than a segment holds. Features go by themselves."""
     layer_bytes, count = tokens * layout.token_bytes, len(layout.of_kv)
     together, most = math.ceil(LEAST_SEGMENT / layer_bytes), max(segment_bytes // layer_bytes, 1)
     groups = _divided(count, max(count // together, math.ceil(count / most), 1))
@@ -93,7 +93,7 @@ class Export:
 
 class Exporter:
     """A thread that turns exports into segments: those of an order in turn, of all orders one segment after another. It
-    waits for layers that are not there yet, and for room; others go on meanwhile."""
+    waits for layers and for room; others go on meanwhile."""
 
     def __init__(
         self,

@@ -53,9 +53,8 @@ class LMDrafter(Drafter):
         masks: MaskMaker = masks_when_asked,
         source: FeatureSource | None = None,
     ) -> None:
-        """Each level is a forward over the best `width` leaves of a request, each of which gets `children`. `unshared`
-        are ids of tokens that the target lacks; `pacer` holds back each level; `prefix_cache` keeps the KV of requests
-        that have ended. `source` is the target, where the draft is a trained head."""
+        """Each level is a forward over the best `width` leaves of a request, each of which gets `children`. `unshared`:
+        ids that the target lacks. `source` is the target, where the draft is a trained head."""
         self.executor = executor
         pool = SlotPool(executor.num_slots)
         self.table = SessionTable(pool, PrefixCache(pool) if prefix_cache else None)
@@ -176,8 +175,8 @@ class LMDrafter(Drafter):
                 self._level_seconds.observe(len(sessions), self._clock() - began)
 
     def _part(self, session: DraftSession, floor: float) -> LevelPart:
-        """Pending tokens, or the best nodes to expand next: good enough (above `floor`) that a child (no likelier)
-        could be among the proposed and verified."""
+        """Pending tokens, or the best nodes to expand: good enough (above `floor`) that a child could be among the
+        proposed and verified."""
         if session.num_missing:
             return LevelPart.of_pending(session, session.num_missing)
         tree = session.tree

@@ -171,9 +171,8 @@ class PrefillWorker:
         return exports
 
     def _put(self, order: TakenOrder, first: int, slots: Slots, *, complete: bool) -> list[Export]:
-        """Have the slots of tokens from `first` on exported, as far as they are handed over and were not before: an
-        order whose request was preempted comes to the same tokens again. They are shared until the exporter gives
-        them back."""
+        """Export the slots of tokens from `first` on, as far as they are handed over and were not before: an order
+        whose request was preempted comes to the same tokens again."""
         skipped = max(order.exported - first, 0)
         if skipped >= len(slots):
             return []
@@ -227,8 +226,8 @@ def _no_trees(chunks: Sequence[Chunk]) -> Forest:
 
 
 class HeldSlots:
-    """By order: what is to be exported stays as it is, though its request has ended. What an order has lost is read in
-    vain at worst: a segment of it is given to nobody."""
+    """Slots that a prefill worker holds for its exporter, by order: they stay as they are, though its request has
+    ended."""
 
     def __init__(self, pool: SlotPool) -> None:
         self._pool = pool
@@ -249,8 +248,8 @@ class HeldSlots:
             self._out[order] -= 1
 
     def hold_path(self, order: TakenOrder, slots: Slots) -> None:
-        """Of all tokens of a request that has ended, where the cache has them: what is above slots that are held must
-        be held too, or it would count as slots that can be had."""
+        """Of all tokens of a request that has ended: what is above slots that are held must be held too, or it would
+        count as available."""
         if self._out[order]:
             self._hold(order, slots)
 

@@ -36,9 +36,8 @@ REST_NOISE = math.exp(0.5772156649015329)
 
 
 class Responses:
-    """A tenant's responses in two generations. The young one takes new responses; when it is full it becomes
-    the old one, and what that held is forgotten: whole responses, the oldest first, without building anything
-    again. So it holds between half of `max_tokens` and all of them once it has been full."""
+    """A tenant's responses in two generations. The young one takes new responses; when it is full it becomes the old
+    one, and what that held is forgotten without building anything again."""
 
     def __init__(self, max_tokens: int) -> None:
         self._room = max_tokens // 2  # of a generation

@@ -72,9 +72,8 @@ class TargetWorker:
         self._ended = clock()
 
     def step(self) -> list[RequestCommit]:
-        """One forward over every running request; what it committed. None, and no step, while all of them wait for KV
-        from tiers. A forward or commit that fails ends the requests that were in it, frees all they held, and raises.
-        """
+        """One forward over every running request; what it committed. No step while all of them wait for KV from
+        elsewhere. A forward or commit that fails ends its requests, frees all they held, and raises."""
         begun = self.begin()
         return [] if begun is None else self.end(begun, self.execute(begun.step))
 
@@ -203,10 +202,9 @@ def _marked(commit: RequestCommit, begun: BegunStep) -> RequestCommit:
 
 
 class GuardedDrafter:
-    """Passes on what a drafter proposes for the requests that want speculation, without trees that cannot be verified:
-    with tokens outside the target's vocabulary, or scores that are no log-probabilities. A request's grammar cuts what
-    it forbids off its tree, and adds what it forces. A drafter that raises, or
-    answers for another number of requests, is not asked again."""
+    """Passes on what a drafter proposes for requests that want speculation, without trees that cannot be verified. A
+    request's grammar cuts what it forbids off its tree, and adds what it forces. A drafter that raises, or answers for
+    another number of requests, is not asked again."""
 
     def __init__(self, drafter: Drafter, vocab_size: int) -> None:
         self.drafter = drafter
@@ -304,8 +302,8 @@ class AskedLogprobs(Struct, frozen=True):
 def with_logprobs(
     commits: Sequence[RequestCommit], step: Step, scoring: Mapping[int, range], outcome: Outcome
 ) -> list[RequestCommit]:
-    """The commits with those that their requests ask for. `scoring` are the kept rows that score prompts, by request.
-    All that ask for as many are scored together: a device is slow to begin."""
+    """The commits with those that their requests ask for. `scoring`: kept rows that score prompts, by request. All that
+    ask for as many are scored together: a device is slow to begin."""
     told, by_top = list(commits), defaultdict[int, list[AskedLogprobs]](list)
     for one in _asked(commits, step, scoring):
         by_top[one.top].append(one)

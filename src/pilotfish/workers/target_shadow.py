@@ -36,8 +36,8 @@ MAX_WAITING = 1 << 19
 
 
 class LiveSteps:
-    """What shadows are to know of the live steps of their target: how many sequences there are in one, how long it
-    takes by its rows, and how much of that is the loop's own."""
+    """What shadows know of the live steps: sequences in one, its seconds by rows, and how many of those are the loop's
+    own."""
 
     def __init__(self, costs: StepCosts) -> None:
         self.costs = costs
@@ -62,8 +62,7 @@ class LiveSteps:
 
     @property
     def error(self) -> float:
-        """How far `costs` are from what lately was: tokens a second of the live steps as they make it over what it
-        was, less 1; 0 before the first step."""
+        """Tokens a second of the live steps as `costs` make it over what it was, less 1; 0 before the first step."""
         return self._modelled.value / self.speed.value - 1 if self.speed.value else 0.0
 
     def _learn(self, step: StepRecord) -> None:
@@ -111,9 +110,8 @@ class ShadowMachine:
         grammars: GrammarSource = no_grammars,
         cpu_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """Of the live target's `executor` only the vocabulary is looked at. `drafter` is scored; those `beside` it
-        guess too, as they would if it were live. They, and `budget`, are this machine's alone. `cpu_seconds` tells
-        what the calling thread has taken so far."""
+        """Of the live target's `executor` only the vocabulary is used. `drafter` is scored; those `beside` it guess
+        too. `cpu_seconds` tells what the calling thread has taken so far."""
         self.score = ShadowScore()  # another record after each step: any thread may read it
         self._share, self._live, self._grammars, self._cpu = setup.share, live, grammars, cpu_seconds
         self._tally = ShadowTally()
@@ -168,8 +166,8 @@ class ShadowMachine:
                 self._waiting.append(_EndedRequest(request, grammar))
 
     def _follow(self) -> None:
-        """As many at a time as run live, or the draft would have less to do than if it were live. So they begin when
-        there are enough for a while."""
+        """As many at a time as run live, or the draft would have less to do; they begin when there are enough for a
+        while."""
         most = min(self._live.sequences, self._worker.scheduler.max_requests)
         if not self._known and len(self._waiting) < 2 * most - 1:
             return

@@ -91,8 +91,8 @@ class PrefixCache:
     def __init__(
         self, pool: SlotPool, proven_share: float = PROVEN_SHARE, dropped: Callable[[Slots], None] | None = None
     ) -> None:
-        """With a share of 0 the run used longest ago goes first, whatever was found. `dropped` is called with slots
-        that it keeps no longer."""
+        """With a share of 0 the run used longest ago goes first. `dropped` is called with slots that it keeps no
+        longer."""
         self.pool = pool
         self.evicted = 0  # slots, so far
         self.watcher: RunWatcher | None = None
@@ -105,8 +105,8 @@ class PrefixCache:
         self._max_proven = int(proven_share * pool.capacity)
 
     def match(self, salt: str | None, tokens: Sequence[int]) -> Slots:
-        """Slots of the longest prefix of `tokens` that is known under this salt; GONE where the next row does not look.
-        They may be evicted until their caller shares them (`SlotPool.share`)."""
+        """Slots of the longest known prefix of `tokens`; GONE where the next row does not look. Share them before
+        others evict them."""
         path = self._path(salt, np.asarray(tokens, np.int64))
         slots = self._reusable(_slots_of(path))
         begins = np.cumsum([0, *(len(run.tokens) for run in path[:-1])])
@@ -114,7 +114,6 @@ class PrefixCache:
         return slots
 
     def _reusable(self, slots: Slots) -> Slots:
-        """Of the longest prefix whose next row finds all that it sees, the slots that it sees, after GONE."""
         if not self.pool.window:
             return slots
         length = int(np.flatnonzero(self.reusable_lengths(slots))[-1])
@@ -144,8 +143,7 @@ class PrefixCache:
 
     def insert(self, salt: str | None, tokens: Sequence[int], slots: Slots) -> Slots:
         """Know `tokens`, whose KV is in these live slots, some GONE; the slots that the owner has from now on. Where a
-        beginning is known already those are the cache's, and its own copies are released: an owner of a run owns all
-        above, but for what it has given back."""
+        beginning is known already those are the cache's, and its own copies are released."""
         wanted = np.asarray(tokens, np.int64)
         path = self._path(salt, wanted)
         known = self._filled(path, slots)
@@ -186,8 +184,7 @@ class PrefixCache:
         return self.pool.allocate(count)
 
     def evict(self, count: int) -> int:
-        """Have idle slots become free, of fresh runs before proven ones, those used longest ago first; how many,
-        `count` at most."""
+        """Free up to `count` idle slots, of fresh runs before proven ones, those used longest ago first; how many."""
         evicted, evict_of = 0, self._evict_beginnings_of if self.pool.window else self._evict_of
         for runs in (self._fresh, self._proven):
             evicted += evict_of(runs, count - evicted)
@@ -233,7 +230,6 @@ class PrefixCache:
 
     @staticmethod
     def path_to(run: CachedRun) -> tuple[Ints, Slots]:
-        """All tokens of a prefix up to the end of a run, and their slots."""
         path = _ancestry(run)
         return np.concatenate([above.tokens for above in path]), np.concatenate([above.slots for above in path])
 
@@ -249,7 +245,6 @@ class PrefixCache:
         return path
 
     def _split(self, run: CachedRun, at: int) -> CachedRun:
-        """A run of its first `at` tokens, above what is left of it."""
         assert run.above is not None
         upper = CachedRun(run.salt, run.above, run.tokens[:at], run.slots[:at])
         run.above.below[int(upper.tokens[0])] = upper
@@ -272,8 +267,7 @@ class PrefixCache:
             run.offered = False
 
     def _prove(self, path: Sequence[CachedRun], found: int) -> None:
-        """A request has found the first runs of a path. Those found longest ago are fresh again where the share is
-        exceeded."""
+        """A request has found the first runs of a path."""
         for run in path[:found]:
             if not run.proven:
                 self._move(run)
@@ -317,7 +311,6 @@ class PrefixCache:
             self._roots = {salt: root for salt, root in self._roots.items() if root is not run.above}
 
     def _remove_empty(self, run: CachedRun | None) -> None:
-        """Without slots, and without runs that hang on it, it is of no use, nor are those above that are like it."""
         while run is not None and run.above is not None and not run.below and not run.num_slots:
             self._remove(run)
             run = run.above
@@ -331,8 +324,8 @@ class PrefixCache:
         return [slot for run in chain(self._fresh, self._proven) for slot in present(run.slots).tolist()]
 
     def check(self) -> None:
-        """EngineError unless the tree is one: every run hangs where its first token says, is listed once, and before
-        what it hangs on; and unless proven runs are within their share."""
+        """EngineError unless the tree is one, each run is listed once and before the one it hangs on, and proven runs
+        keep to their share."""
         found = list(self.runs)
         turn = {run: place for place, run in enumerate(chain(self._fresh, self._proven))}
         listed = len(self._fresh) + len(self._proven)
@@ -354,7 +347,6 @@ def _slots_of(path: Sequence[CachedRun]) -> Slots:
 
 
 def _ancestry(run: CachedRun) -> list[CachedRun]:
-    """From below the root down to `run`."""
     path = [run]
     while (above := path[-1].above) is not None and above.above is not None:
         path.append(above)

@@ -80,7 +80,6 @@ class ToldPrefixes:
         return OBJECT_TOKENS * self._longest(prefix_keys(text_root(salt), tokens))
 
     def forget(self, salt: bytes | None, tokens: Sequence[int], kept: int) -> None:
-        """Of these tokens it knows only the first `kept` ones."""
         for key in prefix_keys(text_root(salt), tokens)[kept // OBJECT_TOKENS :]:
             self._keys.pop(key, None)
 
@@ -106,8 +105,8 @@ class KnownPart:
 
 
 class KnownPrefixes:
-    """The draft's half: the tokens that targets have told it of, by key, each target's for itself. When there are too
-    many, the target with the most loses what it used longest ago."""
+    """The draft's half: tokens that targets have told it of, by key. When there are too many, the target with the most
+    loses what it used longest ago."""
 
     def __init__(self, most: int = MAX_KNOWN) -> None:
         self._most = most

@@ -58,7 +58,6 @@ class SlotPool:
         return slots
 
     def share(self, slots: Slots) -> None:
-        """One more owner for each of these slots, which are live or idle."""
         owners = self._owners[slots]
         if not (owners.all() or self._kept[slots[owners == 0]].all()):
             raise EngineError("slots: a free slot cannot be shared")
@@ -81,7 +80,6 @@ class SlotPool:
         self._push(freed)
 
     def keep(self, slots: Slots) -> None:
-        """Live slots become idle, not free, when they lose their last owner."""
         if not self._owners[slots].all() or self._kept[slots].any():
             raise EngineError("slots: what is kept must be live, and not be kept already")
         self._kept[slots] = True

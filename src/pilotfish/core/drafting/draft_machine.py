@@ -105,8 +105,8 @@ class DraftMachine(Listener[ConnectedTarget]):
         grammars: GrammarSource = no_grammars,
         features: FeatureNeed | None = None,
     ) -> None:
-        """`context`: tokens of the longest sequence that the model takes. Sessions follow their constraints as far as
-        `grammars` can. `features` are those that a trained head needs."""
+        """`context`: tokens of the longest sequence that the model takes. `features` are those that a trained head
+        needs."""
         super().__init__()
         self.identity = identity
         self.table = table
@@ -128,7 +128,6 @@ class DraftMachine(Listener[ConnectedTarget]):
         self._ended = 0.0  # the last level
 
     def tick(self, now: float) -> None:
-        """Tell every target the load, now and then; forget those that are silent."""
         if now - self._reported < REPORT:
             return
         self._reported = now
@@ -258,7 +257,7 @@ class DraftMachine(Listener[ConnectedTarget]):
             self._send(peer, Skip(message.session, message.generation, session.features.reach))
 
     def _whole(self, peer: Peer, message: Open) -> Open | None:
-        """With all tokens; None where those that a key stands for are not known."""
+        """None where the tokens that its key stands for are not known."""
         if message.prefix_key is None:
             return message
         prefix = self.known.find(peer, message.salt, message.prefix_key)

@@ -132,7 +132,7 @@ class DraftSession:
 
     @property
     def num_pending(self) -> int:
-        """Of them, those whose rows can be computed now: the others wait for features. The first token has none, and
+        """Missing inputs whose rows can be computed now: the others wait for features. The first token has none, and
         goes with the second."""
         if self.features is None:
             return self.num_missing
@@ -168,7 +168,6 @@ class DraftSession:
         return None if self.rules is None else self.rules.edits(self.tree.path_tokens(leaf))
 
     def grammar_state(self) -> GrammarState | None:
-        """None where all may follow, as far as is known."""
         return None if self.grammar is None else self.grammar.state()
 
 
@@ -201,7 +200,7 @@ def add_children(
     calibrations: TenantCalibrations,
     deepest: int = ANY_DEPTH,
 ) -> list[NewNodes]:
-    """Hang children below all leaves of a level, in order; what was kept of each part. Those as deep as `deepest` are
+    """Hang children below all leaves of a level, in order; the nodes kept of each part. Those as deep as `deepest` are
     never expanded."""
     depths = np.array([part.session.tree.depth(leaf) + 1 for part in level for leaf in part.leaves], np.int64)
     greedy = np.array([part.session.greedy for part in level for _ in part.leaves], np.bool_)
@@ -238,7 +237,6 @@ class SessionTable:
     """
 
     def __init__(self, pool: SlotPool, cache: PrefixCache | None = None) -> None:
-        """`cache`, of this pool, keeps the KV that sessions leave."""
         self.pool = pool
         self.cache = cache
         self.calibrations = TenantCalibrations()
@@ -259,8 +257,8 @@ class SessionTable:
         return [session for session in self if session.key.target == target]
 
     def admit(self, tenant: str) -> bool:
-        """Whether one more session of `tenant` may be opened. When there are too many, the tenant with the most loses
-        the one idle longest to a tenant with fewer."""
+        """Make room for one more session of `tenant` where there are too many: the tenant with the most loses the one
+        idle longest to a tenant with fewer."""
         if len(self) < MAX_SESSIONS:
             return True
         counts = Counter(session.tenant for session in self)
@@ -271,7 +269,7 @@ class SessionTable:
         return True
 
     def open(self, session: DraftSession) -> int:
-        """Add it, with the KV that is known of its tokens: of how many. One that it replaces leaves its KV before."""
+        """The number of tokens whose KV is known. A session that it replaces leaves its KV before."""
         before = self._sessions.pop(session.key, None)
         if before is not None:
             self._free(before)
@@ -279,10 +277,9 @@ class SessionTable:
         return self._find(session)
 
     def commit(self, session: DraftSession, tokens: Sequence[int]) -> RerootResult:
-        """Add the target's tokens and re-root: the accepted nodes' slots join the session's, those of dead nodes are
-        free. Nothing is copied. A trained head's rows of accepted nodes were of guessed features: they are computed
-        again, from the target's own, and then the nodes below, likeliest first. What was guessed there stays until
-        then, unless it takes up most of what the tree may have: a tree that is soon grown is better grown anew."""
+        """Re-root: the accepted nodes' slots join the session's, those of dead nodes are free, nothing is copied. A
+        trained head's rows of accepted nodes were of guessed features: they, and then the nodes below, are computed
+        again. What was guessed there stays until then, unless it is most of the tree: that is better grown anew."""
         self.calibrations.of(session.tenant).observe(session.greedy, session.tree.outcomes(tokens))
         caught_up = session.num_missing == 0
         rerooted = session.tree.commit(tokens)
@@ -322,12 +319,11 @@ class SessionTable:
         self._set_slots(session, session.slots[:kept])
 
     def close(self, session: DraftSession) -> None:
-        """Forget it; its slots are idle, or free."""
         self._free(session)
         del self._sessions[session.key]
 
     def evict(self, session: DraftSession) -> None:
-        """Take its KV; it rests until it is woken."""
+        """Take its KV; it rests until `wake`."""
         self._free(session)
         session.evicted = True
         self._evicted.append(session)
@@ -337,7 +333,7 @@ class SessionTable:
         return [session for session in evicted if session.evicted and self.get(session.key) is session]
 
     def wake(self, session: DraftSession) -> int:
-        """A session that was evicted goes on, with the KV that is still known of its tokens: of how many."""
+        """The number of its tokens whose KV is still known."""
         session.evicted = False
         return self._find(session)
 
@@ -355,8 +351,8 @@ class SessionTable:
             session.features.restart(max(len(slots) - 1, 0))
 
     def _remember(self, session: DraftSession, count: int) -> None:
-        """Let others find the KV of its first `count` tokens; where it was known already, have that instead. What was
-        computed without features that were lost is for itself alone."""
+        """Let others find the KV of its first `count` tokens, but for rows that were computed without lost features;
+        where it was known already, have that instead."""
         if self.cache is not None:
             count = count if session.features is None else session.features.num_whole(count)
             own = self.cache.insert(session.root, session.inputs[:count], session.slots[:count])
@@ -400,8 +396,8 @@ class SessionTable:
         return {tenant for tenant, slots in held.items() if len(slots) > slots_by_weight * weights[tenant]}
 
     def make_room(self, count: int, kept: Collection[SessionKey], tenants: Collection[str], now: float) -> None:
-        """Have `count` slots available, if they can be had: idle sessions and those of `tenants` lose theirs, the ones
-        idle longest first, but none of `kept`."""
+        """Have `count` slots available, if they can be had: idle sessions and those of `tenants`, but none of `kept`,
+        lose theirs, those idle longest first."""
         losers = [s for s in self if (s.paused or now - s.touched > IDLE or s.tenant in tenants) and s.key not in kept]
         for session in sorted((s for s in losers if len(s.slots)), key=lambda s: (not s.paused, s.touched)):
             if self.pool.num_available >= count:
@@ -409,8 +405,7 @@ class SessionTable:
             self.evict(session)
 
     def forget_idle(self, now: float) -> None:
-        """Close sessions that were not heard of for long. A target keeps its commits back while a long prompt is read:
-        the time until then does not count."""
+        """A target keeps its commits back while a long prompt is read: the time until then does not count."""
         for session in [s for s in self if now - max(s.touched, s.read) > FORGOTTEN]:
             self.close(session)
 

@@ -18,8 +18,8 @@ from pilotfish.errors import ParameterError
 
 
 class LevelCosts(StepCosts):
-    """Every knot learns from its own levels alone: where all have become slower, widths that were not seen lately look
-    cheap, are tried, and learn it too."""
+    """Every knot learns from its own levels alone: where all have become slower, widths not seen lately look cheap and
+    are tried."""
 
     COMMON = 0.0
 
@@ -87,8 +87,8 @@ LeafOffer = tuple[float, int, int]
 
 
 class FairShare:
-    """Splits rows in proportion to weights, whenever more are wanted than there are; one that wants less than its share
-    leaves the rest to others, and saves nothing up (start-time fair queueing: Goyal, Vin and Cheng 1996)."""
+    """Splits rows in proportion to weights where more are wanted than there are; one that wants less than its share
+    saves nothing up (start-time fair queueing: Goyal, Vin and Cheng 1996)."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -210,8 +210,8 @@ class LevelChoice:
         return affordable
 
     def _with_room(self, level: Sequence[LevelPart], now: float) -> Sequence[LevelPart]:
-        """The level after others gave way: idle sessions, and tenants that hold more than their share to those that
-        do not. Where still none can go on, prompts that were begun give way to the first."""
+        """The level after others gave way: idle sessions, and tenants above their share to those that are not. Where
+        still none can go on, prompts that were begun give way to the first."""
         above = self.table.above_share()
         within = [part for part in level if part.session.tenant not in above]
         level, losers = (within, above) if within else (level, set[str]())
@@ -221,7 +221,6 @@ class LevelChoice:
         return level
 
     def _give_up_prompts(self, part: LevelPart) -> None:
-        """Those begun, beside the one that `part` goes on with: each may hold what the other lacks."""
         for session in self.table:
             if session.num_pending > self.shape.leaves and session is not part.session and part.pending:
                 self.table.evict(session)

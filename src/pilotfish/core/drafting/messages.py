@@ -95,8 +95,7 @@ class FeatureOffer(Readable, frozen=True):
 
 
 class Hello(Readable, tag="hello", frozen=True, omit_defaults=True):
-    """Who the target is. A draft that speaks no version of its range, of another tokenizer, or for other features,
-    answers Refuse."""
+    """Who the target is. The answer is Load, or Refuse where versions, tokenizers or features do not fit."""
 
     version: Index  # the newest that it speaks
     tokenizer: Text  # digest of the base vocabulary
@@ -182,7 +181,6 @@ class Open(Struct, tag="open", frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, request: Request, number: int, generation: int, wanted: int, salt_key: bytes = b"") -> Open:
-        """With all tokens. `salt_key` is for the digest of the request's salt."""
         return cls(
             number,
             generation,
@@ -225,8 +223,8 @@ class FeatureRows(Struct, tag="features", frozen=True):
 
 
 class TreeFeedback(Struct, tag="feedback", frozen=True, omit_defaults=True):
-    """What became of nodes in a step, ahead of its Commit; of the last step of a sequence there is none. A node that is
-    gone after the Commit, and was never named, was never looked at."""
+    """What became of nodes in a step, ahead of its Commit; there is none of a sequence's last step. A node that is gone
+    after the Commit and was never named was not looked at."""
 
     session: Id
     generation: Id
@@ -238,15 +236,15 @@ class TreeFeedback(Struct, tag="feedback", frozen=True, omit_defaults=True):
 
 class Pause(Struct, tag="pause", frozen=True):
     """From a target: the sequence waits, without KV; keep the session, and grow nothing. From a draft: it has no room
-    for the session's KV, and will say Resume; Commits are kept back until then."""
+    for the session, and will say Resume; keep Commits back until then."""
 
     session: Id
     generation: Id
 
 
 class Resume(Struct, tag="resume", frozen=True):
-    """A paused session goes on. From a target: where the pause was of its own; a Commit means it, too. From a draft: it
-    gets one Commit of all tokens since."""
+    """A paused session goes on. From a target a Commit means it, too. From a draft: it gets one Commit of all tokens
+    since."""
 
     session: Id
     generation: Id
@@ -283,8 +281,6 @@ class Resync(Readable, tag="resync", frozen=True):
 
 
 class Skip(Struct, tag="skip", frozen=True):
-    """The draft needs no features of positions before `first`: it has KV of those tokens."""
-
     session: Id
     generation: Id
     first: Index

@@ -272,8 +272,8 @@ class RemoteSession:
         self._opened.append(_Opened(pool.peer, now))
 
     def feedback(self, tokens: Sequence[int]) -> TreeFeedback | None:
-        """What became of its nodes in the step that commits `tokens`, which counts for its pool; None: there is nothing
-        to tell. To be asked before its copy commits them."""
+        """What became of its nodes in the step that commits `tokens`; None: nothing is to be told. Ask before its copy
+        commits them."""
         verified, self.verified = self.verified, []
         path = set(self.copy.ids_along(tokens)) if verified else ()
         accepted = [node for node in verified if node.id in path]
@@ -287,7 +287,7 @@ class RemoteSession:
 
 
 def due_pieces(sessions: Iterable[RemoteSession], row_bytes: int, now: float) -> list[FeaturePiece]:
-    """Of sessions whose pools want features; older ones first."""
+    """Older sessions first."""
     most, left = max(SESSION_BYTES // row_bytes, 1), max(STEP_BYTES // row_bytes, 1)
     pieces = []
     for session in sessions:

@@ -33,15 +33,15 @@ DEPTHS = 8
 
 
 def in_share(request: int, share: float) -> bool:
-    """Whether a request of this id is of a sample of all: the same ones whenever, and whoever, asks."""
+    """Whether a request of this id is in a sample of all: the same one for everybody."""
     digest = hashlib.blake2b(request.to_bytes(8), digest_size=8, person=b"pilotfish shadow").digest()
     return int.from_bytes(digest) < share * 2.0**64
 
 
 def known_tokens(step: Step, known: Mapping[int, Sequence[int]]) -> Ints:
-    """What the target gives after each root and each node of a step, whose requests' tokens are `known` to their ends,
-    by id. Beyond an end it is NO_TOKEN; below a wrong guess it is what comes after the right one, which no walk
-    reaches. [step.num_samples]"""
+    """The target's token after each root and each node of a step, whose requests' tokens are `known` to their ends, by
+    id; NO_TOKEN beyond an end. Below a wrong guess it is the one after the right guess, which no walk reaches.
+    [step.num_samples]"""
     depths, given = step.forest.nodes.depths.tolist(), list[int]()
     for request, (first, end) in zip(step.requests, pairwise(step.forest.starts.tolist()), strict=True):
         tokens, base = known[request.id], len(request.tokens)
@@ -84,8 +84,7 @@ class RecentRate:
 
 
 class ShadowScore(Struct, frozen=True):
-    """Sums over all requests that a shadow was told of. A step is one of one sequence; it has a tree where there was
-    anything to verify, of the shadow or of what guesses beside it."""
+    """Sums over all requests that a shadow was told of. Steps are counted of each sequence."""
 
     requests: int = 0  # begun
     steps: int = 0

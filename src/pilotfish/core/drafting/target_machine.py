@@ -134,7 +134,6 @@ class TargetMachine(Dialer[DraftPool]):
         self._steps = StepFacts()
 
     def session(self, request: Request) -> RemoteSession | None:
-        """The first of those that the request has."""
         return next(iter(self._of(request)), None)
 
     def _of(self, request: Request) -> Sequence[RemoteSession]:
@@ -152,7 +151,6 @@ class TargetMachine(Dialer[DraftPool]):
         return merged(sessions, count)
 
     def expect(self, requests: Sequence[Request], now: float) -> None:
-        """Have pools read the tokens of requests whose trees will be asked for."""
         for request in requests:
             self._asked(request, now)
 
@@ -214,7 +212,6 @@ class TargetMachine(Dialer[DraftPool]):
             self._leave_pool(session)
 
     def _remember_told(self, session: RemoteSession) -> None:
-        """The pool of a session that ends was told of it, but for its newest tokens."""
         request, pool = session.request, session.pool
         if pool is not None and pool.can(PREFIX_KEYS) and session.can_follow:
             told = request.tokens[: len(request.tokens) - session.unsent]
@@ -291,7 +288,7 @@ class TargetMachine(Dialer[DraftPool]):
         session.state, session.unsent, session.last_commit = SessionState.RESTING, 0, now
 
     def due_features(self, row_bytes: int, now: float) -> list[FeaturePiece]:
-        """What `send_features` is to be given, after the commits of a step: features of `row_bytes` each."""
+        """For `send_features`, after the commits of a step."""
         if not any(pool.can(FEATURES) for pool in self.pools):
             return []
         following = (session for session in self.sessions.values() if session.can_follow)
@@ -325,7 +322,7 @@ class TargetMachine(Dialer[DraftPool]):
 
     def _set_back(self, session: RemoteSession, now: float, *, breach: bool = False) -> None:
         """It is opened anew at the next step. Where that has just not helped, or its pool broke the protocol, it is
-        without a draft for a while: a pool must not have a target send whole sequences step after step."""
+        without a draft for a while: no pool may have a target send whole sequences step after step."""
         quarantine = self._options.quarantine
         session.setbacks = session.setbacks + 1 if now - session.opened <= quarantine else 0
         paused = breach or session.setbacks > 1
@@ -367,7 +364,6 @@ class TargetMachine(Dialer[DraftPool]):
         return pool.keeps_sessions(now, alone=not self._others_take(pool))
 
     def _others_take(self, pool: DraftPool) -> bool:
-        """Whether there is a pool to which its sessions can go."""
         return any(other.takes_sessions for other in self.pools if other is not pool)
 
     def _abandon(self, pool: DraftPool) -> None:
@@ -383,7 +379,6 @@ class TargetMachine(Dialer[DraftPool]):
         self._report(pool, pool.reports.of("malformed", about, reason, now))
 
     def unknown(self, pool: DraftPool, kind: str, now: float) -> None:
-        """A message of a type that is not known here: a newer draft may send it."""
         pool.drops.add("unknown_messages", 1, now, kind)
         self._report(pool, pool.reports.of("unknown_type", kind, f"messages of type {kind} are not known here", now))
 

@@ -36,8 +36,7 @@ class FeatureNeed:
 
 
 class FeatureIntake:
-    """Puts features into the logs of sessions: of all tenants at most about as many as there are slots, equal shares of
-    them."""
+    """Puts features into the logs of sessions: of all tenants about as many as there are slots, in equal shares."""
 
     def __init__(self, need: FeatureNeed, table: SessionTable) -> None:
         self.need = need

@@ -65,7 +65,7 @@ _FAULTS = (FAILED, LATE, STALLED, REFUSED)
 
 @dataclass(frozen=True)
 class OpenMemory:
-    """Work: open the memory of a pool's segments, then tell `opened`."""
+    """Work: open the memory of a pool's segments, then call `opened`."""
 
     pool: PrefillPool
     welcome: Welcome
@@ -73,14 +73,14 @@ class OpenMemory:
 
 @dataclass(frozen=True)
 class CloseMemory:
-    """Work: read it no more. As long as it is mapped here it takes room on its host, though its owner be gone."""
+    """Work: unmap it. While mapped it takes room on its host, even if its owner is gone."""
 
     pool: PrefillPool
 
 
 @dataclass(frozen=True)
 class ReadSegment:
-    """Work: read a segment, unless it came as `data`, check it and write it into the slots; then tell `landed`, or
+    """Work: read a segment, unless it came as `data`, check it and write it into the slots; then call `landed` or
     `refuse`."""
 
     incoming: Incoming
@@ -93,7 +93,7 @@ class HandOverMachine(Dialer[PrefillPool]):
         self, greeting: Greeting | None, pools: Sequence[PrefillPool], least: int | None = None, salt_key: bytes = b""
     ) -> None:
         """`greeting` may be set later, before the first pool joins. `least`: tokens from which on prompts are sent;
-        None: where that is sooner. `salt_key` is for the digests of salts."""
+        None: where that is sooner."""
         super().__init__(pools)
         self.work: list[OpenMemory | CloseMemory | ReadSegment] = []
         self.settled = False  # whether a hand-over may have ended since `settle`
@@ -261,7 +261,6 @@ class HandOverMachine(Dialer[PrefillPool]):
             self._end_life(pool)
 
     def _end_life(self, pool: PrefillPool) -> None:
-        """Nothing that it has in its memory is used any more."""
         for incoming in self.at(pool):
             self._stop(incoming, GONE)
         self.work.append(CloseMemory(pool))

@@ -70,8 +70,7 @@ class Incoming:
 
     @property
     def hidden(self) -> float:
-        """Once it has ended, seconds of work on segments that were in their slots before the pool had computed its last
-        row; it began to, and to wait, with the order's arrival, which was not before it was sent."""
+        """Once it has ended, seconds of work on segments that landed before the pool had computed its last row."""
         report = self.handover.report
         computed = report.began + report.queued + report.computing
         return sum(landing.seconds for landing in self.landings if landing.at <= computed) if report.told else 0.0

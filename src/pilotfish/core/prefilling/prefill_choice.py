@@ -56,13 +56,13 @@ class PromptLoad:
 
 class PrefillChoice:
     def __init__(self, least: int | None, ordered: Callable[[PrefillPool], int]) -> None:
-        """`least`: missing tokens from which on a prompt is sent away; None: where that is sooner. `ordered` says how
-        many tokens a pool has to compute for this target."""
+        """`least`: missing tokens from which on a prompt is sent away; None: where that is sooner. `ordered`: tokens
+        that a pool has to compute for this target."""
         self.here = LocalSeconds()
         self._least, self._ordered = least, ordered
 
     def option(self, prompt: PromptLoad, pools: Sequence[PrefillPool], now: float) -> PrefillOption | None:
-        """The one of `pools` that is to compute it; None: nobody, it is computed here."""
+        """None: it is computed here."""
         if prompt.missing < (FEW if self._least is None else self._least):
             return None
         options = [self._at(pool, prompt) for pool in pools if pool.takes(len(prompt.tokens), now)]
@@ -100,7 +100,7 @@ class PrefillChoice:
 
 
 class LocalSeconds:
-    """What forwards here take: of about the last ten that computed KV of prompts, the larger ones count for more."""
+    """What forwards here take, by about the last ten that computed KV of prompts."""
 
     FADES = 0.9
     LARGE = 64  # tokens of prompts in a forward that says what one of them takes

@@ -81,8 +81,7 @@ class OrderingTarget(GreetedTarget):
 
 
 class Turns:
-    """Targets take turns by tokens over their weights: whoever has had least is next. One that was idle meanwhile has
-    saved nothing up."""
+    """Targets take turns by tokens over their weights: the one that had least is next. Idle ones save nothing up."""
 
     def __init__(self) -> None:
         self._now = 0.0  # clock of the target whose turn came last
@@ -93,7 +92,6 @@ class Turns:
         target.waiting.append(order)
 
     def next(self, targets: Iterable[OrderingTarget]) -> TakenOrder | None:
-        """Of the targets that may have a turn; None where none of them waits."""
         target = min((one for one in targets if one.waiting), key=lambda one: one.clock, default=None)
         if target is None:
             return None

@@ -57,9 +57,8 @@ def mismatch(welcome: Welcome, own: KVIdentity) -> str | None:
 
 
 class ExposedSeconds:
-    """Seconds that hand-overs take on top of waiting and computing, by their tokens: as measured for powers of two,
-    straight lines between them. Of fewer tokens it is what the fewest took, of more it grows with them. It is no less
-    than what was lost with one that was given up, until one has come again."""
+    """Seconds that hand-overs take on top of waiting and computing, by their tokens: means for powers of two, straight
+    lines between them, no less than the time lost with the last one given up."""
 
     RATE = 0.3
 
@@ -129,8 +128,8 @@ class PrefillPool(DialedPool):
         self.knows(now)
 
     def knows(self, now: float) -> None:
-        """It has sent what only a pool can send that knows this target still: one that was started again answers too,
-        but with refusals. Bytes of segments count: what answers Renewals may be behind many of them on a slow link."""
+        """It has sent something that only a pool can send that knows this target still: one that was started again
+        answers with refusals. Bytes of segments count: answers may be behind many of them on a slow link."""
         self._last_heard = now
 
     def renewal_due(self, now: float) -> bool:
@@ -141,7 +140,6 @@ class PrefillPool(DialedPool):
         return True
 
     def same_life(self, welcome: Welcome) -> bool:
-        """Whether the pool is the one that was welcomed before, with the same memory."""
         return self.welcome is not None and (welcome.mac_key, welcome.shared_memory, welcome.remote_memory) == (
             self.welcome.mac_key,
             self.welcome.shared_memory,
@@ -160,8 +158,7 @@ class PrefillPool(DialedPool):
         self.ready, self._last_heard, self._ready_since = True, now, now
 
     def refuses(self, reason: str, now: float) -> None:
-        """It does not serve this target, or must not. Only a pool that has served gives a notice: before that, the
-        command that waits for it reports the reason."""
+        """Only a pool that has served gives a notice: before that, the command that waits for it reports the reason."""
         if self.transport:
             self.report_refusal(reason, now)
         self.leaves()

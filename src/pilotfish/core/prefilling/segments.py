@@ -78,8 +78,8 @@ class KVLayout(Struct, frozen=True, omit_defaults=True):
 
 
 class KVIdentity(Struct, frozen=True):
-    """Whose KV it is. KV of one process stands for that of another if all `facts` are equal: of the model, its weights,
-    its tokenizer and the arithmetic. Layouts may differ where one can be made of the other, bit for bit."""
+    """Whose KV it is. KV of two processes is the same if all `facts` (model, weights, tokenizer, arithmetic) are equal.
+    Layouts may differ where one can be made of the other, bit for bit."""
 
     facts: Annotated[dict[str, Annotated[str, Meta(max_length=1024)]], Meta(max_length=32)]
     layout: KVLayout

@@ -77,7 +77,7 @@ class Routing(Protocol):
 
 
 class RoundRobin:
-    """One after the other; a baseline."""
+    """A baseline."""
 
     def __init__(self) -> None:
         self.held = HeldCopies()
@@ -190,7 +190,6 @@ class Router:
         self._loads[route.replica].take_back(route)
 
     def ended(self, route: Route) -> None:
-        """A follow-up that comes before the next report does not find its own session in its way."""
         self._loads[route.replica].take_back(route)
 
     def told(self, replica: Replica, load: ReplicaLoad) -> None:
@@ -202,8 +201,7 @@ class Router:
 
 
 def affinity(request: RouteRequest, replica: Replica) -> bytes:
-    """The replica that has the highest of all is the request's own, where nothing else tells them apart: the same one
-    for all requests of a session, or of prompts that begin alike, and another for few of them when replicas come and
-    go (rendezvous hashing)."""
+    """The replica with the highest value is the request's own: the same one for all requests of a session, or of
+    prompts that begin alike, and another for few of them when replicas come and go (rendezvous hashing)."""
     whose = request.session.encode() if request.session else b"".join(request.keys[:1])
     return hashlib.blake2b(replica.encode() + b"\0" + whose, digest_size=8).digest()

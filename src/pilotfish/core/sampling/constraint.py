@@ -29,8 +29,8 @@ Bits = NDArray[np.int32]  # bit t % 32 of word t // 32 says whether token t may 
 
 
 class Constraint(Struct, frozen=True, omit_defaults=True):
-    """All that may be given: JSON that a schema allows, what a regular expression matches as a whole, or what a grammar
-    derives. ParameterError names `structured_outputs`."""
+    """JSON that a schema allows, text that a regular expression matches as a whole, or text that a grammar derives.
+    ParameterError names `structured_outputs`."""
 
     kind: Literal["json_schema", "regex", "grammar"]
     text: Annotated[str, Meta(max_length=MAX_LENGTH)]  # a schema, Rust's regular expression, or Lark's or GBNF's EBNF
@@ -74,8 +74,8 @@ def _bounded(text: str) -> str:
 
 class GrammarState(Protocol):
     """Where an output stands in its grammar. A path holds tokens below the last one that `extend` was given; all but
-    its last are legal. What a method costs depends on the tokens in which its path differs from that of the call
-    before, not on the output's length. One thread at a time."""
+    its last are legal. A call costs as many tokens as its path differs from that of the call before. One thread at a
+    time."""
 
     def extend(self, token: int) -> None:
         """`token` is output now."""

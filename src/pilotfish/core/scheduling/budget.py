@@ -207,18 +207,14 @@ class AdaptiveBudget:
 
 
 class Probes:
-    """When to try an effort beside what is chosen: guesses, for what full trees bring, and none, for what a plain
-    step costs. Each is tried at the very start.
-
-    A draft in the target's process that has rested first reads all that was written meanwhile: a trial that lost much
-    is followed by the next so much later that trials lose `SHARE` of the time.
-    """
+    """When to try an effort beside the chosen one: guesses, for what full trees bring, and none, for what a plain step
+    costs. Each is tried at the start. A draft in the target's process that has rested first reads all that was written
+    meanwhile, so the next trial comes so much later that trials lose `SHARE` of the time."""
 
     SHARE, LONGEST = 0.01, 60.0  # seconds from one trial to the next, at most
 
     def __init__(self, first_steps: int, steps: int, first: float, last: float) -> None:
-        """`first_steps` of the draft at the start, then `steps` at a time: `first` seconds after a change of choice and
-        at twice the distance each time up to `last`."""
+        """`first_steps` of the draft at the start, then `steps` at a time."""
         self._steps, self._first, self._last = steps, first, last
         start = {Effort.DRAFT: first_steps, Effort.NONE: first_steps // 2, Effort.FREE: steps}
         self._coming = [effort for effort, count in start.items() for _ in range(count)]
@@ -246,7 +242,6 @@ class Probes:
         return self._coming.pop(0) if self._coming else None
 
     def lose(self, seconds: float) -> None:
-        """A step of a trial took so much longer than its tokens are worth."""
         if self._turn:
             self._lost += seconds
             self._earliest = self._began + min(max(self._lost, 0.0) / self.SHARE, self.LONGEST)

@@ -19,8 +19,8 @@ from pilotfish.core.trees.tree import Floats, Ints, TokenTree
 
 @dataclass(frozen=True)
 class NodeRows:
-    """Tree nodes that get a row each, parents first. A node may have ancestors without a row here: those were computed
-    earlier, and only their slots matter."""
+    """Tree nodes that get a row each, parents first. Ancestors without a row here were computed earlier: only their
+    slots matter."""
 
     tokens: Ints  # [n]
     depths: Ints  # [n], from 1
@@ -104,8 +104,7 @@ class TokenMasks:
 
 
 class SharedTokens(Struct, frozen=True):
-    """The tokens that a draft can give to a target with another vocabulary. Noise, masks and rules know them by the
-    target's ids, and so does what is given."""
+    """The tokens that a draft can give to a target with another vocabulary, whose ids noise, masks and rules use."""
 
     ids: Ints  # [m], the target's, ascending
     columns: Ints  # [m], the draft's own
@@ -182,8 +181,6 @@ ANY_DEPTH = 1 << 30
 
 
 class Executor(Protocol):
-    """One model over a pool of KV slots, on whatever device."""
-
     @property
     def num_slots(self) -> int: ...
 
@@ -202,13 +199,13 @@ class Executor(Protocol):
         """Rows that the device runs for a forward of `rows`."""
 
     def execute(self, rows: Sequence[SequenceRows], sampling: Sampling) -> Outcome:
-        """Write KV of all rows into their slots and sample. Kept rows count in order: of each sequence the committed
-        rows in `kept`, then its nodes."""
+        """Write KV of all rows and sample. Kept rows count in order: of each sequence the committed rows in `kept`,
+        then its nodes."""
 
 
 class LayerProgress:
-    """Layers whose KV is there for all rows of the forward at hand. Whoever computes counts in `written`; any thread
-    may ask."""
+    """Layers whose KV is there for all rows of the forward at hand. The computing thread counts in `written`; any
+    thread may ask."""
 
     def __init__(self, layers: int) -> None:
         self.layers = layers
@@ -220,8 +217,8 @@ class LayerProgress:
         self.written[0] = layer + 1
 
     def hold(self, began: float, seconds: float) -> None:
-        """The forward is held back to the pace of another device, which takes so long from `began` on: a layer is not
-        there before that device has computed it."""
+        """The forward is held back to the pace of another device: a layer is not there before that device has computed
+        it."""
         self._began, self._seconds = began, seconds
 
     def reset(self) -> None:

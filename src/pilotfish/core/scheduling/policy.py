@@ -16,11 +16,11 @@ CANDIDATES, MAX_PASSED_OVER = 16, 8
 
 
 class WaitingRequests:
-    """A queue in order of arrival. Of the first few the one with most KV in the cache comes next, while that is there;
-    the oldest, where that makes little difference, where it has come back, or was passed over often enough."""
+    """A queue in order of arrival. Of the first few the one with most KV in the cache comes next; the oldest, where
+    that makes little difference, where it has come back, or was passed over often enough."""
 
     def __init__(self, num_known: Callable[[Request], int] | None) -> None:
-        """`num_known` gives the tokens of a request whose KV it would find; None where nothing is kept."""
+        """`num_known`: tokens of a request whose KV it would find; None where nothing is kept."""
         self._num_known = num_known
         self._queue: deque[Request] = deque()
         self._next: Request | None = None
@@ -83,8 +83,8 @@ PLAIN_COSTS = RowCosts()
 
 class RowBudget:
     """The rows of a step: one for each request first, so that a long prompt delays nobody's next token, the rest in
-    order of arrival. Those that score a prompt count for what they cost, so that a step of them is no longer than
-    others: of the requests that have such rows next only the first is sure of one."""
+    order of arrival. Rows that score a prompt count for their cost: of the requests that have such rows next only the
+    first is sure of one."""
 
     def __init__(self, rows: int, requests: int, costs: RowCosts) -> None:
         self._costs = costs

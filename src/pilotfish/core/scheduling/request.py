@@ -97,13 +97,10 @@ class Request:
         grammar: GrammarState | None = None,
         draft: str = "",
     ) -> None:
-        """`room` is what the model's context leaves for output; it may be less than `max_tokens`. `bad_sequences`
-        are the token ids of `params.bad_words`. `cache_salt` is the tenant's name: what is remembered of a request
-        serves requests of the same salt, and none without one. A step verifies at most `max_nodes` nodes of its
-        tree, or what the drafter gives; 0 asks for no speculation. `stop_detector` is given each committed token.
-        Requests of one `group` have the same prompt and compute its KV once; by default a request is its own group.
-        `grammar`, at the beginning of the output, is the request's own. `draft` is the revision of the drafts in pools
-        that may guess for it; "": any."""
+        """`room` is what the model's context leaves for output. `bad_sequences` are the ids of `params.bad_words`.
+        `cache_salt` names the tenant. A step verifies at most `max_nodes` nodes of its tree; 0 asks for no speculation,
+        None for what the drafter gives. `stop_detector` is given each committed token. Requests of one `group` have the
+        same prompt and compute its KV once. `draft` is the revision of the drafts that may guess for it; "": any."""
         self.id = request_id
         self.params = params
         self.seed = seed
@@ -175,8 +172,8 @@ class Request:
         return min(self.num_prompt_tokens, len(self.tokens) - 1)
 
     def to_score(self, count: int) -> range:
-        """Of the next `count` tokens without KV, the indices of those whose rows must give the log-probability of
-        the prompt token that follows them; once each, however often KV is computed."""
+        """Of the next `count` tokens without KV, those whose rows must give the log-probability of the prompt token
+        that follows; once each, however often KV is computed."""
         if self.params.prompt_logprobs is None:
             return range(0)
         first = max(self.num_computed, self.num_scored)
@@ -208,7 +205,6 @@ class Request:
         self.num_computed += len(slots)
 
     def give_back(self, first: int) -> Slots:
-        """The slots of tokens before `first`, which it has no longer."""
         given = self.slots[self.num_gone : first].copy()
         self.slots[self.num_gone : first] = GONE
         self.num_gone = max(self.num_gone, first)

@@ -57,8 +57,7 @@ class Scheduler:
         prefills: Prefills | None = None,
         costs: RowCosts = PLAIN_COSTS,
     ) -> None:
-        """`cache`, of this pool, keeps the KV of requests that have ended; `tiers` what the cache evicts. `prefills`
-        compute KV elsewhere. `costs` are those of the step's rows."""
+        """`cache`, of this pool, keeps the KV of requests that have ended; `tiers` what the cache evicts."""
         if pool.window and not (tiers is None and prefills is None):
             raise EngineError("scheduler: tiers and prefill workers serve no pool with a window")
         self.pool = pool
@@ -85,8 +84,7 @@ class Scheduler:
         self.waiting.add(request)
 
     def most(self, request: Request) -> int:
-        """Slots that it may hold at a time: of all its tokens or, with a window, of those that its next row sees and of
-        a step's rows."""
+        """Slots that it may hold at a time; with a window those that its next row sees and a step's rows."""
         return min(request.max_length, self._most_in_window) if self.pool.window else request.max_length
 
     @property
@@ -131,8 +129,7 @@ class Scheduler:
         return max(int(self.max_rows - sum(self.costs.of(chunk.request, chunk.count) for chunk in chunks)), 0)
 
     def _first_of_group(self, request: Request) -> Request | None:
-        """The running request whose prompt's KV `request`, which has none yet, is to share; None where there is none
-        before it."""
+        """The running request whose prompt's KV `request`, which has none yet, is to share."""
         if request.num_computed or request.load is not None or not request.num_shareable:
             return None
         seen = self.pool.first_seen(request.num_prompt_tokens - 1)
@@ -140,7 +137,6 @@ class Scheduler:
         return None if first is request else first
 
     def _share_prompts(self) -> None:
-        """Give requests without KV that of a running one of their group, once it is computed."""
         for request in self.running:
             first = self._first_of_group(request)
             if first is not None and first.num_computed >= request.num_shareable:
@@ -149,7 +145,6 @@ class Scheduler:
                 request.add_slots(slots)
 
     def _give_back(self) -> None:
-        """Have requests without the slots that no row to come sees. Others may still be given them before."""
         for request in self.running if self.pool.window else ():
             self.pool.release(request.give_back(self.pool.first_seen(request.num_computed)))
 
@@ -198,7 +193,6 @@ class Scheduler:
         self.loads.hand_over(request, self._take, waiting, neighbours)
 
     def _end_loads(self) -> None:
-        """Requests take what their loads have brought. What tiers did not have may be handed over then."""
         self.loads.poll()
         for request in self.running:
             if (load := request.load) is not None and load.count is not None:
@@ -221,19 +215,16 @@ class Scheduler:
             save_coldest(self.cache, self.tiers, self.low_water - self.pool.num_free)
 
     def _may_find(self, request: Request) -> bool:
-        """Whether a waiting request may take KV of earlier ones: not while its prompt is to be scored, and not where it
-        shares that of its group."""
+        """Not while its prompt is to be scored, and not where it shares that of its group."""
         return bool(request.num_shareable) and self._first_of_group(request) is None
 
     def _known(self, request: Request) -> Slots:
-        """Slots of a waiting request's first tokens whose KV the cache has; not of the last one, whose row must be its
-        own."""
+        """Not of the last token, whose row must be its own."""
         if self.cache is None or not self._may_find(request):
             return NO_SLOTS
         return self.cache.match(request.cache_salt, request.tokens[:-1])
 
     def _remember(self, request: Request, count: int) -> None:
-        """Let others find the KV of its first `count` tokens; where it was known already, have that instead."""
         if self.cache is not None and request.finish_reason is not FinishReason.ERROR:
             own = request.slots[:count]
             own[:] = self.cache.insert(request.cache_salt, request.tokens[:count], own)
@@ -271,8 +262,8 @@ class Scheduler:
         return sum(chunk.count for chunk in chunks if not chunk.request.reserved)
 
     def schedule(self, chunks: Sequence[Chunk], offered: Forest, max_nodes: int) -> Step:
-        """Give the rows that chunks leave over to the best nodes of all trees, `max_nodes` at most, and slots to
-        all rows. `offered` holds a tree for each chunk that is complete, in order."""
+        """Give the rows that chunks leave to the best nodes of all trees, `max_nodes` at most, and slots to all rows.
+        `offered` holds a tree for each complete chunk, in order."""
         samples, forest = [chunk.samples for chunk in chunks], offered
         if len(offered):
             budget = max(min(max_nodes, self.room(chunks), self._spare_slots(chunks)), 0)
@@ -306,9 +297,8 @@ class Scheduler:
 
     def commit(self, step: Step, sampled: Ints, unscored: Collection[int] = ()) -> list[RequestCommit]:
         """Walk every tree; `sampled` [step.num_samples] holds the target's token after each root and each node, or
-        NO_TOKEN. A request that gets no token at all for that reason ends with an error; so do those with ids in
-        `unscored`, whose prompts cannot be scored. Whatever raises in here, the step's slots are free once its requests
-        are aborted."""
+        NO_TOKEN. A request that gets no token ends with an error; so do those with ids in `unscored`, whose prompts
+        cannot be scored. If this raises, the step's slots are free once its requests are aborted."""
         try:
             walked = iter(walk(step.forest, sampled))
         except BaseException:
@@ -351,8 +341,7 @@ class Scheduler:
             self.pool.release(present(slots))
 
     def abort(self, request: Request) -> None:
-        """End a request between two steps, or after one that failed, and free all it held; one that has ended stays as
-        it is."""
+        """Between two steps, or after one that failed; one that has ended stays as it is."""
         request.finish_reason = request.finish_reason or FinishReason.ABORT
         if request in self.waiting:
             self.waiting.remove(request)
@@ -388,8 +377,8 @@ def _extended(request: Request, verdict: Verdict, scored: range, step: Step) -> 
 
 
 def _worth_a_row(offered: Forest, requests: Sequence[Request], count: int) -> Ints:
-    """The best `count` nodes of all trees together, ties to the older request, without those that lie too deep to be
-    committed before a request's `max_tokens`, and of each tree at most the best `max_nodes` of its request."""
+    """The best `count` nodes of all trees together, ties to the older request: none too deep to be committed before
+    `max_tokens`, and of each tree at most `max_nodes` of its request."""
     room = np.array([request.num_remaining for request in requests], np.int64)
     useful = np.flatnonzero(offered.nodes.depths < room[offered.owners])
     for tree, request in enumerate(requests):

@@ -54,7 +54,6 @@ class LivingTree:
         return path[::-1]
 
     def follow(self, tokens: Sequence[int]) -> list[int]:
-        """Nodes along `tokens` from the root, as far as the tree goes."""
         path, node = [], self.root
         for token in tokens:
             child = self._children.get(node, {}).get(token)
@@ -196,9 +195,9 @@ class Lookahead(LivingTree):
     def add(
         self, parents: Sequence[int], counts: Sequence[int], tokens: list[int], chances: list[float], max_depth: int
     ) -> NewNodes:
-        """Children of the root and of nodes with KV: `counts` of each parent, in order. Their log-chances given the
-        parent are at most 0. Those as deep as `max_depth` are never expanded. A child that is there already gets its
-        new chance and another id, keeps what is below it, and is to be expanded again."""
+        """Children of the root and of nodes with KV: `counts` of each parent, in order, log-chances at most 0. Those as
+        deep as `max_depth` are never expanded. A child that is there already gets its new chance and another id, keeps
+        what is below it, and is to be expanded again."""
         first, last, nodes, names = len(self._tokens), 0, list[int](), list[int]()
         for parent, count in zip(parents, counts, strict=True):
             own = slice(last, last := last + count)
@@ -250,7 +249,6 @@ class Lookahead(LivingTree):
         self.open.sort()
 
     def outcomes(self, tokens: Sequence[int]) -> list[ChildOutcome]:
-        """What `tokens`, which are about to be committed, say of the children that were guessed on their way."""
         found, node = list[ChildOutcome](), self.root
         for depth, token in enumerate(tokens, 1):
             below = self._children.get(node)
@@ -300,7 +298,7 @@ class Lookahead(LivingTree):
         self.open = [(cost, place[node]) for cost, node in self.open]
 
     def drop(self) -> list[int]:
-        """Forget every node; the slots that are free now."""
+        """The slots that are free now."""
         slots, next_id = self.slots, self._next_id
         Lookahead.__init__(self)
         self._next_id = next_id

@@ -101,8 +101,8 @@ def best(scores: Floats, count: int) -> Ints:
 
 
 class Guesses:
-    """A tree while it is made, and as a drafter proposes it: in lists, because it is small and made anew in every step.
-    A forest is made of all of them at once."""
+    """A tree while it is made, and as a drafter proposes it: in lists, because it is small and made anew in every
+    step."""
 
     def __init__(self) -> None:
         self.parents: list[int] = []
@@ -123,11 +123,9 @@ class Guesses:
         return len(self.tokens)
 
     def add(self, parent: int, token: int, score: float, origin: str = OTHER) -> int:
-        """Add (or find) the child of `parent` that carries `token`; return its index.
-
-        A score above the parent's is cut to it. A child that is there already keeps its origin and its score:
-        raising it could lift it over nodes that were chosen before it.
-        """
+        """Add, or find, the child of `parent` that carries `token`; its index. A score above the parent's is cut to it.
+        A child that is there already keeps its score: raising it could lift it over nodes that were chosen before
+        it."""
         node = self._children.setdefault((parent, token), len(self.tokens))
         if node == len(self.tokens):
             below_root = parent == ROOT
