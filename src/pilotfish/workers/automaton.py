@@ -105,7 +105,6 @@ class SuffixAutomaton:
         return Match(state, self._lengths[state])
 
     def match(self, tokens: Sequence[int]) -> Match:
-        """The longest suffix of `tokens` that occurs."""
         match = Match(ROOT, 0)
         for token in tokens:
             match = self.follow(match, token)

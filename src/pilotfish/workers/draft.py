@@ -150,7 +150,6 @@ class Grower:
     masks: MaskMaker = masks_when_asked
 
     def grow(self, level: Sequence[LevelPart]) -> list[NewNodes]:
-        """Run a forward; the nodes that it added to the tree of each part."""
         pace = nullcontext() if self.pacer is None else self.pacer.held(sum(part.rows for part in level))
         with pace:
             self.table.allocate(level)
@@ -164,7 +163,6 @@ class Grower:
             )
 
     def _masks(self, level: Sequence[LevelPart]) -> TokenMasks | None:
-        """Of the leaves whose sequences have a grammar."""
         groups, first = dict[int, MaskedGroup](), 0
         for part in level:
             session = part.session

@@ -56,8 +56,6 @@ class SegmentMemory(Protocol):
 
 @dataclass(frozen=True)
 class SegmentPart:
-    """Layers, and tokens of a chunk, that go into one segment."""
-
     layers: range
     tokens: range
 

@@ -94,7 +94,6 @@ class PrefillWorker:
                 self._events.get_nowait()
 
     def _take_back(self) -> None:
-        """Let go of the slots of all that is exported, or has ended."""
         for export in self.exporter.take_back():
             self._held.exported(export.order)
         computing = set(self._orders.values())
@@ -191,12 +190,11 @@ class PrefillWorker:
         ended = [chunk.request for chunk in step.chunks if chunk.request.finish_reason is not None]
         for request in ended:
             order = self._orders.pop(request.id)
-            if self.scheduler.cache is not None and request.finish_reason is not FinishReason.ERROR:
+            if self.scheduler.cache.keeps and request.finish_reason is not FinishReason.ERROR:
                 self._held.hold_path(order, request.slots[: len(order.tokens)])
         self.observe(PrefillRecord(began, now, len(step.chunks), step.num_rows, len(ended)))
 
     def _fail(self, step: Step, error: Exception) -> None:
-        """Its orders end; others go on."""
         logger.error("a forward failed: %s: %s", type(error).__name__, error, exc_info=error)
         with self.shared.turn() as now:
             for chunk in step.chunks:
@@ -209,8 +207,7 @@ class PrefillWorker:
     def check(self) -> None:
         """EngineError unless every slot is free, or in the cache, or known to be in use."""
         owned = [slot for request in self.scheduler.running for slot in request.held.tolist()]
-        kept = () if self.scheduler.cache is None else self.scheduler.cache.slots
-        self.scheduler.pool.check([*owned, *self._held.slots], kept)
+        self.scheduler.pool.check([*owned, *self._held.slots], self.scheduler.cache.slots)
 
 
 def _rows_in_time(token_seconds: float) -> int:
@@ -236,7 +233,6 @@ class HeldSlots:
 
     @property
     def slots(self) -> list[int]:
-        """All, as often as they are held."""
         return [slot for held in self._held.values() for slots in held for slot in slots.tolist()]
 
     def export(self, order: TakenOrder, slots: Slots) -> None:

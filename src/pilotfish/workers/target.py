@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pilotfish.core.drafting.drafter import Drafter, DraftLimits, NoDrafter
 from pilotfish.core.sampling.constraint import MaskMaker, constrained, masks_when_asked
 from pilotfish.core.scheduling.budget import Budget, StepLoad
-from pilotfish.core.scheduling.executor import Executor, ForwardSeconds, Outcome, Sampling, TokenMasks
+from pilotfish.core.scheduling.executor import Executor, Outcome, Sampling, TokenMasks
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.core.scheduling.step import Chunk, RequestCommit, Step
@@ -42,10 +42,6 @@ class BegunStep:
     planned: float
     drafted: float
     scheduled: float
-
-    @property
-    def moments(self) -> tuple[float, float, float, float]:
-        return self.began, self.planned, self.drafted, self.scheduled
 
 
 class TargetWorker:
@@ -78,7 +74,6 @@ class TargetWorker:
         return [] if begun is None else self.end(begun, self.execute(begun.step))
 
     def begin(self) -> BegunStep | None:
-        """The step up to its forward; None where there is none."""
         began = self._clock()
         chunks = self._plan()
         if not chunks:
@@ -107,7 +102,9 @@ class TargetWorker:
         hits = sum([self._tell_drafter(commit) for commit in commits])
         self.drafter.flush()
         before, self._ended = self._ended, self._clock()
-        moments = (*begun.moments, *_device_moments(verified, outcome.seconds), self._ended)
+        begun_at = begun.began, begun.planned, begun.drafted, begun.scheduled
+        computed_at = verified - outcome.seconds.sample
+        moments = (*begun_at, computed_at - outcome.seconds.model, computed_at, verified, self._ended)
         self.last_step = StepRecord(before, *moments, **_counts(step, commits), offered=begun.offered, hits=hits)
         self.observe(self.last_step)
         self.budget.observe(step, commits, self._ended - begun.began - (begun.drafted - begun.planned))
@@ -177,12 +174,6 @@ class TargetWorker:
         hit = self.drafter.commit(request, commit.tokens)
         request.stats.hits += hit
         return hit
-
-
-def _device_moments(ended: float, seconds: ForwardSeconds) -> tuple[float, float, float]:
-    """When the rows' tensors were there, the logits, and the tokens."""
-    computed = ended - seconds.sample
-    return computed - seconds.model, computed, ended
 
 
 def _counts(step: Step, commits: Sequence[RequestCommit]) -> dict[str, int]:

@@ -25,7 +25,7 @@ from pilotfish.core.scheduling.executor import Executor, ForwardSeconds, Outcome
 from pilotfish.core.scheduling.request import FinishReason, Request
 from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.core.scheduling.step import RequestCommit
-from pilotfish.core.trees.tree import Forest, Guesses
+from pilotfish.core.trees.tree import Guesses
 from pilotfish.workers.records import StepRecord
 from pilotfish.workers.target import BegunStep, TargetWorker
 
@@ -176,7 +176,7 @@ class ShadowMachine:
             self._waiting_tokens -= len(ended.request.tokens)
             if (request := ended.from_beginning()) is not None:
                 self._known[request.id] = ended.request.tokens
-                self._tally.requests += 1
+                self._tally.sums.requests += 1
                 self._worker.scheduler.add(request)
 
     # -- steps
@@ -233,35 +233,14 @@ class _EndedRequest:
         return Request(ended.id, prompt, params, ended.seed, *limits, grammar=grammar)
 
 
-class _LateDrafter(Drafter):
+class _LateDrafter(CombinedDrafter):
     """The drafter that is scored: counts how often it had nothing."""
 
     def __init__(self, drafter: Drafter, tally: ShadowTally) -> None:
-        self._drafter, self._tally = drafter, tally
-
-    @property
-    def levels(self) -> int:
-        return self._drafter.levels
+        super().__init__([drafter])
+        self._tally = tally
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
-        trees = self._drafter.propose(requests, limits)
-        self._tally.late += sum(not len(tree) for tree in trees)
+        trees = super().propose(requests, limits)
+        self._tally.sums.late += sum(not len(tree) for tree in trees)
         return trees
-
-    def expect(self, requests: Sequence[Request]) -> None:
-        self._drafter.expect(requests)
-
-    def verified(self, requests: Sequence[Request], trees: Forest) -> None:
-        self._drafter.verified(requests, trees)
-
-    def commit(self, request: Request, tokens: Sequence[int]) -> bool:
-        return self._drafter.commit(request, tokens)
-
-    def flush(self) -> None:
-        self._drafter.flush()
-
-    def pause(self, request: Request) -> None:
-        self._drafter.pause(request)
-
-    def close(self, request: Request) -> None:
-        self._drafter.close(request)

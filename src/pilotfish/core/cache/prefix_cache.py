@@ -34,7 +34,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +70,9 @@ class CachedRun:
         return first if count and differs[first] else count
 
 
-class RunWatcher(Protocol):
+class RunWatcher:
+    """Is told of each change to runs; this one listens to nothing."""
+
     def changed(self, run: CachedRun) -> None:
         """It is new, or other slots of it are there."""
 
@@ -89,13 +90,18 @@ class PrefixCache:
     """What it holds of a pool's slots it keeps there; nobody else may keep any."""
 
     def __init__(
-        self, pool: SlotPool, proven_share: float = PROVEN_SHARE, dropped: Callable[[Slots], None] | None = None
+        self,
+        pool: SlotPool,
+        proven_share: float = PROVEN_SHARE,
+        dropped: Callable[[Slots], None] | None = None,
+        keeps: bool = True,
     ) -> None:
         """With a share of 0 the run used longest ago goes first. `dropped` is called with slots that it keeps no
-        longer."""
+        longer. One that `keeps` nothing finds nothing."""
         self.pool = pool
         self.evicted = 0  # slots, so far
-        self.watcher: RunWatcher | None = None
+        self.watcher = RunWatcher()
+        self.keeps = keeps
         self._dropped = dropped
         self._roots: dict[str | None, CachedRun] = {}  # by salt
         #: Runs but for roots, used longest ago first.
@@ -144,6 +150,8 @@ class PrefixCache:
     def insert(self, salt: str | None, tokens: Sequence[int], slots: Slots) -> Slots:
         """Know `tokens`, whose KV is in these live slots, some GONE; the slots that the owner has from now on. Where a
         beginning is known already those are the cache's, and its own copies are released."""
+        if not self.keeps:
+            return slots
         wanted = np.asarray(tokens, np.int64)
         path = self._path(salt, wanted)
         known = self._filled(path, slots)
@@ -158,8 +166,7 @@ class PrefixCache:
             above.below[int(run.tokens[0])] = run
             self.pool.keep(present(run.slots))
             path.append(run)
-            if self.watcher is not None:
-                self.watcher.changed(run)
+            self.watcher.changed(run)
         self._use(path)
         self._limit_proven()
         return np.concatenate((np.where(own == GONE, own, known), rest))
@@ -174,7 +181,7 @@ class PrefixCache:
             run.slots[gaps] = own[gaps]
             self._proven_slots += int(gaps.sum()) if run.proven else 0
             at += len(own)
-            if self.watcher is not None and gaps.any():
+            if gaps.any():
                 self.watcher.changed(run)
         return _slots_of(path)
 
@@ -212,7 +219,7 @@ class PrefixCache:
             self._forget(run.slots[idle], run)
             run.slots[idle] = GONE
             left -= len(idle)
-            if self.watcher is not None and len(idle):
+            if len(idle):
                 self.watcher.changed(run)
             if run in runs:  # not removed with one that hung on it
                 self._remove_empty(run)
@@ -252,8 +259,7 @@ class PrefixCache:
         upper.below[int(run.tokens[0])] = run
         upper.proven = run.proven
         self._listed(upper)[upper] = None
-        if self.watcher is not None:
-            self.watcher.split(upper, run)
+        self.watcher.split(upper, run)
         return upper
 
     def _listed(self, run: CachedRun) -> OrderedDict[CachedRun, None]:
@@ -267,7 +273,6 @@ class PrefixCache:
             run.offered = False
 
     def _prove(self, path: Sequence[CachedRun], found: int) -> None:
-        """A request has found the first runs of a path."""
         for run in path[:found]:
             if not run.proven:
                 self._move(run)
@@ -293,8 +298,7 @@ class PrefixCache:
             self._remove(run)
             return
         run.tokens, run.slots = run.tokens[:left], run.slots[:left]
-        if self.watcher is not None:
-            self.watcher.shortened(run)
+        self.watcher.shortened(run)
 
     def _forget(self, slots: Slots, run: CachedRun) -> None:
         self.pool.drop(slots)
@@ -304,8 +308,7 @@ class PrefixCache:
 
     def _remove(self, run: CachedRun) -> None:
         assert run.above is not None
-        if self.watcher is not None:
-            self.watcher.removed(run)
+        self.watcher.removed(run)
         del run.above.below[int(run.tokens[0])], self._listed(run)[run]
         if run.above.above is None and not run.above.below:
             self._roots = {salt: root for salt, root in self._roots.items() if root is not run.above}

@@ -50,7 +50,6 @@ MAX_TOLD, MAX_KNOWN = 1 << 14, 1 << 15
 
 
 def text_root(salt: bytes | None) -> Key:
-    """The key before the first token of sequences with this digest of a salt."""
     return root_key(b"", None if salt is None else salt.hex())
 
 
@@ -87,7 +86,6 @@ class ToldPrefixes:
         return next((count for count in range(len(keys), 0, -1) if keys[count - 1] in self._keys), 0)
 
     def _add(self, keys: Sequence[Key]) -> None:
-        """From the last to the first, which others begin with too."""
         for key in reversed(keys):
             self._keys[key] = None
             self._keys.move_to_end(key)

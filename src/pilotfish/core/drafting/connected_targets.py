@@ -24,7 +24,6 @@ class DraftIdentity:
     mapped: Mapping[str, MappedVocabulary] = field(default_factory=dict)  # other vocabularies, by their digests
 
     def mismatch(self, hello: Hello, need: FeatureNeed | None) -> str | None:
-        """Why it cannot draft for that target; `need`: of a trained head."""
         if not hello.oldest <= PROTOCOL_VERSION <= hello.version:
             return f"protocol version {_versions(hello)}; this draft speaks {PROTOCOL_VERSION}"
         if hello.tokenizer not in (self.tokenizer, *self.mapped):
@@ -35,7 +34,6 @@ class DraftIdentity:
         return clash(hello.added_tokens, self._added_tokens(hello))
 
     def vocabulary(self, hello: Hello) -> MappedVocabulary | None:
-        """The target's, where it is not the draft's own."""
         return self.mapped.get(hello.tokenizer)
 
     def _added_tokens(self, hello: Hello) -> Mapping[int, str]:
@@ -58,7 +56,6 @@ class ConnectedTarget(GreetedTarget):
     vocabulary: MappedVocabulary | None = None  # the draft's own
     rows: int = 0  # grown for it
     cached: int = 0  # tokens of its sessions whose KV was there
-    unknown: int = 0  # messages of types that are not known here
     last_features: int = 0  # the number of the last frame of features
     feature_drops: Counter[str] = field(default_factory=Counter)  # by reason
     echo: EchoClock = field(default_factory=EchoClock)

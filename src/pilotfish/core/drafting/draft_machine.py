@@ -112,7 +112,7 @@ class DraftMachine(Listener[ConnectedTarget]):
         self.table = table
         self.choice = LevelChoice(table, shape)
         self.counts = DraftCounts()
-        self.known = KnownPrefixes() if table.cache is not None else KnownPrefixes(most=0)
+        self.known = KnownPrefixes() if table.cache.keeps else KnownPrefixes(most=0)
         self._intake = None if features is None else FeatureIntake(features, table)
         longest = min(context, table.pool.capacity)
         self._model = DraftModel(longest, grammars, 0 if features is None else features.width)
@@ -121,7 +121,7 @@ class DraftMachine(Listener[ConnectedTarget]):
         self._queue_seconds = SecondsBySize(0.0)
         self.capabilities = [
             *(PAUSES, ERRORS),
-            *([] if table.cache is None else [PREFIX_KEYS]),
+            *([PREFIX_KEYS] if table.cache.keeps else []),
             *([] if features is None else [FEATURES]),
         ]
         self._reported = -REPORT
@@ -196,9 +196,7 @@ class DraftMachine(Listener[ConnectedTarget]):
     def unknown(self, peer: Peer, kind: str, now: float) -> None:
         """A message of a type that is not known here: a newer target may send it."""
         self.counts.unknown += 1
-        target = self._targets.get(peer)
-        if target is not None:
-            target.unknown += 1
+        if peer in self._targets:
             self._report(peer, "unknown_type", kind, f"messages of type {kind} are not known here", now)
 
     def _report(self, peer: Peer, code: str, about: str, reason: str, now: float) -> None:
@@ -273,7 +271,6 @@ class DraftMachine(Listener[ConnectedTarget]):
         self._targets[peer].cached += tokens
 
     def _check_tokens(self, message: Open, target: ConnectedTarget) -> None:
-        """InputError where the sequence cannot be served, as far as its tokens tell."""
         most = self._model.longest * (1 if target.vocabulary is None else MOST_TO_ONE)
         self._check_length(len(message.tokens), most)
         if max(message.tokens, default=0) >= target.unshared.first or not message.tokens:
@@ -413,5 +410,4 @@ class DraftMachine(Listener[ConnectedTarget]):
 
     @property
     def wasted(self) -> int:
-        """Nodes that were dropped without being committed."""
         return self.counts.nodes - self.counts.used - sum(len(session.tree) for session in self.table)

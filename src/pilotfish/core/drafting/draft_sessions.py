@@ -37,8 +37,6 @@ class SessionKey:
 
 @dataclass(frozen=True)
 class DraftModel:
-    """The draft's model, as sessions depend on it."""
-
     longest: int  # inputs of a session
     grammars: GrammarSource = no_grammars
     feature_width: int = 0  # of a trained head, else 0
@@ -156,7 +154,7 @@ class DraftSession:
         return self.params.temperature == 0.0
 
     @property
-    def root(self) -> str:
+    def cache_salt(self) -> str:
         """Names all that may share KV with it: its tenant's sessions of the same salt."""
         return f"{'' if self.salt is None else self.salt.hex()} {self.tenant}"
 
@@ -164,7 +162,6 @@ class DraftSession:
         return len(self.tokens) + self.tree.depth(leaf)
 
     def edits_at(self, leaf: int) -> LogitEdits | None:
-        """The target's edits of the logits after that node; None: they stay as they are."""
         return None if self.rules is None else self.rules.edits(self.tree.path_tokens(leaf))
 
     def grammar_state(self) -> GrammarState | None:
@@ -238,7 +235,7 @@ class SessionTable:
 
     def __init__(self, pool: SlotPool, cache: PrefixCache | None = None) -> None:
         self.pool = pool
-        self.cache = cache
+        self.cache = PrefixCache(pool, keeps=False) if cache is None else cache
         self.calibrations = TenantCalibrations()
         self.rewritten = 0  # commits after which what a mapped session reads was not as before
         self._sessions: dict[SessionKey, DraftSession] = {}
@@ -339,9 +336,8 @@ class SessionTable:
 
     def _find(self, session: DraftSession) -> int:
         """Give a session without KV what is known; not of the last token, which is computed for its logits."""
-        if self.cache is not None:
-            self._set_slots(session, self.cache.match(session.root, session.inputs[:-1]))
-            self.pool.share(session.slots)
+        self._set_slots(session, self.cache.match(session.cache_salt, session.inputs[:-1]))
+        self.pool.share(session.slots)
         return len(session.slots)
 
     def _set_slots(self, session: DraftSession, slots: Slots) -> None:
@@ -353,10 +349,9 @@ class SessionTable:
     def _remember(self, session: DraftSession, count: int) -> None:
         """Let others find the KV of its first `count` tokens, but for rows that were computed without lost features;
         where it was known already, have that instead."""
-        if self.cache is not None:
-            count = count if session.features is None else session.features.num_whole(count)
-            own = self.cache.insert(session.root, session.inputs[:count], session.slots[:count])
-            session.slots = np.concatenate((own, session.slots[count:]))
+        count = count if session.features is None else session.features.num_whole(count)
+        own = self.cache.insert(session.cache_salt, session.inputs[:count], session.slots[:count])
+        session.slots = np.concatenate((own, session.slots[count:]))
 
     def _free(self, session: DraftSession) -> None:
         self._remember(session, len(session.slots))
@@ -365,7 +360,7 @@ class SessionTable:
 
     def allocate(self, level: Sequence[LevelPart]) -> None:
         counts = [part.new_rows for part in level]
-        slots = self._take(sum(counts))
+        slots = self.cache.allocate(sum(counts))
         numbers, used = slots.tolist(), 0
         for part, count in zip(level, counts, strict=True):
             first, used = used, used + count
@@ -373,9 +368,6 @@ class SessionTable:
                 part.session.slots = np.concatenate((part.session.slots, slots[first:used]))
             else:
                 part.session.tree.expand(part.leaves, numbers[first:used])
-
-    def _take(self, count: int) -> Slots:
-        return self.pool.allocate(count) if self.cache is None else self.cache.allocate(count)
 
     def computed(self, level: Sequence[LevelPart]) -> None:
         """The forward over `level` has run: others may find what its sessions were opened with."""
@@ -414,7 +406,5 @@ class SessionTable:
         if any(session.evicted and (len(session.slots) or session.tree.slots) for session in self):
             raise EngineError("draft sessions: one that rests without KV holds slots")
         expanded = [slot for s in self for slot in s.tree.slots]
-        kept = () if self.cache is None else self.cache.slots
-        self.pool.check([*(slot for s in self for slot in s.slots.tolist()), *expanded], kept)
-        if self.cache is not None:
-            self.cache.check()
+        self.pool.check([*(slot for s in self for slot in s.slots.tolist()), *expanded], self.cache.slots)
+        self.cache.check()

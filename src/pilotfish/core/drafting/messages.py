@@ -142,10 +142,7 @@ class RequestSampling(Struct, frozen=True, omit_defaults=True):
     def params(self) -> SamplingParams:
         """ParameterError for parameters that no target takes."""
         return SamplingParams(
-            **{name: getattr(self, name) for name in _NUMBERS},
-            logit_bias=self.logit_bias,
-            allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
-            bad_token_ids=tuple(self.bad_token_ids),
+            **{name: getattr(self, name) for name in (*_NUMBERS, "logit_bias", "allowed_token_ids", "bad_token_ids")},
             max_tokens=max(self.min_tokens, 1),
         )
 
@@ -303,8 +300,6 @@ class Refuse(Readable, tag="refuse", frozen=True):
 
 
 class Load(Readable, tag="load", frozen=True, omit_defaults=True):
-    """How busy the draft is, and what it can do."""
-
     model: Text
     sessions: Index  # of all targets
     own_sessions: Index  # of the target that this goes to

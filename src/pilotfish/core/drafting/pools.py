@@ -181,14 +181,12 @@ class DraftPool(DialedPool):
         self.ready, self.silent, self.refusal = True, False, None
 
     def refused(self, reason: str, now: float) -> None:
-        """It does not serve this target, and is asked again in a while."""
         self.drops.counts["refusals"] += 1
         self.report_refusal(reason, now)
         self.refusal, self.ready, self.silent, self._last_heard = reason, False, False, now
         self._left_alone_until = max(self._left_alone_until, now + GREETING)
 
     def malformed(self, reason: str, now: float) -> None:
-        """It sent a frame that is no message. After too many it is left alone for a while."""
         self.drops.add("malformed_frames", 1, now, reason)
         self._faults += now >= self._left_alone_until
         if self._faults >= MAX_FAULTS:
@@ -229,8 +227,6 @@ class _Opened:
 
 @dataclass
 class RemoteSession:
-    """A request has one with each pool that guesses for it."""
-
     number: int
     request: Request
     copy: TreeCopy
@@ -252,7 +248,6 @@ class RemoteSession:
 
     @property
     def can_follow(self) -> bool:
-        """Whether its pool can take a Commit now."""
         lives = self.pool is not None and self.pool.ready
         return lives and self.state is not SessionState.LOST and self.parked is None
 
@@ -287,7 +282,6 @@ class RemoteSession:
 
 
 def due_pieces(sessions: Iterable[RemoteSession], row_bytes: int, now: float) -> list[FeaturePiece]:
-    """Older sessions first."""
     most, left = max(SESSION_BYTES // row_bytes, 1), max(STEP_BYTES // row_bytes, 1)
     pieces = []
     for session in sessions:

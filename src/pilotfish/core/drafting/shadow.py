@@ -20,10 +20,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from itertools import pairwise
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pilotfish.core.scheduling.step import RequestCommit, Step
 from pilotfish.core.trees.tree import NO_TOKEN, Ints
@@ -79,11 +81,10 @@ class RecentRate:
 
     @property
     def value(self) -> float:
-        """0 before the first step."""
         return self._tokens / self._seconds if self._seconds else 0.0
 
 
-class ShadowScore(Struct, frozen=True):
+class ShadowScore(Struct):
     """Sums over all requests that a shadow was told of. Steps are counted of each sequence."""
 
     requests: int = 0  # begun
@@ -93,8 +94,9 @@ class ShadowScore(Struct, frozen=True):
     accepted: int = 0  # nodes
     tokens: int = 0
     hits: int = 0  # steps whose tokens, the bonus token too, were in a tree that lives on
-    tried_by_depth: list[int] = []  # trees so deep whose path was accepted up to the depth before
-    accepted_by_depth: list[int] = []  # of them, those that were accepted at this depth
+    #: Trees so deep whose path was accepted up to the depth before, and of them those accepted at this depth.
+    tried_by_depth: list[int] = field(default_factory=lambda: [0] * DEPTHS)
+    accepted_by_depth: list[int] = field(default_factory=lambda: [0] * DEPTHS)
     tokens_per_second: float = 0.0  # of a sequence that decodes, among as many as did live; 0: not known yet
 
     @property
@@ -104,38 +106,24 @@ class ShadowScore(Struct, frozen=True):
 
 class ShadowTally:
     def __init__(self) -> None:
-        self.requests = self.late = 0
+        self.sums = ShadowScore()
         self.speed = RecentRate()
-        self._steps = self._trees = self._accepted = self._tokens = self._hits = 0
-        self._tried, self._accepted_at = [0] * DEPTHS, [0] * DEPTHS
 
     def add(self, commits: Sequence[RequestCommit], hits: int) -> None:
         """Of a step, `hits` of whose sequences had one."""
-        self._hits += hits
+        sums = self.sums
+        sums.hits += hits
         for commit in commits:
             if commit.tokens:
-                self._steps += 1
-                self._tokens += len(commit.tokens)
-                self._accepted += commit.accepted
+                sums.steps += 1
+                sums.tokens += len(commit.tokens)
+                sums.accepted += commit.accepted
             if commit.nodes:
-                self._trees += 1
-                self._count_depths(commit.depth, commit.accepted)
-
-    def _count_depths(self, deepest: int, accepted: int) -> None:
-        for depth in range(min(deepest, DEPTHS)):
-            self._tried[depth] += accepted >= depth
-            self._accepted_at[depth] += accepted > depth
+                sums.trees += 1
+                for depth in range(min(commit.depth, DEPTHS)):
+                    sums.tried_by_depth[depth] += commit.accepted >= depth
+                    sums.accepted_by_depth[depth] += commit.accepted > depth
 
     def score(self) -> ShadowScore:
-        return ShadowScore(
-            requests=self.requests,
-            steps=self._steps,
-            trees=self._trees,
-            late=self.late,
-            accepted=self._accepted,
-            tokens=self._tokens,
-            hits=self._hits,
-            tried_by_depth=self._tried.copy(),
-            accepted_by_depth=self._accepted_at.copy(),
-            tokens_per_second=self.speed.value,
-        )
+        """A copy, for any thread."""
+        return replace(deepcopy(self.sums), tokens_per_second=self.speed.value)

@@ -288,7 +288,6 @@ class TargetMachine(Dialer[DraftPool]):
         session.state, session.unsent, session.last_commit = SessionState.RESTING, 0, now
 
     def due_features(self, row_bytes: int, now: float) -> list[FeaturePiece]:
-        """For `send_features`, after the commits of a step."""
         if not any(pool.can(FEATURES) for pool in self.pools):
             return []
         following = (session for session in self.sessions.values() if session.can_follow)

@@ -78,15 +78,11 @@ class Error(Readable, tag="error", frozen=True):
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A message that a machine has for a peer."""
-
     peer: Peer
     message: Struct
 
 
 @dataclass(frozen=True)
 class Notice:
-    """A line that a machine has for the log."""
-
     level: int  # of `logging`
     text: str

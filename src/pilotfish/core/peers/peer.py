@@ -87,66 +87,63 @@ def _microseconds(now: float) -> int:
 @dataclass
 class _Told:
     at: float
+    pause: float
     untold: int = 0
+
+
+class Seldom:
+    """Decides when to tell of something that happens again and again: at once, then in sum, after pauses that double
+    up to `last` seconds."""
+
+    def __init__(self, first: float, last: float) -> None:
+        self._first, self._last = first, last
+        self._told: dict[str, _Told] = {}
+
+    def add(self, key: str, count: int, now: float) -> tuple[int, float] | None:
+        """How many there were since it was last told of, and for how many seconds; None: it is told later."""
+        told = self._told.get(key)
+        if told is not None and now - told.at < told.pause:
+            told.untold += count
+            return None
+        before = _Told(now, self._first / 2) if told is None else told
+        self._told[key] = _Told(now, min(2 * before.pause, self._last))
+        return before.untold + count, now - before.at
 
 
 class ErrorReports:
     """Tells one peer of its frames that were of no use: seldom, and by the name of the rule that was broken."""
 
     def __init__(self) -> None:
-        self._told: dict[str, _Told] = {}
+        self._seldom = Seldom(PERIOD, PERIOD)
 
     def of(self, code: str, about: str, reason: str, now: float, session: int = 0, generation: int = 0) -> Error | None:
         """The Error to send now of a frame that broke the rule `code` of CODES; None: later, in sum."""
-        told = self._told.get(code)
-        if told is not None and now - told.at < PERIOD:
-            told.untold += 1
-            return None
-        count = 1 if told is None else 1 + told.untold
-        self._told[code] = _Told(now)
-        return Error(code, about[:MAX_TEXT], reason[:MAX_TEXT], count, session, generation)
-
-
-@dataclass
-class _LastNotice:
-    """The last log line about a reason."""
-
-    count: int
-    at: float
-    pause: float = FIRST_PAUSE
+        told = self._seldom.add(code, 1, now)
+        return told and Error(code, about[:MAX_TEXT], reason[:MAX_TEXT], told[0], session, generation)
 
 
 class Drops:
-    """Counts by reason what a target dropped of one pool's messages. The first of a reason gives a notice; later ones
-    are summed up in one notice now and then."""
+    """Counts by reason what a target dropped of one pool's messages, and gives few notices of it."""
 
     def __init__(self, pool: str, notices: list[Notice], reasons: Mapping[str, str], faults: Collection[str]) -> None:
         """`reasons`, and the meaning of each; those in `faults` are warnings."""
         self.counts = dict.fromkeys(reasons, 0)
         self._reasons, self._faults = reasons, faults
-        self._pool = pool
-        self._notices = notices
-        self._last: dict[str, _LastNotice] = {}
+        self._pool, self._notices = pool, notices
+        self._seldom = Seldom(FIRST_PAUSE, LAST_PAUSE)
 
     @property
     def occurred(self) -> dict[str, int]:
         return {reason: count for reason, count in self.counts.items() if count}
 
     def add(self, reason: str, count: int, now: float, detail: str = "") -> None:
-        """`detail` is for the log alone."""
-        if count:
-            self.counts[reason] += count
-            last = self._last.get(reason)
-            if last is None or now - last.at >= last.pause:
-                self._notify(reason, last, now, detail)
-
-    def _notify(self, reason: str, last: _LastNotice | None, now: float, detail: str) -> None:
-        new = self.counts[reason] - (last.count if last else 0)
-        pause = FIRST_PAUSE if last is None else min(2 * last.pause, LAST_PAUSE)
-        self._last[reason] = _LastNotice(self.counts[reason], now, pause)
-        since = f" in {now - last.at:.0f} s" if last else ""
-        text = f"{self._pool}: {self._reasons[reason]}: {new}{since}{f' ({detail})' if detail else ''}"
-        self._notices.append(Notice(logging.WARNING if reason in self._faults else logging.INFO, text))
+        if not count:
+            return
+        self.counts[reason] += count
+        if (told := self._seldom.add(reason, count, now)) is not None:
+            since = f" in {told[1]:.0f} s" if told[1] else ""
+            text = f"{self._pool}: {self._reasons[reason]}: {told[0]}{since}{f' ({detail})' if detail else ''}"
+            self._notices.append(Notice(logging.WARNING if reason in self._faults else logging.INFO, text))
 
 
 @dataclass
@@ -192,7 +189,6 @@ class DialedPool:
         return True
 
     def tick(self, now: float) -> None:
-        """Report that it is back to stay."""
         if not self.ready or now - self._ready_since < BACK:
             return
         if self._unreported_losses:
@@ -245,8 +241,6 @@ class Dialer(Generic[P]):
 
 @dataclass(eq=False)
 class GreetedTarget:
-    """A target as a worker knows it."""
-
     tenant: str  # of its key
     heard: float
     malformed: int = field(default=0, kw_only=True)  # frames

@@ -237,7 +237,6 @@ class HandOverMachine(Dialer[PrefillPool]):
         pool.draining = draining
 
     def leave(self, pool: PrefillPool) -> None:
-        """What it was to compute is computed elsewhere."""
         self._remove(pool)
         for incoming in self.at(pool):
             self._send(pool, Release(incoming.number))
@@ -266,7 +265,6 @@ class HandOverMachine(Dialer[PrefillPool]):
         self.work.append(CloseMemory(pool))
 
     def malformed(self, pool: PrefillPool, reason: str, now: float) -> None:
-        """It sent a frame that is no message: nobody knows what it was."""
         pool.drops.add("malformed", 1, now, reason)
         for incoming in self.at(pool):
             self._stop(incoming, REFUSED)

@@ -61,7 +61,6 @@ class Incoming:
 
     @property
     def count(self) -> int:
-        """First tokens that are in the slots in every layer."""
         counts = list(self.announced)
         for reference in self.awaited.values():
             for layer in range(reference.layer, reference.layer + reference.layers):

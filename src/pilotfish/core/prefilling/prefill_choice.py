@@ -90,7 +90,6 @@ class PrefillChoice:
         return PrefillOption(pool, cached, there, here, wait)
 
     def _retrial(self, options: Sequence[PrefillOption], now: float) -> PrefillOption | None:
-        """One that was not asked for long: it may have become quicker."""
         for option in options:
             pool = option.pool
             if now - pool.asked >= RETRIAL * 2.0 ** min(pool.retrials, MAX_RETRIALS):
@@ -118,5 +117,4 @@ class LocalSeconds:
 
     @property
     def token(self) -> float | None:
-        """Of a prompt's token; None before it was measured."""
         return self._seconds / self._tokens if self._tokens else None

@@ -107,7 +107,6 @@ class PrefillMachine(Listener[OrderingTarget]):
         return [order for target in self._targets.values() for order in target.orders.values()]
 
     def tick(self, now: float) -> None:
-        """End what nobody wants any more; forget targets that are silent."""
         for order in self.orders:
             if now > order.expires:
                 self._end(order, EXPIRED, now)
@@ -297,18 +296,11 @@ class PrefillMachine(Listener[OrderingTarget]):
         if not order.live:
             return False
         reference = SegmentReference(
-            epoch=placed.epoch,
+            **vars(placed),
             handover=order.handover,
             sequence=order.sequence,
             number=order.segments,
-            first=placed.first,
-            tokens=placed.tokens,
-            layer=placed.layer,
-            layers=placed.layers,
-            place=placed.place,
-            size=placed.size,
             layout=self._layout,
-            content=placed.content,
         ).signed(self._targets[order.peer].mac_key)
         order.held[order.segments] = reference
         order.segments += 1
@@ -337,7 +329,6 @@ class PrefillMachine(Listener[OrderingTarget]):
             self._send(peer, SegmentBytes(reference.handover, reference.number, found))
 
     def _found(self, target: OrderingTarget, reference: SegmentReference) -> memoryview | str:
-        """A segment's bytes, or why there are none."""
         if not reference.authentic(target.mac_key):
             return "the reference was not given to this target"
         order = target.orders.get(reference.handover)

@@ -51,8 +51,6 @@ class SharedMemory(Struct, frozen=True):
 
 
 class RemoteMemory(Struct, frozen=True):
-    """Where NIXL finds a worker's segments."""
-
     agent: Annotated[bytes, Meta(max_length=1 << 20)]  # metadata of the worker's agent
     address: Annotated[int, Meta(ge=0, lt=1 << 62)]
     size: Size

@@ -61,8 +61,6 @@ class TakenOrder:
 
 @dataclass(eq=False)
 class OrderingTarget(GreetedTarget):
-    """A target, its orders, and the queue of those whose turn has not come."""
-
     weight: float
     mac_key: bytes
     orders: dict[int, TakenOrder] = field(default_factory=dict)

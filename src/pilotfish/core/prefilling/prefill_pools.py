@@ -79,7 +79,6 @@ class ExposedSeconds:
         self._lost = max(self._lost, seconds)
 
     def at(self, tokens: int) -> float:
-        """0 before anything was measured."""
         return max(self._measured(tokens), self._lost)
 
     def _measured(self, tokens: int) -> float:
@@ -180,7 +179,6 @@ class PrefillPool(DialedPool):
         self._left_alone_until = max(self._left_alone_until, now + BUSY)
 
     def failed(self, now: float) -> None:
-        """A hand-over failed for a reason that lies with the pool."""
         self._failures += 1
         if self._failures >= MAX_FAILURES:
             seconds = PAUSE * 2.0 ** min(self._failures - MAX_FAILURES, MAX_DOUBLINGS)

@@ -59,7 +59,6 @@ class Constraint(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def choice(cls, texts: Sequence[str]) -> Constraint:
-        """One of `texts`."""
         if not texts or not all(texts):
             raise ParameterError("structured_outputs", list(texts), "a choice of one or more texts that are not empty")
         quoted = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)

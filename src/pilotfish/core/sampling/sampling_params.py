@@ -110,7 +110,6 @@ def plain(value: object) -> object:
 
 
 def _plain_tuple(value: object) -> object:
-    """A list, tuple or numpy array as a tuple of plain values; anything else stays."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     return tuple(map(plain, value)) if isinstance(value, list | tuple) else value

@@ -189,7 +189,6 @@ class AdaptiveBudget:
             self._levels_taken.forget(first)
 
     def _worthwhile(self, load: StepLoad, ranked: Floats) -> int:
-        """How many of the best nodes give more than their rows' time would give otherwise."""
         tokens = np.concatenate(([0.0], np.cumsum(ranked)))
         seconds = self._costs.over(load.rows + np.arange(len(tokens)))
         return int(np.argmax(tokens - self._price * seconds))

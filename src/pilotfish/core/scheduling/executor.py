@@ -213,7 +213,6 @@ class LayerProgress:
         self._began = self._seconds = 0.0
 
     def wrote(self, layer: int) -> None:
-        """KV of this layer is in its slots, and that of those below it."""
         self.written[0] = layer + 1
 
     def hold(self, began: float, seconds: float) -> None:

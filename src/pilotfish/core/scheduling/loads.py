@@ -66,7 +66,6 @@ class Loads:
             self._prefills.computed(tokens, seconds)
 
     def wait(self, running: Iterable[Request]) -> None:
-        """While all that run wait: until one of them may go on; a few milliseconds at most."""
         if self._prefills is not None and any(isinstance(request.load, HandOver) for request in running):
             self._prefills.wait()
         elif self._tiers is not None:

@@ -211,6 +211,5 @@ class Request:
         return given
 
     def restart(self) -> None:
-        """Its KV is gone: every token is pending again."""
         self.num_computed = self.num_gone = 0
         self.stats.preemptions += 1

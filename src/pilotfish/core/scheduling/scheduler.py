@@ -61,7 +61,7 @@ class Scheduler:
         if pool.window and not (tiers is None and prefills is None):
             raise EngineError("scheduler: tiers and prefill workers serve no pool with a window")
         self.pool = pool
-        self.cache = cache
+        self.cache = PrefixCache(pool, keeps=False) if cache is None else cache
         self.tiers = tiers
         self.loads = Loads(tiers, prefills)
         #: Free slots below which the coldest in the cache are saved: what the next steps may evict.
@@ -178,19 +178,19 @@ class Scheduler:
     def _num_known(self, request: Request) -> int:
         if self._first_of_group(request) is not None:
             return request.num_shareable
-        if self.cache is None or not request.num_shareable:
+        if not request.num_shareable:
             return 0
         return self.cache.num_known(request.cache_salt, request.tokens[:-1])
 
     def _begin_load(self, request: Request) -> None:
-        self.loads.load(request, self._take)
+        self.loads.load(request, self.cache.allocate)
         if request.load is None:
             self._hand_over(request)
 
     def _hand_over(self, request: Request) -> None:
         others = [other for other in self.running if other.load is None and other is not request]
         waiting, neighbours = sum(o.num_pending - 1 for o in others), sum(o.num_pending == 1 for o in others)
-        self.loads.hand_over(request, self._take, waiting, neighbours)
+        self.loads.hand_over(request, self.cache.allocate, waiting, neighbours)
 
     def _end_loads(self) -> None:
         self.loads.poll()
@@ -207,11 +207,11 @@ class Scheduler:
         self.loads.wait(self.running)
 
     def save_all(self) -> None:
-        if self.cache is not None and self.tiers is not None:
+        if self.tiers is not None:
             save_all(self.cache, self.tiers)
 
     def _save(self) -> None:
-        if self.cache is not None and self.tiers is not None and self.pool.num_free < self.low_water:
+        if self.tiers is not None and self.pool.num_free < self.low_water:
             save_coldest(self.cache, self.tiers, self.low_water - self.pool.num_free)
 
     def _may_find(self, request: Request) -> bool:
@@ -220,12 +220,12 @@ class Scheduler:
 
     def _known(self, request: Request) -> Slots:
         """Not of the last token, whose row must be its own."""
-        if self.cache is None or not self._may_find(request):
+        if not self._may_find(request):
             return NO_SLOTS
         return self.cache.match(request.cache_salt, request.tokens[:-1])
 
     def _remember(self, request: Request, count: int) -> None:
-        if self.cache is not None and request.finish_reason is not FinishReason.ERROR:
+        if request.finish_reason is not FinishReason.ERROR:
             own = request.slots[:count]
             own[:] = self.cache.insert(request.cache_salt, request.tokens[:count], own)
 
@@ -234,9 +234,6 @@ class Scheduler:
         beginning are about to be given back, a part of it."""
         whole = request.num_prompt_tokens <= request.num_computed
         return before < request.num_prompt_tokens and (whole or bool(self.pool.window))
-
-    def _take(self, count: int) -> Slots:
-        return self.pool.allocate(count) if self.cache is None else self.cache.allocate(count)
 
     def _preempt(self) -> Request:
         """The youngest whose slots are not reserved: there is one, or nobody could lack any."""
@@ -272,11 +269,11 @@ class Scheduler:
         forest = forest.among([chunk.complete for chunk in chunks if chunk.samples])
         scored = [chunk.request.to_score(chunk.count) for chunk in chunks]
         slots = self._allocate(chunks)
-        return Step(list(chunks), samples, scored, slots, forest, self._take(len(forest)))
+        return Step(list(chunks), samples, scored, slots, forest, self.cache.allocate(len(forest)))
 
     def _allocate(self, chunks: Sequence[Chunk]) -> list[Slots]:
         """Slots of each chunk's tokens: new ones, or those of the prompt that it shares."""
-        slots, used = self._take(sum(chunk.count for chunk in chunks)), 0
+        slots, used = self.cache.allocate(sum(chunk.count for chunk in chunks)), 0
         taken: dict[int, Slots] = {}
         for chunk in chunks:
             if (first := chunk.forked_from) is None:
@@ -323,7 +320,6 @@ class Scheduler:
         return commits
 
     def _keep_slots(self, step: Step, verdicts: Sequence[Verdict]) -> None:
-        """Requests take the slots of their chunks and of the paths accepted; those of other nodes are free."""
         for chunk, slots in zip(step.chunks, step.slots, strict=True):
             chunk.request.add_slots(slots)
         if not len(step.forest):
@@ -358,12 +354,10 @@ class Scheduler:
 
     def check(self) -> None:
         """EngineError unless every slot is free, or in the cache, or counts the running requests that it belongs to."""
-        kept = () if self.cache is None else self.cache.slots
         held = [slot for r in self.running for slot in r.held.tolist()]
         loading = [slot for r in self.running if r.load is not None for slot in r.load.slots.tolist()]
-        self.pool.check([*held, *loading], kept)
-        if self.cache is not None:
-            self.cache.check()
+        self.pool.check([*held, *loading], self.cache.slots)
+        self.cache.check()
 
 
 def _extended(request: Request, verdict: Verdict, scored: range, step: Step) -> RequestCommit:

@@ -115,7 +115,6 @@ class Step:
         return MaskedSamples(np.array(samples), paths)
 
     def _edits(self, requests: Sequence[Request]) -> list[LogitEdits | None]:
-        """What the rules of requests do to each sample; nothing where no request has any."""
         if all(request.rules is None for request in requests):
             return []
         edits: list[LogitEdits | None] = []

@@ -123,8 +123,6 @@ class RerootResult:
 
 @dataclass(frozen=True)
 class NewNodes:
-    """Nodes that a level has added to a tree, as a push tells of them."""
-
     ids: list[int] = field(default_factory=list)  # [n], rising
     parents: list[int] = field(default_factory=list)  # [n], ids; 0: the root
     tokens: list[int] = field(default_factory=list)  # [n]
@@ -168,7 +166,6 @@ class Lookahead(LivingTree):
         return self._scores[self.root]
 
     def leaves(self, count: int) -> list[int]:
-        """The `count` likeliest nodes to expand next."""
         return [node for _, node in self.open[:count]]
 
     def lacking(self, leaves: Sequence[int]) -> int:

@@ -56,7 +56,6 @@ class TokenTree:
         return type(self)(**{**chosen, "parents": number[chosen["parents"]]})
 
     def best(self, count: int) -> Ints:
-        """The `count` nodes of highest score, ties to the older, ascending: a connected subtree."""
         return best(self.scores, count)
 
     def path(self, node: int) -> list[int]:
@@ -144,7 +143,6 @@ class Guesses:
             number[node] = self.add(number[parent], token, score, origin)
 
     def best(self, count: int) -> Guesses:
-        """The `count` nodes of highest score, ties to the older."""
         if len(self) <= count:
             return self
         number, best = {ROOT: ROOT}, Guesses()
@@ -159,8 +157,6 @@ class Guesses:
 
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """The trees of many sequences side by side: a step works on all of them at once."""
-
     nodes: TokenTree  # of all trees, one tree after the other; parents are indices here
     owners: Ints  # [n], each node's tree
     starts: Ints  # [trees + 1], index of each tree's first node, and the number of all
@@ -186,7 +182,6 @@ class Forest:
         return self.starts[1:] - self.starts[:-1]
 
     def take(self, nodes: Ints) -> Forest:
-        """The subtrees of `nodes`, ascending and closed under parents."""
         if len(nodes) == len(self):
             return self
         owners = self.owners[nodes]

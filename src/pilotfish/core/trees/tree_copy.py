@@ -152,7 +152,6 @@ class TreeCopy(LivingTree):
         return self._first_length + self._depths[self._committed[0]]
 
     def _lawful(self, push: Tree) -> list[Row]:
-        """The nodes that a draft may send, and for which there is room."""
         first_known = self._first_known
         rising = bool(push.ids) and push.ids[0] > self._last_id and all(map(lt, push.ids, push.ids[1:]))
         self._last_id = push.ids[-1] if rising else self._last_id
