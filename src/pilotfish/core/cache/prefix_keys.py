@@ -3,7 +3,7 @@
     root ──► key 0 = H(root, tokens 0 .. 63) ──► key 1 = H(key 0, tokens 64 .. 127) ──► …
 
 A key names all tokens up to its own, so equal keys mean equal prefixes. The root says what else must be equal: whose
-the tokens are (the tenant's salt) and, where KV is named and not only text, all that shapes the KV.
+the tokens are (the tenant's salt) and, where KV is named and not only text, all that KV depends on.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ KEY_BYTES = 32
 Key = bytes
 
 
-def root_key(shape: bytes, salt: str | None) -> Key:
-    """The key before the first tokens. `shape` is a digest of all that shapes what the keys name; no salt and the
+def root_key(digest: bytes, salt: str | None) -> Key:
+    """The key before the first tokens. `digest` is of all that the keys' KV depends on; no salt and the
     empty one are two tenants."""
     tenant = b"" if salt is None else b"salt" + salt.encode()
-    return hashlib.sha256(hashlib.sha256(shape).digest() + tenant).digest()
+    return hashlib.sha256(hashlib.sha256(digest).digest() + tenant).digest()
 
 
 def next_key(above: Key, tokens: Sequence[int] | NDArray[np.integer]) -> Key:

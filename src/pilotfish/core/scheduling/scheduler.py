@@ -15,9 +15,8 @@ from pilotfish.core.cache.slots import NO_SLOTS, SlotPool, Slots, present
 from pilotfish.core.cache.tiers import DEVICE, KVLoad, Tiers, save_all, save_coldest
 from pilotfish.core.prefilling.handover import Prefills
 from pilotfish.core.scheduling.loads import Loads
-from pilotfish.core.scheduling.policy import PLAIN_COSTS, RowBudget, RowCosts, WaitingRequests
-from pilotfish.core.scheduling.request import FinishReason, Request
-from pilotfish.core.scheduling.step import Chunk, RequestCommit, Step, StepPlan
+from pilotfish.core.scheduling.request import FinishReason, Request, WaitingRequests
+from pilotfish.core.scheduling.step import PLAIN_COSTS, Chunk, RequestCommit, RowBudget, RowCosts, Step, StepPlan
 from pilotfish.core.trees.tree import NO_VERDICT, Forest, Ints, Verdict, best, walk
 from pilotfish.errors import EngineError, PromptError
 
