@@ -20,7 +20,7 @@ from pilotfish.core.prefilling.handover_machine import GONE, HandOverMachine
 from pilotfish.core.prefilling.prefill_messages import (
     MAC_KEY_BYTES,
     PREFILL_VERSION,
-    Greeting,
+    PrefillHello,
     PrefillOrder,
     SegmentReady,
     ToPrefill,
@@ -99,7 +99,7 @@ class Side:
 @pytest.fixture
 def side() -> Iterator[Side]:
     writer, sent, arena = Writer(), list[ToPrefill](), Arena(1 << 16, 1 << 12)
-    machine = HandOverMachine(Greeting(PREFILL_VERSION, IDENTITY, "tiny"), [PrefillPool("pool", PEER)], 1)
+    machine = HandOverMachine(PrefillHello(PREFILL_VERSION, IDENTITY, "tiny"), [PrefillPool("pool", PEER)], 1)
     handovers = HandOvers(
         machine, writer, LAYOUT, lambda _, *frames: sent.extend(decode_to_prefill(frame) for frame in frames)
     )

@@ -1,6 +1,6 @@
 """The prefill worker's loop: orders become requests of a scheduler, whose KV is exported while it is computed.
 
-channel's thread   Greeting, PrefillOrder, Renewal, Taken, Fetch … ─► machine ─► answers
+channel's thread   PrefillHello, PrefillOrder, Renewal, Taken, Fetch … ─► machine ─► answers
 loop               machine ─► next order ─► plan, forward, commit      one forward after another
 exporting thread   slots of the forward at hand ─► segments ─► machine ─► SegmentReady
 """

@@ -24,7 +24,7 @@ from pilotfish.core.prefilling.prefill_machine import PrefillLimits, PrefillMach
 from pilotfish.core.prefilling.prefill_messages import (
     MAC_KEY_BYTES,
     PREFILL_VERSION,
-    Greeting,
+    PrefillHello,
     PrefillOrder,
     SegmentReady,
     Taken,
@@ -181,7 +181,7 @@ class Client:
     numbers: dict[int, int] = field(default_factory=dict)  # of segments so far
 
     def __post_init__(self) -> None:
-        self.say(Greeting(PREFILL_VERSION, self.rig.identity, "tiny"))
+        self.say(PrefillHello(PREFILL_VERSION, self.rig.identity, "tiny"))
         (self.welcome,) = self.rig.heard(self.peer, Welcome)
 
     def say(self, *messages: ToPrefill) -> None:

@@ -14,9 +14,9 @@ from pilotfish.core.cache.slots import Slots
 from pilotfish.core.prefilling.prefill_messages import (
     PREFILL_VERSION,
     Fetch,
-    Greeting,
     OrderDone,
     OrderFailed,
+    PrefillHello,
     PrefillLoad,
     PrefillOrder,
     Release,
@@ -557,7 +557,7 @@ def test_frames_that_were_damaged_break_nothing(llama: Path, seed: int) -> None:
     rig.rest()
     (reference,) = target.references()
     messages: list[ToPrefill] = [
-        Greeting(PREFILL_VERSION, rig.identity, "tiny"),
+        PrefillHello(PREFILL_VERSION, rig.identity, "tiny"),
         PrefillOrder(2, prompt(30), 3, b"s" * 16),
         Renewal([1, 2, 3]),
         Fetch(reference),

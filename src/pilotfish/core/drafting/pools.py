@@ -247,6 +247,10 @@ class RemoteSession:
     _opened: deque[_Opened] = field(default_factory=lambda: deque(maxlen=64))
 
     @property
+    def growing(self) -> bool:
+        return self.state is SessionState.GROWING
+
+    @property
     def can_follow(self) -> bool:
         lives = self.pool is not None and self.pool.ready
         return lives and self.state is not SessionState.LOST and self.parked is None
@@ -307,6 +311,8 @@ def merged(sessions: Sequence[RemoteSession], count: int) -> Guesses:
     Pools err in their own ways, so each pool's scores are first made what was seen of its nodes of such scores. Where
     paths meet the best score holds, and the node is that pool's; each pool is told of it, and counts it as its own.
     """
+    if len(sessions) == 1:
+        return sessions[0].copy.best(count, sessions[0].origin)
     union = Guesses()
     for session in sessions:
         tree = session.copy.best(count, session.origin)

@@ -7,13 +7,10 @@
        └──── LOST ◄─────────────────── Resync, or a Tree is missing ──────────────────────────────┘
                └── asked for a tree: Open again, one generation up ──► GROWING
 
-Commits of a growing session are sent at once. A resting one's are collected: its draft follows, but spends little. So
-are those of a session that its pool has no room for (Pause), until it has (Resume). A
-pool that wants features gets those of both, as soon as they are computed (core/features/feature_sending.py).
-Where several pools guess for a request, it has a session with each, and the trees are merged (core/drafting/pools.py).
-Pools come and go at any moment; a session whose pool goes is OPENING again, and one whose pool drains is so after its
-next commit. The machine has no socket, clock or lock: `remote_drafts.py` owns those, sends `outbox` and logs the
-pools' notices.
+Commits of a growing session are sent at once; those of a resting one, or of one that its pool has no room for (Pause),
+are collected. A pool that wants features gets those of both, as soon as they are computed. Where several pools guess
+for a request, it has a session with each, and the trees are merged. A session whose pool goes is OPENING again, and one
+whose pool drains is so after its next commit. `remote_drafts.py` owns sockets, clocks and locks.
 """
 
 from __future__ import annotations
@@ -143,12 +140,7 @@ class TargetMachine(Dialer[DraftPool]):
 
     def propose(self, requests: Sequence[Request], count: int, now: float) -> list[Guesses]:
         self._steps.begin(now)
-        return [self._best(self._asked(request, now), count) for request in requests]
-
-    def _best(self, sessions: Sequence[RemoteSession], count: int) -> Guesses:
-        if len(sessions) == 1:
-            return sessions[0].copy.best(count, sessions[0].origin)
-        return merged(sessions, count)
+        return [merged(self._asked(request, now), count) for request in requests]
 
     def expect(self, requests: Sequence[Request], now: float) -> None:
         for request in requests:
@@ -182,9 +174,7 @@ class TargetMachine(Dialer[DraftPool]):
         if session.pool is not None and session.pool.draining and self._others_take(session.pool):
             self._leave_pool(session)
             self.counts.moved += 1
-        elif session.can_follow and (
-            session.state is SessionState.GROWING or now - session.last_commit >= RESTING_PERIOD
-        ):
+        elif session.can_follow and (session.growing or now - session.last_commit >= RESTING_PERIOD):
             self._send_commit(session, now)
         return hit
 
@@ -280,8 +270,7 @@ class TargetMachine(Dialer[DraftPool]):
 
     def _send_commit(self, session: RemoteSession, now: float) -> None:
         assert session.pool is not None
-        growing = session.state is SessionState.GROWING
-        wanted = self._options.wanted if growing else min(self._options.wanted, RESTING_NODES)
+        wanted = self._options.wanted if session.growing else min(self._options.wanted, RESTING_NODES)
         tokens = session.request.tokens
         base_len = len(tokens) - session.unsent
         self._send(session.pool, Commit(session.number, session.generation, base_len, tokens[base_len:], wanted))
@@ -312,12 +301,11 @@ class TargetMachine(Dialer[DraftPool]):
         taking = [pool for pool in self.pools if pool.takes_sessions and wanted in ("", pool.revision)]
         able = [pool for pool in taking if pool not in others and session.may_open(pool, now)]
         first = self._options.first_pool % max(len(able), 1)
-        in_turn = [*able[first:], *able[:first]]
-        return min(
-            in_turn,
-            key=lambda pool: (pool.peer in session.refused_by, pool.is_busy(now), pool.expected_load),
-            default=None,
-        )
+
+        def cost(pool: DraftPool) -> tuple[bool, bool, float]:
+            return pool.peer in session.refused_by, pool.is_busy(now), pool.expected_load
+
+        return min([*able[first:], *able[:first]], key=cost, default=None)
 
     def _set_back(self, session: RemoteSession, now: float, *, breach: bool = False) -> None:
         """It is opened anew at the next step. Where that has just not helped, or its pool broke the protocol, it is

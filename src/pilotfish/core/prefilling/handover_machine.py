@@ -26,18 +26,18 @@ from pilotfish.core.prefilling.prefill_choice import PrefillChoice, PrefillOptio
 from pilotfish.core.prefilling.prefill_messages import (
     Fetch,
     FromPrefill,
-    Greeting,
     OrderDone,
     OrderFailed,
+    PrefillHello,
     PrefillLoad,
     PrefillOrder,
+    PrefillRefuse,
     Release,
     Renewal,
     SegmentBytes,
     SegmentGone,
     SegmentReady,
     Taken,
-    TurnedAway,
     Welcome,
 )
 from pilotfish.core.prefilling.prefill_pools import PrefillPool, mismatch
@@ -90,7 +90,11 @@ class ReadSegment:
 
 class HandOverMachine(Dialer[PrefillPool]):
     def __init__(
-        self, greeting: Greeting | None, pools: Sequence[PrefillPool], least: int | None = None, salt_key: bytes = b""
+        self,
+        greeting: PrefillHello | None,
+        pools: Sequence[PrefillPool],
+        least: int | None = None,
+        salt_key: bytes = b"",
     ) -> None:
         """`greeting` may be set later, before the first pool joins. `least`: tokens from which on prompts are sent;
         None: where that is sooner."""
@@ -229,7 +233,7 @@ class HandOverMachine(Dialer[PrefillPool]):
     # -- the pools
 
     @property
-    def _introduction(self) -> Greeting:
+    def _introduction(self) -> PrefillHello:
         assert self.greeting is not None  # or no pool had joined
         return self.greeting
 
@@ -273,7 +277,7 @@ class HandOverMachine(Dialer[PrefillPool]):
         match message:
             case Welcome():
                 self._welcomed(pool, message, now)
-            case TurnedAway():
+            case PrefillRefuse():
                 self._end_life(pool)
                 pool.refuses(message.reason, now)
             case PrefillLoad():

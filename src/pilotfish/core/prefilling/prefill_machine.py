@@ -1,6 +1,6 @@
 """The prefill worker's half of the hand-over protocol: targets that greet, their orders, and what is held for each.
 
-    Greeting ──► Welcome, or TurnedAway         Renewal ──► leases live; PrefillLoad
+    PrefillHello ──► Welcome, or PrefillRefuse     Renewal ──► leases live; PrefillLoad
     PrefillOrder ──► a queue ──► next_order ──► the caller computes it: started, advanced
                      the caller exports it: segment_ready ──► SegmentReady, and after the last one OrderDone
     Fetch ──► SegmentBytes, once                Taken, Release, the end of a lease ──► places are free
@@ -23,11 +23,12 @@ from pilotfish.core.prefilling.prefill_messages import (
     MAX_HANDOVERS,
     PREFILL_VERSION,
     Fetch,
-    Greeting,
     OrderDone,
     OrderFailed,
+    PrefillHello,
     PrefillLoad,
     PrefillOrder,
+    PrefillRefuse,
     Release,
     Renewal,
     SegmentBytes,
@@ -35,7 +36,6 @@ from pilotfish.core.prefilling.prefill_messages import (
     SegmentReady,
     Taken,
     ToPrefill,
-    TurnedAway,
     Welcome,
 )
 from pilotfish.core.prefilling.prefill_orders import (
@@ -142,7 +142,7 @@ class PrefillMachine(Listener[OrderingTarget]):
     def receive(self, peer: Peer, message: ToPrefill, now: float, tenant: str = "", weight: float = 1.0) -> None:
         """`tenant` and `weight` are those of the peer's key."""
         target = self._targets.get(peer)
-        if isinstance(message, Greeting):
+        if isinstance(message, PrefillHello):
             self._greet(peer, message, OrderingTarget(tenant, now, weight, self._new_key()))
             return
         if target is None:
@@ -166,7 +166,7 @@ class PrefillMachine(Listener[OrderingTarget]):
         self.counts.malformed += 1
         self._count_malformed(peer, reason)
 
-    def _greet(self, peer: Peer, greeting: Greeting, new: OrderingTarget) -> None:
+    def _greet(self, peer: Peer, greeting: PrefillHello, new: OrderingTarget) -> None:
         """A target that is known stays who it was: its Welcome may have been lost."""
         known = self._targets.get(peer)
         reason = self._mismatch(greeting) or (self._too_many(new.tenant) if known is None else None)
@@ -181,13 +181,13 @@ class PrefillMachine(Listener[OrderingTarget]):
         known.heard = new.heard
         self._send(peer, replace(self.welcome, mac_key=known.mac_key))
 
-    def _mismatch(self, greeting: Greeting) -> str | None:
+    def _mismatch(self, greeting: PrefillHello) -> str | None:
         if greeting.version != PREFILL_VERSION:
             return f"protocol version: {PREFILL_VERSION}, not {greeting.version}"
         return self.welcome.identity.difference(greeting.identity)
 
     def _turn_away(self, peer: Peer, reason: str) -> None:
-        self._send(peer, TurnedAway(reason[:MAX_TEXT]))
+        self._send(peer, PrefillRefuse(reason[:MAX_TEXT]))
         if reason not in self._reasons and len(self._reasons) < MAX_REASONS:
             self._reasons.add(reason)
             self._note(logging.WARNING, f"turned a target away: {reason}")
@@ -195,9 +195,9 @@ class PrefillMachine(Listener[OrderingTarget]):
     def _answer_stranger(self, peer: Peer, message: ToPrefill) -> None:
         """It greets again once its Renewals have had no answer."""
         if isinstance(message, PrefillOrder):
-            self._send(peer, OrderFailed(message.handover, "no Greeting came before"))
+            self._send(peer, OrderFailed(message.handover, "no Hello came before"))
         elif isinstance(message, Fetch):
-            self._gone(peer, message.reference, "no Greeting came before")
+            self._gone(peer, message.reference, "no Hello came before")
 
     def _renew(self, peer: Peer, target: OrderingTarget, renewal: Renewal, now: float) -> None:
         for number in renewal.handovers:

@@ -1,8 +1,8 @@
 """The messages between a target and a prefill worker (docs/prefill.md), as MessagePack maps with a `type`.
 
 target                                        prefill worker
-  ├─ Greeting ───────────────────────────────► │   until it is welcomed
-  │ ◄──────────────────────────────── Welcome ─┤   or Turned away
+  ├─ PrefillHello ───────────────────────────► │   until it is welcomed
+  │ ◄──────────────────────────────── Welcome ─┤   or PrefillRefuse
   ├─ Renewal(hand-overs) ────────────────────► │   a few times a second: the leases live
   │ ◄──────────────────────────── PrefillLoad ─┤   its answer
   ├─ PrefillOrder(tokens, first) ────────────► │
@@ -35,7 +35,7 @@ Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, lt=1e9)]
 Size: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 53)]
 
 
-class Greeting(Readable, tag="greeting", frozen=True):
+class PrefillHello(Readable, tag="greeting", frozen=True):
     version: Index
     identity: KVIdentity
     model: Text
@@ -68,7 +68,7 @@ class Welcome(Readable, tag="welcome", frozen=True):
     remote_memory: RemoteMemory | None = None
 
 
-class TurnedAway(Readable, tag="turned_away", frozen=True):
+class PrefillRefuse(Readable, tag="turned_away", frozen=True):
     reason: Text
 
 
@@ -141,7 +141,7 @@ class Release(Struct, tag="release", frozen=True):
     handover: Id
 
 
-ToPrefill: TypeAlias = Greeting | Renewal | PrefillOrder | Fetch | Taken | Release
+ToPrefill: TypeAlias = PrefillHello | Renewal | PrefillOrder | Fetch | Taken | Release
 FromPrefill: TypeAlias = (
-    Welcome | TurnedAway | PrefillLoad | SegmentReady | SegmentBytes | SegmentGone | OrderDone | OrderFailed
+    Welcome | PrefillRefuse | PrefillLoad | SegmentReady | SegmentBytes | SegmentGone | OrderDone | OrderFailed
 )

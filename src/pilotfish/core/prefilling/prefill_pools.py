@@ -1,7 +1,7 @@
 """A target's view of a prefill pool: whether it serves, what it has to do, and what its hand-overs brought.
 
     greeted ──── Welcome, its memory is open ────► ready ──── silent for SILENCE, gone, or another life ────► greeted
-       └──────── TurnedAway, or a Welcome of KV that cannot stand for ours: refused, and greeted on
+       └──────── PrefillRefuse, or a Welcome of KV that cannot stand for ours: refused, and greeted on
 
 A pool whose hand-overs fail one after the other is left alone for a while, then tried with one; longer each time that
 this fails too. One that drains gets no orders any more.
