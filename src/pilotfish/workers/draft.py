@@ -201,15 +201,12 @@ class MaskedGroup:
     samples: list[int] = field(default_factory=list)
     paths: list[MaskedPaths] = field(default_factory=list)
 
-    def start(self) -> Callable[[], Bits]:
-        return self.maker(self.paths, self.vocab_size)
-
 
 def masks_of(groups: Sequence[MaskedGroup]) -> TokenMasks:
     """All of them; those of smaller vocabularies allow nothing beyond."""
 
     def start() -> Callable[[], Bits]:
-        waiting = [group.start() for group in groups]
+        waiting = [group.maker(group.paths, group.vocab_size) for group in groups]
         return lambda: _stacked([wait() for wait in waiting])
 
     return TokenMasks(np.array([sample for group in groups for sample in group.samples]), start)

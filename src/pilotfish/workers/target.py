@@ -7,7 +7,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import TypeVar
 
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from pilotfish.core.drafting.drafter import Drafter, DraftLimits, NoDrafter
 from pilotfish.core.sampling.constraint import MaskMaker, constrained, masks_when_asked
 from pilotfish.core.scheduling.budget import Budget, StepLoad
-from pilotfish.core.scheduling.executor import Executor, Outcome, Sampling, TokenMasks
+from pilotfish.core.scheduling.executor import Executor, Outcome, Sampling
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.core.scheduling.step import Chunk, RequestCommit, Step
@@ -135,11 +134,8 @@ class TargetWorker:
 
     def _sampling(self, step: Step) -> Sampling:
         """Masks are computed while the forward runs."""
-        sampling, masked = step.sampling(), step.masked_samples()
-        if masked is None:
-            return sampling
-        start = partial(self._masks, masked.paths, self.executor.vocab_size)
-        return replace(sampling, masks=TokenMasks(masked.samples, start))
+        sampling, masks = step.sampling(), step.masks(self._masks, self.executor.vocab_size)
+        return sampling if masks is None else replace(sampling, masks=masks)
 
     def _commit(self, begun: BegunStep, outcome: Outcome) -> list[RequestCommit]:
         step = begun.step

@@ -26,6 +26,7 @@ from pilotfish.core.drafting.level_choice import LevelShape
 from pilotfish.core.drafting.messages import PROTOCOL_VERSION, TARGET_CAPABILITIES, Hello
 from pilotfish.core.drafting.pools import DraftPool
 from pilotfish.core.drafting.target_machine import RemoteOptions
+from pilotfish.core.peers import peer as peers
 from pilotfish.core.peers.fields import Peer
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.engine.engine import Engine
@@ -137,7 +138,7 @@ def drafting(
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pools come back soon, so that there is something to test."""
-    monkeypatch.setattr(pools, "GREETING", 0.02)
+    monkeypatch.setattr(peers, "GREETING", 0.02)
     monkeypatch.setattr(pools, "PAUSE", 0.05)
 
 

@@ -31,6 +31,7 @@ from pilotfish.core.drafting.messages import (
     ToTarget,
     Tree,
 )
+from pilotfish.core.peers import peer as peers
 from pilotfish.core.peers.fields import Echo, Error
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.tree import TokenTree
@@ -41,7 +42,7 @@ BAD, GOOD = b"0", b"1"
 REQUESTS = 6
 #: How much a process may grow once it has had a fifth of the frames.
 GROWTH = 32 << 20
-PATIENCE = ((pools, "MAX_FAULTS", 1 << 60), (pools, "GREETING", 0.0), (pools, "MOST_OPENED", 1 << 60))
+PATIENCE = ((pools, "MAX_FAULTS", 1 << 60), (peers, "GREETING", 0.0), (pools, "MOST_OPENED", 1 << 60))
 LOADED = load(capabilities=[FEEDBACK, PROGRESS, PAUSES, ERRORS])
 
 

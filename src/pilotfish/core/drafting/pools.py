@@ -29,7 +29,7 @@ from pilotfish.core.features.feature_sending import (
     FeaturePiece,
 )
 from pilotfish.core.peers.fields import Peer
-from pilotfish.core.peers.peer import GREETING, SILENCE, DialedPool, EchoClock, ErrorReports
+from pilotfish.core.peers.peer import DialedPool, EchoClock, ErrorReports
 from pilotfish.core.scheduling.calibration import Calibration
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.tree import OTHER, ROOT, Guesses
@@ -184,7 +184,6 @@ class DraftPool(DialedPool):
         self.drops.counts["refusals"] += 1
         self.report_refusal(reason, now)
         self.refusal, self.ready, self.silent, self._last_heard = reason, False, False, now
-        self._left_alone_until = max(self._left_alone_until, now + GREETING)
 
     def malformed(self, reason: str, now: float) -> None:
         self.drops.add("malformed_frames", 1, now, reason)
@@ -194,8 +193,8 @@ class DraftPool(DialedPool):
             self.warn(f"{self.name} is left alone for {PAUSE:g} s: it sent {MAX_FAULTS} frames that are no message")
 
     def tick(self, now: float) -> None:
-        if self.ready and self.quiet(now) > SILENCE:
-            self.lose(f"{self.name} has been silent for {SILENCE:.1f} s")
+        if reason := self.fell_silent(now):
+            self.lose(reason)
             self.silent = True
         if self.ready and now - self._ready_since >= TRUSTED:
             self._given_up = 0

@@ -188,6 +188,15 @@ class DialedPool:
         self._last_greeted = now
         return True
 
+    def quiet(self, now: float) -> float:
+        """Seconds without a word."""
+        return now - self._last_heard
+
+    def fell_silent(self, now: float) -> str:
+        """The reason to lose it; "": there is none."""
+        silent = self.ready and self.quiet(now) > SILENCE
+        return f"{self.name} has been silent for {SILENCE:.1f} s" if silent else ""
+
     def tick(self, now: float) -> None:
         if not self.ready or now - self._ready_since < BACK:
             return
@@ -207,10 +216,12 @@ class DialedPool:
             self.warn(f"{reason}; {self.WITHOUT}")
 
     def report_refusal(self, reason: str, now: float) -> None:
-        """The first time gives a notice, and another reason does so later, if not soon: a pool may give any number."""
+        """It is left alone for a moment. The first reason gives a notice, and another one does so later, if not soon: a
+        pool may give any number."""
         if reason != self._reported_refusal and now - self._refusal_reported >= FIRST_PAUSE:
             self.warn(f"{self.role}_pool: {self.name} refused: {reason}; the target serves without it")
             self._reported_refusal, self._refusal_reported = reason, now
+        self._left_alone_until = max(self._left_alone_until, now + GREETING)
 
     def warn(self, text: str) -> None:
         self.notices.append(Notice(logging.WARNING, text))

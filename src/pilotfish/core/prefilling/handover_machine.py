@@ -250,8 +250,8 @@ class HandOverMachine(Dialer[PrefillPool]):
     def tick(self, now: float) -> None:
         for pool in self.pools:
             pool.tick(now)
-            if pool.silent(now):
-                self.lost(pool, f"{pool.name} has been silent")
+            if reason := pool.fell_silent(now):
+                self.lost(pool, reason)
             if not pool.ready and pool.hello_due(now):
                 self._send(pool, self._introduction)
             elif pool.renewal_due(now):

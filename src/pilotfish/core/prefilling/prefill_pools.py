@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pilotfish.core.peers.fields import Notice
-from pilotfish.core.peers.peer import SILENCE, DialedPool
+from pilotfish.core.peers.peer import DialedPool
 from pilotfish.core.prefilling.handover import HandOverReport, HandOverTotals
 from pilotfish.core.prefilling.prefill_messages import PREFILL_VERSION, PrefillLoad, Welcome
 from pilotfish.core.prefilling.segments import KVIdentity
@@ -169,9 +169,6 @@ class PrefillPool(DialedPool):
 
     def leaves(self) -> None:
         self.ready, self.welcome, self.load = False, None, None
-
-    def silent(self, now: float) -> bool:
-        return self.ready and now - self._last_heard > SILENCE
 
     # -- its hand-overs
 

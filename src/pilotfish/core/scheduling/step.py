@@ -8,16 +8,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 
 import numpy as np
 from msgspec import Struct
 
 from pilotfish.core.cache.slots import Slots
-from pilotfish.core.sampling.constraint import MaskedPaths
+from pilotfish.core.sampling.constraint import MaskedPaths, MaskMaker
 from pilotfish.core.sampling.logit_rules import LogitEdits
-from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, Sampling, SequenceRows, TokenLogprobs
+from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, Sampling, SequenceRows, TokenLogprobs, TokenMasks
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.tree import ROOT, Forest, Ints
 
@@ -85,12 +85,6 @@ class StepPlan:
 
 
 @dataclass(frozen=True)
-class MaskedSamples:
-    samples: Ints  # [m], which
-    paths: list[MaskedPaths]  # of each request in order, m together
-
-
-@dataclass(frozen=True)
 class Step:
     """One forward: each request's chunk, then the nodes of its tree."""
 
@@ -141,8 +135,8 @@ class Step:
         rows = None if self._all_sample else self.sample_rows
         return Sampling(rows, params, seeds, sequences, positions, self._edits(requests))
 
-    def masked_samples(self) -> MaskedSamples | None:
-        """None where no request has a grammar."""
+    def masks(self, maker: MaskMaker, vocab_size: int) -> TokenMasks | None:
+        """Of the samples whose requests have a grammar; None where none has."""
         if all(request.grammar is None for request in self.requests):
             return None
         samples, paths = list[int](), list[MaskedPaths]()
@@ -150,7 +144,7 @@ class Step:
             if (state := self.requests[tree].grammar) is not None:
                 samples += range(first + tree, end + tree + 1)
                 paths.append(MaskedPaths(state, [self.forest.nodes.path_tokens(n) for n in (ROOT, *range(first, end))]))
-        return MaskedSamples(np.array(samples), paths)
+        return TokenMasks(np.array(samples), partial(maker, paths, vocab_size))
 
     def _edits(self, requests: Sequence[Request]) -> list[LogitEdits | None]:
         if all(request.rules is None for request in requests):
