@@ -39,7 +39,8 @@ def next_token(request: Request, path: list[int]) -> int:
 
 def alone(request: Request) -> list[int]:
     """What a request's output is without tree, batch or chunk."""
-    twin = new_request(request.id, request.num_prompt_tokens, request.params.max_tokens)
+    prompt = request.tokens[: request.num_prompt_tokens]
+    twin = Request(request.id, prompt, request.params, request.seed, request.stop_ids, 1000)
     while twin.finish_reason is None:
         twin.extend([next_token(twin, [])])
     return twin.output
@@ -49,6 +50,11 @@ def new_request(number: int, prompt: int, max_tokens: int) -> Request:
     params, salt = SamplingParams(max_tokens=max_tokens), "a" if number % 8 == 7 else None
     tokens = [(number % 4 > 0) * (place % 3) for place in range(prompt)]  # they begin alike, and part at every length
     return Request(number, tokens, params, 1000 + number, frozenset({STOP}), 1000, cache_salt=salt)
+
+
+def add_all(scheduler: Scheduler, requests: Sequence[Request]) -> None:
+    for request in requests:
+        scheduler.add(request)
 
 
 def guess(request: Request, rng: np.random.Generator, nodes: int) -> Guesses:
@@ -441,8 +447,7 @@ def test_a_long_prompt_delays_nobody() -> None:
     """Every running request gets a row in every step, however much the first one asks for."""
     scheduler = Scheduler(SlotPool(400), max_rows=8, max_requests=4)
     long, *short = [new_request(i, size, 6) for i, size in enumerate((100, 1, 1, 1))]
-    for request in (long, *short):
-        scheduler.add(request)
+    add_all(scheduler, (long, *short))
     rng = np.random.default_rng(0)
     advance(scheduler, rng, 0)
     assert all(len(request.output) == 1 for request in short)
@@ -460,8 +465,7 @@ def test_trees_never_make_a_request_give_way() -> None:
     """Two requests that fill the pool run to their end beside trees that would fill it as well."""
     scheduler = Scheduler(SlotPool(20), max_rows=64, max_requests=2)
     requests = [new_request(i, 4, 6) for i in (1, 2)]
-    for request in requests:
-        scheduler.add(request)
+    add_all(scheduler, requests)
     rng = np.random.default_rng(1)
     while scheduler.busy:
         advance(scheduler, rng, 30)
@@ -474,19 +478,14 @@ def test_the_youngest_gives_way_once_and_starts_again() -> None:
     pool = SlotPool(380)
     scheduler = Scheduler(pool, max_rows=64, max_requests=8)
     requests = [Request(i, [i] * 20, SamplingParams(max_tokens=230), i, frozenset(), 1000) for i in range(4)]
-    for request in requests:
-        scheduler.add(request)
+    add_all(scheduler, requests)
     rng = np.random.default_rng(0)
     advance(scheduler, rng, 0)
     assert len(scheduler.running) == 4
-    twins = [Request(i, [i] * 20, SamplingParams(max_tokens=230), i, frozenset(), 1000) for i in range(4)]
     while scheduler.busy:
         advance(scheduler, rng, 4)
         scheduler.check()
-    for twin in twins:
-        while twin.finish_reason is None:
-            twin.extend([next_token(twin, [])])
-    assert [r.output for r in requests] == [t.output for t in twins]
+    assert [r.output for r in requests] == [alone(r) for r in requests]
     assert requests[0].stats.preemptions == 0
     assert [r.stats.preemptions for r in requests[2:]] == [1, 1]
     assert pool.num_free == pool.capacity
@@ -508,8 +507,7 @@ def test_a_prompt_is_scored_in_steps_that_are_no_longer_than_others() -> None:
     prompts = [Request(number, [2] * 30, scored, number, frozenset({STOP}), 1000) for number in (1, 2)]
     rng, told = np.random.default_rng(0), dict[int, list[int]]()
     neighbour.stop_ids = frozenset()
-    for request in (neighbour, *prompts):
-        scheduler.add(request)
+    add_all(scheduler, (neighbour, *prompts))
     while scheduler.busy:
         plan = scheduler.plan()
         trees = [guess(chunk.request, rng, 4) for chunk in plan.chunks if chunk.complete]
@@ -530,8 +528,7 @@ def test_who_shares_a_prompt_waits_until_it_is_scored() -> None:
     scored, plain = SamplingParams(max_tokens=3, prompt_logprobs=0), SamplingParams(max_tokens=3)
     other = Request(0, [1] * 5, scored, 0, frozenset(), 1000)
     group = [Request(1 + i, [2] * 4, (scored, plain)[i], i, frozenset(), 1000, group=1) for i in range(2)]
-    for request in (other, *group):
-        scheduler.add(request)
+    add_all(scheduler, (other, *group))
     assert [(chunk.request, chunk.count) for chunk in scheduler.plan().chunks] == [(other, 1)]
     written = Written()
     while scheduler.busy:
@@ -619,35 +616,24 @@ def finish(scheduler: Scheduler, nodes: int = 0, written: Written | None = None)
     return computed
 
 
-def outputs_alone(requests: list[Request]) -> list[list[int]]:
-    twins = [
-        Request(r.id, r.tokens[: r.num_prompt_tokens], r.params, r.seed, frozenset({STOP}), 1000) for r in requests
-    ]
-    for twin in twins:
-        while twin.finish_reason is None:
-            twin.extend([next_token(twin, [])])
-    return [twin.output for twin in twins]
-
-
+@pytest.mark.parametrize("window", [0, 20])
 @pytest.mark.parametrize(("prompt", "max_rows"), [(100, 200), (100, 30), (10, 30)])
-def test_samples_of_a_prompt_compute_it_once_where_rows_see_few_positions(prompt: int, max_rows: int) -> None:
-    scheduler = Scheduler(SlotPool(400, window=20), max_rows=max_rows, max_requests=8)
+def test_samples_of_a_prompt_compute_it_once(prompt: int, max_rows: int, window: int) -> None:
+    scheduler = Scheduler(SlotPool(600, window), max_rows=max_rows, max_requests=8)
     requests = samples_of(8, prompt, max_tokens=60)
-    for request in requests:
-        scheduler.add(request)
+    add_all(scheduler, requests)
     computed = finish(scheduler, written=Written())
-    assert [r.output for r in requests] == outputs_alone(requests)
+    assert [r.output for r in requests] == [alone(r) for r in requests]
     assert computed == prompt + sum(len(r.output) - 1 for r in requests)
-    assert scheduler.pool.num_free == 400
+    assert scheduler.pool.num_free == 600
 
 
 def test_a_sample_that_comes_when_the_prompts_slots_are_given_back_computes_it() -> None:
     scheduler = Scheduler(SlotPool(400, window=10), max_rows=200, max_requests=2)
     requests = samples_of(8, prompt=100, max_tokens=40)
-    for request in requests:
-        scheduler.add(request)
+    add_all(scheduler, requests)
     finish(scheduler, written=Written())
-    assert [r.output for r in requests] == outputs_alone(requests)
+    assert [r.output for r in requests] == [alone(r) for r in requests]
 
 
 def test_long_prompts_count_as_what_they_may_hold() -> None:
@@ -662,41 +648,20 @@ def test_a_sequence_takes_no_more_slots_than_its_rows_see_and_a_steps() -> None:
     pool = SlotPool(24, window=9)
     scheduler = Scheduler(pool, max_rows=16, max_requests=2)
     long, longer = (Request(i, [1] * 200, SamplingParams(max_tokens=100), i, frozenset(), 1000) for i in range(2))
-    for request in (long, longer):
-        scheduler.add(request)
+    add_all(scheduler, (long, longer))
     finish(scheduler, nodes=6, written=Written())
-    assert [long.output, longer.output] == [[next_token(r, []) for r in _grown(request)] for request in (long, longer)]
+    assert [long.output, longer.output] == [alone(long), alone(longer)]
     with pytest.raises(PromptError, match="need 25 KV slots; the pool has 24"):
         Scheduler(SlotPool(24, window=10), 16, 2).add(new_request(0, 30, 1))
     Scheduler(SlotPool(24, window=10), 16, 2).add(new_request(0, 23, 1))
 
 
-def _grown(request: Request) -> Iterator[Request]:
-    """Twins before each token of its output."""
-    for length in range(len(request.output)):
-        tokens = request.tokens[: request.num_prompt_tokens + length]
-        yield Request(request.id, tokens, request.params, request.seed, frozenset(), 1000)
-
-
-@pytest.mark.parametrize("max_rows", [200, 30])
-def test_samples_of_a_prompt_compute_it_once(max_rows: int) -> None:
-    scheduler = Scheduler(SlotPool(400), max_rows=max_rows, max_requests=8)
-    requests = samples_of(8, prompt=100, max_tokens=20)
-    for request in requests:
-        scheduler.add(request)
-    computed = finish(scheduler)
-    assert [r.output for r in requests] == outputs_alone(requests)
-    assert computed == 100 + sum(len(r.output) - 1 for r in requests)
-    assert scheduler.pool.num_free == 400
-
-
 def test_a_sample_that_comes_late_computes_one_row_of_the_prompt() -> None:
     scheduler = Scheduler(SlotPool(400), max_rows=200, max_requests=2)
     requests = samples_of(5, prompt=100, max_tokens=20)
-    for request in requests:
-        scheduler.add(request)
+    add_all(scheduler, requests)
     computed = finish(scheduler, nodes=0)
-    assert [r.output for r in requests] == outputs_alone(requests)
+    assert [r.output for r in requests] == [alone(r) for r in requests]
     late = computed - 100 - sum(len(r.output) - 1 for r in requests)
     assert 0 < late <= 3  # a row each, as long as another one runs
 
@@ -721,8 +686,7 @@ def test_shared_prompts_survive_aborts_and_preemption(
     for _ in range(data.draw(st.integers(1, 4))):
         count, prompt, max_tokens = (data.draw(st.integers(1, most)) for most in (4, 20, 12))
         requests += samples_of(count, prompt, max_tokens, first=len(requests))
-    for request in requests:
-        scheduler.add(request)
+    add_all(scheduler, requests)
     for _ in range(data.draw(st.integers(0, 6))):
         if scheduler.busy:
             plan = scheduler.plan()
@@ -738,7 +702,7 @@ def test_shared_prompts_survive_aborts_and_preemption(
         scheduler.check()
     finish(scheduler, nodes=4, written=written)
     assert scheduler.pool.num_available == capacity
-    for request, expected in zip(requests, outputs_alone(requests), strict=True):
+    for request, expected in zip(requests, [alone(r) for r in requests], strict=True):
         assert request.finish_reason is not None
         if request.finish_reason is FinishReason.ABORT:
             expected = expected[: len(request.output)]
@@ -753,8 +717,7 @@ def known_and_unknown(count: int) -> tuple[Scheduler, Request, list[Request], li
     first = Request(0, shared, params, 0, frozenset(), 1000)
     unknown = [Request(1 + i, [2 + i] * 60, params, 0, frozenset(), 1000) for i in range(count)]
     known = [Request(100 + i, [*shared, i], params, 0, frozenset(), 1000) for i in range(count)]
-    for request in (first, *unknown, *known):
-        scheduler.add(request)
+    add_all(scheduler, (first, *unknown, *known))
     return scheduler, first, unknown, known
 
 
@@ -786,8 +749,7 @@ def test_a_little_that_is_cached_changes_nothing() -> None:
     for request in (*unknown, *known):
         scheduler.abort(request)
     late = [Request(200 + i, [1] * i + [9] * 60, SamplingParams(max_tokens=1), 0, frozenset(), 1000) for i in range(3)]
-    for request in late:
-        scheduler.add(request)
+    add_all(scheduler, late)
     assert order_of(scheduler) == [first, *late]
 
 

@@ -42,11 +42,16 @@ from pilotfish.workers import draft as worker
 TARGET = b"target"
 
 
-@pytest.fixture
-def rig(llama: Path) -> Rig:
-    rig = Rig(llama)
+def greeted(model: Path, *shape: LevelShape, **options: Any) -> Rig:
+    """By `TARGET`."""
+    rig = Rig(model, *shape, **options)
     rig.say(TARGET, HELLO)
     return rig
+
+
+@pytest.fixture
+def rig(llama: Path) -> Rig:
+    return greeted(llama)
 
 
 # -- greetings
@@ -230,9 +235,7 @@ def test_accepted_nodes_keep_their_kv(rig: Rig) -> None:
     told.listen()
 
 
-def test_a_prompt_goes_in_chunks(llama: Path) -> None:
-    rig = Rig(llama)
-    rig.say(TARGET, HELLO)
+def test_a_prompt_goes_in_chunks(rig: Rig) -> None:
     told = Told(rig, make_open(prompt(2 * WHOLE_CHUNK + 10)))
     rig.turns(2)
     assert not told.listen() and len(rig.session().slots) == 2 * WHOLE_CHUNK
@@ -240,9 +243,7 @@ def test_a_prompt_goes_in_chunks(llama: Path) -> None:
     assert told.listen()
 
 
-def test_commits_while_a_prompt_is_read(llama: Path) -> None:
-    rig = Rig(llama)
-    rig.say(TARGET, HELLO)
+def test_commits_while_a_prompt_is_read(rig: Rig) -> None:
     told = Told(rig, make_open(prompt(WHOLE_CHUNK + 10)))
     rig.turns()
     told.commit([5, 6])
@@ -300,8 +301,7 @@ def test_no_node_beyond_the_last_token(rig: Rig) -> None:
 
 def test_the_context_ends_every_tree(llama: Path) -> None:
     """A target's sequence may be longer than what the draft can hold: it is told so when that is reached."""
-    rig = Rig(llama, slots=CONTEXT + 100)
-    rig.say(TARGET, HELLO)
+    rig = greeted(llama, slots=CONTEXT + 100)
     told = Told(rig, make_open(prompt(CONTEXT - 4), max_length=10**6, wanted=5000))
     rig.rest()
     assert tree_of(rig.session().tree).depths.max() == 3
@@ -313,20 +313,6 @@ def test_the_context_ends_every_tree(llama: Path) -> None:
 
 
 # -- what is lost, doubled, late
-
-
-def test_a_commit_that_comes_twice_changes_nothing(rig: Rig) -> None:
-    told = Told(rig, make_open(prompt(10)))
-    rig.turns(3)
-    told.commit([5, 6])
-    again = list(rig.channel.inbox)
-    rig.turns()
-    nodes = len(rig.session().tree)
-    rig.channel.inbox = [*again, *again]
-    rig.worker._take_all(0.0)
-    assert rig.session().tokens == told.tokens and len(rig.session().tree) == nodes
-    rig.turns(2)
-    assert told.listen() and not rig.heard(TARGET, Resync)
 
 
 def test_a_gap_asks_for_the_sequence_and_frees_its_slots(rig: Rig) -> None:
@@ -345,8 +331,15 @@ def test_a_gap_asks_for_the_sequence_and_frees_its_slots(rig: Rig) -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [Commit(9, 1, 10, [5], 10), Commit(1, 3, 10, [5], 10), Commit(1, 1, 10, [VOCAB], 10)],
-    ids=["no session", "an Open was lost", "token"],
+    [
+        Commit(9, 1, 10, [5], 10),
+        Commit(1, 3, 10, [5], 10),
+        Commit(1, 1, 10, [VOCAB], 10),
+        Commit(1, 1, 9, [5, 6], 10),
+        Commit(1, 1, 11, [5, 6], 10),
+        Commit(1, 1, 2**31 - 1, [5, 6], 10),
+    ],
+    ids=["no session", "an Open was lost", "token", "a token again and another", "a gap", "a gap without end"],
 )
 def test_what_cannot_be_followed_is_asked_for(rig: Rig, message: Commit) -> None:
     Told(rig, make_open(prompt(10)))
@@ -423,8 +416,7 @@ def test_the_next_turn_computes_only_what_is_new(rig: Rig) -> None:
 
 
 def test_a_session_that_was_evicted_finds_its_kv_again(llama: Path) -> None:
-    rig = Rig(llama, slots=300)
-    rig.say(TARGET, HELLO)
+    rig = greeted(llama, slots=300)
     told = Told(rig, make_open(prompt(150)))
     rig.rest()
     told.listen()
@@ -552,8 +544,7 @@ def test_only_a_draft_that_keeps_kv_says_that_it_knows_keys(llama: Path) -> None
 
 
 def test_idle_sessions_give_way_and_come_back(llama: Path) -> None:
-    rig = Rig(llama, slots=300)
-    rig.say(TARGET, HELLO)
+    rig = greeted(llama, slots=300)
     first = Told(rig, make_open(prompt(150), 1))
     rig.rest()
     first.listen()
@@ -571,8 +562,7 @@ def test_idle_sessions_give_way_and_come_back(llama: Path) -> None:
 
 
 def test_a_sequence_in_use_does_not_give_way(llama: Path) -> None:
-    rig = Rig(llama, slots=300)
-    rig.say(TARGET, HELLO)
+    rig = greeted(llama, slots=300)
     first = Told(rig, make_open(prompt(200), 1))
     rig.rest()
     Told(rig, make_open(prompt(200, 1), 2))
@@ -594,8 +584,7 @@ def test_two_halves_of_prompts_do_not_block_each_other(llama: Path, peers: tuple
 
 
 def test_what_may_bring_a_tree_comes_before_what_widens_one(llama: Path) -> None:
-    rig = Rig(llama, slots=200)
-    rig.say(TARGET, HELLO)
+    rig = greeted(llama, slots=200)
     told = [Told(rig, make_open(prompt(90, number), number, wanted=0)) for number in (1, 2)]
     told[0].commit([1], wanted=10**4)
     rig.turns(4)
@@ -788,17 +777,6 @@ def test_huge_wishes_are_cut(rig: Rig) -> None:
     rig.say(TARGET, Commit(1, 1, 2, [5], 2**31 - 1))
     rig.turns()
     assert rig.session().wanted == MAX_NODES
-
-
-@pytest.mark.parametrize("base_len", [1, 9, 11, 2**31 - 1])
-def test_commits_that_do_not_follow(rig: Rig, base_len: int) -> None:
-    Told(rig, make_open(prompt(10)))
-    told = Told(rig, make_open(prompt(12), 2))
-    rig.turns(2)
-    rig.say(TARGET, Commit(1, 1, base_len, [5, 6], 10))
-    rig.turns(2)
-    assert told.listen()
-    assert [session.key.number for session in rig.table] in ([1, 2], [2])
 
 
 def test_a_frame_longer_than_any_open_is_no_message(rig: Rig) -> None:

@@ -231,6 +231,13 @@ class Client:
                 self.kv[handover][key] = self.kv[handover].get(key, b"") + data[at : at + width]
                 at += width
 
+    def gets(self, *handovers: int) -> None:
+        """Once the worker has done what it can; whole."""
+        self.rig.rest()
+        self.take()
+        for handover in handovers:
+            self.assert_whole(handover)
+
     def assert_whole(self, handover: int) -> None:
         """All of it came, and it is what a direct forward writes."""
         layout, tokens, first = self.rig.identity.layout, self.tokens[handover], self.firsts[handover]
