@@ -18,6 +18,7 @@ from pilotfish.config.workers import DraftConfig
 from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting.connected_targets import DraftIdentity
 from pilotfish.core.drafting.draft_machine import DraftMachine
+from pilotfish.core.drafting.draft_sessions import SessionTable
 from pilotfish.core.drafting.drafter import DraftLimits
 from pilotfish.core.drafting.level_choice import LevelShape
 from pilotfish.core.drafting.messages import (
@@ -29,11 +30,10 @@ from pilotfish.core.drafting.messages import (
     PROTOCOL_VERSION,
     TARGET_CAPABILITIES,
     Hello,
-    Peer,
 )
 from pilotfish.core.drafting.pools import DraftPool
-from pilotfish.core.drafting.session_table import SessionTable
 from pilotfish.core.drafting.target_machine import RemoteOptions
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import ANY_DEPTH, Outcome, Sampling, SequenceRows
 from pilotfish.core.scheduling.request import Request

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 
-from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.peers.fields import Peer
 from pilotfish.wire.channel import HIGH_WATER, Received
 
 

@@ -22,7 +22,7 @@ from pilotfish.core.sampling.logit_rules import LogitEdits
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import Sampling
 from pilotfish.core.scheduling.request import Request
-from pilotfish.core.trees.living_tree import LivingTree
+from pilotfish.core.trees.lookahead import LivingTree
 from pilotfish.core.trees.tree import OTHER, ROOT, Guesses, TokenTree
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample

@@ -6,7 +6,7 @@ import heapq
 import time
 from random import Random
 
-from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.peers.fields import Peer
 from pilotfish.wire.channel import Channel, Received
 
 

@@ -17,6 +17,7 @@ from support import make_engine, run
 from workers import PARAMS, PROMPTS, ForkedWorker, forked_pool
 
 from pilotfish.core.drafting import pools
+from pilotfish.core.peers import peer as peers
 from pilotfish.engine.drafts import remote_drafts
 from pilotfish.engine.processes import launch
 from pilotfish.engine.processes.launch import Supervisor
@@ -48,8 +49,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers start as forks of a process that has imported everything, and pools that fail are tried again soon."""
     monkeypatch.setattr(launch, "WorkerProcess", ForkedWorker)
     monkeypatch.setattr(remote_drafts, "Supervisor", partial(Supervisor, grace=5.0))
-    for name, seconds in (("GREETING", 0.1), ("SILENCE", 0.6), ("PAUSE", 0.2)):
-        monkeypatch.setattr(pools, name, seconds)
+    for module, name, seconds in ((peers, "GREETING", 0.1), (peers, "SILENCE", 0.6), (pools, "PAUSE", 0.2)):
+        monkeypatch.setattr(module, name, seconds)
     for name, seconds in (("FIRST_DELAY", 0.02), ("LONGEST_DELAY", 0.05)):
         monkeypatch.setattr(launch, name, seconds)
 

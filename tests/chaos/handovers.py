@@ -16,7 +16,8 @@ from support import VOCAB, make_engine
 from workers import endpoint_in, eventually
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.peers import peer as peers
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.prefilling import handover_machine, prefill_pools
 from pilotfish.core.prefilling.handover import HandOverReport
 from pilotfish.core.prefilling.incoming import Incoming
@@ -54,7 +55,9 @@ def prompts(seed: int = 0) -> list[list[int]]:
 
 def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Targets notice soon what a pool does not do, and try it again at once, however often it has failed."""
-    for name, value in (("GREETING", 0.1), ("SILENCE", 0.5), ("MAX_FAILURES", 1000), ("BUSY", 0.0)):
+    for name, seconds in (("GREETING", 0.1), ("SILENCE", 0.5)):
+        monkeypatch.setattr(peers, name, seconds)
+    for name, value in (("MAX_FAILURES", 1000), ("BUSY", 0.0)):
         monkeypatch.setattr(prefill_pools, name, value)
     for name, seconds in (("STALL", 0.3), ("LONGEST_STALL", 0.3)):
         monkeypatch.setattr(handover_machine, name, seconds)

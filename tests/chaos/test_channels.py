@@ -10,7 +10,7 @@ from loopback import Loopback
 from support import assert_idle, run
 from workers import PARAMS, PROMPTS, engine_over, eventually, threaded_pool
 
-from pilotfish.core.drafting import pools, session_table
+from pilotfish.core.drafting import draft_sessions, pools
 
 FAULTS = {
     "dropped": {"dropped": 0.1},
@@ -44,7 +44,7 @@ def test_a_bad_network_changes_no_output(
         while drafter.machine.counts.trees < trees + 100:
             assert run(engine, PROMPTS[:10], PARAMS[:10]) == expected[:10]
         assert_idle(engine)
-        monkeypatch.setattr(session_table, "FORGOTTEN", 0.0)  # those whose Close was lost
+        monkeypatch.setattr(draft_sessions, "FORGOTTEN", 0.0)  # those whose Close was lost
         eventually(lambda: len(worker.machine.table) == 0)
     worker.machine.table.check()
     assert worker.machine.table.pool.num_available == worker.machine.table.pool.capacity

@@ -37,7 +37,7 @@ from sizes import paired
 from support import assert_idle, make_engine, run
 from workers import endpoint_in, eventually
 
-from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.prefilling import handover_machine, prefill_pools
 from pilotfish.core.prefilling.prefill_messages import (
     Fetch,

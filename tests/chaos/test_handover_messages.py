@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from support import make_engine
 from workers import eventually
 
-from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.prefilling.prefill_messages import (
     FromPrefill,
     OrderDone,

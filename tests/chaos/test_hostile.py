@@ -12,8 +12,9 @@ from played_pools import Attack, Honest, Pool, length, tree, wide
 from support import VOCAB, assert_idle, make_engine, run
 from workers import LOAD, PARAMS, PROMPTS, endpoint_in, eventually
 
-from pilotfish.core.drafting.messages import MAX_FRAME, MAX_NODES, Refuse, Resync, Tree
-from pilotfish.core.drafting.remote_sessions import MOST_OPENED
+from pilotfish.core.drafting.messages import MAX_NODES, Refuse, Resync, Tree
+from pilotfish.core.drafting.pools import MOST_OPENED
+from pilotfish.core.peers.fields import MAX_FRAME
 from pilotfish.engine.engine import Engine
 from pilotfish.wire.channel import encode
 

@@ -13,7 +13,7 @@ from sizes import in_soak
 from support import assert_idle, make_engine, write_model, write_tokenizer
 from workers import LIMIT, PARAMS, PROMPTS, Start, endpoint_in, eventually
 
-from pilotfish.core.drafting.session_table import FORGOTTEN
+from pilotfish.core.drafting.draft_sessions import FORGOTTEN
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample

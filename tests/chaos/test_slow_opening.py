@@ -15,7 +15,7 @@ from support import SNIPPETS, make_engine, run
 from workers import endpoint_in
 
 from pilotfish.core.drafting.messages import Commit, Load, Open
-from pilotfish.core.drafting.remote_sessions import MOST_OPENED
+from pilotfish.core.drafting.pools import MOST_OPENED
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.wire.channel import encode

@@ -22,7 +22,13 @@ from support import write_model
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import PrefillConfig
-from pilotfish.core.prefilling.prefill_messages import PREFILL_VERSION, Greeting, OrderFailed, PrefillOrder, TurnedAway
+from pilotfish.core.prefilling.prefill_messages import (
+    PREFILL_VERSION,
+    OrderFailed,
+    PrefillHello,
+    PrefillOrder,
+    PrefillRefuse,
+)
 from pilotfish.core.prefilling.segments import KVIdentity, KVLayout
 from pilotfish.engine.prefills import prefill_pool
 from pilotfish.engine.prefills.remote_prefills import prefill_command
@@ -142,8 +148,8 @@ def test_a_process_says_where_it_listens_refuses_other_models_and_ends_in_order(
             assert endpoint == SOCKET.format(directory) and title == "pilotfish: prefill 7"
             identity = KVIdentity({"model": "another"}, KVLayout(2, 0, 2, [128, 128]))
             with closing(DialingChannel([endpoint], secrets.token_bytes(8))) as channel:
-                away = ask(channel, Greeting(PREFILL_VERSION, identity, "m"))
-                assert isinstance(away, TurnedAway) and away.reason.startswith("model: llama of 2 layers, ")
+                away = ask(channel, PrefillHello(PREFILL_VERSION, identity, "m"))
+                assert isinstance(away, PrefillRefuse) and away.reason.startswith("model: llama of 2 layers, ")
                 assert away.reason.endswith(", not another")
                 assert isinstance(ask(channel, PrefillOrder(1, [1], 0)), OrderFailed)
             os.kill(process.pid, signal.SIGTERM)

@@ -18,7 +18,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from pilotfish.core.cache.slots import Slots
-from pilotfish.core.drafting.messages import Outgoing, Peer, salt_digest
+from pilotfish.core.peers.fields import Outgoing, Peer, salt_digest
 from pilotfish.core.prefilling.handover import WHOLE, HandOver
 from pilotfish.core.prefilling.handover_machine import CloseMemory, HandOverMachine, OpenMemory, ReadSegment
 from pilotfish.core.prefilling.incoming import Incoming
@@ -26,7 +26,7 @@ from pilotfish.core.prefilling.prefill_machine import PrefillLimits, PrefillMach
 from pilotfish.core.prefilling.prefill_messages import (
     MAC_KEY_BYTES,
     PREFILL_VERSION,
-    Greeting,
+    PrefillHello,
     PrefillOrder,
     SegmentBytes,
     SegmentReady,
@@ -165,7 +165,7 @@ class World:
     def __post_init__(self) -> None:
         self.workers = [Worker(life) for life in range(POOLS)]
         pools = [PrefillPool(f"pool {i}", str(i).encode()) for i in range(POOLS)]
-        self.target = HandOverMachine(Greeting(PREFILL_VERSION, IDENTITY, "tiny"), pools, 1, KEY)
+        self.target = HandOverMachine(PrefillHello(PREFILL_VERSION, IDENTITY, "tiny"), pools, 1, KEY)
         self.peer: Peer = b"target"
         self.kv = np.zeros((LAYERS, 4000, 2), np.uint8)
         self.free: list[int] = list(range(4000))

@@ -10,8 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.core.sampling.constrained import FORCED, constrained
-from pilotfish.core.sampling.constraint import Bits, Constraint, FollowedGrammar, MaskedPaths, masks_when_asked, words
+from pilotfish.core.sampling.constraint import (
+    FORCED,
+    Bits,
+    Constraint,
+    FollowedGrammar,
+    MaskedPaths,
+    constrained,
+    masks_when_asked,
+    words,
+)
 from pilotfish.core.trees.tree import GRAMMAR, LM, ROOT, Guesses
 
 

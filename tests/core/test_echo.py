@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.core.drafting.echo import EchoClock
-from pilotfish.core.drafting.messages import Echo
+from pilotfish.core.peers.fields import Echo
+from pilotfish.core.peers.peer import EchoClock
 
 seconds = st.floats(0.0, 5.0)
 

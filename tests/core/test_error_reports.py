@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.core.drafting.error_reports import CODES, PERIOD, ErrorReports
-from pilotfish.core.drafting.messages import MAX_TEXT
+from pilotfish.core.peers.fields import MAX_TEXT
+from pilotfish.core.peers.peer import CODES, PERIOD, ErrorReports
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.01, 0.4, 1.0, 3.0]), st.sampled_from(["ids", "gap"])), max_size=80))

@@ -13,7 +13,9 @@ from handover_world import IDENTITY, LAYERS, LAYOUT, World, random_events
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from sizes import sized
 
+from pilotfish.core.peers.peer import SILENCE
 from pilotfish.core.prefilling import handover_machine
 from pilotfish.core.prefilling.handover import WHOLE, HandOver, HandOverReport
 from pilotfish.core.prefilling.handover_machine import GONE, OUTCOMES
@@ -25,7 +27,7 @@ from pilotfish.core.prefilling.prefill_messages import (
     SegmentGone,
     SegmentReady,
 )
-from pilotfish.core.prefilling.prefill_pools import BUSY, MAX_DOUBLINGS, MAX_FAILURES, REFUSED, SILENCE, mismatch
+from pilotfish.core.prefilling.prefill_pools import BUSY, MAX_DOUBLINGS, MAX_FAILURES, REFUSED, mismatch
 from pilotfish.core.prefilling.segments import SegmentReference, sequence_digest
 
 COMMON = {
@@ -61,7 +63,7 @@ def histories() -> st.SearchStrategy[list[tuple[str, int]]]:
     return st.lists(st.tuples(st.sampled_from(names), st.integers(0, 255)), max_size=120)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=sized(15, 60), deadline=None)
 @given(histories(), st.booleans())
 def test_whatever_happens_what_came_is_right_and_nothing_is_held(events: list[tuple[str, int]], fetches: bool) -> None:
     world = World(fetches)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.core.drafting.level_width import LevelWidth
+from pilotfish.core.drafting.level_choice import LevelWidth
 
 
 def learned(seconds: Callable[[int], float], most: int = 32, levels: int = 2000) -> LevelWidth:

@@ -18,7 +18,14 @@ from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting import mapped_text
 from pilotfish.core.drafting.connected_targets import DraftIdentity
 from pilotfish.core.drafting.draft_machine import DraftMachine
-from pilotfish.core.drafting.draft_sessions import DraftSession, SessionKey, Unshared, add_children
+from pilotfish.core.drafting.draft_sessions import (
+    IDLE,
+    DraftModel,
+    DraftSession,
+    SessionKey,
+    SessionTable,
+    add_children,
+)
 from pilotfish.core.drafting.level_choice import LevelChoice, LevelShape
 from pilotfish.core.drafting.messages import (
     CONNECTION,
@@ -32,8 +39,7 @@ from pilotfish.core.drafting.messages import (
     RequestSampling,
     Tree,
 )
-from pilotfish.core.drafting.session_table import IDLE, SessionTable
-from pilotfish.core.drafting.vocabulary_map import MappedVocabulary, TokenTable, VocabularyMap
+from pilotfish.core.drafting.vocabulary_map import MappedVocabulary, TokenTable, Unshared, VocabularyMap
 
 CAPACITY, CHILDREN = 80, 2
 SHAPE = LevelShape(4, CHILDREN)
@@ -67,9 +73,8 @@ class MappedMachine(RuleBasedStateMachine):
         tokens = data.draw(sayings(self.target if mapped else self.draft))
         opened = Open(number, 1, tokens, len(tokens), 60, 0, RequestSampling(), 30)
         vocabulary = self.vocabulary if mapped else None
-        session = DraftSession.of(
-            SessionKey(b"", number), opened, "", 1.0, CAPACITY, Unshared(), self.now, vocabulary=vocabulary
-        )
+        key, model = SessionKey(b"", number), DraftModel(CAPACITY)
+        session = DraftSession.of(key, opened, "", 1.0, self.now, model, Unshared(), vocabulary)
         if len(session.inputs) < CAPACITY:
             assert self.sessions.open(session) < len(session.inputs)
             self.told[number] = list(tokens)

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from trees import check_tree
 
 from pilotfish.core.drafting.messages import Tree
-from pilotfish.core.drafting.pools import DraftPool
-from pilotfish.core.drafting.remote_sessions import RemoteSession
+from pilotfish.core.drafting.pools import DraftPool, RemoteSession, merged
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import Request
-from pilotfish.core.trees.merging import merged
 from pilotfish.core.trees.tree_copy import TreeCopy
 
 Node = tuple[int, int, int, float]

@@ -8,7 +8,8 @@ import pytest
 from msgspec import structs
 
 from pilotfish.core.drafting.messages import Load
-from pilotfish.core.drafting.pools import BACK, FIRST_GREETING, GREETING, MAX_FAULTS, PAUSE, SILENCE, DraftPool
+from pilotfish.core.drafting.pools import MAX_FAULTS, PAUSE, DraftPool
+from pilotfish.core.peers.peer import BACK, FIRST_GREETING, GREETING, SILENCE
 
 
 def load(sessions: int = 0, own: int = 0) -> Load:

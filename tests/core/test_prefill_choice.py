@@ -10,6 +10,7 @@ import pytest
 from handover_world import IDENTITY
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sizes import sized
 
 from pilotfish.core.prefilling.handover import WHOLE, HandOverReport
 from pilotfish.core.prefilling.prefill_choice import (
@@ -17,13 +18,13 @@ from pilotfish.core.prefilling.prefill_choice import (
     MAX_RETRIALS,
     RETRIAL,
     TRIAL,
+    LocalSeconds,
     PrefillChoice,
     PrefillOption,
     PromptLoad,
 )
-from pilotfish.core.prefilling.prefill_costs import ExposedSeconds, LocalSeconds
 from pilotfish.core.prefilling.prefill_messages import MAC_KEY_BYTES, PREFILL_VERSION, PrefillLoad, Welcome
-from pilotfish.core.prefilling.prefill_pools import PrefillPool
+from pilotfish.core.prefilling.prefill_pools import ExposedSeconds, PrefillPool
 
 NOW = 1000.0
 WELCOME = Welcome(PREFILL_VERSION, IDENTITY, "tiny", 20_000, bytes(MAC_KEY_BYTES), 10.0, 1 << 20)
@@ -192,7 +193,7 @@ def test_large_forwards_say_most_of_what_a_token_takes() -> None:
     assert here.step == pytest.approx(0.02)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=sized(12, 60), deadline=None)
 @given(
     here=st.floats(0.05, 5.0),
     there=st.floats(0.05, 5.0),

@@ -15,19 +15,20 @@ from msgspec import Struct
 from msgspec.structs import replace
 from sizes import sized
 
-from pilotfish.core.drafting.messages import Peer
-from pilotfish.core.prefilling import prefill_machine
+from pilotfish.core.peers import peer as peers
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.prefilling.prefill_machine import FORGOTTEN, PrefillLimits, PrefillMachine
 from pilotfish.core.prefilling.prefill_messages import (
     MAC_KEY_BYTES,
     MAX_HANDOVERS,
     PREFILL_VERSION,
     Fetch,
-    Greeting,
     OrderDone,
     OrderFailed,
+    PrefillHello,
     PrefillLoad,
     PrefillOrder,
+    PrefillRefuse,
     Release,
     Renewal,
     SegmentBytes,
@@ -35,7 +36,6 @@ from pilotfish.core.prefilling.prefill_messages import (
     SegmentReady,
     Taken,
     ToPrefill,
-    TurnedAway,
     Welcome,
 )
 from pilotfish.core.prefilling.prefill_orders import (
@@ -51,7 +51,7 @@ from pilotfish.core.prefilling.segments import KVIdentity, KVLayout, SegmentRefe
 
 LEASE, CONTEXT, VOCAB, LAYERS = 10.0, 64, 100, 3
 IDENTITY = KVIdentity({"model": "m", "weights": "w"}, KVLayout(LAYERS, 0, 1, [4]))
-GREETING = Greeting(PREFILL_VERSION, IDENTITY, "target")
+GREETING = PrefillHello(PREFILL_VERSION, IDENTITY, "target")
 WELCOME = Welcome(PREFILL_VERSION, IDENTITY, "model", CONTEXT, bytes(MAC_KEY_BYTES), LEASE, 1 << 12)
 LIMITS = PrefillLimits(VOCAB, queued=100, begun=80)
 Answer = TypeVar("Answer", bound=Struct)
@@ -162,12 +162,12 @@ def test_a_target_of_the_same_kv_is_welcome_with_a_key_of_its_own(bench: Bench) 
     ],
     ids=["version", "weights", "lacking", "layout"],
 )
-def test_another_kv_is_turned_away_with_what_differs(bench: Bench, greeting: Greeting, reason: str) -> None:
+def test_another_kv_is_turned_away_with_what_differs(bench: Bench, greeting: PrefillHello, reason: str) -> None:
     bench.say(A, greeting, greeting)
-    assert all(reason in away.reason for away in bench.heard(A, TurnedAway)) and not bench.heard(A, Welcome)
+    assert all(reason in away.reason for away in bench.heard(A, PrefillRefuse)) and not bench.heard(A, Welcome)
     assert len(bench.machine.notices) == 1  # a line for the log, not one a second
     bench.say(A, PrefillOrder(1, [1, 2], 0))
-    assert "Greeting" in bench.heard(A, OrderFailed)[0].reason
+    assert "Hello" in bench.heard(A, OrderFailed)[0].reason
 
 
 def test_a_target_that_becomes_another_one_loses_what_was_held_for_it(bench: Bench) -> None:
@@ -175,15 +175,15 @@ def test_a_target_that_becomes_another_one_loses_what_was_held_for_it(bench: Ben
     bench.say(A, PrefillOrder(1, [1, 2], 0))
     bench.export(bench.next_order(), 1)
     bench.say(A, replace(GREETING, identity=replace(IDENTITY, facts={})))
-    assert bench.heard(A, TurnedAway) and not bench.machine.orders and bench.places.data == [None] * 12
+    assert bench.heard(A, PrefillRefuse) and not bench.machine.orders and bench.places.data == [None] * 12
     assert [order.outcome for order in bench.machine.ended] == [GONE]
 
 
 def test_a_tenant_has_a_limit_of_targets(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefill_machine, "MAX_TARGETS", 2)
+    monkeypatch.setattr(peers, "MAX_TARGETS", 2)
     bench.greet(A, B, tenant="one")
     bench.say(C, GREETING, tenant="one")
-    assert "there are 2 targets of one" in bench.heard(C, TurnedAway)[0].reason
+    assert "there are 2 targets of one" in bench.heard(C, PrefillRefuse)[0].reason
     bench.greet(C, tenant="two")
 
 

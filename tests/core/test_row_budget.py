@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import Request
-from pilotfish.core.scheduling.row_budget import RowBudget, RowCosts
+from pilotfish.core.scheduling.step import RowBudget, RowCosts
 
 
 def request(prompt: int, scored: bool = False, computed: int = 0, told: int = 0) -> Request:

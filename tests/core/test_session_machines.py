@@ -25,11 +25,20 @@ from trees import check_tree
 
 from pilotfish.core.cache import prefix_keys
 from pilotfish.core.cache.prefix_cache import PrefixCache
+from pilotfish.core.cache.prefix_keys import KnownPrefixes
 from pilotfish.core.cache.slots import SlotPool
-from pilotfish.core.drafting import remote_sessions, session_table, told_prefixes
+from pilotfish.core.drafting import draft_sessions
+from pilotfish.core.drafting import pools as target_pools
 from pilotfish.core.drafting.connected_targets import DraftIdentity
 from pilotfish.core.drafting.draft_machine import REPORT, SILENCE, DraftMachine
-from pilotfish.core.drafting.draft_sessions import DraftSession, LevelPart, SessionKey, add_children
+from pilotfish.core.drafting.draft_sessions import (
+    FORGOTTEN,
+    DraftSession,
+    LevelPart,
+    SessionKey,
+    SessionTable,
+    add_children,
+)
 from pilotfish.core.drafting.level_choice import LevelShape
 from pilotfish.core.drafting.messages import (
     FEEDBACK,
@@ -39,20 +48,16 @@ from pilotfish.core.drafting.messages import (
     FeatureRows,
     Hello,
     Open,
-    Peer,
     TreeFeedback,
-    salt_digest,
 )
-from pilotfish.core.drafting.pools import DraftPool
-from pilotfish.core.drafting.remote_sessions import RemoteSession, SessionState
-from pilotfish.core.drafting.session_table import FORGOTTEN, SessionTable
+from pilotfish.core.drafting.pools import DraftPool, RemoteSession, SessionState
 from pilotfish.core.drafting.target_machine import RemoteOptions, TargetMachine
-from pilotfish.core.drafting.told_prefixes import KnownPrefixes
 from pilotfish.core.features import feature_sending
 from pilotfish.core.features.feature_intake import FeatureNeed
 from pilotfish.core.features.feature_rows import coded
 from pilotfish.core.features.feature_sending import frames_of, row_bytes
 from pilotfish.core.features.features import Features
+from pilotfish.core.peers.fields import Peer, salt_digest
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.lookahead import NewNodes
@@ -101,12 +106,12 @@ def _small_keys() -> Iterator[None]:
     """Keys of few tokens; features in small pieces; sessions that are opened as often as there is reason to."""
     with pytest.MonkeyPatch.context() as patch:
         size = row_bytes(WIDTH, "float32")
-        for name, rows in {"SESSION_BYTES": 4, "STEP_BYTES": 6, "WINDOW": 30}.items():
-            patch.setattr(feature_sending, name, rows * size)
-        patch.setattr(feature_sending, "FRESH", 3)
-        patch.setattr(remote_sessions, "MOST_OPENED", 40)  # a line as bad as these has sessions opened all the time
-        for module in (prefix_keys, told_prefixes):
-            patch.setattr(module, "OBJECT_TOKENS", 4)
+        for name, rows in {"SESSION_BYTES": 4, "STEP_BYTES": 6}.items():
+            patch.setattr(target_pools, name, rows * size)
+        patch.setattr(feature_sending, "WINDOW", 30 * size)
+        patch.setattr(target_pools, "FRESH", 3)
+        patch.setattr(target_pools, "MOST_OPENED", 40)  # a line as bad as these has sessions opened all the time
+        patch.setattr(prefix_keys, "OBJECT_TOKENS", 4)
         yield
 
 
@@ -507,7 +512,7 @@ def live(world: World, events: Iterator[tuple[str, int]]) -> None:
         world.check()
 
 
-@settings(max_examples=sized(40, 60), deadline=None)
+@settings(max_examples=sized(25, 100), deadline=None)
 @given(histories(WEIGHTS), st.sampled_from([1, 2]))
 def test_whatever_a_line_does_both_sides_agree_again(events: list[tuple[str, int]], pools_each: int) -> None:
     world = World(pools_each)
@@ -528,10 +533,10 @@ def test_frames_that_come_twice_change_nothing(seed: int) -> None:
         assert pool.drops.occurred.keys() <= {"late_nodes", "stale_frames"}
 
 
-@pytest.mark.parametrize("seed", range(sized(4, 8)))
+@pytest.mark.parametrize("seed", range(sized(2, 8)))
 def test_long_lives(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long enough that sessions are served, lost and served again; little room, so that some are turned away."""
-    monkeypatch.setattr(session_table, "MAX_SESSIONS", 4)
+    monkeypatch.setattr(draft_sessions, "MAX_SESSIONS", 4)
     world, rng = World(1 + seed % 2), Random(seed)
     for _ in range(5):
         live(world, random_events(rng, WEIGHTS, 1000))

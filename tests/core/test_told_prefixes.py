@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.core.cache import prefix_keys
-from pilotfish.core.cache.prefix_keys import next_key, root_key
-from pilotfish.core.drafting import told_prefixes
-from pilotfish.core.drafting.messages import Open, RequestSampling
-from pilotfish.core.drafting.told_prefixes import KnownPrefixes, ToldPrefixes, text_root
+from pilotfish.core.cache.prefix_keys import KnownPrefixes, ToldPrefixes, next_key, root_key, text_root
 
 SALT = b"s" * 16
 SIZE = 4
@@ -22,12 +18,7 @@ salts = st.sampled_from([None, SALT, b"t" * 16])
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys of few tokens."""
-    for module in (prefix_keys, told_prefixes):
-        monkeypatch.setattr(module, "OBJECT_TOKENS", SIZE)
-
-
-def opened(tokens: list[int], salt: bytes | None = None) -> Open:
-    return Open(1, 1, tokens, len(tokens), 1000, 0, RequestSampling(), 60, salt)
+    monkeypatch.setattr(prefix_keys, "OBJECT_TOKENS", SIZE)
 
 
 def test_keys_begin_with_the_salts_digest() -> None:
@@ -59,11 +50,11 @@ def test_both_sides_have_the_same_sequence_or_the_draft_knows_that_it_has_none(
 ) -> None:
     told, known = ToldPrefixes(), KnownPrefixes(most)
     for salt, whole in sequences:
-        message = told.shorten(opened(whole, salt))
-        assert len(message.tokens) > 0 and (message.prefix_key is not None or message.tokens == whole)
-        if message.prefix_key is not None:
-            prefix = known.find(b"target", salt, message.prefix_key)
-            assert prefix is None or prefix + message.tokens == whole
+        key, rest = told.shorten(salt, whole)
+        assert len(rest) > 0 and (key is not None or rest == whole)
+        if key is not None:
+            prefix = known.find(b"target", salt, key)
+            assert prefix is None or [*prefix, *rest] == whole
             assert prefix is not None or len(known) == most  # some had to be forgotten
         known.add(b"target", salt, whole)
         assert len(known) <= most
@@ -71,22 +62,20 @@ def test_both_sides_have_the_same_sequence_or_the_draft_knows_that_it_has_none(
 
 def test_the_longest_prefix_is_named_and_leaves_a_token() -> None:
     told, whole = ToldPrefixes(), list(range(2 * SIZE))
-    assert told.shorten(opened(whole)) == opened(whole)
+    assert told.shorten(None, whole) == (None, whole)
     for tokens, left in ((whole, SIZE), ([*whole, 9], 1), ([*whole[:SIZE], 9, *whole], SIZE * 2 + 1), ([9, *whole], 9)):
-        message = told.shorten(opened(tokens))
-        assert message.tokens == tokens[len(tokens) - left :]
-        assert (message.prefix_key is None) == (left == len(tokens))
-        assert message == msgspec.structs.replace(opened(tokens), tokens=message.tokens, prefix_key=message.prefix_key)
+        key, rest = told.shorten(None, tokens)
+        assert rest == tokens[len(tokens) - left :] and (key is None) == (left == len(tokens))
 
 
 def test_what_came_after_an_open_is_named_too() -> None:
     told, whole = ToldPrefixes(), list(range(3 * SIZE))
-    told.shorten(opened(whole[:SIZE], SALT))
+    told.shorten(SALT, whole[:SIZE])
     told.tell(SALT, whole)
-    assert told.shorten(opened([*whole, 1], SALT)).tokens == [1]
-    assert told.shorten(opened([*whole, 1])).prefix_key is None  # of another salt
+    assert told.shorten(SALT, [*whole, 1])[1] == [1]
+    assert told.shorten(None, [*whole, 1])[0] is None  # of another salt
     told.clear()
-    assert told.shorten(opened([*whole, 1], SALT)).prefix_key is None
+    assert told.shorten(SALT, [*whole, 1])[0] is None
 
 
 def test_a_key_is_known_to_whom_it_was_told_alone() -> None:
@@ -127,9 +116,9 @@ def test_what_was_used_longest_ago_is_forgotten() -> None:
     assert [short.find(b"target", None, key) is None for key in keys[1]] == [False, False, True]
     told = ToldPrefixes(most=2)
     told.tell(None, chains[1])
-    assert told.shorten(opened([*chains[1], 5])).tokens == [*chains[1][2 * SIZE :], 5]
+    assert told.shorten(None, [*chains[1], 5])[1] == [*chains[1][2 * SIZE :], 5]
     told = ToldPrefixes(most=3)
     for name in (1, 20):
         told.tell(None, chains[name])
         assert len(told) == 3
-    assert told.shorten(opened([*chains[1], 5])).prefix_key is None
+    assert told.shorten(None, [*chains[1], 5])[0] is None

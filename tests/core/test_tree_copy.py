@@ -6,9 +6,10 @@ from collections import deque
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from sizes import sized
 from support import tree_of
 from trees import check_tree
 
@@ -199,6 +200,7 @@ def test_the_best_are_the_likeliest_and_the_older_of_equals(
     assert list(paths(copy.best(count, OTHER).tree())) == [p[size:] for p in best]
 
 
+@settings(max_examples=sized(35, 200), deadline=None)
 @given(st.data())
 def test_what_is_forgotten_was_no_longer_in_the_tree(data: st.DataObject) -> None:
     """A long life in which nodes are cleaned up, beside a copy whose nodes never are."""

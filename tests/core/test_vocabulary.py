@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pilotfish.core.drafting.draft_sessions import Unshared
 from pilotfish.core.drafting.vocabulary import clash, difference
+from pilotfish.core.drafting.vocabulary_map import Unshared
 
 BASE = {"a": 0, "b": 1, "c": 2}
 

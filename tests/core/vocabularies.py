@@ -17,11 +17,12 @@ MARKS = ("a☃", "☃b", " é")
 def writer(plain: dict[int, bytes]) -> Callable[[str], list[int]]:
     """A tokenizer of these tokens; 10**6, which stands for nothing, where none fits."""
     tokens = {data: token for token, data in reversed(plain.items())}
+    longest = max(map(len, tokens), default=0)
 
     def encode(text: str) -> list[int]:
         data, found = text.encode(), list[int]()
         while data:
-            size = next((size for size in range(len(data), 0, -1) if data[:size] in tokens), 0)
+            size = next((size for size in range(min(len(data), longest), 0, -1) if data[:size] in tokens), 0)
             found.append(tokens[data[:size]] if size else 10**6)
             data = data[size or 1 :]
         return found

@@ -14,13 +14,13 @@ import pytest
 from support import make_engine
 
 from pilotfish.core.cache.slots import Slots
-from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.prefilling.handover import HandOver
 from pilotfish.core.prefilling.handover_machine import GONE, HandOverMachine
 from pilotfish.core.prefilling.prefill_messages import (
     MAC_KEY_BYTES,
     PREFILL_VERSION,
-    Greeting,
+    PrefillHello,
     PrefillOrder,
     SegmentReady,
     ToPrefill,
@@ -99,7 +99,7 @@ class Side:
 @pytest.fixture
 def side() -> Iterator[Side]:
     writer, sent, arena = Writer(), list[ToPrefill](), Arena(1 << 16, 1 << 12)
-    machine = HandOverMachine(Greeting(PREFILL_VERSION, IDENTITY, "tiny"), [PrefillPool("pool", PEER)], 1)
+    machine = HandOverMachine(PrefillHello(PREFILL_VERSION, IDENTITY, "tiny"), [PrefillPool("pool", PEER)], 1)
     handovers = HandOvers(
         machine, writer, LAYOUT, lambda _, *frames: sent.extend(decode_to_prefill(frame) for frame in frames)
     )

@@ -6,9 +6,9 @@ from collections import defaultdict
 
 import pytest
 
-from pilotfish.core.cache.prefix_cache import PrefixCache
+from pilotfish.core.cache.prefix_cache import PrefixCache, RunWatcher
 from pilotfish.core.cache.slots import SlotPool
-from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.routing.held_prefixes import Held, HeldCopies, routing_keys
 from pilotfish.engine.targets.attendance import Attendance
 from pilotfish.engine.targets.held_followers import AGAIN, CHANGES, HeldFollowers
@@ -81,7 +81,7 @@ def test_nothing_is_named_while_nobody_asks(rig: Rig) -> None:
     rig.attend(A, held=False)
     rig.compute(TEXT)
     rig.tell()
-    assert rig.cache.watcher is None and not rig.told[A]
+    assert type(rig.cache.watcher) is RunWatcher and not rig.told[A]
 
 
 def test_changes_are_told_at_once_only_where_nothing_will_change(rig: Rig) -> None:

@@ -13,7 +13,7 @@ from support import SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, ru
 from pilotfish import LLM
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import FinishReason
-from pilotfish.core.scheduling.row_budget import RowCosts
+from pilotfish.core.scheduling.step import RowCosts
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
 from pilotfish.errors import ModelError, ParameterError

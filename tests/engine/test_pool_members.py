@@ -17,8 +17,8 @@ from inline_prefills import assert_nothing_left, prefill_worker
 from support import VOCAB, assert_idle, make_engine, run, step_until, write_model
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.drafting.messages import Peer
 from pilotfish.core.drafting.pools import DraftPool
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.prefilling.handover import WHOLE
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.drafts.pool_members import PoolMembers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,7 @@ import pytest
 from inline_drafts import PATIENCE, inline_drafts
 from support import SNIPPETS, assert_idle, make_engine, run
 
-from pilotfish.core.drafting.messages import Open
-from pilotfish.core.drafting.told_prefixes import ToldPrefixes
+from pilotfish.core.cache.prefix_keys import Key, ToldPrefixes
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import Outcome, Sampling, SequenceRows
 from pilotfish.core.scheduling.request import Request
@@ -215,10 +214,10 @@ def test_a_draft_elsewhere_finds_what_it_computed(
     """Of each salt for itself. What it was told is named by a key when it comes again."""
     named, shorten = list[bool](), ToldPrefixes.shorten
 
-    def seen(told: ToldPrefixes, message: Open) -> Open:
-        sent = shorten(told, message)
-        named.append(sent.prefix_key is not None)
-        return sent
+    def seen(told: ToldPrefixes, salt: bytes | None, tokens: Sequence[int]) -> tuple[Key | None, Sequence[int]]:
+        key, rest = shorten(told, salt, tokens)
+        named.append(key is not None)
+        return key, rest
 
     monkeypatch.setattr(ToldPrefixes, "shorten", seen)
     config: dict[str, Any] = {"draft": draft, "mode": "async", "drafter": "lm", "prefix_cache": cached}

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.targets import servers as servers_module
 from pilotfish.engine.targets.attendance import Attendance

@@ -18,8 +18,9 @@ from inline_drafts import draft_worker, inline_drafts
 from support import SETTINGS, SNIPPETS, VOCAB, assert_idle, make_engine, run, write_tokenizer
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.drafting.messages import Commit, Hello, Load, Open, Peer, Tree
+from pilotfish.core.drafting.messages import Commit, Hello, Load, Open, Tree
 from pilotfish.core.drafting.shadow import in_share
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.drafts import shadow_drafts

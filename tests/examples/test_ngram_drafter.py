@@ -23,8 +23,7 @@ import zmq
 from pages import codes, table
 from support import follow, tree_of
 
-from pilotfish.core.cache.prefix_keys import prefix_keys
-from pilotfish.core.drafting.error_reports import CODES
+from pilotfish.core.cache.prefix_keys import prefix_keys, text_root
 from pilotfish.core.drafting.messages import (
     CONNECTION,
     FEATURES,
@@ -33,7 +32,6 @@ from pilotfish.core.drafting.messages import (
     TARGET_CAPABILITIES,
     Close,
     Commit,
-    Echo,
     FeatureOffer,
     FeatureRows,
     Hello,
@@ -46,9 +44,10 @@ from pilotfish.core.drafting.messages import (
     ToTarget,
     Tree,
 )
-from pilotfish.core.drafting.told_prefixes import text_root
 from pilotfish.core.features.feature_rows import FEATURE_TYPES, coded
 from pilotfish.core.features.feature_sending import FEATURE_DROPS
+from pilotfish.core.peers.fields import Echo
+from pilotfish.core.peers.peer import CODES
 from pilotfish.core.sampling.noise import gumbel_of
 from pilotfish.core.trees.tree_copy import TreeCopy
 from pilotfish.wire.channel import decode_to_draft, decode_to_target, encode

@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from support import KINDS, VOCAB, native_model, tiny_model
 
-from pilotfish.core.scheduling.executor import NO_NODES, SequenceRows
-from pilotfish.core.scheduling.layer_progress import LayerProgress
+from pilotfish.core.scheduling.executor import NO_NODES, LayerProgress, SequenceRows
 from pilotfish.model.batch import Buckets
 from pilotfish.model.cpu.native_modules import PlainDecoder
 from pilotfish.model.executor import TorchExecutor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.peers.fields import Peer
 from pilotfish.wire.channel import Channel, Received
 from pilotfish.wire.sockets import DialingChannel, ListeningChannel
 

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from frozen_frames import FRAMES, Frame
 
-from pilotfish.core.drafting.messages import Echo, FeatureOffer, Hello, Load, RequestSampling, ToDraft, ToTarget
+from pilotfish.core.drafting.messages import FeatureOffer, Hello, Load, RequestSampling, ToDraft, ToTarget
+from pilotfish.core.peers.fields import Echo
 from pilotfish.wire.channel import encode
 
 #: Of all frames of the page, in order. Version 1 is frozen: who has to change this line breaks drafts that exist.

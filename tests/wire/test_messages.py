@@ -13,13 +13,9 @@ from hypothesis import strategies as st
 from pilotfish.core.cache.prefix_keys import KEY_BYTES
 from pilotfish.core.drafting.messages import (
     MAX_FEATURE_BYTES,
-    MAX_FRAME,
     MAX_NODES,
-    SALT_BYTES,
     Close,
     Commit,
-    Echo,
-    Error,
     FeatureOffer,
     FeatureRows,
     Hello,
@@ -38,6 +34,7 @@ from pilotfish.core.drafting.messages import (
     TreeFeedback,
 )
 from pilotfish.core.features.feature_rows import FEATURE_TYPES
+from pilotfish.core.peers.fields import MAX_FRAME, SALT_BYTES, Echo, Error
 from pilotfish.errors import WireError
 from pilotfish.wire.channel import decode_to_draft, decode_to_target, encode
 

@@ -18,7 +18,7 @@ import zmq
 from ends import LONG, connect, exactly, introduce, silent, until
 from sizes import sized
 
-from pilotfish.core.drafting.messages import MAX_FRAME
+from pilotfish.core.peers.fields import MAX_FRAME
 from pilotfish.errors import ParameterError
 from pilotfish.wire import sockets as sockets_module
 from pilotfish.wire.channel import HIGH_WATER, LARGE, MAX_FRAMES, Channel

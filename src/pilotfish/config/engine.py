@@ -62,7 +62,7 @@ class EngineConfig:
     `mode` off decodes plainly; sync grows a token tree, then verifies it, in every step; async has drafts grow
     trees elsewhere meanwhile: `draft_workers` processes on `draft_cores`, the pools that listen at `draft_pool`, or
     those that `members`, a file of draft and prefill pools (`members.py`), names while the target runs. Of pools
-    `draft_pools_each` guess for a sequence, and their trees are merged (`core/trees/merging.py`).
+    `draft_pools_each` guess for a sequence, and their trees are merged (`core/drafting/pools.py`).
     `drafter` is one of, or several joined by +: lm (the draft), ngram (lookup of the last tokens in the sequence),
     suffix (lookup in it and in past responses, of which `max_cached_tokens` tokens are kept). In async the draft grows
     up to `wanted` nodes of a sequence. A draft may be a trained head of the target, which needs `features` of it: they

@@ -21,9 +21,8 @@ from pilotfish.core.drafting.drafter import Drafter
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.budget import Budget
 from pilotfish.core.scheduling.request import FinishReason
-from pilotfish.core.scheduling.row_budget import RowCosts
 from pilotfish.core.scheduling.scheduler import Scheduler
-from pilotfish.core.scheduling.step import RequestCommit
+from pilotfish.core.scheduling.step import RequestCommit, RowCosts
 from pilotfish.engine.costs import make_budget, step_costs
 from pilotfish.engine.drafts.draft_notes import note_head
 from pilotfish.engine.drafts.drafters import Drafters

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from pilotfish.core.drafting.messages import MAX_FRAME
+from pilotfish.core.peers.fields import MAX_FRAME
 from pilotfish.core.prefilling.prefill_messages import RemoteMemory
 from pilotfish.core.prefilling.segments import SegmentReference
 from pilotfish.errors import EngineError, SegmentError

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from pilotfish.core.scheduling.layer_progress import LayerProgress
+from pilotfish.core.scheduling.executor import LayerProgress
 from pilotfish.model.kv_planes import KVPool, LayerKV
 
 

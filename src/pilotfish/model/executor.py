@@ -12,8 +12,7 @@ from torch import Tensor
 
 from pilotfish.core.cache.slots import Slots
 from pilotfish.core.features.features import Features
-from pilotfish.core.scheduling.executor import ANY_DEPTH, ForwardSeconds, Outcome, Sampling, SequenceRows
-from pilotfish.core.scheduling.layer_progress import LayerProgress
+from pilotfish.core.scheduling.executor import ANY_DEPTH, ForwardSeconds, LayerProgress, Outcome, Sampling, SequenceRows
 from pilotfish.model.batch import EXACT, Batch, library_buckets
 from pilotfish.model.cuda.graphs import CudaRecorder, GraphCache
 from pilotfish.model.feature_tap import FeatureTap, capturing, empty_states, refuse_unknown_layers

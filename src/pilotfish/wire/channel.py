@@ -18,7 +18,8 @@ from typing import TypeAlias, TypeVar, get_args
 import msgspec
 import zmq
 
-from pilotfish.core.drafting.messages import MAX_FRAME, Outgoing, Peer, ToDraft, ToTarget, Tree
+from pilotfish.core.drafting.messages import ToDraft, ToTarget, Tree
+from pilotfish.core.peers.fields import MAX_FRAME, Outgoing, Peer
 from pilotfish.core.prefilling.prefill_messages import FromPrefill, ToPrefill
 from pilotfish.errors import UnknownTypeError, WireError
 from pilotfish.wire.endpoints import Endpoint

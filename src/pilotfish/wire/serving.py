@@ -29,8 +29,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from pilotfish.core.cache.tiers import TierCounts, TierUse
-from pilotfish.core.drafting.messages import Count, Id, Index, Length, Readable, Text, Tokens
 from pilotfish.core.drafting.target_machine import Arrival
+from pilotfish.core.peers.fields import Count, Id, Index, Length, Readable, Text, Tokens
 from pilotfish.core.prefilling.handover import HandOverReport, HandOverTotals
 from pilotfish.core.routing.held_prefixes import Held
 from pilotfish.core.routing.router import ReplicaLoad

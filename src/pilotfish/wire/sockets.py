@@ -18,7 +18,7 @@ from pathlib import Path
 import zmq
 from zmq.utils import z85
 
-from pilotfish.core.drafting.messages import MAX_FRAME, Peer
+from pilotfish.core.peers.fields import MAX_FRAME, Peer
 from pilotfish.errors import ParameterError
 from pilotfish.wire.channel import HIGH_WATER, LARGE, MAX_FRAMES, Channel, Received, Socket
 from pilotfish.wire.curve_keys import KEY_LENGTH, PoolKeys, TargetKeys

@@ -49,11 +49,9 @@ class SuffixAutomaton:
     # -- growth
 
     def begin(self) -> None:
-        """Start another sequence."""
         self._last = ROOT
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Read tokens at the end of the sequence."""
         for token in tokens:
             self._last = self._append(token)
             self._count(self._last)
@@ -74,8 +72,8 @@ class SuffixAutomaton:
         return state
 
     def _split(self, node: int, token: int, child: int) -> int:
-        """The state of the longest substring of `node` with `token` at its end: `child`, or a clone of it where
-        `child` stands for longer ones too, which from now on end at fewer places."""
+        """The state of the longest substring of `node` with `token` at its end: `child`, or a clone of it where `child`
+        stands for longer ones too."""
         length = self._lengths[node] + 1
         if self._lengths[child] == length:
             return child
@@ -107,7 +105,6 @@ class SuffixAutomaton:
         return Match(state, self._lengths[state])
 
     def match(self, tokens: Sequence[int]) -> Match:
-        """The longest suffix of `tokens` that occurs."""
         match = Match(ROOT, 0)
         for token in tokens:
             match = self.follow(match, token)
@@ -124,8 +121,8 @@ class SuffixAutomaton:
         return Match(self._transitions[state][token], length + 1)
 
     def contexts(self, match: Match) -> Iterator[Context]:
-        """Followers of `match` and then of each of its suffixes that occurs elsewhere too, longest first, without
-        the empty one and those that MAX_FOLLOWERS excludes."""
+        """Followers of `match` and of each of its suffixes that occurs elsewhere too, longest first, without the empty
+        one and those that MAX_FOLLOWERS excludes."""
         state, length = match
         while state != ROOT:
             followers = self._transitions[state]

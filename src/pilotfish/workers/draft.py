@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pilotfish.core.drafting.draft_machine import REPORT, DraftMachine
-from pilotfish.core.drafting.draft_sessions import LevelPart, add_children
-from pilotfish.core.drafting.session_table import SessionTable
+from pilotfish.core.drafting.draft_sessions import LevelPart, SessionTable, add_children
 from pilotfish.core.drafting.vocabulary_map import MappedVocabulary
 from pilotfish.core.sampling.constraint import MAX_LENGTH, Bits, MaskedPaths, MaskMaker, masks_when_asked
 from pilotfish.core.scheduling.executor import (
@@ -44,8 +43,6 @@ FRAME_BASE = 4 * MAX_LENGTH + (1 << 20)
 
 
 class DraftWorker:
-    """Grows trees for the sequences of all targets that connect."""
-
     def __init__(
         self,
         machine: DraftMachine,
@@ -54,7 +51,6 @@ class DraftWorker:
         clock: Callable[[], float] = time.perf_counter,
         ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """`ended` is called when `run` ends."""
         self.machine = machine
         self.grower = grower
         self.channel = channel
@@ -67,7 +63,6 @@ class DraftWorker:
         self._observed_used = self._observed_wasted = 0
 
     def run(self) -> None:
-        """Until `stop`."""
         busy = True
         try:
             while not self._stopping:
@@ -148,8 +143,6 @@ class DraftWorker:
 
 @dataclass
 class Grower:
-    """Runs levels over the sessions of a table."""
-
     executor: Executor
     table: SessionTable
     children: int  # that each leaf gets
@@ -157,7 +150,6 @@ class Grower:
     masks: MaskMaker = masks_when_asked
 
     def grow(self, level: Sequence[LevelPart]) -> list[NewNodes]:
-        """Run a forward; the nodes that it added to the tree of each part."""
         pace = nullcontext() if self.pacer is None else self.pacer.held(sum(part.rows for part in level))
         with pace:
             self.table.allocate(level)
@@ -171,7 +163,6 @@ class Grower:
             )
 
     def _masks(self, level: Sequence[LevelPart]) -> TokenMasks | None:
-        """Of the leaves whose sequences have a grammar."""
         groups, first = dict[int, MaskedGroup](), 0
         for part in level:
             session = part.session
@@ -205,22 +196,17 @@ class Grower:
 
 @dataclass
 class MaskedGroup:
-    """Samples whose tokens grammars of one vocabulary decide."""
-
     maker: MaskMaker
     vocab_size: int
     samples: list[int] = field(default_factory=list)
     paths: list[MaskedPaths] = field(default_factory=list)
-
-    def start(self) -> Callable[[], Bits]:
-        return self.maker(self.paths, self.vocab_size)
 
 
 def masks_of(groups: Sequence[MaskedGroup]) -> TokenMasks:
     """All of them; those of smaller vocabularies allow nothing beyond."""
 
     def start() -> Callable[[], Bits]:
-        waiting = [group.start() for group in groups]
+        waiting = [group.maker(group.paths, group.vocab_size) for group in groups]
         return lambda: _stacked([wait() for wait in waiting])
 
     return TokenMasks(np.array([sample for group in groups for sample in group.samples]), start)
@@ -232,7 +218,6 @@ def _stacked(masks: Sequence[Bits]) -> Bits:
 
 
 def leaf_rows(level: Sequence[LevelPart]) -> NodeRows:
-    """The leaves of all parts, one after the other."""
     leaves = [(part.session, leaf) for part in level for leaf in part.leaves]
     tokens = np.array([session.input_at(leaf) for session, leaf in leaves], np.int64)
     depths = np.array([session.tree.depth(leaf) for session, leaf in leaves], np.int64)
@@ -245,7 +230,6 @@ def _readable(tokens: Sequence[int], vocab_size: int) -> list[int]:
 
 
 def sampling_of(level: Sequence[LevelPart], children: int, masks: TokenMasks | None = None) -> Sampling:
-    """The target's way to draw the tokens after the leaves of a level."""
     sessions = [part.session for part in level]
     leaves = [(place, leaf) for place, part in enumerate(level) for leaf in part.leaves]
     if not leaves:

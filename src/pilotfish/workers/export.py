@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.core.cache.slots import Slots
-from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.prefilling.prefill_orders import PlacedSegment, TakenOrder
 from pilotfish.core.prefilling.segments import LEAST_SEGMENT, KVLayout
-from pilotfish.core.scheduling.layer_progress import LayerProgress
+from pilotfish.core.scheduling.executor import LayerProgress
 from pilotfish.errors import EngineError
 from pilotfish.kv.readers import content
 from pilotfish.workers.shared import SharedMachine
@@ -36,15 +36,11 @@ SOON, LATER = 0.0005, 1.0
 
 
 class LayerReader(Protocol):
-    """Copies KV of some layers out of a pool's slots."""
-
     def read_layers(self, slots: Slots, layers: range, out: NDArray[np.uint8]) -> None:
         """slots [tokens], out [bytes of a segment]"""
 
 
 class SegmentMemory(Protocol):
-    """Where segments are put."""
-
     segment_bytes: int
 
     def take(self, owner: Peer, size: int) -> int | None:
@@ -60,15 +56,13 @@ class SegmentMemory(Protocol):
 
 @dataclass(frozen=True)
 class SegmentPart:
-    """Layers, and tokens of a chunk, that go into one segment."""
-
     layers: range
     tokens: range
 
 
 def split(layout: KVLayout, tokens: int, segment_bytes: int) -> Iterator[SegmentPart]:
-    """A chunk of so many tokens as segments: as many layers together as make `LEAST_SEGMENT`, all tokens of a layer
-    unless they are more than a segment holds. Features go by themselves."""
+    """A chunk as segments: as many layers together as make `LEAST_SEGMENT`, all tokens of a layer unless they are more
+    than a segment holds. Features go by themselves."""
     layer_bytes, count = tokens * layout.token_bytes, len(layout.of_kv)
     together, most = math.ceil(LEAST_SEGMENT / layer_bytes), max(segment_bytes // layer_bytes, 1)
     groups = _divided(count, max(count // together, math.ceil(count / most), 1))
@@ -81,7 +75,6 @@ def split(layout: KVLayout, tokens: int, segment_bytes: int) -> Iterator[Segment
 
 
 def _divided(count: int, parts: int) -> list[range]:
-    """Nearly equal ranges."""
     return [range(i * count // parts, (i + 1) * count // parts) for i in range(parts)]
 
 
@@ -98,7 +91,7 @@ class Export:
 
 class Exporter:
     """A thread that turns exports into segments: those of an order in turn, of all orders one segment after another. It
-    waits for layers that are not there yet, and for room; others go on meanwhile."""
+    waits for layers and for room; others go on meanwhile."""
 
     def __init__(
         self,
@@ -133,7 +126,6 @@ class Exporter:
         self._event.set()
 
     def wake(self) -> None:
-        """An order may have ended, layers may be there, or room."""
         self._event.set()
 
     def take_back(self) -> list[Export]:
@@ -207,7 +199,6 @@ class Exporter:
                 self._memory.free(place)
 
     def _place(self, export: Export, part: SegmentPart, place: int) -> PlacedSegment:
-        """Copy the KV."""
         layers, tokens, data = part.layers, part.tokens, self._memory.buffer(place)
         self._reader.read_layers(export.slots[tokens.start : tokens.stop], layers, data)
         first, epoch = export.first + tokens.start, self._memory.epoch(place)

@@ -13,10 +13,10 @@ import numpy as np
 
 from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import GONE, SlotPool
-from pilotfish.core.drafting.draft_sessions import DraftSession, LevelPart, SessionKey, Unshared
+from pilotfish.core.drafting.draft_sessions import DraftModel, DraftSession, LevelPart, SessionKey, SessionTable
 from pilotfish.core.drafting.drafter import Drafter, DraftLimits
 from pilotfish.core.drafting.messages import Open
-from pilotfish.core.drafting.session_table import SessionTable
+from pilotfish.core.drafting.vocabulary_map import Unshared
 from pilotfish.core.features.features import FeatureSource
 from pilotfish.core.sampling.constraint import GrammarSource, MaskMaker, masks_when_asked, no_grammars
 from pilotfish.core.scheduling.calibration import SecondsBySize
@@ -53,24 +53,22 @@ class LMDrafter(Drafter):
         masks: MaskMaker = masks_when_asked,
         source: FeatureSource | None = None,
     ) -> None:
-        """Each level is a forward over the best `width` leaves of a request, each of which gets `children`. `unshared`
-        are ids of tokens that the target lacks; `pacer` holds back each level; `prefix_cache` keeps the KV of requests
-        that have ended. `source` is the target, where the draft is a trained head."""
+        """Each level is a forward over the best `width` leaves of a request, each of which gets `children`. `unshared`:
+        ids that the target lacks. `source` is the target, where the draft is a trained head."""
         self.executor = executor
         pool = SlotPool(executor.num_slots)
         self.table = SessionTable(pool, PrefixCache(pool) if prefix_cache else None)
         self._levels = 0
         self.pacer = pacer
         self._grower = Grower(executor, self.table, children, pacer, masks)
-        self._grammars = grammars
         self._source = source
         self.feature_width = 0 if source is None else source.feature_width
+        self._model = DraftModel(executor.context, grammars, self.feature_width)
         self._unshared = Unshared(np.array(sorted(unshared), np.int64))
         self._level_seconds = SecondsBySize(0.0)  # by sequences
         self.width, self._clock = width, clock
 
     def level_seconds(self, sequences: int) -> float:
-        """Of a level over so many sequences, as measured while it drafted."""
         return self._level_seconds.at(sequences)
 
     # -- the protocol
@@ -107,9 +105,7 @@ class LMDrafter(Drafter):
         session = self.table.get(_key(request))
         if session is None:
             opened = Open.of(request, number=1, generation=1, wanted=0)
-            longest, grammars = self.executor.context, self._grammars
-            fixed = (1.0, longest, self._unshared, 0.0, grammars, self.feature_width)
-            session = DraftSession.of(_key(request), opened, "", *fixed)
+            session = DraftSession.of(_key(request), opened, "", 1.0, 0.0, self._model, self._unshared)
             self.table.open(session)
         elif session.evicted:
             self.table.wake(session)
@@ -179,8 +175,8 @@ class LMDrafter(Drafter):
                 self._level_seconds.observe(len(sessions), self._clock() - began)
 
     def _part(self, session: DraftSession, floor: float) -> LevelPart:
-        """Pending tokens, or the best nodes to expand next: good enough (above `floor`) that a child (no likelier)
-        could be among the proposed and verified."""
+        """Pending tokens, or the best nodes to expand: good enough (above `floor`) that a child could be among the
+        proposed and verified."""
         if session.num_missing:
             return LevelPart.of_pending(session, session.num_missing)
         tree = session.tree

@@ -1,6 +1,6 @@
 """The prefill worker's loop: orders become requests of a scheduler, whose KV is exported while it is computed.
 
-channel's thread   Greeting, PrefillOrder, Renewal, Taken, Fetch … ─► machine ─► answers
+channel's thread   PrefillHello, PrefillOrder, Renewal, Taken, Fetch … ─► machine ─► answers
 loop               machine ─► next order ─► plan, forward, commit      one forward after another
 exporting thread   slots of the forward at hand ─► segments ─► machine ─► SegmentReady
 """
@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from pilotfish.core.cache.slots import Slots
+from pilotfish.core.cache.slots import SlotPool, Slots
 from pilotfish.core.prefilling.prefill_orders import TakenOrder
 from pilotfish.core.sampling.sampling_params import SamplingParams
-from pilotfish.core.scheduling.executor import Executor, Outcome
-from pilotfish.core.scheduling.layer_progress import LayerProgress
+from pilotfish.core.scheduling.executor import Executor, LayerProgress, Outcome
 from pilotfish.core.scheduling.request import FinishReason, Request
 from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.core.scheduling.step import Chunk, Step
 from pilotfish.core.trees.tree import Forest, Guesses
 from pilotfish.workers.export import Export, Exporter
-from pilotfish.workers.held_slots import HeldSlots
 from pilotfish.workers.records import ObservePrefill, PrefillRecord
 from pilotfish.workers.shared import SharedMachine
 
@@ -39,8 +38,6 @@ ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 
 
 class PrefillWorker:
-    """Computes what targets order."""
-
     def __init__(
         self,
         shared: SharedMachine,
@@ -65,7 +62,6 @@ class PrefillWorker:
         exporter.returned = self.wake
 
     def run(self) -> None:
-        """Until `stop`."""
         busy = True
         while not self._stopping:
             busy = self.turn(0.0 if busy else IDLE)
@@ -98,7 +94,6 @@ class PrefillWorker:
                 self._events.get_nowait()
 
     def _take_back(self) -> None:
-        """Let go of the slots of all that is exported, or has ended."""
         for export in self.exporter.take_back():
             self._held.exported(export.order)
         computing = set(self._orders.values())
@@ -107,7 +102,6 @@ class PrefillWorker:
                 self._held.let_go(order)
 
     def _drop_ended(self) -> None:
-        """Stop computing what nobody wants any more."""
         requests = {request.id: request for request in (*self.scheduler.running, *self.scheduler.waiting)}
         for number in [number for number, order in self._orders.items() if not order.live]:
             self._drop(requests[number])
@@ -176,9 +170,8 @@ class PrefillWorker:
         return exports
 
     def _put(self, order: TakenOrder, first: int, slots: Slots, *, complete: bool) -> list[Export]:
-        """Have the slots of tokens from `first` on exported, as far as they are handed over and were not before: an
-        order whose request was preempted comes to the same tokens again. They are shared until the exporter gives
-        them back."""
+        """Export the slots of tokens from `first` on, as far as they are handed over and were not before: an order
+        whose request was preempted comes to the same tokens again."""
         skipped = max(order.exported - first, 0)
         if skipped >= len(slots):
             return []
@@ -197,12 +190,11 @@ class PrefillWorker:
         ended = [chunk.request for chunk in step.chunks if chunk.request.finish_reason is not None]
         for request in ended:
             order = self._orders.pop(request.id)
-            if self.scheduler.cache is not None and request.finish_reason is not FinishReason.ERROR:
+            if self.scheduler.cache.keeps and request.finish_reason is not FinishReason.ERROR:
                 self._held.hold_path(order, request.slots[: len(order.tokens)])
         self.observe(PrefillRecord(began, now, len(step.chunks), step.num_rows, len(ended)))
 
     def _fail(self, step: Step, error: Exception) -> None:
-        """Its orders end; others go on."""
         logger.error("a forward failed: %s: %s", type(error).__name__, error, exc_info=error)
         with self.shared.turn() as now:
             for chunk in step.chunks:
@@ -215,8 +207,7 @@ class PrefillWorker:
     def check(self) -> None:
         """EngineError unless every slot is free, or in the cache, or known to be in use."""
         owned = [slot for request in self.scheduler.running for slot in request.held.tolist()]
-        kept = () if self.scheduler.cache is None else self.scheduler.cache.slots
-        self.scheduler.pool.check([*owned, *self._held.slots], kept)
+        self.scheduler.pool.check([*owned, *self._held.slots], self.scheduler.cache.slots)
 
 
 def _rows_in_time(token_seconds: float) -> int:
@@ -229,3 +220,43 @@ def _request(number: int, order: TakenOrder) -> Request:
 
 def _no_trees(chunks: Sequence[Chunk]) -> Forest:
     return Forest.of([Guesses() for chunk in chunks if chunk.complete])
+
+
+class HeldSlots:
+    """Slots that a prefill worker holds for its exporter, by order: they stay as they are, though its request has
+    ended."""
+
+    def __init__(self, pool: SlotPool) -> None:
+        self._pool = pool
+        self._held: dict[TakenOrder, list[Slots]] = {}
+        self._out: Counter[TakenOrder] = Counter()  # exports that are under way
+
+    @property
+    def slots(self) -> list[int]:
+        return [slot for held in self._held.values() for slots in held for slot in slots.tolist()]
+
+    def export(self, order: TakenOrder, slots: Slots) -> None:
+        self._hold(order, slots)
+        self._out[order] += 1
+
+    def exported(self, order: TakenOrder) -> None:
+        if order in self._held:
+            self._out[order] -= 1
+
+    def hold_path(self, order: TakenOrder, slots: Slots) -> None:
+        """Of all tokens of a request that has ended: what is above slots that are held must be held too, or it would
+        count as available."""
+        if self._out[order]:
+            self._hold(order, slots)
+
+    def let_go(self, order: TakenOrder) -> None:
+        for slots in self._held.pop(order, ()):
+            self._pool.release(slots)
+        del self._out[order]
+
+    def done(self) -> list[TakenOrder]:
+        return [order for order in self._held if not self._out[order] or not order.live]
+
+    def _hold(self, order: TakenOrder, slots: Slots) -> None:
+        self._pool.share(slots)
+        self._held.setdefault(order, []).append(slots)

@@ -51,7 +51,6 @@ class StepRecord(msgspec.Struct, frozen=True):
 
     @property
     def parts(self) -> dict[str, tuple[float, float]]:
-        """Beginning and end of each part, in order."""
         moments = (
             *(self.before, self.began, self.planned, self.drafted, self.scheduled),
             *(self.prepared, self.computed, self.verified, self.ended),
@@ -62,8 +61,6 @@ class StepRecord(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class LevelRecord:
-    """A level of a draft."""
-
     began: float
     ended: float
     sessions: int
@@ -76,8 +73,6 @@ class LevelRecord:
 
 @dataclass(frozen=True)
 class PrefillRecord:
-    """A forward of a prefill worker."""
-
     began: float
     ended: float
     handovers: int  # that had rows in it
@@ -106,8 +101,6 @@ ObserveLease = Callable[[LeaseRecord], None]
 
 
 class Timeline:
-    """A process's part of a timeline."""
-
     def __init__(self, path: Path, process: str) -> None:
         self._file = path.open("wb")
         self._pid = os.getpid()
@@ -117,7 +110,6 @@ class Timeline:
         self._put({"name": "process_name", "ph": "M", "args": {"name": process}})
 
     def step(self, record: StepRecord) -> None:
-        """A span for the step and one for each of its parts."""
         counts = {
             name: getattr(record, name)
             for name in ("sequences", "rows", "nodes", "depth", "offered", "accepted", "committed", "hits", "misses")
@@ -128,15 +120,15 @@ class Timeline:
                 self._span(name, began, ended, {})
 
     def level(self, record: LevelRecord, taken: float | None = None) -> None:
-        """A span for the level, and what it took of its pace by itself."""
-        names = ("sessions", "leaves", "prompt_rows", "nodes", "used", "wasted")
-        counts = {name: getattr(record, name) for name in names}
-        self._span("level", record.began, record.ended, counts if taken is None else {**counts, "taken": taken})
+        """`taken`: seconds of its pace that it took by itself."""
+        self._forward("level", record, taken)
 
     def prefill(self, record: PrefillRecord, taken: float | None = None) -> None:
-        """A span for the forward, and what it took of its pace by itself."""
-        counts = {name: getattr(record, name) for name in ("handovers", "rows", "completed")}
-        self._span("prefill", record.began, record.ended, counts if taken is None else {**counts, "taken": taken})
+        self._forward("prefill", record, taken)
+
+    def _forward(self, name: str, record: LevelRecord | PrefillRecord, taken: float | None) -> None:
+        counts = {key: value for key, value in vars(record).items() if key not in ("began", "ended")}
+        self._span(name, record.began, record.ended, counts if taken is None else {**counts, "taken": taken})
 
     def lease(self, record: LeaseRecord) -> None:
         """A span beside those of forwards, as leases overlap; in it one for its queue and one for its rows."""
@@ -167,7 +159,6 @@ class Timeline:
 
 
 def part_of(path: Path, process: str) -> Path:
-    """The file of a process's part of the timeline at `path`."""
     return path.with_name(f"{path.name}.{process.replace(' ', '-')}.part")
 
 

@@ -36,9 +36,8 @@ REST_NOISE = math.exp(0.5772156649015329)
 
 
 class Responses:
-    """A tenant's responses in two generations. The young one takes new responses; when it is full it becomes
-    the old one, and what that held is forgotten: whole responses, the oldest first, without building anything
-    again. So it holds between half of `max_tokens` and all of them once it has been full."""
+    """A tenant's responses in two generations. The young one takes new responses; when it is full it becomes the old
+    one, and what that held is forgotten without building anything again."""
 
     def __init__(self, max_tokens: int) -> None:
         self._room = max_tokens // 2  # of a generation
@@ -50,11 +49,9 @@ class Responses:
 
     @property
     def automata(self) -> tuple[SuffixAutomaton, ...]:
-        """Those that hold anything."""
         return tuple(automaton for automaton in (self._old, self._young) if automaton.num_tokens)
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Remember one response; one that no generation could hold is left out."""
         if len(tokens) > self._room:
             return
         if self._young.num_tokens + len(tokens) > self._room:
@@ -92,7 +89,6 @@ class ResponseCache:
         return self._tenants[salt].automata
 
     def add(self, salt: str | None, tokens: Sequence[int]) -> None:
-        """Remember a response for requests of the same salt."""
         if salt is None:
             return
         self._tenants.setdefault(salt, Responses(self.max_tokens)).add(tokens)
@@ -164,7 +160,6 @@ class SuffixDrafter(Drafter):
             self.responses.add(request.cache_salt, request.tokens[max(0, request.num_prompt_tokens - LEAD) :])
 
     def _tree(self, request: Request, nodes: int) -> Guesses:
-        """The `nodes` likeliest paths."""
         tree, leaves = Guesses(), list[_Leaf]()
         node, cursors = ROOT, self._cursors(request)
         while len(tree) < nodes:
@@ -186,7 +181,6 @@ class SuffixDrafter(Drafter):
 
 
 def _children(request: Request, tree: Guesses, node: int, cursors: Cursors) -> list[tuple[int, float]]:
-    """The likeliest children of `node`, at which the cursors stand: tokens and scores."""
     found = (islice(automaton.contexts(match), MAX_CONTEXTS) for automaton, match in cursors)
     chances = next_token_chances(list(chain.from_iterable(found)))
     likeliest = heapq.nlargest(CHILDREN, chances, key=chances.__getitem__)

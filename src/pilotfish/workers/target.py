@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from pilotfish.core.drafting.drafter import Drafter, DraftLimits, NoDrafter
-from pilotfish.core.sampling.constrained import constrained
-from pilotfish.core.sampling.constraint import MaskMaker, masks_when_asked
+from pilotfish.core.sampling.constraint import MaskMaker, constrained, masks_when_asked
 from pilotfish.core.scheduling.budget import Budget, StepLoad
-from pilotfish.core.scheduling.executor import Executor, ForwardSeconds, Outcome, Sampling, TokenMasks
+from pilotfish.core.scheduling.executor import Executor, Outcome, Sampling
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.core.scheduling.step import Chunk, RequestCommit, Step
 from pilotfish.core.trees.tree import ROOT, Forest, Guesses
 from pilotfish.workers.records import ObserveStep, StepRecord
-from pilotfish.workers.scoring import with_logprobs
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -41,10 +41,6 @@ class BegunStep:
     planned: float
     drafted: float
     scheduled: float
-
-    @property
-    def moments(self) -> tuple[float, float, float, float]:
-        return self.began, self.planned, self.drafted, self.scheduled
 
 
 class TargetWorker:
@@ -71,14 +67,12 @@ class TargetWorker:
         self._ended = clock()
 
     def step(self) -> list[RequestCommit]:
-        """One forward over every running request; what it committed. None, and no step, while all of them wait for KV
-        from tiers. A forward or commit that fails ends the requests that were in it, frees all they held, and raises.
-        """
+        """One forward over every running request; what it committed. No step while all of them wait for KV from
+        elsewhere. A forward or commit that fails ends its requests, frees all they held, and raises."""
         begun = self.begin()
         return [] if begun is None else self.end(begun, self.execute(begun.step))
 
     def begin(self) -> BegunStep | None:
-        """The step up to its forward; None where there is none."""
         began = self._clock()
         chunks = self._plan()
         if not chunks:
@@ -99,7 +93,6 @@ class TargetWorker:
         return BegunStep(step, len(offered), late, sharing, began, planned, drafted, self._clock())
 
     def end(self, begun: BegunStep, outcome: Outcome) -> list[RequestCommit]:
-        """The step after its forward."""
         step, verified = begun.step, self._clock()
         computed = sum(chunk.count - 1 for chunk in step.chunks if chunk.count)
         self.scheduler.computed(computed, verified - begun.scheduled)
@@ -108,7 +101,9 @@ class TargetWorker:
         hits = sum([self._tell_drafter(commit) for commit in commits])
         self.drafter.flush()
         before, self._ended = self._ended, self._clock()
-        moments = (*begun.moments, *_device_moments(verified, outcome.seconds), self._ended)
+        begun_at = begun.began, begun.planned, begun.drafted, begun.scheduled
+        computed_at = verified - outcome.seconds.sample
+        moments = (*begun_at, computed_at - outcome.seconds.model, computed_at, verified, self._ended)
         self.last_step = StepRecord(before, *moments, **_counts(step, commits), offered=begun.offered, hits=hits)
         self.observe(self.last_step)
         self.budget.observe(step, commits, self._ended - begun.began - (begun.drafted - begun.planned))
@@ -130,7 +125,6 @@ class TargetWorker:
         return limits
 
     def execute(self, step: Step) -> Outcome:
-        """The forward of a step that has begun."""
         try:
             return self.executor.execute(step.rows(), self._sampling(step))
         except BaseException:  # an interrupt too
@@ -140,11 +134,8 @@ class TargetWorker:
 
     def _sampling(self, step: Step) -> Sampling:
         """Masks are computed while the forward runs."""
-        sampling, masked = step.sampling(), step.masked_samples()
-        if masked is None:
-            return sampling
-        start = partial(self._masks, masked.paths, self.executor.vocab_size)
-        return replace(sampling, masks=TokenMasks(masked.samples, start))
+        sampling, masks = step.sampling(), step.masks(self._masks, self.executor.vocab_size)
+        return sampling if masks is None else replace(sampling, masks=masks)
 
     def _commit(self, begun: BegunStep, outcome: Outcome) -> list[RequestCommit]:
         step = begun.step
@@ -181,12 +172,6 @@ class TargetWorker:
         return hit
 
 
-def _device_moments(ended: float, seconds: ForwardSeconds) -> tuple[float, float, float]:
-    """When the rows' tensors were there, the logits, and the tokens."""
-    computed = ended - seconds.sample
-    return computed - seconds.model, computed, ended
-
-
 def _counts(step: Step, commits: Sequence[RequestCommit]) -> dict[str, int]:
     """The fields of a step's record that are neither times nor known before it."""
     return {
@@ -204,10 +189,9 @@ def _marked(commit: RequestCommit, begun: BegunStep) -> RequestCommit:
 
 
 class GuardedDrafter:
-    """Passes on what a drafter proposes for the requests that want speculation, without trees that cannot be verified:
-    with tokens outside the target's vocabulary, or scores that are no log-probabilities. A request's grammar cuts what
-    it forbids off its tree, and adds what it forces. A drafter that raises, or
-    answers for another number of requests, is not asked again."""
+    """Passes on what a drafter proposes for requests that want speculation, without trees that cannot be verified. A
+    request's grammar cuts what it forbids off its tree, and adds what it forces. A drafter that raises, or answers for
+    another number of requests, is not asked again."""
 
     def __init__(self, drafter: Drafter, vocab_size: int) -> None:
         self.drafter = drafter
@@ -292,3 +276,39 @@ def _lawful(forest: Forest, vocab_size: int) -> NDArray[np.bool_]:
         known & (below_root | (parents == nodes.parents)) & (nodes.depths == depths) & (nodes.scores <= scores)
     )
     return lawful
+
+
+class AskedLogprobs(Struct, frozen=True):
+    place: int  # of the commit that gets them
+    field: str  # which of its fields
+    rows: list[int]
+    tokens: list[int]
+    top: int
+
+
+def with_logprobs(
+    commits: Sequence[RequestCommit], step: Step, scoring: Mapping[int, range], outcome: Outcome
+) -> list[RequestCommit]:
+    """The commits with those that their requests ask for. `scoring`: kept rows that score prompts, by request. All that
+    ask for as many are scored together: a device is slow to begin."""
+    told, by_top = list(commits), defaultdict[int, list[AskedLogprobs]](list)
+    for one in _asked(commits, step, scoring):
+        by_top[one.top].append(one)
+    for top, asked in by_top.items():
+        rows, tokens = [row for one in asked for row in one.rows], [token for one in asked for token in one.tokens]
+        scored = iter(outcome.logprobs(rows, tokens, top))
+        for one in asked:
+            told[one.place] = replace(told[one.place], **{one.field: list(islice(scored, len(one.rows)))})
+    return told
+
+
+def _asked(commits: Sequence[RequestCommit], step: Step, scoring: Mapping[int, range]) -> Iterator[AskedLogprobs]:
+    for place, commit in enumerate(commits):
+        request, params = commit.request, commit.request.params
+        if params.logprobs is not None and commit.tokens:
+            rows = step.sample_rows[commit.samples].tolist()
+            yield AskedLogprobs(place, "logprobs", rows, commit.tokens, params.logprobs)
+        if commit.scored:
+            assert params.prompt_logprobs is not None  # or nothing would be scored
+            tokens = [request.tokens[index + 1] for index in commit.scored]
+            yield AskedLogprobs(place, "prompt_logprobs", [*scoring[request.id]], tokens, params.prompt_logprobs)

@@ -25,7 +25,7 @@ from pilotfish.core.scheduling.executor import Executor, ForwardSeconds, Outcome
 from pilotfish.core.scheduling.request import FinishReason, Request
 from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.core.scheduling.step import RequestCommit
-from pilotfish.core.trees.tree import Forest, Guesses
+from pilotfish.core.trees.tree import Guesses
 from pilotfish.workers.records import StepRecord
 from pilotfish.workers.target import BegunStep, TargetWorker
 
@@ -36,8 +36,8 @@ MAX_WAITING = 1 << 19
 
 
 class LiveSteps:
-    """What shadows are to know of the live steps of their target: how many sequences there are in one, how long it
-    takes by its rows, and how much of that is the loop's own."""
+    """What shadows know of the live steps: sequences in one, its seconds by rows, and how many of those are the loop's
+    own."""
 
     def __init__(self, costs: StepCosts) -> None:
         self.costs = costs
@@ -62,8 +62,7 @@ class LiveSteps:
 
     @property
     def error(self) -> float:
-        """How far `costs` are from what lately was: tokens a second of the live steps as they make it over what it
-        was, less 1; 0 before the first step."""
+        """Tokens a second of the live steps as `costs` make it over what it was, less 1; 0 before the first step."""
         return self._modelled.value / self.speed.value - 1 if self.speed.value else 0.0
 
     def _learn(self, step: StepRecord) -> None:
@@ -111,9 +110,8 @@ class ShadowMachine:
         grammars: GrammarSource = no_grammars,
         cpu_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """Of the live target's `executor` only the vocabulary is looked at. `drafter` is scored; those `beside` it
-        guess too, as they would if it were live. They, and `budget`, are this machine's alone. `cpu_seconds` tells
-        what the calling thread has taken so far."""
+        """Of the live target's `executor` only the vocabulary is used. `drafter` is scored; those `beside` it guess
+        too. `cpu_seconds` tells what the calling thread has taken so far."""
         self.score = ShadowScore()  # another record after each step: any thread may read it
         self._share, self._live, self._grammars, self._cpu = setup.share, live, grammars, cpu_seconds
         self._tally = ShadowTally()
@@ -168,8 +166,8 @@ class ShadowMachine:
                 self._waiting.append(_EndedRequest(request, grammar))
 
     def _follow(self) -> None:
-        """As many at a time as run live, or the draft would have less to do than if it were live. So they begin when
-        there are enough for a while."""
+        """As many at a time as run live, or the draft would have less to do; they begin when there are enough for a
+        while."""
         most = min(self._live.sequences, self._worker.scheduler.max_requests)
         if not self._known and len(self._waiting) < 2 * most - 1:
             return
@@ -178,7 +176,7 @@ class ShadowMachine:
             self._waiting_tokens -= len(ended.request.tokens)
             if (request := ended.from_beginning()) is not None:
                 self._known[request.id] = ended.request.tokens
-                self._tally.requests += 1
+                self._tally.sums.requests += 1
                 self._worker.scheduler.add(request)
 
     # -- steps
@@ -235,35 +233,14 @@ class _EndedRequest:
         return Request(ended.id, prompt, params, ended.seed, *limits, grammar=grammar)
 
 
-class _LateDrafter(Drafter):
+class _LateDrafter(CombinedDrafter):
     """The drafter that is scored: counts how often it had nothing."""
 
     def __init__(self, drafter: Drafter, tally: ShadowTally) -> None:
-        self._drafter, self._tally = drafter, tally
-
-    @property
-    def levels(self) -> int:
-        return self._drafter.levels
+        super().__init__([drafter])
+        self._tally = tally
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
-        trees = self._drafter.propose(requests, limits)
-        self._tally.late += sum(not len(tree) for tree in trees)
+        trees = super().propose(requests, limits)
+        self._tally.sums.late += sum(not len(tree) for tree in trees)
         return trees
-
-    def expect(self, requests: Sequence[Request]) -> None:
-        self._drafter.expect(requests)
-
-    def verified(self, requests: Sequence[Request], trees: Forest) -> None:
-        self._drafter.verified(requests, trees)
-
-    def commit(self, request: Request, tokens: Sequence[int]) -> bool:
-        return self._drafter.commit(request, tokens)
-
-    def flush(self) -> None:
-        self._drafter.flush()
-
-    def pause(self, request: Request) -> None:
-        self._drafter.pause(request)
-
-    def close(self, request: Request) -> None:
-        self._drafter.close(request)

@@ -16,7 +16,7 @@ pytest.importorskip("llama_cpp")
 pytest.importorskip("gguf")
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import DraftConfig
-from pilotfish.core.drafting.session_table import SessionTable
+from pilotfish.core.drafting.draft_sessions import SessionTable
 from pilotfish.engine.drafts.draft_pool import make_worker
 from pilotfish.model.backends import llama_cpp_executor
 from pilotfish.model.backends.gguf_file import gguf_of

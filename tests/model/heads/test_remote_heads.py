@@ -19,14 +19,15 @@ from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting.connected_targets import DraftIdentity
 from pilotfish.core.drafting.draft_machine import DraftMachine
+from pilotfish.core.drafting.draft_sessions import SessionTable
 from pilotfish.core.drafting.drafter import DraftLimits
 from pilotfish.core.drafting.level_choice import LevelShape
-from pilotfish.core.drafting.messages import PROTOCOL_VERSION, FeatureOffer, FeatureRows, Hello, Peer
+from pilotfish.core.drafting.messages import PROTOCOL_VERSION, FeatureOffer, FeatureRows, Hello
 from pilotfish.core.drafting.pools import DraftPool
-from pilotfish.core.drafting.session_table import SessionTable
 from pilotfish.core.drafting.target_machine import RemoteOptions
 from pilotfish.core.features.feature_intake import FeatureNeed
 from pilotfish.core.features.features import Features
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.tree import Guesses

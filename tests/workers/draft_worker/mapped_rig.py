@@ -10,8 +10,8 @@ from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting.connected_targets import DraftIdentity
 from pilotfish.core.drafting.draft_machine import DraftMachine
+from pilotfish.core.drafting.draft_sessions import SessionTable
 from pilotfish.core.drafting.level_choice import LevelShape
-from pilotfish.core.drafting.session_table import SessionTable
 from pilotfish.engine.drafts.mapped_vocabularies import MappedVocabularies
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.loading.metadata import load_tokenizer

@@ -17,7 +17,7 @@ from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting.connected_targets import DraftIdentity
 from pilotfish.core.drafting.draft_machine import DraftMachine
-from pilotfish.core.drafting.draft_sessions import DraftSession
+from pilotfish.core.drafting.draft_sessions import DraftSession, SessionTable
 from pilotfish.core.drafting.level_choice import LevelShape
 from pilotfish.core.drafting.messages import (
     PROTOCOL_VERSION,
@@ -25,15 +25,13 @@ from pilotfish.core.drafting.messages import (
     Commit,
     Hello,
     Open,
-    Peer,
     RequestSampling,
     ToDraft,
     ToTarget,
     Tree,
 )
-from pilotfish.core.drafting.session_table import SessionTable
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.sampling.logit_rules import LogitRules
-from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import NO_NODES, SequenceRows
 from pilotfish.core.trees.lookahead import Lookahead
 from pilotfish.model.executor import TorchExecutor
@@ -44,6 +42,22 @@ from pilotfish.workers.draft import DraftWorker, Grower
 SMALL = LevelShape(leaves=4, children=3)
 IDENTITY = DraftIdentity("draft", "digest", {})
 HELLO = Hello(PROTOCOL_VERSION, "digest", VOCAB, "target")
+#: Of a target with `VOCAB` tokens.
+SAMPLINGS = {
+    "greedy": RequestSampling(temperature=0.0),
+    "warm": RequestSampling(temperature=0.8),
+    "filtered": RequestSampling(temperature=0.7, top_k=50, top_p=0.9, min_p=0.01),
+    "penalized": RequestSampling(temperature=0.8, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.3),
+    "ruled": RequestSampling(
+        temperature=0.9,
+        logit_bias={33: 4.0, VOCAB + 5: 3.0},
+        allowed_token_ids=list(range(20, 200)),
+        bad_token_ids=[40, 10**9],
+        bad_sequences=[[50], [33, 33], []],
+        stop_ids=[60, 61],
+        min_tokens=6,
+    ),
+}
 ANSWER = TypeVar("ANSWER", bound=ToTarget)
 
 
@@ -139,22 +153,11 @@ class Rig:
         rows = SequenceRows(0, tokens, np.arange(count, dtype=np.int32), NO_NODES, kept=[count - 1])
         logits = loaded(self.directory).forward([rows])
         prompt, output = tokens[: message.prompt_tokens], tokens[message.prompt_tokens :]
-        params = params_of(sampling)
+        params = sampling.params()
         rules = LogitRules.of(params, prompt, frozenset(sampling.stop_ids), sampling.bad_sequences)
         row = RowSampling(params, message.seed, count, None if rules is None else rules.edits(output))
         likely, chances = likely_tokens(logits, sampling_of([row], self.worker.grower.children))
         return dict(zip(likely[0].tolist(), chances[0].tolist(), strict=True))
-
-
-def params_of(sampling: RequestSampling) -> SamplingParams:
-    fields = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-    return SamplingParams(
-        **{name: getattr(sampling, name) for name in fields},
-        logit_bias=sampling.logit_bias,
-        allowed_token_ids=None if sampling.allowed_token_ids is None else tuple(sampling.allowed_token_ids),
-        bad_token_ids=tuple(sampling.bad_token_ids),
-        min_tokens=sampling.min_tokens,
-    )
 
 
 @dataclass

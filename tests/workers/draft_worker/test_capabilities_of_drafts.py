@@ -10,14 +10,13 @@ import pytest
 from rig import HELLO, Rig, Told, make_open, prompt
 
 from pilotfish.core.drafting.draft_machine import BUSY, LONG, PAUSED, REPORT
+from pilotfish.core.drafting.draft_sessions import IDLE
 from pilotfish.core.drafting.level_choice import WHOLE_CHUNK
 from pilotfish.core.drafting.messages import (
     ERRORS,
     PAUSES,
     PROGRESS,
     Commit,
-    Echo,
-    Error,
     Hello,
     Load,
     Pause,
@@ -28,7 +27,7 @@ from pilotfish.core.drafting.messages import (
     Tree,
     TreeFeedback,
 )
-from pilotfish.core.drafting.session_table import IDLE
+from pilotfish.core.peers.fields import Echo, Error
 from pilotfish.wire.channel import Received
 
 TARGET, OTHER = b"target", b"other"

@@ -12,7 +12,7 @@ from rig import HELLO, IDENTITY, SMALL, make_open, prompt
 from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting.draft_machine import DraftMachine
-from pilotfish.core.drafting.draft_sessions import DraftSession, SessionKey
+from pilotfish.core.drafting.draft_sessions import DraftSession, SessionKey, SessionTable
 from pilotfish.core.drafting.messages import (
     CONNECTION,
     FEATURES,
@@ -21,17 +21,16 @@ from pilotfish.core.drafting.messages import (
     FeatureOffer,
     FeatureRows,
     Load,
-    Peer,
     Refuse,
     Resync,
     Skip,
     ToTarget,
 )
-from pilotfish.core.drafting.session_table import SessionTable
 from pilotfish.core.features.feature_intake import COUNTING, FeatureNeed
 from pilotfish.core.features.feature_rows import FEATURE_TYPES, coded
 from pilotfish.core.features.feature_sending import FEATURE_DROPS, FeaturePiece, frames_of
 from pilotfish.core.features.features import Features
+from pilotfish.core.peers.fields import Peer
 
 WIDTH, SLOTS = 4, 40
 NEED = FeatureNeed(("projection" * 3, "projection of two"), WIDTH)

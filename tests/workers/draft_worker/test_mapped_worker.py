@@ -13,7 +13,7 @@ import pytest
 from mapped_rig import MappedRig
 from msgspec.structs import replace
 from permuted_models import permuted
-from rig import HELLO, SMALL, Rig, Told, loaded, make_open, prompt
+from rig import HELLO, SAMPLINGS, SMALL, Rig, Told, loaded, make_open, prompt
 from support import SNIPPETS, VOCAB, RowSampling, sampling_of, tiny_model, write_tokenizer
 
 from pilotfish.core.drafting.draft_sessions import DraftSession
@@ -26,21 +26,6 @@ from pilotfish.model.loading.metadata import load_tokenizer
 from pilotfish.model.sampling import draw
 
 TARGET = b"target"
-SAMPLINGS = {
-    "greedy": RequestSampling(temperature=0.0),
-    "warm": RequestSampling(temperature=0.8),
-    "filtered": RequestSampling(temperature=0.7, top_k=50, top_p=0.9, min_p=0.01),
-    "penalized": RequestSampling(temperature=0.8, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.3),
-    "ruled": RequestSampling(
-        temperature=0.9,
-        logit_bias={33: 4.0, VOCAB + 5: 3.0},
-        allowed_token_ids=list(range(20, 200)),
-        bad_token_ids=[40, 10**9],
-        bad_sequences=[[50], [33, 33], []],
-        stop_ids=[60, 61],
-        min_tokens=6,
-    ),
-}
 
 
 @pytest.fixture(scope="module")

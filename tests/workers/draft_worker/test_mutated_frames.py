@@ -18,8 +18,6 @@ from pilotfish.core.drafting.messages import (
     TARGET_CAPABILITIES,
     Close,
     Commit,
-    Echo,
-    Error,
     Hello,
     Open,
     Pause,
@@ -28,6 +26,7 @@ from pilotfish.core.drafting.messages import (
     ToDraft,
     TreeFeedback,
 )
+from pilotfish.core.peers.fields import Echo, Error
 from pilotfish.errors import WireError
 from pilotfish.wire.channel import Received, decode_to_draft, decode_to_target
 

@@ -19,12 +19,12 @@ from support import CONTEXT
 from pilotfish.config.fields import KVDType
 from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import SlotPool
-from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.prefilling.prefill_machine import PrefillLimits, PrefillMachine
 from pilotfish.core.prefilling.prefill_messages import (
     MAC_KEY_BYTES,
     PREFILL_VERSION,
-    Greeting,
+    PrefillHello,
     PrefillOrder,
     SegmentReady,
     Taken,
@@ -181,7 +181,7 @@ class Client:
     numbers: dict[int, int] = field(default_factory=dict)  # of segments so far
 
     def __post_init__(self) -> None:
-        self.say(Greeting(PREFILL_VERSION, self.rig.identity, "tiny"))
+        self.say(PrefillHello(PREFILL_VERSION, self.rig.identity, "tiny"))
         (self.welcome,) = self.rig.heard(self.peer, Welcome)
 
     def say(self, *messages: ToPrefill) -> None:
@@ -230,6 +230,13 @@ class Client:
                 key = (layer, token)
                 self.kv[handover][key] = self.kv[handover].get(key, b"") + data[at : at + width]
                 at += width
+
+    def gets(self, *handovers: int) -> None:
+        """Once the worker has done what it can; whole."""
+        self.rig.rest()
+        self.take()
+        for handover in handovers:
+            self.assert_whole(handover)
 
     def assert_whole(self, handover: int) -> None:
         """All of it came, and it is what a direct forward writes."""

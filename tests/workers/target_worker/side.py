@@ -8,20 +8,11 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 from support import limits
 
-from pilotfish.core.drafting.messages import (
-    PROTOCOL_VERSION,
-    FeatureOffer,
-    Hello,
-    Load,
-    Open,
-    Peer,
-    ToDraft,
-    ToTarget,
-    Tree,
-)
+from pilotfish.core.drafting.messages import PROTOCOL_VERSION, FeatureOffer, Hello, Load, Open, ToDraft, ToTarget, Tree
 from pilotfish.core.drafting.pools import DraftPool
 from pilotfish.core.drafting.target_machine import RemoteOptions
 from pilotfish.core.features.features import FeatureSource
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.tree import TokenTree

@@ -21,11 +21,13 @@ from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting import pools
 from pilotfish.core.drafting.connected_targets import DraftIdentity
 from pilotfish.core.drafting.draft_machine import DraftMachine
+from pilotfish.core.drafting.draft_sessions import FORGOTTEN, SessionTable
 from pilotfish.core.drafting.level_choice import LevelShape
-from pilotfish.core.drafting.messages import PROTOCOL_VERSION, TARGET_CAPABILITIES, Hello, Peer
+from pilotfish.core.drafting.messages import PROTOCOL_VERSION, TARGET_CAPABILITIES, Hello
 from pilotfish.core.drafting.pools import DraftPool
-from pilotfish.core.drafting.session_table import FORGOTTEN, SessionTable
 from pilotfish.core.drafting.target_machine import RemoteOptions
+from pilotfish.core.peers import peer as peers
+from pilotfish.core.peers.fields import Peer
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.engine.engine import Engine
 from pilotfish.model.executor import TorchExecutor
@@ -136,7 +138,7 @@ def drafting(
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pools come back soon, so that there is something to test."""
-    monkeypatch.setattr(pools, "GREETING", 0.02)
+    monkeypatch.setattr(peers, "GREETING", 0.02)
     monkeypatch.setattr(pools, "PAUSE", 0.05)
 
 

@@ -9,15 +9,12 @@ import pytest
 from side import HELLO, NODES, VOCAB, Side, load, make_request, tree
 from support import limits
 
-from pilotfish.core.drafting.error_reports import PERIOD
 from pilotfish.core.drafting.messages import (
     ERRORS,
     FEEDBACK,
     PAUSES,
     Close,
     Commit,
-    Echo,
-    Error,
     Hello,
     Open,
     Pause,
@@ -25,8 +22,10 @@ from pilotfish.core.drafting.messages import (
     Resume,
     TreeFeedback,
 )
-from pilotfish.core.drafting.pools import MAX_BUSY, PATIENCE, SILENCE
+from pilotfish.core.drafting.pools import MAX_BUSY, PATIENCE
 from pilotfish.core.drafting.target_machine import PARKED, PARKED_ALONE
+from pilotfish.core.peers.fields import Echo, Error
+from pilotfish.core.peers.peer import PERIOD, SILENCE
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.tree import Forest, Guesses
 from pilotfish.wire.channel import Received

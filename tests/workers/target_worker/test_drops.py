@@ -8,8 +8,10 @@ import msgspec
 import pytest
 from side import NODES, VOCAB, Side, load, make_request, tree
 
-from pilotfish.core.drafting.messages import CONNECTION, Error, Notice, Open, Pause, Refuse, Resync
-from pilotfish.core.drafting.pools import FAULTS, FIRST_PAUSE, REASONS, Drops
+from pilotfish.core.drafting.messages import CONNECTION, Open, Pause, Refuse, Resync
+from pilotfish.core.drafting.pools import DRAFT_REASONS, DraftPool
+from pilotfish.core.peers.fields import Error, Notice
+from pilotfish.core.peers.peer import FIRST_PAUSE, Drops
 from pilotfish.wire.channel import Received
 
 
@@ -46,13 +48,13 @@ def test_each_reason_is_counted_for_its_pool() -> None:
     side.hear(Error("malformed", "open", "what is this"))
     message = reopened()
     side.hear(Pause(message.session, message.generation))
-    assert side.drops() == {**dict.fromkeys(REASONS, 1), "refusals": 2}
+    assert side.drops() == {**dict.fromkeys(DRAFT_REASONS, 1), "refusals": 2}
     assert side.drops(1) == {"refusals": 1}
 
 
 def test_the_first_of_a_reason_is_logged_and_then_how_many_more() -> None:
     notices: list[Notice] = []
-    drops = Drops("pool 0", notices)
+    drops = Drops("pool 0", notices, DRAFT_REASONS, DraftPool.FAULTS)
     for second in range(1000):
         drops.add("malformed_frames", 2, float(second), "no map")
         drops.add("late_nodes", 1, float(second))
@@ -67,11 +69,11 @@ def test_the_first_of_a_reason_is_logged_and_then_how_many_more() -> None:
 
 def test_only_what_no_draft_has_reason_to_do_is_a_warning() -> None:
     notices: list[Notice] = []
-    drops = Drops("pool 0", notices)
-    for reason in REASONS:
+    drops = Drops("pool 0", notices, DRAFT_REASONS, DraftPool.FAULTS)
+    for reason in DRAFT_REASONS:
         drops.add(reason, 1, 0.0)
     levels = {notice.text.split(": ")[1]: notice.level for notice in notices}
-    assert {reason for reason in REASONS if levels[REASONS[reason]] == logging.WARNING} == FAULTS
+    assert {reason for reason in DRAFT_REASONS if levels[DRAFT_REASONS[reason]] == logging.WARNING} == DraftPool.FAULTS
 
 
 @pytest.mark.parametrize(

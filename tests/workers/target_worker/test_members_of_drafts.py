@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from side import NODES, Side, load, make_request, tree
 
-from pilotfish.core.drafting.messages import Close, Commit, Open, Peer, Resync
-from pilotfish.core.drafting.pools import BACK, SILENCE, DraftPool
+from pilotfish.core.drafting.messages import Close, Commit, Open, Resync
+from pilotfish.core.drafting.pools import DraftPool
+from pilotfish.core.peers.fields import Peer
+from pilotfish.core.peers.peer import BACK, SILENCE
 
 A, B = b"0", b"1"
 

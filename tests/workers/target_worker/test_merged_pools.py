@@ -22,6 +22,7 @@ from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting import pools as pool_module
 from pilotfish.core.drafting.connected_targets import DraftIdentity
 from pilotfish.core.drafting.draft_machine import DraftMachine
+from pilotfish.core.drafting.draft_sessions import SessionTable
 from pilotfish.core.drafting.level_choice import LevelShape
 from pilotfish.core.drafting.messages import (
     FEEDBACK,
@@ -34,8 +35,8 @@ from pilotfish.core.drafting.messages import (
     TreeFeedback,
 )
 from pilotfish.core.drafting.pools import DraftPool
-from pilotfish.core.drafting.session_table import SessionTable
 from pilotfish.core.drafting.target_machine import RemoteOptions
+from pilotfish.core.peers import peer as peers
 from pilotfish.core.trees.tree import Forest
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.engine.engine import Engine
@@ -167,7 +168,7 @@ def drafted(target: Path, drafts: Sequence[Path], slots: int, seed: int | None, 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "GREETING", 0.02)
+    monkeypatch.setattr(peers, "GREETING", 0.02)
     monkeypatch.setattr(pool_module, "PAUSE", 0.05)
 
 

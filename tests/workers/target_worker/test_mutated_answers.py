@@ -12,7 +12,7 @@ from mutants import mutant, resident_bytes
 from side import LIMITS, VOCAB, Side, load, make_request, tree
 from sizes import sized
 
-from pilotfish.core.drafting import pools, remote_sessions
+from pilotfish.core.drafting import pools
 from pilotfish.core.drafting.messages import (
     ERRORS,
     FEEDBACK,
@@ -20,8 +20,6 @@ from pilotfish.core.drafting.messages import (
     PROGRESS,
     Close,
     Commit,
-    Echo,
-    Error,
     Load,
     Open,
     Pause,
@@ -33,6 +31,8 @@ from pilotfish.core.drafting.messages import (
     ToTarget,
     Tree,
 )
+from pilotfish.core.peers import peer as peers
+from pilotfish.core.peers.fields import Echo, Error
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.tree import TokenTree
 from pilotfish.wire.channel import Received, encode
@@ -42,7 +42,7 @@ BAD, GOOD = b"0", b"1"
 REQUESTS = 6
 #: How much a process may grow once it has had a fifth of the frames.
 GROWTH = 32 << 20
-PATIENCE = ((pools, "MAX_FAULTS", 1 << 60), (pools, "GREETING", 0.0), (remote_sessions, "MOST_OPENED", 1 << 60))
+PATIENCE = ((pools, "MAX_FAULTS", 1 << 60), (peers, "GREETING", 0.0), (pools, "MOST_OPENED", 1 << 60))
 LOADED = load(capabilities=[FEEDBACK, PROGRESS, PAUSES, ERRORS])
 
 

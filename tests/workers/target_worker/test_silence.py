@@ -9,8 +9,10 @@ from itertools import pairwise
 import pytest
 from side import Side, load, make_request, tree
 
-from pilotfish.core.drafting.messages import Close, Commit, Hello, Open, Peer, ToDraft
-from pilotfish.core.drafting.pools import BACK, MAX_DOUBLINGS, PATIENCE_ALONE, SILENCE
+from pilotfish.core.drafting.messages import Close, Commit, Hello, Open, ToDraft
+from pilotfish.core.drafting.pools import MAX_DOUBLINGS, PATIENCE_ALONE
+from pilotfish.core.peers.fields import Peer
+from pilotfish.core.peers.peer import BACK, SILENCE
 from pilotfish.core.scheduling.request import Request
 
 #: Seconds of a step of the target.

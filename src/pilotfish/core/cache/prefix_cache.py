@@ -34,7 +34,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,8 +50,6 @@ EVICTED_TOGETHER, EVICTED_SHARE = 64, 1 / 64
 
 
 class CachedRun:
-    """Tokens, the slots that hold their KV, and the runs that follow it, by their first tokens."""
-
     def __init__(self, salt: str | None, above: CachedRun | None, tokens: Ints, slots: Slots) -> None:
         self.salt = salt  # the tenant's
         self.above = above  # None: it is a root, without tokens
@@ -67,15 +64,14 @@ class CachedRun:
         return len(present(self.slots))
 
     def common(self, tokens: Ints) -> int:
-        """How many first tokens it has in common with `tokens`."""
         count = min(len(self.tokens), len(tokens))
         differs: NDArray[np.bool_] = self.tokens[:count] != tokens[:count]
         first = int(differs.argmax()) if count else 0
         return first if count and differs[first] else count
 
 
-class RunWatcher(Protocol):
-    """Is told of what happens to runs."""
+class RunWatcher:
+    """Is told of each change to runs; this one listens to nothing."""
 
     def changed(self, run: CachedRun) -> None:
         """It is new, or other slots of it are there."""
@@ -94,13 +90,18 @@ class PrefixCache:
     """What it holds of a pool's slots it keeps there; nobody else may keep any."""
 
     def __init__(
-        self, pool: SlotPool, proven_share: float = PROVEN_SHARE, dropped: Callable[[Slots], None] | None = None
+        self,
+        pool: SlotPool,
+        proven_share: float = PROVEN_SHARE,
+        dropped: Callable[[Slots], None] | None = None,
+        keeps: bool = True,
     ) -> None:
-        """With a share of 0 the run used longest ago goes first, whatever was found. `dropped` is called with slots
-        that it keeps no longer."""
+        """With a share of 0 the run used longest ago goes first. `dropped` is called with slots that it keeps no
+        longer. One that `keeps` nothing finds nothing."""
         self.pool = pool
         self.evicted = 0  # slots, so far
-        self.watcher: RunWatcher | None = None
+        self.watcher = RunWatcher()
+        self.keeps = keeps
         self._dropped = dropped
         self._roots: dict[str | None, CachedRun] = {}  # by salt
         #: Runs but for roots, used longest ago first.
@@ -110,8 +111,8 @@ class PrefixCache:
         self._max_proven = int(proven_share * pool.capacity)
 
     def match(self, salt: str | None, tokens: Sequence[int]) -> Slots:
-        """Slots of the longest prefix of `tokens` that is known under this salt; GONE where the next row does not look.
-        They may be evicted until their caller shares them (`SlotPool.share`)."""
+        """Slots of the longest known prefix of `tokens`; GONE where the next row does not look. Share them before
+        others evict them."""
         path = self._path(salt, np.asarray(tokens, np.int64))
         slots = self._reusable(_slots_of(path))
         begins = np.cumsum([0, *(len(run.tokens) for run in path[:-1])])
@@ -119,7 +120,6 @@ class PrefixCache:
         return slots
 
     def _reusable(self, slots: Slots) -> Slots:
-        """Of the longest prefix whose next row finds all that it sees, the slots that it sees, after GONE."""
         if not self.pool.window:
             return slots
         length = int(np.flatnonzero(self.reusable_lengths(slots))[-1])
@@ -149,8 +149,9 @@ class PrefixCache:
 
     def insert(self, salt: str | None, tokens: Sequence[int], slots: Slots) -> Slots:
         """Know `tokens`, whose KV is in these live slots, some GONE; the slots that the owner has from now on. Where a
-        beginning is known already those are the cache's, and its own copies are released: an owner of a run owns all
-        above, but for what it has given back."""
+        beginning is known already those are the cache's, and its own copies are released."""
+        if not self.keeps:
+            return slots
         wanted = np.asarray(tokens, np.int64)
         path = self._path(salt, wanted)
         known = self._filled(path, slots)
@@ -165,8 +166,7 @@ class PrefixCache:
             above.below[int(run.tokens[0])] = run
             self.pool.keep(present(run.slots))
             path.append(run)
-            if self.watcher is not None:
-                self.watcher.changed(run)
+            self.watcher.changed(run)
         self._use(path)
         self._limit_proven()
         return np.concatenate((np.where(own == GONE, own, known), rest))
@@ -181,19 +181,17 @@ class PrefixCache:
             run.slots[gaps] = own[gaps]
             self._proven_slots += int(gaps.sum()) if run.proven else 0
             at += len(own)
-            if self.watcher is not None and gaps.any():
+            if gaps.any():
                 self.watcher.changed(run)
         return _slots_of(path)
 
     def allocate(self, count: int) -> Slots:
-        """Take slots of the pool, where it has too few free ones after others were dropped."""
         if (lacking := count - self.pool.num_free) > 0:
             self.evict(max(lacking, min(EVICTED_TOGETHER, int(EVICTED_SHARE * self.pool.capacity))))
         return self.pool.allocate(count)
 
     def evict(self, count: int) -> int:
-        """Have idle slots become free, of fresh runs before proven ones, those used longest ago first; how many,
-        `count` at most."""
+        """Free up to `count` idle slots, of fresh runs before proven ones, those used longest ago first; how many."""
         evicted, evict_of = 0, self._evict_beginnings_of if self.pool.window else self._evict_of
         for runs in (self._fresh, self._proven):
             evicted += evict_of(runs, count - evicted)
@@ -221,7 +219,7 @@ class PrefixCache:
             self._forget(run.slots[idle], run)
             run.slots[idle] = GONE
             left -= len(idle)
-            if self.watcher is not None and len(idle):
+            if len(idle):
                 self.watcher.changed(run)
             if run in runs:  # not removed with one that hung on it
                 self._remove_empty(run)
@@ -239,7 +237,6 @@ class PrefixCache:
 
     @staticmethod
     def path_to(run: CachedRun) -> tuple[Ints, Slots]:
-        """All tokens of a prefix up to the end of a run, and their slots."""
         path = _ancestry(run)
         return np.concatenate([above.tokens for above in path]), np.concatenate([above.slots for above in path])
 
@@ -255,7 +252,6 @@ class PrefixCache:
         return path
 
     def _split(self, run: CachedRun, at: int) -> CachedRun:
-        """A run of its first `at` tokens, above what is left of it."""
         assert run.above is not None
         upper = CachedRun(run.salt, run.above, run.tokens[:at], run.slots[:at])
         run.above.below[int(upper.tokens[0])] = upper
@@ -263,16 +259,13 @@ class PrefixCache:
         upper.below[int(run.tokens[0])] = run
         upper.proven = run.proven
         self._listed(upper)[upper] = None
-        if self.watcher is not None:
-            self.watcher.split(upper, run)
+        self.watcher.split(upper, run)
         return upper
 
     def _listed(self, run: CachedRun) -> OrderedDict[CachedRun, None]:
-        """Where it has its turn."""
         return self._proven if run.proven else self._fresh
 
     def _use(self, path: Sequence[CachedRun]) -> None:
-        """From the end to the root: what is above is used later."""
         for run in reversed(path):
             runs = self._listed(run)
             runs[run] = None
@@ -280,8 +273,6 @@ class PrefixCache:
             run.offered = False
 
     def _prove(self, path: Sequence[CachedRun], found: int) -> None:
-        """A request has found the first runs of a path. Those found longest ago are fresh again where the share is
-        exceeded."""
         for run in path[:found]:
             if not run.proven:
                 self._move(run)
@@ -293,14 +284,12 @@ class PrefixCache:
             self._move(next(iter(self._proven)))
 
     def _move(self, run: CachedRun) -> None:
-        """To the end of the other list."""
         del self._listed(run)[run]
         run.proven = not run.proven
         self._listed(run)[run] = None
         self._proven_slots += run.num_slots if run.proven else -run.num_slots
 
     def _cut(self, run: CachedRun, count: int) -> None:
-        """Drop its last `count` tokens."""
         if not count:
             return
         left = len(run.slots) - count
@@ -309,11 +298,9 @@ class PrefixCache:
             self._remove(run)
             return
         run.tokens, run.slots = run.tokens[:left], run.slots[:left]
-        if self.watcher is not None:
-            self.watcher.shortened(run)
+        self.watcher.shortened(run)
 
     def _forget(self, slots: Slots, run: CachedRun) -> None:
-        """Keep these of its slots no longer."""
         self.pool.drop(slots)
         if self._dropped is not None:
             self._dropped(slots)
@@ -321,31 +308,27 @@ class PrefixCache:
 
     def _remove(self, run: CachedRun) -> None:
         assert run.above is not None
-        if self.watcher is not None:
-            self.watcher.removed(run)
+        self.watcher.removed(run)
         del run.above.below[int(run.tokens[0])], self._listed(run)[run]
         if run.above.above is None and not run.above.below:
             self._roots = {salt: root for salt, root in self._roots.items() if root is not run.above}
 
     def _remove_empty(self, run: CachedRun | None) -> None:
-        """Without slots, and without runs that hang on it, it is of no use, nor are those above that are like it."""
         while run is not None and run.above is not None and not run.below and not run.num_slots:
             self._remove(run)
             run = run.above
 
     @property
     def runs(self) -> Iterator[CachedRun]:
-        """Those above before those below."""
         return chain.from_iterable(_descendants(root) for root in self._roots.values())
 
     @property
     def slots(self) -> list[int]:
-        """All that it keeps."""
         return [slot for run in chain(self._fresh, self._proven) for slot in present(run.slots).tolist()]
 
     def check(self) -> None:
-        """EngineError unless the tree is one: every run hangs where its first token says, is listed once, and before
-        what it hangs on; and unless proven runs are within their share."""
+        """EngineError unless the tree is one, each run is listed once and before the one it hangs on, and proven runs
+        keep to their share."""
         found = list(self.runs)
         turn = {run: place for place, run in enumerate(chain(self._fresh, self._proven))}
         listed = len(self._fresh) + len(self._proven)
@@ -367,7 +350,6 @@ def _slots_of(path: Sequence[CachedRun]) -> Slots:
 
 
 def _ancestry(run: CachedRun) -> list[CachedRun]:
-    """From below the root down to `run`."""
     path = [run]
     while (above := path[-1].above) is not None and above.above is not None:
         path.append(above)

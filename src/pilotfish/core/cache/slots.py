@@ -16,7 +16,6 @@ GONE = -1
 
 
 def present(slots: Slots) -> Slots:
-    """Those that were not given back."""
     there: Slots = slots[slots != GONE]
     return there
 
@@ -59,7 +58,6 @@ class SlotPool:
         return slots
 
     def share(self, slots: Slots) -> None:
-        """One more owner for each of these slots, which are live or idle."""
         owners = self._owners[slots]
         if not (owners.all() or self._kept[slots[owners == 0]].all()):
             raise EngineError("slots: a free slot cannot be shared")
@@ -82,13 +80,11 @@ class SlotPool:
         self._push(freed)
 
     def keep(self, slots: Slots) -> None:
-        """Live slots become idle, not free, when they lose their last owner."""
         if not self._owners[slots].all() or self._kept[slots].any():
             raise EngineError("slots: what is kept must be live, and not be kept already")
         self._kept[slots] = True
 
     def drop(self, slots: Slots) -> None:
-        """These are no longer kept: the idle ones are free."""
         if not self._kept[slots].all():
             raise EngineError("slots: what is not kept cannot be dropped")
         self._kept[slots] = False
@@ -97,7 +93,6 @@ class SlotPool:
         self._push(idle)
 
     def owned(self, slots: Slots) -> int:
-        """How many of these have an owner."""
         return int(np.count_nonzero(self._owners[slots]))
 
     def unowned(self, slots: Slots) -> NDArray[np.bool_]:

@@ -42,8 +42,6 @@ class TierCounts:
 
 @dataclass(frozen=True)
 class TierUse:
-    """A tier now, and what it has counted since the start."""
-
     name: str  # DEVICE, HOST or DISK
     used: int  # bytes
     capacity: int  # bytes
@@ -80,7 +78,6 @@ class KVLoad:
         self.count = max(len(tiers) * OBJECT_TOKENS - skipped, 0)
 
     def count_by_tier(self) -> dict[str, int]:
-        """Of the tokens that came, how many were in each tier."""
         counts: dict[str, int] = {}
         for place, tier in enumerate(self.tiers):
             counts[tier] = counts.get(tier, 0) + len(self.object_slots(place))
@@ -97,8 +94,8 @@ class Tiers(Protocol):
         """How long a forward took that computed KV of so many tokens, most of them of prompts."""
 
     def worth_loading(self, keys: Sequence[Key], skipped: int) -> int:
-        """How many of these objects, from the first on, are there and quicker to load than to compute. Of the first
-        one `skipped` tokens are not needed."""
+        """How many of the first objects are there and quicker to load than to compute. Of the first one `skipped`
+        tokens are not needed."""
 
     def load(self, load: KVLoad) -> None:
         """Begin to fill its slots."""
@@ -110,7 +107,7 @@ class Tiers(Protocol):
         """It has its `count` when this returns."""
 
     def save(self, key: Key, tokens: Ints, slots: Slots) -> None:
-        """Begin to copy an object, unless it is there; given up if its slots are `dropped` meanwhile. tokens, slots
+        """Copy an object, unless it is there; given up if its slots are `dropped` meanwhile. tokens, slots
         [OBJECT_TOKENS]"""
 
     def dropped(self, slots: Slots) -> None:
@@ -124,7 +121,6 @@ class Tiers(Protocol):
 
 
 def save_all(cache: PrefixCache, tiers: Tiers) -> None:
-    """Save what was used last first: time may end."""
     tiers.closing()
     for run in reversed(list(cache.coldest(cache.pool.capacity))):
         save_run(cache, tiers, run)
@@ -139,8 +135,8 @@ def save_coldest(cache: PrefixCache, tiers: Tiers, count: int) -> None:
 
 
 def save_run(cache: PrefixCache, tiers: Tiers, run: CachedRun) -> None:
-    """Save the objects that end in a run, the last one first: tiers evict what was saved first, and of a prefix the
-    end goes first."""
+    """Save the objects that end in a run, the last one first: tiers evict what was saved first, and prefixes lose their
+    end first."""
     tokens, slots = cache.path_to(run)
     keys = prefix_keys(tiers.root(run.salt), tokens)
     for place in reversed(range((len(tokens) - len(run.tokens)) // OBJECT_TOKENS, len(keys))):
@@ -149,7 +145,6 @@ def save_run(cache: PrefixCache, tiers: Tiers, run: CachedRun) -> None:
 
 
 def load_of(tokens: Sequence[int], first: int, root: Key, tiers: Tiers) -> tuple[Sequence[Key], Ints]:
-    """Keys and tokens of the objects that are worth loading for a sequence whose first tokens are there."""
     keys, begin = prefix_keys(root, tokens), first // OBJECT_TOKENS
     count = tiers.worth_loading(keys[begin:], first % OBJECT_TOKENS) if len(keys) > begin else 0
     span = slice(begin * OBJECT_TOKENS, (begin + count) * OBJECT_TOKENS)

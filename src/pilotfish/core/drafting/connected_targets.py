@@ -8,19 +8,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pilotfish.core.drafting.draft_sessions import Unshared
-from pilotfish.core.drafting.echo import EchoClock
-from pilotfish.core.drafting.error_reports import ErrorReports
 from pilotfish.core.drafting.messages import PROTOCOL_VERSION, Hello
 from pilotfish.core.drafting.vocabulary import clash
-from pilotfish.core.drafting.vocabulary_map import MappedVocabulary
+from pilotfish.core.drafting.vocabulary_map import MappedVocabulary, Unshared
 from pilotfish.core.features.feature_intake import FeatureNeed
+from pilotfish.core.peers.peer import EchoClock, ErrorReports, GreetedTarget
 
 
 @dataclass(frozen=True)
 class DraftIdentity:
-    """The draft, as targets compare and show it."""
-
     model: str
     tokenizer: str  # digest of the base vocabulary
     added_tokens: Mapping[int, str]  # by their ids
@@ -28,7 +24,6 @@ class DraftIdentity:
     mapped: Mapping[str, MappedVocabulary] = field(default_factory=dict)  # other vocabularies, by their digests
 
     def mismatch(self, hello: Hello, need: FeatureNeed | None) -> str | None:
-        """Why it cannot draft for that target; `need`: of a trained head."""
         if not hello.oldest <= PROTOCOL_VERSION <= hello.version:
             return f"protocol version {_versions(hello)}; this draft speaks {PROTOCOL_VERSION}"
         if hello.tokenizer not in (self.tokenizer, *self.mapped):
@@ -39,16 +34,13 @@ class DraftIdentity:
         return clash(hello.added_tokens, self._added_tokens(hello))
 
     def vocabulary(self, hello: Hello) -> MappedVocabulary | None:
-        """The target's, where it is not the draft's own."""
         return self.mapped.get(hello.tokenizer)
 
     def _added_tokens(self, hello: Hello) -> Mapping[int, str]:
-        """Those that may be guessed."""
         vocabulary = self.vocabulary(hello)
         return self.added_tokens if vocabulary is None else vocabulary.added_tokens
 
     def unshared(self, hello: Hello) -> Unshared:
-        """Token ids that may be guessed, and that the target lacks."""
         lacking = self._added_tokens(hello).keys() - hello.added_tokens.keys()
         return Unshared(np.array(sorted(lacking), np.int64), hello.vocab_size)
 
@@ -58,18 +50,12 @@ def _versions(hello: Hello) -> str:
 
 
 @dataclass
-class ConnectedTarget:
-    """A target that said Hello."""
-
-    tenant: str
-    heard: float
+class ConnectedTarget(GreetedTarget):
     unshared: Unshared
     capabilities: frozenset[str]
     vocabulary: MappedVocabulary | None = None  # the draft's own
     rows: int = 0  # grown for it
     cached: int = 0  # tokens of its sessions whose KV was there
-    malformed: int = 0  # frames
-    unknown: int = 0  # messages of types that are not known here
     last_features: int = 0  # the number of the last frame of features
     feature_drops: Counter[str] = field(default_factory=Counter)  # by reason
     echo: EchoClock = field(default_factory=EchoClock)
@@ -77,6 +63,5 @@ class ConnectedTarget:
     errors: int = 0  # frames of this draft's that it says were of no use
 
     def greeted(self, hello: Hello, now: float) -> None:
-        """It said Hello, again perhaps."""
         self.heard, self.capabilities = now, frozenset(hello.capabilities)
         self.echo.hear(hello.echo, now)

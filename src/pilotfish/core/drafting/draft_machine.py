@@ -19,8 +19,18 @@ from dataclasses import dataclass
 
 import msgspec
 
+from pilotfish.core.cache.prefix_keys import KnownPrefixes
 from pilotfish.core.drafting.connected_targets import ConnectedTarget, DraftIdentity
-from pilotfish.core.drafting.draft_sessions import MOST_TO_ONE, DraftSession, LevelPart, SessionKey
+from pilotfish.core.drafting.draft_sessions import (
+    IDLE,
+    MAX_SESSIONS,
+    MOST_TO_ONE,
+    DraftModel,
+    DraftSession,
+    LevelPart,
+    SessionKey,
+    SessionTable,
+)
 from pilotfish.core.drafting.level_choice import LevelChoice, LevelShape
 from pilotfish.core.drafting.messages import (
     CONNECTION,
@@ -28,35 +38,29 @@ from pilotfish.core.drafting.messages import (
     FEATURES,
     MAPPED,
     MAX_NODES,
-    MAX_TEXT,
     PAUSES,
     PREFIX_KEYS,
     PROGRESS,
     PROTOCOL_VERSION,
     Close,
     Commit,
-    Error,
     FeatureRows,
     Hello,
     Load,
-    Notice,
     Open,
-    Outgoing,
     Pause,
-    Peer,
     Progress,
     Refuse,
     Resume,
     Resync,
     Skip,
     ToDraft,
-    ToTarget,
     Tree,
     TreeFeedback,
 )
-from pilotfish.core.drafting.session_table import IDLE, MAX_SESSIONS, SessionTable
-from pilotfish.core.drafting.told_prefixes import KnownPrefixes
 from pilotfish.core.features.feature_intake import FeatureIntake, FeatureNeed
+from pilotfish.core.peers.fields import MAX_TEXT, Error, Peer
+from pilotfish.core.peers.peer import Listener
 from pilotfish.core.sampling.constraint import GrammarSource, no_grammars
 from pilotfish.core.scheduling.calibration import SecondsBySize
 from pilotfish.core.trees.lookahead import NewNodes
@@ -68,8 +72,6 @@ REPORT = 0.2
 SILENCE = 10.0
 #: Seconds between two levels that belong to their cost; of longer ones the draft had nothing to do.
 BETWEEN = 0.001
-#: Targets of one tenant, and of all without keys.
-MAX_TARGETS = 256
 #: Seconds that a level is expected to take from which on targets are told that the draft is busy, and for how many
 #: times as long they are.
 LONG, BUSY = 0.3, 2.0
@@ -79,8 +81,6 @@ PAUSED = 5.0
 
 @dataclass
 class DraftCounts:
-    """Sums since the start."""
-
     levels: int = 0
     rows: int = 0
     nodes: int = 0  # added to trees
@@ -95,9 +95,7 @@ class DraftCounts:
     features: int = 0  # frames of them that were of use
 
 
-class DraftMachine:
-    """Every method takes the present time; messages for targets are appended to `outbox`."""
-
+class DraftMachine(Listener[ConnectedTarget]):
     def __init__(
         self,
         identity: DraftIdentity,
@@ -107,32 +105,29 @@ class DraftMachine:
         grammars: GrammarSource = no_grammars,
         features: FeatureNeed | None = None,
     ) -> None:
-        """`context`: tokens of the longest sequence that the model takes. Sessions follow their constraints as far as
-        `grammars` can. `features` are those that a trained head needs."""
+        """`context`: tokens of the longest sequence that the model takes. `features` are those that a trained head
+        needs."""
+        super().__init__()
         self.identity = identity
         self.table = table
         self.choice = LevelChoice(table, shape)
         self.counts = DraftCounts()
-        self.outbox: list[Outgoing] = []
-        self.notices: list[Notice] = []
-        self.known = None if table.cache is None else KnownPrefixes()
-        self._grammars = grammars
+        self.known = KnownPrefixes() if table.cache.keeps else KnownPrefixes(most=0)
         self._intake = None if features is None else FeatureIntake(features, table)
-        self._longest = min(context, table.pool.capacity)
-        self._targets: dict[Peer, ConnectedTarget] = {}
+        longest = min(context, table.pool.capacity)
+        self._model = DraftModel(longest, grammars, 0 if features is None else features.width)
         self._level_seconds = SecondsBySize(0.0)
         self._row_seconds = SecondsBySize(0.0)  # of a level, by its rows
         self._queue_seconds = SecondsBySize(0.0)
         self.capabilities = [
             *(PAUSES, ERRORS),
-            *([] if self.known is None else [PREFIX_KEYS]),
+            *([PREFIX_KEYS] if table.cache.keeps else []),
             *([] if features is None else [FEATURES]),
         ]
         self._reported = -REPORT
         self._ended = 0.0  # the last level
 
     def tick(self, now: float) -> None:
-        """Tell every target the load, now and then; forget those that are silent."""
         if now - self._reported < REPORT:
             return
         self._reported = now
@@ -140,8 +135,7 @@ class DraftMachine:
         for peer in [peer for peer, target in self._targets.items() if now - target.heard > SILENCE]:
             for session in self.table.of(peer):
                 self.table.close(session)
-            if self.known is not None:
-                self.known.forget(peer)
+            self.known.forget(peer)
             del self._targets[peer]
         self._resume(now)
         self._tell_load(now)
@@ -177,9 +171,6 @@ class DraftMachine:
             1000 * busy,
         )
 
-    def _send(self, peer: Peer, message: ToTarget) -> None:
-        self.outbox.append(Outgoing(peer, message))
-
     # -- messages
 
     def receive(self, peer: Peer, message: ToDraft, now: float, tenant: str = "", weight: float = 1.0) -> None:
@@ -198,26 +189,17 @@ class DraftMachine:
             self._follow(peer, message, now)
 
     def malformed(self, peer: Peer, reason: str, now: float, about: str = "") -> None:
-        """A frame that is no message, of type `about` if it has one, costs nobody anything. A target's first gives a
-        notice."""
         self.counts.malformed += 1
-        target = self._targets.get(peer)
-        if target is not None:
-            target.malformed += 1
-            if target.malformed == 1:
-                self.notices.append(Notice(logging.WARNING, f"dropped a frame of {peer.hex()}: {reason}"))
+        if self._count_malformed(peer, reason) is not None:
             self._report(peer, "malformed", about, reason, now)
 
     def unknown(self, peer: Peer, kind: str, now: float) -> None:
         """A message of a type that is not known here: a newer target may send it."""
         self.counts.unknown += 1
-        target = self._targets.get(peer)
-        if target is not None:
-            target.unknown += 1
+        if peer in self._targets:
             self._report(peer, "unknown_type", kind, f"messages of type {kind} are not known here", now)
 
     def _report(self, peer: Peer, code: str, about: str, reason: str, now: float) -> None:
-        """To a target that understands it, now and then."""
         target = self._targets[peer]
         if ERRORS in target.capabilities and (error := target.reports.of(code, about, reason, now)) is not None:
             self._send(peer, error)
@@ -225,8 +207,7 @@ class DraftMachine:
     def _hear_error(self, peer: Peer, error: Error) -> None:
         target = self._targets[peer]
         if not target.errors:
-            about = f"{peer.hex()} could not use a frame: {error.code}: {error.reason}"
-            self.notices.append(Notice(logging.WARNING, about))
+            self._note(logging.WARNING, f"{peer.hex()} could not use a frame: {error.code}: {error.reason}")
         target.errors += error.count
 
     def _greet(self, peer: Peer, hello: Hello, tenant: str, now: float) -> None:
@@ -235,7 +216,7 @@ class DraftMachine:
             known.greeted(hello, now)
             return
         need = None if self._intake is None else self._intake.need
-        reason = self.identity.mismatch(hello, need) or self._too_many_targets(tenant)
+        reason = self.identity.mismatch(hello, need) or self._too_many(tenant)
         if reason is not None:
             self._send(peer, Refuse(CONNECTION, 0, reason))
         else:
@@ -244,10 +225,6 @@ class DraftMachine:
             target.greeted(hello, now)
             self._targets[peer] = target
             self._send(peer, self._load(peer, self._own_sessions(), now))
-
-    def _too_many_targets(self, tenant: str) -> str | None:
-        count = sum(target.tenant == tenant for target in self._targets.values())
-        return f"there are {count} targets of {tenant or 'everyone'} already" if count >= MAX_TARGETS else None
 
     def _open(self, peer: Peer, message: Open, tenant: str, weight: float, now: float) -> None:
         key, target = SessionKey(peer, message.session), self._targets[peer]
@@ -261,9 +238,10 @@ class DraftMachine:
         message = whole
         try:
             self._check_tokens(message, target)
-            known = target.unshared, now, self._grammars, 0 if self._intake is None else self._intake.need.width
-            session = DraftSession.of(key, message, tenant, weight, self._longest, *known, target.vocabulary)
-            self._check_length(len(session.inputs), self._longest)
+            session = DraftSession.of(
+                key, message, tenant, weight, now, self._model, target.unshared, target.vocabulary
+            )
+            self._check_length(len(session.inputs), self._model.longest)
             if before is None and not self.table.admit(tenant):
                 raise InputError(f"sessions: there are {MAX_SESSIONS} already")
         except InputError as error:
@@ -277,33 +255,29 @@ class DraftMachine:
             self._send(peer, Skip(message.session, message.generation, session.features.reach))
 
     def _whole(self, peer: Peer, message: Open) -> Open | None:
-        """With all tokens; None where those that a key stands for are not known."""
+        """None where the tokens that its key stands for are not known."""
         if message.prefix_key is None:
             return message
-        prefix = None if self.known is None else self.known.find(peer, message.salt, message.prefix_key)
+        prefix = self.known.find(peer, message.salt, message.prefix_key)
         if prefix is None:
             return None
         return msgspec.structs.replace(message, tokens=prefix + message.tokens, prefix_key=None)
 
     def _know(self, session: DraftSession) -> None:
-        """Later sessions may be opened by a key of what this one was told."""
-        if self.known is not None:
-            self.known.add(session.key.target, session.salt, session.tokens)
+        self.known.add(session.key.target, session.salt, session.tokens)
 
     def _found(self, peer: Peer, tokens: int) -> None:
         self.counts.cached += tokens
         self._targets[peer].cached += tokens
 
     def _check_tokens(self, message: Open, target: ConnectedTarget) -> None:
-        """InputError where the sequence cannot be served, as far as its tokens tell."""
-        most = self._longest if target.vocabulary is None else MOST_TO_ONE * self._longest
+        most = self._model.longest * (1 if target.vocabulary is None else MOST_TO_ONE)
         self._check_length(len(message.tokens), most)
         if max(message.tokens, default=0) >= target.unshared.first or not message.tokens:
             raise InputError("tokens: they are none, or not all in the vocabulary that Hello told of")
 
     @staticmethod
     def _check_length(length: int, most: int) -> None:
-        """InputError where nothing could be guessed."""
         if length >= most:
             raise InputError(f"tokens: {length} do not fit into the {most} that the draft has")
 
@@ -407,7 +381,6 @@ class DraftMachine:
                 self._send(session.key.target, Resume(session.key.number, session.generation))
 
     def level_done(self, level: Sequence[LevelPart], added: Sequence[NewNodes], began: float, now: float) -> None:
-        """A forward over `level` has added nodes to the trees of its parts."""
         self.counts.levels += 1
         self._level_seconds.observe(1, now - began)
         self._row_seconds.observe(sum(part.rows for part in level), now - began)
@@ -430,7 +403,6 @@ class DraftMachine:
                 self._send(session.key.target, Progress(session.key.number, session.generation, read))
 
     def _push(self, session: DraftSession, added: NewNodes) -> None:
-        """Tell the target of `added`, the newest nodes of the session's tree."""
         nodes = (added.ids, added.parents, added.tokens, added.chances)
         tree = Tree(session.key.number, session.generation, session.pushes, len(session.tokens), *nodes)
         session.pushes += 1
@@ -438,5 +410,4 @@ class DraftMachine:
 
     @property
     def wasted(self) -> int:
-        """Nodes that were dropped without being committed."""
         return self.counts.nodes - self.counts.used - sum(len(session.tree) for session in self.table)

@@ -1,50 +1,45 @@
-"""The sequences that a draft grows trees for, and their parts of a level."""
+"""The sequences that a draft grows trees for, their parts of a level, and the KV of what they read."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pilotfish.core.cache.slots import NO_SLOTS, Slots
+from pilotfish.core.cache.prefix_cache import PrefixCache
+from pilotfish.core.cache.slots import NO_SLOTS, SlotPool, Slots
 from pilotfish.core.drafting.mapped_text import MappedText
-from pilotfish.core.drafting.messages import MAX_NODES, Open, Peer
-from pilotfish.core.drafting.vocabulary_map import MappedVocabulary
+from pilotfish.core.drafting.messages import MAX_NODES, Open
+from pilotfish.core.drafting.vocabulary_map import MappedVocabulary, Unshared
 from pilotfish.core.features.features import FeatureLog
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.sampling.constraint import FollowedGrammar, GrammarSource, GrammarState, no_grammars
 from pilotfish.core.sampling.logit_rules import LogitEdits, LogitRules
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import ANY_DEPTH
 from pilotfish.core.trees.child_calibration import TenantCalibrations
-from pilotfish.core.trees.lookahead import Lookahead, NewNodes
+from pilotfish.core.trees.lookahead import Lookahead, NewNodes, RerootResult
 from pilotfish.core.trees.tree import Floats, Ints
+from pilotfish.errors import EngineError
 
 #: Tokens of a target with another vocabulary for each that its draft can read, at most.
 MOST_TO_ONE = 4
 
 
 @dataclass(frozen=True)
-class Unshared:
-    """Token ids of a draft that its target lacks."""
-
-    ids: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    first: int = 1 << 31  # and all from here on
-
-    def mask(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of `tokens` these are."""
-        beyond = tokens >= self.first
-        return beyond | np.isin(tokens, self.ids) if len(self.ids) else beyond
+class SessionKey:
+    target: Peer
+    number: int
 
 
 @dataclass(frozen=True)
-class SessionKey:
-    """A session's number among those of one target."""
-
-    target: Peer
-    number: int
+class DraftModel:
+    longest: int  # inputs of a session
+    grammars: GrammarSource = no_grammars
+    feature_width: int = 0  # of a trained head, else 0
 
 
 @dataclass
@@ -93,19 +88,16 @@ class DraftSession:
         message: Open,
         tenant: str,
         weight: float,
-        longest: int,
-        unshared: Unshared,
         now: float,
-        grammars: GrammarSource = no_grammars,
-        feature_width: int = 0,
+        model: DraftModel,
+        unshared: Unshared,
         vocabulary: MappedVocabulary | None = None,
     ) -> DraftSession:
-        """A session of at most `longest` inputs; ParameterError for sampling parameters that no target takes.
-        `feature_width` is that of a trained head, else 0."""
+        """ParameterError for sampling parameters that no target takes."""
         params, constraint = message.sampling.params(), message.constraint
         output = message.tokens[message.prompt_tokens :]
         text = None if vocabulary is None else MappedText(vocabulary.map, message.tokens)
-        grammars = grammars if vocabulary is None else vocabulary.grammars
+        grammars = model.grammars if vocabulary is None else vocabulary.grammars
         return cls(
             key,
             message.generation,
@@ -114,8 +106,8 @@ class DraftSession:
             weight,
             list(message.tokens),
             len(message.tokens if text is None else text.inputs),
-            min(message.max_length, longest if text is None else MOST_TO_ONE * longest),
-            longest,
+            min(message.max_length, model.longest * (1 if text is None else MOST_TO_ONE)),
+            model.longest,
             message.seed,
             params,
             message.sampling.rules(params, message.tokens, message.prompt_tokens),
@@ -125,22 +117,20 @@ class DraftSession:
             text,
             min(message.wanted, MAX_NODES),
             touched=now,
-            features=FeatureLog(feature_width) if feature_width else None,
+            features=FeatureLog(model.feature_width) if model.feature_width else None,
         )
 
     @property
     def inputs(self) -> list[int]:
-        """What the model reads of the tokens."""
         return self.tokens if self.text is None else self.text.inputs
 
     @property
     def num_missing(self) -> int:
-        """Inputs without KV here."""
         return len(self.inputs) - len(self.slots)
 
     @property
     def num_pending(self) -> int:
-        """Of them, those whose rows can be computed now: the others wait for features. The first token has none, and
+        """Missing inputs whose rows can be computed now: the others wait for features. The first token has none, and
         goes with the second."""
         if self.features is None:
             return self.num_missing
@@ -149,16 +139,13 @@ class DraftSession:
 
     @property
     def waits(self) -> bool:
-        """Whether nothing can be computed for it before features come."""
         return self.num_missing > 0 and self.num_pending == 0
 
     @property
     def max_depth(self) -> int:
-        """Depth of the deepest node that could be committed."""
         return min(self.max_length - len(self.tokens), self.longest - len(self.inputs)) - 1
 
     def input_at(self, leaf: int) -> int:
-        """What the model reads of that node."""
         token = self.tree.token(leaf)
         return token if self.text is None else self.text.map.counterpart(token)
 
@@ -167,20 +154,17 @@ class DraftSession:
         return self.params.temperature == 0.0
 
     @property
-    def root(self) -> str:
+    def cache_salt(self) -> str:
         """Names all that may share KV with it: its tenant's sessions of the same salt."""
         return f"{'' if self.salt is None else self.salt.hex()} {self.tenant}"
 
     def length_at(self, leaf: int) -> int:
-        """Tokens of the sequence up to that node, or to the root."""
         return len(self.tokens) + self.tree.depth(leaf)
 
     def edits_at(self, leaf: int) -> LogitEdits | None:
-        """The target's edits of the logits after that node; None: they stay as they are."""
         return None if self.rules is None else self.rules.edits(self.tree.path_tokens(leaf))
 
     def grammar_state(self) -> GrammarState | None:
-        """None where all may follow, as far as is known."""
         return None if self.grammar is None else self.grammar.state()
 
 
@@ -203,7 +187,6 @@ class LevelPart:
 
     @property
     def new_rows(self) -> int:
-        """Of them, those that lack a slot."""
         return self.pending or self.session.tree.lacking(self.leaves)
 
 
@@ -214,7 +197,7 @@ def add_children(
     calibrations: TenantCalibrations,
     deepest: int = ANY_DEPTH,
 ) -> list[NewNodes]:
-    """Hang children below all leaves of a level, in order; what was kept of each part. Those as deep as `deepest` are
+    """Hang children below all leaves of a level, in order; the nodes kept of each part. Those as deep as `deepest` are
     never expanded."""
     depths = np.array([part.session.tree.depth(leaf) + 1 for part in level for leaf in part.leaves], np.int64)
     greedy = np.array([part.session.greedy for part in level for _ in part.leaves], np.bool_)
@@ -233,3 +216,195 @@ def add_children(
         session, nodes = part.session, (tokens_kept[own], chances_kept[own])
         added.append(session.tree.add(part.leaves, counts[row:end], *nodes, min(session.max_depth, deepest)))
     return added
+
+
+#: Seconds without a commit after which a sequence's KV may go to another.
+IDLE = 0.5
+#: Seconds without one after which a sequence is forgotten; its next commit has it opened anew.
+FORGOTTEN = 20.0
+MAX_SESSIONS = 4096
+
+
+class SessionTable:
+    """All sessions over one pool of KV slots, and the KV that sessions have left; the only place that allocates and
+    frees slots.
+
+    Sessions of one tenant and salt share the KV of tokens that they begin with. What a session was opened with can be
+    found once it is computed; the rest of its committed tokens when it loses its slots; nodes never.
+    """
+
+    def __init__(self, pool: SlotPool, cache: PrefixCache | None = None) -> None:
+        self.pool = pool
+        self.cache = PrefixCache(pool, keeps=False) if cache is None else cache
+        self.calibrations = TenantCalibrations()
+        self.rewritten = 0  # commits after which what a mapped session reads was not as before
+        self._sessions: dict[SessionKey, DraftSession] = {}
+        self._evicted: list[DraftSession] = []  # since `take_evicted`
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[DraftSession]:
+        return iter(self._sessions.values())
+
+    def get(self, key: SessionKey) -> DraftSession | None:
+        return self._sessions.get(key)
+
+    def of(self, target: Peer) -> list[DraftSession]:
+        return [session for session in self if session.key.target == target]
+
+    def admit(self, tenant: str) -> bool:
+        """Make room for one more session of `tenant` where there are too many: the tenant with the most loses the one
+        idle longest to a tenant with fewer."""
+        if len(self) < MAX_SESSIONS:
+            return True
+        counts = Counter(session.tenant for session in self)
+        (largest, most), *_ = counts.most_common(1)
+        if most <= counts[tenant] + 1:
+            return False
+        self.close(min((s for s in self if s.tenant == largest), key=lambda s: s.touched))
+        return True
+
+    def open(self, session: DraftSession) -> int:
+        """The number of tokens whose KV is known. A session that it replaces leaves its KV before."""
+        before = self._sessions.pop(session.key, None)
+        if before is not None:
+            self._free(before)
+        self._sessions[session.key] = session
+        return self._find(session)
+
+    def commit(self, session: DraftSession, tokens: Sequence[int]) -> RerootResult:
+        """Re-root: the accepted nodes' slots join the session's, those of dead nodes are free, nothing is copied. A
+        trained head's rows of accepted nodes were of guessed features: they, and then the nodes below, are computed
+        again. What was guessed there stays until then, unless it is most of the tree: that is better grown anew."""
+        self.calibrations.of(session.tenant).observe(session.greedy, session.tree.outcomes(tokens))
+        caught_up = session.num_missing == 0
+        rerooted = session.tree.commit(tokens)
+        if session.features is not None:
+            self.pool.release(rerooted.path_slots)
+            if 2 * len(session.tree) > session.wanted:
+                self.pool.release(session.tree.drop())
+        elif caught_up and rerooted.path_slots:
+            session.slots = np.concatenate((session.slots, np.array(rerooted.path_slots, np.int32)))
+        self.pool.release(rerooted.freed)
+        session.tokens.extend(tokens)
+        if session.text is not None:
+            self._read(session, session.text, tokens, rerooted)
+        if session.rules is not None:
+            session.rules.extend(tokens)
+        if session.grammar is not None:
+            session.grammar.extend(tokens)
+        return rerooted
+
+    def _read(self, session: DraftSession, text: MappedText, tokens: Sequence[int], rerooted: RerootResult) -> None:
+        """A mapped session reads the tokens as its vocabulary writes them: KV of what that changes goes."""
+        text.follow(tokens[: rerooted.accepted])
+        if not rerooted.hit:
+            before = len(text.inputs)
+            kept = text.read(tokens[rerooted.accepted :])
+            self.rewritten += kept < before
+            self._keep(session, kept)
+
+    def drop_tree(self, session: DraftSession) -> None:
+        """Free the slots of its nodes. The last token is computed again, for its logits."""
+        self.pool.release(session.tree.drop())
+        self._keep(session, len(session.slots))
+
+    def _keep(self, session: DraftSession, count: int) -> None:
+        kept = min(count, len(session.slots), len(session.inputs) - 1)
+        self.pool.release(session.slots[kept:].tolist())
+        self._set_slots(session, session.slots[:kept])
+
+    def close(self, session: DraftSession) -> None:
+        self._free(session)
+        del self._sessions[session.key]
+
+    def evict(self, session: DraftSession) -> None:
+        """Take its KV; it rests until `wake`."""
+        self._free(session)
+        session.evicted = True
+        self._evicted.append(session)
+
+    def take_evicted(self) -> list[DraftSession]:
+        evicted, self._evicted = self._evicted, []
+        return [session for session in evicted if session.evicted and self.get(session.key) is session]
+
+    def wake(self, session: DraftSession) -> int:
+        """The number of its tokens whose KV is still known."""
+        session.evicted = False
+        return self._find(session)
+
+    def _find(self, session: DraftSession) -> int:
+        """Give a session without KV what is known; not of the last token, which is computed for its logits."""
+        self._set_slots(session, self.cache.match(session.cache_salt, session.inputs[:-1]))
+        self.pool.share(session.slots)
+        return len(session.slots)
+
+    def _set_slots(self, session: DraftSession, slots: Slots) -> None:
+        """It has these now: the features that the next row needs are to come, again if they came before."""
+        session.slots = slots
+        if session.features is not None:
+            session.features.restart(max(len(slots) - 1, 0))
+
+    def _remember(self, session: DraftSession, count: int) -> None:
+        """Let others find the KV of its first `count` tokens, but for rows that were computed without lost features;
+        where it was known already, have that instead."""
+        count = count if session.features is None else session.features.num_whole(count)
+        own = self.cache.insert(session.cache_salt, session.inputs[:count], session.slots[:count])
+        session.slots = np.concatenate((own, session.slots[count:]))
+
+    def _free(self, session: DraftSession) -> None:
+        self._remember(session, len(session.slots))
+        self.pool.release([*session.slots.tolist(), *session.tree.drop()])
+        self._set_slots(session, NO_SLOTS)
+
+    def allocate(self, level: Sequence[LevelPart]) -> None:
+        counts = [part.new_rows for part in level]
+        slots = self.cache.allocate(sum(counts))
+        numbers, used = slots.tolist(), 0
+        for part, count in zip(level, counts, strict=True):
+            first, used = used, used + count
+            if part.pending:
+                part.session.slots = np.concatenate((part.session.slots, slots[first:used]))
+            else:
+                part.session.tree.expand(part.leaves, numbers[first:used])
+
+    def computed(self, level: Sequence[LevelPart]) -> None:
+        """The forward over `level` has run: others may find what its sessions were opened with."""
+        for part in level:
+            session = part.session
+            if session.features is not None:
+                session.features.forget(len(session.slots))
+            if len(session.slots) - part.pending < session.opened <= len(session.slots):
+                self._remember(session, session.opened)
+
+    def above_share(self) -> set[str]:
+        """Tenants that hold more of the slots than their weight among all tenants here gives them."""
+        held, weights = defaultdict[str, set[int]](set), dict[str, float]()
+        for session in self:
+            held[session.tenant].update(session.slots.tolist(), session.tree.slots)
+            weights[session.tenant] = session.weight
+        slots_by_weight = self.pool.capacity / sum(weights.values()) if weights else 0.0
+        return {tenant for tenant, slots in held.items() if len(slots) > slots_by_weight * weights[tenant]}
+
+    def make_room(self, count: int, kept: Collection[SessionKey], tenants: Collection[str], now: float) -> None:
+        """Have `count` slots available, if they can be had: idle sessions and those of `tenants`, but none of `kept`,
+        lose theirs, those idle longest first."""
+        losers = [s for s in self if (s.paused or now - s.touched > IDLE or s.tenant in tenants) and s.key not in kept]
+        for session in sorted((s for s in losers if len(s.slots)), key=lambda s: (not s.paused, s.touched)):
+            if self.pool.num_available >= count:
+                return
+            self.evict(session)
+
+    def forget_idle(self, now: float) -> None:
+        """A target keeps its commits back while a long prompt is read: the time until then does not count."""
+        for session in [s for s in self if now - max(s.touched, s.read) > FORGOTTEN]:
+            self.close(session)
+
+    def check(self) -> None:
+        """EngineError unless every slot is free, or in the cache, or counts the sessions that it belongs to."""
+        if any(session.evicted and (len(session.slots) or session.tree.slots) for session in self):
+            raise EngineError("draft sessions: one that rests without KV holds slots")
+        expanded = [slot for s in self for slot in s.tree.slots]
+        self.pool.check([*(slot for s in self for slot in s.slots.tolist()), *expanded], self.cache.slots)
+        self.cache.check()

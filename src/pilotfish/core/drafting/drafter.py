@@ -11,8 +11,6 @@ from pilotfish.core.trees.tree import Forest, Guesses
 
 @dataclass(frozen=True)
 class DraftLimits:
-    """Limits on the work for the next trees."""
-
     nodes: int  # of one tree
     total: int  # of all trees: nodes that are not among so many best will not be verified
     levels: int  # forwards of a draft model; 0: only guesses that cost none
@@ -24,23 +22,22 @@ class Drafter:
 
     @property
     def levels(self) -> int:
-        """Forwards of a draft model that the last trees took one after the other."""
+        """Forwards that the last trees took, one after the other."""
         return 0
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
-        """A tree below each request's last committed token, for the caller to keep; an empty tree is always right."""
+        """A tree below each request's last committed token; an empty one is always right."""
         raise NotImplementedError
 
     def expect(self, requests: Sequence[Request]) -> None:
-        """These were admitted, and will be proposed for once their KV is there: a draft elsewhere may read their tokens
-        meanwhile."""
+        """These were admitted, and will be proposed for once their KV is there."""
 
     def verified(self, requests: Sequence[Request], trees: Forest) -> None:
         """A step has verified these trees, one of each request; its commits come next."""
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
-        """`tokens` were just added to `request`: re-root; whether it is a hit: all were in a tree that lives on. Never
-        one for a drafter that guesses only when it is asked."""
+        """`tokens` were just added to `request`: re-root. Whether all were in a tree that lives on; never so for
+        drafters that guess only when asked."""
         return False
 
     def flush(self) -> None:
@@ -62,7 +59,6 @@ class NoDrafter(Drafter):
 
 
 def drafters_of(drafter: Drafter) -> Sequence[Drafter]:
-    """The drafters of a combination, or the one itself."""
     return drafter.drafters if isinstance(drafter, CombinedDrafter) else [drafter]
 
 

@@ -5,15 +5,64 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 
-from pilotfish.core.drafting.draft_sessions import DraftSession, LevelPart
-from pilotfish.core.drafting.level_width import LevelWidth
+import numpy as np
+
+from pilotfish.core.drafting.draft_sessions import DraftSession, LevelPart, SessionTable
 from pilotfish.core.drafting.messages import MAX_NODES
-from pilotfish.core.drafting.session_table import SessionTable
+from pilotfish.core.scheduling.calibration import StepCosts
 from pilotfish.errors import ParameterError
+
+
+class LevelCosts(StepCosts):
+    """Every knot learns from its own levels alone: where all have become slower, widths not seen lately look cheap and
+    are tried."""
+
+    COMMON = 0.0
+
+
+class LevelWidth:
+    """Chooses the width whose leaves, by the sum of their chances, bring most a second.
+
+    chances  ▇ ▅ ▃ ▂ ▂ ▁ ▁ ▁      A device that waits for its memory takes as long for one leaf as for all, and takes
+    seconds  ─────────────/       all. One that is bound by arithmetic takes longer for each, and leaves out those that
+    width    └── 1 … most         bring less for their time than the others do.
+    """
+
+    FLAT = 1.02  # a level of all leaves over one of a single leaf: up to here all are taken, unseen
+    REFRESHED = 16  # levels after which the costs are looked at anew
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._widths = np.arange(1, most + 1)
+        self._costs: LevelCosts | None = None
+        self._observed = 0
+        self._seconds = [1.0] * most  # of a level by its width
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """A level of `rows`, 1 to `most`, took `seconds`, and what goes on between two levels."""
+        if self._costs is None:
+            knots = {self.most, *(1 << exponent for exponent in range(self.most.bit_length()))}
+            self._costs = LevelCosts(dict.fromkeys(knots, seconds))
+        self._costs.observe(rows, seconds)
+        self._observed += 1
+        if self._observed % self.REFRESHED == 0:
+            self._seconds = self._costs.over(self._widths).tolist()
+
+    def best(self, chances: Iterable[float]) -> int:
+        """Leaves that pay, 1 at least. `chances` of the leaves that there are, likeliest first."""
+        if self._seconds[-1] <= self.FLAT * self._seconds[0]:
+            return self.most
+        best, most_a_second, gain = 1, 0.0, 0.0
+        for width, chance in enumerate(islice(chances, self.most), 1):
+            gain += chance
+            if gain / self._seconds[width - 1] > most_a_second:
+                best, most_a_second = width, gain / self._seconds[width - 1]
+        return best
+
 
 #: Rows of prompts that a level takes beside leaves, and without any.
 CHUNK, WHOLE_CHUNK = 64, 256
@@ -38,15 +87,14 @@ LeafOffer = tuple[float, int, int]
 
 
 class FairShare:
-    """Splits rows in proportion to weights, whenever more are wanted than there are; one that wants less than its share
-    leaves the rest to others, and saves nothing up (start-time fair queueing: Goyal, Vin and Cheng 1996)."""
+    """Splits rows in proportion to weights where more are wanted than there are; one that wants less than its share
+    saves nothing up (start-time fair queueing: Goyal, Vin and Cheng 1996)."""
 
     def __init__(self) -> None:
         self._now = 0.0
         self._clocks: dict[str, float] = {}  # rows over weight, of the tenants that are ahead of `_now`
 
     def split(self, wanted: Mapping[str, int], weights: Mapping[str, float], rows: int) -> dict[str, int]:
-        """Rows of each tenant in `wanted`."""
         clocks = {tenant: self._clocks.get(tenant, self._now) for tenant, count in wanted.items() if count > 0}
         if sum(wanted.values()) <= rows or len(wanted) == 1:  # nobody gets what another wants
             self._advance(min(clocks.values(), default=self._now))
@@ -66,14 +114,12 @@ class FairShare:
         return shares
 
     def charge(self, tenant: str, rows: int, weight: float) -> None:
-        """`tenant` got rows beside those that were split."""
         if rows > 0:
             self._clocks[tenant] = self._clocks.get(tenant, self._now) + rows / weight
         if len(self._clocks) > MAX_TENANTS:
             self._advance(min(self._clocks.values()))
 
     def _advance(self, now: float) -> None:
-        """Whoever is not ahead of it is forgotten."""
         self._now = now
         self._clocks = {tenant: clock for tenant, clock in self._clocks.items() if clock > now}
 
@@ -84,15 +130,12 @@ def _can_grow(session: DraftSession) -> bool:
 
 
 def _part(session: DraftSession, leaves: Sequence[int]) -> LevelPart:
-    """All that can be computed of its pending tokens, or the leaves that were chosen."""
     if session.num_pending:
         return LevelPart.of_pending(session, session.num_pending)
     return LevelPart(session, 0, leaves)
 
 
 class LevelChoice:
-    """Chooses the likeliest leaves of all sessions, tenants by their weights."""
-
     def __init__(self, table: SessionTable, shape: LevelShape) -> None:
         self.table = table
         self.shape = shape
@@ -167,8 +210,8 @@ class LevelChoice:
         return affordable
 
     def _with_room(self, level: Sequence[LevelPart], now: float) -> Sequence[LevelPart]:
-        """The level after others gave way: idle sessions, and tenants that hold more than their share to those that
-        do not. Where still none can go on, prompts that were begun give way to the first."""
+        """The level after others gave way: idle sessions, and tenants above their share to those that are not. Where
+        still none can go on, prompts that were begun give way to the first."""
         above = self.table.above_share()
         within = [part for part in level if part.session.tenant not in above]
         level, losers = (within, above) if within else (level, set[str]())
@@ -178,7 +221,6 @@ class LevelChoice:
         return level
 
     def _give_up_prompts(self, part: LevelPart) -> None:
-        """Those begun, beside the one that `part` goes on with: each may hold what the other lacks."""
         for session in self.table:
             if session.num_pending > self.shape.leaves and session is not part.session and part.pending:
                 self.table.evict(session)

@@ -81,7 +81,6 @@ class MappedText:
         return same
 
     def _shorten(self) -> None:
-        """Leave open about the last `WINDOW` bytes."""
         if len(self._open) <= 2 * WINDOW:
             return
         start, size = len(self.inputs), 0

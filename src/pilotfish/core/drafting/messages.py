@@ -30,21 +30,32 @@ import hashlib
 import struct
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
 from typing import Annotated, TypeAlias
 
-import msgspec
 from msgspec import Meta, Struct
 
 from pilotfish.core.cache.prefix_keys import KEY_BYTES
 from pilotfish.core.drafting.vocabulary import MAX_ADDED
 from pilotfish.core.features.feature_rows import FeatureType
+from pilotfish.core.peers.fields import (
+    AnyId,
+    Count,
+    Echo,
+    Error,
+    Id,
+    Index,
+    Length,
+    Milliseconds,
+    Readable,
+    SaltDigest,
+    Text,
+    Tokens,
+    salt_digest,
+)
 from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.core.sampling.logit_rules import LogitRules
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import Request
-from pilotfish.printable import printable
 
 PROTOCOL_VERSION = 1
 #: Capabilities. A draft's alone: an Open may have a `prefix_key`; send features of every session.
@@ -58,87 +69,42 @@ PROGRESS = "progress"
 #: Either's, which understands them.
 PAUSES, ERRORS = "pauses", "errors"
 TARGET_CAPABILITIES = FEEDBACK, PROGRESS, PAUSES, ERRORS
-#: Bytes of one frame.
-MAX_FRAME = 1 << 24
 #: Nodes of one Tree.
 MAX_NODES = 1 << 14
 #: Bytes of the rows of one FeatureRows.
 MAX_FEATURE_BYTES = 1 << 20
-#: Characters of a text for people.
-MAX_TEXT = 1024
-#: A peer's address: for a draft a target's incarnation and key, for a target the number of a pool.
-Peer: TypeAlias = bytes
 #: The session that a Refuse names where it means the whole connection.
 CONNECTION = 0
 
-Index: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
-Id: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 53)]
-AnyId: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]  # 0: of none
-Count: TypeAlias = Annotated[int, Meta(ge=0)]
-Length: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 31)]
-Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
-Tokens: TypeAlias = Annotated[list[Index], Meta(max_length=1 << 22)]
 #: Finite, as all of a Tree's and a Load's numbers.
 Score: TypeAlias = Annotated[float, Meta(ge=-sys.float_info.max, le=0.0)]
-Milliseconds: TypeAlias = Annotated[float, Meta(ge=0.0, lt=1e9)]
-#: Bytes of a salt's digest.
-SALT_BYTES = 16
-SaltDigest: TypeAlias = Annotated[bytes, Meta(min_length=SALT_BYTES, max_length=SALT_BYTES)]
 FEATURE_DIGEST_BYTES = 8
 FeatureDigest: TypeAlias = Annotated[bytes, Meta(min_length=FEATURE_DIGEST_BYTES, max_length=FEATURE_DIGEST_BYTES)]
 PrefixKey: TypeAlias = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 Capability: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
 Capabilities: TypeAlias = Annotated[list[Capability], Meta(max_length=64)]
-#: By the sender's own clock, whatever its origin.
-Microseconds: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]
 NodeIds: TypeAlias = Annotated[list[Id], Meta(max_length=MAX_NODES)]
 #: As many as a request may name.
 TokenIds: TypeAlias = Annotated[list[Index], Meta(max_length=1 << 14)]
 
 
-class Readable(Struct, frozen=True):
-    """Its fields of type Text are for people: control characters in them are escaped, whoever wrote them."""
-
-    def __post_init__(self) -> None:
-        for name in _texts(type(self)):
-            text = getattr(self, name)
-            if text is not None and not text.isprintable():
-                msgspec.structs.force_setattr(self, name, printable(text)[:MAX_TEXT])
-
-
-@cache
-def _texts(kind: type[Readable]) -> tuple[str, ...]:
-    return tuple(field.name for field in msgspec.structs.fields(kind) if field.type in (Text, Text | None))
-
-
 class FeatureOffer(Readable, frozen=True):
-    """Which features a target can send."""
-
     digest: Text  # of the projection that makes them
     width: Annotated[int, Meta(ge=1, le=MAX_FEATURE_BYTES // 4)]  # numbers of one
     dtype: Text  # as which they are sent
 
 
-class Echo(Struct, frozen=True):
-    """What both sides measure the way between them with (core/drafting/echo.py)."""
-
-    sent: Microseconds  # when this message was
-    heard: Microseconds | None = None  # `sent` of the last message of the other side's that had an echo
-    held: Microseconds = 0  # between that message's arrival and `sent`
-
-
 class Hello(Readable, tag="hello", frozen=True, omit_defaults=True):
-    """Who the target is. A draft that speaks no version of its range, of another tokenizer, or for other features,
-    answers Refuse."""
+    """Who the target is. The answer is Load, or Refuse where versions, tokenizers or features do not fit."""
 
     version: Index  # the newest that it speaks
     tokenizer: Text  # digest of the base vocabulary
     vocab_size: Length
     model: Text
-    added_tokens: Annotated[dict[Index, Text], Meta(max_length=MAX_ADDED)] = {}  # beyond the base vocabulary, by id
+    added_tokens: Annotated[dict[Index, Text], Meta(max_length=MAX_ADDED)] = {}  # noqa: RUF012 beyond the base vocabulary, by id
     features: FeatureOffer | None = None
     oldest: Index = 1  # version that it speaks
-    capabilities: Capabilities = []
+    capabilities: Capabilities = []  # noqa: RUF012
     echo: Echo | None = None
     step_ms: Milliseconds = 0.0  # from one of its steps to the next, lately; 0: it is not known
     depth: Index = 0  # of the deepest node that it lately verified
@@ -176,10 +142,7 @@ class RequestSampling(Struct, frozen=True, omit_defaults=True):
     def params(self) -> SamplingParams:
         """ParameterError for parameters that no target takes."""
         return SamplingParams(
-            **{name: getattr(self, name) for name in _NUMBERS},
-            logit_bias=self.logit_bias,
-            allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
-            bad_token_ids=tuple(self.bad_token_ids),
+            **{name: getattr(self, name) for name in (*_NUMBERS, "logit_bias", "allowed_token_ids", "bad_token_ids")},
             max_tokens=max(self.min_tokens, 1),
         )
 
@@ -198,13 +161,6 @@ _NUMBERS = (
 )
 
 
-def salt_digest(salt: str | None, key: bytes) -> bytes | None:
-    """What a draft is told of a tenant's salt: enough to tell two apart. Without `key` it can be guessed at."""
-    if salt is None:
-        return None
-    return hashlib.blake2b(salt.encode(errors="surrogatepass"), key=key, digest_size=SALT_BYTES).digest()
-
-
 class Open(Struct, tag="open", frozen=True, omit_defaults=True):
     """A sequence to draft for. One of a higher generation replaces the session."""
 
@@ -217,12 +173,11 @@ class Open(Struct, tag="open", frozen=True, omit_defaults=True):
     sampling: RequestSampling
     wanted: Index  # nodes below the root after which to stop growing
     salt: SaltDigest | None = None  # sequences of different ones share nothing that is kept of them
-    prefix_key: PrefixKey | None = None  # of the tokens before `tokens` (core/drafting/told_prefixes.py)
+    prefix_key: PrefixKey | None = None  # of the tokens before `tokens` (core/cache/prefix_keys.py)
     constraint: Constraint | None = None  # of the output
 
     @classmethod
     def of(cls, request: Request, number: int, generation: int, wanted: int, salt_key: bytes = b"") -> Open:
-        """With all tokens. `salt_key` is for the digest of the request's salt."""
         return cls(
             number,
             generation,
@@ -260,14 +215,13 @@ class FeatureRows(Struct, tag="features", frozen=True):
     scales: Annotated[bytes, Meta(max_length=MAX_FEATURE_BYTES)] = b""  # a float32 a row, where the type has them
 
     def digested(self) -> bytes:
-        """What `digest` must be."""
         header = struct.pack("<3Q", self.session, self.generation, self.first) + self.dtype.encode()
         return hashlib.blake2b(header + self.scales + self.rows, digest_size=FEATURE_DIGEST_BYTES).digest()
 
 
 class TreeFeedback(Struct, tag="feedback", frozen=True, omit_defaults=True):
-    """What became of nodes in a step, ahead of its Commit; of the last step of a sequence there is none. A node that is
-    gone after the Commit, and was never named, was never looked at."""
+    """What became of nodes in a step, ahead of its Commit; there is none of a sequence's last step. A node that is gone
+    after the Commit and was never named was not looked at."""
 
     session: Id
     generation: Id
@@ -279,34 +233,21 @@ class TreeFeedback(Struct, tag="feedback", frozen=True, omit_defaults=True):
 
 class Pause(Struct, tag="pause", frozen=True):
     """From a target: the sequence waits, without KV; keep the session, and grow nothing. From a draft: it has no room
-    for the session's KV, and will say Resume; Commits are kept back until then."""
+    for the session, and will say Resume; keep Commits back until then."""
 
     session: Id
     generation: Id
 
 
 class Resume(Struct, tag="resume", frozen=True):
-    """A paused session goes on. From a target: where the pause was of its own; a Commit means it, too. From a draft: it
-    gets one Commit of all tokens since."""
+    """A paused session goes on. From a target a Commit means it, too. From a draft: it gets one Commit of all tokens
+    since."""
 
     session: Id
     generation: Id
 
 
-class Error(Readable, tag="error", frozen=True):
-    """A frame was of no use. Sent seldom: `count` says of how many this tells."""
-
-    code: Text  # which rule was broken (core/drafting/error_reports.py)
-    about: Text  # the type of the frame; "": it has none
-    reason: Text
-    count: Annotated[int, Meta(ge=1)] = 1  # since the last Error of this code
-    session: AnyId = 0
-    generation: AnyId = 0
-
-
 class Close(Struct, tag="close", frozen=True):
-    """The sequence has ended."""
-
     session: Id
     generation: Id
 
@@ -337,8 +278,6 @@ class Resync(Readable, tag="resync", frozen=True):
 
 
 class Skip(Struct, tag="skip", frozen=True):
-    """The draft needs no features of positions before `first`: it has KV of those tokens."""
-
     session: Id
     generation: Id
     first: Index
@@ -361,8 +300,6 @@ class Refuse(Readable, tag="refuse", frozen=True):
 
 
 class Load(Readable, tag="load", frozen=True, omit_defaults=True):
-    """How busy the draft is, and what it can do."""
-
     model: Text
     sessions: Index  # of all targets
     own_sessions: Index  # of the target that this goes to
@@ -374,10 +311,10 @@ class Load(Readable, tag="load", frozen=True, omit_defaults=True):
     revision: Text = ""  # of the draft, as its operator names it
     own_features: Count = 0  # the number of that target's last FeatureRows that came; 0: none did
     #: FeatureRows of that target that could not be used, by reason.
-    own_feature_drops: Annotated[dict[Text, Count], Meta(max_length=16)] = {}
+    own_feature_drops: Annotated[dict[Text, Count], Meta(max_length=16)] = {}  # noqa: RUF012
     target_digest: Text = ""  # of the embedding of the target whose features it was given to expect
     version: Index = PROTOCOL_VERSION  # of the target's range, which it has chosen
-    capabilities: Capabilities = []
+    capabilities: Capabilities = []  # noqa: RUF012
     echo: Echo | None = None
     slots: Count = 0  # tokens that its KV has room for; 0: it says nothing of that
     busy_ms: Milliseconds = 0.0  # for so long it may say nothing
@@ -385,19 +322,3 @@ class Load(Readable, tag="load", frozen=True, omit_defaults=True):
 
 ToDraft: TypeAlias = Hello | Open | FeatureRows | TreeFeedback | Commit | Pause | Resume | Error | Close
 ToTarget: TypeAlias = Tree | Progress | Pause | Resume | Resync | Skip | Refuse | Error | Load
-
-
-@dataclass(frozen=True)
-class Outgoing:
-    """A message that a machine has for a peer."""
-
-    peer: Peer
-    message: Struct
-
-
-@dataclass(frozen=True)
-class Notice:
-    """A line that a machine has for the log."""
-
-    level: int  # of `logging`
-    text: str

@@ -1,4 +1,4 @@
-"""A target's view of its draft pools: whether each lives, its load, why it does not serve, what was dropped of it.
+"""A target's view of its draft pools, and of the sessions that its requests have with them.
 
     ready ──── silent for SILENCE ────► silent ──── silent for longer than its patience ────► lost
       ▲                                    │                                                   │
@@ -12,37 +12,44 @@ where another pool takes them.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
 import numpy as np
 
-from pilotfish.core.drafting.echo import EchoClock
-from pilotfish.core.drafting.error_reports import ErrorReports
-from pilotfish.core.drafting.messages import Load, Notice, Peer
-from pilotfish.core.drafting.told_prefixes import ToldPrefixes
-from pilotfish.core.features.feature_sending import FEATURE_DROPS, FeatureLine
+from pilotfish.core.drafting.messages import MAX_FEATURE_BYTES, Load, TreeFeedback
+from pilotfish.core.features.feature_sending import (
+    FEATURE_DROPS,
+    FRESH,
+    SESSION_BYTES,
+    STEP_BYTES,
+    FeatureLine,
+    FeaturePiece,
+)
+from pilotfish.core.peers.fields import Peer
+from pilotfish.core.peers.peer import DialedPool, EchoClock, ErrorReports
 from pilotfish.core.scheduling.calibration import Calibration
+from pilotfish.core.scheduling.request import Request
+from pilotfish.core.trees.tree import OTHER, ROOT, Guesses
+from pilotfish.core.trees.tree_copy import PushedNode, TreeCopy
 
-#: Seconds between two Hellos: sooner while nothing has answered.
-GREETING, FIRST_GREETING = 1.0, 0.05
-#: Seconds without a message after which a pool is silent. It sends its load five times a second.
-SILENCE = 1.0
 #: Seconds of silence after which its sessions go to another pool that answers, and after which they are closed where
 #: there is none; twice as many each time that it was given up, up to 2 ** MAX_DOUBLINGS times.
 PATIENCE, PATIENCE_ALONE = 1.0, 30.0
 MAX_DOUBLINGS = 5
-#: Seconds of answers after which a pool that was silent or lost is reported as back, and after which it is trusted.
-BACK, TRUSTED = 5.0, 60.0
+#: Seconds of answers after which it is trusted again.
+TRUSTED = 60.0
 #: Malformed frames after which a pool is left alone, and for how long.
 MAX_FAULTS, PAUSE = 32, 5.0
-
 #: The longest time, in seconds, that a pool may say it is busy.
 MAX_BUSY = 30.0
+#: How often a session is opened with a pool in so many seconds, whatever fails: each time costs all of its tokens.
+MOST_OPENED, PERIOD = 5, 60.0
 
-#: The meaning of each count of `Drops`. Healthy drafts have late and repeated nodes, and stale frames.
-REASONS = {
+#: What a target drops of a pool's messages. Healthy drafts have late and repeated nodes, and stale frames.
+DRAFT_REASONS = {
     "late_nodes": "nodes whose parents were gone",
     "repeated_nodes": "nodes that were there already",
     "dropped_nodes": "nodes against the protocol",
@@ -55,16 +62,10 @@ REASONS = {
     "pauses": "sessions that it had no room for",
     "errors": "frames of this target that it could not use",
 }
-#: Those that no draft has reason to cause.
-FAULTS = frozenset({"dropped_nodes", "malformed_frames", "refusals", "errors"})
-#: Seconds until a reason that was logged is logged again: twice as many each time.
-FIRST_PAUSE, LAST_PAUSE = 60.0, 3600.0
 
 
 @dataclass
 class PoolScore:
-    """What became of a pool's nodes, of all that a target was sent."""
-
     trees: int = 0  # frames that were attached
     nodes: int = 0  # in them
     verified: int = 0
@@ -81,7 +82,6 @@ class PoolScore:
         self._accepted += accepted
 
     def end_step(self) -> None:
-        """What was observed of its sequences becomes known."""
         if self._verified:
             self.calibration.observe(np.array(self._verified), np.array(self._accepted))
             self._verified, self._accepted = [], []
@@ -93,90 +93,23 @@ class PoolScore:
 
 
 @dataclass
-class _LastNotice:
-    """The last log line about a reason."""
+class DraftPool(DialedPool):
+    REASONS = DRAFT_REASONS
+    FAULTS = frozenset({"dropped_nodes", "malformed_frames", "refusals", "errors"})
+    WITHOUT = "its sequences go on without it"
 
-    count: int
-    at: float
-    pause: float = FIRST_PAUSE
-
-
-class Drops:
-    """Counts by reason what a target dropped of one pool's messages. The first of a reason gives a notice; later ones
-    are summed up in one notice now and then."""
-
-    def __init__(
-        self,
-        pool: str,
-        notices: list[Notice],
-        reasons: Mapping[str, str] = REASONS,
-        faults: Collection[str] = FAULTS,
-    ) -> None:
-        """`reasons`, and the meaning of each; those in `faults` are warnings."""
-        self.counts = dict.fromkeys(reasons, 0)
-        self._reasons, self._faults = reasons, faults
-        self._pool = pool
-        self._notices = notices
-        self._last: dict[str, _LastNotice] = {}
-
-    @property
-    def occurred(self) -> dict[str, int]:
-        """Counts above 0."""
-        return {reason: count for reason, count in self.counts.items() if count}
-
-    def add(self, reason: str, count: int, now: float, detail: str = "") -> None:
-        """`detail` is for the log alone."""
-        if count:
-            self.counts[reason] += count
-            last = self._last.get(reason)
-            if last is None or now - last.at >= last.pause:
-                self._notify(reason, last, now, detail)
-
-    def _notify(self, reason: str, last: _LastNotice | None, now: float, detail: str) -> None:
-        new = self.counts[reason] - (last.count if last else 0)
-        pause = FIRST_PAUSE if last is None else min(2 * last.pause, LAST_PAUSE)
-        self._last[reason] = _LastNotice(self.counts[reason], now, pause)
-        since = f" in {now - last.at:.0f} s" if last else ""
-        text = f"{self._pool}: {self._reasons[reason]}: {new}{since}{f' ({detail})' if detail else ''}"
-        self._notices.append(Notice(logging.WARNING if reason in self._faults else logging.INFO, text))
-
-
-@dataclass
-class DraftPool:
-    """`ready` while it answers. A lost one is greeted on, and ready again when it answers."""
-
-    name: str
-    peer: Peer
-    ready: bool = False
     silent: bool = False  # it says nothing, but is connected
-    draining: bool = False  # it is to leave
     load: Load | None = None
-    refusal: str | None = None  # why it does not serve this target
     sessions: set[int] = field(default_factory=set)  # numbers of this target's sessions
-    told: ToldPrefixes = field(default_factory=ToldPrefixes)  # since it last began to answer
     features: FeatureLine = field(default_factory=FeatureLine)
     target_digest: str = ""  # of this target's embedding, where a draft may ask for its features
-    role: str = "draft"  # or shadow, in notices
     echo: EchoClock = field(default_factory=EchoClock)
     reports: ErrorReports = field(default_factory=ErrorReports)
     score: PoolScore = field(default_factory=PoolScore)
-    losses: int = 0  # times that it fell silent or was lost
-    notices: list[Notice] = field(default_factory=list)  # for the log
-    drops: Drops = field(init=False)
-    _last_heard: float = 0.0
     _busy_until: float = 0.0
-    _answers_since: float = 0.0
-    _last_greeted: float = -GREETING
     _given_up: int = 0  # times, one after the other
-    _unreported_losses: int = 0  # since it was last reported as back
     _faults: int = 0
-    _reported_refusal: str = ""  # since it last served
-    _refusal_reported: float = -FIRST_PAUSE  # when
-    _left_alone_until: float = 0.0
     _compared: str = ""  # the first digest that it told of
-
-    def __post_init__(self) -> None:
-        self.drops = Drops(self.name, self.notices)
 
     @property
     def expected_load(self) -> float:
@@ -186,24 +119,20 @@ class DraftPool:
 
     @property
     def takes_sessions(self) -> bool:
-        """Whether new ones may be opened with it."""
         return self.ready and not self.draining
 
     @property
     def revision(self) -> str:
-        """Of its draft, as its operator names it; "" until it has told."""
         return "" if self.load is None else self.load.revision
 
     def can(self, capability: str) -> bool:
-        """Whether it has said so."""
         return self.load is not None and capability in self.load.capabilities
 
     def is_busy(self, now: float) -> bool:
-        """It has said that nothing is to be expected of it yet."""
         return now < self._busy_until
 
     def quiet(self, now: float) -> float:
-        """Seconds without a word, beyond what it said."""
+        """Seconds without a word, beyond the time that it said it would be busy."""
         return now - max(self._last_heard, self._busy_until)
 
     @property
@@ -218,7 +147,6 @@ class DraftPool:
         return self.ready or (self.silent and self.quiet(now) <= patience)
 
     def give_up(self) -> None:
-        """Its sessions were taken from it."""
         self._given_up += self.silent
         self.silent = False
 
@@ -237,79 +165,166 @@ class DraftPool:
             return
         self._compared = digest
         if digest != self.target_digest:
-            other = (
-                f"it expects features of a target with other embeddings ({digest[:12]}, not {self.target_digest[:12]})"
-            )
-            self._warn(
-                f"{self.name}: {other}: its guesses may seldom be right; its --target should be this target's model"
-            )
+            which = f"({digest[:12]}, not {self.target_digest[:12]})"
+            other = f"{self.name}: it expects features of a target with other embeddings {which}"
+            self.warn(f"{other}: its guesses may seldom be right; its --target should be this target's model")
 
     def heard_of_session(self, now: float) -> None:
-        """Any message about a session ends its silence."""
         self._last_heard = now
         if self.silent:
             self._answers(now)
 
     def _answers(self, now: float) -> None:
         if not self.ready:
-            self._answers_since = now
+            self._ready_since = now
             self.told.clear()
         self.ready, self.silent, self.refusal = True, False, None
 
     def refused(self, reason: str, now: float) -> None:
-        """It does not serve this target, and is asked again in a while. The first time gives a notice, and another
-        reason does so later, if not soon: who is refused is told no more often than that."""
         self.drops.counts["refusals"] += 1
-        if reason != self._reported_refusal and now - self._refusal_reported >= FIRST_PAUSE:
-            self._warn(f"{self.role}_pool: {self.name} refused: {reason}; the target serves without it")
-            self._reported_refusal, self._refusal_reported = reason, now
+        self.report_refusal(reason, now)
         self.refusal, self.ready, self.silent, self._last_heard = reason, False, False, now
-        self._left_alone_until = max(self._left_alone_until, now + GREETING)
 
     def malformed(self, reason: str, now: float) -> None:
-        """It sent a frame that is no message. After too many it is left alone for a while."""
         self.drops.add("malformed_frames", 1, now, reason)
         self._faults += now >= self._left_alone_until
         if self._faults >= MAX_FAULTS:
             self._faults, self.ready, self.silent, self._left_alone_until = 0, False, False, now + PAUSE
-            self._warn(f"{self.name} is left alone for {PAUSE:g} s: it sent {MAX_FAULTS} frames that are no message")
+            self.warn(f"{self.name} is left alone for {PAUSE:g} s: it sent {MAX_FAULTS} frames that are no message")
 
     def tick(self, now: float) -> None:
-        """Notice silence, and its end."""
-        if self.ready and self.quiet(now) > SILENCE:
-            self._lose(f"{self.name} has been silent for {SILENCE:.1f} s")
+        if reason := self.fell_silent(now):
+            self.lose(reason)
             self.silent = True
-        if self.ready and now - self._answers_since >= TRUSTED:
+        if self.ready and now - self._ready_since >= TRUSTED:
             self._given_up = 0
-        if self.ready and self._unreported_losses and now - self._answers_since >= BACK:
-            times = "once" if self._unreported_losses == 1 else f"{self._unreported_losses} times"
-            self._warn(f"{self.name} is back; it was silent or gone {times}")
-            self._unreported_losses = 0
-        if self.ready and self._reported_refusal and now - self._answers_since >= BACK:
-            self._warn(f"{self.name} serves this target now; it refused before")
-            self._reported_refusal = ""
+        super().tick(now)
 
     def disconnected(self, reason: str) -> None:
-        """It is greeted until it answers again."""
         self.silent = False
         if self.ready:
-            self._lose(reason)
+            self.lose(reason)
 
-    def _lose(self, reason: str) -> None:
-        """The first loss gives a notice, unless it was to leave; further ones are counted until it is back."""
-        self.ready = False
-        self.losses += 1
-        self._unreported_losses += not self.draining
-        if self._unreported_losses == 1 and not self.draining:
-            self._warn(f"{reason}; its sequences go on without it")
+    @property
+    def answered(self) -> bool:
+        return super().answered or self.silent
 
-    def _warn(self, text: str) -> None:
-        self.notices.append(Notice(logging.WARNING, text))
 
-    def hello_due(self, now: float) -> bool:
-        """Whether to greet it now."""
-        waited = now - self._last_greeted
-        if waited < (GREETING if self.ready or self.silent or self.refusal else FIRST_GREETING):
-            return False
-        self._last_greeted = now
-        return True
+class SessionState(Enum):
+    OPENING = auto()  # no pool has it; the next request for a tree opens it, from `not_before` on
+    GROWING = auto()  # a tree was asked for since the last Commit
+    RESTING = auto()  # none was
+    PAUSED = auto()  # its pool was told so: the request waits without KV
+    LOST = auto()  # its pool cannot follow it; the next request for a tree opens it there anew
+
+
+@dataclass(frozen=True)
+class _Opened:
+    peer: Peer
+    at: float
+
+
+@dataclass
+class RemoteSession:
+    number: int
+    request: Request
+    copy: TreeCopy
+    state: SessionState = SessionState.OPENING
+    pool: DraftPool | None = None  # None while OPENING
+    unsent: int = 0  # newest tokens of the request that the pool does not know
+    last_commit: float = 0.0  # when one was sent
+    generation: int = 0
+    pushes: int = 0  # received of this generation
+    opened: float = 0.0
+    setbacks: int = 0  # one after the other, each soon after it was opened
+    not_before: float = 0.0  # when it may be opened again
+    refused_by: set[Peer] = field(default_factory=set)  # or they had no room for it
+    features_sent: int = 0  # positions before this one: the pool was sent their features, or needs none
+    read: int = 0  # tokens that the pool says it has read
+    parked: float | None = None  # since when the pool has no room for it
+    verified: list[PushedNode] = field(default_factory=list)  # in the last step
+    _opened: deque[_Opened] = field(default_factory=lambda: deque(maxlen=64))
+
+    @property
+    def growing(self) -> bool:
+        return self.state is SessionState.GROWING
+
+    @property
+    def can_follow(self) -> bool:
+        lives = self.pool is not None and self.pool.ready
+        return lives and self.state is not SessionState.LOST and self.parked is None
+
+    @property
+    def origin(self) -> str:
+        return OTHER if self.pool is None else self.pool.name
+
+    def may_open(self, pool: DraftPool, now: float) -> bool:
+        lately = sum(one.peer == pool.peer and now - one.at < PERIOD for one in self._opened)
+        return lately < MOST_OPENED
+
+    def open_with(self, pool: DraftPool, now: float) -> None:
+        """The next generation begins. Its copy is still to be made."""
+        self.state, self.pool, self.opened = SessionState.GROWING, pool, now
+        self.generation, self.pushes, self.unsent = self.generation + 1, 0, 0
+        self.features_sent, self.read, self.parked = 0, 0, None
+        self._opened.append(_Opened(pool.peer, now))
+
+    def feedback(self, tokens: Sequence[int]) -> TreeFeedback | None:
+        """What became of its nodes in the step that commits `tokens`; None: nothing is to be told. Ask before its copy
+        commits them."""
+        verified, self.verified = self.verified, []
+        path = set(self.copy.ids_along(tokens)) if verified else ()
+        accepted = [node for node in verified if node.id in path]
+        if self.pool is not None:
+            self.pool.score.observe([node.score for node in verified], [node.score for node in accepted])
+        late = self.copy.take_late()
+        if not verified and not late:
+            return None
+        ids = [node.id for node in verified], [node.id for node in accepted], late
+        return TreeFeedback(self.number, self.generation, len(self.request.tokens) - len(tokens), *ids)
+
+
+def due_pieces(sessions: Iterable[RemoteSession], row_bytes: int, now: float) -> list[FeaturePiece]:
+    most, left = max(SESSION_BYTES // row_bytes, 1), max(STEP_BYTES // row_bytes, 1)
+    pieces = []
+    for session in sessions:
+        request, pool = session.request, session.pool
+        first = max(session.features_sent, request.num_gone)
+        count = request.num_computed - first
+        fresh = count <= min(FRESH, MAX_FEATURE_BYTES // row_bytes)
+        if not fresh:
+            count = min(count, most, left) if pool is not None and pool.features.has_room(now) else 0
+            left -= count
+        if count > 0:
+            slots = request.slots[first : first + count]
+            pieces.append(FeaturePiece(session.number, session.generation, first, slots, fresh))
+    return pieces
+
+
+def merged(sessions: Sequence[RemoteSession], count: int) -> Guesses:
+    """The `count` best nodes of the trees that several pools grow for one request.
+
+        pool a    the ─┬─ cat  0.5       pool b    the ─── cat  0.7       merged    the ─┬─ cat  0.7   a, b
+                       └─ dog  0.2                                                       └─ dog  0.2   a
+
+    Pools err in their own ways, so each pool's scores are first made what was seen of its nodes of such scores. Where
+    paths meet the best score holds, and the node is that pool's; each pool is told of it, and counts it as its own.
+    """
+    if len(sessions) == 1:
+        return sessions[0].copy.best(count, sessions[0].origin)
+    union = Guesses()
+    for session in sessions:
+        tree = session.copy.best(count, session.origin)
+        if len(tree) and session.pool is not None:
+            _add(union, tree, session.pool.score.calibrated(tree.scores), session.origin)
+    return union.best(count)
+
+
+def _add(union: Guesses, tree: Guesses, scores: Sequence[float], origin: str) -> None:
+    """Add `tree` with other scores; a node that is there already gets the better one."""
+    number, cut = {ROOT: ROOT}, {ROOT: 0.0}
+    for node, (parent, token, score) in enumerate(zip(tree.parents, tree.tokens, scores, strict=True)):
+        cut[node] = min(score, cut[parent])  # a path's chance does not rise along it
+        number[node] = place = union.add(number[parent], token, cut[node], origin)
+        if cut[node] > union.scores[place]:
+            union.scores[place], union.origins[place] = cut[node], origin

@@ -20,10 +20,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from itertools import pairwise
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pilotfish.core.scheduling.step import RequestCommit, Step
 from pilotfish.core.trees.tree import NO_TOKEN, Ints
@@ -33,15 +35,15 @@ DEPTHS = 8
 
 
 def in_share(request: int, share: float) -> bool:
-    """Whether a request of this id is of a sample of all: the same ones whenever, and whoever, asks."""
+    """Whether a request of this id is in a sample of all: the same one for everybody."""
     digest = hashlib.blake2b(request.to_bytes(8), digest_size=8, person=b"pilotfish shadow").digest()
     return int.from_bytes(digest) < share * 2.0**64
 
 
 def known_tokens(step: Step, known: Mapping[int, Sequence[int]]) -> Ints:
-    """What the target gives after each root and each node of a step, whose requests' tokens are `known` to their ends,
-    by id. Beyond an end it is NO_TOKEN; below a wrong guess it is what comes after the right one, which no walk
-    reaches. [step.num_samples]"""
+    """The target's token after each root and each node of a step, whose requests' tokens are `known` to their ends, by
+    id; NO_TOKEN beyond an end. Below a wrong guess it is the one after the right guess, which no walk reaches.
+    [step.num_samples]"""
     depths, given = step.forest.nodes.depths.tolist(), list[int]()
     for request, (first, end) in zip(step.requests, pairwise(step.forest.starts.tolist()), strict=True):
         tokens, base = known[request.id], len(request.tokens)
@@ -79,13 +81,11 @@ class RecentRate:
 
     @property
     def value(self) -> float:
-        """0 before the first step."""
         return self._tokens / self._seconds if self._seconds else 0.0
 
 
-class ShadowScore(Struct, frozen=True):
-    """Sums over all requests that a shadow was told of. A step is one of one sequence; it has a tree where there was
-    anything to verify, of the shadow or of what guesses beside it."""
+class ShadowScore(Struct):
+    """Sums over all requests that a shadow was told of. Steps are counted of each sequence."""
 
     requests: int = 0  # begun
     steps: int = 0
@@ -94,8 +94,9 @@ class ShadowScore(Struct, frozen=True):
     accepted: int = 0  # nodes
     tokens: int = 0
     hits: int = 0  # steps whose tokens, the bonus token too, were in a tree that lives on
-    tried_by_depth: list[int] = []  # trees so deep whose path was accepted up to the depth before
-    accepted_by_depth: list[int] = []  # of them, those that were accepted at this depth
+    #: Trees so deep whose path was accepted up to the depth before, and of them those accepted at this depth.
+    tried_by_depth: list[int] = field(default_factory=lambda: [0] * DEPTHS)
+    accepted_by_depth: list[int] = field(default_factory=lambda: [0] * DEPTHS)
     tokens_per_second: float = 0.0  # of a sequence that decodes, among as many as did live; 0: not known yet
 
     @property
@@ -104,41 +105,25 @@ class ShadowScore(Struct, frozen=True):
 
 
 class ShadowTally:
-    """Counts what would-be steps commit."""
-
     def __init__(self) -> None:
-        self.requests = self.late = 0
+        self.sums = ShadowScore()
         self.speed = RecentRate()
-        self._steps = self._trees = self._accepted = self._tokens = self._hits = 0
-        self._tried, self._accepted_at = [0] * DEPTHS, [0] * DEPTHS
 
     def add(self, commits: Sequence[RequestCommit], hits: int) -> None:
         """Of a step, `hits` of whose sequences had one."""
-        self._hits += hits
+        sums = self.sums
+        sums.hits += hits
         for commit in commits:
             if commit.tokens:
-                self._steps += 1
-                self._tokens += len(commit.tokens)
-                self._accepted += commit.accepted
+                sums.steps += 1
+                sums.tokens += len(commit.tokens)
+                sums.accepted += commit.accepted
             if commit.nodes:
-                self._trees += 1
-                self._count_depths(commit.depth, commit.accepted)
-
-    def _count_depths(self, deepest: int, accepted: int) -> None:
-        for depth in range(min(deepest, DEPTHS)):
-            self._tried[depth] += accepted >= depth
-            self._accepted_at[depth] += accepted > depth
+                sums.trees += 1
+                for depth in range(min(commit.depth, DEPTHS)):
+                    sums.tried_by_depth[depth] += commit.accepted >= depth
+                    sums.accepted_by_depth[depth] += commit.accepted > depth
 
     def score(self) -> ShadowScore:
-        return ShadowScore(
-            requests=self.requests,
-            steps=self._steps,
-            trees=self._trees,
-            late=self.late,
-            accepted=self._accepted,
-            tokens=self._tokens,
-            hits=self._hits,
-            tried_by_depth=self._tried.copy(),
-            accepted_by_depth=self._accepted_at.copy(),
-            tokens_per_second=self.speed.value,
-        )
+        """A copy, for any thread."""
+        return replace(deepcopy(self.sums), tokens_per_second=self.speed.value)

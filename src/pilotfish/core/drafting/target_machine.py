@@ -7,13 +7,10 @@
        └──── LOST ◄─────────────────── Resync, or a Tree is missing ──────────────────────────────┘
                └── asked for a tree: Open again, one generation up ──► GROWING
 
-Commits of a growing session are sent at once. A resting one's are collected: its draft follows, but spends little. So
-are those of a session that its pool has no room for (Pause), until it has (Resume). A
-pool that wants features gets those of both, as soon as they are computed (core/features/feature_sending.py).
-Where several pools guess for a request, it has a session with each, and the trees are merged (core/trees/merging.py).
-Pools come and go at any moment; a session whose pool goes is OPENING again, and one whose pool drains is so after its
-next commit. The machine has no socket, clock or lock: `remote_drafts.py` owns those, sends `outbox` and logs the
-pools' notices.
+Commits of a growing session are sent at once; those of a resting one, or of one that its pool has no room for (Pause),
+are collected. A pool that wants features gets those of both, as soon as they are computed. Where several pools guess
+for a request, it has a session with each, and the trees are merged. A session whose pool goes is OPENING again, and one
+whose pool drains is so after its next commit. `remote_drafts.py` owns sockets, clocks and locks.
 """
 
 from __future__ import annotations
@@ -35,30 +32,25 @@ from pilotfish.core.drafting.messages import (
     PREFIX_KEYS,
     Close,
     Commit,
-    Error,
     FeatureRows,
     Hello,
     Load,
     Open,
-    Outgoing,
     Pause,
-    Peer,
     Progress,
     Refuse,
     Resume,
     Resync,
     Skip,
-    ToDraft,
     ToTarget,
     Tree,
-    salt_digest,
 )
-from pilotfish.core.drafting.pools import DraftPool
-from pilotfish.core.drafting.remote_sessions import RemoteSession, SessionState
-from pilotfish.core.features.feature_sending import FeaturePiece, due_pieces
+from pilotfish.core.drafting.pools import DraftPool, RemoteSession, SessionState, due_pieces, merged
+from pilotfish.core.features.feature_sending import FeaturePiece
+from pilotfish.core.peers.fields import Error, Outgoing, salt_digest
+from pilotfish.core.peers.peer import Dialer
 from pilotfish.core.scheduling.calibration import SecondsBySize
 from pilotfish.core.scheduling.request import Request
-from pilotfish.core.trees.merging import merged
 from pilotfish.core.trees.tree import Forest, Guesses
 from pilotfish.core.trees.tree_copy import TreeCopy
 
@@ -80,8 +72,6 @@ LOOP, DEPTHS = 1.0, 1.0
 
 @dataclass(frozen=True)
 class RemoteOptions:
-    """How the target deals with its pools."""
-
     wanted: int = 2048  # nodes below the root after which a draft is to stop
     #: Seconds without a draft for a session whose pool broke the protocol, or fails it again soon after it was opened;
     #: twice that the next time, and so on.
@@ -93,8 +83,6 @@ class RemoteOptions:
 
 @dataclass
 class RemoteCounts:
-    """Sums over all sessions."""
-
     hits: int = 0  # commits that were in the tree
     misses: int = 0
     trees: int = 0  # frames attached
@@ -104,15 +92,11 @@ class RemoteCounts:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A push that was attached."""
-
     at: float  # seconds, on the target's clock
     nodes: int
 
 
 class StepFacts:
-    """What pools are told of the target's steps."""
-
     def __init__(self) -> None:
         self._seconds = SecondsBySize(0.0)
         self._began: float | None = None
@@ -120,29 +104,23 @@ class StepFacts:
         self._since = 0.0
 
     def begin(self, now: float) -> None:
-        """A step asks for trees."""
         if self._began is not None and now - self._began < LOOP:
             self._seconds.observe(1, now - self._began)
         self._began = now
 
     def deepest(self, depth: int) -> None:
-        """A step has verified a node of this depth, and none deeper."""
         self._depth = max(self._depth, depth)
 
     def told(self, hello: Hello, now: float) -> Hello:
-        """With what is known."""
         if now - self._since > DEPTHS:
             self._depth_before, self._depth, self._since = self._depth, 0, now
         depth = max(self._depth, self._depth_before)
         return msgspec.structs.replace(hello, step_ms=1000 * self._seconds.at(1), depth=depth)
 
 
-class TargetMachine:
-    """Every method takes the present time; messages for pools are appended to `outbox`."""
-
+class TargetMachine(Dialer[DraftPool]):
     def __init__(self, hello: Hello, pools: Sequence[DraftPool], options: RemoteOptions) -> None:
-        self.pools = tuple(pools)  # a new tuple at each change: other threads read it
-        self.outbox: list[Outgoing] = []
+        super().__init__(pools)
         self.counts = RemoteCounts()
         self.arrivals: deque[Arrival] = deque(maxlen=MAX_ARRIVALS)
         self._hello = hello
@@ -153,7 +131,6 @@ class TargetMachine:
         self._steps = StepFacts()
 
     def session(self, request: Request) -> RemoteSession | None:
-        """The first of those that the request has."""
         return next(iter(self._of(request)), None)
 
     def _of(self, request: Request) -> Sequence[RemoteSession]:
@@ -162,22 +139,14 @@ class TargetMachine:
     # -- the step loop
 
     def propose(self, requests: Sequence[Request], count: int, now: float) -> list[Guesses]:
-        """The `count` best nodes of each request's tree."""
         self._steps.begin(now)
-        return [self._best(self._asked(request, now), count) for request in requests]
-
-    def _best(self, sessions: Sequence[RemoteSession], count: int) -> Guesses:
-        if len(sessions) == 1:
-            return sessions[0].copy.best(count, sessions[0].origin)
-        return merged(sessions, count)
+        return [merged(self._asked(request, now), count) for request in requests]
 
     def expect(self, requests: Sequence[Request], now: float) -> None:
-        """Have pools read the tokens of requests whose trees will be asked for."""
         for request in requests:
             self._asked(request, now)
 
     def verified(self, requests: Sequence[Request], trees: Forest) -> None:
-        """A step has verified these trees, one of each request; their commits come next."""
         if len(trees):
             self._steps.deepest(int(trees.nodes.depths.max()))
         for pool in self.pools:
@@ -205,14 +174,11 @@ class TargetMachine:
         if session.pool is not None and session.pool.draining and self._others_take(session.pool):
             self._leave_pool(session)
             self.counts.moved += 1
-        elif session.can_follow and (
-            session.state is SessionState.GROWING or now - session.last_commit >= RESTING_PERIOD
-        ):
+        elif session.can_follow and (session.growing or now - session.last_commit >= RESTING_PERIOD):
             self._send_commit(session, now)
         return hit
 
     def _feed_back(self, session: RemoteSession, tokens: Sequence[int]) -> None:
-        """Tell the session's pool what became of its nodes, if it asks for that."""
         pool = session.pool
         if pool is None or not (session.verified or pool.can(FEEDBACK)):
             return
@@ -224,7 +190,7 @@ class TargetMachine:
         """It waits, without KV. Pools that understand that keep its sessions."""
         for session in self._of(request):
             if session.can_follow and session.pool is not None and session.pool.can(PAUSES):
-                session.paused = True
+                session.state = SessionState.PAUSED
                 self._send(session.pool, Pause(session.number, session.generation))
             else:
                 self._leave_pool(session)
@@ -236,7 +202,6 @@ class TargetMachine:
             self._leave_pool(session)
 
     def _remember_told(self, session: RemoteSession) -> None:
-        """The pool of a session that ends was told of it, but for its newest tokens."""
         request, pool = session.request, session.pool
         if pool is not None and pool.can(PREFIX_KEYS) and session.can_follow:
             told = request.tokens[: len(request.tokens) - session.unsent]
@@ -262,17 +227,18 @@ class TargetMachine:
             if now >= session.not_before:
                 self._open(session, now)
             return
-        session.state = SessionState.GROWING
-        if session.can_follow and (session.unsent or session.paused):  # it rested or waited, or its pool was silent
-            self._go_on(session, now)
+        if session.can_follow and (session.unsent or session.state is SessionState.PAUSED):
+            self._go_on(session, now)  # it rested or waited, or its pool was silent
+        elif session.state is not SessionState.PAUSED:
+            session.state = SessionState.GROWING
 
     def _go_on(self, session: RemoteSession, now: float) -> None:
+        session.state = SessionState.GROWING
         if session.unsent:
             self._send_commit(session, now)
             session.state = SessionState.GROWING
         elif session.pool is not None:
             self._send(session.pool, Resume(session.number, session.generation))
-        session.paused = False
 
     def _parked_too_long(self, session: RemoteSession, now: float) -> bool:
         assert session.parked is not None and session.pool is not None
@@ -297,20 +263,20 @@ class TargetMachine:
         self.counts.opened += 1
         wanted, salt_key = self._options.wanted, self._options.salt_key
         message = Open.of(session.request, session.number, session.generation, wanted, salt_key)
-        self._send(pool, pool.told.shorten(message) if pool.can(PREFIX_KEYS) else message)
+        if pool.can(PREFIX_KEYS):
+            key, rest = pool.told.shorten(message.salt, message.tokens)
+            message = msgspec.structs.replace(message, prefix_key=key, tokens=rest)
+        self._send(pool, message)
 
     def _send_commit(self, session: RemoteSession, now: float) -> None:
-        """Send all tokens that the pool does not know."""
         assert session.pool is not None
-        growing = session.state is SessionState.GROWING
-        wanted = self._options.wanted if growing else min(self._options.wanted, RESTING_NODES)
+        wanted = self._options.wanted if session.growing else min(self._options.wanted, RESTING_NODES)
         tokens = session.request.tokens
         base_len = len(tokens) - session.unsent
         self._send(session.pool, Commit(session.number, session.generation, base_len, tokens[base_len:], wanted))
         session.state, session.unsent, session.last_commit = SessionState.RESTING, 0, now
 
     def due_features(self, row_bytes: int, now: float) -> list[FeaturePiece]:
-        """What `send_features` is to be given, after the commits of a step: features of `row_bytes` each."""
         if not any(pool.can(FEATURES) for pool in self.pools):
             return []
         following = (session for session in self.sessions.values() if session.can_follow)
@@ -335,16 +301,15 @@ class TargetMachine:
         taking = [pool for pool in self.pools if pool.takes_sessions and wanted in ("", pool.revision)]
         able = [pool for pool in taking if pool not in others and session.may_open(pool, now)]
         first = self._options.first_pool % max(len(able), 1)
-        in_turn = [*able[first:], *able[:first]]
-        return min(
-            in_turn,
-            key=lambda pool: (pool.peer in session.refused_by, pool.is_busy(now), pool.expected_load),
-            default=None,
-        )
+
+        def cost(pool: DraftPool) -> tuple[bool, bool, float]:
+            return pool.peer in session.refused_by, pool.is_busy(now), pool.expected_load
+
+        return min([*able[first:], *able[:first]], key=cost, default=None)
 
     def _set_back(self, session: RemoteSession, now: float, *, breach: bool = False) -> None:
         """It is opened anew at the next step. Where that has just not helped, or its pool broke the protocol, it is
-        without a draft for a while: a pool must not have a target send whole sequences step after step."""
+        without a draft for a while: no pool may have a target send whole sequences step after step."""
         quarantine = self._options.quarantine
         session.setbacks = session.setbacks + 1 if now - session.opened <= quarantine else 0
         paused = breach or session.setbacks > 1
@@ -360,30 +325,21 @@ class TargetMachine:
             self._send(session.pool, Close(session.number, session.generation))
             session.pool.sessions.discard(session.number)
         session.state, session.pool, session.copy = SessionState.OPENING, None, self._empty_copy(session.request)
-        session.paused, session.parked = False, None
-
-    def _send(self, pool: DraftPool, message: ToDraft) -> None:
-        self.outbox.append(Outgoing(pool.peer, message))
+        session.parked = None
 
     # -- the pools
 
-    def join(self, pool: DraftPool) -> None:
-        self.pools = (*self.pools, pool)
-
     def drain(self, pool: DraftPool, draining: bool) -> None:
-        """It is to leave; or it is not, after all."""
         pool.draining = draining
         lost = (self.sessions[number] for number in pool.sessions) if draining else ()
         for session in [session for session in lost if session.state is SessionState.LOST]:
             self._leave_pool(session)
 
     def leave(self, pool: DraftPool) -> None:
-        """Nothing of it counts from now on."""
-        self.pools = tuple(other for other in self.pools if other is not pool)
+        self._remove(pool)
         self._abandon(pool)
 
     def tick(self, now: float) -> None:
-        """Greet the pools now and then; called often."""
         for pool in self.pools:
             pool.tick(now)
             if not self._keeps_sessions(pool, now):
@@ -395,7 +351,6 @@ class TargetMachine:
         return pool.keeps_sessions(now, alone=not self._others_take(pool))
 
     def _others_take(self, pool: DraftPool) -> bool:
-        """Whether there is a pool to which its sessions can go."""
         return any(other.takes_sessions for other in self.pools if other is not pool)
 
     def _abandon(self, pool: DraftPool) -> None:
@@ -406,16 +361,11 @@ class TargetMachine:
             self._leave_pool(self.sessions[number])
             self.counts.moved += 1
 
-    def pool_at(self, peer: Peer) -> DraftPool | None:
-        return next((pool for pool in self.pools if pool.peer == peer), None)
-
     def malformed(self, pool: DraftPool, reason: str, now: float, about: str = "") -> None:
-        """A frame that is no message, of type `about` if it has one."""
         pool.malformed(reason, now)
         self._report(pool, pool.reports.of("malformed", about, reason, now))
 
     def unknown(self, pool: DraftPool, kind: str, now: float) -> None:
-        """A message of a type that is not known here: a newer draft may send it."""
         pool.drops.add("unknown_messages", 1, now, kind)
         self._report(pool, pool.reports.of("unknown_type", kind, f"messages of type {kind} are not known here", now))
 
@@ -453,7 +403,6 @@ class TargetMachine:
     def _note(
         self, session: RemoteSession, pool: DraftPool, message: Skip | Progress | Pause | Resume, now: float
     ) -> None:
-        """What a pool says of how it gets on."""
         if isinstance(message, Skip):
             session.features_sent = max(session.features_sent, message.first)
         elif isinstance(message, Progress):
@@ -468,7 +417,6 @@ class TargetMachine:
         return session.pool is pool and session.state is not SessionState.LOST and session.generation == generation
 
     def _given_back(self, session: RemoteSession, pool: DraftPool, message: Resync | Refuse, now: float) -> None:
-        """The pool cannot follow the session, or does not take it."""
         if isinstance(message, Resync):
             pool.drops.add("resyncs", 1, now, message.reason)
             pool.told.clear()  # it lacks something; the next Opens have all tokens
@@ -506,7 +454,6 @@ class TargetMachine:
     def _break(
         self, session: RemoteSession, pool: DraftPool, kind: str, code: str, reason: str, now: float, count: int = 1
     ) -> None:
-        """A Tree broke a rule: it is counted, and the pool is told which."""
         pool.drops.add(kind, count, now, reason)
         at = session.number, session.generation
         self._report(pool, pool.reports.of(code, "tree", reason, now, *at))

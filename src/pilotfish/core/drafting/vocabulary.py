@@ -44,8 +44,8 @@ def added_tokens(tokenizer: Any) -> dict[int, str]:
 
 
 def leave_out(tokenizer: Any, vocab_size: int) -> None:
-    """Take the entries from a tokenizer that its model, of `vocab_size` embeddings, lacks: what spells one is a text
-    like any other. Digests and comparisons stay those of its files: others may have an embedding of another size."""
+    """Take the entries that its model, of `vocab_size` embeddings, lacks from a tokenizer. Digests and comparisons stay
+    those of its files."""
     backend = tokenizer.backend_tokenizer
     if backend.get_vocab_size(with_added_tokens=False) > vocab_size:
         described = without_ids_from(json.loads(backend.to_str()), vocab_size)
@@ -63,8 +63,8 @@ def _whole(tokenizer: Any) -> Any:
 
 
 def with_added(backend: Any, added: Iterable[Any]) -> Any:
-    """The same with these added tokens instead, in order of their ids. It shares the model, as a large one takes
-    seconds to read."""
+    """The same with these added tokens instead, in order of their ids; it shares the model, which takes seconds to
+    read."""
     made = type(backend)(backend.model)
     for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder", "encode_special_tokens"):
         setattr(made, name, getattr(backend, name))
@@ -74,7 +74,6 @@ def with_added(backend: Any, added: Iterable[Any]) -> Any:
 
 
 def without_ids_from(described: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
-    """A tokenizer's file without the entries of those ids."""
     added = [token for token in described["added_tokens"] if token["id"] < vocab_size]
     return {**described, "model": _model_without(described["model"], vocab_size), "added_tokens": added}
 
@@ -104,8 +103,7 @@ def why_unequal(target: Any, draft: Any) -> str | None:
 
 
 def why_ids_differ(one: Any, other: Any) -> str | None:
-    """Why a text's ids of one tokenizer may mean something else to the other; None: they mean the same. Added tokens
-    count too."""
+    """Why a text's ids, added tokens too, may mean something else to the other tokenizer; None: they mean the same."""
     if (reason := why_unequal(one, other)) is not None:
         return reason
     ours, theirs = added_tokens(one), added_tokens(other)
@@ -114,14 +112,13 @@ def why_ids_differ(one: Any, other: Any) -> str | None:
 
 
 def difference(target: Mapping[str, int], draft: Mapping[str, int]) -> str | None:
-    """Where two maps of tokens to ids differ: the first token, its ids, and how many there are. None: nowhere."""
+    """The first token with different ids in two maps, and how many there are; None: none."""
     differing = {token for token in target.keys() | draft.keys() if target.get(token) != draft.get(token)}
     return _told(differing, target, draft) if differing else None
 
 
 def clash(target: Mapping[int, str], draft: Mapping[int, str]) -> str | None:
-    """The same for added tokens by their ids, where one may have tokens that the other lacks: an id that both have
-    stands for one token, a token that both have stands at one id."""
+    """The same for added tokens by their ids, where each may have tokens that the other lacks."""
     ours, theirs = ({token: i for i, token in added.items()} for added in (target, draft))
     moved = {token for token in ours.keys() & theirs.keys() if ours[token] != theirs[token]}
     taken = {token for i in target.keys() & draft.keys() if target[i] != draft[i] for token in (target[i], draft[i])}

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pilotfish.core.sampling.constraint import GrammarSource, MaskMaker, masks_when_asked, no_grammars
 from pilotfish.core.scheduling.executor import SharedTokens
@@ -30,8 +31,6 @@ _ESCAPED = re.compile(r"([\udc80-\udcff]+)")
 
 @dataclass(frozen=True)
 class TokenTable:
-    """What the tokens of a tokenizer stand for."""
-
     plain: Mapping[int, bytes]  # of tokens with the same bytes the first is the one that the tokenizer writes
     added: Mapping[int, str]  # texts of added tokens; of those that are not special the bytes are in `plain`, too
     encode: Callable[[str], Sequence[int]]  # writes a text, whatever it says, without special tokens
@@ -52,8 +51,6 @@ class TokenTable:
 
 
 class VocabularyMap:
-    """From a target's tokens to a draft's and back."""
-
     def __init__(self, target: TokenTable, draft: TokenTable) -> None:
         self.size = target.size  # ids of the target that are known of
         self.lead = draft.lead
@@ -73,7 +70,6 @@ class VocabularyMap:
         self.shared = SharedTokens(np.array(ids, np.int64), np.array([self._pairs[token] for token in ids], np.int64))
 
     def counterpart(self, token: int) -> int:
-        """The draft's token for one of the target's that both have."""
         return self._pairs[token]
 
     def mark(self, token: int) -> int | None:
@@ -85,7 +81,6 @@ class VocabularyMap:
         return self._texts[token]
 
     def pieces(self, token: int) -> list[int]:
-        """The draft's tokens for one of the target's, by itself."""
         own = self._pairs.get(token, self.mark(token))
         if own is not None:
             return [own]
@@ -94,7 +89,6 @@ class VocabularyMap:
         return self._pieces[token]
 
     def length(self, token: int) -> int:
-        """Bytes of a token of the draft's."""
         return len(self._draft.plain.get(token, b"?"))
 
     def written(self, data: bytes) -> list[int]:
@@ -146,6 +140,18 @@ def _pair(pairs: dict[int, int], found: Iterable[tuple[int, int | None]]) -> Non
         if counterpart is not None and token not in pairs and counterpart not in taken:
             pairs[token] = counterpart
             taken.add(counterpart)
+
+
+@dataclass(frozen=True)
+class Unshared:
+    """Token ids of a draft that its target lacks."""
+
+    ids: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    first: int = 1 << 31  # and all from here on
+
+    def mask(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
+        beyond = tokens >= self.first
+        return beyond | np.isin(tokens, self.ids) if len(self.ids) else beyond
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from pilotfish.core.drafting.draft_sessions import DraftSession
+from pilotfish.core.drafting.draft_sessions import DraftSession, SessionTable
 from pilotfish.core.drafting.messages import FeatureOffer, FeatureRows
-from pilotfish.core.drafting.session_table import SessionTable
 from pilotfish.core.features.feature_rows import FEATURE_TYPES, decoded_rows
 from pilotfish.core.features.features import Features
 from pilotfish.errors import WireError
@@ -20,14 +19,11 @@ _RIGHT = "it must be started with --features and this draft's head"
 
 @dataclass(frozen=True)
 class FeatureNeed:
-    """The features that a trained head was trained on."""
-
     digests: tuple[str, ...]  # of the projection that makes them; several where it was published in several ways
     width: int
     target: str = ""  # digest of the embedding of the target that makes them; "": not known
 
     def mismatch(self, offer: FeatureOffer | None) -> str | None:
-        """Why a target's offer is of no use, and what would be."""
         known_by = " or ".join(digest[:12] for digest in self.digests)
         need = f"this draft needs features of {self.width} numbers, projection {known_by}"
         if offer is None:
@@ -40,8 +36,7 @@ class FeatureNeed:
 
 
 class FeatureIntake:
-    """Puts features into the logs of sessions: of all tenants at most about as many as there are slots, equal shares of
-    them."""
+    """Puts features into the logs of sessions: of all tenants about as many as there are slots, in equal shares."""
 
     def __init__(self, need: FeatureNeed, table: SessionTable) -> None:
         self.need = need

@@ -137,7 +137,6 @@ def _fp8(values: NDArray[np.float32]) -> Bytes:
 
 
 def _fp8_values() -> NDArray[np.float32]:
-    """Of each byte."""
     codes = np.arange(256)
     exponents, mantissas = codes >> 3 & 15, codes & 7
     sizes = np.where(exponents, np.ldexp(1 + mantissas / 8, exponents - 7), np.ldexp(mantissas / 8, -6))

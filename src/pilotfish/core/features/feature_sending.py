@@ -12,18 +12,14 @@ a step, and only while what is on the way to its pool is little.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from pilotfish.core.cache.slots import Slots
-from pilotfish.core.drafting.messages import MAX_FEATURE_BYTES, FeatureRows
+from pilotfish.core.drafting.messages import FeatureRows
 from pilotfish.core.features.feature_rows import ITEM_BYTES, CodedRows, FeatureType
-
-if TYPE_CHECKING:
-    from pilotfish.core.drafting.remote_sessions import RemoteSession
 
 #: Rows of a session up to which they are no backlog.
 FRESH = 64
@@ -44,8 +40,6 @@ FEATURE_DROPS = {
 
 @dataclass(frozen=True)
 class FeaturePiece:
-    """Consecutive tokens of a session whose features are to be sent."""
-
     session: int
     generation: int
     first: int
@@ -66,15 +60,12 @@ class _Unanswered:
 
 @dataclass
 class FeatureLine:
-    """Frames of features on the way to a pool."""
-
     frames: int = 0  # sent
     size: int = 0  # bytes of their rows and scales
     under_way: int = 0  # of backlog
     _unanswered: deque[_Unanswered] = field(default_factory=deque)
 
     def send(self, frame: FeatureRows, now: float, *, fresh: bool) -> FeatureRows:
-        """The frame with its number."""
         size = len(frame.rows) + len(frame.scales)
         self.frames += 1
         self.size += size
@@ -92,24 +83,6 @@ class FeatureLine:
         while self._unanswered and now - self._unanswered[0].sent > LOST_AFTER:
             self.under_way -= self._unanswered.popleft().size
         return self.under_way < WINDOW
-
-
-def due_pieces(sessions: Iterable[RemoteSession], row_bytes: int, now: float) -> list[FeaturePiece]:
-    """Of sessions whose pools want features; older ones first."""
-    most, left = max(SESSION_BYTES // row_bytes, 1), max(STEP_BYTES // row_bytes, 1)
-    pieces = []
-    for session in sessions:
-        request, pool = session.request, session.pool
-        first = max(session.features_sent, request.num_gone)
-        count = request.num_computed - first
-        fresh = count <= min(FRESH, MAX_FEATURE_BYTES // row_bytes)
-        if not fresh:
-            count = min(count, most, left) if pool is not None and pool.features.has_room(now) else 0
-            left -= count
-        if count > 0:
-            slots = request.slots[first : first + count]
-            pieces.append(FeaturePiece(session.number, session.generation, first, slots, fresh))
-    return pieces
 
 
 def frames_of(pieces: Sequence[FeaturePiece], rows: CodedRows, kind: FeatureType) -> list[FeatureRows]:

@@ -34,8 +34,8 @@ class FeatureSource(Protocol):
 
 
 class FeatureLog:
-    """Features of one sequence on their way to the rows that need them. They come in order, maybe with gaps, where some
-    were lost: rows there are computed all the same."""
+    """Features of one sequence on their way to the rows that need them, in order. Where some were lost the rows are
+    computed all the same."""
 
     def __init__(self, width: int) -> None:
         self._none = np.full(width, np.nan, np.float32)
@@ -45,7 +45,6 @@ class FeatureLog:
         self.reach = 0  # positions up to the last one whose feature came
 
     def __len__(self) -> int:
-        """Features that it holds."""
         return len(self._rows)
 
     def put(self, first: int, rows: Features) -> None:

@@ -53,7 +53,6 @@ class HandOverReport:
 
     @property
     def lost(self) -> float:
-        """All its seconds if it ended early: for what came of it they would have been fewer."""
         return 0.0 if self.outcome == WHOLE else self.seconds
 
 
@@ -69,11 +68,9 @@ class HandOver:
 
     @property
     def first(self) -> int:
-        """The first token that is handed over."""
         return len(self.tokens) - len(self.slots)
 
     def end(self, count: int, outcome: str, now: float) -> None:
-        """It has ended with its first `count` tokens."""
         self.count = self.report.tokens = count
         self.report.outcome = outcome
         self.report.seconds = now - self.report.began
@@ -98,15 +95,15 @@ class HandOverTotals:
 
 
 class Prefills(Protocol):
-    """Prefill workers elsewhere, as a scheduler has them. All calls come from its thread. None raises for what fails
-    elsewhere: the tokens are computed here then."""
+    """Prefill workers elsewhere, called from the scheduler's thread. None raises for what fails elsewhere: the tokens
+    are computed here then."""
 
     def computed(self, tokens: int, seconds: float) -> None:
         """How long a forward here took that computed KV of so many tokens of prompts; 0: it only decoded."""
 
     def worth_sending(self, tokens: Sequence[int], first: int, salt: str | None, waiting: int, neighbours: int) -> bool:
-        """Whether KV of tokens [first, len(tokens)) is there sooner when it is computed elsewhere; `waiting` tokens are
-        to be computed here before, and `neighbours` requests wait for each of their tokens meanwhile."""
+        """Whether KV of tokens [first, len(tokens)) is there sooner when computed elsewhere; `waiting` tokens are
+        computed here before, and `neighbours` requests decode meanwhile."""
 
     def begin(self, handover: HandOver) -> None:
         """Have it computed, and its slots filled: what was just found worth sending."""

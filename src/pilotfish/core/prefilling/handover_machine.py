@@ -18,27 +18,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from msgspec import Struct
-
-from pilotfish.core.drafting.messages import Outgoing, Peer, salt_digest
+from pilotfish.core.peers.fields import salt_digest
+from pilotfish.core.peers.peer import Dialer
 from pilotfish.core.prefilling.handover import WHOLE, HandOver
 from pilotfish.core.prefilling.incoming import Incoming, Landing
 from pilotfish.core.prefilling.prefill_choice import PrefillChoice, PrefillOption, PromptLoad
 from pilotfish.core.prefilling.prefill_messages import (
     Fetch,
     FromPrefill,
-    Greeting,
     OrderDone,
     OrderFailed,
+    PrefillHello,
     PrefillLoad,
     PrefillOrder,
+    PrefillRefuse,
     Release,
     Renewal,
     SegmentBytes,
     SegmentGone,
     SegmentReady,
     Taken,
-    TurnedAway,
     Welcome,
 )
 from pilotfish.core.prefilling.prefill_pools import PrefillPool, mismatch
@@ -66,7 +65,7 @@ _FAULTS = (FAILED, LATE, STALLED, REFUSED)
 
 @dataclass(frozen=True)
 class OpenMemory:
-    """Work: open the memory of a pool's segments, then tell `opened`."""
+    """Work: open the memory of a pool's segments, then call `opened`."""
 
     pool: PrefillPool
     welcome: Welcome
@@ -74,14 +73,14 @@ class OpenMemory:
 
 @dataclass(frozen=True)
 class CloseMemory:
-    """Work: read it no more. As long as it is mapped here it takes room on its host, though its owner be gone."""
+    """Work: unmap it. While mapped it takes room on its host, even if its owner is gone."""
 
     pool: PrefillPool
 
 
 @dataclass(frozen=True)
 class ReadSegment:
-    """Work: read a segment, unless it came as `data`, check it and write it into the slots; then tell `landed`, or
+    """Work: read a segment, unless it came as `data`, check it and write it into the slots; then call `landed` or
     `refuse`."""
 
     incoming: Incoming
@@ -89,16 +88,17 @@ class ReadSegment:
     data: memoryview | None = None
 
 
-class HandOverMachine:
-    """Every method takes the present time."""
-
+class HandOverMachine(Dialer[PrefillPool]):
     def __init__(
-        self, greeting: Greeting | None, pools: Sequence[PrefillPool], least: int | None = None, salt_key: bytes = b""
+        self,
+        greeting: PrefillHello | None,
+        pools: Sequence[PrefillPool],
+        least: int | None = None,
+        salt_key: bytes = b"",
     ) -> None:
         """`greeting` may be set later, before the first pool joins. `least`: tokens from which on prompts are sent;
-        None: where that is sooner. `salt_key` is for the digests of salts."""
-        self.pools = tuple(pools)  # a new tuple at each change: other threads read it
-        self.outbox: list[Outgoing] = []
+        None: where that is sooner."""
+        super().__init__(pools)
         self.work: list[OpenMemory | CloseMemory | ReadSegment] = []
         self.settled = False  # whether a hand-over may have ended since `settle`
         self.choice = PrefillChoice(least, self._ordered)
@@ -108,11 +108,9 @@ class HandOverMachine:
 
     @property
     def busy(self) -> bool:
-        """Whether any hand-over is under way."""
         return bool(self._incoming)
 
     def at(self, pool: PrefillPool) -> list[Incoming]:
-        """The hand-overs under way there."""
         return [incoming for incoming in self._incoming.values() if incoming.pool is pool]
 
     def _ordered(self, pool: PrefillPool) -> int:
@@ -170,7 +168,6 @@ class HandOverMachine:
         return incoming
 
     def _outcome(self, incoming: Incoming, now: float) -> str:
-        """How it has ended; "": it has not."""
         if incoming.complete:
             told = incoming.done is not None or now - incoming.complete_at > LAST_WORD or incoming.outcome
             return WHOLE if told else ""
@@ -208,12 +205,10 @@ class HandOverMachine:
     # -- whoever does the work
 
     def opened(self, work: OpenMemory, transport: str, now: float, *, fetches: bool) -> None:
-        """The pool's segments are read in this way; `fetches`: as SegmentBytes."""
         if work.pool.welcome is work.welcome:  # or it has begun another life meanwhile
             work.pool.serves(transport, now, fetches=fetches)
 
     def landed(self, work: ReadSegment, seconds: float, now: float) -> None:
-        """A segment is in its slots; the work took so long."""
         incoming, report = work.incoming, work.incoming.handover.report
         if incoming.ended:
             return
@@ -228,7 +223,6 @@ class HandOverMachine:
             self.settled = True
 
     def refuse(self, incoming: Incoming, reason: str, now: float, detail: str = "") -> None:
-        """Something of a hand-over cannot be used: it ends."""
         incoming.pool.drops.add(reason, 1, now, detail)
         self._stop(incoming, REFUSED)
 
@@ -238,33 +232,27 @@ class HandOverMachine:
 
     # -- the pools
 
-    def join(self, pool: PrefillPool) -> None:
-        self.pools = (*self.pools, pool)
-
     @property
-    def _introduction(self) -> Greeting:
+    def _introduction(self) -> PrefillHello:
         assert self.greeting is not None  # or no pool had joined
         return self.greeting
 
     def drain(self, pool: PrefillPool, draining: bool) -> None:
-        """It is to leave, once what it computes has come; or it is not, after all."""
         pool.draining = draining
 
     def leave(self, pool: PrefillPool) -> None:
-        """What it was to compute is computed elsewhere."""
-        self.pools = tuple(other for other in self.pools if other is not pool)
+        self._remove(pool)
         for incoming in self.at(pool):
             self._send(pool, Release(incoming.number))
         pool.leaves()
         self._end_life(pool)
 
     def tick(self, now: float) -> None:
-        """Greet the pools, renew leases; called often."""
         for pool in self.pools:
             pool.tick(now)
-            if pool.silent(now):
-                self.lost(pool, f"{pool.name} has been silent")
-            if pool.greeting_due(now):
+            if reason := pool.fell_silent(now):
+                self.lost(pool, reason)
+            if not pool.ready and pool.hello_due(now):
                 self._send(pool, self._introduction)
             elif pool.renewal_due(now):
                 self._send(pool, Renewal([incoming.number for incoming in self.at(pool)]))
@@ -276,16 +264,11 @@ class HandOverMachine:
             self._end_life(pool)
 
     def _end_life(self, pool: PrefillPool) -> None:
-        """Nothing that it has in its memory is used any more."""
         for incoming in self.at(pool):
             self._stop(incoming, GONE)
         self.work.append(CloseMemory(pool))
 
-    def pool_at(self, peer: Peer) -> PrefillPool | None:
-        return next((pool for pool in self.pools if pool.peer == peer), None)
-
     def malformed(self, pool: PrefillPool, reason: str, now: float) -> None:
-        """It sent a frame that is no message: nobody knows what it was."""
         pool.drops.add("malformed", 1, now, reason)
         for incoming in self.at(pool):
             self._stop(incoming, REFUSED)
@@ -293,9 +276,10 @@ class HandOverMachine:
     def receive(self, pool: PrefillPool, message: FromPrefill, now: float) -> None:
         match message:
             case Welcome():
-                self._welcomed(pool, message)
-            case TurnedAway():
-                self._refused(pool, message.reason)
+                self._welcomed(pool, message, now)
+            case PrefillRefuse():
+                self._end_life(pool)
+                pool.refuses(message.reason, now)
             case PrefillLoad():
                 pool.heard(message, now)
             case SegmentReady():
@@ -305,19 +289,15 @@ class HandOverMachine:
                 if incoming is not None and incoming.pool is pool and not incoming.outcome:
                     self._heard_of(incoming, message, now)
 
-    def _welcomed(self, pool: PrefillPool, welcome: Welcome) -> None:
+    def _welcomed(self, pool: PrefillPool, welcome: Welcome, now: float) -> None:
         if pool.same_life(welcome):
             return
         self._end_life(pool)
         if (reason := mismatch(welcome, self._introduction.identity)) is not None:
-            pool.refuses(reason)
+            pool.refuses(reason, now)
             return
         pool.begins_life(welcome)
         self.work.append(OpenMemory(pool, welcome))
-
-    def _refused(self, pool: PrefillPool, reason: str) -> None:
-        self._end_life(pool)
-        pool.refuses(reason)
 
     def _announced(self, pool: PrefillPool, reference: SegmentReference, now: float) -> None:
         incoming = self._incoming.get(reference.handover)
@@ -379,6 +359,3 @@ class HandOverMachine:
             told.forget(salt, handover.tokens, message.cached)
         told.tell(salt, handover.tokens)
         self.settled = self.settled or incoming.complete
-
-    def _send(self, pool: PrefillPool, message: Struct) -> None:
-        self.outbox.append(Outgoing(pool.peer, message))

@@ -57,12 +57,10 @@ class Incoming:
 
     @property
     def complete(self) -> bool:
-        """Whether all of its tokens are in its slots."""
         return self.announced_all and not self.awaited
 
     @property
     def count(self) -> int:
-        """First tokens that are in the slots in every layer."""
         counts = list(self.announced)
         for reference in self.awaited.values():
             for layer in range(reference.layer, reference.layer + reference.layers):
@@ -71,15 +69,13 @@ class Incoming:
 
     @property
     def hidden(self) -> float:
-        """Once it has ended, seconds of work on segments that were in their slots before the pool had computed its last
-        row; it began to, and to wait, with the order's arrival, which was not before it was sent."""
+        """Once it has ended, seconds of work on segments that landed before the pool had computed its last row."""
         report = self.handover.report
         computed = report.began + report.queued + report.computing
         return sum(landing.seconds for landing in self.landings if landing.at <= computed) if report.told else 0.0
 
     @property
     def outstanding(self) -> int:
-        """Tokens that the pool has to compute still, about."""
         computed = max(self.cached, self.handover.first + self.ready if self.ready else 0)
         return len(self.handover.tokens) - computed
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pilotfish.core.prefilling.prefill_costs import LocalSeconds
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
 
 #: Times as long as here that a prompt may take elsewhere where others decode meanwhile, whom it does not delay then:
@@ -36,7 +35,6 @@ class PrefillOption:
     wait: float = 0.0  # of `there`, for what the pool has to do before
 
     def sooner(self, neighbours: int) -> bool:
-        """Whether it is worth a hand-over, where so many requests decode here."""
         assert self.there is not None and self.here is not None  # or it is only tried
         if not neighbours:
             return self.there <= self.here
@@ -45,8 +43,6 @@ class PrefillOption:
 
 @dataclass(frozen=True)
 class PromptLoad:
-    """A prompt that lacks KV, and what goes on here meanwhile."""
-
     tokens: Sequence[int]
     first: int  # token without KV
     salt: bytes | None
@@ -60,13 +56,13 @@ class PromptLoad:
 
 class PrefillChoice:
     def __init__(self, least: int | None, ordered: Callable[[PrefillPool], int]) -> None:
-        """`least`: missing tokens from which on a prompt is sent away; None: where that is sooner. `ordered` says how
-        many tokens a pool has to compute for this target."""
+        """`least`: missing tokens from which on a prompt is sent away; None: where that is sooner. `ordered`: tokens
+        that a pool has to compute for this target."""
         self.here = LocalSeconds()
         self._least, self._ordered = least, ordered
 
     def option(self, prompt: PromptLoad, pools: Sequence[PrefillPool], now: float) -> PrefillOption | None:
-        """The one of `pools` that is to compute it; None: nobody, it is computed here."""
+        """None: it is computed here."""
         if prompt.missing < (FEW if self._least is None else self._least):
             return None
         options = [self._at(pool, prompt) for pool in pools if pool.takes(len(prompt.tokens), now)]
@@ -94,10 +90,31 @@ class PrefillChoice:
         return PrefillOption(pool, cached, there, here, wait)
 
     def _retrial(self, options: Sequence[PrefillOption], now: float) -> PrefillOption | None:
-        """One that was not asked for long: it may have become quicker."""
         for option in options:
             pool = option.pool
             if now - pool.asked >= RETRIAL * 2.0 ** min(pool.retrials, MAX_RETRIALS):
                 pool.retrials += 1
                 return option
         return None
+
+
+class LocalSeconds:
+    """What forwards here take, by about the last ten that computed KV of prompts."""
+
+    FADES = 0.9
+    LARGE = 64  # tokens of prompts in a forward that says what one of them takes
+
+    def __init__(self) -> None:
+        self.step = 0.0  # of a forward without any; 0 before one was measured
+        self._tokens = self._seconds = 0.0
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        if tokens >= self.LARGE:
+            self._tokens = self.FADES * self._tokens + tokens
+            self._seconds = self.FADES * self._seconds + seconds
+        elif not tokens:
+            self.step = seconds + self.FADES * (self.step - seconds) if self.step else seconds
+
+    @property
+    def token(self) -> float | None:
+        return self._seconds / self._tokens if self._tokens else None

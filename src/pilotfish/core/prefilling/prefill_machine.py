@@ -1,6 +1,6 @@
 """The prefill worker's half of the hand-over protocol: targets that greet, their orders, and what is held for each.
 
-    Greeting ──► Welcome, or TurnedAway         Renewal ──► leases live; PrefillLoad
+    PrefillHello ──► Welcome, or PrefillRefuse     Renewal ──► leases live; PrefillLoad
     PrefillOrder ──► a queue ──► next_order ──► the caller computes it: started, advanced
                      the caller exports it: segment_ready ──► SegmentReady, and after the last one OrderDone
     Fetch ──► SegmentBytes, once                Taken, Release, the end of a lease ──► places are free
@@ -15,19 +15,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from pilotfish.core.drafting.messages import MAX_TEXT, Notice, Outgoing, Peer
+from pilotfish.core.peers.fields import MAX_TEXT, Peer
+from pilotfish.core.peers.peer import Listener
 from pilotfish.core.prefilling.prefill_messages import (
     MAX_HANDOVERS,
     PREFILL_VERSION,
     Fetch,
-    Greeting,
     OrderDone,
     OrderFailed,
+    PrefillHello,
     PrefillLoad,
     PrefillOrder,
+    PrefillRefuse,
     Release,
     Renewal,
     SegmentBytes,
@@ -35,7 +36,6 @@ from pilotfish.core.prefilling.prefill_messages import (
     SegmentReady,
     Taken,
     ToPrefill,
-    TurnedAway,
     Welcome,
 )
 from pilotfish.core.prefilling.prefill_orders import (
@@ -43,7 +43,7 @@ from pilotfish.core.prefilling.prefill_orders import (
     FAILED,
     GONE,
     RELEASED,
-    GreetedTarget,
+    OrderingTarget,
     PlacedSegment,
     TakenOrder,
     Turns,
@@ -52,8 +52,6 @@ from pilotfish.core.prefilling.segments import SegmentReference, sequence_digest
 
 #: Leases of silence after which a target is forgotten.
 FORGOTTEN = 2
-#: Targets of one tenant, and of all without keys.
-MAX_TARGETS = 256
 #: Reasons to turn targets away that are logged, each once.
 MAX_REASONS = 64
 #: Tokens of a forward that says what a token takes, and the share of what it deviates that is believed.
@@ -61,8 +59,6 @@ MEASURED, RATE = 64, 0.2
 
 
 class SegmentPlaces(Protocol):
-    """The worker's memory for segments."""
-
     def view(self, reference: SegmentReference) -> memoryview | None:
         """The bytes that it names; None if they are not there, or not any more."""
 
@@ -79,25 +75,21 @@ class PrefillLimits:
 
 @dataclass
 class PrefillCounts:
-    """Sums since the start."""
-
     orders: int = 0
     refused: int = 0
     ended: dict[str, int] = field(default_factory=lambda: dict.fromkeys((RELEASED, EXPIRED, FAILED, GONE), 0))
     malformed: int = 0  # frames
 
 
-class PrefillMachine:
-    """Every method takes the present time; messages for targets are appended to `outbox`, orders that have ended to
-    `ended`."""
+class PrefillMachine(Listener[OrderingTarget]):
+    """Orders that have ended are appended to `ended`."""
 
     def __init__(
         self, welcome: Welcome, limits: PrefillLimits, places: SegmentPlaces, new_key: Callable[[], bytes]
     ) -> None:
         """`welcome` is what each target is told, with a key for MACs of its own from `new_key`."""
+        super().__init__()
         self.welcome = welcome
-        self.outbox: list[Outgoing] = []
-        self.notices: list[Notice] = []
         self.ended: list[TakenOrder] = []
         self.counts = PrefillCounts()
         self.free_slots = 0
@@ -107,17 +99,14 @@ class PrefillMachine:
         self._new_key = new_key
         self._layout = welcome.identity.layout.digest()
         self._layers = welcome.identity.layout.layers
-        self._targets: dict[Peer, GreetedTarget] = {}
         self._turns = Turns()
         self._reasons: set[str] = set()
 
     @property
     def orders(self) -> list[TakenOrder]:
-        """All that live."""
         return [order for target in self._targets.values() for order in target.orders.values()]
 
     def tick(self, now: float) -> None:
-        """End what nobody wants any more; forget targets that are silent."""
         for order in self.orders:
             if now > order.expires:
                 self._end(order, EXPIRED, now)
@@ -128,7 +117,6 @@ class PrefillMachine:
                 self._forget(peer, now)
 
     def close(self, now: float) -> None:
-        """Nothing more will come."""
         for order in self.orders:
             self.fail(order, "the worker ends", now)
 
@@ -138,7 +126,6 @@ class PrefillMachine:
         del self._targets[peer]
 
     def _end(self, order: TakenOrder, outcome: str, now: float) -> None:
-        """Nothing is held for it any more."""
         target = self._targets[order.peer]
         del target.orders[order.handover]
         if order in target.waiting:
@@ -150,19 +137,13 @@ class PrefillMachine:
         self.counts.ended[outcome] += 1
         self.ended.append(order)
 
-    def _send(self, peer: Peer, message: Struct) -> None:
-        self.outbox.append(Outgoing(peer, message))
-
-    def _note(self, level: int, text: str) -> None:
-        self.notices.append(Notice(level, text))
-
     # -- messages
 
     def receive(self, peer: Peer, message: ToPrefill, now: float, tenant: str = "", weight: float = 1.0) -> None:
         """`tenant` and `weight` are those of the peer's key."""
         target = self._targets.get(peer)
-        if isinstance(message, Greeting):
-            self._greet(peer, message, GreetedTarget(tenant, weight, self._new_key(), now))
+        if isinstance(message, PrefillHello):
+            self._greet(peer, message, OrderingTarget(tenant, now, weight, self._new_key()))
             return
         if target is None:
             self._answer_stranger(peer, message)
@@ -182,15 +163,10 @@ class PrefillMachine:
                     self._end(order, RELEASED, now)
 
     def malformed(self, peer: Peer, reason: str) -> None:
-        """A frame that is no message costs nobody anything. A target's first gives a notice."""
         self.counts.malformed += 1
-        target = self._targets.get(peer)
-        if target is not None:
-            target.malformed += 1
-            if target.malformed == 1:
-                self._note(logging.WARNING, f"dropped a frame of {peer.hex()}: {reason}")
+        self._count_malformed(peer, reason)
 
-    def _greet(self, peer: Peer, greeting: Greeting, new: GreetedTarget) -> None:
+    def _greet(self, peer: Peer, greeting: PrefillHello, new: OrderingTarget) -> None:
         """A target that is known stays who it was: its Welcome may have been lost."""
         known = self._targets.get(peer)
         reason = self._mismatch(greeting) or (self._too_many(new.tenant) if known is None else None)
@@ -205,17 +181,13 @@ class PrefillMachine:
         known.heard = new.heard
         self._send(peer, replace(self.welcome, mac_key=known.mac_key))
 
-    def _mismatch(self, greeting: Greeting) -> str | None:
+    def _mismatch(self, greeting: PrefillHello) -> str | None:
         if greeting.version != PREFILL_VERSION:
             return f"protocol version: {PREFILL_VERSION}, not {greeting.version}"
         return self.welcome.identity.difference(greeting.identity)
 
-    def _too_many(self, tenant: str) -> str | None:
-        count = sum(target.tenant == tenant for target in self._targets.values())
-        return f"there are {count} targets of {tenant or 'everyone'} already" if count >= MAX_TARGETS else None
-
     def _turn_away(self, peer: Peer, reason: str) -> None:
-        self._send(peer, TurnedAway(reason[:MAX_TEXT]))
+        self._send(peer, PrefillRefuse(reason[:MAX_TEXT]))
         if reason not in self._reasons and len(self._reasons) < MAX_REASONS:
             self._reasons.add(reason)
             self._note(logging.WARNING, f"turned a target away: {reason}")
@@ -223,11 +195,11 @@ class PrefillMachine:
     def _answer_stranger(self, peer: Peer, message: ToPrefill) -> None:
         """It greets again once its Renewals have had no answer."""
         if isinstance(message, PrefillOrder):
-            self._send(peer, OrderFailed(message.handover, "no Greeting came before"))
+            self._send(peer, OrderFailed(message.handover, "no Hello came before"))
         elif isinstance(message, Fetch):
-            self._gone(peer, message.reference, "no Greeting came before")
+            self._gone(peer, message.reference, "no Hello came before")
 
-    def _renew(self, peer: Peer, target: GreetedTarget, renewal: Renewal, now: float) -> None:
+    def _renew(self, peer: Peer, target: OrderingTarget, renewal: Renewal, now: float) -> None:
         for number in renewal.handovers:
             if (order := target.orders.get(number)) is not None:
                 order.expires = now + self.welcome.lease
@@ -240,7 +212,7 @@ class PrefillMachine:
 
     # -- orders
 
-    def _order(self, peer: Peer, target: GreetedTarget, message: PrefillOrder, now: float) -> None:
+    def _order(self, peer: Peer, target: OrderingTarget, message: PrefillOrder, now: float) -> None:
         if message.handover in target.orders:
             return
         reason = self._unservable(message)
@@ -279,7 +251,7 @@ class PrefillMachine:
             return f"tokens: {most} is not among the {self._limits.vocab_size} that the model has"
         return None
 
-    def _saturated(self, target: GreetedTarget, message: PrefillOrder) -> str | None:
+    def _saturated(self, target: OrderingTarget, message: PrefillOrder) -> str | None:
         if len(target.orders) >= MAX_HANDOVERS:
             return f"{MAX_HANDOVERS} hand-overs are held already"
         queued = target.queued
@@ -291,14 +263,13 @@ class PrefillMachine:
         """Whose turn it is. A target whose orders hold many slots is passed over: it may not take its segments."""
         return self._turns.next(target for target in self._targets.values() if self._may_begin(target))
 
-    def _may_begin(self, target: GreetedTarget) -> bool:
+    def _may_begin(self, target: OrderingTarget) -> bool:
         if not target.waiting:
             return False
         begun = target.begun
         return not begun or begun + len(target.waiting[0].tokens) <= self._limits.begun
 
     def started(self, order: TakenOrder, cached: int, now: float) -> None:
-        """Its first row is about to be computed; KV of `cached` tokens was there."""
         order.started, order.cached = now, cached
         order.pending -= cached
 
@@ -309,7 +280,6 @@ class PrefillMachine:
             order.computed = now
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """A forward of so many tokens took so long."""
         if tokens >= MEASURED or not self.token_seconds:
             taken = seconds / tokens
             self.token_seconds += (RATE if self.token_seconds else 1.0) * (taken - self.token_seconds)
@@ -326,18 +296,11 @@ class PrefillMachine:
         if not order.live:
             return False
         reference = SegmentReference(
-            epoch=placed.epoch,
+            **vars(placed),
             handover=order.handover,
             sequence=order.sequence,
             number=order.segments,
-            first=placed.first,
-            tokens=placed.tokens,
-            layer=placed.layer,
-            layers=placed.layers,
-            place=placed.place,
-            size=placed.size,
             layout=self._layout,
-            content=placed.content,
         ).signed(self._targets[order.peer].mac_key)
         order.held[order.segments] = reference
         order.segments += 1
@@ -355,7 +318,7 @@ class PrefillMachine:
         queued = started - order.ordered
         self._send(order.peer, OrderDone(order.handover, order.segments, order.cached, queued, computing))
 
-    def _fetch(self, peer: Peer, target: GreetedTarget, reference: SegmentReference, now: float) -> None:
+    def _fetch(self, peer: Peer, target: OrderingTarget, reference: SegmentReference, now: float) -> None:
         found = self._found(target, reference)
         if isinstance(found, str):
             self._gone(peer, reference, found)
@@ -365,8 +328,7 @@ class PrefillMachine:
             order.moved = now
             self._send(peer, SegmentBytes(reference.handover, reference.number, found))
 
-    def _found(self, target: GreetedTarget, reference: SegmentReference) -> memoryview | str:
-        """A segment's bytes, or why there are none."""
+    def _found(self, target: OrderingTarget, reference: SegmentReference) -> memoryview | str:
         if not reference.authentic(target.mac_key):
             return "the reference was not given to this target"
         order = target.orders.get(reference.handover)
@@ -380,7 +342,7 @@ class PrefillMachine:
     def _gone(self, peer: Peer, reference: SegmentReference, reason: str) -> None:
         self._send(peer, SegmentGone(reference.handover, reference.number, reason))
 
-    def _taken(self, target: GreetedTarget, message: Taken, now: float) -> None:
+    def _taken(self, target: OrderingTarget, message: Taken, now: float) -> None:
         order = target.orders.get(message.handover)
         if order is None:
             return

@@ -1,8 +1,8 @@
 """The messages between a target and a prefill worker (docs/prefill.md), as MessagePack maps with a `type`.
 
 target                                        prefill worker
-  ├─ Greeting ───────────────────────────────► │   until it is welcomed
-  │ ◄──────────────────────────────── Welcome ─┤   or Turned away
+  ├─ PrefillHello ───────────────────────────► │   until it is welcomed
+  │ ◄──────────────────────────────── Welcome ─┤   or PrefillRefuse
   ├─ Renewal(hand-overs) ────────────────────► │   a few times a second: the leases live
   │ ◄──────────────────────────── PrefillLoad ─┤   its answer
   ├─ PrefillOrder(tokens, first) ────────────► │
@@ -20,7 +20,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
-from pilotfish.core.drafting.messages import Id, Index, Length, Milliseconds, Readable, SaltDigest, Text, Tokens
+from pilotfish.core.peers.fields import Id, Index, Length, Milliseconds, Readable, SaltDigest, Text, Tokens
 from pilotfish.core.prefilling.segments import KVIdentity, SegmentReference
 
 PREFILL_VERSION = 1
@@ -35,9 +35,7 @@ Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, lt=1e9)]
 Size: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 53)]
 
 
-class Greeting(Readable, tag="greeting", frozen=True):
-    """Who the target is."""
-
+class PrefillHello(Readable, tag="greeting", frozen=True):
     version: Index
     identity: KVIdentity
     model: Text
@@ -53,16 +51,12 @@ class SharedMemory(Struct, frozen=True):
 
 
 class RemoteMemory(Struct, frozen=True):
-    """Where NIXL finds a worker's segments."""
-
     agent: Annotated[bytes, Meta(max_length=1 << 20)]  # metadata of the worker's agent
     address: Annotated[int, Meta(ge=0, lt=1 << 62)]
     size: Size
 
 
 class Welcome(Readable, tag="welcome", frozen=True):
-    """The worker serves this target."""
-
     version: Index
     identity: KVIdentity
     model: Text
@@ -74,9 +68,7 @@ class Welcome(Readable, tag="welcome", frozen=True):
     remote_memory: RemoteMemory | None = None
 
 
-class TurnedAway(Readable, tag="turned_away", frozen=True):
-    """The worker does not serve this target."""
-
+class PrefillRefuse(Readable, tag="turned_away", frozen=True):
     reason: Text
 
 
@@ -87,8 +79,6 @@ class Renewal(Struct, tag="renewal", frozen=True):
 
 
 class PrefillLoad(Struct, tag="prefill_load", frozen=True):
-    """How busy the worker is."""
-
     queued_tokens: Index  # of all targets, without KV yet
     free_slots: Index
     token_ms: Milliseconds  # that KV of a token lately took; 0 before any was measured
@@ -119,16 +109,12 @@ class SegmentBytes(Struct, tag="bytes", frozen=True):
 
 
 class SegmentGone(Readable, tag="gone", frozen=True):
-    """There is no such segment, or not any more."""
-
     handover: Id
     number: Index
     reason: Text
 
 
 class Taken(Struct, tag="taken", frozen=True):
-    """The target has read these segments."""
-
     handover: Id
     numbers: Annotated[list[Index], Meta(min_length=1, max_length=1 << 16)]
 
@@ -144,8 +130,6 @@ class OrderDone(Struct, tag="order_done", frozen=True):
 
 
 class OrderFailed(Readable, tag="order_failed", frozen=True):
-    """No more segments will come."""
-
     handover: Id
     reason: Text
     busy: bool = False  # it has too much to do; another order may be taken later
@@ -157,7 +141,7 @@ class Release(Struct, tag="release", frozen=True):
     handover: Id
 
 
-ToPrefill: TypeAlias = Greeting | Renewal | PrefillOrder | Fetch | Taken | Release
+ToPrefill: TypeAlias = PrefillHello | Renewal | PrefillOrder | Fetch | Taken | Release
 FromPrefill: TypeAlias = (
-    Welcome | TurnedAway | PrefillLoad | SegmentReady | SegmentBytes | SegmentGone | OrderDone | OrderFailed
+    Welcome | PrefillRefuse | PrefillLoad | SegmentReady | SegmentBytes | SegmentGone | OrderDone | OrderFailed
 )

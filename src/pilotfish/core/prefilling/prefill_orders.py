@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.peers.fields import Peer
+from pilotfish.core.peers.peer import GreetedTarget
 from pilotfish.core.prefilling.segments import SegmentReference
 
 #: How an order may end.
@@ -19,8 +20,6 @@ RELEASED, EXPIRED, FAILED, GONE = "released", "expired", "failed", "gone"
 
 @dataclass(frozen=True)
 class PlacedSegment:
-    """KV of some layers of some tokens, in the worker's memory."""
-
     first: int  # token
     tokens: int
     layer: int
@@ -33,8 +32,6 @@ class PlacedSegment:
 
 @dataclass(eq=False)
 class TakenOrder:
-    """What is done, and held, for a hand-over."""
-
     peer: Peer
     handover: int
     tokens: Sequence[int]
@@ -63,21 +60,15 @@ class TakenOrder:
 
 
 @dataclass(eq=False)
-class GreetedTarget:
-    """A target, its orders, and the queue of those whose turn has not come."""
-
-    tenant: str
+class OrderingTarget(GreetedTarget):
     weight: float
     mac_key: bytes
-    heard: float
     orders: dict[int, TakenOrder] = field(default_factory=dict)
     waiting: deque[TakenOrder] = field(default_factory=deque)
     clock: float = 0.0  # tokens over weight, of its orders whose turn has come
-    malformed: int = 0  # frames
 
     @property
     def queued(self) -> int:
-        """Tokens that wait for their turn."""
         return sum(len(order.tokens) for order in self.waiting)
 
     @property
@@ -88,19 +79,17 @@ class GreetedTarget:
 
 
 class Turns:
-    """Targets take turns by tokens over their weights: whoever has had least is next. One that was idle meanwhile has
-    saved nothing up."""
+    """Targets take turns by tokens over their weights: the one that had least is next. Idle ones save nothing up."""
 
     def __init__(self) -> None:
         self._now = 0.0  # clock of the target whose turn came last
 
-    def join(self, target: GreetedTarget, order: TakenOrder) -> None:
+    def join(self, target: OrderingTarget, order: TakenOrder) -> None:
         if not target.waiting:
             target.clock = max(target.clock, self._now)
         target.waiting.append(order)
 
-    def next(self, targets: Iterable[GreetedTarget]) -> TakenOrder | None:
-        """Of the targets that may have a turn; None where none of them waits."""
+    def next(self, targets: Iterable[OrderingTarget]) -> TakenOrder | None:
         target = min((one for one in targets if one.waiting), key=lambda one: one.clock, default=None)
         if target is None:
             return None

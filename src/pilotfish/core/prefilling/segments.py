@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
-from pilotfish.core.drafting.messages import Id, Index, Length
+from pilotfish.core.peers.fields import Id, Index, Length
 
 #: Bytes that a segment has at least, where a hand-over has that many, and by default at most.
 LEAST_SEGMENT, SEGMENT_BYTES = 128 << 10, 1 << 20
@@ -51,7 +51,6 @@ class KVLayout(Struct, frozen=True, omit_defaults=True):
 
     @property
     def span(self) -> range:
-        """The KV heads that are held."""
         return range(self.first_head, self.first_head + self.heads)
 
     @property
@@ -61,7 +60,6 @@ class KVLayout(Struct, frozen=True, omit_defaults=True):
 
     @property
     def of_kv(self) -> range:
-        """The layers of keys and values."""
         return range(self.layers - (self.features > 0))
 
     def bytes_of(self, layers: range) -> int:
@@ -80,8 +78,8 @@ class KVLayout(Struct, frozen=True, omit_defaults=True):
 
 
 class KVIdentity(Struct, frozen=True):
-    """Whose KV it is. KV of one process stands for that of another if all `facts` are equal: of the model, its weights,
-    its tokenizer and the arithmetic. Layouts may differ where one can be made of the other, bit for bit."""
+    """Whose KV it is. KV of two processes is the same if all `facts` (model, weights, tokenizer, arithmetic) are equal.
+    Layouts may differ where one can be made of the other, bit for bit."""
 
     facts: Annotated[dict[str, Annotated[str, Meta(max_length=1024)]], Meta(max_length=32)]
     layout: KVLayout

@@ -13,8 +13,8 @@ _EPSILON = 1e-9
 
 
 def demand(requests: int, max_requests: int, live_tokens: int, kv_slots: int) -> float:
-    """A target's work as a part of what it can do at a time: of the requests that run at most, waiting ones included,
-    or of the KV that has a request, whichever is the larger part. More than 1 where requests wait."""
+    """A target's work over its capacity: of requests, waiting ones included, or of KV, whichever is more. Above 1
+    requests wait."""
     return max(requests / max_requests, live_tokens / kv_slots)
 
 

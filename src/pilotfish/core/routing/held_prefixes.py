@@ -17,8 +17,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from pilotfish.core.cache.prefix_keys import Key, prefix_keys, root_key
-from pilotfish.core.drafting.messages import Index
+from pilotfish.core.cache.prefix_keys import prefix_keys, root_key
+from pilotfish.core.peers.fields import Index
 
 #: A replica's name; all servers must know it by the same one.
 Replica: TypeAlias = str
@@ -29,17 +29,10 @@ ROUTING_KEY_BYTES = 8
 
 def routing_keys(salt: str | None, tokens: Sequence[int] | NDArray[np.integer]) -> list[RoutingKey]:
     """A key for every `OBJECT_TOKENS` tokens of a tenant's sequence; other tenants have other keys."""
-    return [key[:ROUTING_KEY_BYTES] for key in prefix_keys(salt_root(salt), tokens)]
-
-
-def salt_root(salt: str | None) -> Key:
-    """The key before the first token of a tenant's sequences."""
-    return root_key(b"", salt)
+    return [key[:ROUTING_KEY_BYTES] for key in prefix_keys(root_key(b"", salt), tokens)]
 
 
 class Held(Struct, tag="held", frozen=True):
-    """Changes to the prefixes that a target has KV of."""
-
     sequence: Index  # rises by one; a whole one has that of the changes before it
     added: list[RoutingKey] = []
     removed: list[RoutingKey] = []
@@ -106,7 +99,6 @@ class HeldCopies:
         self._add(replica, held.added)
 
     def forget(self, replica: Replica) -> None:
-        """It holds nothing, as far as is known."""
         self._remove(replica, list(self._keys.get(replica, ())))
         for table in (self._keys, self._expected, self._places):
             table.pop(replica, None)

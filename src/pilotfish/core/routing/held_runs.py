@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pilotfish.core.cache.prefix_cache import CachedRun, PrefixCache
-from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, Key, prefix_keys
-from pilotfish.core.routing.held_prefixes import ROUTING_KEY_BYTES, HeldPrefixes, salt_root
+from pilotfish.core.cache.prefix_cache import CachedRun, PrefixCache, RunWatcher
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, Key, prefix_keys, root_key
+from pilotfish.core.routing.held_prefixes import ROUTING_KEY_BYTES, HeldPrefixes
 
 
-class HeldRuns:
+class HeldRuns(RunWatcher):
     """Watches a cache. All calls come from the thread that the cache belongs to."""
 
     def __init__(self, cache: PrefixCache) -> None:
@@ -47,7 +47,6 @@ class HeldRuns:
         self.prefixes.remove(_short(self._keys.pop(run)))
 
     def _tell(self, run: CachedRun) -> None:
-        """Which prefixes that end in a run are held."""
         tokens, slots = self._cache.path_to(run)
         if run not in self._keys:
             whole = (len(tokens) - len(run.tokens)) // OBJECT_TOKENS * OBJECT_TOKENS
@@ -67,7 +66,7 @@ class HeldRuns:
         above = run.above
         while above is not None and not self._keys.get(above):
             above = above.above
-        return salt_root(run.salt) if above is None else self._keys[above][-1]
+        return root_key(b"", run.salt) if above is None else self._keys[above][-1]
 
     def _within_window_below(self, run: CachedRun) -> Iterator[CachedRun]:
         """Those with tokens whose rows see some of a run."""
@@ -80,7 +79,6 @@ class HeldRuns:
 
 
 def _begin(run: CachedRun) -> int:
-    """Tokens above it."""
     begin, above = 0, run.above
     while above is not None:
         begin, above = begin + len(above.tokens), above.above
@@ -88,7 +86,6 @@ def _begin(run: CachedRun) -> int:
 
 
 def _pages(begin: int, end: int) -> int:
-    """How many prefixes with a key end between."""
     return end // OBJECT_TOKENS - begin // OBJECT_TOKENS
 
 

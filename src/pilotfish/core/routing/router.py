@@ -33,8 +33,6 @@ LITTLE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RouteRequest:
-    """What routing looks at of a request."""
-
     tokens: int  # of its prompt
     keys: Sequence[RoutingKey] = ()  # `routing_keys` of the prompt
     session: str | None = None  # requests of one belong together, as their client says
@@ -79,7 +77,7 @@ class Routing(Protocol):
 
 
 class RoundRobin:
-    """One after the other; a baseline."""
+    """A baseline."""
 
     def __init__(self) -> None:
         self.held = HeldCopies()
@@ -159,8 +157,6 @@ class KnownLoad:
 
 
 class Router:
-    """See the module. What replicas hold it learns through `held`."""
-
     def __init__(self) -> None:
         self.held = HeldCopies()
         self._loads: defaultdict[Replica, KnownLoad] = defaultdict(KnownLoad)
@@ -194,7 +190,6 @@ class Router:
         self._loads[route.replica].take_back(route)
 
     def ended(self, route: Route) -> None:
-        """A follow-up that comes before the next report does not find its own session in its way."""
         self._loads[route.replica].take_back(route)
 
     def told(self, replica: Replica, load: ReplicaLoad) -> None:
@@ -206,8 +201,7 @@ class Router:
 
 
 def affinity(request: RouteRequest, replica: Replica) -> bytes:
-    """The replica that has the highest of all is the request's own, where nothing else tells them apart: the same one
-    for all requests of a session, or of prompts that begin alike, and another for few of them when replicas come and
-    go (rendezvous hashing)."""
+    """The replica with the highest value is the request's own: the same one for all requests of a session, or of
+    prompts that begin alike, and another for few of them when replicas come and go (rendezvous hashing)."""
     whose = request.session.encode() if request.session else b"".join(request.keys[:1])
     return hashlib.blake2b(replica.encode() + b"\0" + whose, digest_size=8).digest()

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from math import log
 from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
+from pilotfish.core.trees.tree import GRAMMAR, ROOT, Guesses
 from pilotfish.errors import ParameterError
 
 #: Characters of a schema, an expression or a grammar.
@@ -27,8 +29,8 @@ Bits = NDArray[np.int32]  # bit t % 32 of word t // 32 says whether token t may 
 
 
 class Constraint(Struct, frozen=True, omit_defaults=True):
-    """All that may be given: JSON that a schema allows, what a regular expression matches as a whole, or what a grammar
-    derives. ParameterError names `structured_outputs`."""
+    """JSON that a schema allows, text that a regular expression matches as a whole, or text that a grammar derives.
+    ParameterError names `structured_outputs`."""
 
     kind: Literal["json_schema", "regex", "grammar"]
     text: Annotated[str, Meta(max_length=MAX_LENGTH)]  # a schema, Rust's regular expression, or Lark's or GBNF's EBNF
@@ -40,7 +42,6 @@ class Constraint(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def json(cls, schema: Mapping[str, Any] | bool | str, *, compact: bool = False) -> Constraint:
-        """`schema` as an object, or as its JSON."""
         text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
         return cls("json_schema", _bounded(text), compact)
 
@@ -58,7 +59,6 @@ class Constraint(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def choice(cls, texts: Sequence[str]) -> Constraint:
-        """One of `texts`."""
         if not texts or not all(texts):
             raise ParameterError("structured_outputs", list(texts), "a choice of one or more texts that are not empty")
         quoted = " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
@@ -73,8 +73,8 @@ def _bounded(text: str) -> str:
 
 class GrammarState(Protocol):
     """Where an output stands in its grammar. A path holds tokens below the last one that `extend` was given; all but
-    its last are legal. What a method costs depends on the tokens in which its path differs from that of the call
-    before, not on the output's length. One thread at a time."""
+    its last are legal. A call costs as many tokens as its path differs from that of the call before. One thread at a
+    time."""
 
     def extend(self, token: int) -> None:
         """`token` is output now."""
@@ -126,7 +126,6 @@ class FollowedGrammar:
 
 
 def no_grammars(_: Constraint) -> PendingGrammar:
-    """A GrammarSource without any."""
     return lambda: None
 
 
@@ -156,5 +155,29 @@ def masks_when_asked(masked: Sequence[MaskedPaths], vocab_size: int) -> Callable
 
 
 def words(vocab_size: int) -> int:
-    """Of a mask."""
     return -(-vocab_size // WORD)
+
+
+#: Log of the chance that the target writes a forced token in just this way. The bundled target did so for each of 3,570
+#: tokens that were forced in 7,555 of JSON, at temperatures 0 and 1; others may now and then write it in other tokens.
+FORCED = log(0.99)
+
+
+def constrained(tree: Guesses, state: GrammarState, most: int) -> Guesses:
+    kept, number, paths = Guesses(), {ROOT: ROOT}, {ROOT: list[int]()}
+    nodes = zip(tree.parents, tree.tokens, tree.scores, tree.origins, strict=True)
+    for node, (parent, token, score, origin) in enumerate(nodes):
+        if parent in number and state.allows(path := [*paths[parent], token]):
+            number[node] = kept.add(number[parent], token, score, origin)
+            paths[node] = path
+    parents = set(kept.parents)
+    for node, place in number.items():
+        if place not in parents:  # of a node with children the only continuation would be among them
+            _force(kept, place, state.forced(paths[node]))
+    return kept.best(most)
+
+
+def _force(tree: Guesses, node: int, tokens: Sequence[int]) -> None:
+    for token in tokens:
+        score = (0.0 if node == ROOT else tree.scores[node]) + FORCED
+        node = tree.add(node, token, score, GRAMMAR)

@@ -36,8 +36,6 @@ class LogitEdits:
 
 @dataclass(frozen=True)
 class _Seen:
-    """The tokens of a history and how often each occurs, shared by the rows of a tree."""
-
     tokens: Ids
     counts: Ids
     places: Mapping[int, int]  # of the tokens
@@ -48,7 +46,6 @@ class _Seen:
         return cls(tokens, times, {token: place for place, token in enumerate(counts)})
 
     def with_path(self, path: Sequence[int]) -> tuple[Ids, Ids]:
-        """Tokens and counts of the history and then `path`."""
         if not path:
             return self.tokens, self.counts
         counts, new = self.counts.copy(), dict[int, int]()
@@ -101,7 +98,6 @@ class LogitRules:
         return cls(params, prompt, stop_ids, bad_sequences) if touches else None
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """These tokens are output now."""
         self._history.extend(tokens)
         if self._counts is not None:
             for token in tokens:

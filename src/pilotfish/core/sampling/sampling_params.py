@@ -110,14 +110,12 @@ def plain(value: object) -> object:
 
 
 def _plain_tuple(value: object) -> object:
-    """A list, tuple or numpy array as a tuple of plain values; anything else stays."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
 
 
 def _plain_field(name: str, value: object) -> object:
-    """The one form that a field's values have."""
     if name == "stop" and isinstance(value, str):
         return (value,)
     if name == "top_k" and isinstance(plain(value), int) and value == -1:

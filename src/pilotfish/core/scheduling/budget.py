@@ -63,8 +63,6 @@ class FixedBudget:
 
 
 class Effort(Enum):
-    """What a step spends on guesses."""
-
     NONE = "none"
     FREE = "free"  # n-gram and suffix nodes
     DRAFT = "draft"  # and the draft model's
@@ -72,8 +70,6 @@ class Effort(Enum):
 
 @dataclass(frozen=True)
 class Choice:
-    """What to spend on guesses, and how many nodes a step may verify."""
-
     effort: Effort
     bucket: int
 
@@ -137,7 +133,6 @@ class AdaptiveBudget:
         return DraftLimits(min(self._nodes, self._total), self._total, levels, self._price)
 
     def _review(self, load: StepLoad, now: float, *, may_change: bool) -> None:
-        """Look at what the choices are worth now, and at the price of time."""
         expected = self._expected(load)
         if may_change:
             self._choose(load, expected, now)
@@ -158,7 +153,6 @@ class AdaptiveBudget:
         return expected
 
     def _choose(self, load: StepLoad, expected: dict[Choice, float], now: float) -> None:
-        """Take the best choice where it is due."""
         best = max(expected, key=lambda choice: expected[choice])
         steady = load.sequences == self._sequences
         if best == self.choice or (steady and now - self._changed_at < self.DWELL):
@@ -190,13 +184,11 @@ class AdaptiveBudget:
         return min(self._nodes, -(-total // load.sequences))
 
     def _forget(self, effort: Effort, first: int) -> None:
-        """Believe less of what was seen of ranks from `first` on."""
         self._gains[effort].forget(first)
         if effort is Effort.DRAFT:
             self._levels_taken.forget(first)
 
     def _worthwhile(self, load: StepLoad, ranked: Floats) -> int:
-        """How many of the best nodes give more than their rows' time would give otherwise."""
         tokens = np.concatenate(([0.0], np.cumsum(ranked)))
         seconds = self._costs.over(load.rows + np.arange(len(tokens)))
         return int(np.argmax(tokens - self._price * seconds))
@@ -214,18 +206,14 @@ class AdaptiveBudget:
 
 
 class Probes:
-    """When to try an effort beside what is chosen: guesses, for what full trees bring, and none, for what a plain
-    step costs. Each is tried at the very start.
-
-    A draft in the target's process that has rested first reads all that was written meanwhile: a trial that lost much
-    is followed by the next so much later that trials lose `SHARE` of the time.
-    """
+    """When to try an effort beside the chosen one: guesses, for what full trees bring, and none, for what a plain step
+    costs. Each is tried at the start. A draft in the target's process that has rested first reads all that was written
+    meanwhile, so the next trial comes so much later that trials lose `SHARE` of the time."""
 
     SHARE, LONGEST = 0.01, 60.0  # seconds from one trial to the next, at most
 
     def __init__(self, first_steps: int, steps: int, first: float, last: float) -> None:
-        """`first_steps` of the draft at the start, then `steps` at a time: `first` seconds after a change of choice and
-        at twice the distance each time up to `last`."""
+        """`first_steps` of the draft at the start, then `steps` at a time."""
         self._steps, self._first, self._last = steps, first, last
         start = {Effort.DRAFT: first_steps, Effort.NONE: first_steps // 2, Effort.FREE: steps}
         self._coming = [effort for effort, count in start.items() for _ in range(count)]
@@ -236,7 +224,6 @@ class Probes:
         self._earliest = 0.0  # when the next may be, whatever is chosen meanwhile
 
     def restart(self, now: float) -> None:
-        """The choice has changed."""
         self._distance = self._first
         self._due = max(now + self._first, self._earliest)
 
@@ -254,7 +241,6 @@ class Probes:
         return self._coming.pop(0) if self._coming else None
 
     def lose(self, seconds: float) -> None:
-        """A step of a trial took so much longer than its tokens are worth."""
         if self._turn:
             self._lost += seconds
             self._earliest = self._began + min(max(self._lost, 0.0) / self.SHARE, self.LONGEST)

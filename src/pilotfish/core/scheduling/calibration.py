@@ -25,7 +25,7 @@ class StepCosts:
     OUTLIER = 2.0  # deviations beyond this factor count as this factor: a descheduled step says nothing
 
     def __init__(self, seconds: Mapping[int, float], padded: Callable[[int], int] = lambda rows: rows) -> None:
-        """`seconds` by rows, one at least; `padded` gives the rows that the device runs for a row count."""
+        """`seconds` by rows, one at least; `padded` gives the rows that the device runs."""
         self._rows = sorted(seconds)
         self._seconds = np.maximum.accumulate([seconds[rows] for rows in self._rows])
         self._counts = np.ones(len(self._rows))
@@ -58,7 +58,6 @@ class StepCosts:
             self._seconds[knot] = seen
 
     def _neighbours(self, rows: int) -> list[tuple[int, float]]:
-        """Knots beside `rows` and their shares in it."""
         right = bisect.bisect_left(self._rows, rows)
         if right == len(self._rows):
             return [(right - 1, 1.0)]
@@ -69,10 +68,9 @@ class StepCosts:
 
 
 class Calibration:
-    """How often nodes of a score turn out to be on the accepted path. A drafter's score is the log of the chance
-    that it believes in; bins of a tenth of e hold what came of it, each with a prior of `PRIOR` nodes that did as
-    believed. Old counts fade by `DECAY` a step, and a bin remembers `MEMORY` nodes, so that many sequences together
-    learn as much faster that a draft has become a worse one."""
+    """How often nodes of a score are accepted. Scores are logs of the chance that the drafter believes in; bins of a
+    tenth of e count the outcomes, each with a prior of `PRIOR` nodes as believed. Counts fade by `DECAY` a step, and a
+    bin remembers `MEMORY` nodes, so that many sequences together notice faster that a draft has become worse."""
 
     WIDTH, BINS, PRIOR, DECAY, MEMORY = 0.1, 60, 10.0, 0.999, 300.0
 
@@ -83,7 +81,6 @@ class Calibration:
         self._seen = np.zeros(self.BINS)
 
     def chances(self, scores: Floats) -> Floats:
-        """Calibrated chances of nodes."""
         table = (self._hits + self._prior) / (self._seen + self.PRIOR)
         return np.asarray(table[self._bins(scores)])
 
@@ -109,9 +106,8 @@ class Calibration:
 
 
 class MeansByRank:
-    """Running means of what the nodes of a tree bring or cost, by rank: the best node's, the second's, …
-
-    A tree says nothing of ranks that it was not to have: they keep what was seen of them last."""
+    """Running means of what the nodes of a tree bring or cost, by rank: the best node's, the second's, … Ranks that a
+    tree was not to have keep what was seen of them last."""
 
     RATE = 0.02
 
@@ -142,8 +138,8 @@ class GainCurve:
         self._by_rank = MeansByRank(np.asarray(first * falls ** np.arange(nodes), np.float64))
 
     def observe(self, chances: Floats, sizes: Ints, asked: int) -> None:
-        """Chances of the nodes of a step's trees, one tree after the other, `sizes` nodes each. A tree could have
-        `asked` nodes at least: it has fewer if no more were worth their time."""
+        """Chances of the nodes of a step's trees, `sizes` nodes each. A tree could have `asked` nodes at least: it has
+        fewer if no more were worth their time."""
         table = np.zeros((len(sizes), max(asked, int(sizes.max()))))
         places = np.arange(len(chances)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         table[np.repeat(np.arange(len(sizes)), sizes), places] = chances
@@ -151,7 +147,6 @@ class GainCurve:
         self._by_rank.observe(table[:, ::-1][:, : min(asked, len(self._by_rank))].mean(axis=0), len(sizes))
 
     def forget(self, first: int) -> None:
-        """Believe less of what was seen of ranks from `first` on."""
         self._by_rank.forget(first)
 
     def gain(self, nodes: Floats) -> Floats:
@@ -182,7 +177,6 @@ class LevelCurve:
         self._by_rank.observe(levels * deepest[last] / deepest[-1], trees)
 
     def forget(self, first: int) -> None:
-        """Believe less of what was seen of ranks from `first` on."""
         self._by_rank.forget(first)
 
     def levels(self, nodes: Floats) -> Floats:
@@ -192,8 +186,8 @@ class LevelCurve:
 
 
 class SecondsBySize:
-    """Mean seconds of something by how many it is done for, in powers of two: of all values at first, then of about
-    the last 1 / RATE."""
+    """Mean seconds by how many something is done for, in powers of two: of all values at first, then of about the last
+    1 / RATE."""
 
     RATE = 0.1
     OUTLIER = 2.0

@@ -19,8 +19,8 @@ from pilotfish.core.trees.tree import Floats, Ints, TokenTree
 
 @dataclass(frozen=True)
 class NodeRows:
-    """Tree nodes that get a row each, parents first. A node may have ancestors without a row here: those were computed
-    earlier, and only their slots matter."""
+    """Tree nodes that get a row each, parents first. Ancestors without a row here were computed earlier: only their
+    slots matter."""
 
     tokens: Ints  # [n]
     depths: Ints  # [n], from 1
@@ -38,7 +38,6 @@ class NodeRows:
         return len(self.tokens)
 
     def span(self, first: int, end: int) -> NodeRows:
-        """The nodes [first, end)."""
         return NodeRows(self.tokens[first:end], self.depths[first:end], self.paths[first:end])
 
     @property
@@ -105,8 +104,7 @@ class TokenMasks:
 
 
 class SharedTokens(Struct, frozen=True):
-    """The tokens that a draft can give to a target with another vocabulary. Noise, masks and rules know them by the
-    target's ids, and so does what is given."""
+    """The tokens that a draft can give to a target with another vocabulary, whose ids noise, masks and rules use."""
 
     ids: Ints  # [m], the target's, ascending
     columns: Ints  # [m], the draft's own
@@ -170,8 +168,6 @@ def _no_logprobs(rows: Sequence[int], tokens: Sequence[int], top: int) -> list[T
 
 
 class Outcome(Struct, frozen=True):
-    """The result of a forward."""
-
     tokens: Ints  # [samples], NO_TOKEN after rows whose logits are not finite; [samples, k] with children
     log_chances: Floats | None = None  # [samples, k] with children: -inf where fewer than k tokens are possible
     broken: Sequence[int] = ()  # kept rows whose logits are not finite
@@ -185,8 +181,6 @@ ANY_DEPTH = 1 << 30
 
 
 class Executor(Protocol):
-    """One model over a pool of KV slots, on whatever device."""
-
     @property
     def num_slots(self) -> int: ...
 
@@ -205,5 +199,34 @@ class Executor(Protocol):
         """Rows that the device runs for a forward of `rows`."""
 
     def execute(self, rows: Sequence[SequenceRows], sampling: Sampling) -> Outcome:
-        """Write KV of all rows into their slots and sample. Kept rows count in order: of each sequence the committed
-        rows in `kept`, then its nodes."""
+        """Write KV of all rows and sample. Kept rows count in order: of each sequence the committed rows in `kept`,
+        then its nodes."""
+
+
+class LayerProgress:
+    """Layers whose KV is there for all rows of the forward at hand. The computing thread counts in `written`; any
+    thread may ask."""
+
+    def __init__(self, layers: int) -> None:
+        self.layers = layers
+        self.written: NDArray[np.int32] = np.zeros(1, np.int32)
+        self._began = self._seconds = 0.0
+
+    def wrote(self, layer: int) -> None:
+        self.written[0] = layer + 1
+
+    def hold(self, began: float, seconds: float) -> None:
+        """The forward is held back to the pace of another device: a layer is not there before that device has computed
+        it."""
+        self._began, self._seconds = began, seconds
+
+    def reset(self) -> None:
+        """No forward is at hand. To be called before anybody may ask about the next one."""
+        self.written[0] = 0
+        self._seconds = 0.0
+
+    def at(self, now: float) -> int:
+        written = int(self.written[0])
+        if not self._seconds:
+            return written
+        return min(written, int(self.layers * (now - self._began) / self._seconds))

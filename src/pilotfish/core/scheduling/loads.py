@@ -26,7 +26,6 @@ class Loads:
         self._prefills = prefills
 
     def load(self, request: Request, take: Take) -> None:
-        """Have tiers bring what they know of the tokens that follow those a request has KV of."""
         if self._tiers is None:
             return
         root, first = self._tiers.root(request.cache_salt), request.num_computed
@@ -37,8 +36,7 @@ class Loads:
             self._tiers.load(request.load)
 
     def hand_over(self, request: Request, take: Take, waiting: int, neighbours: int) -> None:
-        """Have prefill workers compute what a request has no KV of, but for its last token, if that is sooner;
-        `waiting` tokens are to be computed here before, and `neighbours` requests wait for each of its tokens."""
+        """Have prefill workers compute all that a request has no KV of, but for its last token, if that is sooner."""
         first, tokens = request.num_computed, request.tokens[:-1]
         if self._prefills is None or first == len(tokens):
             return
@@ -47,14 +45,12 @@ class Loads:
             self._prefills.begin(request.load)
 
     def poll(self) -> None:
-        """What has ended, or takes too long, gets its `count`."""
         if self._tiers is not None:
             self._tiers.poll()
         if self._prefills is not None:
             self._prefills.poll()
 
     def cancel(self, load: KVLoad | HandOver) -> None:
-        """It has its `count` when this returns."""
         if isinstance(load, KVLoad):
             assert self._tiers is not None  # who brings it
             self._tiers.cancel(load)
@@ -63,15 +59,13 @@ class Loads:
             self._prefills.cancel(load)
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """A forward that computed KV of so many tokens of prompts took so long; of few, most of it went to something
-        else."""
+        """A forward that computed KV of few tokens of prompts spent most of its time on something else."""
         if self._tiers is not None and tokens >= OBJECT_TOKENS:
             self._tiers.computed(tokens, seconds)
         if self._prefills is not None:
             self._prefills.computed(tokens, seconds)
 
     def wait(self, running: Iterable[Request]) -> None:
-        """While all that run wait: until one of them may go on; a few milliseconds at most."""
         if self._prefills is not None and any(isinstance(request.load, HandOver) for request in running):
             self._prefills.wait()
         elif self._tiers is not None:

@@ -1,14 +1,17 @@
-"""One sequence that is being generated."""
+"""Requests: one sequence each, and the queue of those that wait."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice, takewhile
 from typing import Protocol
 
 import numpy as np
 
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.cache.slots import GONE, Slots
 from pilotfish.core.cache.tiers import KVLoad
 from pilotfish.core.prefilling.handover import HandOver, HandOverReport
@@ -34,8 +37,6 @@ class FinishReason(StrEnum):
 
 
 class StopDetector(Protocol):
-    """Finds stop strings in the text of a request's output."""
-
     def add(self, token: int) -> bool:
         """Whether the output's next token completes a stop string."""
 
@@ -57,7 +58,6 @@ class RequestStats:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens whose KV was found, wherever it was."""
         return sum(self.cached_by_tier.values())
 
     def count(self, nodes: int, deepest: int, origins: Sequence[str]) -> None:
@@ -100,13 +100,10 @@ class Request:
         grammar: GrammarState | None = None,
         draft: str = "",
     ) -> None:
-        """`room` is what the model's context leaves for output; it may be less than `max_tokens`. `bad_sequences`
-        are the token ids of `params.bad_words`. `cache_salt` is the tenant's name: what is remembered of a request
-        serves requests of the same salt, and none without one. A step verifies at most `max_nodes` nodes of its
-        tree, or what the drafter gives; 0 asks for no speculation. `stop_detector` is given each committed token.
-        Requests of one `group` have the same prompt and compute its KV once; by default a request is its own group.
-        `grammar`, at the beginning of the output, is the request's own. `draft` is the revision of the drafts in pools
-        that may guess for it; "": any."""
+        """`room` is what the model's context leaves for output. `bad_sequences` are the ids of `params.bad_words`.
+        `cache_salt` names the tenant. A step verifies at most `max_nodes` nodes of its tree; 0 asks for no speculation,
+        None for what the drafter gives. `stop_detector` is given each committed token. Requests of one `group` have the
+        same prompt and compute its KV once. `draft` is the revision of the drafts that may guess for it; "": any."""
         self.id = request_id
         self.params = params
         self.seed = seed
@@ -140,17 +137,14 @@ class Request:
 
     @property
     def num_held(self) -> int:
-        """Slots that it owns."""
         return self.num_computed - self.num_gone + (0 if self.load is None else len(self.load.slots))
 
     @property
     def held(self) -> Slots:
-        """Slots of the tokens that have KV."""
         return self.slots[self.num_gone : self.num_computed]
 
     @property
     def num_remaining(self) -> int:
-        """Tokens that it may still produce."""
         return self.max_length - len(self.tokens)
 
     @property
@@ -181,8 +175,8 @@ class Request:
         return min(self.num_prompt_tokens, len(self.tokens) - 1)
 
     def to_score(self, count: int) -> range:
-        """Of the next `count` tokens without KV, the indices of those whose rows must give the log-probability of
-        the prompt token that follows them; once each, however often KV is computed."""
+        """Of the next `count` tokens without KV, those whose rows must give the log-probability of the prompt token
+        that follows; once each, however often KV is computed."""
         if self.params.prompt_logprobs is None:
             return range(0)
         first = max(self.num_computed, self.num_scored)
@@ -214,13 +208,61 @@ class Request:
         self.num_computed += len(slots)
 
     def give_back(self, first: int) -> Slots:
-        """The slots of tokens before `first`, which it has no longer."""
         given = self.slots[self.num_gone : first].copy()
         self.slots[self.num_gone : first] = GONE
         self.num_gone = max(self.num_gone, first)
         return given
 
     def restart(self) -> None:
-        """Its KV is gone: every token is pending again."""
         self.num_computed = self.num_gone = 0
         self.stats.preemptions += 1
+
+
+#: The first in the queue, of whom one may be admitted before the others, and how often that may happen to one of those.
+CANDIDATES, MAX_PASSED_OVER = 16, 8
+
+
+class WaitingRequests:
+    """A queue in order of arrival. Of the first few the one with most KV in the cache comes next; the oldest, where
+    that makes little difference, where it has come back, or was passed over often enough."""
+
+    def __init__(self, num_known: Callable[[Request], int] | None) -> None:
+        """`num_known`: tokens of a request whose KV it would find; None where nothing is kept."""
+        self._num_known = num_known
+        self._queue: deque[Request] = deque()
+        self._next: Request | None = None
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._queue)
+
+    def add(self, request: Request) -> None:
+        self._queue.append(request)
+
+    def put_first(self, request: Request) -> None:
+        self._queue.appendleft(request)
+        self._next = None
+
+    def next(self) -> Request:
+        """The same one until it is taken or removed, or another is put first. The queue must not be empty."""
+        self._next = self._next or self._choose()
+        return self._next
+
+    def take(self, request: Request) -> None:
+        for other in takewhile(lambda other: other is not request, self._queue):
+            other.passed_over += 1
+        self.remove(request)
+
+    def remove(self, request: Request) -> None:
+        self._queue.remove(request)
+        self._next = None
+
+    def _choose(self) -> Request:
+        oldest = self._queue[0]
+        if self._num_known is None or oldest.stats.preemptions or oldest.passed_over == MAX_PASSED_OVER:
+            return oldest
+        known = {request: self._num_known(request) for request in islice(self._queue, CANDIDATES)}
+        best = max(known, key=lambda request: known[request])
+        return best if known[best] >= known[oldest] + OBJECT_TOKENS else oldest

@@ -15,10 +15,8 @@ from pilotfish.core.cache.slots import NO_SLOTS, SlotPool, Slots, present
 from pilotfish.core.cache.tiers import DEVICE, KVLoad, Tiers, save_all, save_coldest
 from pilotfish.core.prefilling.handover import Prefills
 from pilotfish.core.scheduling.loads import Loads
-from pilotfish.core.scheduling.request import FinishReason, Request
-from pilotfish.core.scheduling.row_budget import PLAIN_COSTS, RowBudget, RowCosts
-from pilotfish.core.scheduling.step import Chunk, RequestCommit, Step, StepPlan
-from pilotfish.core.scheduling.waiting import WaitingRequests
+from pilotfish.core.scheduling.request import FinishReason, Request, WaitingRequests
+from pilotfish.core.scheduling.step import PLAIN_COSTS, Chunk, RequestCommit, RowBudget, RowCosts, Step, StepPlan
 from pilotfish.core.trees.tree import NO_VERDICT, Forest, Ints, Verdict, best, walk
 from pilotfish.errors import EngineError, PromptError
 
@@ -58,12 +56,11 @@ class Scheduler:
         prefills: Prefills | None = None,
         costs: RowCosts = PLAIN_COSTS,
     ) -> None:
-        """`cache`, of this pool, keeps the KV of requests that have ended; `tiers` what the cache evicts. `prefills`
-        compute KV elsewhere. `costs` are those of the step's rows."""
+        """`cache`, of this pool, keeps the KV of requests that have ended; `tiers` what the cache evicts."""
         if pool.window and not (tiers is None and prefills is None):
             raise EngineError("scheduler: tiers and prefill workers serve no pool with a window")
         self.pool = pool
-        self.cache = cache
+        self.cache = PrefixCache(pool, keeps=False) if cache is None else cache
         self.tiers = tiers
         self.loads = Loads(tiers, prefills)
         #: Free slots below which the coldest in the cache are saved: what the next steps may evict.
@@ -86,8 +83,7 @@ class Scheduler:
         self.waiting.add(request)
 
     def most(self, request: Request) -> int:
-        """Slots that it may hold at a time: of all its tokens or, with a window, of those that its next row sees and of
-        a step's rows."""
+        """Slots that it may hold at a time; with a window those that its next row sees and a step's rows."""
         return min(request.max_length, self._most_in_window) if self.pool.window else request.max_length
 
     @property
@@ -129,12 +125,10 @@ class Scheduler:
         return list(chunks.values())
 
     def room(self, chunks: Sequence[Chunk]) -> int:
-        """Rows that they leave to trees."""
         return max(int(self.max_rows - sum(self.costs.of(chunk.request, chunk.count) for chunk in chunks)), 0)
 
     def _first_of_group(self, request: Request) -> Request | None:
-        """The running request whose prompt's KV `request`, which has none yet, is to share; None where there is none
-        before it."""
+        """The running request whose prompt's KV `request`, which has none yet, is to share."""
         if request.num_computed or request.load is not None or not request.num_shareable:
             return None
         seen = self.pool.first_seen(request.num_prompt_tokens - 1)
@@ -142,7 +136,6 @@ class Scheduler:
         return None if first is request else first
 
     def _share_prompts(self) -> None:
-        """Give requests without KV that of a running one of their group, once it is computed."""
         for request in self.running:
             first = self._first_of_group(request)
             if first is not None and first.num_computed >= request.num_shareable:
@@ -151,12 +144,10 @@ class Scheduler:
                 request.add_slots(slots)
 
     def _give_back(self) -> None:
-        """Have requests without the slots that no row to come sees. Others may still be given them before."""
         for request in self.running if self.pool.window else ():
             self.pool.release(request.give_back(self.pool.first_seen(request.num_computed)))
 
     def _missing(self, request: Request) -> int:
-        """Slots that its committed tokens still need."""
         shared = 0 if self._first_of_group(request) is None else request.num_shareable
         missing = len(request.tokens) - request.num_gone - request.num_held - shared
         return max(min(missing, self.most(request) - request.num_held), 0)
@@ -186,24 +177,21 @@ class Scheduler:
     def _num_known(self, request: Request) -> int:
         if self._first_of_group(request) is not None:
             return request.num_shareable
-        if self.cache is None or not request.num_shareable:
+        if not request.num_shareable:
             return 0
         return self.cache.num_known(request.cache_salt, request.tokens[:-1])
 
     def _begin_load(self, request: Request) -> None:
-        """Have KV of a request that is being admitted brought from elsewhere."""
-        self.loads.load(request, self._take)
+        self.loads.load(request, self.cache.allocate)
         if request.load is None:
             self._hand_over(request)
 
     def _hand_over(self, request: Request) -> None:
-        """Have what it lacks, but for its last token, computed elsewhere, if that is sooner."""
         others = [other for other in self.running if other.load is None and other is not request]
         waiting, neighbours = sum(o.num_pending - 1 for o in others), sum(o.num_pending == 1 for o in others)
-        self.loads.hand_over(request, self._take, waiting, neighbours)
+        self.loads.hand_over(request, self.cache.allocate, waiting, neighbours)
 
     def _end_loads(self) -> None:
-        """Requests take what their loads have brought. What tiers did not have may be handed over then."""
         self.loads.poll()
         for request in self.running:
             if (load := request.load) is not None and load.count is not None:
@@ -212,38 +200,31 @@ class Scheduler:
                     self._hand_over(request)
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """A forward that computed KV of so many tokens of prompts took so long."""
         self.loads.computed(tokens, seconds)
 
     def wait(self) -> None:
-        """While all that run wait for KV from elsewhere."""
         self.loads.wait(self.running)
 
     def save_all(self) -> None:
-        """Have tiers keep what the cache has, before the pool goes."""
-        if self.cache is not None and self.tiers is not None:
+        if self.tiers is not None:
             save_all(self.cache, self.tiers)
 
     def _save(self) -> None:
-        """Have tiers keep what the cache may soon evict."""
-        if self.cache is not None and self.tiers is not None and self.pool.num_free < self.low_water:
+        if self.tiers is not None and self.pool.num_free < self.low_water:
             save_coldest(self.cache, self.tiers, self.low_water - self.pool.num_free)
 
     def _may_find(self, request: Request) -> bool:
-        """Whether a waiting request may take KV of earlier ones: not while its prompt is to be scored, and not where it
-        shares that of its group."""
+        """Not while its prompt is to be scored, and not where it shares that of its group."""
         return bool(request.num_shareable) and self._first_of_group(request) is None
 
     def _known(self, request: Request) -> Slots:
-        """Slots of a waiting request's first tokens whose KV the cache has; not of the last one, whose row must be its
-        own."""
-        if self.cache is None or not self._may_find(request):
+        """Not of the last token, whose row must be its own."""
+        if not self._may_find(request):
             return NO_SLOTS
         return self.cache.match(request.cache_salt, request.tokens[:-1])
 
     def _remember(self, request: Request, count: int) -> None:
-        """Let others find the KV of its first `count` tokens; where it was known already, have that instead."""
-        if self.cache is not None and request.finish_reason is not FinishReason.ERROR:
+        if request.finish_reason is not FinishReason.ERROR:
             own = request.slots[:count]
             own[:] = self.cache.insert(request.cache_salt, request.tokens[:count], own)
 
@@ -252,9 +233,6 @@ class Scheduler:
         beginning are about to be given back, a part of it."""
         whole = request.num_prompt_tokens <= request.num_computed
         return before < request.num_prompt_tokens and (whole or bool(self.pool.window))
-
-    def _take(self, count: int) -> Slots:
-        return self.pool.allocate(count) if self.cache is None else self.cache.allocate(count)
 
     def _preempt(self) -> Request:
         """The youngest whose slots are not reserved: there is one, or nobody could lack any."""
@@ -277,12 +255,11 @@ class Scheduler:
 
     @staticmethod
     def _growth(chunks: Sequence[Chunk]) -> int:
-        """Slots that a step takes from those unclaimed."""
         return sum(chunk.count for chunk in chunks if not chunk.request.reserved)
 
     def schedule(self, chunks: Sequence[Chunk], offered: Forest, max_nodes: int) -> Step:
-        """Give the rows that chunks leave over to the best nodes of all trees, `max_nodes` at most, and slots to
-        all rows. `offered` holds a tree for each chunk that is complete, in order."""
+        """Give the rows that chunks leave to the best nodes of all trees, `max_nodes` at most, and slots to all rows.
+        `offered` holds a tree for each complete chunk, in order."""
         samples, forest = [chunk.samples for chunk in chunks], offered
         if len(offered):
             budget = max(min(max_nodes, self.room(chunks), self._spare_slots(chunks)), 0)
@@ -291,11 +268,11 @@ class Scheduler:
         forest = forest.among([chunk.complete for chunk in chunks if chunk.samples])
         scored = [chunk.request.to_score(chunk.count) for chunk in chunks]
         slots = self._allocate(chunks)
-        return Step(list(chunks), samples, scored, slots, forest, self._take(len(forest)))
+        return Step(list(chunks), samples, scored, slots, forest, self.cache.allocate(len(forest)))
 
     def _allocate(self, chunks: Sequence[Chunk]) -> list[Slots]:
         """Slots of each chunk's tokens: new ones, or those of the prompt that it shares."""
-        slots, used = self._take(sum(chunk.count for chunk in chunks)), 0
+        slots, used = self.cache.allocate(sum(chunk.count for chunk in chunks)), 0
         taken: dict[int, Slots] = {}
         for chunk in chunks:
             if (first := chunk.forked_from) is None:
@@ -316,9 +293,8 @@ class Scheduler:
 
     def commit(self, step: Step, sampled: Ints, unscored: Collection[int] = ()) -> list[RequestCommit]:
         """Walk every tree; `sampled` [step.num_samples] holds the target's token after each root and each node, or
-        NO_TOKEN. A request that gets no token at all for that reason ends with an error; so do those with ids in
-        `unscored`, whose prompts cannot be scored. Whatever raises in here, the step's slots are free once its requests
-        are aborted."""
+        NO_TOKEN. A request that gets no token ends with an error; so do those with ids in `unscored`, whose prompts
+        cannot be scored. If this raises, the step's slots are free once its requests are aborted."""
         try:
             walked = iter(walk(step.forest, sampled))
         except BaseException:
@@ -343,7 +319,6 @@ class Scheduler:
         return commits
 
     def _keep_slots(self, step: Step, verdicts: Sequence[Verdict]) -> None:
-        """Requests take the slots of their chunks and of the paths accepted; those of other nodes are free."""
         for chunk, slots in zip(step.chunks, step.slots, strict=True):
             chunk.request.add_slots(slots)
         if not len(step.forest):
@@ -361,8 +336,7 @@ class Scheduler:
             self.pool.release(present(slots))
 
     def abort(self, request: Request) -> None:
-        """End a request between two steps, or after one that failed, and free all it held; one that has ended stays as
-        it is."""
+        """Between two steps, or after one that failed; one that has ended stays as it is."""
         request.finish_reason = request.finish_reason or FinishReason.ABORT
         if request in self.waiting:
             self.waiting.remove(request)
@@ -379,16 +353,13 @@ class Scheduler:
 
     def check(self) -> None:
         """EngineError unless every slot is free, or in the cache, or counts the running requests that it belongs to."""
-        kept = () if self.cache is None else self.cache.slots
         held = [slot for r in self.running for slot in r.held.tolist()]
         loading = [slot for r in self.running if r.load is not None for slot in r.load.slots.tolist()]
-        self.pool.check([*held, *loading], kept)
-        if self.cache is not None:
-            self.cache.check()
+        self.pool.check([*held, *loading], self.cache.slots)
+        self.cache.check()
 
 
 def _extended(request: Request, verdict: Verdict, scored: range, step: Step) -> RequestCommit:
-    """Commit the tokens of a verdict, up to one that ends the request."""
     tokens = request.extend(verdict.tokens)
     path = verdict.path[: len(tokens)]
     origins = step.forest.nodes.origins[path].tolist() if path else []
@@ -399,8 +370,8 @@ def _extended(request: Request, verdict: Verdict, scored: range, step: Step) -> 
 
 
 def _worth_a_row(offered: Forest, requests: Sequence[Request], count: int) -> Ints:
-    """The best `count` nodes of all trees together, ties to the older request, without those that lie too deep to be
-    committed before a request's `max_tokens`, and of each tree at most the best `max_nodes` of its request."""
+    """The best `count` nodes of all trees together, ties to the older request: none too deep to be committed before
+    `max_tokens`, and of each tree at most `max_nodes` of its request."""
     room = np.array([request.num_remaining for request in requests], np.int64)
     useful = np.flatnonzero(offered.nodes.depths < room[offered.owners])
     for tree, request in enumerate(requests):

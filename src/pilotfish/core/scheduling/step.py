@@ -5,20 +5,58 @@ Records of which a step makes several are msgspec structs: they are made ten tim
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 
 import numpy as np
 from msgspec import Struct
 
 from pilotfish.core.cache.slots import Slots
-from pilotfish.core.sampling.constraint import MaskedPaths
+from pilotfish.core.sampling.constraint import MaskedPaths, MaskMaker
 from pilotfish.core.sampling.logit_rules import LogitEdits
-from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, Sampling, SequenceRows, TokenLogprobs
+from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, Sampling, SequenceRows, TokenLogprobs, TokenMasks
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.tree import ROOT, Forest, Ints
+
+
+@dataclass(frozen=True)
+class RowCosts:
+    """What rows cost, in rows whose logits nobody needs."""
+
+    scored: float = 1.0  # one that scores a token of a prompt
+
+    def of(self, request: Request, count: int) -> float:
+        return count + (self.scored - 1) * len(request.to_score(count))
+
+    def most(self, request: Request, room: float) -> int:
+        most = min(request.num_pending, int(room))
+        if not request.to_score(most):
+            return most
+        return bisect_right(range(1, most + 1), room, key=lambda count: self.of(request, count))
+
+
+#: Of a model whose output embedding costs nothing.
+PLAIN_COSTS = RowCosts()
+
+
+class RowBudget:
+    """The rows of a step: one for each request first, so that a long prompt delays nobody's next token, the rest in
+    order of arrival. Rows that score a prompt count for their cost: of the requests that have such rows next only the
+    first is sure of one."""
+
+    def __init__(self, rows: int, requests: int, costs: RowCosts) -> None:
+        self._costs = costs
+        self._left = float(rows - requests)
+        self._scores = False  # whether a request has taken rows that score
+
+    def take(self, request: Request) -> int:
+        count = self._costs.most(request, 1 + self._left) or int(not self._scores)
+        self._scores |= bool(request.to_score(count))
+        self._left = max(self._left + 1 - self._costs.of(request, count), 0.0)
+        return count
 
 
 class Chunk(Struct, frozen=True):
@@ -41,19 +79,9 @@ class Chunk(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The chunks of a step, before any guess."""
-
     chunks: list[Chunk]
     preempted: list[Request]  # back in the queue, without KV: whatever is kept for them elsewhere can go
     admitted: list[Request]  # to run from now on
-
-
-@dataclass(frozen=True)
-class MaskedSamples:
-    """The samples of a step whose requests have a grammar."""
-
-    samples: Ints  # [m], which
-    paths: list[MaskedPaths]  # of each request in order, m together
 
 
 @dataclass(frozen=True)
@@ -77,11 +105,9 @@ class Step:
 
     @property
     def requests(self) -> list[Request]:
-        """Those of the forest's trees."""
         return [chunk.request for chunk, samples in zip(self.chunks, self.samples, strict=True) if samples]
 
     def rows(self) -> list[SequenceRows]:
-        """As the executor takes them."""
         nodes, spans = NodeRows.of(self.forest.nodes, self.node_slots), pairwise(self.forest.starts.tolist())
         rows = []
         for chunk, samples, scored, slots in zip(self.chunks, self.samples, self.scored, self.slots, strict=True):
@@ -109,8 +135,8 @@ class Step:
         rows = None if self._all_sample else self.sample_rows
         return Sampling(rows, params, seeds, sequences, positions, self._edits(requests))
 
-    def masked_samples(self) -> MaskedSamples | None:
-        """None where no request has a grammar."""
+    def masks(self, maker: MaskMaker, vocab_size: int) -> TokenMasks | None:
+        """Of the samples whose requests have a grammar; None where none has."""
         if all(request.grammar is None for request in self.requests):
             return None
         samples, paths = list[int](), list[MaskedPaths]()
@@ -118,10 +144,9 @@ class Step:
             if (state := self.requests[tree].grammar) is not None:
                 samples += range(first + tree, end + tree + 1)
                 paths.append(MaskedPaths(state, [self.forest.nodes.path_tokens(n) for n in (ROOT, *range(first, end))]))
-        return MaskedSamples(np.array(samples), paths)
+        return TokenMasks(np.array(samples), partial(maker, paths, vocab_size))
 
     def _edits(self, requests: Sequence[Request]) -> list[LogitEdits | None]:
-        """What the rules of requests do to each sample; nothing where no request has any."""
         if all(request.rules is None for request in requests):
             return []
         edits: list[LogitEdits | None] = []
@@ -171,7 +196,6 @@ class Step:
 
     @cached_property
     def _forked(self) -> list[int]:
-        """Places of the chunks without rows."""
         return [place for place, chunk in enumerate(self.chunks) if chunk.forked_from is not None]
 
 

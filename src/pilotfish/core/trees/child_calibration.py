@@ -46,8 +46,8 @@ class ChildCalibration:
         self._log_factors = np.zeros_like(self._believed)
 
     def calibrated(self, greedy: NDArray[np.bool_], depths: Ints, log_chances: Floats) -> Floats:
-        """Of children at `depths`, of greedy sequences or not, both [leaves], log_chances [leaves, children], likeliest
-        first: as seen. The children of a leaf together are no likelier than 1."""
+        """Of children at `depths` [leaves], of greedy sequences or not [leaves], log_chances [leaves, children],
+        likeliest first. The children of a leaf together are no likelier than 1."""
         ranks = np.minimum(np.arange(log_chances.shape[1]), RANKS - 1)
         factors = self._log_factors[greedy.astype(int)[:, None], np.minimum(depths, DEPTHS)[:, None] - 1, ranks]
         scaled = log_chances + factors
@@ -55,7 +55,6 @@ class ChildCalibration:
         return np.asarray(scaled - together)
 
     def observe(self, greedy: bool, outcomes: Iterable[ChildOutcome]) -> None:
-        """What became of the children along a commit."""
         believed, seen, factors = (x[int(greedy)] for x in (self._believed, self._seen, self._log_factors))
         for outcome in outcomes:
             depth, count = min(outcome.depth, DEPTHS) - 1, min(len(outcome.log_chances), RANKS)

@@ -14,12 +14,100 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.core.trees.child_calibration import ChildOutcome
-from pilotfish.core.trees.living_tree import SPARE, LivingTree
+from pilotfish.core.trees.tree import ROOT, Guesses
+
+#: Nodes are cleaned up when there are twice as many as were left the last time, and so many more.
+SPARE = 64
+
+
+class LivingTree:
+    """A tree of guesses below the last committed token, its root, which is a node too."""
+
+    def __init__(self) -> None:
+        # of each node: its parent, its token, its depth below the first root, its own score, the sum down to it
+        self._parents, self._tokens, self._depths, self._own, self._scores = [ROOT], [0], [0], [0.0], [0.0]
+        self._children: dict[int, dict[int, int]] = {}  # of a node: by token
+        self._left = 1  # nodes after the last clean-up
+        self.root = 0
+
+    def depth(self, node: int) -> int:
+        return self._depths[node] - self._depths[self.root]
+
+    def score(self, node: int) -> float:
+        """Log of the chance of the path from the root."""
+        return min(self._scores[node] - self._scores[self.root], 0.0)
+
+    def token(self, node: int) -> int:
+        return self._tokens[node]
+
+    def path_tokens(self, node: int) -> list[int]:
+        path = []
+        while node != self.root:
+            path.append(self._tokens[node])
+            node = self._parents[node]
+        return path[::-1]
+
+    def follow(self, tokens: Sequence[int]) -> list[int]:
+        path, node = [], self.root
+        for token in tokens:
+            child = self._children.get(node, {}).get(token)
+            if child is None:
+                break
+            path.append(node := child)
+        return path
+
+    def likeliest(self, count: int) -> list[int]:
+        """The `count` nodes of highest score, likeliest first, ties to the older: each comes after its parent."""
+        scores, children = self._scores, self._children
+        found: list[int] = []
+        reached = [(-scores[node], node) for node in children.get(self.root, {}).values()]
+        heapify(reached)
+        while reached and len(found) < count:
+            _, node = heappop(reached)
+            found.append(node)
+            for child in children.get(node, {}).values():
+                heappush(reached, (-scores[child], child))
+        return found
+
+    def best(self, count: int, origin: str) -> Guesses:
+        number, best, score = {self.root: ROOT}, Guesses(), self._scores[self.root]
+        for node in self.likeliest(count):
+            parent = number[self._parents[node]]
+            number[node] = best.add(parent, self._tokens[node], self._scores[node] - score, origin)
+        return best
+
+    def _rescore(self, first: int) -> None:
+        """Nodes from `first` on, some of which have another score of their own; each comes after its parent."""
+        for node in range(first, len(self._tokens)):
+            if self._parents[node] != ROOT:
+                self._scores[node] = self._scores[self._parents[node]] + self._own[node]
+
+    def _below_root(self) -> list[int]:
+        found = [self.root]
+        for node in found:
+            found.extend(self._children.get(node, {}).values())
+        return found[1:]
+
+    def _renumber(self, kept: Sequence[int]) -> dict[int, int]:
+        """Forget all nodes but `kept`, ascending; the new number of each."""
+        place = {node: index for index, node in enumerate(kept)}
+        self._parents = [place.get(self._parents[node], ROOT) for node in kept]
+        self._tokens, self._depths = ([x[node] for node in kept] for x in (self._tokens, self._depths))
+        self._own, self._scores = ([x[node] for node in kept] for x in (self._own, self._scores))
+        self._children = {
+            place[node]: {token: place[child] for token, child in below.items() if child in place}
+            for node, below in self._children.items()
+            if node in place
+        }
+        self.root, self._left = place[self.root], len(kept)
+        return place
+
 
 #: Of a node that was not expanded: it has no KV.
 NO_SLOT = -1
@@ -27,8 +115,6 @@ NO_SLOT = -1
 
 @dataclass(frozen=True)
 class RerootResult:
-    """The effect of a commit on a tree."""
-
     hit: bool  # every committed token was in it
     accepted: int  # nodes that the committed tokens are
     path_slots: list[int]  # KV of the committed tokens that were expanded, from the first on without a gap
@@ -37,8 +123,6 @@ class RerootResult:
 
 @dataclass(frozen=True)
 class NewNodes:
-    """Nodes that a level has added to a tree, as a push tells of them."""
-
     ids: list[int] = field(default_factory=list)  # [n], rising
     parents: list[int] = field(default_factory=list)  # [n], ids; 0: the root
     tokens: list[int] = field(default_factory=list)  # [n]
@@ -66,17 +150,14 @@ class Lookahead(LivingTree):
         self._size = 0
 
     def __len__(self) -> int:
-        """Nodes below the root."""
         return self._size
 
     @property
     def expanded(self) -> list[int]:
-        """Nodes with KV."""
         return list(self._paths)
 
     @property
     def slots(self) -> list[int]:
-        """Of nodes with KV."""
         return [self._slots[node] for node in self._paths]
 
     @property
@@ -85,7 +166,6 @@ class Lookahead(LivingTree):
         return self._scores[self.root]
 
     def leaves(self, count: int) -> list[int]:
-        """The `count` likeliest nodes to expand next."""
         return [node for _, node in self.open[:count]]
 
     def lacking(self, leaves: Sequence[int]) -> int:
@@ -112,9 +192,9 @@ class Lookahead(LivingTree):
     def add(
         self, parents: Sequence[int], counts: Sequence[int], tokens: list[int], chances: list[float], max_depth: int
     ) -> NewNodes:
-        """Children of the root and of nodes with KV: `counts` of each parent, in order. Their log-chances given the
-        parent are at most 0. Those as deep as `max_depth` are never expanded. A child that is there already gets its
-        new chance and another id, keeps what is below it, and is to be expanded again."""
+        """Children of the root and of nodes with KV: `counts` of each parent, in order, log-chances at most 0. Those as
+        deep as `max_depth` are never expanded. A child that is there already gets its new chance and another id, keeps
+        what is below it, and is to be expanded again."""
         first, last, nodes, names = len(self._tokens), 0, list[int](), list[int]()
         for parent, count in zip(parents, counts, strict=True):
             own = slice(last, last := last + count)
@@ -133,7 +213,6 @@ class Lookahead(LivingTree):
         return NewNodes(ids, names, tokens, chances)
 
     def _offer(self, nodes: Sequence[int], deepest: int) -> None:
-        """These are to be expanded, but for those of depth `deepest`."""
         scores, depths = self._scores, self._depths
         self.open += [(-scores[node], node) for node in nodes if depths[node] < deepest]
         self.open.sort()  # two runs: merged in about as many steps as there are nodes
@@ -167,7 +246,6 @@ class Lookahead(LivingTree):
         self.open.sort()
 
     def outcomes(self, tokens: Sequence[int]) -> list[ChildOutcome]:
-        """What `tokens`, which are about to be committed, say of the children that were guessed on their way."""
         found, node = list[ChildOutcome](), self.root
         for depth, token in enumerate(tokens, 1):
             below = self._children.get(node)
@@ -217,7 +295,7 @@ class Lookahead(LivingTree):
         self.open = [(cost, place[node]) for cost, node in self.open]
 
     def drop(self) -> list[int]:
-        """Forget every node; the slots that are free now."""
+        """The slots that are free now."""
         slots, next_id = self.slots, self._next_id
         Lookahead.__init__(self)
         self._next_id = next_id

@@ -56,7 +56,6 @@ class TokenTree:
         return type(self)(**{**chosen, "parents": number[chosen["parents"]]})
 
     def best(self, count: int) -> Ints:
-        """The `count` nodes of highest score, ties to the older, ascending: a connected subtree."""
         return best(self.scores, count)
 
     def path(self, node: int) -> list[int]:
@@ -101,8 +100,8 @@ def best(scores: Floats, count: int) -> Ints:
 
 
 class Guesses:
-    """A tree while it is made, and as a drafter proposes it: in lists, because it is small and made anew in every step.
-    A forest is made of all of them at once."""
+    """A tree while it is made, and as a drafter proposes it: in lists, because it is small and made anew in every
+    step."""
 
     def __init__(self) -> None:
         self.parents: list[int] = []
@@ -114,7 +113,6 @@ class Guesses:
 
     @classmethod
     def chain(cls, tokens: Sequence[int], scores: Sequence[float], origin: str) -> Guesses:
-        """Each node the child of the one before."""
         chain, node = cls(), ROOT
         for token, score in zip(tokens, scores, strict=True):
             node = chain.add(node, token, score, origin)
@@ -124,11 +122,9 @@ class Guesses:
         return len(self.tokens)
 
     def add(self, parent: int, token: int, score: float, origin: str = OTHER) -> int:
-        """Add (or find) the child of `parent` that carries `token`; return its index.
-
-        A score above the parent's is cut to it. A child that is there already keeps its origin and its score:
-        raising it could lift it over nodes that were chosen before it.
-        """
+        """Add, or find, the child of `parent` that carries `token`; its index. A score above the parent's is cut to it.
+        A child that is there already keeps its score: raising it could lift it over nodes that were chosen before
+        it."""
         node = self._children.setdefault((parent, token), len(self.tokens))
         if node == len(self.tokens):
             below_root = parent == ROOT
@@ -147,7 +143,6 @@ class Guesses:
             number[node] = self.add(number[parent], token, score, origin)
 
     def best(self, count: int) -> Guesses:
-        """The `count` nodes of highest score, ties to the older."""
         if len(self) <= count:
             return self
         number, best = {ROOT: ROOT}, Guesses()
@@ -162,8 +157,6 @@ class Guesses:
 
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """The trees of many sequences side by side: a step works on all of them at once."""
-
     nodes: TokenTree  # of all trees, one tree after the other; parents are indices here
     owners: Ints  # [n], each node's tree
     starts: Ints  # [trees + 1], index of each tree's first node, and the number of all
@@ -189,7 +182,6 @@ class Forest:
         return self.starts[1:] - self.starts[:-1]
 
     def take(self, nodes: Ints) -> Forest:
-        """The subtrees of `nodes`, ascending and closed under parents."""
         if len(nodes) == len(self):
             return self
         owners = self.owners[nodes]
@@ -213,7 +205,6 @@ def _starts(owners: Ints, num_trees: int) -> Ints:
 
 
 def _joined(trees: Sequence[Guesses]) -> TokenTree:
-    """One tree after the other."""
     parents, firsts = list[int](), accumulate(map(len, trees), initial=0)
     for tree, first in zip(trees, firsts, strict=False):
         parents += [ROOT if parent == ROOT else parent + first for parent in tree.parents]
@@ -231,8 +222,6 @@ NO_TOKEN = -1
 
 
 class Verdict(Struct, frozen=True):
-    """The outcome of verifying one tree."""
-
     path: list[int]  # accepted nodes, from below the root on; indices in the forest
     tokens: list[int]  # theirs, then the bonus token, unless none can be sampled at the path's end
     samples: list[int]  # [tokens], which of the step's samples each token is

@@ -10,7 +10,7 @@ from operator import lt
 from msgspec import Struct
 
 from pilotfish.core.drafting.messages import MAX_NODES, Tree
-from pilotfish.core.trees.living_tree import SPARE, LivingTree
+from pilotfish.core.trees.lookahead import SPARE, LivingTree
 from pilotfish.core.trees.tree import ROOT, Forest
 
 #: What a pushed score is raised to: of no use, and sums of many stay numbers.
@@ -21,8 +21,6 @@ Row = tuple[int, int, int, float]
 
 
 class PushedNode(Struct, frozen=True):
-    """A node by the id that it was pushed with."""
-
     id: int
     score: float  # of its path
 
@@ -42,7 +40,6 @@ class TreeCopy(LivingTree):
     """
 
     def __init__(self, length: int, vocab_size: int, max_nodes: int) -> None:
-        """Of a sequence of `length` tokens."""
         super().__init__()
         self.dropped = 0  # nodes that broke the protocol: foreign tokens, ids that do not rise, too many
         self.breach, self.breach_code = "", ""  # how the last of them did, and which rule it broke
@@ -86,7 +83,6 @@ class TreeCopy(LivingTree):
         return pushed
 
     def ids_along(self, tokens: Sequence[int]) -> list[int]:
-        """Of the nodes along `tokens` from the root, as far as the tree goes."""
         return [self._ids[node] for node in self.follow(tokens)]
 
     def take_late(self) -> list[int]:
@@ -156,7 +152,6 @@ class TreeCopy(LivingTree):
         return self._first_length + self._depths[self._committed[0]]
 
     def _lawful(self, push: Tree) -> list[Row]:
-        """The nodes that a draft may send, and for which there is room."""
         first_known = self._first_known
         rising = bool(push.ids) and push.ids[0] > self._last_id and all(map(lt, push.ids, push.ids[1:]))
         self._last_id = push.ids[-1] if rising else self._last_id
@@ -176,7 +171,6 @@ class TreeCopy(LivingTree):
         return rows
 
     def _readable(self, push: Tree) -> list[Row]:
-        """Those whose tokens and scores can be used."""
         rows = zip(push.ids, push.parents, push.tokens, push.scores, strict=True)
         known = min(push.tokens) >= 0 and max(push.tokens) < self._vocab_size
         if known and min(push.scores) >= LEAST and max(push.scores) <= 0.0 and not isnan(sum(push.scores)):
@@ -188,7 +182,6 @@ class TreeCopy(LivingTree):
         ]
 
     def _room(self, wanted: int) -> int:
-        """How many nodes may be added."""
         if len(self._by_id) + wanted > self._max_nodes:
             self._clean_up()
         return max(self._max_nodes - len(self._by_id), 0)

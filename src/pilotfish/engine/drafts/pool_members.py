@@ -9,8 +9,8 @@ from typing import Generic, Protocol, TypeVar
 
 from msgspec.structs import replace
 
-from pilotfish.core.drafting.messages import Peer
 from pilotfish.core.drafting.pools import DraftPool
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
 from pilotfish.engine.targets.members import Member, Members, MembersFile, MembersThread
 from pilotfish.errors import InputError, ParameterError

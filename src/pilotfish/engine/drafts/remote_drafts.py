@@ -28,20 +28,14 @@ from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import model_name
 from pilotfish.config.text import config_text
 from pilotfish.core.drafting.drafter import Drafter, DraftLimits
-from pilotfish.core.drafting.messages import (
-    PROTOCOL_VERSION,
-    TARGET_CAPABILITIES,
-    FeatureOffer,
-    FeatureRows,
-    Hello,
-    Peer,
-)
+from pilotfish.core.drafting.messages import PROTOCOL_VERSION, TARGET_CAPABILITIES, FeatureOffer, FeatureRows, Hello
 from pilotfish.core.drafting.pools import DraftPool
 from pilotfish.core.drafting.target_machine import RemoteOptions, TargetMachine
 from pilotfish.core.drafting.vocabulary import added_tokens, tokenizer_digest
 from pilotfish.core.features.feature_rows import coded, feature_type
 from pilotfish.core.features.feature_sending import FeaturePiece, frames_of, row_bytes
 from pilotfish.core.features.features import FeatureSource
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.tree import Forest, Guesses
 from pilotfish.engine.drafts.pool_members import PoolMembers

@@ -22,7 +22,7 @@ import numpy as np
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.cache.slots import Slots
-from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.prefilling.handover import HandOver
 from pilotfish.core.prefilling.handover_machine import CloseMemory, HandOverMachine, OpenMemory, ReadSegment
 from pilotfish.core.prefilling.incoming import Incoming

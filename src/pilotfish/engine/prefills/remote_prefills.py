@@ -15,9 +15,9 @@ from dataclasses import replace
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import least_sent, model_name
 from pilotfish.config.text import config_text
-from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.prefilling.handover_machine import HandOverMachine
-from pilotfish.core.prefilling.prefill_messages import PREFILL_VERSION, Greeting
+from pilotfish.core.prefilling.prefill_messages import PREFILL_VERSION, PrefillHello
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
 from pilotfish.core.prefilling.segments import KVIdentity, KVLayout
 from pilotfish.engine.drafts.pool_members import PoolMembers
@@ -109,7 +109,7 @@ class RemotePrefills:
     def _introduce(self) -> None:
         """The identity takes seconds to find where weights are large."""
         if self.handovers.machine.greeting is None:
-            greeting = Greeting(PREFILL_VERSION, self._identity(), model_name(self._config.target))
+            greeting = PrefillHello(PREFILL_VERSION, self._identity(), model_name(self._config.target))
             self.handovers.machine.greeting = greeting
 
     def wait(self, *, optional: bool) -> None:

@@ -22,7 +22,7 @@ from typing import Protocol
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
 from pilotfish.config.text import config_text
-from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.routing.held_prefixes import Held
 from pilotfish.core.routing.router import Routing
 from pilotfish.engine.processes.launch import Supervisor, WorkerState

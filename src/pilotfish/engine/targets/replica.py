@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.peers.fields import Peer
 from pilotfish.engine.processes.launch import WorkerState
 from pilotfish.engine.targets.attendance import Attendance
 from pilotfish.engine.targets.members import Member

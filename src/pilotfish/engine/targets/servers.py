@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 
 import msgspec
 
-from pilotfish.core.drafting.messages import Id, Peer, Text
+from pilotfish.core.peers.fields import Id, Peer, Text
 from pilotfish.core.routing.held_prefixes import Held
 from pilotfish.engine.targets.silence import Silence
 from pilotfish.errors import WireError

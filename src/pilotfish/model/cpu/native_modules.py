@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from pilotfish.core.scheduling.layer_progress import LayerProgress
+from pilotfish.core.scheduling.executor import LayerProgress
 from pilotfish.model.attention import AttentionMetadata, Scoring
 from pilotfish.model.cpu.native import PANEL, pack_weight
 from pilotfish.model.experts import Affine, ExpertRouter, Mixture, expert_parts, halves

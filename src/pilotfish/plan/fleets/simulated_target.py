@@ -19,7 +19,7 @@ from typing import Protocol
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.routing.router import ReplicaLoad, Route
-from pilotfish.core.scheduling.waiting import CANDIDATES, MAX_PASSED_OVER
+from pilotfish.core.scheduling.request import CANDIDATES, MAX_PASSED_OVER
 from pilotfish.plan.fleets.run_cache import Changed, KnownRun, RunCache
 from pilotfish.plan.fleets.traffic import SimulatedRequest
 
@@ -242,7 +242,7 @@ class SimulatedTarget:
                 self.prefilling.append(job)
 
     def _choose(self) -> SimulatedJob:
-        """As `core/scheduling/waiting.py` does."""
+        """As `core/scheduling/request.py` does."""
         oldest = self.waiting[0]
         if len(self.waiting) == 1 or oldest.passed_over == MAX_PASSED_OVER:
             return oldest

@@ -12,13 +12,13 @@ from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting.connected_targets import DraftIdentity
 from pilotfish.core.drafting.draft_machine import DraftMachine
-from pilotfish.core.drafting.draft_sessions import LevelPart
+from pilotfish.core.drafting.draft_sessions import LevelPart, SessionTable
 from pilotfish.core.drafting.drafter import CombinedDrafter, Drafter, DraftLimits, NoDrafter
 from pilotfish.core.drafting.level_choice import LevelShape
-from pilotfish.core.drafting.messages import PROTOCOL_VERSION, Hello, Peer, ToDraft, ToTarget
+from pilotfish.core.drafting.messages import PROTOCOL_VERSION, Hello, ToDraft, ToTarget
 from pilotfish.core.drafting.pools import DraftPool
-from pilotfish.core.drafting.session_table import SessionTable
 from pilotfish.core.drafting.target_machine import RemoteOptions, TargetMachine
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.lookahead import NewNodes
 from pilotfish.core.trees.tree import Forest, Guesses

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from pilotfish.core.drafting.drafter import Drafter
-from pilotfish.core.drafting.messages import Peer, ToDraft, ToTarget
+from pilotfish.core.drafting.messages import ToDraft, ToTarget
 from pilotfish.core.drafting.shadow import ShadowScore
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import Request, RequestStats
 from pilotfish.core.scheduling.step import RequestCommit

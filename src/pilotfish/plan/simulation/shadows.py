@@ -8,8 +8,9 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
-from pilotfish.core.drafting.messages import Peer, ToDraft, ToTarget
+from pilotfish.core.drafting.messages import ToDraft, ToTarget
 from pilotfish.core.drafting.shadow import ShadowScore
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.scheduling.request import Request
 from pilotfish.plan.simulation.acceptance import AcceptanceTrace
 from pilotfish.plan.simulation.drafts import PooledDrafter, VirtualPool, pool_peer

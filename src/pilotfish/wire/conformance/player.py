@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Struct
 
-from pilotfish.core.drafting.echo import EchoClock
 from pilotfish.core.drafting.messages import (
     CONNECTION,
     ERRORS,
@@ -18,12 +17,10 @@ from pilotfish.core.drafting.messages import (
     PROGRESS,
     Close,
     Commit,
-    Error,
     Hello,
     Load,
     Open,
     Pause,
-    Peer,
     Progress,
     Refuse,
     RequestSampling,
@@ -32,6 +29,8 @@ from pilotfish.core.drafting.messages import (
     ToTarget,
     Tree,
 )
+from pilotfish.core.peers.fields import Error, Peer
+from pilotfish.core.peers.peer import EchoClock
 from pilotfish.errors import UnknownTypeError, WireError
 from pilotfish.wire.channel import Received, decode_to_target, encode, type_of
 from pilotfish.wire.conformance.referee import PlayedSession, Referee

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 
-from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, prefix_keys
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, prefix_keys, text_root
 from pilotfish.core.drafting.messages import PAUSES, PREFIX_KEYS, Commit, Open, Pause, RequestSampling, Resume
-from pilotfish.core.drafting.told_prefixes import text_root
 from pilotfish.wire.conformance.checks import Bench, CheckError, NotApplicableError, check
 from pilotfish.wire.conformance.player import GRACE, Player
 from pilotfish.wire.conformance.referee import PlayedSession
