@@ -27,6 +27,7 @@ from pilotfish.core.trees.tree import OTHER, ROOT, Guesses, TokenTree
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
 from pilotfish.model.loading.loader import LoadedModel, load_model
+from pilotfish.wire.serving import EngineRequest
 
 VOCAB = 512
 CONTEXT = 2048
@@ -181,6 +182,10 @@ def run(engine: Engine, prompts: Sequence[str | Sequence[int]], params: Sequence
     while engine.busy:
         engine.step()
     return [sample.token_ids for sample in samples]
+
+
+def asked(engine: Engine, prompt: str, params: SamplingParams, **options: Any) -> EngineRequest:
+    return EngineRequest(engine.check_prompt(prompt), params, **options)
 
 
 def step_until(engine: Engine, samples: Sequence[Sample], origin: str) -> None:

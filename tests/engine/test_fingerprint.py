@@ -12,7 +12,7 @@ import pytest
 from support import edit_config, edit_tensors, make_engine, write_model
 
 from pilotfish.engine.fingerprint import all_but_weights, fingerprint, read_weights
-from pilotfish.engine.targets.target_process import identity_of
+from pilotfish.engine.targets.status import identity_of
 
 
 @pytest.fixture(scope="module")

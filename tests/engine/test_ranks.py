@@ -21,7 +21,7 @@ from pilotfish.config.engine import EngineConfig
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.processes import rank, ranks
-from pilotfish.engine.targets.target_process import identity_of
+from pilotfish.engine.targets.status import identity_of
 from pilotfish.errors import ParameterError, RankLost
 
 MODES: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from inline_drafts import inline_drafts
 from msgspec.structs import replace
-from support import SETTINGS, SNIPPETS, VOCAB, assert_idle, make_engine, write_model
+from support import SETTINGS, SNIPPETS, VOCAB, asked, assert_idle, make_engine, write_model
 
 from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.core.sampling.sampling_params import SamplingParams
@@ -108,7 +108,7 @@ def test_every_cut_of_every_kind_of_output(engine: Engine, outputs: dict[tuple[i
     for (place, index), output in outputs.items():
         for cut in range(len(output.whole.tokens)):
             resumed = [PartialOutput(index, output.whole.tokens[:cut])]
-            (sample,) = engine.submit(SNIPPETS[place % 8], ASKED[place], resumed=resumed)
+            (sample,) = engine.add(asked(engine, SNIPPETS[place % 8], ASKED[place]), resumed=resumed)
             sample.request_id = len(expected)
             expected[sample.request_id, index] = output.rest(cut), cut > 0
     assert len(expected) > 150
@@ -122,7 +122,7 @@ def test_outputs_of_one_prompt_go_on_beside_each_other(engine: Engine, outputs: 
     place = len(ASKED) - 1
     for cuts in ({0: 7, 2: 3}, {1: 0, 2: 0}, {0: 5, 1: 5, 2: 5}):
         resumed = [PartialOutput(index, outputs[place, index].whole.tokens[:cut]) for index, cut in cuts.items()]
-        for sample in engine.submit(SNIPPETS[place % 8], ASKED[place], resumed=resumed):
+        for sample in engine.add(asked(engine, SNIPPETS[place % 8], ASKED[place]), resumed=resumed):
             sample.request_id = place
         for key, deltas in generate(engine).items():
             cut = cuts.pop(key[1])
@@ -139,7 +139,7 @@ def test_no_part_of_a_prompt_is_scored_twice(llama: Path) -> None:
         for cut in range(1, len(deltas)):
             before = added(deltas[:cut])
             resumed = [PartialOutput(0, before.tokens, len(before.prompt_logprobs))]
-            (sample,) = engine.submit(SNIPPETS[2], params, resumed=resumed)
+            (sample,) = engine.add(asked(engine, SNIPPETS[2], params), resumed=resumed)
             sample.request_id = 0
             ((_, after),) = generate(engine).items()
             assert_same(after, added(deltas[cut:]), begun=bool(before.tokens))
@@ -153,7 +153,7 @@ def test_models_with_windows(kind: str, tmp_path: Path) -> None:
         ((_, deltas),) = generate(engine).items()
         output = output_of(deltas)
         for cut in range(0, 40, 3):
-            engine.submit(SNIPPETS[2], params, resumed=[PartialOutput(0, output.whole.tokens[:cut])])
+            engine.add(asked(engine, SNIPPETS[2], params), resumed=[PartialOutput(0, output.whole.tokens[:cut])])
             ((_, after),) = generate(engine).items()
             assert_same(after, output.rest(cut), begun=cut > 0)
 
@@ -175,6 +175,6 @@ def test_what_cannot_be_resumed_is_refused_and_nothing_else_ends(llama: Path) ->
         for resumed, fields, message in WRONG:
             params = SamplingParams(**{"max_tokens": 8, "seed": 3, "n": 2, **fields})
             with pytest.raises(ParameterError, match=message):
-                engine.submit(SNIPPETS[0], params, resumed=resumed)
+                engine.add(asked(engine, SNIPPETS[0], params), resumed=resumed)
         generate(engine)
         assert len(other.token_ids) == 4

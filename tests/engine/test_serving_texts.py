@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from attending import open_requests
 from loopback import Loopback
 from support import make_engine
 from wire_samples import HOSTILE, assert_nothing_raw, hostile_messages, kinds, mistyped_messages
@@ -19,14 +20,13 @@ from pilotfish.config.server import ServerConfig
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.targets.async_engine import AsyncEngine
-from pilotfish.engine.targets.attendance import Attendance
 from pilotfish.engine.targets.members import Member
 from pilotfish.engine.targets.replica import Replica
-from pilotfish.engine.targets.servers import Servers
+from pilotfish.engine.targets.servers import Attendance, Servers
 from pilotfish.engine.targets.target_process import TargetService
 from pilotfish.errors import WireError
 from pilotfish.wire.channel import Received, decoded, encode
-from pilotfish.wire.serving import SERVER_DECODER, Failure, Identity, Status, ToServer, ToTarget
+from pilotfish.wire.serving import SERVER_DECODER, EngineRequest, Failure, Identity, Status, ToServer, ToTarget
 
 STATUS = Status(Identity("tiny", "off", "float32", 256, 512, 4096, 256, 8, 0), 0, 0, 4096, 0, "first")
 ANSWERS = [
@@ -55,10 +55,10 @@ def test_what_a_target_says(llama: Path, caplog: pytest.LogCaptureFixture, capfd
         fleet._loop, fleet.replicas, fleet._by_peer = asyncio.get_running_loop(), [replica], {b"target": replica}
         fleet._dialling = {replica: asyncio.create_task(asyncio.sleep(0))}
         fleet._take_status(replica, STATUS)
-        stream = engine.submit([[5]], SamplingParams())
+        stream = engine.submit([EngineRequest([5], SamplingParams())])
         fleet._receive(Received(b"target", frame))
         await asyncio.sleep(0)
-        if not engine._open:
+        if not open_requests(engine):
             try:
                 await anext(stream)
             except StopAsyncIteration:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from loopback import Loopback
-from support import SNIPPETS, assert_idle, make_engine, run
+from support import SNIPPETS, asked, assert_idle, make_engine, run
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.routing.held_prefixes import Held, HeldCopies, routing_keys
@@ -24,10 +24,10 @@ from pilotfish.engine.engine import Engine
 from pilotfish.engine.fingerprint import fingerprint
 from pilotfish.engine.sample import Sample
 from pilotfish.engine.targets import target_process
-from pilotfish.engine.targets.attendance import Attendance
-from pilotfish.engine.targets.servers import Servers
+from pilotfish.engine.targets.servers import Attendance, Servers
+from pilotfish.engine.targets.status import identity_of, step_report
 from pilotfish.engine.targets.stream import joined
-from pilotfish.engine.targets.target_process import TargetService, identity_of, step_report
+from pilotfish.engine.targets.target_process import TargetService
 from pilotfish.errors import EngineError
 from pilotfish.grammar import compile as compiling
 from pilotfish.grammar.state import MaskPlan, MatcherState
@@ -38,6 +38,7 @@ from pilotfish.wire.serving import (
     Abort,
     Beat,
     Delta,
+    EngineRequest,
     Failure,
     Progress,
     Revise,
@@ -69,7 +70,7 @@ class Target:
 
     def submit(self, number: int, tokens: list[int], params: SamplingParams) -> None:
         self.attendance.sent += 1
-        self.tell(Submit(number, self.servers.incarnation, tokens, params))
+        self.tell(Submit(number, self.servers.incarnation, EngineRequest(tokens, params)))
 
     def abort(self, number: int) -> None:
         self.attendance.sent += 1
@@ -233,7 +234,7 @@ def test_progress_is_numbered_and_its_steps_add_up(target: Target) -> None:
 def test_a_request_may_do_without_speculation(engines: dict[str, Engine]) -> None:
     engine = engines["sync"]
     for limit, most in ((None, 8), (3, 3), (0, 0)):
-        (sample,) = engine.submit(SNIPPETS[3], params(max_tokens=40, temperature=0.0), max_nodes=limit)
+        (sample,) = engine.add(asked(engine, SNIPPETS[3], params(max_tokens=40, temperature=0.0), max_nodes=limit))
         nodes = [v.nodes for _ in iter(lambda: engine.busy, False) for delta in engine.step() for v in delta.verified]
         assert max(nodes) <= most and (max(nodes) > 0) == (most > 0)
         assert sample.token_ids == run(engines["off"], [SNIPPETS[3]], [params(max_tokens=40, temperature=0.0)])[0]
@@ -241,7 +242,7 @@ def test_a_request_may_do_without_speculation(engines: dict[str, Engine]) -> Non
 
 def test_a_request_without_speculation_beside_one_with_it(engines: dict[str, Engine]) -> None:
     engine = engines["sync"]
-    (plain,) = engine.submit(SNIPPETS[3], params(max_tokens=30, temperature=0.0), max_nodes=0)
+    (plain,) = engine.add(asked(engine, SNIPPETS[3], params(max_tokens=30, temperature=0.0), max_nodes=0))
     (other,) = engine.submit(SNIPPETS[3], params(max_tokens=30, temperature=0.0))
     while engine.busy:
         engine.step()
@@ -252,7 +253,7 @@ def test_a_request_without_speculation_beside_one_with_it(engines: dict[str, Eng
 def test_what_is_guessed_for_a_request_may_change_while_it_runs(target: Target) -> None:
     """From 0 nodes on it decodes plainly, to the same end; a request that has ended needs nothing."""
     tokens, long = target.engine.tokenizer.encode(SNIPPETS[3]), params(max_tokens=120, temperature=0.0)
-    (expected,) = target.engine.submit(tokens, long, max_nodes=0)
+    (expected,) = target.engine.add(EngineRequest(tokens, long, max_nodes=0))
     while target.engine.busy:
         target.engine.step()
     target.start()
@@ -522,7 +523,7 @@ def test_the_loop_never_compiles(target: Target, monkeypatch: pytest.MonkeyPatch
     assert target.engine.grammars is not None
     grammars = target.engine.grammars.grammars
     monkeypatch.setattr(compiling, "KEPT", 1)
-    where, submit, compile_now = list[str](), target.engine.submit, grammars.compile
+    where, add, compile_now = list[str](), target.engine.add, grammars.compile
 
     def compile_noted(constraint: Constraint) -> Any:
         where.append(threading.current_thread().name)
@@ -531,10 +532,10 @@ def test_the_loop_never_compiles(target: Target, monkeypatch: pytest.MonkeyPatch
     def submit_later(*given: Any) -> list[Sample]:
         assert target.engine.grammars is not None
         target.engine.grammars.compile(Constraint.regex(f"a{{{len(where)}}}b")).result()  # another takes its place
-        return submit(*given)
+        return add(*given)
 
     monkeypatch.setattr(grammars, "compile", compile_noted)
-    monkeypatch.setattr(target.engine, "submit", submit_later)
+    monkeypatch.setattr(target.engine, "add", submit_later)
     target.start()
     for number in (1, 2):
         target.submit(number, [1, 2, 3], params(structured_outputs=Constraint.regex(f"[0-9]{{{number}}}")))

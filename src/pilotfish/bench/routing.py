@@ -25,10 +25,10 @@ from pilotfish.core.routing.held_prefixes import Replica
 from pilotfish.core.routing.router import PowerOfTwo, ReplicaLoad, RoundRobin, Route, Router, RouteRequest, Routing
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.targets.async_engine import AsyncEngine
-from pilotfish.engine.targets.replica_health import RoutedTokens
+from pilotfish.engine.targets.replica import RoutedTokens
 from pilotfish.errors import EngineError
 from pilotfish.model.loading.metadata import load_tokenizer
-from pilotfish.wire.serving import StepReport
+from pilotfish.wire.serving import EngineRequest, StepReport
 
 PREFIX, ROUND_ROBIN, POWER_OF_TWO = "prefix", "round robin", "power of two"
 POLICIES: dict[str, Callable[[], Routing]] = {PREFIX: Router, ROUND_ROBIN: RoundRobin, POWER_OF_TWO: PowerOfTwo}
@@ -175,7 +175,7 @@ async def _ask(
     engine: AsyncEngine, said: Sequence[int], params: SamplingParams, played: Played, salt: str, session: str
 ) -> list[int]:
     asked, answer = time.perf_counter(), list[int]()
-    stream = engine.submit([said], params, cache_salt=salt, session=session)
+    stream = engine.submit([EngineRequest(list(said), params, salt, session=session)])
     try:
         async for update in stream:
             if not answer and played.counts:

@@ -6,7 +6,6 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -58,20 +57,12 @@ from pilotfish.model.loading.metadata import load_tokenizer
 from pilotfish.model.loading.shards import Shard
 from pilotfish.model.pacer import Pacer
 from pilotfish.openmp import warn_of_spinning
-from pilotfish.wire.serving import Delta, PartialOutput
+from pilotfish.wire.serving import Delta, EngineRequest, PartialOutput
 from pilotfish.workers.records import Timeline, merge, part_of
 from pilotfish.workers.target import GuardedDrafter, TargetWorker
 from pilotfish.workers.target_shadow import ShadowSetup
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Addition:
-    """What a step has added to a sample."""
-
-    sample: Sample
-    delta: Delta
 
 
 class Engine:
@@ -284,27 +275,25 @@ class Engine:
         """Parameters of a request: those given, then those of the model's generation_config.json."""
         return SamplingParams(**{**self.model.generation.defaults, **given})
 
-    def submit(
+    def submit(self, prompt: Prompt, params: SamplingParams, cache_salt: str | None = None) -> list[Sample]:
+        """Queue `params.n` samples of a prompt. PromptError or ParameterError affect nothing else. Drafts for requests
+        of one `cache_salt`, 1 to 256 characters, may draw on each other's outputs."""
+        return self.add(EngineRequest(self.check_prompt(prompt), params, cache_salt))
+
+    def add(
         self,
-        prompt: Prompt,
-        params: SamplingParams,
-        cache_salt: str | None = None,
-        max_nodes: int | None = None,
+        request: EngineRequest,
         compiled: LLMatcher | None = None,
         resumed: Sequence[PartialOutput] | None = None,
-        draft: str = "",
     ) -> list[Sample]:
-        """Queue `params.n` samples of a prompt. PromptError or ParameterError affect nothing else. Drafts for requests
-        of one `cache_salt`, 1 to 256 characters, may draw on each other's outputs. A step verifies at most `max_nodes`
-        nodes of a sample's tree; 0 turns speculation off. `compiled` is the grammar of the parameters' constraint, if
-        that was compiled already. `resumed` are the only samples to queue, which go on exactly where another engine
-        over the same model left them: they stand as after a preemption. Of pools only those guess whose draft is of the
-        revision `draft`; "": all."""
-        samples = self._maker.make(self._next_id, prompt, params, cache_salt, max_nodes, compiled, resumed, draft)
+        """Queue the request's samples. `compiled` is the grammar of its constraint, if that was compiled already.
+        `resumed` are the only samples to queue, which go on exactly where another engine over the same model left them:
+        they stand as after a preemption."""
+        samples = self._maker.make(self._next_id, request, compiled, resumed)
         for sample in samples:
             self.worker.scheduler.add(sample.request)
             self._samples[sample.request.id] = sample
-        self._next_id += params.n
+        self._next_id += request.params.n
         return samples
 
     def check_prompt(self, prompt: Prompt) -> list[int]:
@@ -318,7 +307,7 @@ class Engine:
             self._finish(sample, FinishReason.ABORT)
 
     def revise(self, sample: Sample, max_nodes: int | None) -> None:
-        """Between two steps: a tree of its has so many nodes from now on, as in `submit`."""
+        """Between two steps: its trees have so many nodes from now on, as in EngineRequest."""
         sample.request.max_nodes = max_nodes
         if max_nodes == 0:
             self.worker.drafter.close(sample.request)
@@ -332,11 +321,11 @@ class Engine:
         return self.worker.scheduler.busy
 
     def step(self) -> list[Delta]:
-        """`advance`, for whoever has one request, or its ids tell."""
-        return [addition.delta for addition in self.advance()]
+        """`advance`, where the deltas' ids tell of which sample each is."""
+        return [*self.advance().values()]
 
-    def advance(self) -> list[Addition]:
-        """Run one forward; return its additions to each sample. If it fails or is interrupted, the samples in it end as
+    def advance(self) -> dict[Sample, Delta]:
+        """Run one forward; return what it added to each sample. If it fails or is interrupted, the samples in it end as
         aborted and those still waiting stay: EngineError, or the interrupt. After a RankLost no other step succeeds. A
         sample whose logits are not finite ends alone, with its `error`."""
         began = time.perf_counter()
@@ -354,13 +343,13 @@ class Engine:
         record = self.worker.last_step
         if self.shadows is not None and record is not None:
             self.shadows.observe(record)
-        return [] if record is None else [self._deliver(commit, record.began) for commit in commits]
+        return {} if record is None else dict(self._deliver(commit, record.began) for commit in commits)
 
-    def _deliver(self, commit: RequestCommit, at: float) -> Addition:
+    def _deliver(self, commit: RequestCommit, at: float) -> tuple[Sample, Delta]:
         sample = self._samples[commit.request.id]
         if commit.request.finish_reason is not None:
             self._finish(sample, commit.request.finish_reason)
-        return Addition(sample, sample.add(commit, at))
+        return sample, sample.add(commit, at)
 
     def _finish(self, sample: Sample, reason: FinishReason) -> None:
         sample.finish(reason)

@@ -6,7 +6,7 @@ servers dial it.
       │ ◄──────────────────────────── Status ──┤   the answer to the first Attend, once there is one; later each second,
       │                                        │   and on change
       │ ◄────────────────────────────── Held ──┤   to servers that ask for it: which prefixes it has KV of
-      ├─ Submit(prompt, parameters) ─────────► │
+      ├─ Submit(request) ────────────────────► │
       │ ◄─────────── Progress(step, deltas) ───┤   after each step: what it added to each output of this server
       ├─ Abort ──────────────────────────────► │   ends the request early
       ├─ Revise ─────────────────────────────► │   other guesses for it from now on
@@ -39,7 +39,7 @@ from pilotfish.core.scheduling.executor import TokenLogprobs
 from pilotfish.core.scheduling.request import FinishReason
 
 #: Raised when these messages change.
-SERVING_VERSION = 2
+SERVING_VERSION = 3
 #: Seconds between two Attends, and of silence after which a server's requests end.
 ATTEND, SERVER_SILENCE = 0.5, 10.0
 #: Messages that may wait on either side: more than come until a server is silent, or a target killed.
@@ -58,6 +58,17 @@ class Attend(Struct, tag="attend", frozen=True):
     heard: Count = 0  # the sequence of the next Held that it expects; 0: all is to be told to it
 
 
+class EngineRequest(Struct, frozen=True):
+    """`params.n` outputs of one prompt."""
+
+    tokens: Tokens
+    params: SamplingParams
+    cache_salt: str | None = None  # drafts and KV are shared among requests of one salt; None: with none
+    max_nodes: Index | None = None  # of a tree; 0: no speculation, None: as the target is configured
+    session: str | None = None  # its requests go to one target if nothing speaks against it
+    draft: Text = ""  # the revision of the drafts in pools that may guess for it; "": any
+
+
 class PartialOutput(Struct, frozen=True):
     """An output that another target had begun, as far as the server has it."""
 
@@ -67,17 +78,12 @@ class PartialOutput(Struct, frozen=True):
 
 
 class Submit(Struct, tag="submit", frozen=True):
-    """A request: `params.n` outputs of one prompt or, where it is resumed, those that have not ended. A resumed request
-    has a seed, and goes on exactly: a token is a function of target, prompt, parameters and seed."""
+    """A resumed request has a seed, and goes on exactly: its tokens follow from target, prompt, parameters and seed."""
 
     id: Id  # the server's
     incarnation: Text  # of the target that it is meant for; any other drops it
-    tokens: Tokens
-    params: SamplingParams
-    cache_salt: str | None = None
-    max_nodes: Index | None = None  # of a tree; 0: no speculation, None: as the target is configured
-    resumed: list[PartialOutput] | None = None  # None: it is new
-    draft: Text = ""  # the revision of the drafts in pools that may guess for it; "": any
+    request: EngineRequest
+    resumed: list[PartialOutput] | None = None  # the outputs that have not ended; None: it is new
 
 
 class Abort(Struct, tag="abort", frozen=True):
@@ -92,7 +98,7 @@ class Revise(Struct, tag="revise", frozen=True):
 
     id: Id
     incarnation: Text  # of the target that has it
-    max_nodes: Index | None  # as in Submit
+    max_nodes: Index | None  # as in EngineRequest
 
 
 class Identity(Readable, frozen=True):

@@ -22,15 +22,16 @@ from typing import Protocol
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
 from pilotfish.config.text import config_text
+from pilotfish.core.cache.tiers import DEVICE
 from pilotfish.core.drafting.messages import Peer
 from pilotfish.core.routing.held_prefixes import Held
 from pilotfish.core.routing.router import Routing
 from pilotfish.engine.processes.launch import Supervisor, WorkerState
 from pilotfish.engine.processes.process import WorkerSpec
 from pilotfish.engine.targets.members import Member, Members, MembersFile, MembersThread
-from pilotfish.engine.targets.open_request import OpenRequest
 from pilotfish.engine.targets.own_targets import TARGET, OwnTarget, num_own, own_targets
-from pilotfish.engine.targets.replica import Replica
+from pilotfish.engine.targets.replica import Replica, RoutedTokens
+from pilotfish.engine.targets.stream import OpenRequest
 from pilotfish.errors import ParameterError, WireError
 from pilotfish.wire.channel import ChannelThread, Received, decoded, encode
 from pilotfish.wire.curve_keys import KeyPair, TargetKeys, load_key_pair, load_target_keys
@@ -42,11 +43,13 @@ from pilotfish.wire.serving import (
     Abort,
     Beat,
     Declined,
+    Delta,
     Failure,
     Identity,
     Progress,
     Revise,
     Status,
+    StepReport,
     Submit,
     ToServer,
     ToTarget,
@@ -66,8 +69,8 @@ CHANGE = 30.0
 class FleetUser(Protocol):
     """Whose requests the targets serve. The event loop calls it."""
 
-    def progress(self, replica: Replica, progress: Progress) -> None:
-        """A step of a target, and what it added to requests."""
+    observe: Callable[[StepReport, Sequence[Delta]], None]  # called with each step of a target
+    routed: RoutedTokens
 
     def failure(self, replica: Replica, failure: Failure) -> None:
         """Requests have ended at a target."""
@@ -238,11 +241,10 @@ class Fleet:
         self._ask(replica, request.submit(number, replica.attendance.incarnation))
 
     def revise(self, request: OpenRequest) -> None:
-        """Whoever has it now, and whoever gets it, lets its trees have `request.max_nodes`."""
         for replica in self.replicas:
             for number in [number for number, other in replica.requests.items() if other is request]:
                 if replica.serving:
-                    self._ask(replica, Revise(number, replica.attendance.incarnation, request.max_nodes))
+                    self._ask(replica, Revise(number, replica.attendance.incarnation, request.request.max_nodes))
 
     def withdraw(self, request: OpenRequest) -> None:
         """No target has it from now on."""
@@ -379,9 +381,20 @@ class Fleet:
             if not replica.attendance.follows(message):
                 self._drop(replica, f"{replica.name}: the connection to it broke off")
             if isinstance(message, Progress):
-                self._user.progress(replica, message)
+                self._deliver(replica, message)
             elif isinstance(message, Failure):
                 self._user.failure(replica, message)
+
+    def _deliver(self, replica: Replica, progress: Progress) -> None:
+        self._user.observe(progress.step, progress.deltas)
+        for delta in progress.deltas:
+            if (opened := replica.requests.get(delta.id)) is not None:
+                if opened.route is not None and delta.queued is not None and not opened.begun:
+                    found = delta.cached.get(DEVICE, 0)
+                    self._user.routed.count(len(opened.request.tokens), opened.route.cached, found)
+                opened.add(delta, progress.step)
+                if opened.ended:
+                    self.ended(replica, delta.id)
 
     def _take_news(self, replica: Replica, incarnation: str) -> None:
         """Another target is there than before."""

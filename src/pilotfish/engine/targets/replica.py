@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from pilotfish.core.drafting.messages import Peer
 from pilotfish.engine.processes.launch import WorkerState
-from pilotfish.engine.targets.attendance import Attendance
 from pilotfish.engine.targets.members import Member
-from pilotfish.engine.targets.open_request import OpenRequest
-from pilotfish.engine.targets.replica_health import ReplicaHealth
+from pilotfish.engine.targets.servers import Attendance
 from pilotfish.engine.targets.silence import Silence
+from pilotfish.engine.targets.stream import OpenRequest
 from pilotfish.wire.serving import Status
 
 #: Seconds without a Beat after which a target is not ready, and seconds in one step.
@@ -20,6 +21,45 @@ SILENCE, LONG_STEP = 2.0, 30.0
 ENDLESS = 300.0
 #: Seconds after which a client should try a silent target again.
 RETRY = 2.0
+
+
+@dataclass(frozen=True)
+class ReplicaHealth:
+    """Whether requests can be sent there, and its last status."""
+
+    name: str
+    ready: bool = True
+    reason: str = ""  # why not ready, in one line; "" if ready
+    retry_after: float = 0.0  # seconds until it may be ready, estimated from the duration of the last start
+    restarts: int = 0  # of its process, where the server has started it
+    failed: bool = False  # whether it stays down
+    requests: int = 0  # of this server, that it has
+    status: Status | None = None
+
+    def told(self) -> dict[str, Any]:
+        """For whoever asks the server."""
+        told = {"name": self.name, "ready": self.ready, "reason": self.reason, "requests": self.requests}
+        if self.status is None:
+            return told
+        load = {"running": self.status.running, "waiting": self.status.waiting, "free_slots": self.status.free_slots}
+        identity = self.status.identity
+        return {**told, **load, "version": identity.version, "fingerprint": identity.fingerprint}
+
+
+@dataclass
+class RoutedTokens:
+    """Tokens of prompts for which a target was chosen."""
+
+    prompt: int = 0
+    expected: int = 0  # whose KV the target was believed to have
+    found: int = 0  # whose KV it had
+    missed: int = 0  # that were believed to be there, and were not
+
+    def count(self, prompt: int, expected: int, found: int) -> None:
+        self.prompt += prompt
+        self.expected += expected
+        self.found += found
+        self.missed += max(expected - found, 0)
 
 
 class Replica:
