@@ -17,7 +17,7 @@ from support import make_engine, run
 from workers import PARAMS, PROMPTS, ForkedWorker, forked_pool
 
 from pilotfish.core.drafting import pools
-from pilotfish.engine.drafts import remote_drafts
+from pilotfish.engine.pools import remote_pools
 from pilotfish.engine.processes import launch
 from pilotfish.engine.processes.launch import Supervisor
 
@@ -47,7 +47,7 @@ def expected_outputs(llama: Path) -> list[list[int]]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers start as forks of a process that has imported everything, and pools that fail are tried again soon."""
     monkeypatch.setattr(launch, "WorkerProcess", ForkedWorker)
-    monkeypatch.setattr(remote_drafts, "Supervisor", partial(Supervisor, grace=5.0))
+    monkeypatch.setattr(remote_pools, "Supervisor", partial(Supervisor, grace=5.0))
     for name, seconds in (("GREETING", 0.1), ("SILENCE", 0.6), ("PAUSE", 0.2)):
         monkeypatch.setattr(pools, name, seconds)
     for name, seconds in (("FIRST_DELAY", 0.02), ("LONGEST_DELAY", 0.05)):

@@ -50,8 +50,8 @@ from pilotfish.core.prefilling.prefill_messages import (
 )
 from pilotfish.core.prefilling.segments import SegmentReference
 from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.engine.pools import remote_pools
 from pilotfish.engine.prefills import handovers as engine_handovers
-from pilotfish.engine.prefills import remote_prefills
 from pilotfish.kv.readers import SharedMemoryReader
 from pilotfish.model.kv_copy import HostCopier
 from pilotfish.wire.channel import encode
@@ -447,7 +447,7 @@ def test_a_bad_network(
     def dialing(*arguments: Any, **named: Any) -> BadDialing:
         return worse(DialingChannel(*arguments, **named))
 
-    monkeypatch.setattr(remote_prefills, "DialingChannel", dialing)
+    monkeypatch.setattr(remote_pools, "DialingChannel", dialing)
     with Side(llama, tmp_path, {"lease": 1.0}, worse).worker() as (worker, link):
         pools = {"prefill_pool": (endpoint_in(tmp_path),), "prefill_threshold": "1"}
         with make_engine(llama, **pools, prefill_transports=TRANSPORTS[transport]) as engine:

@@ -66,7 +66,7 @@ def engine(
 ) -> Iterator[Engine]:
     """Before any worker has come."""
     make_quick(monkeypatch)
-    monkeypatch.setattr("pilotfish.engine.prefills.remote_prefills.ANSWER", 0.0)
+    monkeypatch.setattr("pilotfish.engine.pools.remote_pools.ANSWER", 0.0)
     pools = {"prefill_pool": (endpoint_in(tmp_path),), "prefill_threshold": "1"}
     with make_engine(llama, prefill_transports=TRANSPORTS[getattr(request, "param", "shm")], **pools) as engine:
         yield engine

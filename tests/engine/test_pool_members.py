@@ -21,11 +21,11 @@ from pilotfish.core.drafting.messages import Peer
 from pilotfish.core.drafting.pools import DraftPool
 from pilotfish.core.prefilling.handover import WHOLE
 from pilotfish.core.sampling.sampling_params import SamplingParams
-from pilotfish.engine.drafts.pool_members import PoolMembers
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
+from pilotfish.engine.pools.pool_members import PoolMembers
 from pilotfish.engine.sample import Sample
 from pilotfish.engine.targets import members as members_module
-from pilotfish.engine.targets import target_process
+from pilotfish.engine.targets import status
 from pilotfish.engine.targets.members import Member, Members, write_members
 from pilotfish.errors import InputError, ParameterError
 from pilotfish.wire.channel import ChannelThread
@@ -96,7 +96,7 @@ def test_drafts_are_changed_under_load(
         step_until(engine, samples, "two")
         engine.step()
         assert not old.sessions and remote.drafter.machine.counts.moved == 5
-        assert [(pool.name, pool.revision) for pool in target_process._pools(engine)] == [
+        assert [(pool.name, pool.revision) for pool in status.pools_of(engine)] == [
             ("one", "monday"),
             ("two", "tuesday"),
         ]

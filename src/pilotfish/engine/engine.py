@@ -26,13 +26,13 @@ from pilotfish.core.scheduling.step import RequestCommit
 from pilotfish.engine.costs import make_budget, step_costs
 from pilotfish.engine.drafts.draft_notes import note_head
 from pilotfish.engine.drafts.drafters import Drafters
-from pilotfish.engine.drafts.pool_members import FollowedMembers
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafts, hello_of
 from pilotfish.engine.drafts.shadow_drafts import ShadowDrafts, ShadowedTarget
 from pilotfish.engine.heads import ConfiguredHead, choose_layers, read_head_of_features
 from pilotfish.engine.kv_identity import kv_identity
 from pilotfish.engine.kv_tiers import make_tiers
 from pilotfish.engine.memory import device_of, load_configured, plan_memory, precision_here
+from pilotfish.engine.pools.pool_members import FollowedMembers
 from pilotfish.engine.prefills.handovers import HandOvers
 from pilotfish.engine.prefills.remote_prefills import RemotePrefills
 from pilotfish.engine.processes.host_memory import divided

@@ -18,7 +18,7 @@ from pilotfish.core.drafting.remote_sessions import MOST_OPENED, PERIOD
 from pilotfish.core.drafting.target_machine import RESTING_NODES, RESTING_PERIOD
 from pilotfish.core.drafting.told_prefixes import text_root
 from pilotfish.core.scheduling.request import Request
-from pilotfish.engine.drafts.remote_drafts import salt_key
+from pilotfish.engine.pools.remote_pools import salt_key
 from pilotfish.wire.channel import Received, encode
 from pilotfish.wire.curve_keys import KeyPair
 

@@ -31,7 +31,8 @@ from pilotfish.core.scheduling.calibration import StepCosts
 from pilotfish.core.scheduling.executor import Executor
 from pilotfish.core.scheduling.request import Request
 from pilotfish.engine.costs import KNOTS
-from pilotfish.engine.drafts.remote_drafts import ANSWER, SWITCH_INTERVAL, RemoteDrafter, salt_key
+from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
+from pilotfish.engine.pools.remote_pools import ANSWER, SWITCH_INTERVAL, salt_key
 from pilotfish.wire.channel import ChannelThread, Received
 from pilotfish.wire.curve_keys import TargetKeys, load_key_pair, public_key
 from pilotfish.wire.serving import ShadowReport

@@ -20,10 +20,10 @@ from pilotfish.core.prefilling.prefill_machine import PrefillLimits, PrefillMach
 from pilotfish.core.prefilling.prefill_messages import MAC_KEY_BYTES, PREFILL_VERSION, RemoteMemory, Welcome
 from pilotfish.core.prefilling.segments import KVIdentity
 from pilotfish.core.scheduling.scheduler import Scheduler
-from pilotfish.engine.drafts.remote_drafts import SWITCH_INTERVAL
 from pilotfish.engine.heads import choose_layers, read_head_of_features
 from pilotfish.engine.kv_identity import kv_identity
 from pilotfish.engine.memory import load_configured, plan_memory, precision_here
+from pilotfish.engine.pools.remote_pools import SWITCH_INTERVAL
 from pilotfish.engine.processes.host_memory import GIB
 from pilotfish.engine.processes.process import Signals, keep_freed_memory, run_worker
 from pilotfish.engine.tapping import with_features

@@ -50,8 +50,8 @@ def status_of(engine: Engine, identity: Identity, incarnation: str, load: Target
         preemptions=engine.worker.scheduler.preemptions,
         incarnation=incarnation,
         pending_tokens=load.pending_tokens,
-        pools=_pools(engine),
-        prefill_pools=_prefill_pools(engine),
+        pools=pools_of(engine),
+        prefill_pools=prefill_pools_of(engine),
         tiers=tiers_of(engine),
         tier_counts=TierCounts() if engine.tiers is None else engine.tiers.counts,
         shadows=[] if engine.shadows is None else engine.shadows.reports(),
@@ -117,7 +117,7 @@ def arrivals_at(engine: Engine) -> list[Arrival]:
     return [arrivals.popleft() for _ in range(len(arrivals))]
 
 
-def _pools(engine: Engine) -> list[PoolLoad]:
+def pools_of(engine: Engine) -> list[PoolLoad]:
     if engine.remote is None:
         return []
     own = engine.config.starts_drafts
@@ -153,7 +153,7 @@ def _pool_load(pool: DraftPool, load: Load, own: bool) -> PoolLoad:
     )
 
 
-def _prefill_pools(engine: Engine) -> list[PrefillPoolLoad]:
+def prefill_pools_of(engine: Engine) -> list[PrefillPoolLoad]:
     if engine.prefills is None:
         return []
     own = engine.config.prefill_workers > 0

@@ -14,7 +14,7 @@ from pilotfish.core.drafting.pools import DraftPool
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
 from pilotfish.engine.targets.members import Member, Members, MembersFile, MembersThread
 from pilotfish.errors import InputError, ParameterError
-from pilotfish.wire.channel import ChannelThread
+from pilotfish.wire.channel import ChannelThread, Received
 from pilotfish.wire.curve_keys import KeyPair, TargetKeys
 from pilotfish.wire.endpoints import Endpoint
 from pilotfish.wire.sockets import DialingChannel
@@ -29,8 +29,10 @@ UsedPool = TypeVar("UsedPool", bound=DraftPool | PrefillPool, contravariant=True
 
 
 class PoolUser(Protocol[UsedPool]):
-    """Who uses pools: RemoteDrafter, HandOvers. Called on the channel's thread."""
+    """RemoteDrafter, HandOvers. Called on the channel's thread."""
 
+    def receive(self, received: Received) -> None: ...
+    def tick(self) -> None: ...
     def join(self, pool: UsedPool) -> None: ...
     def drain(self, pool: UsedPool, draining: bool) -> None: ...
     def leave(self, pool: UsedPool) -> None: ...
