@@ -28,8 +28,8 @@ from pilotfish.engine.drafts.draft_notes import note_head
 from pilotfish.engine.drafts.drafters import Drafters
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafts, hello_of
 from pilotfish.engine.drafts.shadow_drafts import ShadowDrafts, ShadowedTarget
+from pilotfish.engine.fingerprint import kv_identity
 from pilotfish.engine.heads import ConfiguredHead, choose_layers, read_head_of_features
-from pilotfish.engine.kv_identity import kv_identity
 from pilotfish.engine.kv_tiers import make_tiers
 from pilotfish.engine.memory import device_of, load_configured, plan_memory, precision_here
 from pilotfish.engine.pools.pool_members import FollowedMembers
@@ -82,8 +82,8 @@ class Engine:
         remote: RemoteDrafts | None = None,
         prefills: RemotePrefills | None = None,
     ) -> None:
-        """`drafter` replaces the one that `config` describes. `remote` are the drafts of `config`, `prefills` its
-        prefill workers, if they were started already; the engine closes them."""
+        """`drafter` replaces the configured one. `remote` and `prefills` were started already; the engine closes
+        them."""
         self.config = config = with_features(divided(config))
         self.remote = remote
         self.prefills = prefills
@@ -143,8 +143,8 @@ class Engine:
             self.worker.observe = self._timeline.step
 
     def _load_target(self, heads: list[HeadFiles]) -> TorchExecutor:
-        """All of it, or rank 0's shard once the other ranks have theirs. `heads` is one, maybe read in several ways,
-        that it is to make features for."""
+        """The whole target, or rank 0's shard once the other ranks have theirs. `heads` is one head, maybe read in
+        several ways, that it makes features for."""
         config, ranks, slots = self.config, self.ranks, self.memory.slots
         pacer = self._pacer("target", config.paces.target)
         if ranks is None:
@@ -183,7 +183,7 @@ class Engine:
         shadows.start(target)
 
     def _connect_prefills(self) -> HandOvers | None:
-        """ParameterError where every layer has a window: there requests give back what would be handed over."""
+        """ParameterError where every layer has a window: there requests give back slots that a hand-over would fill."""
         if self.prefills is None:
             return None
         if common_window(self.model.config):
@@ -197,7 +197,7 @@ class Engine:
         return self.prefills.connect(identity, layout_of(kv), copier_of(kv))
 
     def _place(self) -> frozenset[int]:
-        """Pin this process until `close`, if the configuration or the workers ask for that; return the cores."""
+        """Pin this process until `close`, if the configuration or the workers ask for that."""
         cores = self.config.core_set if self.remote is None else self.remote.cores
         if self.prefills is not None:
             cores = self.prefills.cores or cores
@@ -250,11 +250,10 @@ class Engine:
         return self._pacers[-1]
 
     def drops(self) -> dict[str, dict[str, int]]:
-        """Messages of each draft pool that were dropped so far, by reason."""
         return {} if self.remote is None else {pool.name: pool.drops.occurred for pool in self.remote.pools}
 
     def pacing(self) -> list[Pacer]:
-        """How well the paced models of this process kept their pace since `reset_pacing`; the target first."""
+        """The target first."""
         return self._pacers
 
     def reset_pacing(self) -> None:
@@ -262,7 +261,7 @@ class Engine:
             pacer.reset()
 
     def use(self, drafter: Drafter, budget: Budget) -> None:
-        """Attach another drafter and budget; EngineError while requests run."""
+        """EngineError while requests run."""
         if self.busy:
             raise EngineError("the drafter cannot be swapped while requests run")
         self.drafter = drafter
@@ -272,12 +271,11 @@ class Engine:
     # -- requests
 
     def sampling_params(self, **given: Any) -> SamplingParams:
-        """Parameters of a request: those given, then those of the model's generation_config.json."""
+        """Defaults are those of the model's generation_config.json."""
         return SamplingParams(**{**self.model.generation.defaults, **given})
 
     def submit(self, prompt: Prompt, params: SamplingParams, cache_salt: str | None = None) -> list[Sample]:
-        """Queue `params.n` samples of a prompt. PromptError or ParameterError affect nothing else. Drafts for requests
-        of one `cache_salt`, 1 to 256 characters, may draw on each other's outputs."""
+        """Queue `params.n` samples. PromptError or ParameterError affect nothing else."""
         return self.add(EngineRequest(self.check_prompt(prompt), params, cache_salt))
 
     def add(
@@ -286,9 +284,8 @@ class Engine:
         compiled: LLMatcher | None = None,
         resumed: Sequence[PartialOutput] | None = None,
     ) -> list[Sample]:
-        """Queue the request's samples. `compiled` is the grammar of its constraint, if that was compiled already.
-        `resumed` are the only samples to queue, which go on exactly where another engine over the same model left them:
-        they stand as after a preemption."""
+        """`compiled` is the grammar of its constraint, if that was compiled already. `resumed` are the only samples to
+        queue: they go on exactly where another engine over the same model left them, as after a preemption."""
         samples = self._maker.make(self._next_id, request, compiled, resumed)
         for sample in samples:
             self.worker.scheduler.add(sample.request)
@@ -297,17 +294,16 @@ class Engine:
         return samples
 
     def check_prompt(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt that can be served; PromptError or ParameterError otherwise."""
         return self._maker.check_prompt(prompt)
 
     def abort(self, sample: Sample) -> None:
-        """End a sample between two steps; what it held is free when this returns."""
+        """Between two steps. What it held is free when this returns."""
         if sample.finish_reason is None:
             self.worker.abort(sample.request)
             self._finish(sample, FinishReason.ABORT)
 
     def revise(self, sample: Sample, max_nodes: int | None) -> None:
-        """Between two steps: its trees have so many nodes from now on, as in EngineRequest."""
+        """Between two steps."""
         sample.request.max_nodes = max_nodes
         if max_nodes == 0:
             self.worker.drafter.close(sample.request)
@@ -321,13 +317,13 @@ class Engine:
         return self.worker.scheduler.busy
 
     def step(self) -> list[Delta]:
-        """`advance`, where the deltas' ids tell of which sample each is."""
+        """`advance`, where the deltas' ids tell which sample each belongs to."""
         return [*self.advance().values()]
 
     def advance(self) -> dict[Sample, Delta]:
-        """Run one forward; return what it added to each sample. If it fails or is interrupted, the samples in it end as
-        aborted and those still waiting stay: EngineError, or the interrupt. After a RankLost no other step succeeds. A
-        sample whose logits are not finite ends alone, with its `error`."""
+        """One forward. If it fails or is interrupted, the samples in it end as aborted and those still waiting stay:
+        EngineError, or the interrupt. After a RankLost no other step succeeds. A sample whose logits are not finite
+        ends alone, with its `error`."""
         began = time.perf_counter()
         try:
             commits = self.worker.step()
@@ -363,5 +359,5 @@ class Engine:
             self.ranks.refuse_lost()
 
     def check(self) -> None:
-        """EngineError if a KV slot is neither free nor owned by a running request. Looks at every slot."""
+        """EngineError if a KV slot is neither free nor owned by a running request."""
         self.worker.scheduler.check()

@@ -55,8 +55,6 @@ PROBE_TOKENS = 256
 
 @dataclass(frozen=True)
 class ConfiguredHead:
-    """A head and its target, as a configuration names them."""
-
     directory: Path
     target: TargetFacts
     layers: tuple[int, ...] | None = None  # in place of what its files say
@@ -72,14 +70,14 @@ class ConfiguredHead:
         return read_head(self.directory, self.target, self.layers)
 
     def either(self) -> list[HeadFiles]:
-        """Read for each of the conventions that its layers may be counted in: one, where that is known."""
+        """Read for each convention of counting layers; for one, where that is known."""
         files = self.read()
         if self.layers is not None or not files.spec.other_layers:
             return [files]
         return [files, read_head(self.directory, self.target, files.spec.other_layers)]
 
     def footprint(self, dtype: DtypeLike) -> Footprint:
-        """Of its executor; what the target makes of its hidden states stays with the target."""
+        """Of its executor; the projection of hidden states stays with the target."""
         spec, size = self.spec(), dtype.itemsize
         projected = projection_shapes(spec.projection, spec.target_hidden)
         shapes = {name: x for name, x in tensor_shapes(spec, self.target.vocab).items() if name not in projected}
@@ -95,7 +93,6 @@ class ConfiguredHead:
         return Footprint(parameters, size * (parameters + kept), slot, size * (wide + vocab) + 8 * vocab, 0)
 
     def tapped(self, target: Footprint, dtype: DtypeLike) -> Footprint:
-        """The target's, with a feature in each slot."""
         projection = self.spec().projection
         shapes = projection_shapes(projection, self.target.hidden)
         states = len(projection.layers) * self.target.hidden + projection.width
@@ -108,8 +105,8 @@ class ConfiguredHead:
 
 
 def read_head_of_features(config: EngineConfig) -> list[HeadFiles]:
-    """The head that the target makes features for, `either` way; none where there is none. ParameterError where nobody
-    says which way, and it cannot be tried: with several ranks."""
+    """As `either`; none where there is no head. ParameterError where nobody says which way, and it cannot be tried:
+    with several ranks."""
     if config.features is None:
         return []
     either = ConfiguredHead.of(config, config.features, config.target).either()
@@ -130,8 +127,8 @@ def sharing(files: HeadFiles, target: LoadedModel) -> HeadFiles:
 
 
 def _of_roots(head: BlockHead | MaskedHead, keys: int) -> int:
-    """Numbers that an executor of heads with several levels in a forward keeps beside KV of tokens and the head itself:
-    KV of those levels and states of roots; for block drafters one product for keys and values of all layers."""
+    """Numbers kept beside KV of tokens, for heads with several levels in a forward: KV of those levels and states of
+    roots; for block drafters one product for keys and values of all layers."""
     hidden, levels = head.decoder.hidden, head.block if isinstance(head, BlockHead) else head.depth
     product = keys * hidden if isinstance(head, BlockHead) else 0
     return BLOCKS * levels * keys + product + ROOTS * levels * hidden
@@ -141,7 +138,7 @@ def _of_roots(head: BlockHead | MaskedHead, keys: int) -> int:
 
 
 def choose_layers(either: list[HeadFiles], model: LoadedModel, tokenizer: Any) -> HeadFiles:
-    """The files under the convention by which the head agrees with its target more often; all shares are logged."""
+    """The convention by which the head agrees with its target more often; all shares are logged."""
     if len(either) == 1:
         return either[0]
     tokens = tokenizer.encode(PROBE, add_special_tokens=False)[: min(PROBE_TOKENS, model.config.context)]
@@ -158,8 +155,7 @@ def _ids(files: HeadFiles) -> str:
 
 
 def agreement(files: HeadFiles, model: LoadedModel, tokens: list[int]) -> float:
-    """The share of `tokens` after which the head, with the target's features of those before, gives the target's own
-    first choice."""
+    """The share of `tokens` after which the head's first choice is the target's."""
     count = len(tokens)
     tap = feature_tap(files, model.device, model.dtype, eager=not model.native)
     target = TorchExecutor(model, count, tap=tap)
@@ -173,7 +169,6 @@ def agreement(files: HeadFiles, model: LoadedModel, tokens: list[int]) -> float:
 
 
 def _greedy(first: int, end: int, children: int = 0) -> Sampling:
-    """The likeliest tokens after each of [first, end)."""
     count = end - first
     params = SamplingParams(temperature=0.0)
     return Sampling(None, [params], [0], np.zeros(count, np.int64), np.arange(first + 1, end + 1), children=children)

@@ -28,8 +28,6 @@ Prompt = str | Sequence[int] | NDArray[np.integer]
 
 
 class SampleMaker:
-    """Of one model."""
-
     def __init__(self, tokenizer: Any, model: LoadedModel, grammars: Grammars) -> None:
         self._tokenizer = tokenizer
         self._model = model
@@ -96,7 +94,6 @@ class SampleMaker:
         return tokens
 
     def _sequences_of(self, words: Sequence[str]) -> list[list[int]]:
-        """Token ids of each word at a text's beginning and after a space."""
         texts = (text for word in words for text in (word, f" {word}"))
         return [ids for text in texts if (ids := self._tokenizer.encode(text, add_special_tokens=False))]
 

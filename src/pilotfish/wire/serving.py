@@ -48,7 +48,7 @@ Seconds: TypeAlias = Annotated[float, Meta(ge=0.0)]
 
 
 class Attend(Struct, tag="attend", frozen=True):
-    """A server is there, and attends to its requests: a target ends those of a server that is silent."""
+    """Shows that a server lives: a target ends the requests of a silent one."""
 
     version: Count  # SERVING_VERSION
     incarnation: Text  # of the target whose messages it counts; "" before it knows one
@@ -70,7 +70,7 @@ class EngineRequest(Struct, frozen=True):
 
 
 class PartialOutput(Struct, frozen=True):
-    """An output that another target had begun, as far as the server has it."""
+    """What the server has of an output that another target had begun."""
 
     index: Index  # in its request
     tokens: list[int] = []
@@ -87,14 +87,12 @@ class Submit(Struct, tag="submit", frozen=True):
 
 
 class Abort(Struct, tag="abort", frozen=True):
-    """Ends a request early."""
-
     id: Id
     incarnation: Text  # of the target that has it
 
 
 class Revise(Struct, tag="revise", frozen=True):
-    """A request that runs is guessed for otherwise from now on: no output changes."""
+    """Other guesses from now on: no output changes."""
 
     id: Id
     incarnation: Text  # of the target that has it
@@ -121,8 +119,8 @@ class Identity(Readable, frozen=True):
 
 
 class Status(Struct, tag="status", frozen=True):
-    """The state of a target. `preemptions` and the counts of tiers are since its start; the others of now, and of all
-    servers together."""
+    """`preemptions` and the counts of tiers are since the target's start; the others of now, and of all servers
+    together."""
 
     identity: Identity
     running: Count
@@ -139,7 +137,6 @@ class Status(Struct, tag="status", frozen=True):
 
     @property
     def load(self) -> ReplicaLoad:
-        """What routing looks at."""
         live, room = self.identity.kv_slots - self.free_slots, self.identity.max_requests - self.running
         return ReplicaLoad(self.pending_tokens, live, self.waiting, room)
 
@@ -151,7 +148,7 @@ class Declined(Readable, tag="declined", frozen=True):
 
 
 class PoolLoad(Readable, frozen=True):
-    """A draft pool's state, as of its last message to the target."""
+    """A draft pool, as of its last message to the target."""
 
     name: Text
     ready: bool
@@ -202,7 +199,7 @@ class ShadowReport(Readable, frozen=True):
 
 
 class PrefillPoolLoad(Readable, frozen=True):
-    """A prefill pool's state, as of its last message to the target, and what came from it since the target started."""
+    """A prefill pool, as of its last message to the target; counts are since that started."""
 
     name: Text
     ready: bool
@@ -217,8 +214,7 @@ class PrefillPoolLoad(Readable, frozen=True):
 
 
 class StepReport(Struct, frozen=True):
-    """A step of the target. Times are seconds: `at` and `verified` on its clock; the rest are durations, together the
-    whole step."""
+    """Times are seconds: `at` and `verified` on the target's clock; the rest are durations, together the whole step."""
 
     at: float  # when it began
     draft: Seconds  # exposed wait for drafts
@@ -255,7 +251,7 @@ class Finish(Struct, frozen=True):
 
 
 class Delta(Struct, frozen=True):
-    """Tokens and text added to one output of a request."""
+    """Added to one output of a request."""
 
     id: Id
     index: Index  # of the output
@@ -274,7 +270,7 @@ class Delta(Struct, frozen=True):
 
 
 class Progress(Struct, tag="progress", frozen=True):
-    """A step, and its additions to outputs of this server."""
+    """Of this server's requests."""
 
     sequence: Count  # rises by one, together with those of Failures
     step: StepReport

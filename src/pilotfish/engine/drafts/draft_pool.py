@@ -47,8 +47,8 @@ logger = logging.getLogger(__name__)
 
 
 def run_pool(config: DraftConfig, ready: Callable[[str], None] = lambda _: None) -> None:
-    """Serve targets until SIGTERM or SIGINT; `ready` is called with the endpoint once targets can be served. An
-    InputError, before the model is loaded, for what cannot be used."""
+    """Serve targets until SIGTERM or SIGINT; `ready` is called with the endpoint. InputError, before the model is
+    loaded, for what cannot be used."""
     run_worker(config.name, lambda signals: _serve(config, ready, signals))
 
 
@@ -70,7 +70,6 @@ def _serve(config: DraftConfig, ready: Callable[[str], None], signals: Signals) 
 
 
 def make_worker(config: DraftConfig, channel: Channel, pacer: Pacer | None = None) -> DraftWorker:
-    """The worker over a model loaded and warmed up as `config` says; `pacer` holds back each level."""
     model = config.model
     if model.core_set:
         os.sched_setaffinity(0, model.core_set)
@@ -95,7 +94,6 @@ def make_worker(config: DraftConfig, channel: Channel, pacer: Pacer | None = Non
 
 
 def _mapped(config: DraftConfig) -> MappedVocabularies:
-    """Before anything is loaded."""
     draft, named = config.model.target, config.target_tokenizer
     if not named:
         return MappedVocabularies()
@@ -107,8 +105,6 @@ def _mapped(config: DraftConfig) -> MappedVocabularies:
 
 @dataclass(frozen=True)
 class LoadedDraft:
-    """What a pool runs."""
-
     executor: Executor
     tokenizer: Any
     eos_ids: frozenset[int]
@@ -116,7 +112,6 @@ class LoadedDraft:
 
 
 def load_draft(config: DraftConfig) -> LoadedDraft:
-    """One that is a model, on whatever back-end."""
     model = config.model
     if config.target is not None:
         raise ParameterError("target", str(config.target), f"nothing: {model.target} is a model, no trained head")
@@ -139,7 +134,7 @@ def _load_backend(config: DraftConfig, tokenizer: Any) -> LoadedDraft:
 
 
 def _load_head(config: DraftConfig) -> LoadedDraft:
-    """It takes the features of either convention that its layers may be counted in: its target chooses."""
+    """It takes features of either convention of counting layers: its target chooses."""
     model, target = config.model, config.target
     if config.backend != "pilotfish":
         raise ParameterError("backend", config.backend, f"pilotfish: {model.target} is a trained head")

@@ -52,8 +52,6 @@ MANY_POOLS = 1 << 16
 
 
 class RemoteDrafts(RemotePools[DraftPool]):
-    """Draft pools: see RemotePools."""
-
     role, without, must_answer = "draft", "the target serves without it", True
     drafter: RemoteDrafter  # once `connect` has made it
 
@@ -76,8 +74,7 @@ class RemoteDrafts(RemotePools[DraftPool]):
         source: FeatureSource | None = None,
         offer: FeatureOffer | None = None,
     ) -> RemoteDrafter:
-        """The drafter of a target with this tokenizer, and maybe with features, once every pool serves or refuses the
-        target, as in `wait`."""
+        """Returns once every pool serves or refuses the target, as `wait` says."""
         config = self._config
         self._make_channel(config.draft_key, config.draft_pool_key, 0.1)
         options = RemoteOptions(
@@ -100,7 +97,7 @@ class RemoteDrafts(RemotePools[DraftPool]):
         return self.drafter.machine.pools
 
     def _is_settled(self, pool: DraftPool) -> bool:
-        """A pool that somebody else runs may refuse this target, as its notice tells: it does without it."""
+        """The target does without a pool of somebody else that refuses it."""
         return pool.ready or (pool.refusal is not None and self._supervisor is None)
 
     def _in_vain(self, pool: DraftPool) -> str | None:
@@ -109,14 +106,13 @@ class RemoteDrafts(RemotePools[DraftPool]):
 
 
 def hello_of(config: EngineConfig, tokenizer: Any, vocab_size: int, offer: FeatureOffer | None = None) -> Hello:
-    """How a target greets its pools."""
     digest, added = tokenizer_digest(tokenizer), added_tokens(tokenizer)
     name, can = model_name(config.target), list(TARGET_CAPABILITIES)
     return Hello(PROTOCOL_VERSION, digest, vocab_size, name, added, offer, capabilities=can)
 
 
 class RemoteDrafter(Drafter):
-    """Implements `Drafter` over the trees that pools push. The target waits for nothing here."""
+    """Implements `Drafter` over the trees that pools push, without waiting."""
 
     def __init__(
         self,
@@ -128,8 +124,8 @@ class RemoteDrafter(Drafter):
         clock: Callable[[], float] = time.monotonic,
         source: FeatureSource | None = None,
     ) -> None:
-        """`post` sends frames to a peer; from any thread, without waiting. `problem` tells why a pool is not
-        connected. `source` has the features that `hello` offers; only the step loop's thread reads it."""
+        """`post` sends frames to a peer, from any thread. `problem` tells why a pool is not connected. `source` has the
+        features that `hello` offers; only the step loop's thread reads it."""
         self._source, self._offer = source, hello.features
         self.machine = TargetMachine(hello, pools, options)
         self._post = post
@@ -139,7 +135,7 @@ class RemoteDrafter(Drafter):
 
     @contextmanager
     def _turn(self) -> Iterator[float]:
-        """The machine's turn, and the present time for it. Its messages are posted in order."""
+        """The machine's turn at the present time. Its messages are posted in order."""
         with self._lock:
             yield self._clock()
             if self.machine.outbox:
@@ -166,18 +162,17 @@ class RemoteDrafter(Drafter):
             self.machine.verified(requests, trees)
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
-        """The draft is told by `flush`, or with what it is told next."""
+        """`flush` tells the draft, or the next message."""
         with self._lock:
             return self.machine.commit(request, tokens, self._clock())
 
     def flush(self) -> None:
-        """All that waits is posted, and the features that are due. They are read without the lock."""
+        """Posts what waits, and the features that are due, which are read without the lock."""
         pieces, frames = self._features()
         with self._turn() as now:
             self.machine.send_features(pieces, frames, now)
 
     def _features(self) -> tuple[Sequence[FeaturePiece], Sequence[FeatureRows]]:
-        """Those that are due, of all sequences together."""
         if self._source is None or self._offer is None:
             return (), ()
         kind = feature_type(self._offer.dtype)
@@ -197,7 +192,6 @@ class RemoteDrafter(Drafter):
             self.machine.close(request)
 
     def pool_of(self, request: Request) -> DraftPool | None:
-        """The pool that drafts for it now."""
         with self._lock:
             session = self.machine.session(request)
             return None if session is None else session.pool
@@ -217,7 +211,7 @@ class RemoteDrafter(Drafter):
             self.machine.leave(pool)
 
     def tick(self) -> None:
-        """Called often: greets the pools now and then. One that is not connected need not be silent first."""
+        """One that is not connected need not be silent first."""
         with self._turn() as now:
             for pool in self.machine.pools:
                 if (problem := self._problem(pool.peer)) is not None:
@@ -225,7 +219,7 @@ class RemoteDrafter(Drafter):
             self.machine.tick(now)
 
     def receive(self, received: Received) -> None:
-        """A frame from a pool. It is decoded before the step loop has to wait."""
+        """Frames are decoded before the step loop has to wait."""
         pool = self.machine.pool_at(received.peer)
         if pool is None:
             return

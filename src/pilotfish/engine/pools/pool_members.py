@@ -39,8 +39,8 @@ class PoolUser(Protocol[UsedPool]):
 
 
 class PoolMembers(Generic[AnyPool]):
-    """Pools are dialled, told of to their user, and hung up on the channel's thread, in one go. To be changed by one
-    thread at a time. A pool is its endpoint, key and name: where one of them is another it is another pool."""
+    """Dials pools and hangs up, and tells their user, on the channel's thread. To be changed by one thread at a time. A
+    pool with another endpoint, key or name is another pool."""
 
     def __init__(
         self,
@@ -50,18 +50,18 @@ class PoolMembers(Generic[AnyPool]):
         make: Callable[[Member, Peer], AnyPool],
         user: PoolUser[AnyPool],
     ) -> None:
-        """`own` is this target's key, for pools that have one; `make` makes the pool of a member."""
+        """`own` is this target's key, for pools that have one."""
         self._channel, self._thread, self._own, self._make, self._user = channel, thread, own, make, user
         self._pools: dict[Member, AnyPool] = {}  # none of the members draining
         self._problems: dict[Member, str] = {}
 
     def begin(self, members: Sequence[Member]) -> None:
-        """The first ones. ParameterError for one that cannot be dialled."""
+        """ParameterError for one that cannot be dialled."""
         self._change(dict.fromkeys(members, False), {member: self._checked(member) for member in members})
 
     def set(self, members: Sequence[Member]) -> None:
-        """From now on there are these. One that cannot be dialled, as its host has no address yet, gives one line in
-        the log, and is tried again when this is called again."""
+        """One that cannot be dialled, as its host has no address yet, gives one line in the log, and is tried again at
+        the next call."""
         wanted = {replace(member, draining=False): member.draining for member in members}
         self._problems = {member: problem for member, problem in self._problems.items() if member in wanted}
         before = {member: pool.draining for member, pool in self._pools.items()}
@@ -98,7 +98,6 @@ class PoolMembers(Generic[AnyPool]):
         self._thread.call(partial(self._apply, wanted, found)).result(CHANGE)
 
     def _apply(self, wanted: Mapping[Member, bool], found: Mapping[Member, Endpoint]) -> None:
-        """On the channel's thread."""
         for member in [member for member in self._pools if member not in wanted]:
             pool = self._pools.pop(member)
             self._user.leave(pool)
@@ -124,18 +123,16 @@ class PoolMembers(Generic[AnyPool]):
 
 
 class HasPools(Protocol):
-    """RemoteDrafts, RemotePrefills."""
-
     def set_pools(self, members: Sequence[Member]) -> None: ...
     def wait(self, *, optional: bool) -> None: ...
 
 
 class FollowedMembers:
-    """Has the pools of an engine be those that a file names, until `close`."""
+    """An engine's pools are those that a file names, until `close`."""
 
     def __init__(self, file: MembersFile, drafts: HasPools | None, prefills: HasPools | None) -> None:
-        """Returns when those that the file names now serve, or do not in time: they may come later. `drafts` and
-        `prefills` are None where the target uses no such pools, whoever is there."""
+        """Returns when the pools that the file names now serve, or do not in time. `drafts` and `prefills` are None
+        where the target uses none."""
         self._drafts, self._prefills = drafts, prefills
         for unused, role in ((file.members.draft_pools, "draft"), (file.members.prefill_pools, "prefill")):
             if unused and (drafts if role == "draft" else prefills) is None:

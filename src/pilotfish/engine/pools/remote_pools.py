@@ -42,7 +42,7 @@ SWITCH_INTERVAL = 0.0002
 
 class RemotePools(ABC, Generic[AnyPool]):
     """The pools that the configuration names, those that are told while it runs or, where it names none, workers, which
-    start when this is made and run until `close`."""
+    run until `close`."""
 
     role: ClassVar[str]  # draft, prefill
     without: ClassVar[str]  # how a target goes on without a pool
@@ -68,7 +68,6 @@ class RemotePools(ABC, Generic[AnyPool]):
         )
 
     def _make_channel(self, key: Path | None, pool_keys: Sequence[str], period: float) -> None:
-        """`period` is the seconds between two ticks of its thread."""
         self._keys = load_target_keys(key, pool_keys, len(self.endpoints), self.role)
         self._own = None if key is None else load_key_pair(f"{self.role}_key", key)
         self._channel = DialingChannel((), secrets.token_bytes(8), insecure=self._config.insecure, role=self.role)
@@ -91,11 +90,11 @@ class RemotePools(ABC, Generic[AnyPool]):
     @property
     @abstractmethod
     def pools(self) -> Sequence[AnyPool]:
-        """Those that there are at present, once the first ones were dialled."""
+        """Once the first ones were dialled."""
 
     def set_pools(self, members: Sequence[Member]) -> None:
-        """From now on there are these pools; by one thread at a time, after they were connected. Others do the work of
-        one that leaves, and no token changes."""
+        """By one thread at a time, after they were connected. Others do the work of one that leaves, and no token
+        changes."""
         self._members.set(members)
 
     def wait(self, *, optional: bool) -> None:
@@ -120,7 +119,6 @@ class RemotePools(ABC, Generic[AnyPool]):
             logger.warning("%s; %s", reason or self._channel.problem(pool.peer) or late, self.without)
 
     def _is_settled(self, pool: AnyPool) -> bool:
-        """Whether nobody waits for it any more."""
         return pool.ready
 
     @abstractmethod
@@ -132,28 +130,24 @@ class RemotePools(ABC, Generic[AnyPool]):
         return next((state.problem for state in down if state.problem), None)
 
     def _crashing(self) -> bool:
-        """Whether it is the workers, not what they were given, that are to blame."""
         return self._supervisor is not None and all(state.status != "failed" for state in self.workers())
 
     def workers(self) -> Sequence[WorkerState]:
-        """Of this engine."""
         return () if self._supervisor is None else self._supervisor.poll()
 
     def close(self) -> None:
-        """Leave the pools; end the workers. Idempotent."""
         self._open.close()
 
 
 def worker_command(role: str, config: EngineConfig, endpoint: str, name: str) -> list[str]:
-    """The command line of a worker, which starts from its engine's configuration, less the target's cores: it may not
-    use them."""
+    """A worker starts from its engine's configuration, less the target's cores, which it may not use."""
     own = {"config": config_text(replace(config, cores="")), "listen": endpoint, "name": name}
     return [sys.executable, "-m", "pilotfish", role, *(f"--{option}={value}" for option, value in own.items())]
 
 
 def salt_key(own: KeyPair | None) -> bytes:
-    """For the digests of salts, so that no pool can try which salt has one. Targets that hold the same key have it in
-    common; without one it is this process's own."""
+    """Keeps pools from trying which salt has a digest. Targets with one key share it; without a key it is this
+    process's own."""
     if own is None:
         return secrets.token_bytes(32)
     return hashlib.blake2b(own.secret.encode(), person=b"pilotfish salts", digest_size=32).digest()

@@ -20,8 +20,8 @@ from pilotfish.core.prefilling.prefill_machine import PrefillLimits, PrefillMach
 from pilotfish.core.prefilling.prefill_messages import MAC_KEY_BYTES, PREFILL_VERSION, RemoteMemory, Welcome
 from pilotfish.core.prefilling.segments import KVIdentity
 from pilotfish.core.scheduling.scheduler import Scheduler
+from pilotfish.engine.fingerprint import kv_identity
 from pilotfish.engine.heads import choose_layers, read_head_of_features
-from pilotfish.engine.kv_identity import kv_identity
 from pilotfish.engine.memory import load_configured, plan_memory, precision_here
 from pilotfish.engine.pools.remote_pools import SWITCH_INTERVAL
 from pilotfish.engine.processes.host_memory import GIB
@@ -52,8 +52,8 @@ TICK = 0.1
 
 
 def run_prefill_pool(config: PrefillConfig, ready: Callable[[str], None] = lambda _: None) -> None:
-    """Serve targets until SIGTERM or SIGINT; `ready` is called with the endpoint once targets can be served. An
-    InputError for what cannot be used."""
+    """Serve targets until SIGTERM or SIGINT; `ready` is called with the endpoint. InputError for what cannot be
+    used."""
     run_worker(config.name, lambda signals: _serve(config, ready, signals))
 
 
@@ -75,14 +75,12 @@ def _serve(config: PrefillConfig, ready: Callable[[str], None], signals: Signals
 
 
 def _transports(welcome: Welcome, endpoint: str) -> list[str]:
-    """By which targets may read segments."""
     memory = {"shm": welcome.shared_memory, "nixl": welcome.remote_memory}
     return [*(name for name, given in memory.items() if given is not None), endpoint.split(":")[0]]
 
 
 @contextmanager
 def _timeline(config: PrefillConfig) -> Iterator[Timeline | None]:
-    """This process's part of the one that `config` asks for."""
     if (trace := config.model.trace) is None:
         yield None
         return
@@ -96,8 +94,7 @@ def _paced(timeline: Timeline, pacer: Pacer, record: PrefillRecord) -> None:
 
 @contextmanager
 def serving(config: PrefillConfig, channel: Channel, pacer: Pacer | None = None) -> Iterator[PrefillWorker]:
-    """The worker over a model loaded as `config` says, its threads at work; `pacer` holds back each forward. Orders
-    that are left at the end fail."""
+    """Orders that are left at the end fail."""
     model = with_features(config.model)
     if config.nixl and not nixl_installed():
         raise ParameterError("nixl", True, "NIXL, which is not installed: pip install 'pilotfish[nixl]'")

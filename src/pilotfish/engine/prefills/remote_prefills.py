@@ -23,7 +23,7 @@ TICK = 0.05
 
 
 class RemotePrefills(RemotePools[PrefillPool]):
-    """Prefill pools: see RemotePools. The target computes whatever a pool that leaves was to compute."""
+    """The target computes the prompts of a pool that leaves."""
 
     role, without, must_answer = "prefill", "prompts are computed without it until it comes", False
     handovers: HandOvers  # once `connect` has made them
@@ -39,8 +39,8 @@ class RemotePrefills(RemotePools[PrefillPool]):
             )
 
     def connect(self, identity: Callable[[], KVIdentity], layout: KVLayout, writer: LayerWriter) -> HandOvers:
-        """Of a target whose KV has this identity, which is asked for once a pool is there, and layout, and is written
-        by `writer`; once every pool serves, as in `wait`."""
+        """`identity` and `layout` are of the slots that `writer` writes to. Returns once every pool serves, as `wait`
+        says."""
         config = self._config
         self._make_channel(config.prefill_key, config.prefill_pool_key, TICK)
         machine = HandOverMachine(None, (), least_sent(config.prefill_threshold), salt_key(self._own))

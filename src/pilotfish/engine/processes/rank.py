@@ -27,7 +27,6 @@ _TYPES = (np.int64, np.int64, *[np.int32] * 6)
 
 
 def run_rank(config: EngineConfig, rank: int, path: Path) -> None:
-    """Run the forwards of the target that listens at `path` until it ends."""
     run_worker(f"target rank {rank}", lambda _: _serve(config, rank, path))
 
 
@@ -51,14 +50,12 @@ def _serve(config: EngineConfig, rank: int, path: Path) -> None:
 
 
 def _begun(link: RankLink, model: LoadedModel) -> TorchExecutor:
-    """Once rank 0 has said so."""
     message = to_rank.decode(link.receive(LOADING))
     assert isinstance(message, Begin)
     return TorchExecutor(model, message.slots)
 
 
 def _run(link: RankLink, executor: TorchExecutor) -> None:
-    """Until rank 0 has gone."""
     while True:
         try:
             frame = link.receive(None)
@@ -70,7 +67,6 @@ def _run(link: RankLink, executor: TorchExecutor) -> None:
 
 
 def batch_of(message: ForwardRows) -> Batch:
-    """The batch that rank 0 runs."""
     arrays = [
         torch.from_numpy(np.frombuffer(bytearray(array.data), kind).reshape(array.shape))
         for array, kind in zip(message.arrays, _TYPES, strict=True)

@@ -38,8 +38,6 @@ CLOSED = "draining: the server is shutting down"
 
 @dataclasses.dataclass(frozen=True)
 class Health:
-    """Whether requests can be served, and by whom."""
-
     ready: bool
     reason: str  # why not ready, in one line; "" if ready
     retry_after: float  # seconds until requests may be served, estimated from the duration of the last start
@@ -63,7 +61,7 @@ class AsyncEngine:
         own_name: str = TARGET,
     ) -> None:
         """`server` says how many targets there are, and where. `environment` is added to that of the processes that are
-        started, which are called `own_name`. `routing` is for comparisons; None: by prefixes and load."""
+        started, which are called `own_name`. `routing` None: by prefixes and load."""
         self.config = config
         self.name = model_name(config.target)
         self.tokenizer: Any = None  # until `start`
@@ -81,8 +79,8 @@ class AsyncEngine:
     # -- the targets
 
     async def start(self) -> None:
-        """Start the targets, and load the tokenizer meanwhile. `health` tells when one is ready. ModelError for a
-        tokenizer or a generation_config.json that cannot be used; `health` tells of other problems with the model."""
+        """Loads the tokenizer meanwhile. `health` tells when a target is ready. ModelError for a tokenizer or a
+        generation_config.json that cannot be used; `health` tells of other problems with the model."""
         await self._fleet.start()
         await asyncio.to_thread(self._read_model)
 
@@ -95,11 +93,11 @@ class AsyncEngine:
         self._own = {"tokenizer": text_digest(self.tokenizer), "config": metadata.config_digest(self.config.target)}
 
     async def set_targets(self, members: Sequence[Member]) -> None:
-        """These are the targets elsewhere from now on."""
+        """Of those elsewhere."""
         await self._fleet.set_members(members)
 
     async def close(self) -> None:
-        """End the targets that were started here; open streams fail. Idempotent."""
+        """Open streams fail. Idempotent."""
         for request in self._waiting:
             if not request.ended:
                 self._fail(request, TargetUnavailable(CLOSED, self.health.retry_after))
@@ -114,11 +112,9 @@ class AsyncEngine:
         return Health(not reason, reason, retry, restarts, failed, self._present_identity(), replicas)
 
     def _obstacle(self) -> str:
-        """Why requests cannot be served; "" if they can."""
         return "" if self._fleet.taking else self._absence()
 
     def _absence(self) -> str:
-        """Why no target takes requests."""
         if self._fleet.closed and not self._fleet.failed:
             return CLOSED
         reasons = [replica.health.reason for replica in self._fleet.replicas]
@@ -169,7 +165,7 @@ class AsyncEngine:
                 self._fleet.revise(one)
 
     def _fail(self, request: OpenRequest, error: Exception) -> None:
-        """End it, and all requests of its stream."""
+        """All requests of its stream end."""
         request.stream.fail(error)
         request.stream.abort()
 
@@ -221,7 +217,7 @@ class AsyncEngine:
         return not expired
 
     def _resume(self, request: OpenRequest, otherwise: Exception) -> None:
-        """Go on at another target, now or as soon as there is one."""
+        """At another target, now or as soon as there is one."""
         if request.begun and not request.fingerprint:
             self._fail(request, otherwise)
         elif not self._find_another(request):
@@ -237,7 +233,7 @@ class AsyncEngine:
 
 
 def seeded(request: EngineRequest) -> EngineRequest:
-    """With a seed, with which any target can go on."""
+    """Any target can go on with a request that has a seed."""
     if request.params.seed is not None:
         return request
     params = dataclasses.replace(request.params, seed=secrets.randbits(DRAWN_SEED_BITS))
@@ -245,14 +241,13 @@ def seeded(request: EngineRequest) -> EngineRequest:
 
 
 def together(identities: Sequence[Identity]) -> Identity:
-    """What targets serve that share the requests: what each of them can serve, as much as all can hold."""
+    """Limits that each target keeps; capacities of all."""
     least = {name: min(getattr(one, name) for one in identities) for name in ("context", "longest", "max_nodes")}
     sums = {name: sum(getattr(one, name) for one in identities) for name in ("kv_slots", "max_requests")}
     return msgspec.structs.replace(identities[0], **least, **sums)
 
 
 def error_of(message: Failure) -> Exception:
-    """The error that the target's engine raised."""
     if message.field == "resumed":  # the server's own field
         return EngineError(f"request: {message.reason}")
     if message.field is not None:

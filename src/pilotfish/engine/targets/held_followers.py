@@ -16,14 +16,12 @@ CHANGES, AGAIN = 0.1, 1.0
 
 @dataclass(frozen=True)
 class Told:
-    """That a server was told all."""
-
     greeting: int  # AttendedServer.greetings
     at: float
 
 
 class HeldFollowers:
-    """The step loop calls it. Names what the cache holds from the first server on that asks."""
+    """Called by the step loop. Names what the cache holds from the first server on that asks."""
 
     def __init__(self, cache: PrefixCache | None, servers: Servers, clock: Callable[[], float]) -> None:
         """Without a cache nothing is held."""
@@ -33,7 +31,7 @@ class HeldFollowers:
         self._changed = -CHANGES  # when servers were told last
 
     def tell(self, idle: bool) -> None:
-        """If it is time to; at once where nothing will change for a while (`idle`)."""
+        """If it is due; at once where nothing will change for a while (`idle`)."""
         now = self._clock()
         if not idle and now - self._changed < CHANGES:
             return

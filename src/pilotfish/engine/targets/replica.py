@@ -25,8 +25,6 @@ RETRY = 2.0
 
 @dataclass(frozen=True)
 class ReplicaHealth:
-    """Whether requests can be sent there, and its last status."""
-
     name: str
     ready: bool = True
     reason: str = ""  # why not ready, in one line; "" if ready
@@ -37,7 +35,6 @@ class ReplicaHealth:
     status: Status | None = None
 
     def told(self) -> dict[str, Any]:
-        """For whoever asks the server."""
         told = {"name": self.name, "ready": self.ready, "reason": self.reason, "requests": self.requests}
         if self.status is None:
             return told
@@ -106,7 +103,6 @@ class Replica:
 
     @property
     def takes(self) -> bool:
-        """Whether it is to get requests."""
         return not self.draining and not self.obstacle
 
     @property
@@ -139,7 +135,7 @@ class Replica:
     # -- what becomes of it
 
     def note_worker(self, state: WorkerState) -> bool:
-        """Its process has another state. Whether the process is gone."""
+        """Whether its process is gone."""
         assert self.worker is not None  # or nobody would know
         before, self.worker = self.worker, state
         if state.pid != before.pid:
@@ -157,7 +153,6 @@ class Replica:
         return incarnation == self._last
 
     def note_status(self, status: Status) -> None:
-        """A target there is ready, and what it tells of itself."""
         if not self.serving:
             self.silence.heard()
             self.attendance = Attendance(status.incarnation)
@@ -165,7 +160,6 @@ class Replica:
         self.status, self.fingerprint = status, status.identity.fingerprint
 
     def forget(self) -> None:
-        """The target there has ended."""
         if self.worker is not None:  # elsewhere it may change its mind, and nothing of it comes late
             self._last = self.attendance.incarnation or self._last
         self.attendance, self.status, self.declined = Attendance(), None, ""
@@ -175,7 +169,7 @@ class Replica:
         self.silence, self.step = Silence(), 0.0
 
     def look(self, timeout: float) -> str:
-        """Why it is to be given up; "" if it is not. `timeout` is that of a silent target. Called regularly."""
+        """Why it is to be given up; "" if it is not. A silent target has `timeout` seconds. Called regularly."""
         # The limit is read before the silence: a target that gets ready in between has just been heard.
         limit = timeout if self.serving else ENDLESS
         if self.silence.look(self._clock()) > limit:

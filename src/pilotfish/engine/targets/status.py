@@ -102,7 +102,7 @@ def identity_of(engine: Engine) -> Identity:
 
 
 def tiers_of(engine: Engine) -> list[TierUse]:
-    """The device, and the tiers below it."""
+    """The device first."""
     scheduler, size = engine.worker.scheduler, engine.memory.target.slot
     pool, evicted = scheduler.pool, 0 if scheduler.cache is None else scheduler.cache.evicted
     device = TierUse(DEVICE, (pool.capacity - pool.num_free) * size, pool.capacity * size, evicted=evicted)
@@ -110,7 +110,7 @@ def tiers_of(engine: Engine) -> list[TierUse]:
 
 
 def arrivals_at(engine: Engine) -> list[Arrival]:
-    """All arrivals since the last call; the channel's thread may append meanwhile."""
+    """Since the last call; the channel's thread may append meanwhile."""
     if engine.remote is None:
         return []
     arrivals = engine.remote.drafter.machine.arrivals

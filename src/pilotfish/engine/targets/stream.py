@@ -23,8 +23,6 @@ class Update:
 
 
 class Updates(Protocol):
-    """A Stream, or the double of a cascade."""
-
     async def __anext__(self) -> Update: ...
 
     def abort(self) -> None: ...
@@ -33,8 +31,6 @@ class Updates(Protocol):
 
 
 class Submits(Protocol):
-    """An AsyncEngine, or a cascade in its place."""
-
     def submit(self, requests: Sequence[EngineRequest]) -> Updates: ...
 
 
@@ -43,7 +39,6 @@ ADDED = ("tokens", "text", "ends", "verified", "logprobs", "prompt_logprobs", "h
 
 
 def joined(first: Delta, later: Delta) -> Delta:
-    """Two deltas of one output as one."""
     sums = {name: getattr(first, name) + getattr(later, name) for name in ADDED}
     begin = first if first.tokens else later  # `seed`, `queued`, `cached` and `pool` come with the first tokens
     return replace(begin, **sums, finish=later.finish)
@@ -87,7 +82,6 @@ class Stream:
     # -- the engine's side, in the event loop's thread
 
     def add(self, prompt: int, delta: Delta, step: StepReport) -> None:
-        """Add a step's delta of an output of the prompt in this place."""
         index = prompt * self._n + delta.index
         update, before = Update(index, delta, (step,)), self._updates.get(index)
         self._updates[index] = update if before is None else merged(before, update)
@@ -114,8 +108,6 @@ class BegunOutput:
 
 @dataclass(eq=False)
 class OpenRequest:
-    """A request for outputs of one prompt, as the server knows it."""
-
     stream: Stream
     place: int  # of the prompt in the stream
     request: EngineRequest  # its parameters have a seed, with which any target can go on
@@ -130,7 +122,7 @@ class OpenRequest:
 
     @property
     def begun(self) -> bool:
-        """Whether it has results, which only a target with an equal fingerprint can continue."""
+        """Only a target with an equal fingerprint can continue results."""
         return any(output.tokens or output.scored or output.ended for output in self._outputs)
 
     @property

@@ -16,7 +16,7 @@ from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.core.scheduling.request import FinishReason
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafts
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.fingerprint import all_but_weights, fingerprint, read_weights
+from pilotfish.engine.fingerprint import fingerprint, output_facts, read_weights
 from pilotfish.engine.prefills.remote_prefills import RemotePrefills
 from pilotfish.engine.processes.process import Signals
 from pilotfish.engine.sample import Sample
@@ -46,15 +46,14 @@ def run_target(
     prefills: RemotePrefills | None = None,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve until one of `signals` comes; `ready` is called once requests can be served. `remote` are the
-    configuration's drafts elsewhere, `prefills` its prefill workers, if they were started already. InputError for a
-    model that cannot be served."""
+    """Serve until one of `signals` comes; `ready` is called once requests can be served. `remote` and `prefills` were
+    started already. InputError for a model that cannot be served."""
     weights = read_weights(config.target)
     with Engine(config, remote=remote, prefills=prefills) as engine:
         assert engine.grammars is not None  # since it was loaded
         engine.grammars.warm()
         service = TargetService(engine, servers)
-        facts = all_but_weights(engine)
+        facts = output_facts(engine.config, engine.executor, engine.tokenizer)
         weights.add_done_callback(lambda digests: service.identify(facts, digests))
         ready()
         signals.call(service.stop)
@@ -76,7 +75,7 @@ class Compiling:
 
 
 class TargetService:
-    """Runs servers' requests on an engine: takes them in, steps, tells each server what the step added."""
+    """Takes in servers' requests, steps, and tells each server what the step added."""
 
     def __init__(self, engine: Engine, servers: Servers, clock: Callable[[], float] = time.perf_counter) -> None:
         """`clock` must be that of the engine's step records."""
@@ -97,7 +96,6 @@ class TargetService:
         servers.step_seconds = self.step_seconds
 
     def run(self) -> None:
-        """Until `stop`."""
         self._tell_status(True)
         while not self._stopping:
             self._engine.refuse_lost_rank()
@@ -125,8 +123,7 @@ class TargetService:
         self._servers.wake()
 
     def identify(self, facts: dict[str, str], weights: Future[list[str]]) -> None:
-        """Have servers know, from the next Status on, by what they know targets that may go on with its outputs. From
-        any thread."""
+        """From any thread. Servers know the fingerprint from the next Status on."""
         if (error := weights.exception()) is not None:
             logger.warning("weights: nobody can go on with this target's outputs, as they cannot be read: %s", error)
         else:
@@ -170,7 +167,6 @@ class TargetService:
             self._compile(key, message, constraint)
 
     def _drop(self, server: AttendedServer, dropped: Dropped) -> None:
-        """End all requests of a server."""
         ended = [key for key in (*self._samples, *self._compiling) if key.server is server]
         if ended:
             logger.warning("requests of server %s end, %d of them: %s", server.peer.hex(), len(ended), dropped.reason)
@@ -186,7 +182,6 @@ class TargetService:
         compiled.add_done_callback(lambda _: self._servers.wake())
 
     def _take_compiled(self) -> None:
-        """Submit the requests whose grammars are there, or cannot be."""
         for key, compiling in list(self._compiling.items()):
             if not compiling.grammar.done():
                 continue
@@ -208,7 +203,7 @@ class TargetService:
         self._samples[key] = samples
 
     def _revise(self, key: RequestKey, message: Revise) -> None:
-        """One that has ended meanwhile needs nothing."""
+        """A request may have ended meanwhile."""
         for sample in self._samples.get(key, []):
             self._engine.revise(sample, message.max_nodes)
         if (compiling := self._compiling.get(key)) is not None:
@@ -241,7 +236,7 @@ class TargetService:
         self._end([sample for sample, delta in deltas.items() if delta.finish is not None])
 
     def _tell_progress(self, report: StepReport, deltas: Mapping[Sample, Delta]) -> None:
-        """Each server with requests here is told of the step, and of what it added to them."""
+        """To each server with requests here."""
         told: dict[AttendedServer, list[Delta]] = {key.server: [] for key in self._samples}
         for sample, delta in deltas.items():
             if delta.finish is None or delta.finish.reason is not FinishReason.ERROR:
@@ -257,8 +252,7 @@ class TargetService:
         return delta if pool is None else msgspec.structs.replace(delta, pool=pool.name)
 
     def _end(self, samples: Sequence[Sample]) -> None:
-        """Forget requests whose outputs have all ended. Requests with an output that ended with an error end as a
-        whole."""
+        """Forget requests whose outputs have all ended. An output that ends with an error ends its whole request."""
         errors = {sample.owner: sample.error for sample in samples if sample.error is not None}
         for key, error in errors.items():
             logger.error("%s", error)
@@ -268,13 +262,13 @@ class TargetService:
                 del self._samples[key]
 
     def _fail(self, key: RequestKey, error: InputError | EngineError) -> None:
-        """End a request as a whole."""
+        """A request ends as a whole."""
         self._abort(key)
         reason, refused = str(error)[:LONGEST_TEXT], isinstance(error, InputError)
         self._servers.fail(key.server, [key.id], reason, refused, getattr(error, "field", None))
 
     def _break(self, error: EngineError) -> None:
-        """The step broke. Requests with an output that ended in it end as a whole."""
+        """Requests with an output that ended in the step end as a whole."""
         logger.error("%s", error, exc_info=True)
         broken = [key for key, samples in self._samples.items() if any(s.finish_reason == "abort" for s in samples)]
         for key in broken:
@@ -287,7 +281,7 @@ class TargetService:
     # -- what goes out
 
     def _tell_status(self, idle: bool) -> None:
-        """Send a Status if one is due, or if the last request has just ended (`idle`)."""
+        """If one is due, or if the last request has just ended (`idle`)."""
         now = self._clock()
         if not idle and now - self._told < CHANGE:
             return
