@@ -11,7 +11,7 @@ from support import make_engine
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.targets.replica import ReplicaHealth
-from pilotfish.engine.targets.status import identity_of, load_of, status_of
+from pilotfish.engine.targets.status import identity_of, status_of
 from pilotfish.kv import tiers as tiers_module
 from pilotfish.kv.tiers import KVTiers
 from pilotfish.server.observe.metrics import ServerMetrics
@@ -40,9 +40,7 @@ def test_they_tell_what_came_from_where(tier: str, llama: Path, tmp_path: Path) 
     with make_engine(llama, kv_slots=SLOTS, **where) as engine:
         for prompt in PROMPTS + PROMPTS:
             serve(engine, prompt, metrics)
-        status = decoded(
-            SERVER_DECODER, encode(status_of(engine, identity_of(engine), "", load_of(engine.worker.scheduler)))
-        )
+        status = decoded(SERVER_DECODER, encode(status_of(engine, identity_of(engine), "")))
         assert isinstance(status, Status) and engine.tiers is not None
         metrics.fleet.tell([ReplicaHealth("target", status=status)])
         counts, size = engine.tiers.counts, engine.memory.target.slot

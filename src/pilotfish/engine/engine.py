@@ -24,15 +24,14 @@ from pilotfish.core.scheduling.row_budget import RowCosts
 from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.core.scheduling.step import RequestCommit
 from pilotfish.engine.costs import make_budget, step_costs
-from pilotfish.engine.drafts.draft_notes import note_head
 from pilotfish.engine.drafts.drafters import Drafters
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafts, hello_of
 from pilotfish.engine.drafts.shadow_drafts import ShadowDrafts, ShadowedTarget
 from pilotfish.engine.fingerprint import kv_identity
-from pilotfish.engine.heads import ConfiguredHead, choose_layers, read_head_of_features
+from pilotfish.engine.heads import ConfiguredHead, choose_layers, note_head, read_head_of_features
 from pilotfish.engine.kv_tiers import make_tiers
 from pilotfish.engine.memory import device_of, load_configured, plan_memory, precision_here
-from pilotfish.engine.pools.pool_members import FollowedMembers
+from pilotfish.engine.pools.remote_pools import FollowedMembers
 from pilotfish.engine.prefills.handovers import HandOvers
 from pilotfish.engine.prefills.remote_prefills import RemotePrefills
 from pilotfish.engine.processes.host_memory import divided
@@ -125,7 +124,10 @@ class Engine:
         vocab_size, eos_ids = self.model.config.vocab_size, sorted(self.model.generation.eos_ids)
         self.grammars = GrammarThreads(Grammars(self.tokenizer, vocab_size, eos_ids))
         self._maker = SampleMaker(self.tokenizer, self.model, self.grammars.grammars)
-        self.drafters = self._make_drafters(self.grammars)
+        head, self._head = self._head, None
+        draft_pacer = partial(self._pacer, "draft", config.paces.draft)
+        drafters = Drafters(config, self.executor, self.tokenizer, self.grammars, self.remote, head, draft_pacer)
+        self.drafters = drafters
         self.drafter = drafter or self.drafters.make(() if config.mode == "off" else config.drafters)
         pool = SlotPool(self.memory.slots, common_window(self.model.config))
         budget = make_budget(config, self.executor, self.drafter)
@@ -162,11 +164,6 @@ class Engine:
         files = choose_layers(heads, model, self.tokenizer)
         self._head = files if self.config.mode == "sync" else None
         return feature_tap(files, model.device, model.dtype, eager=self.config.eager)
-
-    def _make_drafters(self, grammars: GrammarThreads) -> Drafters:
-        config, head, self._head = self.config, self._head, None
-        pacer = partial(self._pacer, "draft", config.paces.draft)
-        return Drafters(config, self.executor, self.tokenizer, grammars, self.remote, head, pacer)
 
     def _start_shadows(self, shadows: ShadowDrafts, grammars: GrammarThreads) -> None:
         config, beside = self.config, [kind for kind in self.config.drafters if kind != "lm"]

@@ -28,6 +28,7 @@ from pilotfish.model.heads.modules.tap import feature_tap
 from pilotfish.model.heads.shapes import projection_shapes, tensor_shapes
 from pilotfish.model.heads.spec import BlockHead, HeadFiles, HeadSpec, MaskedHead, ParallelHead
 from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.loading.configuration import load_config
 from pilotfish.model.loading.footprint import Footprint
 from pilotfish.model.loading.loader import LoadedModel
 
@@ -132,6 +133,28 @@ def _of_roots(head: BlockHead | MaskedHead, keys: int) -> int:
     hidden, levels = head.decoder.hidden, head.block if isinstance(head, BlockHead) else head.depth
     product = keys * hidden if isinstance(head, BlockHead) else 0
     return BLOCKS * levels * keys + product + ROOTS * levels * hidden
+
+
+# -- notes of drafts that are of less use than their operators may think
+
+
+def note_head(head: ConfiguredHead, files: HeadFiles, context: int) -> None:
+    """A warning where it names another target as the one that it was trained on, which is no error: the heads of base
+    models guess for those that were tuned from them, too. And a line as of any draft."""
+    if (doubt := files.trained_on.doubt(head.target)) is not None:
+        logger.warning("head: %s was trained on %s: its guesses may seldom be right", head.directory, doubt)
+    _note_reach("head", head.directory, files.spec.context, context)
+
+
+def note_model(draft: Path, context: int) -> None:
+    """A line where a draft model knows fewer positions than the `context` of its target."""
+    _note_reach("draft", draft, load_config(draft).context, context)
+
+
+def _note_reach(kind: str, draft: Path, reach: int, context: int) -> None:
+    if reach < context:
+        text = "%s: %s guesses up to position %d of the target's %d; what comes after is decoded without it"
+        logger.info(text, kind, draft, reach, context)
 
 
 # -- the probe

@@ -11,7 +11,6 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from pilotfish.core.sampling.constraint import Constraint, GrammarState
 from pilotfish.core.sampling.logit_rules import check_token_ids
 from pilotfish.core.sampling.noise import DRAWN_SEED_BITS, sample_seed
 from pilotfish.core.sampling.sampling_params import plain
@@ -58,7 +57,9 @@ class SampleMaker:
             index = output.index
             own = params if index == 0 else replace(params, prompt_logprobs=None)  # they are the same for all
             own_seed, text = sample_seed(seed, index), TextStream(self._tokenizer, params, stop_ids, tokens)
-            grammar = None if params.structured_outputs is None else self._grammar(params.structured_outputs, compiled)
+            grammar = None
+            if (asked := params.structured_outputs) is not None:
+                grammar = MatcherState(compiled or self._grammars.compile(asked), asked.after, asked.opening)
             sequence = Request(
                 first + index,
                 tokens,
@@ -96,7 +97,3 @@ class SampleMaker:
     def _sequences_of(self, words: Sequence[str]) -> list[list[int]]:
         texts = (text for word in words for text in (word, f" {word}"))
         return [ids for text in texts if (ids := self._tokenizer.encode(text, add_special_tokens=False))]
-
-    def _grammar(self, constraint: Constraint, compiled: LLMatcher | None) -> GrammarState:
-        matcher = compiled or self._grammars.compile(constraint)
-        return MatcherState(matcher, constraint.after, constraint.opening)

@@ -22,9 +22,8 @@ from pilotfish.core.drafting.session_table import SessionTable
 from pilotfish.core.drafting.vocabulary import added_tokens, tokenizer_digest
 from pilotfish.core.features.feature_intake import FeatureNeed
 from pilotfish.core.scheduling.executor import Executor
-from pilotfish.engine.drafts.draft_notes import note_head
 from pilotfish.engine.drafts.mapped_vocabularies import MappedVocabularies
-from pilotfish.engine.heads import ConfiguredHead
+from pilotfish.engine.heads import ConfiguredHead, note_head
 from pilotfish.engine.memory import device_of, load_configured, plan_memory, precision_here
 from pilotfish.engine.processes.process import Signals, run_worker, supervised
 from pilotfish.errors import ParameterError
@@ -62,7 +61,7 @@ def _serve(config: DraftConfig, ready: Callable[[str], None], signals: Signals) 
         ready(channel.endpoint)
         if trace is not None:
             timeline = stack.enter_context(closing(Timeline(part_of(trace, name), name)))
-            worker.observe = timeline.level if pacer is None else lambda record: timeline.level(record, pacer.taken[-1])
+            worker.observe = lambda record: timeline.level(record, None if pacer is None else pacer.taken[-1])
         signals.call(worker.stop)
         worker.run()
     if pacer is not None:

@@ -14,9 +14,8 @@ from pilotfish.core.drafting.messages import FeatureOffer
 from pilotfish.core.drafting.vocabulary import added_tokens
 from pilotfish.core.scheduling.executor import Executor
 from pilotfish.engine.checks import load_draft_tokenizer
-from pilotfish.engine.drafts.draft_notes import note_model
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafter, RemoteDrafts
-from pilotfish.engine.heads import sharing
+from pilotfish.engine.heads import note_model, sharing
 from pilotfish.engine.memory import load_configured
 from pilotfish.grammar.threads import GrammarThreads
 from pilotfish.model.executor import TorchExecutor

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from pilotfish.core.drafting.messages import Peer
 from pilotfish.core.drafting.pools import DraftPool
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
-from pilotfish.engine.targets.members import Member, Members, MembersFile, MembersThread
+from pilotfish.engine.targets.members import Member
 from pilotfish.errors import InputError, ParameterError
 from pilotfish.wire.channel import ChannelThread, Received
 from pilotfish.wire.curve_keys import KeyPair, TargetKeys
@@ -120,34 +120,3 @@ class PoolMembers(Generic[AnyPool]):
                 logger.info("%s pool %s joins%s", role, member.label, ", to drain" if now[member] else "")
             elif now[member] != before[member]:
                 logger.info("%s pool %s %s", role, member.label, "drains" if now[member] else "stays")
-
-
-class HasPools(Protocol):
-    def set_pools(self, members: Sequence[Member]) -> None: ...
-    def wait(self, *, optional: bool) -> None: ...
-
-
-class FollowedMembers:
-    """An engine's pools are those that a file names, until `close`."""
-
-    def __init__(self, file: MembersFile, drafts: HasPools | None, prefills: HasPools | None) -> None:
-        """Returns when the pools that the file names now serve, or do not in time. `drafts` and `prefills` are None
-        where the target uses none."""
-        self._drafts, self._prefills = drafts, prefills
-        for unused, role in ((file.members.draft_pools, "draft"), (file.members.prefill_pools, "prefill")):
-            if unused and (drafts if role == "draft" else prefills) is None:
-                logger.info("members: %s pools are of no use to this target", role)
-        self._take_in(file.members)
-        for pools in (drafts, prefills):
-            if pools is not None:
-                pools.wait(optional=True)
-        self._thread = MembersThread(file, self._take_in)
-
-    def _take_in(self, members: Members) -> None:
-        if self._drafts is not None:
-            self._drafts.set_pools(members.draft_pools)
-        if self._prefills is not None:
-            self._prefills.set_pools(members.prefill_pools)
-
-    def close(self) -> None:
-        self._thread.close()

@@ -18,11 +18,13 @@ from typing import ClassVar, Generic
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.text import config_text
 from pilotfish.core.drafting.messages import Peer
+from pilotfish.core.drafting.pools import DraftPool
+from pilotfish.core.prefilling.prefill_pools import PrefillPool
 from pilotfish.engine.pools.pool_members import AnyPool, PoolMembers, PoolUser
 from pilotfish.engine.processes.launch import Supervisor, WorkerState, wait_until
 from pilotfish.engine.processes.placement import Placement
 from pilotfish.engine.processes.process import WorkerSpec
-from pilotfish.engine.targets.members import Member
+from pilotfish.engine.targets.members import Member, Members, MembersFile, MembersThread
 from pilotfish.errors import EngineError, ModelError
 from pilotfish.wire.channel import ChannelThread
 from pilotfish.wire.curve_keys import KeyPair, load_key_pair, load_target_keys
@@ -115,7 +117,8 @@ class RemotePools(ABC, Generic[AnyPool]):
             reason, late = self._in_vain(pool), f"{self.role}_pool: {pool.name}: not ready within {self._patience:g} s"
             if not optional and (self.must_answer or reason is not None):
                 reason = reason or self._channel.problem(pool.peer) or late
-                raise (EngineError if self._crashing() else ModelError)(reason) from None
+                crashing = self._supervisor is not None and all(state.status != "failed" for state in self.workers())
+                raise (EngineError if crashing else ModelError)(reason) from None
             logger.warning("%s; %s", reason or self._channel.problem(pool.peer) or late, self.without)
 
     def _is_settled(self, pool: AnyPool) -> bool:
@@ -129,14 +132,39 @@ class RemotePools(ABC, Generic[AnyPool]):
         down = (state for state in self.workers() if state.status == "failed" or state.restarts >= MAX_RESTARTS)
         return next((state.problem for state in down if state.problem), None)
 
-    def _crashing(self) -> bool:
-        return self._supervisor is not None and all(state.status != "failed" for state in self.workers())
-
     def workers(self) -> Sequence[WorkerState]:
         return () if self._supervisor is None else self._supervisor.poll()
 
     def close(self) -> None:
         self._open.close()
+
+
+class FollowedMembers:
+    """An engine's pools are those that a file names, until `close`."""
+
+    def __init__(
+        self, file: MembersFile, drafts: RemotePools[DraftPool] | None, prefills: RemotePools[PrefillPool] | None
+    ) -> None:
+        """Returns when the pools that the file names now serve, or do not in time. `drafts` and `prefills` are None
+        where the target uses none."""
+        self._drafts, self._prefills = drafts, prefills
+        for unused, role in ((file.members.draft_pools, "draft"), (file.members.prefill_pools, "prefill")):
+            if unused and (drafts if role == "draft" else prefills) is None:
+                logger.info("members: %s pools are of no use to this target", role)
+        self._take_in(file.members)
+        for pools in (drafts, prefills):
+            if pools is not None:
+                pools.wait(optional=True)
+        self._thread = MembersThread(file, self._take_in)
+
+    def _take_in(self, members: Members) -> None:
+        if self._drafts is not None:
+            self._drafts.set_pools(members.draft_pools)
+        if self._prefills is not None:
+            self._prefills.set_pools(members.prefill_pools)
+
+    def close(self) -> None:
+        self._thread.close()
 
 
 def worker_command(role: str, config: EngineConfig, endpoint: str, name: str) -> list[str]:

@@ -42,7 +42,7 @@ from pilotfish.wire.curve_keys import load_pool_keys
 from pilotfish.wire.sockets import ListeningChannel
 from pilotfish.workers.export import Exporter
 from pilotfish.workers.prefill import PrefillWorker
-from pilotfish.workers.records import PrefillRecord, Timeline, part_of
+from pilotfish.workers.records import Timeline, part_of
 from pilotfish.workers.shared import SharedMachine
 
 logger = logging.getLogger(__name__)
@@ -58,38 +58,24 @@ def run_prefill_pool(config: PrefillConfig, ready: Callable[[str], None] = lambd
 
 
 def _serve(config: PrefillConfig, ready: Callable[[str], None], signals: Signals) -> None:
-    keys, name, pace = load_pool_keys(config.key, config.allow), config.name, config.model.paces.prefill
+    keys, name = load_pool_keys(config.key, config.allow), config.name
+    pace, trace = config.model.paces.prefill, config.model.trace
     pacer = None if pace is None else Pacer("prefill", pace)
-    channel = ListeningChannel(config.listen, keys, insecure=config.insecure)
-    with closing(channel), _timeline(config) as timeline, serving(config, channel, pacer) as worker:
+    with closing(ListeningChannel(config.listen, keys, insecure=config.insecure)) as channel, ExitStack() as stack:
+        timeline = None if trace is None else stack.enter_context(closing(Timeline(part_of(trace, name), name)))
+        worker = stack.enter_context(serving(config, channel, pacer))
         if timeline is not None:
             worker.shared.observe_lease = timeline.lease
-            worker.observe = timeline.prefill if pacer is None else partial(_paced, timeline, pacer)
-        transports = ", ".join(_transports(worker.shared.machine.welcome, channel.endpoint))
-        logger.info("%s listens at %s; segments are read by %s", name, channel.endpoint, transports)
+            worker.observe = lambda record: timeline.prefill(record, None if pacer is None else pacer.taken[-1])
+        welcome = worker.shared.machine.welcome
+        memory = {"shm": welcome.shared_memory, "nixl": welcome.remote_memory}
+        transports = [*(kind for kind, given in memory.items() if given is not None), channel.endpoint.split(":")[0]]
+        logger.info("%s listens at %s; segments are read by %s", name, channel.endpoint, ", ".join(transports))
         ready(channel.endpoint)
         signals.call(worker.stop)
         worker.run()
     if pacer is not None:
         pacer.report()
-
-
-def _transports(welcome: Welcome, endpoint: str) -> list[str]:
-    memory = {"shm": welcome.shared_memory, "nixl": welcome.remote_memory}
-    return [*(name for name, given in memory.items() if given is not None), endpoint.split(":")[0]]
-
-
-@contextmanager
-def _timeline(config: PrefillConfig) -> Iterator[Timeline | None]:
-    if (trace := config.model.trace) is None:
-        yield None
-        return
-    with closing(Timeline(part_of(trace, config.name), config.name)) as timeline:
-        yield timeline
-
-
-def _paced(timeline: Timeline, pacer: Pacer, record: PrefillRecord) -> None:
-    timeline.prefill(record, pacer.taken[-1])
 
 
 @contextmanager

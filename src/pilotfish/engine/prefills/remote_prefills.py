@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import least_sent, model_name
-from pilotfish.core.drafting.messages import Peer
 from pilotfish.core.prefilling.handover_machine import HandOverMachine
 from pilotfish.core.prefilling.prefill_messages import PREFILL_VERSION, Greeting
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
@@ -50,7 +49,9 @@ class RemotePrefills(RemotePools[PrefillPool]):
         self._identity = identity
         self._open.callback(handovers.close)
         keep_freed_memory()
-        self._start_channel(handovers, _prefill_pool)
+        self._start_channel(
+            handovers, lambda member, peer: PrefillPool(member.label, peer, scheme=member.endpoint.partition(":")[0])
+        )
         if self.endpoints:
             self._introduce()
         self._dial()
@@ -78,7 +79,3 @@ class RemotePrefills(RemotePools[PrefillPool]):
         if self._channel.refused(pool.peer):
             return self._channel.problem(pool.peer)
         return self._worker_down()
-
-
-def _prefill_pool(member: Member, peer: Peer) -> PrefillPool:
-    return PrefillPool(member.label, peer, scheme=member.endpoint.partition(":")[0])

@@ -36,7 +36,8 @@ def split_cores(available: frozenset[int], target: str, draft: str, workers: int
     own, drafts = parse_cores(target, "cores"), parse_cores(draft, "draft_cores")
     if own & drafts:
         raise ParameterError("draft_cores", draft, f"other cores than the target's, {target}")
-    drafts = drafts or _last(available - own, _draft_cores(len(available), workers))
+    most = min(workers * max(1, len(available) // CORES_PER_DRAFT_CORE), len(available) // 2)
+    drafts = drafts or _last(available - own, most)
     return _placement(available, own, drafts, workers, "draft")
 
 
@@ -65,10 +66,6 @@ def _placement(
         own = theirs = own or theirs
         logger.warning("target and %s share cores %s: they will slow each other down", role, sorted(own))
     return Placement(own, equal_parts(theirs, workers))
-
-
-def _draft_cores(available: int, workers: int) -> int:
-    return min(workers * max(1, available // CORES_PER_DRAFT_CORE), available // 2)
 
 
 def _last(cores: frozenset[int], count: int) -> frozenset[int]:

@@ -17,7 +17,6 @@ from pilotfish.model.attention import AttentionMetadata
 from pilotfish.model.batch import Batch
 from pilotfish.model.collective import ProcessGroup
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.loading.loader import LoadedModel
 from pilotfish.model.loading.shards import Shard
 from pilotfish.wire.channel import encode
 from pilotfish.wire.link import Begin, ForwardRows, Loaded, RankLink, Unusable, to_rank
@@ -44,15 +43,11 @@ def _serve(config: EngineConfig, rank: int, path: Path) -> None:
         raise
     with closing(RankLink.dial(path)) as link:
         link.send(encode(Loaded(rank)), TAKING)
-        executor = _begun(link, model)
+        begin = to_rank.decode(link.receive(LOADING))
+        assert isinstance(begin, Begin)
+        executor = TorchExecutor(model, begin.slots)
         group.connect(path.with_name("meeting"))
         _run(link, executor)
-
-
-def _begun(link: RankLink, model: LoadedModel) -> TorchExecutor:
-    message = to_rank.decode(link.receive(LOADING))
-    assert isinstance(message, Begin)
-    return TorchExecutor(model, message.slots)
 
 
 def _run(link: RankLink, executor: TorchExecutor) -> None:

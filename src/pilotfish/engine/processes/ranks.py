@@ -89,7 +89,8 @@ class Ranks:
         nobody knows where in their forward they are."""
         self.refuse_lost()
         try:
-            frame = encode(_forward_of(batch))
+            arrays = [Array([*tensor.shape], tensor.numpy().tobytes()) for tensor in batch.tensors()]
+            frame = encode(ForwardRows(arrays, batch.num_kept))
             for link in self._links:
                 link.send(frame, TAKING)
             yield
@@ -118,10 +119,6 @@ class Ranks:
     def close(self) -> None:
         self._supervisor.close()  # first: without it their ends would look like failures
         self._open.close()
-
-
-def _forward_of(batch: Batch) -> ForwardRows:
-    return ForwardRows([Array([*tensor.shape], tensor.numpy().tobytes()) for tensor in batch.tensors()], batch.num_kept)
 
 
 def rank_command(config: EngineConfig, rank: int, path: Path) -> list[str]:

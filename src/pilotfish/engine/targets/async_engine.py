@@ -106,13 +106,10 @@ class AsyncEngine:
     @property
     def health(self) -> Health:
         replicas = tuple(replica.health for replica in self._fleet.replicas)
-        reason, failed = self._obstacle(), self._fleet.failed
+        reason, failed = "" if self._fleet.taking else self._absence(), self._fleet.failed
         retry = min((replica.retry_after for replica in replicas), default=self._server.resume_timeout)
         restarts = sum(replica.restarts for replica in replicas)
         return Health(not reason, reason, retry, restarts, failed, self._present_identity(), replicas)
-
-    def _obstacle(self) -> str:
-        return "" if self._fleet.taking else self._absence()
 
     def _absence(self) -> str:
         if self._fleet.closed and not self._fleet.failed:

@@ -42,7 +42,9 @@ class HeldFollowers:
             self._tell(followers, now)
 
     def _tell(self, followers: list[AttendedServer], now: float) -> None:
-        prefixes = self._prefixes = self._prefixes or self._named()
+        if self._prefixes is None:
+            self._prefixes = HeldPrefixes() if self._cache is None else HeldRuns(self._cache).prefixes
+        prefixes = self._prefixes
         changes = prefixes.changes()
         for server in followers:
             if self._asks_for_all(server, now):
@@ -50,9 +52,6 @@ class HeldFollowers:
                 self._servers.tell_held(server, prefixes.whole())
             elif changes is not None:
                 self._servers.tell_held(server, changes)
-
-    def _named(self) -> HeldPrefixes:
-        return HeldPrefixes() if self._cache is None else HeldRuns(self._cache).prefixes
 
     def _asks_for_all(self, server: AttendedServer, now: float) -> bool:
         told = self._told.get(server)

@@ -139,7 +139,8 @@ class Replica:
         assert self.worker is not None  # or nobody would know
         before, self.worker = self.worker, state
         if state.pid != before.pid:
-            self._begin()
+            self._began = self._clock()
+            self.silence, self.step = Silence(), 0.0
         gone = state.pid is None and before.pid is not None
         if gone:
             self.forget()
@@ -163,10 +164,6 @@ class Replica:
         if self.worker is not None:  # elsewhere it may change its mind, and nothing of it comes late
             self._last = self.attendance.incarnation or self._last
         self.attendance, self.status, self.declined = Attendance(), None, ""
-
-    def _begin(self) -> None:
-        self._began = self._clock()
-        self.silence, self.step = Silence(), 0.0
 
     def look(self, timeout: float) -> str:
         """Why it is to be given up; "" if it is not. A silent target has `timeout` seconds. Called regularly."""

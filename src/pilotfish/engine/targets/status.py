@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import metadata
 
 from pilotfish.config.fields import model_name
@@ -15,7 +14,6 @@ from pilotfish.core.drafting.target_machine import Arrival
 from pilotfish.core.drafting.vocabulary import text_digest
 from pilotfish.core.prefilling.prefill_messages import PrefillLoad
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
-from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.engine.engine import Engine
 from pilotfish.model.loading.metadata import config_digest
 from pilotfish.printable import printable
@@ -26,30 +24,16 @@ from pilotfish.workers.records import StepRecord
 NO_LOAD, NO_PREFILL_LOAD = Load("", 0, 0, 0, 0, 0.0, 0.0), PrefillLoad(0, 0, 0.0, 0)
 
 
-@dataclass(frozen=True)
-class TargetLoad:
-    """A change of it is worth a Status."""
-
-    running: int
-    waiting: int
-    free_slots: int
-    pending_tokens: int
-
-
-def load_of(scheduler: Scheduler) -> TargetLoad:
-    pending = sum(request.num_pending for request in (*scheduler.running, *scheduler.waiting))
-    return TargetLoad(len(scheduler.running), len(scheduler.waiting), scheduler.pool.num_available, pending)
-
-
-def status_of(engine: Engine, identity: Identity, incarnation: str, load: TargetLoad) -> Status:
+def status_of(engine: Engine, identity: Identity, incarnation: str) -> Status:
+    scheduler = engine.worker.scheduler
     return Status(
         identity=identity,
-        running=load.running,
-        waiting=load.waiting,
-        free_slots=load.free_slots,
-        preemptions=engine.worker.scheduler.preemptions,
+        running=len(scheduler.running),
+        waiting=len(scheduler.waiting),
+        free_slots=scheduler.pool.num_available,
+        preemptions=scheduler.preemptions,
         incarnation=incarnation,
-        pending_tokens=load.pending_tokens,
+        pending_tokens=sum(request.num_pending for request in (*scheduler.running, *scheduler.waiting)),
         pools=pools_of(engine),
         prefill_pools=prefill_pools_of(engine),
         tiers=tiers_of(engine),

@@ -12,6 +12,7 @@ import msgspec
 from llguidance import LLMatcher
 
 from pilotfish.config.engine import EngineConfig
+from pilotfish.core.routing.router import ReplicaLoad
 from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.core.scheduling.request import FinishReason
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafts
@@ -22,7 +23,7 @@ from pilotfish.engine.processes.process import Signals
 from pilotfish.engine.sample import Sample
 from pilotfish.engine.targets.held_followers import HeldFollowers
 from pilotfish.engine.targets.servers import AttendedServer, Dropped, FromServer, Malformed, Servers
-from pilotfish.engine.targets.status import TargetLoad, arrivals_at, identity_of, load_of, status_of, step_report
+from pilotfish.engine.targets.status import arrivals_at, identity_of, status_of, step_report
 from pilotfish.errors import EngineError, InputError, RankLost
 from pilotfish.wire.serving import Abort, Delta, Revise, StepReport, Submit
 
@@ -88,7 +89,7 @@ class TargetService:
         self._stopping = False
         self._failures = 0
         self._told = -STATUS  # when the last Status was sent
-        self._load: TargetLoad | None = None  # of the last Status
+        self._load: ReplicaLoad | None = None  # of the last Status
         self._checked = -CHECK
         self._began: float | None = None  # start of the present step; None between steps
         self._stepped: float | None = None  # end of the last step, if no wait followed it
@@ -99,7 +100,7 @@ class TargetService:
         self._tell_status(True)
         while not self._stopping:
             self._engine.refuse_lost_rank()
-            for asked in self._servers.take(0.0 if self._engine.busy else self._pause()):
+            for asked in self._servers.take(0.0 if self._engine.busy else self._told + STATUS - self._clock()):
                 self._take(asked)
             self._take_compiled()
             stepped = self._engine.busy
@@ -134,9 +135,6 @@ class TargetService:
         """Seconds that the present step has lasted; 0 between steps. Any thread may call this."""
         began = self._began
         return 0.0 if began is None else max(0.0, self._clock() - began)
-
-    def _pause(self) -> float:
-        return max(0.0, self._told + STATUS - self._clock())
 
     def _check_slots(self) -> None:
         self._checked = self._clock()
@@ -285,7 +283,7 @@ class TargetService:
         now = self._clock()
         if not idle and now - self._told < CHANGE:
             return
-        load = load_of(self._engine.worker.scheduler)
-        if idle or now - self._told >= STATUS or load != self._load:
-            self._told, self._load = now, load
-            self._servers.tell_all(status_of(self._engine, self._identity, self._servers.incarnation, load))
+        status = status_of(self._engine, self._identity, self._servers.incarnation)
+        if idle or now - self._told >= STATUS or status.load != self._load:
+            self._told, self._load = now, status.load
+            self._servers.tell_all(status)
