@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,7 @@ from handovers import PARAMS as HANDED
 from handovers import prompts
 from live import LiveServer
 from support import make_engine, run
-from workers import PARAMS, PROMPTS, ForkedWorker, forked_pool
-
-from pilotfish.core.drafting import pools
-from pilotfish.engine.pools import remote_pools
-from pilotfish.engine.processes import launch
-from pilotfish.engine.processes.launch import Supervisor
+from workers import PARAMS, PROMPTS, ForkedWorker, forked_pool, make_quick
 
 
 @pytest.fixture
@@ -45,13 +39,7 @@ def expected_outputs(llama: Path) -> list[list[int]]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers start as forks of a process that has imported everything, and pools that fail are tried again soon."""
-    monkeypatch.setattr(launch, "WorkerProcess", ForkedWorker)
-    monkeypatch.setattr(remote_pools, "Supervisor", partial(Supervisor, grace=5.0))
-    for name, seconds in (("GREETING", 0.1), ("SILENCE", 0.6), ("PAUSE", 0.2)):
-        monkeypatch.setattr(pools, name, seconds)
-    for name, seconds in (("FIRST_DELAY", 0.02), ("LONGEST_DELAY", 0.05)):
-        monkeypatch.setattr(launch, name, seconds)
+    make_quick(monkeypatch)
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from handovers import (
     reports,
 )
 from msgspec.structs import replace
+from sizes import paired
 from support import make_engine
 from workers import eventually
 
@@ -120,8 +121,9 @@ def of_second(found: Beside, told: Told) -> Changes:
     return change
 
 
-@pytest.mark.parametrize("lie", LIES.values(), ids=list(LIES))
-def test_references_that_are_not_what_they_should_be(lie: Lie, both: Beside) -> None:
+@pytest.mark.parametrize(("name", "shared"), paired(list(LIES), list(TRANSPORTS)), indirect=["shared"])
+def test_references_that_are_not_what_they_should_be(name: str, both: Beside) -> None:
+    lie = LIES[name]
     both.link.to_target = of_second(both, lie.told)
     before, samples = dict(both.pool.refused), both.submit()
     both.finish(samples)
@@ -233,9 +235,9 @@ MESSAGES: dict[str, tuple[Changes, dict[str, int], dict[str, int]]] = {
 }
 
 
-@pytest.mark.parametrize("case", MESSAGES.values(), ids=list(MESSAGES))
-def test_messages_out_of_turn(case: tuple[Changes, dict[str, int], dict[str, int]], both: Beside) -> None:
-    both.link.to_target, ended, reasons = case
+@pytest.mark.parametrize(("name", "shared"), paired(list(MESSAGES), list(TRANSPORTS)), indirect=["shared"])
+def test_messages_out_of_turn(name: str, both: Beside) -> None:
+    both.link.to_target, ended, reasons = MESSAGES[name]
     before, samples = dict(both.pool.refused), both.submit()
     both.finish(samples)
     assert outcomes(samples) == ended and refused(both, before) == reasons
@@ -273,6 +275,7 @@ def test_a_frame_that_is_no_message(both: Beside) -> None:
     assert refused(both, before) == {"malformed": 1} and outcomes(samples)["refused"] >= 1
 
 
+@OVER_SHM
 @pytest.mark.parametrize(
     "damage",
     [
@@ -323,6 +326,7 @@ IDENTITIES = {
 }
 
 
+@OVER_SHM
 @pytest.mark.parametrize(("change", "reason"), IDENTITIES.values(), ids=list(IDENTITIES))
 def test_a_pool_whose_kv_is_another_ones(
     change: Callable[[KVIdentity], KVIdentity], reason: str, both: Beside, llama: Path

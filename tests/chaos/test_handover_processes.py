@@ -96,7 +96,7 @@ MOMENTS: dict[str, Callable[[Engine], bool]] = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", sized(["in"], list(MOMENTS)))
 @pytest.mark.parametrize("engine", sized(("shm",), tuple(TRANSPORTS)), indirect=True)
 def test_a_worker_is_killed(
     moment: str, engine: Engine, start: Callable[[], ForkedWorker], expected_outputs: list[list[int]]

@@ -10,14 +10,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support import SNIPPETS, VOCAB, make_engine
 
 from pilotfish.cli import main
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import DraftConfig
+from pilotfish.core.drafting import pools
 from pilotfish.core.drafting.messages import PROTOCOL_VERSION, Hello, Load
 from pilotfish.core.drafting.pools import DraftPool
 from pilotfish.core.drafting.target_machine import RemoteOptions
@@ -26,7 +29,9 @@ from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.drafts.draft_pool import make_worker
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.processes.launch import wait_until
+from pilotfish.engine.pools import remote_pools
+from pilotfish.engine.processes import launch
+from pilotfish.engine.processes.launch import Supervisor, wait_until
 from pilotfish.engine.processes.process import Ending, WorkerSpec
 from pilotfish.model.loading.metadata import load_tokenizer
 from pilotfish.wire.channel import Channel, ChannelThread, encode
@@ -90,6 +95,16 @@ class ForkedWorker:
 
     def go_on(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
+
+
+def make_quick(patch: pytest.MonkeyPatch) -> None:
+    """Workers start as forks of a process that has imported everything, and pools that fail are tried again soon."""
+    patch.setattr(launch, "WorkerProcess", ForkedWorker)
+    patch.setattr(remote_pools, "Supervisor", partial(Supervisor, grace=5.0))
+    for name, seconds in (("GREETING", 0.1), ("SILENCE", 0.6), ("PAUSE", 0.2)):
+        patch.setattr(pools, name, seconds)
+    for name, seconds in (("FIRST_DELAY", 0.02), ("LONGEST_DELAY", 0.05)):
+        patch.setattr(launch, name, seconds)
 
 
 def forked(work: Callable[..., None], *arguments: Any) -> multiprocessing.process.BaseProcess:

@@ -8,11 +8,13 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
 from attending import open_requests
+from sizes import in_soak
 from support import SNIPPETS, make_engine, run
 
 from pilotfish.config.engine import EngineConfig
@@ -43,11 +45,7 @@ async def until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
 
 async def output(stream: Stream) -> Delta:
     """The only output of a request, whole."""
-    deltas = [update.delta async for update in stream]
-    whole = deltas[0]
-    for delta in deltas[1:]:
-        whole = joined(whole, delta)
-    return whole
+    return reduce(joined, [update.delta async for update in stream])
 
 
 def pid_of(engine: AsyncEngine, place: int = 0) -> int:
@@ -71,12 +69,13 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 @pytest.fixture(scope="module")
 def engine(llama: Path, loop: asyncio.AbstractEventLoop) -> Iterator[AsyncEngine]:
-    engine = AsyncEngine(configured(llama))
+    engine = AsyncEngine(configured(llama, pace="target=5ms"), ServerConfig(target_timeout=3.0))
     loop.run_until_complete(engine.start())
     assert not engine.health.ready and engine.health.reason == "target: loading"
     loop.run_until_complete(until(lambda: engine.health.ready))
     yield engine
     loop.run_until_complete(engine.close())
+    assert engine.health.reason.startswith("draining: ") and engine.health.identity is not None
     with pytest.raises(TargetUnavailable):
         engine.submit([EngineRequest([5], PARAMS)])
 
@@ -133,31 +132,29 @@ def test_a_target_that_is_killed_fails_its_requests_and_comes_back(
     loop.run_until_complete(scenario())
 
 
-def test_a_target_that_stands_still_is_killed_after_a_while(llama: Path) -> None:
+def test_a_target_that_stands_still_is_killed_after_a_while(
+    engine: AsyncEngine, loop: asyncio.AbstractEventLoop
+) -> None:
+    """The last test of this engine: it is not awaited again."""
+
     async def scenario() -> None:
-        engine = AsyncEngine(configured(llama, pace="target=5ms"), ServerConfig(target_timeout=3.0))
-        await engine.start()
-        try:
-            await until(lambda: engine.health.ready)
-            stream = engine.submit([EngineRequest([5, 6, 7], replace(PARAMS, max_tokens=2000))])
-            await anext(stream)
-            os.kill(pid_of(engine), signal.SIGSTOP)
-            await until(lambda: not engine.health.ready)
-            assert engine.health.reason.startswith("target: silent for ") and engine.health.restarts == 0
-            with pytest.raises(TargetUnavailable, match=r"^target: silent for "):
-                engine.submit([EngineRequest([5], PARAMS)])
-            with pytest.raises(TargetUnavailable, match=r"^target: was silent for 3 s and is killed; it is started"):
-                await output(stream)
-            assert engine.health.retry_after > 1  # as long as the start before it took
-            await until(lambda: engine.health.ready)
-            assert engine.health.restarts == 1 and (await output(engine.submit([EngineRequest([5, 6], PARAMS)]))).tokens
-        finally:
-            await engine.close()
-        assert engine.health.reason.startswith("draining: ") and engine.health.identity is not None
+        restarts = engine.health.restarts
+        stream = engine.submit([EngineRequest([5, 6, 7], replace(PARAMS, max_tokens=2000))])
+        await anext(stream)
+        os.kill(pid_of(engine), signal.SIGSTOP)
+        await until(lambda: not engine.health.ready)
+        assert engine.health.reason.startswith("target: silent for ") and engine.health.restarts == restarts
+        with pytest.raises(TargetUnavailable, match=r"^target: silent for "):
+            engine.submit([EngineRequest([5], PARAMS)])
+        with pytest.raises(TargetUnavailable, match=r"^target: was silent for 3 s and is killed; it is started"):
+            await output(stream)
+        assert engine.health.retry_after > 1  # as long as the start before it took
+        await until(lambda: engine.health.restarts == restarts + 1)
 
-    asyncio.run(scenario())
+    loop.run_until_complete(scenario())
 
 
+@in_soak
 def test_a_model_without_weights_fails_for_good(tmp_path: Path, llama: Path) -> None:
     shutil.copytree(llama, tmp_path, dirs_exist_ok=True)
     (tmp_path / "model.safetensors").unlink()

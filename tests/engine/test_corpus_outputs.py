@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from constraint_checks import is_valid, may_become_valid
+from sizes import sized
 from support import make_engine
 
 from pilotfish.bench.corpus import Entry, Schema, entries
@@ -17,7 +18,7 @@ from pilotfish.engine.pairs import resolve_pair
 from pilotfish.engine.sample import Sample
 
 PAIR = resolve_pair("pycode")
-ENTRIES = list(entries())[::7]
+ENTRIES = list(entries())[:: sized(21, 7)]
 TEMPERATURES = (0.0, 1.0)
 
 

@@ -37,11 +37,11 @@ open(sys.argv[1], "w").close()
 PARENT_SCRIPT = """
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs are started with it ignored
-from pilotfish.engine.launch import Supervisor, wait_until
-from pilotfish.engine.process import WorkerSpec
+from pilotfish.engine.processes.launch import Supervisor, wait_until
+from pilotfish.engine.processes.process import WorkerSpec
 worker = '''
 import signal, sys, time
-from pilotfish.engine.process import die_with_parent
+from pilotfish.engine.processes.process import die_with_parent
 die_with_parent()
 def note(number, _):
     open(sys.argv[1] + ".signal", "a").write(signal.Signals(number).name)

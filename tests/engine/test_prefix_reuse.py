@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from inline_drafts import PATIENCE, inline_drafts
+from sizes import sized
 from support import SNIPPETS, assert_idle, make_engine, run
 
 from pilotfish.core.drafting.messages import Open
@@ -35,6 +36,10 @@ def params(max_tokens: int, **fields: Any) -> SamplingParams:
 @pytest.fixture(scope="module")
 def plain(llama: Path) -> Engine:
     return make_engine(llama, prefix_cache=False)
+
+
+#: In one mode in the suite, where modes have nothing to do with it.
+ONE_MODE = pytest.mark.parametrize("caching", sized(["sync"], list(MODES)), indirect=True)
 
 
 @pytest.fixture(params=MODES)
@@ -75,6 +80,7 @@ def test_turns_of_a_conversation(caching: Engine, plain: Engine) -> None:
         tokens = [*tokens, *sample.token_ids, 5 + turn]
 
 
+@ONE_MODE
 def test_a_prompt_is_found_while_its_request_still_runs(caching: Engine, plain: Engine) -> None:
     first = caching.submit(SNIPPETS[2], params(30))[0]
     while not first.token_ids:
@@ -88,6 +94,7 @@ def test_a_prompt_is_found_while_its_request_still_runs(caching: Engine, plain: 
     assert_idle(caching)
 
 
+@ONE_MODE
 def test_tenants_share_nothing(caching: Engine) -> None:
     outputs = {salt: finish(caching, SNIPPETS[0], params(8), salt)[0] for salt in (None, "a", "b")}
     assert {salt: sample.request.stats.cached_tokens for salt, sample in outputs.items()} == {None: 0, "a": 0, "b": 0}
@@ -97,7 +104,7 @@ def test_tenants_share_nothing(caching: Engine) -> None:
 
 @pytest.mark.parametrize("kv_slots", [512, 16384])
 def test_equal_prompts_of_two_tenants_never_share_a_slot(llama: Path, kv_slots: int) -> None:
-    """200 pairs, at the same time or one after the other, where all stays and where most is evicted."""
+    """Many pairs, at the same time or one after the other, where all stays and where most is evicted."""
     engine = make_engine(llama, kv_slots=kv_slots)
     scheduler, draw = engine.worker.scheduler, np.random.default_rng(0)
     assert scheduler.cache is not None
@@ -110,7 +117,7 @@ def test_equal_prompts_of_two_tenants_never_share_a_slot(llama: Path, kv_slots: 
     def running(salt: str) -> list[Request]:
         return [request for request in scheduler.running if request.cache_salt == salt]
 
-    for pair in range(200):
+    for pair in range(sized(80, 200)):
         prompt = [pair, *draw.integers(0, 512, draw.integers(1, 40)).tolist()]
         samples = engine.submit(prompt, params(3), "a")
         while engine.busy and pair % 2:
@@ -126,6 +133,7 @@ def test_equal_prompts_of_two_tenants_never_share_a_slot(llama: Path, kv_slots: 
     assert bool(scheduler.cache.evicted) is (kv_slots == 512)
 
 
+@ONE_MODE
 def test_samples_of_one_prompt_find_it(caching: Engine, plain: Engine) -> None:
     finish(caching, SNIPPETS[0], params(4))
     samples = finish(caching, SNIPPETS[0], params(16, n=3))
@@ -133,6 +141,7 @@ def test_samples_of_one_prompt_find_it(caching: Engine, plain: Engine) -> None:
     assert [s.token_ids for s in samples] == [s.token_ids for s in finish(plain, SNIPPETS[0], params(16, n=3))]
 
 
+@ONE_MODE
 def test_a_prompt_that_is_scored_is_computed(caching: Engine, plain: Engine) -> None:
     finish(caching, SNIPPETS[0], params(4))
     (scored,) = finish(caching, SNIPPETS[0], params(4, prompt_logprobs=1))

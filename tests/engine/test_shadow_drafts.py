@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 from inline_drafts import draft_worker, inline_drafts
+from sizes import in_soak, sized
 from support import SETTINGS, SNIPPETS, VOCAB, assert_idle, make_engine, run, write_tokenizer
 
 from pilotfish.config.engine import EngineConfig
@@ -84,7 +85,7 @@ def settled(engine: Engine, requests: int) -> ShadowReport:
     return report(engine)
 
 
-@pytest.mark.parametrize("mode", ["off", "sync", "async"])
+@pytest.mark.parametrize("mode", sized(["off", "async"], ["off", "sync", "async"]))
 def test_outputs_are_those_without_it(
     llama: Path, draft: Path, alone: list[list[int]], endpoint: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +102,7 @@ def test_outputs_are_those_without_it(
             assert_idle(engine)
 
 
+@in_soak
 def test_a_shadow_that_is_killed_and_comes_back(
     llama: Path, draft: Path, alone: list[list[int]], endpoint: str
 ) -> None:
