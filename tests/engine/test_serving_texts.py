@@ -8,6 +8,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 from attending import open_requests
 from loopback import Loopback
@@ -34,12 +35,22 @@ ANSWERS = [
     for kind in kinds(ToServer)
     for place, frame in (*hostile_messages(kind), *hostile_messages(kind, ids=[1]), *mistyped_messages(kind))
 ]
+
+
+def _servable(frame: bytes) -> bytes:
+    """Meant for the target, and with a prompt, so that the rest is looked at."""
+    message = {**msgspec.msgpack.decode(frame, strict=False), "incarnation": "here"}
+    if isinstance(message.get("request"), dict):
+        message["request"]["tokens"] = [5]
+    return msgspec.msgpack.encode(message)
+
+
 REQUESTS = [
     (f"{kind.__name__}.{place}", frame)
     for kind in kinds(ToTarget)
     for place, frame in (
         *hostile_messages(kind),
-        *hostile_messages(kind, tokens=[5], incarnation="here"),
+        *((place, _servable(frame)) for place, frame in hostile_messages(kind)),
         *mistyped_messages(kind),
     )
 ]

@@ -50,15 +50,6 @@ def byte_tokens(tokenizer: Any, text: str) -> list[int]:
     return [tokenizer.convert_tokens_to_ids(letter) for piece, _ in letters for letter in piece]
 
 
-@given(text=st.text(max_size=12), cut=st.integers(0, 40))
-def test_no_piece_ends_within_a_character(tokenizer: Any, text: str, cut: int) -> None:
-    tokens = byte_tokens(tokenizer, text)[:cut]
-    pieces, whole = stream(tokenizer, tokens)
-    assert "".join(pieces) == whole.text == text.encode()[:cut].decode(errors="ignore")
-    if "\ufffd" not in text:
-        assert not any("\ufffd" in piece for piece in pieces)
-
-
 @given(tokens=st.lists(st.integers(1, VOCAB - 1), max_size=40))
 def test_any_tokens_give_what_decode_gives(tokenizer: Any, tokens: list[int]) -> None:
     """But for what begins a character at the end, which is one U+FFFD there."""
