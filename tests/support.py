@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,6 +166,24 @@ def native_model(directory: Path, dtype: torch.dtype = torch.float32, kv_dtype: 
 
 
 # -- engines
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+async def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+def params(max_tokens: int = 12, **fields: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": max_tokens, "seed": 7, "temperature": 0.8, **fields})
+
 
 #: cuda runs the tests of engines there (docs/gpu.md).
 ENGINE_DEVICE = os.environ.get("PILOTFISH_TEST_DEVICE", "cpu")

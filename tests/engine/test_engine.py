@@ -12,7 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 from sizes import sized
-from support import CONTEXT, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, run, write_model, write_tokenizer
+from support import (
+    CONTEXT,
+    SNIPPETS,
+    VOCAB,
+    RandomDrafter,
+    assert_idle,
+    make_engine,
+    params,
+    run,
+    write_model,
+    write_tokenizer,
+)
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.drafting.drafter import DraftLimits, NoDrafter
@@ -26,10 +37,6 @@ from pilotfish.model import executor
 from pilotfish.workers.records import StepRecord
 
 SYNC = {"mode": "sync", "nodes": 8, "levels": 3, "width": 3}
-
-
-def params(max_tokens: int = 12, **fields: Any) -> SamplingParams:
-    return SamplingParams(**{"max_tokens": max_tokens, "seed": 7, "temperature": 0.8, **fields})
 
 
 @pytest.fixture(scope="module")

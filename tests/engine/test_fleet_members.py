@@ -112,6 +112,7 @@ def test_a_server_that_has_closed_sends_nothing(member: Member) -> None:
         await ready(engine._fleet, member)
         assert engine.health.ready
         await engine.close()
+        assert engine.health.identity is not None  # routes still read it
         with pytest.raises(TargetUnavailable, match="draining: the server is shutting down"):
             engine.submit([EngineRequest([1], SamplingParams())])
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support import make_engine
+from support import eventually, make_engine
 
 from pilotfish.core.cache.slots import Slots
 from pilotfish.core.drafting.messages import Peer
@@ -106,13 +105,6 @@ def side() -> Iterator[Side]:
     writer.may_end.set()
     handovers.close()
     arena.close()
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def mapped() -> int:

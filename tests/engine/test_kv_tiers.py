@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from inline_drafts import inline_drafts
 from sizes import paired, sized
-from support import SNIPPETS, assert_idle, make_engine, run, write_model
+from support import SNIPPETS, assert_idle, make_engine, params, run, write_model
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
@@ -29,10 +29,6 @@ MODES: dict[str, dict[str, Any]] = {
 #: Room for one long sequence.
 SLOTS = 512
 LIMIT = 20.0  # seconds
-
-
-def params(max_tokens: int, **fields: Any) -> SamplingParams:
-    return SamplingParams(**{"max_tokens": max_tokens, "seed": 7, "temperature": 0.8, **fields})
 
 
 @pytest.fixture(autouse=True)

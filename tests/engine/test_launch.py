@@ -11,12 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support import eventually
 
 from pilotfish.engine.processes import launch
 from pilotfish.engine.processes.launch import Supervisor, WorkerState, wait_until
@@ -61,10 +62,6 @@ def report():
 
 def python(code: str, *arguments: str, name: str = "draft 0", **fields: object) -> WorkerSpec:
     return WorkerSpec(name, [sys.executable, "-c", code, *arguments], **fields)  # type: ignore[arg-type]
-
-
-def eventually(true: Callable[[], bool], limit: float = LIMIT) -> None:
-    wait_until(true, lambda: None, limit, "what the test waits for")
 
 
 def alive(pid: int) -> bool:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 from inline_drafts import draft_worker, patient_propose
 from inline_prefills import assert_nothing_left, prefill_worker
-from support import VOCAB, assert_idle, make_engine, run, step_until, write_model
+from support import VOCAB, assert_idle, eventually, make_engine, run, step_until, write_model
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.drafting.messages import Peer
@@ -33,7 +32,6 @@ from pilotfish.wire.curve_keys import KeyPair, TargetKeys, new_key_pair
 from pilotfish.wire.endpoints import Endpoint
 from pilotfish.wire.sockets import DialingChannel
 
-LONG = 30.0
 TOKENS = 400
 PROMPTS = [np.random.default_rng(seed).integers(1, VOCAB, 70 + 7 * seed).tolist() for seed in range(6)]
 
@@ -59,13 +57,6 @@ class Fleet:
 
     def set(self, *members: Member) -> None:
         write_members(self.path, Members(**{self._role: members}))
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def test_drafts_are_changed_under_load(

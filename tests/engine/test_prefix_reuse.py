@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from inline_drafts import PATIENCE, inline_drafts
 from sizes import sized
-from support import SNIPPETS, assert_idle, make_engine, run
+from support import SNIPPETS, assert_idle, make_engine, params, run
 
 from pilotfish.core.drafting.messages import Open
 from pilotfish.core.drafting.told_prefixes import ToldPrefixes
@@ -27,10 +27,6 @@ MODES: dict[str, dict[str, Any]] = {
     "sync": {"mode": "sync", "drafter": "lm+ngram"},
     "async": {"mode": "async", "drafter": "lm"},
 }
-
-
-def params(max_tokens: int, **fields: Any) -> SamplingParams:
-    return SamplingParams(**{"max_tokens": max_tokens, "seed": 7, "temperature": 0.8, **fields})
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from attending import open_requests
 from inline_targets import InlineTarget
-from support import SNIPPETS, assert_idle, make_engine
+from support import SNIPPETS, assert_idle, make_engine, until
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
@@ -29,12 +29,6 @@ from pilotfish.wire.serving import Delta, EngineRequest
 
 PARAMS = SamplingParams(max_tokens=40, seed=7, temperature=0.8, logprobs=1, n=2)
 PACED = {"pace": "target=4ms"}
-
-
-async def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 @dataclass

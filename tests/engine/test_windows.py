@@ -11,7 +11,7 @@ import pytest
 import torch
 from inline_drafts import inline_drafts
 from sizes import sized
-from support import SNIPPETS, VOCAB, WINDOW, assert_idle, make_engine, run
+from support import SNIPPETS, VOCAB, WINDOW, assert_idle, make_engine, params, run
 from transformers import AutoModelForCausalLM
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
@@ -29,10 +29,6 @@ MODES: dict[str, dict[str, Any]] = {
 SMALL = {"kv_slots": 64, "max_rows": 16}
 #: Above it rounding cannot change the best token.
 SURE = 1e-3
-
-
-def params(max_tokens: int, **fields: Any) -> SamplingParams:
-    return SamplingParams(**{"max_tokens": max_tokens, "seed": 7, "temperature": 0.8, **fields})
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:

@@ -13,7 +13,7 @@ import pytest
 from attending import open_requests
 from inline_targets import InlineTarget
 from live import LiveServer
-from support import SETTINGS, SNIPPETS, assert_idle, make_engine, run
+from support import SETTINGS, SNIPPETS, assert_idle, make_engine, run, until
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
@@ -67,12 +67,6 @@ class Models:
     @cached_property
     def prompts(self) -> list[list[int]]:
         return [self.large.engine.tokenizer.encode(text) for text in SNIPPETS]
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60.0):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 async def outputs_of(stream: CascadeStream) -> list[list[int]]:
