@@ -67,6 +67,10 @@ def refused(found: Beside, before: dict[str, int]) -> dict[str, int]:
     return {reason: count - before[reason] for reason, count in found.pool.refused.items() if count > before[reason]}
 
 
+#: Of the three prompts that have a second segment, and of the one that has none.
+PARTLY = {"refused": 3, "whole": 1}
+
+
 # -- references
 
 Told = Callable[[Beside, SegmentReference], SegmentReference]
@@ -127,7 +131,7 @@ def test_references_that_are_not_what_they_should_be(name: str, both: Beside) ->
     both.link.to_target = of_second(both, lie.told)
     before, samples = dict(both.pool.refused), both.submit()
     both.finish(samples)
-    assert outcomes(samples) == {"refused": 3, "whole": 1}
+    assert outcomes(samples) == PARTLY
     assert all(report.tokens < length - 1 for report, length in zip(reports(samples), LENGTHS[:3], strict=False))
     found, reasons = refused(both, before), lie.sent if both.pool.fetches else lie.in_memory
     assert sum(found.values()) == 3 and found.keys() <= reasons
@@ -142,7 +146,7 @@ def test_a_bit_that_flips_in_the_workers_memory(both: Beside) -> None:
     both.link.to_target = of_second(both, flip)
     before, samples = dict(both.pool.refused), both.submit()
     both.finish(samples)
-    assert outcomes(samples) == {"refused": 3, "whole": 1} and refused(both, before) == {"content": 3}
+    assert outcomes(samples) == PARTLY and refused(both, before) == {"content": 3}
 
 
 @OVER_SHM
@@ -165,7 +169,7 @@ def test_memory_that_is_written_while_it_is_read(
     before, samples = dict(both.pool.refused), both.submit()
     both.finish(samples)
     assert len(looked) == 3
-    assert outcomes(samples) == {"refused": 3, "whole": 1} and refused(both, before) == {reason: 3}
+    assert outcomes(samples) == PARTLY and refused(both, before) == {reason: 3}
 
 
 # -- messages
@@ -190,15 +194,11 @@ def _of(message: SegmentReady) -> int:
 
 
 MESSAGES: dict[str, tuple[Changes, dict[str, int], dict[str, int]]] = {
-    "a segment is lost": (_after(SegmentReady, _nothing), {"refused": 3, "whole": 1}, {"unexpected": 3}),
-    "a segment is told of twice": (
-        _after(SegmentReady, lambda m: [m, m]),
-        {"refused": 3, "whole": 1},
-        {"unexpected": 3},
-    ),
+    "a segment is lost": (_after(SegmentReady, _nothing), PARTLY, {"unexpected": 3}),
+    "a segment is told of twice": (_after(SegmentReady, lambda m: [m, m]), PARTLY, {"unexpected": 3}),
     "the end comes too early": (
         _after(SegmentReady, lambda m: [OrderDone(_of(m), 1, 0, 0.0, 0.0), m]),
-        {"refused": 3, "whole": 1},
+        PARTLY,
         {"unexpected": 3},
     ),
     "the end is lost": (_after(OrderDone, _nothing), WHOLE, {}),
@@ -219,14 +219,10 @@ MESSAGES: dict[str, tuple[Changes, dict[str, int], dict[str, int]]] = {
     ),
     "bytes come that nobody asked for": (
         _after(SegmentReady, lambda m: [SegmentBytes(_of(m), 1, memoryview(bytes(8))), m]),
-        {"refused": 3, "whole": 1},
+        PARTLY,
         {"unexpected": 3},
     ),
-    "a segment is gone": (
-        _after(SegmentReady, lambda m: [SegmentGone(_of(m), 0, "gone"), m]),
-        {"refused": 3, "whole": 1},
-        {"gone": 3},
-    ),
+    "a segment is gone": (_after(SegmentReady, lambda m: [SegmentGone(_of(m), 0, "gone"), m]), PARTLY, {"gone": 3}),
     "another hand-over is spoken of": (
         _after(SegmentReady, lambda m: [SegmentReady(replace(m.reference, handover=99)), OrderFailed(99, "?"), m]),
         WHOLE,
@@ -257,7 +253,7 @@ def test_bytes_that_are_not_those_of_their_segment(change: Changes, reason: str,
     both.link.to_target = change
     before, samples = dict(both.pool.refused), both.submit()
     both.finish(samples)
-    assert outcomes(samples) == {"refused": 3, "whole": 1} and refused(both, before) == {reason: 3}
+    assert outcomes(samples) == PARTLY and refused(both, before) == {reason: 3}
 
 
 def test_a_frame_that_is_no_message(both: Beside) -> None:
