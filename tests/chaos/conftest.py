@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import ForkedWorker
 from handovers import PARAMS as HANDED
 from handovers import prompts
 from live import LiveServer
 from support import make_engine, run
-from workers import PARAMS, PROMPTS, ForkedWorker, forked_pool, make_quick
+from workers import PARAMS, PROMPTS, forked_pool, make_quick
 
 
 @pytest.fixture

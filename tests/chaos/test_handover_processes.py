@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from forked import ForkedWorker, forked
 from handovers import (
     LENGTHS,
     PARAMS,
@@ -28,7 +29,7 @@ from handovers import (
 from inline_prefills import assert_nothing_left, held
 from sizes import sized
 from support import make_engine, run
-from workers import ForkedWorker, endpoint_in, eventually, forked
+from workers import endpoint_in, eventually
 
 from pilotfish.core.prefilling import handover_machine
 from pilotfish.engine.engine import Engine

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from attending import open_requests
+from forked import ForkedWorker
 from sizes import in_soak
 from support import SNIPPETS, make_engine, run, until
 
@@ -21,6 +22,7 @@ from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
 from pilotfish.config.text import config_of, config_text
 from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.engine.processes import launch
 from pilotfish.engine.targets.async_engine import AsyncEngine
 from pilotfish.engine.targets.fleet import GRACE
 from pilotfish.engine.targets.stream import Stream, joined
@@ -64,9 +66,15 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 @pytest.fixture(scope="module")
 def engine(llama: Path, loop: asyncio.AbstractEventLoop) -> Iterator[AsyncEngine]:
     engine = AsyncEngine(configured(llama, pace="target=5ms"), ServerConfig(target_timeout=3.0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "WorkerProcess", ForkedWorker)
+        yield from _started(engine, loop)
+
+
+def _started(engine: AsyncEngine, loop: asyncio.AbstractEventLoop) -> Iterator[AsyncEngine]:
     loop.run_until_complete(engine.start())
     assert not engine.health.ready and engine.health.reason == "target: loading"
-    loop.run_until_complete(until(lambda: engine.health.ready))
+    loop.run_until_complete(until(lambda: engine.health.ready, 120.0))
     yield engine
     loop.run_until_complete(engine.close())
     assert engine.health.reason.startswith("draining: ")
@@ -119,7 +127,7 @@ def test_a_target_that_is_killed_fails_its_requests_and_comes_back(
         assert not engine.health.ready and not open_requests(engine)
         with pytest.raises(TargetUnavailable):
             engine.submit([EngineRequest([5], PARAMS)])
-        await until(lambda: engine.health.ready)
+        await until(lambda: engine.health.ready, 120.0)
         assert engine.health.restarts == 1
         assert (await output(engine.submit([EngineRequest([5, 6], PARAMS)]))).tokens == before
 
@@ -143,7 +151,7 @@ def test_a_target_that_stands_still_is_killed_after_a_while(
         with pytest.raises(TargetUnavailable, match=r"^target: was silent for 3 s and is killed; it is started"):
             await output(stream)
         assert engine.health.retry_after > 1  # as long as the start before it took
-        await until(lambda: engine.health.restarts == restarts + 1)
+        await until(lambda: engine.health.restarts == restarts + 1, 120.0)
 
     loop.run_until_complete(scenario())
 
@@ -156,7 +164,7 @@ def test_a_model_without_weights_fails_for_good(tmp_path: Path, llama: Path) -> 
     async def scenario() -> str:
         engine = AsyncEngine(configured(tmp_path))
         await engine.start()
-        await until(lambda: engine.health.failed)
+        await until(lambda: engine.health.failed, 120.0)
         reason = engine.health.reason
         await engine.close()
         return reason

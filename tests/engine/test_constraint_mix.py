@@ -113,7 +113,7 @@ def finished(
 
 def test_whatever_is_asked_for_no_guess_changes_it(guessing: Engine, plain: Engine) -> None:
     rng = random.Random(0)
-    asked = [(rng.choice(SNIPPETS), anything(rng)) for _ in range(48)]
+    asked = [(rng.choice(SNIPPETS), anything(rng)) for _ in range(sized(24, 48))]
     want = finished(plain, asked, rng, 0.0)
     got = finished(guessing, asked, rng, 0.01)
     assert guessing.worker.drafter.drafter is guessing.drafter  # it did not fail
@@ -127,5 +127,5 @@ def test_whatever_is_asked_for_no_guess_changes_it(guessing: Engine, plain: Engi
         assert (one.finish_reason, str(one.error)) == (other.finish_reason, str(other.error))
         assert [each.token for each in one.logprobs] == [each.token for each in other.logprobs]
         assert len(one.prompt_logprobs) == len(other.prompt_logprobs)
-    assert whole > 10
-    assert sum(sample.request.stats.accepted_tokens for sample in got) > 50
+    assert whole > len(asked) / 5
+    assert sum(sample.request.stats.accepted_tokens for sample in got) > len(asked)

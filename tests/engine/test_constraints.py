@@ -65,7 +65,7 @@ def plain(llama: Path) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.fixture(params=MODES)
+@pytest.fixture(params=sized(["async", "small pool"], list(MODES)))
 def guessing(
     request: pytest.FixtureRequest, llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Engine]:

@@ -208,6 +208,7 @@ def test_generate_names_the_prompt(llama: Path, monkeypatch: pytest.MonkeyPatch)
 # -- drafts
 
 
+@pytest.mark.parametrize("way", sized(["kernels", "int8 KV, reference"], list(WAYS)), indirect=True)
 def test_a_draft_whose_logits_are_not_finite_costs_speed_only(llama: Path, draft: Path, way: dict[str, Any]) -> None:
     expected = run(make_engine(llama, **way), SNIPPETS[:3], [params()] * 3)
     engine = make_engine(llama, draft=draft, mode="sync", drafter="lm", **way)
