@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from pilotfish.cli import main
@@ -26,10 +27,19 @@ _server.set_forkserver_preload(
 )
 
 
+@cache
+def _warm() -> None:
+    """Until all is imported: nobody's patience with a worker counts that."""
+    process = _server.Process(target=int)
+    process.start()
+    process.join()
+
+
 class ForkedWorker:
     """Stands in for `engine.process.WorkerProcess`: the same command in a process that need not import torch again."""
 
     def __init__(self, spec: WorkerSpec) -> None:
+        _warm()
         self._process = _server.Process(target=_work, args=(list(spec.command)[3:], spec.cores), daemon=True)
         self._process.start()
         self.pid = self._process.pid or 0
@@ -61,6 +71,7 @@ class ForkedWorker:
 
 def forked(work: Callable[..., None], *arguments: Any) -> multiprocessing.process.BaseProcess:
     """A process of its own for a function of a module."""
+    _warm()
     process = _server.Process(target=work, args=arguments, daemon=True)
     process.start()
     return process

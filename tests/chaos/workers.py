@@ -51,6 +51,7 @@ def make_quick(patch: pytest.MonkeyPatch) -> None:
     """Workers start as forks of a process that has imported everything, and pools that fail are tried again soon."""
     patch.setattr(launch, "WorkerProcess", ForkedWorker)
     patch.setattr(remote_pools, "Supervisor", partial(Supervisor, grace=5.0))
+    patch.setattr(remote_pools, "ANSWER", LIMIT)
     for name, seconds in (("GREETING", 0.1), ("SILENCE", 0.6), ("PAUSE", 0.2)):
         patch.setattr(pools, name, seconds)
     for name, seconds in (("FIRST_DELAY", 0.02), ("LONGEST_DELAY", 0.05)):
