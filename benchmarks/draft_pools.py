@@ -14,8 +14,9 @@ from proxy import HOST
 
 from pilotfish.cli.bench.contestants import Contestant, always, budgets_of
 from pilotfish.config.engine import EngineConfig
-from pilotfish.engine.drafts.remote_drafts import RemoteDrafter, RemoteDrafts, worker_command
+from pilotfish.engine.drafts.remote_drafts import RemoteDrafter, RemoteDrafts
 from pilotfish.engine.engine import Engine
+from pilotfish.engine.pools.remote_pools import worker_command
 from pilotfish.engine.processes.placement import split_cores
 from pilotfish.engine.processes.process import WorkerSpec
 
@@ -33,7 +34,7 @@ def pools_beside(
 
 def start_pool(config: EngineConfig, cores: frozenset[int] = frozenset(), options: Sequence[str] = ()) -> Program:
     """A pool of the draft of `config` on a free port of this host, loading; `told["endpoint"]` once it serves."""
-    command = [*worker_command(config, f"tcp://{HOST}:0", "draft pool"), "--json", *options]
+    command = [*worker_command("draft", config, f"tcp://{HOST}:0", "draft pool"), "--json", *options]
     return Program(WorkerSpec("draft pool", command, cores))
 
 

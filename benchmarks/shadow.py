@@ -13,9 +13,9 @@ from harness import PAIR, Options, run
 from pilotfish.cli.bench.contestants import Run, contestant_of, joined, rates
 from pilotfish.cli.bench.report import ProgressBar, Report, Row, Spread, equal_share, ratios
 from pilotfish.config.engine import EngineConfig
-from pilotfish.engine.drafts.remote_drafts import LOADING
 from pilotfish.engine.drafts.shadow_drafts import ShadowDrafts
 from pilotfish.engine.engine import Engine
+from pilotfish.engine.pools.remote_pools import LOADING
 from pilotfish.engine.processes.launch import wait_until
 from pilotfish.wire.serving import ShadowReport
 

@@ -6,7 +6,9 @@ import time
 from typing import Any
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
-from pilotfish.engine.targets.attendance import Attendance
+from pilotfish.engine.targets.async_engine import AsyncEngine
+from pilotfish.engine.targets.servers import Attendance
+from pilotfish.engine.targets.stream import OpenRequest
 from pilotfish.wire.channel import decoded, encode
 from pilotfish.wire.serving import (
     ATTEND,
@@ -14,6 +16,7 @@ from pilotfish.wire.serving import (
     Abort,
     Beat,
     Delta,
+    EngineRequest,
     Failure,
     Progress,
     Status,
@@ -25,6 +28,12 @@ from pilotfish.wire.sockets import DialingChannel
 
 LIMIT = 60.0
 TARGET = b"0"
+
+
+def open_requests(engine: AsyncEngine) -> list[OpenRequest]:
+    """Those that have not ended, wherever they are."""
+    at_targets = [request for replica in engine._fleet.replicas for request in replica.requests.values()]
+    return [*at_targets, *(request for request in engine._waiting if not request.ended)]
 
 
 class AttendingServer:
@@ -41,7 +50,7 @@ class AttendingServer:
 
     def submit(self, number: int, tokens: list[int], params: SamplingParams) -> None:
         self.attendance.sent += 1
-        self.tell(Submit(number, self.attendance.incarnation, tokens, params))
+        self.tell(Submit(number, self.attendance.incarnation, EngineRequest(tokens, params)))
 
     def abort(self, number: int) -> None:
         self.attendance.sent += 1

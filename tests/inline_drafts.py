@@ -15,9 +15,9 @@ from pilotfish.config.workers import DraftConfig
 from pilotfish.core.drafting.drafter import DraftLimits
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.tree import Guesses
-from pilotfish.engine.drafts import remote_drafts
 from pilotfish.engine.drafts.draft_pool import make_worker
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafter, RemoteDrafts
+from pilotfish.engine.pools import remote_pools
 from pilotfish.engine.processes.launch import Supervisor
 from pilotfish.engine.processes.process import WorkerSpec
 from pilotfish.wire.sockets import ListeningChannel
@@ -38,7 +38,7 @@ def inline_drafts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             for endpoint in () if config.draft_pool else drafts.endpoints:
                 workers.enter_context(draft_worker(config, endpoint))
 
-        monkeypatch.setattr(remote_drafts, "Supervisor", _NoProcesses)
+        monkeypatch.setattr(remote_pools, "Supervisor", _NoProcesses)
         monkeypatch.setattr(RemoteDrafts, "__init__", start)
         monkeypatch.setattr(RemoteDrafter, "propose", patient_propose(RemoteDrafter.propose))
         yield

@@ -15,7 +15,7 @@ from support import assert_idle
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import PrefillConfig
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.prefills import remote_prefills
+from pilotfish.engine.pools import remote_pools
 from pilotfish.engine.prefills.prefill_pool import serving
 from pilotfish.engine.prefills.remote_prefills import RemotePrefills
 from pilotfish.engine.processes.launch import Supervisor
@@ -42,7 +42,7 @@ def inline_prefills(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator
             for endpoint in () if config.prefill_pool else prefills.endpoints:
                 workers.append(stack.enter_context(prefill_worker(config.of_prefill, endpoint, **options)))
 
-        patch.setattr(remote_prefills, "Supervisor", _NoWorkerProcesses)
+        patch.setattr(remote_pools, "Supervisor", _NoWorkerProcesses)
         patch.setattr(RemotePrefills, "__init__", start)
         yield workers
 

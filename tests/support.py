@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,7 @@ from pilotfish.core.trees.tree import OTHER, ROOT, Guesses, TokenTree
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
 from pilotfish.model.loading.loader import LoadedModel, load_model
+from pilotfish.wire.serving import EngineRequest
 
 VOCAB = 512
 CONTEXT = 2048
@@ -164,6 +167,24 @@ def native_model(directory: Path, dtype: torch.dtype = torch.float32, kv_dtype: 
 
 # -- engines
 
+
+def eventually(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+async def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+def params(max_tokens: int = 12, **fields: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": max_tokens, "seed": 7, "temperature": 0.8, **fields})
+
+
 #: cuda runs the tests of engines there (docs/gpu.md).
 ENGINE_DEVICE = os.environ.get("PILOTFISH_TEST_DEVICE", "cpu")
 
@@ -181,6 +202,10 @@ def run(engine: Engine, prompts: Sequence[str | Sequence[int]], params: Sequence
     while engine.busy:
         engine.step()
     return [sample.token_ids for sample in samples]
+
+
+def asked(engine: Engine, prompt: str, params: SamplingParams, **options: Any) -> EngineRequest:
+    return EngineRequest(engine.check_prompt(prompt), params, **options)
 
 
 def step_until(engine: Engine, samples: Sequence[Sample], origin: str) -> None:

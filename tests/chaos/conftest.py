@@ -5,22 +5,16 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import ForkedWorker
 from handovers import PARAMS as HANDED
 from handovers import prompts
 from live import LiveServer
 from support import make_engine, run
-from workers import PARAMS, PROMPTS, ForkedWorker, forked_pool
-
-from pilotfish.core.drafting import pools
-from pilotfish.core.peers import peer as peers
-from pilotfish.engine.drafts import remote_drafts
-from pilotfish.engine.processes import launch
-from pilotfish.engine.processes.launch import Supervisor
+from workers import PARAMS, PROMPTS, forked_pool, make_quick
 
 
 @pytest.fixture
@@ -46,13 +40,7 @@ def expected_outputs(llama: Path) -> list[list[int]]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers start as forks of a process that has imported everything, and pools that fail are tried again soon."""
-    monkeypatch.setattr(launch, "WorkerProcess", ForkedWorker)
-    monkeypatch.setattr(remote_drafts, "Supervisor", partial(Supervisor, grace=5.0))
-    for module, name, seconds in ((peers, "GREETING", 0.1), (peers, "SILENCE", 0.6), (pools, "PAUSE", 0.2)):
-        monkeypatch.setattr(module, name, seconds)
-    for name, seconds in (("FIRST_DELAY", 0.02), ("LONGEST_DELAY", 0.05)):
-        monkeypatch.setattr(launch, name, seconds)
+    make_quick(monkeypatch)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from workers import LIMIT, LOAD, Start, endpoint_in
 
 from pilotfish.cli import main
 from pilotfish.core.drafting.messages import PROTOCOL_VERSION, Refuse
-from pilotfish.engine.drafts import remote_drafts
+from pilotfish.engine.pools import remote_pools
 from pilotfish.wire.channel import encode
 from pilotfish.wire.curve_keys import KeyPair, load_key_pair
 
@@ -31,7 +31,7 @@ Generate = Callable[..., tuple[int, str]]
 @pytest.fixture
 def generate(llama: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Generate:
     """Exit code and stderr of `generate` on the tiny model."""
-    monkeypatch.setattr(remote_drafts, "ANSWER", 1.0)
+    monkeypatch.setattr(remote_pools, "ANSWER", 0.5)
     fixed = ["--target", str(llama), "--dtype", "float32", "--threads", "1", "--eager", "--max-tokens", "4"]
 
     def run(*options: object) -> tuple[int, str]:
@@ -136,7 +136,7 @@ def test_a_pool_with_another_tokenizer(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remote_drafts, "ANSWER", LIMIT)
+    monkeypatch.setattr(remote_pools, "ANSWER", LIMIT)
     foreign = shutil.copytree(draft, tmp_path / "foreign")
     write_tokenizer(foreign, vocab_size=400)
     pool(foreign)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from bad_channel import BadChannel
 from loopback import Loopback
+from sizes import sized
 from support import assert_idle, run
 from workers import PARAMS, PROMPTS, engine_over, eventually, threaded_pool
 
@@ -21,7 +22,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("kind", sized(["all"], list(FAULTS)))
 def test_a_bad_network_changes_no_output(
     kind: str, llama: Path, draft: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from time import sleep
 
 import pytest
+from sizes import paired
 from workers import LIMIT, Start, eventually
 
 
@@ -21,8 +22,7 @@ def title(pid: int) -> str:
         return ""
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("moment", ["loading", "serving"])
+@pytest.mark.parametrize(("number", "moment"), paired([signal.SIGINT, signal.SIGTERM], ["loading", "serving"]))
 def test_a_pool_ends_in_order(number: int, moment: str, pool: Start, draft: Path, tmp_path: Path) -> None:
     worker = pool(draft, "--name", "draft 0")
     path = tmp_path / "pool"

@@ -33,7 +33,7 @@ from handovers import (
 )
 from inline_prefills import assert_nothing_left, held
 from msgspec.structs import replace
-from sizes import paired
+from sizes import paired, sized
 from support import assert_idle, make_engine, run
 from workers import endpoint_in, eventually
 
@@ -50,8 +50,8 @@ from pilotfish.core.prefilling.prefill_messages import (
 )
 from pilotfish.core.prefilling.segments import SegmentReference
 from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.engine.pools import remote_pools
 from pilotfish.engine.prefills import handovers as engine_handovers
-from pilotfish.engine.prefills import remote_prefills
 from pilotfish.kv.readers import SharedMemoryReader
 from pilotfish.model.kv_copy import HostCopier
 from pilotfish.wire.channel import encode
@@ -64,6 +64,10 @@ Start = Callable[..., Any]
 def start(llama: Path, tmp_path: Path, expected_outputs: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> Start:
     make_quick(monkeypatch)
     return partial(beside, llama, tmp_path, expected_outputs)
+
+
+#: Over one transport in the suite, where transports have nothing to do with it.
+ONE_TRANSPORT = pytest.mark.parametrize("both", sized(["shm"], list(TRANSPORTS)), indirect=True)
 
 
 @pytest.fixture(params=TRANSPORTS)
@@ -86,8 +90,7 @@ def expected_others(llama: Path) -> list[list[int]]:
 # -- a link, or a worker, that stands still
 
 
-@pytest.mark.parametrize("direction", ["to_target", "to_worker"])
-@pytest.mark.parametrize("after", [0, 2], ids=["from the first segment on", "later"])
+@pytest.mark.parametrize(("direction", "after"), paired(["to_target", "to_worker"], [0, 2]))
 def test_a_link_that_is_half_open(direction: str, after: int, start: Start) -> None:
     """Nobody hangs up: what is sent one way is swallowed. The worker frees what it held once the lease is over."""
     with start({"lease": 1.0}, prefill_transports=()) as found:
@@ -282,6 +285,7 @@ def test_a_worker_ends_while_its_segments_are_read(
 # -- requests that end, give way, or share
 
 
+@ONE_TRANSPORT
 def test_a_request_is_aborted_in_mid_transfer(both: Beside) -> None:
     both.link.to_target = begins
     samples = both.submit()
@@ -293,6 +297,7 @@ def test_a_request_is_aborted_in_mid_transfer(both: Beside) -> None:
     both.assert_well()
 
 
+@ONE_TRANSPORT
 def test_an_abort_waits_for_a_segment_that_is_being_written(both: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then nobody writes to its slots any more."""
     gate, threads = Gate(HostCopier.write_layers, after=1), list[threading.Thread]()
@@ -311,6 +316,7 @@ def test_an_abort_waits_for_a_segment_that_is_being_written(both: Beside, monkey
     both.assert_well()
 
 
+@ONE_TRANSPORT
 def test_an_engine_is_closed_in_mid_transfer(both: Beside) -> None:
     both.link.to_target = begins
     both.submit()
@@ -342,6 +348,7 @@ def test_a_request_gives_way_while_it_waits(start: Start, monkeypatch: pytest.Mo
         assert_nothing_left([found.worker], found.engine)
 
 
+@ONE_TRANSPORT
 def test_slots_that_a_hand_over_has_filled_are_shared(both: Beside) -> None:
     """By outputs of the prompt, by requests that come meanwhile and later; also where it brought only a part."""
     both.link.to_target = begins
@@ -360,6 +367,7 @@ def test_slots_that_a_hand_over_has_filled_are_shared(both: Beside) -> None:
 # -- a target whose own parts fail
 
 
+@ONE_TRANSPORT
 @pytest.mark.parametrize("written", [False, True])
 def test_a_segment_that_cannot_be_written(written: bool, both: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor what was written of it is used."""
@@ -426,7 +434,7 @@ class BadDialing(BadChannel):
         return getattr(self.channel, name)
 
 
-@pytest.mark.parametrize(("fault", "transport"), paired(list(FAULTS), list(TRANSPORTS)))
+@pytest.mark.parametrize(("fault", "transport"), paired(sized(["dropped", "flipped"], list(FAULTS)), list(TRANSPORTS)))
 def test_a_bad_network(
     fault: str,
     transport: str,
@@ -447,7 +455,7 @@ def test_a_bad_network(
     def dialing(*arguments: Any, **named: Any) -> BadDialing:
         return worse(DialingChannel(*arguments, **named))
 
-    monkeypatch.setattr(remote_prefills, "DialingChannel", dialing)
+    monkeypatch.setattr(remote_pools, "DialingChannel", dialing)
     with Side(llama, tmp_path, {"lease": 1.0}, worse).worker() as (worker, link):
         pools = {"prefill_pool": (endpoint_in(tmp_path),), "prefill_threshold": "1"}
         with make_engine(llama, **pools, prefill_transports=TRANSPORTS[transport]) as engine:

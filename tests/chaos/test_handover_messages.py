@@ -21,6 +21,7 @@ from handovers import (
     reports,
 )
 from msgspec.structs import replace
+from sizes import paired
 from support import make_engine
 from workers import eventually
 
@@ -64,6 +65,10 @@ def both(shared: Beside) -> Iterator[Beside]:
 def refused(found: Beside, before: dict[str, int]) -> dict[str, int]:
     """Since then."""
     return {reason: count - before[reason] for reason, count in found.pool.refused.items() if count > before[reason]}
+
+
+#: Of the three prompts that have a second segment, and of the one that has none.
+PARTLY = {"refused": 3, "whole": 1}
 
 
 # -- references
@@ -120,12 +125,13 @@ def of_second(found: Beside, told: Told) -> Changes:
     return change
 
 
-@pytest.mark.parametrize("lie", LIES.values(), ids=list(LIES))
-def test_references_that_are_not_what_they_should_be(lie: Lie, both: Beside) -> None:
+@pytest.mark.parametrize(("name", "shared"), paired(list(LIES), list(TRANSPORTS)), indirect=["shared"])
+def test_references_that_are_not_what_they_should_be(name: str, both: Beside) -> None:
+    lie = LIES[name]
     both.link.to_target = of_second(both, lie.told)
     before, samples = dict(both.pool.refused), both.submit()
     both.finish(samples)
-    assert outcomes(samples) == {"refused": 3, "whole": 1}
+    assert outcomes(samples) == PARTLY
     assert all(report.tokens < length - 1 for report, length in zip(reports(samples), LENGTHS[:3], strict=False))
     found, reasons = refused(both, before), lie.sent if both.pool.fetches else lie.in_memory
     assert sum(found.values()) == 3 and found.keys() <= reasons
@@ -140,7 +146,7 @@ def test_a_bit_that_flips_in_the_workers_memory(both: Beside) -> None:
     both.link.to_target = of_second(both, flip)
     before, samples = dict(both.pool.refused), both.submit()
     both.finish(samples)
-    assert outcomes(samples) == {"refused": 3, "whole": 1} and refused(both, before) == {"content": 3}
+    assert outcomes(samples) == PARTLY and refused(both, before) == {"content": 3}
 
 
 @OVER_SHM
@@ -163,7 +169,7 @@ def test_memory_that_is_written_while_it_is_read(
     before, samples = dict(both.pool.refused), both.submit()
     both.finish(samples)
     assert len(looked) == 3
-    assert outcomes(samples) == {"refused": 3, "whole": 1} and refused(both, before) == {reason: 3}
+    assert outcomes(samples) == PARTLY and refused(both, before) == {reason: 3}
 
 
 # -- messages
@@ -188,15 +194,11 @@ def _of(message: SegmentReady) -> int:
 
 
 MESSAGES: dict[str, tuple[Changes, dict[str, int], dict[str, int]]] = {
-    "a segment is lost": (_after(SegmentReady, _nothing), {"refused": 3, "whole": 1}, {"unexpected": 3}),
-    "a segment is told of twice": (
-        _after(SegmentReady, lambda m: [m, m]),
-        {"refused": 3, "whole": 1},
-        {"unexpected": 3},
-    ),
+    "a segment is lost": (_after(SegmentReady, _nothing), PARTLY, {"unexpected": 3}),
+    "a segment is told of twice": (_after(SegmentReady, lambda m: [m, m]), PARTLY, {"unexpected": 3}),
     "the end comes too early": (
         _after(SegmentReady, lambda m: [OrderDone(_of(m), 1, 0, 0.0, 0.0), m]),
-        {"refused": 3, "whole": 1},
+        PARTLY,
         {"unexpected": 3},
     ),
     "the end is lost": (_after(OrderDone, _nothing), WHOLE, {}),
@@ -217,14 +219,10 @@ MESSAGES: dict[str, tuple[Changes, dict[str, int], dict[str, int]]] = {
     ),
     "bytes come that nobody asked for": (
         _after(SegmentReady, lambda m: [SegmentBytes(_of(m), 1, memoryview(bytes(8))), m]),
-        {"refused": 3, "whole": 1},
+        PARTLY,
         {"unexpected": 3},
     ),
-    "a segment is gone": (
-        _after(SegmentReady, lambda m: [SegmentGone(_of(m), 0, "gone"), m]),
-        {"refused": 3, "whole": 1},
-        {"gone": 3},
-    ),
+    "a segment is gone": (_after(SegmentReady, lambda m: [SegmentGone(_of(m), 0, "gone"), m]), PARTLY, {"gone": 3}),
     "another hand-over is spoken of": (
         _after(SegmentReady, lambda m: [SegmentReady(replace(m.reference, handover=99)), OrderFailed(99, "?"), m]),
         WHOLE,
@@ -233,9 +231,9 @@ MESSAGES: dict[str, tuple[Changes, dict[str, int], dict[str, int]]] = {
 }
 
 
-@pytest.mark.parametrize("case", MESSAGES.values(), ids=list(MESSAGES))
-def test_messages_out_of_turn(case: tuple[Changes, dict[str, int], dict[str, int]], both: Beside) -> None:
-    both.link.to_target, ended, reasons = case
+@pytest.mark.parametrize(("name", "shared"), paired(list(MESSAGES), list(TRANSPORTS)), indirect=["shared"])
+def test_messages_out_of_turn(name: str, both: Beside) -> None:
+    both.link.to_target, ended, reasons = MESSAGES[name]
     before, samples = dict(both.pool.refused), both.submit()
     both.finish(samples)
     assert outcomes(samples) == ended and refused(both, before) == reasons
@@ -255,7 +253,7 @@ def test_bytes_that_are_not_those_of_their_segment(change: Changes, reason: str,
     both.link.to_target = change
     before, samples = dict(both.pool.refused), both.submit()
     both.finish(samples)
-    assert outcomes(samples) == {"refused": 3, "whole": 1} and refused(both, before) == {reason: 3}
+    assert outcomes(samples) == PARTLY and refused(both, before) == {reason: 3}
 
 
 def test_a_frame_that_is_no_message(both: Beside) -> None:
@@ -273,6 +271,7 @@ def test_a_frame_that_is_no_message(both: Beside) -> None:
     assert refused(both, before) == {"malformed": 1} and outcomes(samples)["refused"] >= 1
 
 
+@OVER_SHM
 @pytest.mark.parametrize(
     "damage",
     [
@@ -323,6 +322,7 @@ IDENTITIES = {
 }
 
 
+@OVER_SHM
 @pytest.mark.parametrize(("change", "reason"), IDENTITIES.values(), ids=list(IDENTITIES))
 def test_a_pool_whose_kv_is_another_ones(
     change: Callable[[KVIdentity], KVIdentity], reason: str, both: Beside, llama: Path

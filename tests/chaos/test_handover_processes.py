@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from forked import ForkedWorker, forked
 from handovers import (
     LENGTHS,
     PARAMS,
@@ -28,7 +29,7 @@ from handovers import (
 from inline_prefills import assert_nothing_left, held
 from sizes import sized
 from support import make_engine, run
-from workers import ForkedWorker, endpoint_in, eventually, forked
+from workers import endpoint_in, eventually
 
 from pilotfish.core.prefilling import handover_machine
 from pilotfish.engine.engine import Engine
@@ -66,7 +67,7 @@ def engine(
 ) -> Iterator[Engine]:
     """Before any worker has come."""
     make_quick(monkeypatch)
-    monkeypatch.setattr("pilotfish.engine.prefills.remote_prefills.ANSWER", 0.0)
+    monkeypatch.setattr("pilotfish.engine.pools.remote_pools.ANSWER", 0.0)
     pools = {"prefill_pool": (endpoint_in(tmp_path),), "prefill_threshold": "1"}
     with make_engine(llama, prefill_transports=TRANSPORTS[getattr(request, "param", "shm")], **pools) as engine:
         yield engine
@@ -96,7 +97,7 @@ MOMENTS: dict[str, Callable[[Engine], bool]] = {
 }
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("moment", sized(["in"], list(MOMENTS)))
 @pytest.mark.parametrize("engine", sized(("shm",), tuple(TRANSPORTS)), indirect=True)
 def test_a_worker_is_killed(
     moment: str, engine: Engine, start: Callable[[], ForkedWorker], expected_outputs: list[list[int]]

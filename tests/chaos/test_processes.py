@@ -9,7 +9,7 @@ from random import Random
 from time import sleep
 
 import pytest
-from sizes import in_soak
+from sizes import in_soak, sized
 from support import assert_idle, make_engine, write_model, write_tokenizer
 from workers import LIMIT, PARAMS, PROMPTS, Start, endpoint_in, eventually
 
@@ -129,7 +129,7 @@ def test_requests_aborted_at_random_leave_nothing(pool: Start, llama: Path, draf
         (seen,) = engine.remote.pools
         capacity = seen.load.free_slots
         running: list[Sample] = []
-        for i in range(1000):
+        for i in range(sized(300, 1000)):
             (sample,) = engine.submit(PROMPTS[i % 100][: rng.randrange(1, 40)], PARAMS[i % 100])
             running.append(sample)
             if rng.random() < 0.3:

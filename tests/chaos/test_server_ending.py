@@ -136,6 +136,7 @@ def test_a_port_that_is_taken(llama: Path) -> None:
     assert line.startswith(f"pilotfish: port: {port} is in use at 127.0.0.1;")
 
 
+@in_soak
 def test_a_directory_of_kv_that_another_process_has(llama: Path, tmp_path: Path) -> None:
     with make_engine(llama, kv_disk=tmp_path / "kv") as engine:
         lines = refused(llama, "--port=0", "--log-format=text", f"--kv-disk={tmp_path / 'kv'}").splitlines()

@@ -17,11 +17,10 @@ from workers import eventually
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.targets import servers as servers_module
-from pilotfish.engine.targets.attendance import Attendance
-from pilotfish.engine.targets.servers import Servers
+from pilotfish.engine.targets.servers import Attendance, Servers
 from pilotfish.engine.targets.target_process import TargetService
 from pilotfish.wire.channel import encode
-from pilotfish.wire.serving import Abort, Attend, Failure, Status, Submit
+from pilotfish.wire.serving import Abort, Attend, EngineRequest, Failure, Status, Submit
 from pilotfish.wire.sockets import DialingChannel, ListeningChannel
 
 LONG = SamplingParams(max_tokens=1800, seed=1, ignore_eos=True)
@@ -116,7 +115,7 @@ def test_frames_that_are_none_and_messages_of_others_harm_nobody(rig: Rig, expec
     there, stranger = rig.server(), rig.server()
     incarnation = there.attendance.incarnation
     there.submit(1, prompt, SHORT)
-    bad = {"type": "submit", "id": 1, "incarnation": incarnation, "tokens": "x"}
+    bad = {"type": "submit", "id": 1, "incarnation": incarnation, "request": {"tokens": "x"}}
     for frame in (
         b"",
         b"\xc1",
@@ -130,7 +129,11 @@ def test_frames_that_are_none_and_messages_of_others_harm_nobody(rig: Rig, expec
     stranger.attendance.sent += 1  # the last one named a request
     unheard = DialingChannel([rig.endpoint], secrets.token_bytes(8))
     with closing(unheard):
-        for message in (Abort(1, incarnation), Submit(1, incarnation, prompt, LONG), Attend(99, incarnation, 0, 0)):
+        for message in (
+            Abort(1, incarnation),
+            Submit(1, incarnation, EngineRequest(prompt, LONG)),
+            Attend(99, incarnation, 0, 0),
+        ):
             unheard.send(TARGET, encode(message))
         stranger.tell(Abort(1, incarnation))  # its own, of which it has none
         stranger.attendance.sent += 1

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.connection
-import os
-import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
+import pytest
+from forked import ForkedWorker
 from support import SNIPPETS, VOCAB, make_engine
 
-from pilotfish.cli import main
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import DraftConfig
+from pilotfish.core.drafting import pools
 from pilotfish.core.drafting.messages import PROTOCOL_VERSION, Hello, Load
 from pilotfish.core.drafting.pools import DraftPool
 from pilotfish.core.drafting.target_machine import RemoteOptions
 from pilotfish.core.drafting.vocabulary import tokenizer_digest
+from pilotfish.core.peers import peer as peers
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.drafts.draft_pool import make_worker
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.processes.launch import wait_until
-from pilotfish.engine.processes.process import Ending, WorkerSpec
+from pilotfish.engine.pools import remote_pools
+from pilotfish.engine.processes import launch
+from pilotfish.engine.processes.launch import Supervisor, wait_until
+from pilotfish.engine.processes.process import WorkerSpec
 from pilotfish.model.loading.metadata import load_tokenizer
 from pilotfish.wire.channel import Channel, ChannelThread, encode
 from pilotfish.workers.draft import DraftWorker
@@ -39,17 +39,6 @@ PARAMS = [SamplingParams(max_tokens=32, temperature=0.8 * (i % 3), seed=i, ignor
 LOAD = encode(Load("a draft", 0, 0, 0, 1, 1.0, 0.0))
 #: Seconds after which a test gives up.
 LIMIT = 20.0
-_server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(
-    [
-        "pytest",
-        "support",
-        "pilotfish.engine.drafts.draft_pool",
-        "pilotfish.engine.prefills.prefill_pool",
-        "pilotfish.cli",
-        "transformers.models.llama.modeling_llama",
-    ]
-)
 
 
 def eventually(true: Callable[[], bool], limit: float = LIMIT) -> None:
@@ -59,51 +48,15 @@ def eventually(true: Callable[[], bool], limit: float = LIMIT) -> None:
 # -- processes
 
 
-class ForkedWorker:
-    """Stands in for `engine.process.WorkerProcess`: the same command in a process that need not import torch again."""
-
-    def __init__(self, spec: WorkerSpec) -> None:
-        self._process = _server.Process(target=_work, args=(list(spec.command)[3:], spec.cores), daemon=True)
-        self._process.start()
-        self.pid = self._process.pid or 0
-
-    @property
-    def running(self) -> bool:
-        return self._process.is_alive()
-
-    def wait(self) -> None:
-        multiprocessing.connection.wait([self._process.sentinel])
-
-    def terminate(self) -> None:
-        self._process.terminate()
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def end(self) -> Ending:
-        self._process.kill()
-        self._process.join()
-        return Ending(self._process.exitcode or 0, "")
-
-    def stop(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
-
-
-def forked(work: Callable[..., None], *arguments: Any) -> multiprocessing.process.BaseProcess:
-    """A process of its own for a function of a module."""
-    process = _server.Process(target=work, args=arguments, daemon=True)
-    process.start()
-    return process
-
-
-def _work(arguments: list[str], cores: frozenset[int]) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs are started with it ignored
-    if cores:
-        os.sched_setaffinity(0, cores)
-    sys.exit(main(arguments))
+def make_quick(patch: pytest.MonkeyPatch) -> None:
+    """Workers start as forks of a process that has imported everything, and pools that fail are tried again soon."""
+    patch.setattr(launch, "WorkerProcess", ForkedWorker)
+    patch.setattr(remote_pools, "Supervisor", partial(Supervisor, grace=5.0))
+    patch.setattr(remote_pools, "ANSWER", LIMIT)
+    for module, name, seconds in ((peers, "GREETING", 0.1), (peers, "SILENCE", 0.6), (pools, "PAUSE", 0.2)):
+        patch.setattr(module, name, seconds)
+    for name, seconds in (("FIRST_DELAY", 0.02), ("LONGEST_DELAY", 0.05)):
+        patch.setattr(launch, name, seconds)
 
 
 #: Starts `pilotfish draft` for a model's directory, with further options.

@@ -13,9 +13,9 @@ from conftest import Run
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import DraftConfig
 from pilotfish.engine.drafts import draft_pool
-from pilotfish.engine.drafts.remote_drafts import worker_command
 from pilotfish.engine.memory import plan_memory
 from pilotfish.engine.pairs import resolve_pair
+from pilotfish.engine.pools.remote_pools import worker_command
 from pilotfish.engine.processes.host_memory import GIB
 
 LISTEN = "ipc:///tmp/draft-3"
@@ -57,7 +57,7 @@ def config(llama: Path, draft: Path, tmp_path: Path) -> EngineConfig:
 def test_a_worker_is_bound_by_the_memory_of_its_engine(
     pilotfish: Run, config: EngineConfig, pools: list[DraftConfig]
 ) -> None:
-    assert pilotfish(*worker_command(config, LISTEN, "draft 3")[3:]).code == 0
+    assert pilotfish(*worker_command("draft", config, LISTEN, "draft 3")[3:]).code == 0
     (pool,) = pools
     assert pool.model.memory == 3.5 and plan_memory(pool.model).limit == round(3.5 * GIB)
 
@@ -65,7 +65,7 @@ def test_a_worker_is_bound_by_the_memory_of_its_engine(
 def test_a_worker_has_every_field_of_its_engine_that_is_not_of_the_target_alone(
     pilotfish: Run, config: EngineConfig, pools: list[DraftConfig]
 ) -> None:
-    assert pilotfish(*worker_command(config, LISTEN, "draft 3")[3:]).code == 0
+    assert pilotfish(*worker_command("draft", config, LISTEN, "draft 3")[3:]).code == 0
     (pool,) = pools
     own = {"target", "draft", "mode", "cores", "threads", "max_rows", "max_model_len"}
     assert pool == DraftConfig(model=config.of_draft, listen=LISTEN, name="draft 3", leaves=7)

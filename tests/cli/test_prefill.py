@@ -30,8 +30,8 @@ from pilotfish.core.prefilling.prefill_messages import (
     PrefillRefuse,
 )
 from pilotfish.core.prefilling.segments import KVIdentity, KVLayout
+from pilotfish.engine.pools.remote_pools import worker_command
 from pilotfish.engine.prefills import prefill_pool
-from pilotfish.engine.prefills.remote_prefills import prefill_command
 from pilotfish.wire.channel import decode_from_prefill, encode
 from pilotfish.wire.curve_keys import new_key_pair, write_key_pair
 from pilotfish.wire.sockets import DialingChannel
@@ -72,7 +72,7 @@ def test_a_worker_has_every_field_of_its_engine_that_is_not_of_the_target_alone(
         trace=tmp_path / "trace.json",
         eager=True,
     )
-    assert pilotfish(*prefill_command(config, LISTEN, "prefill 1")[3:]).code == 0
+    assert pilotfish(*worker_command("prefill", config, LISTEN, "prefill 1")[3:]).code == 0
     assert pools == [PrefillConfig(model=config.of_prefill, listen=LISTEN, name="prefill 1")]
     own = {item.name for item in fields(config) if getattr(pools[0].model, item.name) != getattr(config, item.name)}
     assert own == {"draft", "mode", "cores", "threads", "max_rows", "kv_host_memory", "prefill_workers"}

@@ -15,7 +15,7 @@ from inline_prefills import prefill_worker
 from support import edit_tensors, write_model
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.engine.prefills import remote_prefills
+from pilotfish.engine.pools import remote_pools
 from pilotfish.wire.curve_keys import PoolClient, PoolKeys, new_key_pair, write_key_pair
 from pilotfish.wire.sockets import ListeningChannel
 
@@ -29,7 +29,7 @@ def where(tmp_path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_prefills, "ANSWER", LIMIT)
+    monkeypatch.setattr(remote_pools, "ANSWER", LIMIT)
 
 
 def refused(generate: Run, *options: object) -> str:
@@ -146,7 +146,7 @@ def test_a_model_that_hands_nothing_over(pilotfish: Run, tmp_path: Path, where: 
 def test_a_pool_that_is_not_there(
     generate: Run, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(remote_prefills, "ANSWER", 0.3)
+    monkeypatch.setattr(remote_pools, "ANSWER", 0.3)
     plain = generate("--prompt", "a b c d", "--seed", 3)
     result = generate("--prompt", "a b c d", "--seed", 3, "--prefill-pool", where)
     assert result.code == 0 and result.rows[0]["text"] == plain.rows[0]["text"]

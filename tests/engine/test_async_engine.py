@@ -6,24 +6,29 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import SNIPPETS, make_engine, run
+from attending import open_requests
+from forked import ForkedWorker
+from sizes import in_soak
+from support import SNIPPETS, make_engine, run, until
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
 from pilotfish.config.text import config_of, config_text
 from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.engine.processes import launch
 from pilotfish.engine.targets.async_engine import AsyncEngine
 from pilotfish.engine.targets.fleet import GRACE
 from pilotfish.engine.targets.stream import Stream, joined
 from pilotfish.errors import ParameterError, PromptError, TargetUnavailable
 from pilotfish.kv.tiers import FLUSH
-from pilotfish.wire.serving import Delta, Status
+from pilotfish.wire.serving import Delta, EngineRequest, Status
 
 #: Seconds that ending anything else than tiers of KV takes, amply.
 ENDING = 5.0
@@ -34,19 +39,9 @@ def configured(llama: Path, **fields: Any) -> EngineConfig:
     return EngineConfig(**{"target": llama, "dtype": "float32", "threads": 1, "kv_slots": 4096, **fields})
 
 
-async def until(holds: Callable[[], bool], seconds: float = 120.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not holds():
-            await asyncio.sleep(0.02)
-
-
 async def output(stream: Stream) -> Delta:
     """The only output of a request, whole."""
-    deltas = [update.delta async for update in stream]
-    whole = deltas[0]
-    for delta in deltas[1:]:
-        whole = joined(whole, delta)
-    return whole
+    return reduce(joined, [update.delta async for update in stream])
 
 
 def pid_of(engine: AsyncEngine, place: int = 0) -> int:
@@ -70,14 +65,21 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 @pytest.fixture(scope="module")
 def engine(llama: Path, loop: asyncio.AbstractEventLoop) -> Iterator[AsyncEngine]:
-    engine = AsyncEngine(configured(llama))
+    engine = AsyncEngine(configured(llama, pace="target=5ms"), ServerConfig(target_timeout=3.0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "WorkerProcess", ForkedWorker)
+        yield from _started(engine, loop)
+
+
+def _started(engine: AsyncEngine, loop: asyncio.AbstractEventLoop) -> Iterator[AsyncEngine]:
     loop.run_until_complete(engine.start())
     assert not engine.health.ready and engine.health.reason == "target: loading"
-    loop.run_until_complete(until(lambda: engine.health.ready))
+    loop.run_until_complete(until(lambda: engine.health.ready, 120.0))
     yield engine
     loop.run_until_complete(engine.close())
+    assert engine.health.reason.startswith("draining: ")
     with pytest.raises(TargetUnavailable):
-        engine.submit([[5]], PARAMS)
+        engine.submit([EngineRequest([5], PARAMS)])
 
 
 def test_streams_give_what_the_engine_gives(engine: AsyncEngine, loop: asyncio.AbstractEventLoop, llama: Path) -> None:
@@ -85,27 +87,27 @@ def test_streams_give_what_the_engine_gives(engine: AsyncEngine, loop: asyncio.A
     expected = run(make_engine(llama), prompts, [PARAMS] * len(prompts))
 
     async def all_at_once() -> list[Delta]:
-        return await asyncio.gather(*(output(engine.submit([prompt], PARAMS)) for prompt in prompts))
+        return await asyncio.gather(*(output(engine.submit([EngineRequest(prompt, PARAMS)])) for prompt in prompts))
 
     assert [delta.tokens for delta in loop.run_until_complete(all_at_once())] == expected
-    assert not engine._open
+    assert not open_requests(engine)
 
 
 def test_a_refusal_is_the_error_that_the_engine_raised(engine: AsyncEngine, loop: asyncio.AbstractEventLoop) -> None:
     with pytest.raises(PromptError, match="prompt: 3000 tokens; the model's context allows"):
-        loop.run_until_complete(output(engine.submit([[5] * 3000], PARAMS)))
+        loop.run_until_complete(output(engine.submit([EngineRequest([5] * 3000, PARAMS)])))
     with pytest.raises(ParameterError, match="logit_bias: 100000 is not allowed") as caught:
-        loop.run_until_complete(output(engine.submit([[5]], replace(PARAMS, logit_bias={100_000: 1.0}))))
+        loop.run_until_complete(output(engine.submit([EngineRequest([5], replace(PARAMS, logit_bias={100_000: 1.0}))])))
     assert caught.value.field == "logit_bias"
 
 
 def test_an_abort_frees_what_the_request_held(engine: AsyncEngine, loop: asyncio.AbstractEventLoop) -> None:
     async def scenario() -> None:
-        stream = engine.submit([[5, 6, 7]], replace(PARAMS, max_tokens=1500, n=2))
+        stream = engine.submit([EngineRequest([5, 6, 7], replace(PARAMS, max_tokens=1500, n=2))])
         await anext(stream)
         stream.abort()
         stream.abort()
-        assert not engine._open
+        assert not open_requests(engine)
         await until(lambda: status_of(engine).running == 0)
         assert status_of(engine).free_slots == 4096
 
@@ -116,47 +118,45 @@ def test_a_target_that_is_killed_fails_its_requests_and_comes_back(
     engine: AsyncEngine, loop: asyncio.AbstractEventLoop
 ) -> None:
     async def scenario() -> None:
-        before = (await output(engine.submit([[5, 6]], PARAMS))).tokens
-        stream = engine.submit([[5, 6, 7]], replace(PARAMS, max_tokens=2000))
+        before = (await output(engine.submit([EngineRequest([5, 6], PARAMS)]))).tokens
+        stream = engine.submit([EngineRequest([5, 6, 7], replace(PARAMS, max_tokens=2000))])
         await anext(stream)
         os.kill(pid_of(engine), signal.SIGKILL)
         with pytest.raises(TargetUnavailable, match=r"^target: was ended by signal 9 \(Killed\); it is started again$"):
             await output(stream)
-        assert not engine.health.ready and not engine._open
+        assert not engine.health.ready and not open_requests(engine)
         with pytest.raises(TargetUnavailable):
-            engine.submit([[5]], PARAMS)
-        await until(lambda: engine.health.ready)
+            engine.submit([EngineRequest([5], PARAMS)])
+        await until(lambda: engine.health.ready, 120.0)
         assert engine.health.restarts == 1
-        assert (await output(engine.submit([[5, 6]], PARAMS))).tokens == before
+        assert (await output(engine.submit([EngineRequest([5, 6], PARAMS)]))).tokens == before
 
     loop.run_until_complete(scenario())
 
 
-def test_a_target_that_stands_still_is_killed_after_a_while(llama: Path) -> None:
+def test_a_target_that_stands_still_is_killed_after_a_while(
+    engine: AsyncEngine, loop: asyncio.AbstractEventLoop
+) -> None:
+    """The last test of this engine: it is not awaited again."""
+
     async def scenario() -> None:
-        engine = AsyncEngine(configured(llama, pace="target=5ms"), ServerConfig(target_timeout=3.0))
-        await engine.start()
-        try:
-            await until(lambda: engine.health.ready)
-            stream = engine.submit([[5, 6, 7]], replace(PARAMS, max_tokens=2000))
-            await anext(stream)
-            os.kill(pid_of(engine), signal.SIGSTOP)
-            await until(lambda: not engine.health.ready)
-            assert engine.health.reason.startswith("target: silent for ") and engine.health.restarts == 0
-            with pytest.raises(TargetUnavailable, match=r"^target: silent for "):
-                engine.submit([[5]], PARAMS)
-            with pytest.raises(TargetUnavailable, match=r"^target: was silent for 3 s and is killed; it is started"):
-                await output(stream)
-            assert engine.health.retry_after > 1  # as long as the start before it took
-            await until(lambda: engine.health.ready)
-            assert engine.health.restarts == 1 and (await output(engine.submit([[5, 6]], PARAMS))).tokens
-        finally:
-            await engine.close()
-        assert engine.health.reason.startswith("draining: ") and engine.health.identity is not None
+        restarts = engine.health.restarts
+        stream = engine.submit([EngineRequest([5, 6, 7], replace(PARAMS, max_tokens=2000))])
+        await anext(stream)
+        os.kill(pid_of(engine), signal.SIGSTOP)
+        await until(lambda: not engine.health.ready)
+        assert engine.health.reason.startswith("target: silent for ") and engine.health.restarts == restarts
+        with pytest.raises(TargetUnavailable, match=r"^target: silent for "):
+            engine.submit([EngineRequest([5], PARAMS)])
+        with pytest.raises(TargetUnavailable, match=r"^target: was silent for 3 s and is killed; it is started"):
+            await output(stream)
+        assert engine.health.retry_after > 1  # as long as the start before it took
+        await until(lambda: engine.health.restarts == restarts + 1, 120.0)
 
-    asyncio.run(scenario())
+    loop.run_until_complete(scenario())
 
 
+@in_soak
 def test_a_model_without_weights_fails_for_good(tmp_path: Path, llama: Path) -> None:
     shutil.copytree(llama, tmp_path, dirs_exist_ok=True)
     (tmp_path / "model.safetensors").unlink()
@@ -164,7 +164,7 @@ def test_a_model_without_weights_fails_for_good(tmp_path: Path, llama: Path) -> 
     async def scenario() -> str:
         engine = AsyncEngine(configured(tmp_path))
         await engine.start()
-        await until(lambda: engine.health.failed)
+        await until(lambda: engine.health.failed, 120.0)
         reason = engine.health.reason
         await engine.close()
         return reason

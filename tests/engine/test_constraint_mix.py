@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from inline_drafts import inline_drafts
+from sizes import sized
 from support import SNIPPETS, VOCAB, assert_idle, edit_config, make_engine, write_model
 
 from pilotfish.core.sampling.constraint import Constraint
@@ -55,7 +56,7 @@ def plain(models: list[Path]) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.fixture(params=MODES)
+@pytest.fixture(params=sized(["sync, few slots", "async"], list(MODES)))
 def guessing(request: pytest.FixtureRequest, models: list[Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     target, draft = models
     with inline_drafts(monkeypatch), make_engine(target, draft=draft, **MODES[request.param]) as engine:
@@ -110,10 +111,9 @@ def finished(
     return samples
 
 
-@pytest.mark.parametrize("seed", range(1))
-def test_whatever_is_asked_for_no_guess_changes_it(guessing: Engine, plain: Engine, seed: int) -> None:
-    rng = random.Random(seed)
-    asked = [(rng.choice(SNIPPETS), anything(rng)) for _ in range(48)]
+def test_whatever_is_asked_for_no_guess_changes_it(guessing: Engine, plain: Engine) -> None:
+    rng = random.Random(0)
+    asked = [(rng.choice(SNIPPETS), anything(rng)) for _ in range(sized(24, 48))]
     want = finished(plain, asked, rng, 0.0)
     got = finished(guessing, asked, rng, 0.01)
     assert guessing.worker.drafter.drafter is guessing.drafter  # it did not fail
@@ -127,5 +127,5 @@ def test_whatever_is_asked_for_no_guess_changes_it(guessing: Engine, plain: Engi
         assert (one.finish_reason, str(one.error)) == (other.finish_reason, str(other.error))
         assert [each.token for each in one.logprobs] == [each.token for each in other.logprobs]
         assert len(one.prompt_logprobs) == len(other.prompt_logprobs)
-    assert whole > 10
-    assert sum(sample.request.stats.accepted_tokens for sample in got) > 50
+    assert whole > len(asked) / 5
+    assert sum(sample.request.stats.accepted_tokens for sample in got) > len(asked)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from inline_drafts import inline_drafts
+from sizes import sized
 from support import SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, run, write_model
 from transformers import AutoModelForCausalLM
 
@@ -64,7 +65,7 @@ def plain(llama: Path) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.fixture(params=MODES)
+@pytest.fixture(params=sized(["async", "small pool"], list(MODES)))
 def guessing(
     request: pytest.FixtureRequest, llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Engine]:
@@ -90,16 +91,16 @@ SAMPLING: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("sampling", SAMPLING)
-def test_no_guess_changes_an_output(guessing: Engine, plain: Engine, sampling: dict[str, Any]) -> None:
+def test_no_guess_changes_an_output(guessing: Engine, plain: Engine) -> None:
     """Constrained and free requests side by side; all that is whole is what was asked for."""
-    asked = [params(constraint, **sampling) for constraint in [*CONSTRAINTS, None] for _ in range(3)]
-    prompts = [*SNIPPETS[:3]] * (len(asked) // 3)
+    kinds = [(constraint, sampling) for sampling in SAMPLING for constraint in [*CONSTRAINTS, None]]
+    asked = [params(constraint, **sampling) for constraint, sampling in kinds for _ in range(sized(1, 3))]
+    prompts = [SNIPPETS[place % 3] for place in range(len(asked))]
     outputs = [sample.token_ids for sample in samples_of(guessing, prompts, asked)]
     assert outputs == run(plain, prompts, asked)
 
 
-@pytest.fixture(scope="module", params=[VOCAB - 1, VOCAB + 64, VOCAB + 640])
+@pytest.fixture(scope="module", params=sized([VOCAB - 1, VOCAB + 640], [VOCAB - 1, VOCAB + 64, VOCAB + 640]))
 def padded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
     """A model with another number of embeddings than the tokenizer of all has."""
     return request.param, write_model(tmp_path_factory.mktemp("padded"), "llama", vocab_size=request.param)
@@ -238,8 +239,8 @@ def test_an_output_without_a_reasoning_follows_at_once(guessing: Engine, plain: 
         assert re.fullmatch("[a-f]{2,9}-" if whole else "[a-f]{0,9}", sample.text), sample.text
 
 
-def test_what_cannot_be_compiled_is_refused_and_leaves_nothing(guessing: Engine) -> None:
+def test_what_cannot_be_compiled_is_refused_and_leaves_nothing(plain: Engine) -> None:
     with pytest.raises(ParameterError, match="structured_outputs: ") as caught:
-        guessing.submit(SNIPPETS[0], params(Constraint.regex("a{3")))
+        plain.submit(SNIPPETS[0], params(Constraint.regex("a{3")))
     assert caught.value.field == "structured_outputs"
-    assert_idle(guessing)
+    assert_idle(plain)

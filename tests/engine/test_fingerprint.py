@@ -1,18 +1,24 @@
-"""Targets with equal fingerprints give equal tokens; what changes tokens changes it."""
+"""Targets with equal fingerprints give equal tokens; KV of equal identities stands for each other."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import edit_config, edit_tensors, make_engine, write_model
 
-from pilotfish.engine.fingerprint import all_but_weights, fingerprint, read_weights
-from pilotfish.engine.targets.target_process import identity_of
+from pilotfish.config.engine import EngineConfig
+from pilotfish.core.prefilling.segments import KVIdentity
+from pilotfish.engine.fingerprint import fingerprint, kv_fingerprint, kv_identity, output_facts, read_weights
+from pilotfish.engine.memory import load_configured
+from pilotfish.engine.targets.status import identity_of
+from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.feature_tap import FeatureTap
+from pilotfish.model.loading.metadata import load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +28,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def of(directory: Path, **fields: Any) -> str:
     with make_engine(directory, **fields) as engine:
-        return fingerprint(all_but_weights(engine), read_weights(directory).result(60.0))
+        facts = output_facts(engine.config, engine.executor, engine.tokenizer)
+        return fingerprint(facts, read_weights(directory).result(60.0))
 
 
 def copied(model: Path, tmp_path: Path) -> Path:
@@ -98,3 +105,75 @@ def test_the_digest_of_a_tokenizer_does_not_depend_on_its_calls(model: Path) -> 
 
 def test_weights_that_cannot_be_read_are_told_to_whoever_asks(tmp_path: Path) -> None:
     assert "no safetensors weights" in str(read_weights(tmp_path).exception(60.0))
+
+
+# -- of KV
+
+
+def identity(directory: Path, tap: FeatureTap | None = None, **fields: Any) -> KVIdentity:
+    config = EngineConfig(target=directory, **{"dtype": "float32", **fields})
+    executor = TorchExecutor(load_configured(config, directory, config.max_model_len), num_slots=64, tap=tap)
+    return kv_identity(config, executor, load_tokenizer(directory))
+
+
+def test_a_copy_of_a_model_has_the_same_identity(model: Path, tmp_path: Path) -> None:
+    ours, theirs = identity(model), identity(copied(model, tmp_path), kv_slots=128, threads=1, max_model_len=512)
+    assert ours == theirs
+    assert ours.difference(theirs) is None
+
+
+def test_each_fact_that_differs_is_named(model: Path, tmp_path: Path) -> None:
+    ours = identity(model)
+    weights = edit_tensors(copied(model, tmp_path / "weights"), lambda tensors: next(iter(tensors.values())).add_(1))
+    layers = write_model(tmp_path / "layers", "llama", num_hidden_layers=3)
+    theta = copied(model, tmp_path / "theta")
+    edit_config(theta, rope_parameters={"rope_type": "default", "rope_theta": 5000.0})
+    others = {
+        "weights: ": identity(weights),
+        "model: llama of 2 layers, ": identity(layers),
+        "model: llama of": identity(theta),
+        "quantization: none, not int8 of torchao ": identity(model, quantization="int8"),
+        "kv_dtype: float32, not int8": identity(model, kv_dtype="int8"),
+        "dtype: float32, not bfloat16": identity(model, dtype="bfloat16"),
+        "operations: ": identity(model, eager=True),
+    }
+    for beginning, theirs in others.items():
+        line = ours.difference(theirs)
+        assert line is not None
+        assert line.startswith(beginning)
+        assert "\n" not in line
+
+
+def test_features_are_a_part_of_an_identity(model: Path) -> None:
+    """KV without the features that a target needs does not stand for its own, nor do other features."""
+    taps = [FeatureTap((0,), width, lambda states: states, digest) for width, digest in ((64, "0a"), (64, "0b"))]
+    plain, (ours, theirs) = identity(model), (identity(model, tap) for tap in taps)
+    assert plain.difference(ours) == "features: none, not 64 of 0a"
+    assert ours.difference(plain) == "features: 64 of 0a, not none"
+    assert ours.difference(theirs) == "features: 64 of 0a, not 64 of 0b"
+    assert ours.layout.described == "2 layers of [128, 128] bytes a head and features of 256 bytes"
+    config = EngineConfig(target=model, dtype="float32")
+    assert len({kv_fingerprint(config, executor) for executor in executors_of(model, taps)}) == 3
+
+
+def executors_of(model: Path, taps: Sequence[FeatureTap]) -> list[TorchExecutor]:
+    """Without a tap, then with each."""
+    loaded = load_configured(EngineConfig(target=model, dtype="float32"), model)
+    return [TorchExecutor(loaded, num_slots=64, tap=tap) for tap in (None, *taps)]
+
+
+def test_another_tokenizer_is_named(model: Path, tmp_path: Path) -> None:
+    other = copied(model, tmp_path)
+    path = other / "tokenizer.json"
+    path.write_text(path.read_text().replace('"add_prefix_space": false', '"add_prefix_space": true'))
+    line = identity(model).difference(identity(other))
+    assert line is not None
+    assert line.startswith("tokenizer: ")
+
+
+def test_the_layout_of_8_bits_has_its_scales(model: Path) -> None:
+    layout = identity(model, kv_dtype="int8").layout
+    config = load_configured(EngineConfig(target=model, dtype="float32"), model).config
+    assert layout.planes == [config.head_dim, config.head_dim, 4, 4]
+    assert (layout.layers, layout.heads) == (config.num_hidden_layers, config.num_key_value_heads)
+    assert layout.token_bytes == config.num_key_value_heads * (2 * config.head_dim + 8)

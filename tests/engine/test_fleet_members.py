@@ -19,7 +19,7 @@ from pilotfish.engine.targets.async_engine import AsyncEngine
 from pilotfish.engine.targets.fleet import Fleet
 from pilotfish.engine.targets.members import Member
 from pilotfish.errors import InputError, ParameterError, TargetUnavailable
-from pilotfish.wire.serving import Identity, Status
+from pilotfish.wire.serving import EngineRequest, Identity, Status
 
 STATUS = Status(Identity("tiny", "off", "float32", 256, 512, 4096, 256, 8, 0), 0, 0, 4096, 0, "first")
 
@@ -112,8 +112,9 @@ def test_a_server_that_has_closed_sends_nothing(member: Member) -> None:
         await ready(engine._fleet, member)
         assert engine.health.ready
         await engine.close()
+        assert engine.health.identity is not None  # routes still read it
         with pytest.raises(TargetUnavailable, match="draining: the server is shutting down"):
-            engine.submit([[1]], SamplingParams())
+            engine.submit([EngineRequest([1], SamplingParams())])
 
     asyncio.run(scenario())
 

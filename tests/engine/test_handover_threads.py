@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support import make_engine
+from support import eventually, make_engine
 
 from pilotfish.core.cache.slots import Slots
 from pilotfish.core.peers.fields import Peer
@@ -28,8 +27,7 @@ from pilotfish.core.prefilling.prefill_messages import (
 )
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
 from pilotfish.core.prefilling.segments import KVIdentity, KVLayout, SegmentReference, sequence_digest
-from pilotfish.engine.drafts import remote_drafts
-from pilotfish.engine.prefills import remote_prefills
+from pilotfish.engine.pools import remote_pools
 from pilotfish.engine.prefills.handovers import HandOvers
 from pilotfish.kv.arena import Arena, Bytes
 from pilotfish.kv.readers import content
@@ -109,13 +107,6 @@ def side() -> Iterator[Side]:
     arena.close()
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def mapped() -> int:
     """How often memory for segments is mapped in this process."""
     return Path("/proc/self/maps").read_text().count("memfd:pilotfish segments")
@@ -191,8 +182,7 @@ def test_threads_of_others_have_their_turns_as_before(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once an engine with drafts and prefill workers is closed."""
-    for module in (remote_drafts, remote_prefills):
-        monkeypatch.setattr(module, "ANSWER", 0.01)
+    monkeypatch.setattr(remote_pools, "ANSWER", 0.01)
     nobody = f"ipc://{tmp_path}/nobody"
     pools = {"draft_pool": (nobody,), "prefill_pool": (f"{nobody}-either",)}
     shared = sys.getswitchinterval()  # of a process where engines of other tests may be open

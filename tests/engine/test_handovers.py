@@ -87,6 +87,10 @@ def reports(samples: Sequence[Sample]) -> list[HandOverReport]:
     return [report for sample in samples for report in sample.request.stats.handovers]
 
 
+#: In one case in the suite, where modes and transports have nothing to do with it.
+ONE_CASE = pytest.mark.parametrize("disaggregated", CASES[: sized(1, 99)], ids="-".join, indirect=True)
+
+
 @pytest.fixture(params=CASES, ids="-".join)
 def disaggregated(
     request: pytest.FixtureRequest, long: Path, long_draft: Path, monkeypatch: pytest.MonkeyPatch
@@ -140,6 +144,7 @@ def test_streams_go_on_while_prompts_are_handed_over(
     assert both[:3] == alone
 
 
+@ONE_CASE
 def test_several_outputs_of_a_prompt_and_its_log_probabilities(
     disaggregated: tuple[Engine, list[PrefillWorker]], long: Path
 ) -> None:
@@ -156,6 +161,7 @@ def test_several_outputs_of_a_prompt_and_its_log_probabilities(
     assert len(reports(samples)) == 1
 
 
+@ONE_CASE
 def test_tenants_share_nothing(disaggregated: tuple[Engine, list[PrefillWorker]], outputs: list[list[int]]) -> None:
     """Neither here nor there."""
     engine, _ = disaggregated
@@ -166,7 +172,7 @@ def test_tenants_share_nothing(disaggregated: tuple[Engine, list[PrefillWorker]]
         assert [report.cached for report in reports(samples)] == [cached]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", sized(["sync"], list(MODES)))
 def test_preempted_after_a_hand_over(mode: str, long: Path, long_draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was preempted is handed over again, its output too."""
     prompts, asked = [prompt(length, seed=3) for length in (300, 280, 260)], params(120)
@@ -262,6 +268,7 @@ def test_tiers_come_first(long: Path, monkeypatch: pytest.MonkeyPatch, outputs: 
         assert_nothing_left(workers, engine)
 
 
+@ONE_CASE
 def test_what_takes_long_shows_in_its_report(disaggregated: tuple[Engine, list[PrefillWorker]]) -> None:
     engine, _ = disaggregated
     samples = engine.submit(prompt(4000, seed=6), params())

@@ -10,9 +10,8 @@ from pilotfish.core.cache.prefix_cache import PrefixCache, RunWatcher
 from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.peers.fields import Peer
 from pilotfish.core.routing.held_prefixes import Held, HeldCopies, routing_keys
-from pilotfish.engine.targets.attendance import Attendance
 from pilotfish.engine.targets.held_followers import AGAIN, CHANGES, HeldFollowers
-from pilotfish.engine.targets.servers import Servers
+from pilotfish.engine.targets.servers import Attendance, Servers
 from pilotfish.wire.channel import Received, decoded, encode
 from pilotfish.wire.serving import SERVER_DECODER, SERVER_SILENCE
 

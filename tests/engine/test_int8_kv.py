@@ -7,18 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import SNIPPETS, assert_idle, make_engine, run
+from support import SNIPPETS, assert_idle, make_engine, params, run
 from test_kv_tiers import SLOTS, _patient, finish, from_where, prompts  # noqa: F401  # a fixture that all tests use
 
-from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.errors import ParameterError
 
 INT8 = {"kv_dtype": "int8"}
-
-
-def params(max_tokens: int, **fields: Any) -> SamplingParams:
-    return SamplingParams(**{"max_tokens": max_tokens, "seed": 7, "temperature": 0.8, **fields})
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["kernels", "reference"])

@@ -11,7 +11,7 @@ import pytest
 TURNS, AT_ONCE, SIZE = 20, 16, 1 << 20
 PROGRAM = f"""
 import resource, sys
-from pilotfish.engine.process import keep_freed_memory
+from pilotfish.engine.processes.process import keep_freed_memory
 
 if sys.argv[1] == "kept":
     keep_freed_memory()

@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from loopback import Loopback
 from prometheus_client.parser import text_string_to_metric_families
 from support import make_engine
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.targets.replica_health import ReplicaHealth
-from pilotfish.engine.targets.servers import Servers
-from pilotfish.engine.targets.target_process import TargetService
+from pilotfish.engine.targets.replica import ReplicaHealth
+from pilotfish.engine.targets.status import identity_of, status_of
 from pilotfish.kv import tiers as tiers_module
 from pilotfish.kv.tiers import KVTiers
 from pilotfish.server.observe.metrics import ServerMetrics
@@ -40,10 +38,9 @@ def test_they_tell_what_came_from_where(tier: str, llama: Path, tmp_path: Path) 
     where = {"kv_host_memory": 0.01} if tier == "host" else {"kv_disk": tmp_path / "kv", "kv_disk_size": 0.01}
     metrics = ServerMetrics("tiny")
     with make_engine(llama, kv_slots=SLOTS, **where) as engine:
-        service = TargetService(engine, Servers(Loopback.pair(b"target")[0]))
         for prompt in PROMPTS + PROMPTS:
             serve(engine, prompt, metrics)
-        status = decoded(SERVER_DECODER, encode(service._status(service._present_load())))
+        status = decoded(SERVER_DECODER, encode(status_of(engine, identity_of(engine), "")))
         assert isinstance(status, Status) and engine.tiers is not None
         metrics.fleet.tell([ReplicaHealth("target", status=status)])
         counts, size = engine.tiers.counts, engine.memory.target.slot

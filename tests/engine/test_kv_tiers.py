@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from inline_drafts import inline_drafts
-from support import SNIPPETS, assert_idle, make_engine, run, write_model
+from sizes import paired, sized
+from support import SNIPPETS, assert_idle, make_engine, params, run, write_model
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
@@ -28,10 +29,6 @@ MODES: dict[str, dict[str, Any]] = {
 #: Room for one long sequence.
 SLOTS = 512
 LIMIT = 20.0  # seconds
-
-
-def params(max_tokens: int, **fields: Any) -> SamplingParams:
-    return SamplingParams(**{"max_tokens": max_tokens, "seed": 7, "temperature": 0.8, **fields})
 
 
 @pytest.fixture(autouse=True)
@@ -77,8 +74,7 @@ def from_where(sample: Sample) -> set[str]:
     return set(sample.request.stats.cached_by_tier)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("tier", ["host", "disk"])
+@pytest.mark.parametrize(("mode", "tier"), paired(list(MODES), ["host", "disk"]))
 def test_what_the_pool_evicted_comes_back(
     tier: str, mode: str, llama: Path, draft: Path, plain: Engine, tmp_path: Path
 ) -> None:
@@ -93,7 +89,7 @@ def test_what_the_pool_evicted_comes_back(
         assert engine.tiers is not None and engine.tiers.counts.loaded_tokens[tier] == 6 * 256
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", sized(["sync"], list(MODES)))
 def test_what_is_on_disk_survives_a_restart(mode: str, llama: Path, draft: Path, plain: Engine, tmp_path: Path) -> None:
     where = {"kv_host_memory": 0.005, "kv_disk": tmp_path / "kv", "kv_disk_size": 0.01}
     for run_ in range(2):
@@ -115,16 +111,16 @@ def test_prefixes_that_part_at_every_offset(tiered: Engine, plain: Engine) -> No
     """Around the ends of objects, and the pool's own part of a prefix ends anywhere."""
     whole = prompts(plain)[0][:200]
     finish(tiered, whole, params(4))
-    for offset in (*range(1, 200, 9), *range(60, 70), *range(126, 131)):
+    for offset in (*range(1, 200, sized(27, 9)), *range(62, 67), *range(126, 131)):
         finish(tiered, prompts(plain)[offset % 5 + 1], params(4))  # drives out some of it
         prompt = [*whole[:offset], 7, *whole[offset:]]
         sample = finish(tiered, prompt, params(6))
         assert [sample.token_ids] == run(plain, [prompt], [params(6)])
         assert sample.request.stats.cached_tokens >= offset // 64 * 64
-    assert tiered.tiers is not None and tiered.tiers.counts.loaded_tokens["host"] > 1000
+    assert tiered.tiers is not None and tiered.tiers.counts.loaded_tokens["host"] > 600
 
 
-@pytest.mark.parametrize("length", [1, 2, 63, 64, 65, 128, 129, 1000, 4000])
+@pytest.mark.parametrize("length", sized([1, 64, 65, 1000], [1, 2, 63, 64, 65, 128, 129, 1000, 4000]))
 def test_prompts_of_any_length(length: int, tmp_path: Path) -> None:
     """Beside others that drive each other out: all at once, then again after a restart."""
     llama = write_model(tmp_path, "llama", max_position_embeddings=4160)

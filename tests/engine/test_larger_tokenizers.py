@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from live import LiveServer
+from sizes import in_soak
 from support import VOCAB, edit_config, write_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -149,6 +150,7 @@ def test_a_prompt_may_spell_them_and_not_name_them(llm: LLM, llama: Path) -> Non
             llm.generate("a", SamplingParams(**{field: value}))
 
 
+@in_soak
 def test_a_server_takes_them_for_text(model: Path, llama: Path) -> None:
     plain = load_tokenizer(llama)
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}

@@ -11,12 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support import eventually
 
 from pilotfish.engine.processes import launch
 from pilotfish.engine.processes.launch import Supervisor, WorkerState, wait_until
@@ -37,11 +38,11 @@ open(sys.argv[1], "w").close()
 PARENT_SCRIPT = """
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs are started with it ignored
-from pilotfish.engine.launch import Supervisor, wait_until
-from pilotfish.engine.process import WorkerSpec
+from pilotfish.engine.processes.launch import Supervisor, wait_until
+from pilotfish.engine.processes.process import WorkerSpec
 worker = '''
 import signal, sys, time
-from pilotfish.engine.process import die_with_parent
+from pilotfish.engine.processes.process import die_with_parent
 die_with_parent()
 def note(number, _):
     open(sys.argv[1] + ".signal", "a").write(signal.Signals(number).name)
@@ -61,10 +62,6 @@ def report():
 
 def python(code: str, *arguments: str, name: str = "draft 0", **fields: object) -> WorkerSpec:
     return WorkerSpec(name, [sys.executable, "-c", code, *arguments], **fields)  # type: ignore[arg-type]
-
-
-def eventually(true: Callable[[], bool], limit: float = LIMIT) -> None:
-    wait_until(true, lambda: None, limit, "what the test waits for")
 
 
 def alive(pid: int) -> bool:

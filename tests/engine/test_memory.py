@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from sizes import paired
 from support import DENSE, KINDS, VOCAB, make_engine, tiny_model
 from thread_ranks import thread_groups
 from transformers import AutoModelForCausalLM
@@ -50,12 +52,14 @@ def kept_bytes(module: torch.nn.Module) -> int:
     return sum(found.values())
 
 
-@pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", KINDS)
+PRECISIONS = list(product((torch.float32, torch.bfloat16), (False, True)))
+
+
+@pytest.mark.parametrize(("kind", "precision"), paired(list(KINDS), PRECISIONS))
 def test_weights_are_those_of_the_loaded_model(
-    tiny_models: dict[str, Path], kind: str, dtype: torch.dtype, eager: bool
+    tiny_models: dict[str, Path], kind: str, precision: tuple[torch.dtype, bool]
 ) -> None:
+    dtype, eager = precision
     directory = tiny_models[kind]
     planned = footprint(directory, dtype, CPU, eager=eager)
     loaded = load_model(directory, dtype, CPU, eager=eager)

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from sizes import paired
+from sizes import paired, sized
 from support import (
     KINDS,
     SNIPPETS,
@@ -98,17 +98,17 @@ def way(request: pytest.FixtureRequest) -> dict[str, Any]:
     return WAYS[request.param]
 
 
-@pytest.mark.parametrize(
-    "own",
-    [
-        {"temperature": 0.0},
-        {"temperature": 1.0},
-        {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "min_p": 0.01},
-        {"temperature": 0.0, "allowed_token_ids": (40, 41)},
-        {"temperature": 1.0, "allowed_token_ids": (40, 41), "logprobs": 2},
-        {"prompt_logprobs": 1},
-    ],
-)
+OWN: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "min_p": 0.01},
+    {"temperature": 0.0, "allowed_token_ids": (40, 41)},
+    {"temperature": 1.0, "allowed_token_ids": (40, 41), "logprobs": 2},
+    {"prompt_logprobs": 1},
+]
+
+
+@pytest.mark.parametrize(("own", "way"), paired(OWN, list(WAYS)), indirect=["way"])
 def test_the_request_ends_and_no_other(llama: Path, way: dict[str, Any], own: dict[str, Any]) -> None:
     engine = make_engine(llama, RandomDrafter(VOCAB), mode="sync", drafter="ngram", **way)
     others = run(make_engine(llama, **way), SNIPPETS[:3], [params()] * 3)
@@ -153,8 +153,8 @@ def test_a_prompt_in_chunks_is_scored_up_to_there(llama: Path) -> None:
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize(("way", "temperature"), paired(list(WAYS), [0.0, 0.9]), indirect=["way"])
+@pytest.mark.parametrize("value", sized([float("nan")], [float("nan"), float("inf")]))
 def test_an_output_ends_at_the_same_token_whatever_is_guessed(
     llama: Path, way: dict[str, Any], temperature: float, value: float
 ) -> None:
@@ -208,6 +208,7 @@ def test_generate_names_the_prompt(llama: Path, monkeypatch: pytest.MonkeyPatch)
 # -- drafts
 
 
+@pytest.mark.parametrize("way", sized(["kernels", "int8 KV, reference"], list(WAYS)), indirect=True)
 def test_a_draft_whose_logits_are_not_finite_costs_speed_only(llama: Path, draft: Path, way: dict[str, Any]) -> None:
     expected = run(make_engine(llama, **way), SNIPPETS[:3], [params()] * 3)
     engine = make_engine(llama, draft=draft, mode="sync", drafter="lm", **way)

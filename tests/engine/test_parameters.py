@@ -118,27 +118,6 @@ def test_the_token_that_ends_it_shows_with_the_stop_string(engine: Engine, off: 
         assert len(ends) == len(cut) and ends[-1] == len(told)
 
 
-def test_special_tokens_may_show(engine: Engine) -> None:
-    eos = engine.tokenizer.eos_token_id
-    asked = params(logit_bias={eos: 100.0}, frequency_penalty=2.0, min_tokens=2, skip_special_tokens=False)
-    sample, told, _ = finish_in_pieces(engine, SNIPPETS[0], asked)
-    assert told == sample.text == engine.tokenizer.decode(sample.token_ids)
-    assert told.count("<eos>") == sample.token_ids.count(eos) > 5
-    stopped, told, _ = finish_in_pieces(engine, SNIPPETS[0], params(logit_bias={eos: 100.0}, stop="<eos>"))
-    assert "<eos>" not in told and stopped.stop is None  # it has no text
-    asked = params(logit_bias={eos: 100.0}, stop="<eos>", skip_special_tokens=False)
-    stopped, told, _ = finish_in_pieces(engine, SNIPPETS[0], asked)
-    assert (stopped.token_ids, told, stopped.stop) == ([eos], "", "<eos>")
-
-
-def test_many_stop_tokens(engine: Engine, off: Engine) -> None:
-    """As many as there may be, each held back until there are enough."""
-    stops = list(range(VOCAB))[::2]
-    sample = finish(engine, SNIPPETS[4], params(stop_token_ids=(stops * 4)[:1024], min_tokens=8))
-    assert not set(sample.token_ids[:8]) & set(stops) and sample.token_ids[-1] in stops
-    assert sample.token_ids == finish(off, SNIPPETS[4], sample.request.params).token_ids
-
-
 def test_allowed_and_bad_tokens(engine: Engine) -> None:
     allowed = tuple(range(60, 90))
     sample = finish(engine, SNIPPETS[2], params(allowed_token_ids=allowed, bad_token_ids=(70, 71)))

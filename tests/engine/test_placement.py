@@ -11,7 +11,7 @@ import pytest
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.text import config_of
 from pilotfish.config.workers import PrefillConfig
-from pilotfish.engine.drafts.remote_drafts import worker_command
+from pilotfish.engine.pools.remote_pools import worker_command
 from pilotfish.engine.processes import host_memory
 from pilotfish.engine.processes.placement import split_cores, split_for_prefill
 from pilotfish.engine.processes.process import on_cores
@@ -151,7 +151,7 @@ def test_a_worker_does_not_check_the_cores_of_its_target(tmp_path: Path) -> None
     """It may use others than they."""
     own, other, *_ = sorted(os.sched_getaffinity(0))
     config = EngineConfig(target=tmp_path, draft=tmp_path, mode="async", cores=str(own))
-    text = next(word for word in worker_command(config, "ipc://x", "draft 0") if word.startswith("--config="))
+    text = next(word for word in worker_command("draft", config, "ipc://x", "draft 0") if word.startswith("--config="))
     with on_cores(frozenset({other})):
         assert config_of(text.removeprefix("--config="), EngineConfig).of_draft.target == tmp_path
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -14,18 +13,18 @@ import numpy as np
 import pytest
 from inline_drafts import draft_worker, patient_propose
 from inline_prefills import assert_nothing_left, prefill_worker
-from support import VOCAB, assert_idle, make_engine, run, step_until, write_model
+from support import VOCAB, assert_idle, eventually, make_engine, run, step_until, write_model
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.drafting.pools import DraftPool
 from pilotfish.core.peers.fields import Peer
 from pilotfish.core.prefilling.handover import WHOLE
 from pilotfish.core.sampling.sampling_params import SamplingParams
-from pilotfish.engine.drafts.pool_members import PoolMembers
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
+from pilotfish.engine.pools.pool_members import PoolMembers
 from pilotfish.engine.sample import Sample
 from pilotfish.engine.targets import members as members_module
-from pilotfish.engine.targets import target_process
+from pilotfish.engine.targets import status
 from pilotfish.engine.targets.members import Member, Members, write_members
 from pilotfish.errors import InputError, ParameterError
 from pilotfish.wire.channel import ChannelThread
@@ -33,7 +32,6 @@ from pilotfish.wire.curve_keys import KeyPair, TargetKeys, new_key_pair
 from pilotfish.wire.endpoints import Endpoint
 from pilotfish.wire.sockets import DialingChannel
 
-LONG = 30.0
 TOKENS = 400
 PROMPTS = [np.random.default_rng(seed).integers(1, VOCAB, 70 + 7 * seed).tolist() for seed in range(6)]
 
@@ -59,13 +57,6 @@ class Fleet:
 
     def set(self, *members: Member) -> None:
         write_members(self.path, Members(**{self._role: members}))
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def test_drafts_are_changed_under_load(
@@ -96,7 +87,7 @@ def test_drafts_are_changed_under_load(
         step_until(engine, samples, "two")
         engine.step()
         assert not old.sessions and remote.drafter.machine.counts.moved == 5
-        assert [(pool.name, pool.revision) for pool in target_process._pools(engine)] == [
+        assert [(pool.name, pool.revision) for pool in status.pools_of(engine)] == [
             ("one", "monday"),
             ("two", "tuesday"),
         ]

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from inline_drafts import PATIENCE, inline_drafts
-from support import SNIPPETS, assert_idle, make_engine, run
+from sizes import sized
+from support import SNIPPETS, assert_idle, make_engine, params, run
 
 from pilotfish.core.cache.prefix_keys import Key, ToldPrefixes
 from pilotfish.core.sampling.sampling_params import SamplingParams
@@ -27,13 +28,13 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-def params(max_tokens: int, **fields: Any) -> SamplingParams:
-    return SamplingParams(**{"max_tokens": max_tokens, "seed": 7, "temperature": 0.8, **fields})
-
-
 @pytest.fixture(scope="module")
 def plain(llama: Path) -> Engine:
     return make_engine(llama, prefix_cache=False)
+
+
+#: In one mode in the suite, where modes have nothing to do with it.
+ONE_MODE = pytest.mark.parametrize("caching", sized(["sync"], list(MODES)), indirect=True)
 
 
 @pytest.fixture(params=MODES)
@@ -55,11 +56,12 @@ def finish(engine: Engine, prompt: Any, asked: SamplingParams, salt: str | None 
 
 def test_prompts_that_part_at_every_offset(caching: Engine, plain: Engine) -> None:
     whole = plain.check_prompt(SNIPPETS[1])[:40]
-    prompts = [whole, *([*whole[:offset], 7, *whole[offset:]] for offset in range(len(whole))), whole]
-    for place, prompt in enumerate(prompts):
+    offsets = range(0, len(whole), sized(3, 1))
+    prompts = [whole, *([*whole[:offset], 7, *whole[offset:]] for offset in offsets), whole]
+    for prompt, shared in zip(prompts, (0, *offsets, len(whole) - 1), strict=True):
         (sample,) = finish(caching, prompt, params(8))
         assert [sample.token_ids] == run(plain, [prompt], [params(8)])
-        assert sample.request.stats.cached_tokens >= (min(place - 1, len(prompt) - 1) if place else 0)
+        assert sample.request.stats.cached_tokens >= shared
     assert sample.request.stats.cached_tokens == len(whole) - 1  # all but the one whose row samples
 
 
@@ -74,6 +76,7 @@ def test_turns_of_a_conversation(caching: Engine, plain: Engine) -> None:
         tokens = [*tokens, *sample.token_ids, 5 + turn]
 
 
+@ONE_MODE
 def test_a_prompt_is_found_while_its_request_still_runs(caching: Engine, plain: Engine) -> None:
     first = caching.submit(SNIPPETS[2], params(30))[0]
     while not first.token_ids:
@@ -87,6 +90,7 @@ def test_a_prompt_is_found_while_its_request_still_runs(caching: Engine, plain: 
     assert_idle(caching)
 
 
+@ONE_MODE
 def test_tenants_share_nothing(caching: Engine) -> None:
     outputs = {salt: finish(caching, SNIPPETS[0], params(8), salt)[0] for salt in (None, "a", "b")}
     assert {salt: sample.request.stats.cached_tokens for salt, sample in outputs.items()} == {None: 0, "a": 0, "b": 0}
@@ -96,7 +100,7 @@ def test_tenants_share_nothing(caching: Engine) -> None:
 
 @pytest.mark.parametrize("kv_slots", [512, 16384])
 def test_equal_prompts_of_two_tenants_never_share_a_slot(llama: Path, kv_slots: int) -> None:
-    """200 pairs, at the same time or one after the other, where all stays and where most is evicted."""
+    """Many pairs, at the same time or one after the other, where all stays and where most is evicted."""
     engine = make_engine(llama, kv_slots=kv_slots)
     scheduler, draw = engine.worker.scheduler, np.random.default_rng(0)
     assert scheduler.cache is not None
@@ -109,7 +113,7 @@ def test_equal_prompts_of_two_tenants_never_share_a_slot(llama: Path, kv_slots: 
     def running(salt: str) -> list[Request]:
         return [request for request in scheduler.running if request.cache_salt == salt]
 
-    for pair in range(200):
+    for pair in range(sized(80, 200)):
         prompt = [pair, *draw.integers(0, 512, draw.integers(1, 40)).tolist()]
         samples = engine.submit(prompt, params(3), "a")
         while engine.busy and pair % 2:
@@ -125,6 +129,7 @@ def test_equal_prompts_of_two_tenants_never_share_a_slot(llama: Path, kv_slots: 
     assert bool(scheduler.cache.evicted) is (kv_slots == 512)
 
 
+@ONE_MODE
 def test_samples_of_one_prompt_find_it(caching: Engine, plain: Engine) -> None:
     finish(caching, SNIPPETS[0], params(4))
     samples = finish(caching, SNIPPETS[0], params(16, n=3))
@@ -132,6 +137,7 @@ def test_samples_of_one_prompt_find_it(caching: Engine, plain: Engine) -> None:
     assert [s.token_ids for s in samples] == [s.token_ids for s in finish(plain, SNIPPETS[0], params(16, n=3))]
 
 
+@ONE_MODE
 def test_a_prompt_that_is_scored_is_computed(caching: Engine, plain: Engine) -> None:
     finish(caching, SNIPPETS[0], params(4))
     (scored,) = finish(caching, SNIPPETS[0], params(4, prompt_logprobs=1))

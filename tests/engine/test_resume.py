@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
 from inline_drafts import inline_drafts
 from msgspec.structs import replace
-from support import SETTINGS, SNIPPETS, VOCAB, assert_idle, make_engine, write_model
+from sizes import sized
+from support import SETTINGS, SNIPPETS, VOCAB, asked, assert_idle, make_engine, write_model
 
 from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.core.sampling.sampling_params import SamplingParams
@@ -33,6 +35,10 @@ ASKED = [SamplingParams(max_tokens=20, seed=seed, logprobs=1, **one) for seed, o
     SamplingParams(max_tokens=24, seed=11, structured_outputs=CONSTRAINT, temperature=1.0),
     SamplingParams(max_tokens=20, seed=12, n=3, temperature=1.0),
 ]
+
+
+#: Every so many cuts of an output are tried, those of another prompt from another one on.
+EVERY = sized(3, 1)
 
 
 @dataclass(frozen=True)
@@ -60,20 +66,13 @@ def generate(engine: Engine) -> dict[tuple[int, int], list[Delta]]:
     return deltas
 
 
-def added(deltas: Sequence[Delta]) -> Delta:
-    whole = deltas[0]
-    for delta in deltas[1:]:
-        whole = joined(whole, delta)
-    return whole
-
-
 def output_of(deltas: Sequence[Delta]) -> Output:
     texts, text = [""], ""
     for delta in deltas:
         text += delta.text
         texts += [text] * len(delta.tokens)
         assert len(delta.tokens) <= 1
-    return Output(added(deltas), texts)
+    return Output(reduce(joined, deltas), texts)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +95,7 @@ def engine(
 
 def assert_same(deltas: Sequence[Delta], expected: Delta, *, begun: bool) -> None:
     """`begun`: whether the output had tokens before."""
-    delta = added(deltas)
+    delta = reduce(joined, deltas)
     for name in ("tokens", "text", "ends", "logprobs", "prompt_logprobs", "finish"):
         assert getattr(delta, name) == getattr(expected, name), name
     assert [verified.resumed for verified in delta.verified] == [begun, *[False] * (len(delta.verified) - 1)]
@@ -106,12 +105,12 @@ def test_every_cut_of_every_kind_of_output(engine: Engine, outputs: dict[tuple[i
     """All cuts at once: each is a request of its own."""
     expected: dict[tuple[int, int], tuple[Delta, bool]] = {}
     for (place, index), output in outputs.items():
-        for cut in range(len(output.whole.tokens)):
+        for cut in range(place % EVERY, len(output.whole.tokens), EVERY):
             resumed = [PartialOutput(index, output.whole.tokens[:cut])]
-            (sample,) = engine.submit(SNIPPETS[place % 8], ASKED[place], resumed=resumed)
+            (sample,) = engine.add(asked(engine, SNIPPETS[place % 8], ASKED[place]), resumed=resumed)
             sample.request_id = len(expected)
             expected[sample.request_id, index] = output.rest(cut), cut > 0
-    assert len(expected) > 150
+    assert len(expected) > 150 / EVERY
     for key, deltas in generate(engine).items():
         rest, begun = expected.pop(key)
         assert_same(deltas, rest, begun=begun)
@@ -122,7 +121,7 @@ def test_outputs_of_one_prompt_go_on_beside_each_other(engine: Engine, outputs: 
     place = len(ASKED) - 1
     for cuts in ({0: 7, 2: 3}, {1: 0, 2: 0}, {0: 5, 1: 5, 2: 5}):
         resumed = [PartialOutput(index, outputs[place, index].whole.tokens[:cut]) for index, cut in cuts.items()]
-        for sample in engine.submit(SNIPPETS[place % 8], ASKED[place], resumed=resumed):
+        for sample in engine.add(asked(engine, SNIPPETS[place % 8], ASKED[place]), resumed=resumed):
             sample.request_id = place
         for key, deltas in generate(engine).items():
             cut = cuts.pop(key[1])
@@ -137,12 +136,12 @@ def test_no_part_of_a_prompt_is_scored_twice(llama: Path) -> None:
         ((_, deltas),) = generate(engine).items()
         assert len(deltas) > 8  # the prompt was scored in several steps
         for cut in range(1, len(deltas)):
-            before = added(deltas[:cut])
+            before = reduce(joined, deltas[:cut])
             resumed = [PartialOutput(0, before.tokens, len(before.prompt_logprobs))]
-            (sample,) = engine.submit(SNIPPETS[2], params, resumed=resumed)
+            (sample,) = engine.add(asked(engine, SNIPPETS[2], params), resumed=resumed)
             sample.request_id = 0
             ((_, after),) = generate(engine).items()
-            assert_same(after, added(deltas[cut:]), begun=bool(before.tokens))
+            assert_same(after, reduce(joined, deltas[cut:]), begun=bool(before.tokens))
 
 
 @pytest.mark.parametrize("kind", ["mistral", "gemma3_text"])
@@ -153,7 +152,7 @@ def test_models_with_windows(kind: str, tmp_path: Path) -> None:
         ((_, deltas),) = generate(engine).items()
         output = output_of(deltas)
         for cut in range(0, 40, 3):
-            engine.submit(SNIPPETS[2], params, resumed=[PartialOutput(0, output.whole.tokens[:cut])])
+            engine.add(asked(engine, SNIPPETS[2], params), resumed=[PartialOutput(0, output.whole.tokens[:cut])])
             ((_, after),) = generate(engine).items()
             assert_same(after, output.rest(cut), begun=cut > 0)
 
@@ -175,6 +174,6 @@ def test_what_cannot_be_resumed_is_refused_and_nothing_else_ends(llama: Path) ->
         for resumed, fields, message in WRONG:
             params = SamplingParams(**{"max_tokens": 8, "seed": 3, "n": 2, **fields})
             with pytest.raises(ParameterError, match=message):
-                engine.submit(SNIPPETS[0], params, resumed=resumed)
+                engine.add(asked(engine, SNIPPETS[0], params), resumed=resumed)
         generate(engine)
         assert len(other.token_ids) == 4

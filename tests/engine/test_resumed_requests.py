@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from attending import open_requests
 from inline_targets import InlineTarget
-from support import SNIPPETS, assert_idle, make_engine
+from support import SNIPPETS, assert_idle, make_engine, until
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
@@ -20,20 +21,14 @@ from pilotfish.core.routing.held_prefixes import routing_keys
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.targets.async_engine import AsyncEngine
 from pilotfish.engine.targets.members import Member, Members, write_members
-from pilotfish.engine.targets.replica_health import RoutedTokens
+from pilotfish.engine.targets.replica import RoutedTokens
 from pilotfish.engine.targets.servers import LEAVING
 from pilotfish.engine.targets.stream import Stream, joined
 from pilotfish.errors import EngineError, TargetUnavailable
-from pilotfish.wire.serving import Delta
+from pilotfish.wire.serving import Delta, EngineRequest
 
 PARAMS = SamplingParams(max_tokens=40, seed=7, temperature=0.8, logprobs=1, n=2)
 PACED = {"pace": "target=4ms"}
-
-
-async def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 @dataclass
@@ -61,7 +56,8 @@ class World:
         await self.engine.set_targets(members)
 
     def submit(self, snippets: Sequence[int] = range(8), params: SamplingParams = PARAMS) -> Stream:
-        return self.engine.submit([self.engine.tokenizer.encode(SNIPPETS[i]) for i in snippets], params)
+        encode = self.engine.tokenizer.encode
+        return self.engine.submit([EngineRequest(encode(SNIPPETS[i]), params) for i in snippets])
 
     def has(self, target: InlineTarget) -> int:
         """Requests that a target has, as the server knows."""
@@ -81,7 +77,7 @@ def worlds(tmp_path: Path, llama: Path) -> Callable[..., Any]:
         try:
             await world.add(count)
             yield world
-            assert not world.engine._open and not world.engine._waiting
+            assert not open_requests(world.engine)
         finally:
             await world.engine.close()
             for target in world.targets:
@@ -208,7 +204,7 @@ def test_a_stream_that_has_waited_long_enough_is_not_half_sent(worlds: Any) -> N
     async def scenario() -> None:
         async with worlds(1) as world:
             stream = world.submit([0, 1])
-            await until(lambda: all(request.begun for request in world.engine._open))
+            await until(lambda: all(request.begun for request in open_requests(world.engine)))
             await world.add(fingerprint="other")
             world.lose(world.targets[0])
             await until(lambda: len(world.engine._waiting) == 2)
@@ -271,7 +267,7 @@ def test_a_request_that_three_targets_were_lost_with_gets_no_fourth(worlds: Any)
             await anext(stream)
             for moves in range(1, 4):
                 world.lose(next(target for target in world.targets if world.has(target)))
-                await until(lambda moves=moves: world.engine.resumes == moves or not world.engine._open)
+                await until(lambda moves=moves: world.engine.resumes == moves or not open_requests(world.engine))
             with pytest.raises(
                 EngineError, match="request: 3 targets were lost while they had it, the last one because"
             ):
@@ -315,12 +311,12 @@ def test_a_prompt_goes_where_its_beginning_was_computed(worlds: Any) -> None:
             routed, params = world.engine.routed, replace(PARAMS, max_tokens=2)
             tokens = world.engine.tokenizer.encode("".join(SNIPPETS) * 2)[:200]
             keys, held = routing_keys(None, tokens), world.engine._fleet.routing.held
-            await whole(world.engine.submit([tokens], params))
+            await whole(world.engine.submit([EngineRequest(tokens, params)]))
             assert routed == RoutedTokens(200)
             await until(lambda: list(held.matched(keys).values()) == [3], 10.0)
-            await whole(world.engine.submit([tokens], params, session="another"))
+            await whole(world.engine.submit([EngineRequest(tokens, params, session="another")]))
             assert routed == RoutedTokens(400, 192, 199)
-            await whole(world.engine.submit([tokens], params, cache_salt="another"))
+            await whole(world.engine.submit([EngineRequest(tokens, params, "another")]))
             assert routed == RoutedTokens(600, 192, 199)
             (there,) = held.matched(keys)
             await world.set_targets([member for member in world.members if member.endpoint != there])
@@ -341,7 +337,7 @@ def test_targets_are_those_in_a_file(tmp_path: Path, llama: Path, expected: dict
         try:
             await until(lambda: engine.health.ready)
             prompts = [engine.tokenizer.encode(snippet) for snippet in SNIPPETS]
-            outputs = asyncio.create_task(whole(engine.submit(prompts, PARAMS)))
+            outputs = asyncio.create_task(whole(engine.submit([EngineRequest(prompt, PARAMS) for prompt in prompts])))
             await asyncio.sleep(0.1)
             write_members(file, Members(targets=(other.member,)))
             await until(lambda: engine.resumes == 8)
@@ -351,7 +347,7 @@ def test_targets_are_those_in_a_file(tmp_path: Path, llama: Path, expected: dict
             other.servers.leave()
             await until(lambda: engine.resumes == 16)
             assert engine.health.replicas[0].reason == f"{other.member.name}: {LEAVING}"
-            assert {request.losses for request in engine._open} == {0}  # they cannot be why
+            assert {request.losses for request in open_requests(engine)} == {0}  # they cannot be why
             assert_same(await outputs, expected)
         finally:
             await engine.close()

@@ -11,8 +11,7 @@ import pytest
 from pilotfish.core.peers.fields import Peer
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.targets import servers as servers_module
-from pilotfish.engine.targets.attendance import Attendance
-from pilotfish.engine.targets.servers import BEAT, TICK, Dropped, Malformed, Servers
+from pilotfish.engine.targets.servers import BEAT, TICK, Attendance, Dropped, Malformed, Servers
 from pilotfish.wire.channel import Received, decoded, encode
 from pilotfish.wire.serving import (
     SERVER_DECODER,
@@ -22,6 +21,7 @@ from pilotfish.wire.serving import (
     Attend,
     Beat,
     Declined,
+    EngineRequest,
     Failure,
     Identity,
     Progress,
@@ -34,6 +34,8 @@ from pilotfish.wire.serving import (
 
 STEP = StepReport(0.0, 0.0, 0.1, 0.0, 0.0, 1, 1, 0, 0, 1, 0, 0.1)
 A, B = b"a", b"b"
+
+ASKED = EngineRequest([1, 2], SamplingParams())
 
 
 class Rig:
@@ -59,7 +61,7 @@ class Rig:
     def submit(self, peer: Peer, number: int, lost: bool = False) -> None:
         self.known[peer].sent += 1
         if not lost:
-            self.hear(peer, Submit(number, self.servers.incarnation, [1, 2], SamplingParams()))
+            self.hear(peer, Submit(number, self.servers.incarnation, ASKED))
 
     def abort(self, peer: Peer, number: int, lost: bool = False) -> None:
         self.known[peer].sent += 1
@@ -218,9 +220,9 @@ def test_a_target_that_stood_still_does_not_take_its_servers_for_silent(rig: Rig
 
 def test_what_is_meant_for_another_target_is_dropped(rig: Rig) -> None:
     rig.hear(A, Attend(SERVING_VERSION, "another", 7, 9))
-    rig.hear(A, Submit(1, "another", [1], SamplingParams()))
+    rig.hear(A, Submit(1, "another", ASKED))
     rig.hear(A, Abort(1, "another"))
-    rig.hear(B, Submit(1, rig.servers.incarnation, [1], SamplingParams()))  # which nobody attends to
+    rig.hear(B, Submit(1, rig.servers.incarnation, ASKED))  # which nobody attends to
     assert rig.taken() == []
     rig.submit(A, 1)
     rig.attend(A)
@@ -267,7 +269,7 @@ def test_too_many_servers_are_declined_and_silent_ones_forgotten(rig: Rig, monke
 
 def test_a_request_that_is_none_is_refused_alone(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     rig.attend(A)
-    bad = {"type": "submit", "id": 4, "incarnation": rig.servers.incarnation, "tokens": ["x"], "params": {}}
+    bad = {"type": "submit", "id": 4, "incarnation": rig.servers.incarnation, "request": {"tokens": ["x"]}}
     rig.known[A].sent += 1
     for frame in (b"\xff\x00", msgspec.msgpack.encode(bad), b""):
         rig.servers._receive(Received(A, frame))

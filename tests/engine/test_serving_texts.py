@@ -8,7 +8,9 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
+from attending import open_requests
 from loopback import Loopback
 from support import make_engine
 from wire_samples import HOSTILE, assert_nothing_raw, hostile_messages, kinds, mistyped_messages
@@ -19,14 +21,13 @@ from pilotfish.config.server import ServerConfig
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.targets.async_engine import AsyncEngine
-from pilotfish.engine.targets.attendance import Attendance
 from pilotfish.engine.targets.members import Member
 from pilotfish.engine.targets.replica import Replica
-from pilotfish.engine.targets.servers import Servers
+from pilotfish.engine.targets.servers import Attendance, Servers
 from pilotfish.engine.targets.target_process import TargetService
 from pilotfish.errors import WireError
 from pilotfish.wire.channel import Received, decoded, encode
-from pilotfish.wire.serving import SERVER_DECODER, Failure, Identity, Status, ToServer, ToTarget
+from pilotfish.wire.serving import SERVER_DECODER, EngineRequest, Failure, Identity, Status, ToServer, ToTarget
 
 STATUS = Status(Identity("tiny", "off", "float32", 256, 512, 4096, 256, 8, 0), 0, 0, 4096, 0, "first")
 ANSWERS = [
@@ -34,12 +35,22 @@ ANSWERS = [
     for kind in kinds(ToServer)
     for place, frame in (*hostile_messages(kind), *hostile_messages(kind, ids=[1]), *mistyped_messages(kind))
 ]
+
+
+def _servable(frame: bytes) -> bytes:
+    """Meant for the target, and with a prompt, so that the rest is looked at."""
+    message = {**msgspec.msgpack.decode(frame, strict=False), "incarnation": "here"}
+    if isinstance(message.get("request"), dict):
+        message["request"]["tokens"] = [5]
+    return msgspec.msgpack.encode(message)
+
+
 REQUESTS = [
     (f"{kind.__name__}.{place}", frame)
     for kind in kinds(ToTarget)
     for place, frame in (
         *hostile_messages(kind),
-        *hostile_messages(kind, tokens=[5], incarnation="here"),
+        *((place, _servable(frame)) for place, frame in hostile_messages(kind)),
         *mistyped_messages(kind),
     )
 ]
@@ -55,10 +66,10 @@ def test_what_a_target_says(llama: Path, caplog: pytest.LogCaptureFixture, capfd
         fleet._loop, fleet.replicas, fleet._by_peer = asyncio.get_running_loop(), [replica], {b"target": replica}
         fleet._dialling = {replica: asyncio.create_task(asyncio.sleep(0))}
         fleet._take_status(replica, STATUS)
-        stream = engine.submit([[5]], SamplingParams())
+        stream = engine.submit([EngineRequest([5], SamplingParams())])
         fleet._receive(Received(b"target", frame))
         await asyncio.sleep(0)
-        if not engine._open:
+        if not open_requests(engine):
             try:
                 await anext(stream)
             except StopAsyncIteration:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -15,7 +14,8 @@ import msgspec
 import numpy as np
 import pytest
 from inline_drafts import draft_worker, inline_drafts
-from support import SETTINGS, SNIPPETS, VOCAB, assert_idle, make_engine, run, write_tokenizer
+from sizes import in_soak, sized
+from support import SETTINGS, SNIPPETS, VOCAB, assert_idle, eventually, make_engine, run, write_tokenizer
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.drafting.messages import Commit, Hello, Load, Open, Tree
@@ -33,7 +33,6 @@ from pilotfish.wire.serving import SERVER_DECODER, ShadowReport, Status
 from pilotfish.wire.sockets import ListeningChannel
 from pilotfish.workers.target_shadow import ShadowMachine
 
-LONG = 30.0
 LENGTH = 24
 #: Time for a few levels of a tiny draft.
 PACE = "target=6ms"
@@ -50,13 +49,6 @@ ALL = [params(number) for number in range(len(SNIPPETS))]
 def alone(llama: Path) -> list[list[int]]:
     """What the target writes without any draft."""
     return run(make_engine(llama), SNIPPETS, ALL)
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def report(engine: Engine) -> ShadowReport:
@@ -85,7 +77,7 @@ def settled(engine: Engine, requests: int) -> ShadowReport:
     return report(engine)
 
 
-@pytest.mark.parametrize("mode", ["off", "sync", "async"])
+@pytest.mark.parametrize("mode", sized(["off", "async"], ["off", "sync", "async"]))
 def test_outputs_are_those_without_it(
     llama: Path, draft: Path, alone: list[list[int]], endpoint: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +94,7 @@ def test_outputs_are_those_without_it(
             assert_idle(engine)
 
 
+@in_soak
 def test_a_shadow_that_is_killed_and_comes_back(
     llama: Path, draft: Path, alone: list[list[int]], endpoint: str
 ) -> None:

@@ -86,7 +86,7 @@ def test_a_library_that_fails_over_a_signal_ends_the_worker_in_order(monkeypatch
 HANDLERS = """
 import signal, sys
 from types import FrameType
-from pilotfish.engine.process import Signals
+from pilotfish.engine.processes.process import Signals
 from pilotfish.wire.sockets import DialingChannel
 
 def another(frame: FrameType, event: str, argument: object) -> object:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import CONTEXT, SNIPPETS, assert_idle, make_engine, native_model
+from support import CONTEXT, SNIPPETS, assert_idle, make_engine, native_model, params
 from torch import Tensor
 
 from pilotfish.config.fields import KVDType
@@ -39,10 +39,6 @@ def make_tapped(monkeypatch: pytest.MonkeyPatch, target: Path, **config: Any) ->
 
     monkeypatch.setattr(engine_module, "TorchExecutor", tapped)
     return make_engine(target, **config)
-
-
-def params(max_tokens: int, **fields: Any) -> SamplingParams:
-    return SamplingParams(**{"max_tokens": max_tokens, "seed": 7, "temperature": 0.8, **fields})
 
 
 def finish(

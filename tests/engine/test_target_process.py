@@ -8,13 +8,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from loopback import Loopback
-from support import SNIPPETS, assert_idle, make_engine, run
+from support import SNIPPETS, asked, assert_idle, make_engine, run
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.routing.held_prefixes import Held, HeldCopies, routing_keys
@@ -24,10 +25,10 @@ from pilotfish.engine.engine import Engine
 from pilotfish.engine.fingerprint import fingerprint
 from pilotfish.engine.sample import Sample
 from pilotfish.engine.targets import target_process
-from pilotfish.engine.targets.attendance import Attendance
-from pilotfish.engine.targets.servers import Servers
+from pilotfish.engine.targets.servers import Attendance, Servers
+from pilotfish.engine.targets.status import identity_of, step_report
 from pilotfish.engine.targets.stream import joined
-from pilotfish.engine.targets.target_process import TargetService, identity_of, step_report
+from pilotfish.engine.targets.target_process import TargetService
 from pilotfish.errors import EngineError
 from pilotfish.grammar import compile as compiling
 from pilotfish.grammar.state import MaskPlan, MatcherState
@@ -38,6 +39,7 @@ from pilotfish.wire.serving import (
     Abort,
     Beat,
     Delta,
+    EngineRequest,
     Failure,
     Progress,
     Revise,
@@ -69,7 +71,7 @@ class Target:
 
     def submit(self, number: int, tokens: list[int], params: SamplingParams) -> None:
         self.attendance.sent += 1
-        self.tell(Submit(number, self.servers.incarnation, tokens, params))
+        self.tell(Submit(number, self.servers.incarnation, EngineRequest(tokens, params)))
 
     def abort(self, number: int) -> None:
         self.attendance.sent += 1
@@ -120,10 +122,7 @@ def deltas_of(messages: list[ToServer], request: int = 1) -> list[Delta]:
 
 
 def whole(deltas: list[Delta]) -> Delta:
-    first, *others = deltas
-    for delta in others:
-        first = joined(first, delta)
-    return first
+    return reduce(joined, deltas)
 
 
 def params(**fields: Any) -> SamplingParams:
@@ -136,12 +135,15 @@ def engines(llama: Path, draft: Path) -> dict[str, Engine]:
     return {"off": make_engine(llama), "sync": sync}
 
 
-@pytest.fixture(params=["off", "sync"])
+@pytest.fixture
 def target(request: pytest.FixtureRequest, engines: dict[str, Engine]) -> Iterator[Target]:
-    target = Target(engines[request.param])
+    target = Target(engines[getattr(request, "param", "sync")])
     yield target
     target.close()
     assert_idle(target.engine)
+
+
+BOTH = pytest.mark.parametrize("target", ["off", "sync"], indirect=True)
 
 
 def test_it_says_which_prefixes_it_holds_to_who_asks(target: Target) -> None:
@@ -158,6 +160,7 @@ def test_it_says_which_prefixes_it_holds_to_who_asks(target: Target) -> None:
     assert target.copies.matched(routing_keys("other", tokens)) == {}
 
 
+@BOTH
 def test_it_says_what_it_serves_before_anything_else(target: Target) -> None:
     target.start()
     (first,) = target.hear()
@@ -198,6 +201,7 @@ def test_it_names_the_dtype_that_auto_has_become(llama: Path) -> None:
     assert identity_of(engine).dtype == str(engine.model.dtype).removeprefix("torch.")
 
 
+@BOTH
 def test_deltas_add_up_to_what_the_engine_gives_alone(target: Target) -> None:
     tokens = target.engine.tokenizer.encode(SNIPPETS[0])
     expected = target.engine.submit(tokens, params(n=2))
@@ -220,6 +224,7 @@ def test_deltas_add_up_to_what_the_engine_gives_alone(target: Target) -> None:
         assert origins == sample.request.stats.accepted_by_origin
 
 
+@BOTH
 def test_progress_is_numbered_and_its_steps_add_up(target: Target) -> None:
     target.start()
     target.submit(1, [5, 6, 7], params(max_tokens=20))
@@ -230,29 +235,25 @@ def test_progress_is_numbered_and_its_steps_add_up(target: Target) -> None:
     assert all(step.step.forward > 0 for step in steps)
 
 
-def test_a_request_may_do_without_speculation(engines: dict[str, Engine]) -> None:
-    engine = engines["sync"]
-    for limit, most in ((None, 8), (3, 3), (0, 0)):
-        (sample,) = engine.submit(SNIPPETS[3], params(max_tokens=40, temperature=0.0), max_nodes=limit)
-        nodes = [v.nodes for _ in iter(lambda: engine.busy, False) for delta in engine.step() for v in delta.verified]
-        assert max(nodes) <= most and (max(nodes) > 0) == (most > 0)
-        assert sample.token_ids == run(engines["off"], [SNIPPETS[3]], [params(max_tokens=40, temperature=0.0)])[0]
-
-
-def test_a_request_without_speculation_beside_one_with_it(engines: dict[str, Engine]) -> None:
-    engine = engines["sync"]
-    (plain,) = engine.submit(SNIPPETS[3], params(max_tokens=30, temperature=0.0), max_nodes=0)
-    (other,) = engine.submit(SNIPPETS[3], params(max_tokens=30, temperature=0.0))
+def test_a_request_may_do_with_fewer_guesses_or_none_beside_others(engines: dict[str, Engine]) -> None:
+    engine, greedy, nodes = engines["sync"], params(max_tokens=40, temperature=0.0), dict[Sample, list[int]]()
+    limits: dict[Sample, int | None] = {}
+    for limit in (None, 3, 0):
+        limits |= dict.fromkeys(engine.add(asked(engine, SNIPPETS[3], greedy, max_nodes=limit)), limit)
     while engine.busy:
-        engine.step()
-    assert plain.token_ids == other.token_ids
-    assert plain.stats()["draft_tokens"] == 0 < other.stats()["draft_tokens"]
+        for sample, delta in engine.advance().items():
+            nodes.setdefault(sample, []).extend(verified.nodes for verified in delta.verified)
+    for sample, limit in limits.items():
+        most = 8 if limit is None else limit
+        assert max(nodes[sample]) <= most and (max(nodes[sample]) > 0) == (most > 0)
+        assert sample.token_ids == run(engines["off"], [SNIPPETS[3]], [greedy])[0]
 
 
+@BOTH
 def test_what_is_guessed_for_a_request_may_change_while_it_runs(target: Target) -> None:
     """From 0 nodes on it decodes plainly, to the same end; a request that has ended needs nothing."""
     tokens, long = target.engine.tokenizer.encode(SNIPPETS[3]), params(max_tokens=120, temperature=0.0)
-    (expected,) = target.engine.submit(tokens, long, max_nodes=0)
+    (expected,) = target.engine.add(EngineRequest(tokens, long, max_nodes=0))
     while target.engine.busy:
         target.engine.step()
     target.start()
@@ -299,13 +300,6 @@ def test_what_cannot_be_served_is_refused_and_harms_nobody(target: Target) -> No
     assert set(refusals) == {1, 2, 3}
     assert refusals[1].field == "prompt" and refusals[3].field == "logit_bias"
     assert refusals[2].field is None and "the model's context allows" in refusals[2].reason
-
-
-def test_frames_that_are_no_message_are_dropped(target: Target) -> None:
-    target.start()
-    target.server.send(b"target", b"\xff\x00")
-    target.submit(1, [5, 6], params())
-    assert whole(deltas_of(target.until())).finish is not None
 
 
 def test_a_number_that_is_in_use_is_no_other_requests(target: Target, caplog: pytest.LogCaptureFixture) -> None:
@@ -375,12 +369,10 @@ def test_a_broken_step_ends_its_requests_alone(engines: dict[str, Engine], monke
     assert_idle(target.engine)
 
 
-@pytest.mark.parametrize("mode", ["off", "sync"])
-def test_logits_that_are_not_finite_end_their_request_alone(llama: Path, draft: Path, mode: str) -> None:
+def test_logits_that_are_not_finite_end_their_request_alone(llama: Path, draft: Path) -> None:
     """With all its outputs, whether they have ended or not; what was given before comes first."""
-    own: dict[str, Any] = {"draft": draft, "mode": "sync", "levels": 3, "width": 3} if mode == "sync" else {}
-    engine = make_engine(llama, **own)
-    first, second = (sample.token_ids for sample in _run_samples(engine, [5, 6], params(n=2)))
+    engine = make_engine(llama, draft=draft, mode="sync", levels=3, width=3)
+    first, second = run(engine, [[5, 6]], [params(n=2)])
     other = run(engine, [[5, 6]], [params(seed=9)])[0]
     at = next(i for i in range(4, 12) if second[i] not in [*first, *second[:i], *other, 5, 6])
     engine.model.module.get_parameter(embedding(engine))[second[at]] = float("nan")
@@ -402,13 +394,6 @@ def test_logits_that_are_not_finite_end_their_request_alone(llama: Path, draft: 
     assert whole(deltas_of(heard, 2)).tokens == other
     assert_idle(engine)
     assert not target.service._samples
-
-
-def _run_samples(engine: Engine, prompt: list[int], own: SamplingParams) -> list[Sample]:
-    samples = engine.submit(prompt, own)
-    while engine.busy:
-        engine.step()
-    return samples
 
 
 def embedding(engine: Engine) -> str:
@@ -522,7 +507,7 @@ def test_the_loop_never_compiles(target: Target, monkeypatch: pytest.MonkeyPatch
     assert target.engine.grammars is not None
     grammars = target.engine.grammars.grammars
     monkeypatch.setattr(compiling, "KEPT", 1)
-    where, submit, compile_now = list[str](), target.engine.submit, grammars.compile
+    where, add, compile_now = list[str](), target.engine.add, grammars.compile
 
     def compile_noted(constraint: Constraint) -> Any:
         where.append(threading.current_thread().name)
@@ -531,10 +516,10 @@ def test_the_loop_never_compiles(target: Target, monkeypatch: pytest.MonkeyPatch
     def submit_later(*given: Any) -> list[Sample]:
         assert target.engine.grammars is not None
         target.engine.grammars.compile(Constraint.regex(f"a{{{len(where)}}}b")).result()  # another takes its place
-        return submit(*given)
+        return add(*given)
 
     monkeypatch.setattr(grammars, "compile", compile_noted)
-    monkeypatch.setattr(target.engine, "submit", submit_later)
+    monkeypatch.setattr(target.engine, "add", submit_later)
     target.start()
     for number in (1, 2):
         target.submit(number, [1, 2, 3], params(structured_outputs=Constraint.regex(f"[0-9]{{{number}}}")))

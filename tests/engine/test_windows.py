@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from inline_drafts import inline_drafts
-from support import SNIPPETS, VOCAB, WINDOW, assert_idle, make_engine, run
+from sizes import sized
+from support import SNIPPETS, VOCAB, WINDOW, assert_idle, make_engine, params, run
 from transformers import AutoModelForCausalLM
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
@@ -30,10 +31,6 @@ SMALL = {"kv_slots": 64, "max_rows": 16}
 SURE = 1e-3
 
 
-def params(max_tokens: int, **fields: Any) -> SamplingParams:
-    return SamplingParams(**{"max_tokens": max_tokens, "seed": 7, "temperature": 0.8, **fields})
-
-
 def prompt_of(length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(1, VOCAB, length).tolist()
 
@@ -49,6 +46,10 @@ def plain(target: Path) -> Engine:
     engine = make_engine(target, prefix_cache=False, kv_slots=8192)
     engine.worker.scheduler.pool.window = 0
     return engine
+
+
+#: In one mode in the suite, where modes have nothing to do with it.
+ONE_MODE = pytest.mark.parametrize("small", sized(["sync"], list(MODES)), indirect=True)
 
 
 @pytest.fixture(params=MODES)
@@ -74,6 +75,7 @@ def finish(engine: Engine, prompt: Any, asked: SamplingParams) -> list[Sample]:
     return samples
 
 
+@ONE_MODE
 def test_greedy_tokens_far_beyond_the_window_are_those_of_generate(small: Engine, target: Path) -> None:
     reference = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, attn_implementation="eager").eval()
     for length in (WINDOW - 1, WINDOW, 3 * WINDOW, 300):
@@ -118,22 +120,20 @@ def test_prompts_that_part_at_every_offset_around_the_window(target: Path, plain
     for max_rows in (16, 49):
         engine = make_engine(target, kv_slots=kv_slots, max_rows=max_rows)
         whole = prompt_of(3 * WINDOW + 1, seed=1)
-        prompts = [whole, *([*whole[:offset], 7, *whole[offset:]] for offset in range(len(whole) + 1)), whole]
+        offsets = range(0, len(whole) + 1, sized(3, 1))
+        prompts = [whole, *([*whole[:offset], 7, *whole[offset:]] for offset in offsets), whole]
         found = []
         for prompt in prompts:
-            (sample,) = finish(engine, prompt, params(6)) if max_rows == 16 else [submitted(engine, prompt)]
+            (sample,) = engine.submit(prompt, params(6))
+            while engine.busy:
+                engine.step()
+                engine.check()
             assert [sample.token_ids] == run(plain, [prompt], [params(6)])
             found.append(sample.request.stats.cached_tokens)
-        assert kv_slots == 64 or found[1:] == [*range(len(whole)), len(whole), len(whole) - 1]
+        assert kv_slots == 64 or found[1:] == [*offsets, len(whole) - 1]
 
 
-def submitted(engine: Engine, prompt: list[int]) -> Sample:
-    (sample,) = engine.submit(prompt, params(6))
-    while engine.busy:
-        engine.step()
-    return sample
-
-
+@ONE_MODE
 def test_turns_of_a_conversation(small: Engine, plain: Engine) -> None:
     """Each begins far beyond the slots that are there, and computes what is new."""
     tokens, known = prompt_of(100, seed=2), 0
@@ -145,6 +145,7 @@ def test_turns_of_a_conversation(small: Engine, plain: Engine) -> None:
         tokens = [*tokens, *sample.token_ids, 5 + turn]
 
 
+@ONE_MODE
 def test_samples_of_one_prompt(small: Engine, plain: Engine) -> None:
     for length in (5, 100):
         samples = finish(small, prompt_of(length), params(50, n=3))
@@ -153,6 +154,7 @@ def test_samples_of_one_prompt(small: Engine, plain: Engine) -> None:
         ]
 
 
+@ONE_MODE
 def test_a_prompt_that_is_scored(small: Engine, plain: Engine) -> None:
     asked = params(30, prompt_logprobs=1, logprobs=2)
     scored, expected = (finish(engine, prompt_of(100), asked)[0] for engine in (small, plain))
@@ -160,6 +162,7 @@ def test_a_prompt_that_is_scored(small: Engine, plain: Engine) -> None:
     assert scored.request.stats.cached_tokens == 0
 
 
+@ONE_MODE
 def test_what_is_aborted_leaves_nothing(small: Engine, plain: Engine) -> None:
     prompts = [prompt_of(100, seed=seed) for seed in range(3)]
     for steps in (1, 3, 9, 20):

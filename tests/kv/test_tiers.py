@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support import eventually
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, prefix_keys
 from pilotfish.core.cache.slots import Slots
@@ -82,13 +82,6 @@ def make(pool: Pool, clock: Clock, tmp_path: Path) -> Iterator[Make]:
     yield tiers
     for each in made:
         each.close()
-
-
-def eventually(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + LIMIT
-    while not true() and time.monotonic() < end:
-        time.sleep(0.001)
-    assert true()
 
 
 def tokens_of(objects: int, first: int = 0) -> NDArray[np.int64]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from pilotfish.server.traffic.canary import ReplayedRequest
 from pilotfish.server.traffic.capture import RequestCapture, start_capture
 from pilotfish.server.traffic.cascade import Cascade, cascade_setup
 from pilotfish.server.traffic.rollout import Rollout
-from pilotfish.wire.serving import Finish
+from pilotfish.wire.serving import EngineRequest, Finish
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 FILE = """
@@ -57,10 +57,10 @@ class NamedEngine(Engine):
     name: str = "models/small"
     config: EngineConfig = field(default_factory=lambda: EngineConfig(target=Path("x")))
 
-    def submit(self, *arguments: Any, **named: Any) -> ScriptedStream:
+    def submit(self, requests: Sequence[EngineRequest]) -> ScriptedStream:
         if not self.health.ready:
             raise TargetUnavailable("target: it loads")
-        return super().submit(*arguments, **named)
+        return super().submit(requests)
 
 
 @dataclass

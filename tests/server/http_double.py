@@ -19,7 +19,7 @@ from pilotfish.server.auth import Keyring
 from pilotfish.server.limits import Admission, RequestGuard
 from pilotfish.server.observe.metrics import ServerMetrics
 from pilotfish.server.routes import make_app
-from pilotfish.wire.serving import Delta, Finish, Identity, StepReport, Verified
+from pilotfish.wire.serving import Delta, EngineRequest, Finish, Identity, StepReport, Verified
 
 IDENTITY = Identity("tiny", "sync", "float32", 256, 512, 4096, 256, 8, 8)
 STEP = StepReport(1.0, 0.001, 0.002, 0.003, 0.004, 1, 3, 2, 1, 2, 0, 1.006)
@@ -97,16 +97,8 @@ class Engine:
     health: Health = Health()
     submitted: list[Submitted] = field(default_factory=list)
 
-    def submit(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
-        cache_salt: str | None = None,
-        max_nodes: int | None = None,
-        session: str | None = None,
-        draft: str = "",
-    ) -> ScriptedStream:
-        new = [Submitted(list(tokens), params, cache_salt, max_nodes, session, draft) for tokens in prompts]
+    def submit(self, requests: Sequence[EngineRequest]) -> ScriptedStream:
+        new = [Submitted(**msgspec.structs.asdict(request)) for request in requests]
         self.submitted += new
         return ScriptedStream(new, self.script)
 

@@ -13,7 +13,7 @@ from http_double import IDENTITY, Client, Engine, Health, Submitted, Update, log
 from msgspec.structs import replace
 
 from pilotfish.core.prefilling.handover import HandOverReport
-from pilotfish.engine.targets.replica_health import ReplicaHealth
+from pilotfish.engine.targets.replica import ReplicaHealth
 from pilotfish.server import routes
 from pilotfish.server.answers.logprobs import token_text
 from pilotfish.wire.serving import Delta, Finish

@@ -10,9 +10,10 @@ from functools import cached_property
 from pathlib import Path
 
 import pytest
+from attending import open_requests
 from inline_targets import InlineTarget
 from live import LiveServer
-from support import SETTINGS, SNIPPETS, assert_idle, make_engine, run
+from support import SETTINGS, SNIPPETS, assert_idle, make_engine, run, until
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
@@ -21,6 +22,7 @@ from pilotfish.engine.targets.async_engine import AsyncEngine
 from pilotfish.errors import TargetUnavailable
 from pilotfish.operate.cascade_policy import LEAST, NOBODY, CascadeAnswer, CascadePolicy, SmallModelConfig
 from pilotfish.server.traffic.cascade import CascadeRequest, CascadeStream
+from pilotfish.wire.serving import EngineRequest
 
 PARAMS = SamplingParams(max_tokens=24, seed=7, temperature=0.8, n=2)
 
@@ -44,7 +46,7 @@ class Side:
 
     @property
     def idle(self) -> bool:
-        return not self.engine._open and not self.target.engine.busy
+        return not open_requests(self.engine) and not self.target.engine.busy
 
     async def close(self) -> None:
         await self.engine.close()
@@ -60,17 +62,11 @@ class Models:
         policy = CascadePolicy(name="auto", small=SmallModelConfig(target="x"), threshold=threshold, tokens=4)
         self.answer = CascadeAnswer()
         request = CascadeRequest(policy, self.small.engine, self.large.engine, "large", self.answer, True)
-        return request.submit(self.prompts[:count], params)
+        return request.submit([EngineRequest(prompt, params) for prompt in self.prompts[:count]])
 
     @cached_property
     def prompts(self) -> list[list[int]]:
         return [self.large.engine.tokenizer.encode(text) for text in SNIPPETS]
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60.0):
-        while not holds():
-            await asyncio.sleep(0.005)
 
 
 async def outputs_of(stream: CascadeStream) -> list[list[int]]:
@@ -143,7 +139,7 @@ def test_a_request_that_is_aborted_leaves_nothing(
             reading.cancel()
             await asyncio.wait([reading])
             stream.abort()
-            assert not both.small.engine._open and not both.large.engine._open
+            assert not open_requests(both.small.engine) and not open_requests(both.large.engine)
 
     running(scenario())
 

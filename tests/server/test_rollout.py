@@ -14,7 +14,7 @@ import pytest
 from http_double import IDENTITY, Answer, Client, Engine, Health, Submitted, Update, application, exchange, saying
 
 from pilotfish.config.server import ServerConfig
-from pilotfish.engine.targets.replica_health import ReplicaHealth
+from pilotfish.engine.targets.replica import ReplicaHealth
 from pilotfish.errors import ParameterError
 from pilotfish.server.auth import Caller, Keyring, load_keyring
 from pilotfish.server.limits import Admission, RequestGuard

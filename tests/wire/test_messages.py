@@ -198,110 +198,67 @@ def changed(message: ToDraft | ToTarget, **fields: object) -> bytes:
     return msgspec.msgpack.encode({**msgspec.to_builtins(message, builtin_types=(bytes,)), **fields})
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"session": 0},
-        {"session": 1 << 53},
-        {"generation": 0},
-        {"sequence": -1},
-        {"base_len": 0},
-        {"ids": [1, 0]},
-        {"parents": [0, -1]},
-        {"tokens": [7, 1 << 31]},
-        {"tokens": [7, 8.5]},
-        {"tokens": [7, True]},
-        {"scores": [-1.0, 0.5]},
-        {"scores": [-1.0, math.nan]},
-        {"scores": [-1.0, -math.inf]},
-        {"scores": [-1.0, None]},
-        {"scores": [-1.0]},
-        {"ids": [1]},
-        {"parents": [0, 1, 2]},
-        {"tokens": []},
-        {name: [1] * (MAX_NODES + 1) for name in ("ids", "parents", "tokens")} | {"scores": [-1.0] * (MAX_NODES + 1)},
-    ],
-)
-def test_trees_out_of_limits(fields: dict[str, object]) -> None:
-    assert decode_to_target(changed(TREE)) == TREE
-    with pytest.raises(WireError):
-        decode_to_target(changed(TREE, **fields))
+NO_TIMES = [math.nan, math.inf, -math.inf, -1.0]
+#: Messages, and values of their fields that are out of range; the error names the field.
+LIMITS: list[tuple[ToDraft | ToTarget, dict[str, list[Any]]]] = [
+    (
+        TREE,
+        {
+            "session": [0, 1 << 53],
+            "generation": [0],
+            "sequence": [-1],
+            "base_len": [0],
+            "ids": [[1, 0], [1]],
+            "parents": [[0, -1], [0, 1, 2]],
+            "tokens": [[7, 1 << 31], [7, 8.5], [7, True], [], [1] * (MAX_NODES + 1)],
+            "scores": [*([-1.0, bad] for bad in (0.5, math.nan, -math.inf, math.inf, None)), [-1.0]],
+        },
+    ),
+    (
+        FEATURES,
+        {
+            "number": [0],
+            "first": [-1, 1 << 31],
+            "dtype": ["float16"],
+            "rows": [b"", bytes(MAX_FEATURE_BYTES + 1), [0] * 8],
+            "digest": [bytes(7)],
+            "scales": [bytes(MAX_FEATURE_BYTES + 1)],
+        },
+    ),
+    (
+        OPEN,
+        {
+            "tokens": [[-1], "12"],
+            "prompt_tokens": [0],
+            "max_length": [1 << 31],
+            "seed": [-1, 2.0**64],
+            "wanted": [-1],
+            "sampling": [None, {"temperature": "hot"}, {"top_k": -1}, {"logit_bias": {"a": 1.0}}],
+            "salt": [b"s" * (SALT_BYTES - 1), b"s" * (SALT_BYTES + 1), "s" * SALT_BYTES],
+            "prefix_key": [b"", b"k" * (KEY_BYTES + 1), [0] * KEY_BYTES],
+        },
+    ),
+    (LOAD, {"step_ms": NO_TIMES, "queue_ms": NO_TIMES}),
+    (Hello(1, "digest", 10, "model"), {"model": ["x" * 1025], "vocab_size": [0]}),
+    (Commit(1, 1, 5, [1], 16), {"tokens": [[], [1] * ((1 << 16) + 1)]}),
+]
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"number": 0},
-        {"first": -1},
-        {"first": 1 << 31},
-        {"dtype": "float16"},
-        {"rows": b""},
-        {"rows": bytes(MAX_FEATURE_BYTES + 1)},
-        {"rows": [0] * 8},
-        {"digest": bytes(7)},
-        {"scales": bytes(MAX_FEATURE_BYTES + 1)},
-    ],
-)
-def test_features_out_of_limits(fields: dict[str, object]) -> None:
+@pytest.mark.parametrize(("message", "bad"), LIMITS, ids=[type(message).__name__ for message, _ in LIMITS])
+def test_fields_out_of_limits(message: ToDraft | ToTarget, bad: dict[str, list[Any]]) -> None:
+    decode = decode_to_target if isinstance(message, Tree | Load) else decode_to_draft
+    assert decode(changed(message)) == message
+    for field, values in bad.items():
+        for value in values:
+            with pytest.raises(WireError, match=field):
+                decode(changed(message, **{field: value}))
+
+
+def test_limits_of_bytes_and_of_nodes_are_reached() -> None:
     assert decode_to_draft(changed(FEATURES, rows=bytes(MAX_FEATURE_BYTES)))
+    many = {name: [1] * (MAX_NODES + 1) for name in ("ids", "parents", "tokens")}
     with pytest.raises(WireError):
-        decode_to_draft(changed(FEATURES, **fields))
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"tokens": [-1]},
-        {"tokens": "12"},
-        {"prompt_tokens": 0},
-        {"max_length": 1 << 31},
-        {"seed": -1},
-        {"seed": 2.0**64},
-        {"wanted": -1},
-        {"sampling": None},
-        {"sampling": {"temperature": "hot"}},
-        {"sampling": {"top_k": -1}},
-        {"sampling": {"logit_bias": {"a": 1.0}}},
-        {"salt": b"s" * (SALT_BYTES - 1)},
-        {"salt": b"s" * (SALT_BYTES + 1)},
-        {"salt": "s" * SALT_BYTES},
-        {"prefix_key": b""},
-        {"prefix_key": b"k" * (KEY_BYTES + 1)},
-        {"prefix_key": [0] * KEY_BYTES},
-    ],
-)
-def test_opens_out_of_limits(fields: dict[str, object]) -> None:
-    assert decode_to_draft(changed(OPEN)) == OPEN
-    with pytest.raises(WireError):
-        decode_to_draft(changed(OPEN, **fields))
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0])
-@pytest.mark.parametrize("field", ["step_ms", "queue_ms"])
-def test_times_that_are_none_are_refused_by_name(field: str, value: float) -> None:
-    """Passed on, they would break the target's own reports."""
-    assert decode_to_target(changed(LOAD)) == LOAD
-    with pytest.raises(WireError, match=field):
-        decode_to_target(changed(LOAD, **{field: value}))
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_scores_that_are_no_numbers_are_refused_by_name(value: float) -> None:
-    with pytest.raises(WireError, match="scores"):
-        decode_to_target(changed(TREE, scores=[-0.5, value]))
-
-
-def test_other_limits() -> None:
-    hello, commit = Hello(1, "digest", 10, "model"), Commit(1, 1, 5, [1], 16)
-    for message, fields in (
-        (hello, {"model": "x" * 1025}),
-        (hello, {"vocab_size": 0}),
-        (commit, {"tokens": []}),
-        (commit, {"tokens": [1] * ((1 << 16) + 1)}),
-    ):
-        assert decode_to_draft(changed(message)) == message
-        with pytest.raises(WireError):
-            decode_to_draft(changed(message, **fields))
+        decode_to_target(changed(TREE, **many, scores=[-1.0] * (MAX_NODES + 1)))
 
 
 def test_unknown_fields_are_passed_over() -> None:

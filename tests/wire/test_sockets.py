@@ -366,26 +366,20 @@ def test_a_dead_pool_s_file_is_replaced(listen: Listen, dial: Dial, tmp_path: Pa
     assert introduce(dial(listening.endpoint), listening).frame == b"hello"
 
 
-def test_hosts_by_name(listen: Listen, dial: Dial) -> None:
-    listening = listen("tcp://localhost:*")
+@pytest.mark.parametrize(
+    ("host", "endpoint", "insecure"),
+    [("localhost", "tcp://localhost:*", False), ("127.0.0.1", "tcp://*:*", True), ("[::1]", "tcp://[::1]:0", False)],
+)
+def test_ways_to_name_a_host(host: str, endpoint: str, insecure: bool, listen: Listen, dial: Dial) -> None:
+    if host == "[::1]":
+        with socket.socket(socket.AF_INET6) as probe:
+            try:
+                probe.bind(("::1", 0))
+            except OSError:
+                pytest.skip("no IPv6 here")
+    listening = listen(endpoint, insecure=insecure)
     port = listening.endpoint.rpartition(":")[2]
-    assert introduce(dial(f"tcp://localhost:{port}"), listening).frame == b"hello"
-
-
-def test_all_interfaces_where_insecure_is_wanted(listen: Listen, dial: Dial) -> None:
-    listening = listen("tcp://*:*", insecure=True)
-    port = listening.endpoint.rpartition(":")[2]
-    assert introduce(dial(f"tcp://127.0.0.1:{port}"), listening).frame == b"hello"
-
-
-def test_ipv6(listen: Listen, dial: Dial) -> None:
-    with socket.socket(socket.AF_INET6) as probe:
-        try:
-            probe.bind(("::1", 0))
-        except OSError:
-            pytest.skip("no IPv6 here")
-    listening = listen("tcp://[::1]:0")
-    assert introduce(dial(listening.endpoint), listening).frame == b"hello"
+    assert introduce(dial(f"tcp://{host}:{port}"), listening).frame == b"hello"
 
 
 def test_a_broken_handshake_is_tried_again_later(dial: Dial, monkeypatch: pytest.MonkeyPatch) -> None:

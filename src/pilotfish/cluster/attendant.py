@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from pilotfish.core.routing.autoscaling import demand
-from pilotfish.engine.targets.attendance import Attendance
+from pilotfish.engine.targets.servers import Attendance
 from pilotfish.engine.targets.silence import Silence
 from pilotfish.wire.channel import ChannelThread, Received, decoded, encode
 from pilotfish.wire.curve_keys import TargetKeys

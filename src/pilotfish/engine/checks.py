@@ -45,7 +45,7 @@ class ModelFacts:
 
 @dataclass
 class CheckReport:
-    """Facts about the models; `problems` are reasons why they would not run."""
+    """`problems` are reasons why the models would not run."""
 
     target: ModelFacts | None = None
     draft: ModelFacts | None = None
@@ -67,7 +67,6 @@ class CheckReport:
 
 
 def check_models(config: EngineConfig) -> CheckReport:
-    """Check the target, the draft if there is one, and both together. The report holds all that is wrong."""
     report = CheckReport()
     with report.noting_problems():
         report.target = model_facts(config.target, config)
@@ -90,8 +89,7 @@ def check_models(config: EngineConfig) -> CheckReport:
 
 
 def load_draft_tokenizer(draft: Path, target: Path, own: Any) -> Any:
-    """The draft's tokenizer; ModelError, which says what differs, if its token ids stand for other texts in the
-    target's `own`."""
+    """ModelError, which says what differs, if its token ids stand for other texts in the target's `own`."""
     tokenizer = load_tokenizer(draft)
     reason = why_unequal(own, tokenizer)
     if reason is not None:

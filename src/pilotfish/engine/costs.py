@@ -25,7 +25,6 @@ PATIENCE = 1.0
 
 
 def step_costs(executor: Executor, max_rows: int) -> StepCosts:
-    """Seconds of a forward by rows, `max_rows` at most."""
     began, seconds = time.perf_counter(), dict[int, float]()
     most = min(max_rows, executor.num_slots, executor.context)
     for rows in (knot for knot in KNOTS if knot <= most):
@@ -54,8 +53,7 @@ def _timed(executor: Executor, sequence: SequenceRows, pacer: Pacer | None) -> f
 
 
 def make_budget(config: EngineConfig, executor: Executor, drafter: Drafter) -> Budget:
-    """The budget that `config` describes for a target's executor. An adaptive one has forwards measured: only while
-    idle."""
+    """An adaptive budget has forwards measured: only while idle."""
     if isinstance(drafter, NoDrafter) or config.budget == "fixed":
         return FixedBudget(config.nodes, config.levels)
     lm = next((d for d in drafters_of(drafter) if isinstance(d, LMDrafter)), None)

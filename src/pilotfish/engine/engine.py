@@ -6,7 +6,6 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,15 +23,14 @@ from pilotfish.core.scheduling.request import FinishReason
 from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.core.scheduling.step import RequestCommit, RowCosts
 from pilotfish.engine.costs import make_budget, step_costs
-from pilotfish.engine.drafts.draft_notes import note_head
 from pilotfish.engine.drafts.drafters import Drafters
-from pilotfish.engine.drafts.pool_members import FollowedMembers
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafts, hello_of
 from pilotfish.engine.drafts.shadow_drafts import ShadowDrafts, ShadowedTarget
-from pilotfish.engine.heads import ConfiguredHead, choose_layers, read_head_of_features
-from pilotfish.engine.kv_identity import kv_identity
+from pilotfish.engine.fingerprint import kv_identity
+from pilotfish.engine.heads import ConfiguredHead, choose_layers, note_head, read_head_of_features
 from pilotfish.engine.kv_tiers import make_tiers
 from pilotfish.engine.memory import device_of, load_configured, plan_memory, precision_here
+from pilotfish.engine.pools.remote_pools import FollowedMembers
 from pilotfish.engine.prefills.handovers import HandOvers
 from pilotfish.engine.prefills.remote_prefills import RemotePrefills
 from pilotfish.engine.processes.host_memory import divided
@@ -57,20 +55,12 @@ from pilotfish.model.loading.metadata import load_tokenizer
 from pilotfish.model.loading.shards import Shard
 from pilotfish.model.pacer import Pacer
 from pilotfish.openmp import warn_of_spinning
-from pilotfish.wire.serving import Delta, PartialOutput
+from pilotfish.wire.serving import Delta, EngineRequest, PartialOutput
 from pilotfish.workers.records import Timeline, merge, part_of
 from pilotfish.workers.target import GuardedDrafter, TargetWorker
 from pilotfish.workers.target_shadow import ShadowSetup
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Addition:
-    """What a step has added to a sample."""
-
-    sample: Sample
-    delta: Delta
 
 
 class Engine:
@@ -90,8 +80,8 @@ class Engine:
         remote: RemoteDrafts | None = None,
         prefills: RemotePrefills | None = None,
     ) -> None:
-        """`drafter` replaces the one that `config` describes. `remote` are the drafts of `config`, `prefills` its
-        prefill workers, if they were started already; the engine closes them."""
+        """`drafter` replaces the configured one. `remote` and `prefills` were started already; the engine closes
+        them."""
         self.config = config = with_features(divided(config))
         self.remote = remote
         self.prefills = prefills
@@ -133,7 +123,10 @@ class Engine:
         vocab_size, eos_ids = self.model.config.vocab_size, sorted(self.model.generation.eos_ids)
         self.grammars = GrammarThreads(Grammars(self.tokenizer, vocab_size, eos_ids))
         self._maker = SampleMaker(self.tokenizer, self.model, self.grammars.grammars)
-        self.drafters = self._make_drafters(self.grammars)
+        head, self._head = self._head, None
+        draft_pacer = partial(self._pacer, "draft", config.paces.draft)
+        drafters = Drafters(config, self.executor, self.tokenizer, self.grammars, self.remote, head, draft_pacer)
+        self.drafters = drafters
         self.drafter = drafter or self.drafters.make(() if config.mode == "off" else config.drafters)
         pool = SlotPool(self.memory.slots, common_window(self.model.config))
         budget = make_budget(config, self.executor, self.drafter)
@@ -151,8 +144,8 @@ class Engine:
             self.worker.observe = self._timeline.step
 
     def _load_target(self, heads: list[HeadFiles]) -> TorchExecutor:
-        """All of it, or rank 0's shard once the other ranks have theirs. `heads` is one, maybe read in several ways,
-        that it is to make features for."""
+        """The whole target, or rank 0's shard once the other ranks have theirs. `heads` is one head, maybe read in
+        several ways, that it makes features for."""
         config, ranks, slots = self.config, self.ranks, self.memory.slots
         pacer = self._pacer("target", config.paces.target)
         if ranks is None:
@@ -171,11 +164,6 @@ class Engine:
         self._head = files if self.config.mode == "sync" else None
         return feature_tap(files, model.device, model.dtype, eager=self.config.eager)
 
-    def _make_drafters(self, grammars: GrammarThreads) -> Drafters:
-        config, head, self._head = self.config, self._head, None
-        pacer = partial(self._pacer, "draft", config.paces.draft)
-        return Drafters(config, self.executor, self.tokenizer, grammars, self.remote, head, pacer)
-
     def _start_shadows(self, shadows: ShadowDrafts, grammars: GrammarThreads) -> None:
         config, beside = self.config, [kind for kind in self.config.drafters if kind != "lm"]
         limits = (self.memory.slots, config.max_rows, config.max_requests)
@@ -191,7 +179,7 @@ class Engine:
         shadows.start(target)
 
     def _connect_prefills(self) -> HandOvers | None:
-        """ParameterError where every layer has a window: there requests give back what would be handed over."""
+        """ParameterError where every layer has a window: there requests give back slots that a hand-over would fill."""
         if self.prefills is None:
             return None
         if common_window(self.model.config):
@@ -205,7 +193,7 @@ class Engine:
         return self.prefills.connect(identity, layout_of(kv), copier_of(kv))
 
     def _place(self) -> frozenset[int]:
-        """Pin this process until `close`, if the configuration or the workers ask for that; return the cores."""
+        """Pin this process until `close`, if the configuration or the workers ask for that."""
         cores = self.config.core_set if self.remote is None else self.remote.cores
         if self.prefills is not None:
             cores = self.prefills.cores or cores
@@ -258,11 +246,10 @@ class Engine:
         return self._pacers[-1]
 
     def drops(self) -> dict[str, dict[str, int]]:
-        """Messages of each draft pool that were dropped so far, by reason."""
         return {} if self.remote is None else {pool.name: pool.drops.occurred for pool in self.remote.pools}
 
     def pacing(self) -> list[Pacer]:
-        """How well the paced models of this process kept their pace since `reset_pacing`; the target first."""
+        """The target first."""
         return self._pacers
 
     def reset_pacing(self) -> None:
@@ -270,7 +257,7 @@ class Engine:
             pacer.reset()
 
     def use(self, drafter: Drafter, budget: Budget) -> None:
-        """Attach another drafter and budget; EngineError while requests run."""
+        """EngineError while requests run."""
         if self.busy:
             raise EngineError("the drafter cannot be swapped while requests run")
         self.drafter = drafter
@@ -280,44 +267,39 @@ class Engine:
     # -- requests
 
     def sampling_params(self, **given: Any) -> SamplingParams:
-        """Parameters of a request: those given, then those of the model's generation_config.json."""
+        """Defaults are those of the model's generation_config.json."""
         return SamplingParams(**{**self.model.generation.defaults, **given})
 
-    def submit(
+    def submit(self, prompt: Prompt, params: SamplingParams, cache_salt: str | None = None) -> list[Sample]:
+        """Queue `params.n` samples. PromptError or ParameterError affect nothing else."""
+        return self.add(EngineRequest(self.check_prompt(prompt), params, cache_salt))
+
+    def add(
         self,
-        prompt: Prompt,
-        params: SamplingParams,
-        cache_salt: str | None = None,
-        max_nodes: int | None = None,
+        request: EngineRequest,
         compiled: LLMatcher | None = None,
         resumed: Sequence[PartialOutput] | None = None,
-        draft: str = "",
     ) -> list[Sample]:
-        """Queue `params.n` samples of a prompt. PromptError or ParameterError affect nothing else. Drafts for requests
-        of one `cache_salt`, 1 to 256 characters, may draw on each other's outputs. A step verifies at most `max_nodes`
-        nodes of a sample's tree; 0 turns speculation off. `compiled` is the grammar of the parameters' constraint, if
-        that was compiled already. `resumed` are the only samples to queue, which go on exactly where another engine
-        over the same model left them: they stand as after a preemption. Of pools only those guess whose draft is of the
-        revision `draft`; "": all."""
-        samples = self._maker.make(self._next_id, prompt, params, cache_salt, max_nodes, compiled, resumed, draft)
+        """`compiled` is the grammar of its constraint, if that was compiled already. `resumed` are the only samples to
+        queue: they go on exactly where another engine over the same model left them, as after a preemption."""
+        samples = self._maker.make(self._next_id, request, compiled, resumed)
         for sample in samples:
             self.worker.scheduler.add(sample.request)
             self._samples[sample.request.id] = sample
-        self._next_id += params.n
+        self._next_id += request.params.n
         return samples
 
     def check_prompt(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt that can be served; PromptError or ParameterError otherwise."""
         return self._maker.check_prompt(prompt)
 
     def abort(self, sample: Sample) -> None:
-        """End a sample between two steps; what it held is free when this returns."""
+        """Between two steps. What it held is free when this returns."""
         if sample.finish_reason is None:
             self.worker.abort(sample.request)
             self._finish(sample, FinishReason.ABORT)
 
     def revise(self, sample: Sample, max_nodes: int | None) -> None:
-        """Between two steps: a tree of its has so many nodes from now on, as in `submit`."""
+        """Between two steps."""
         sample.request.max_nodes = max_nodes
         if max_nodes == 0:
             self.worker.drafter.close(sample.request)
@@ -331,13 +313,13 @@ class Engine:
         return self.worker.scheduler.busy
 
     def step(self) -> list[Delta]:
-        """`advance`, for whoever has one request, or its ids tell."""
-        return [addition.delta for addition in self.advance()]
+        """`advance`, where the deltas' ids tell which sample each belongs to."""
+        return [*self.advance().values()]
 
-    def advance(self) -> list[Addition]:
-        """Run one forward; return its additions to each sample. If it fails or is interrupted, the samples in it end as
-        aborted and those still waiting stay: EngineError, or the interrupt. After a RankLost no other step succeeds. A
-        sample whose logits are not finite ends alone, with its `error`."""
+    def advance(self) -> dict[Sample, Delta]:
+        """One forward. If it fails or is interrupted, the samples in it end as aborted and those still waiting stay:
+        EngineError, or the interrupt. After a RankLost no other step succeeds. A sample whose logits are not finite
+        ends alone, with its `error`."""
         began = time.perf_counter()
         try:
             commits = self.worker.step()
@@ -353,13 +335,13 @@ class Engine:
         record = self.worker.last_step
         if self.shadows is not None and record is not None:
             self.shadows.observe(record)
-        return [] if record is None else [self._deliver(commit, record.began) for commit in commits]
+        return {} if record is None else dict(self._deliver(commit, record.began) for commit in commits)
 
-    def _deliver(self, commit: RequestCommit, at: float) -> Addition:
+    def _deliver(self, commit: RequestCommit, at: float) -> tuple[Sample, Delta]:
         sample = self._samples[commit.request.id]
         if commit.request.finish_reason is not None:
             self._finish(sample, commit.request.finish_reason)
-        return Addition(sample, sample.add(commit, at))
+        return sample, sample.add(commit, at)
 
     def _finish(self, sample: Sample, reason: FinishReason) -> None:
         sample.finish(reason)
@@ -373,5 +355,5 @@ class Engine:
             self.ranks.refuse_lost()
 
     def check(self) -> None:
-        """EngineError if a KV slot is neither free nor owned by a running request. Looks at every slot."""
+        """EngineError if a KV slot is neither free nor owned by a running request."""
         self.worker.scheduler.check()

@@ -1,38 +1,74 @@
-"""Which targets may go on with each other's outputs: those whose tokens follow from the same.
+"""Digests of all that KV and outputs follow from, as facts with names for people.
 
-A token is a function of what the fingerprint stands for, and of prompt, parameters and seed. Weights count with every
-byte. To read them takes a second a GiB or so: that is done beside the start, and beside the first steps if it lasts.
+`kv_identity`      of KV but for its tokens: targets and prefill workers compare it, fact by fact
+`kv_fingerprint`   the same for objects of KV in tiers
+`fingerprint`      of outputs, but for prompt, parameters and seed: equal targets go on with each other's
+
+Weights count with every byte. To read them takes a second a GiB or so.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
+import platform
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
-from pilotfish.core.drafting.vocabulary import text_digest
-from pilotfish.engine.engine import Engine
-from pilotfish.engine.kv_identity import FEATURES, file_digest, kv_facts
+import msgspec
+import torch
+
+from pilotfish.config.engine import EngineConfig
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
+from pilotfish.core.drafting.vocabulary import text_digest, tokenizer_digest
+from pilotfish.core.prefilling.segments import KVIdentity
+from pilotfish.model.cpu.native import build_digest, built_by, instruction_set
+from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.kv_copy import layout_of
 from pilotfish.model.loading.tensors import weight_files
 
-logger = logging.getLogger(__name__)
-
+#: Characters of a digest that stands in a fact.
+SHOWN = 16
+#: Bytes of a weight file that are read at a time: threads that wait for the interpreter are rarely behind this one.
+PIECE = 4 << 20
 #: The lowest priority: what other threads leave.
 NICE = 19
+#: Fields of a configuration that shape no KV: where the model is, and how long its sequences may get.
+_ELSEWHERE = ("_name_or_path", "context")
+#: The fact that says which features slots hold, if any: no output depends on it.
+FEATURES = "features"
 
 
-def all_but_weights(engine: Engine) -> dict[str, str]:
-    """What the fingerprint stands for beside the weights, as facts."""
-    config, model = engine.config, engine.model
+def kv_identity(config: EngineConfig, executor: TorchExecutor, tokenizer: Any) -> KVIdentity:
+    facts = kv_facts(config, executor)
+    facts["weights"] = _shown(*weights_digests(config.target))
+    facts["tokenizer"] = _shown(tokenizer_digest(tokenizer))
+    return KVIdentity(facts, layout_of(executor.kv))
+
+
+def kv_fingerprint(config: EngineConfig, executor: TorchExecutor) -> bytes:
+    """Weights count if KV outlives this process. The layout of objects counts too."""
+    weights = [] if config.kv_disk is None else weights_digests(config.target)
+    facts, layout = kv_facts(config, executor), msgspec.to_builtins(layout_of(executor.kv))
+    return hashlib.sha256(json.dumps([facts, weights, OBJECT_TOKENS, layout], sort_keys=True).encode()).digest()
+
+
+def fingerprint(facts: dict[str, str], weights: Sequence[str]) -> str:
+    """Of `output_facts`, and of the digests of weight files."""
+    return hashlib.sha256(json.dumps([facts, list(weights)], sort_keys=True).encode()).hexdigest()
+
+
+def output_facts(config: EngineConfig, executor: TorchExecutor, tokenizer: Any) -> dict[str, str]:
+    model = executor.model
     facts = {
-        **{name: fact for name, fact in kv_facts(config, engine.executor).items() if name != FEATURES},
-        "tokenizer": text_digest(engine.tokenizer),
+        **{name: fact for name, fact in kv_facts(config, executor).items() if name != FEATURES},
+        "tokenizer": text_digest(tokenizer),
         "ends": " ".join(map(str, sorted(model.generation.eos_ids))),
         "context": str(model.config.context),
         **{name: metadata.version(name) for name in ("tokenizers", "llguidance")},  # stop strings and grammars
@@ -42,13 +78,58 @@ def all_but_weights(engine: Engine) -> dict[str, str]:
     return facts
 
 
-def fingerprint(facts: dict[str, str], weights: Sequence[str]) -> str:
-    """`weights` are digests of their files."""
-    return hashlib.sha256(json.dumps([facts, list(weights)], sort_keys=True).encode()).hexdigest()
+def kv_facts(config: EngineConfig, executor: TorchExecutor) -> dict[str, str]:
+    """All but the weights and the tokenizer; first those that people choose."""
+    model, kind = executor.model, config.quantization
+    return {
+        "model": _model(model.config.to_dict()),
+        "dtype": _name(model.dtype),
+        "quantization": kind if kind == "none" else f"{kind} of torchao {metadata.version('torchao')}",
+        "kv_dtype": _name(model.kv_dtype),
+        "operations": _operations(config, executor),
+        "ranks": str(config.tensor_parallel),
+        **{name: metadata.version(name) for name in ("pilotfish", "torch", "transformers")},
+        **({} if executor.tap is None else {FEATURES: f"{executor.tap.width} of {executor.tap.digest}"}),
+    }
+
+
+def _model(fields: dict[str, Any]) -> str:
+    own = {name: value for name, value in fields.items() if name not in _ELSEWHERE}
+    digest = _shown(json.dumps(own, sort_keys=True, default=str))
+    return f"{own['model_type']} of {own['num_hidden_layers']} layers, {digest}"
+
+
+def _operations(config: EngineConfig, executor: TorchExecutor) -> str:
+    """Whose instructions: bits differ between them."""
+    model = executor.model
+    if model.device.type == "cuda":
+        device = torch.cuda.get_device_name(model.device)
+    elif model.native:
+        device = f"{instruction_set()} {build_digest()} {built_by()}"
+    else:
+        device = f"{platform.machine()} {_shown(_processor())}"
+    return f"{device}{' eager' if config.eager else ''}"
+
+
+def _processor() -> str:
+    known = Path("/proc/cpuinfo")
+    lines = known.read_text().splitlines() if known.is_file() else []
+    return "\n".join(line for line in dict.fromkeys(lines) if line.startswith(("model name", "flags", "Features")))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _shown(*texts: str) -> str:
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:SHOWN]
+
+
+# -- weights
 
 
 def read_weights(directory: Path) -> Future[list[str]]:
-    """The digests of a model's weight files, read by a thread for which a process that ends does not wait."""
+    """The digests of weight files, read beside the start by a thread for which a process that ends does not wait."""
     digests = Future[list[str]]()
 
     def read() -> None:
@@ -60,3 +141,23 @@ def read_weights(directory: Path) -> Future[list[str]]:
 
     threading.Thread(target=read, name="weights' digests", daemon=True).start()
     return digests
+
+
+def weights_digests(directory: Path) -> list[str]:
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return list(pool.map(file_digest, weight_files(directory)))
+
+
+def file_digest(path: Path) -> str:
+    """A file that has not changed is not read again."""
+    state = path.stat()
+    return _content_digest(path.resolve(), state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=4096)
+def _content_digest(path: Path, _size: int, _changed: int) -> str:
+    digest, piece = hashlib.sha256(), memoryview(bytearray(PIECE))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(piece):
+            digest.update(piece[:count])
+    return digest.hexdigest()

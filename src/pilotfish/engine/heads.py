@@ -28,6 +28,7 @@ from pilotfish.model.heads.modules.tap import feature_tap
 from pilotfish.model.heads.shapes import projection_shapes, tensor_shapes
 from pilotfish.model.heads.spec import BlockHead, HeadFiles, HeadSpec, MaskedHead, ParallelHead
 from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.loading.configuration import load_config
 from pilotfish.model.loading.footprint import Footprint
 from pilotfish.model.loading.loader import LoadedModel
 
@@ -55,8 +56,6 @@ PROBE_TOKENS = 256
 
 @dataclass(frozen=True)
 class ConfiguredHead:
-    """A head and its target, as a configuration names them."""
-
     directory: Path
     target: TargetFacts
     layers: tuple[int, ...] | None = None  # in place of what its files say
@@ -72,14 +71,14 @@ class ConfiguredHead:
         return read_head(self.directory, self.target, self.layers)
 
     def either(self) -> list[HeadFiles]:
-        """Read for each of the conventions that its layers may be counted in: one, where that is known."""
+        """Read for each convention of counting layers; for one, where that is known."""
         files = self.read()
         if self.layers is not None or not files.spec.other_layers:
             return [files]
         return [files, read_head(self.directory, self.target, files.spec.other_layers)]
 
     def footprint(self, dtype: DtypeLike) -> Footprint:
-        """Of its executor; what the target makes of its hidden states stays with the target."""
+        """Of its executor; the projection of hidden states stays with the target."""
         spec, size = self.spec(), dtype.itemsize
         projected = projection_shapes(spec.projection, spec.target_hidden)
         shapes = {name: x for name, x in tensor_shapes(spec, self.target.vocab).items() if name not in projected}
@@ -95,7 +94,6 @@ class ConfiguredHead:
         return Footprint(parameters, size * (parameters + kept), slot, size * (wide + vocab) + 8 * vocab, 0)
 
     def tapped(self, target: Footprint, dtype: DtypeLike) -> Footprint:
-        """The target's, with a feature in each slot."""
         projection = self.spec().projection
         shapes = projection_shapes(projection, self.target.hidden)
         states = len(projection.layers) * self.target.hidden + projection.width
@@ -108,8 +106,8 @@ class ConfiguredHead:
 
 
 def read_head_of_features(config: EngineConfig) -> list[HeadFiles]:
-    """The head that the target makes features for, `either` way; none where there is none. ParameterError where nobody
-    says which way, and it cannot be tried: with several ranks."""
+    """As `either`; none where there is no head. ParameterError where nobody says which way, and it cannot be tried:
+    with several ranks."""
     if config.features is None:
         return []
     either = ConfiguredHead.of(config, config.features, config.target).either()
@@ -130,18 +128,40 @@ def sharing(files: HeadFiles, target: LoadedModel) -> HeadFiles:
 
 
 def _of_roots(head: BlockHead | MaskedHead, keys: int) -> int:
-    """Numbers that an executor of heads with several levels in a forward keeps beside KV of tokens and the head itself:
-    KV of those levels and states of roots; for block drafters one product for keys and values of all layers."""
+    """Numbers kept beside KV of tokens, for heads with several levels in a forward: KV of those levels and states of
+    roots; for block drafters one product for keys and values of all layers."""
     hidden, levels = head.decoder.hidden, head.block if isinstance(head, BlockHead) else head.depth
     product = keys * hidden if isinstance(head, BlockHead) else 0
     return BLOCKS * levels * keys + product + ROOTS * levels * hidden
+
+
+# -- notes of drafts that are of less use than their operators may think
+
+
+def note_head(head: ConfiguredHead, files: HeadFiles, context: int) -> None:
+    """A warning where it names another target as the one that it was trained on, which is no error: the heads of base
+    models guess for those that were tuned from them, too. And a line as of any draft."""
+    if (doubt := files.trained_on.doubt(head.target)) is not None:
+        logger.warning("head: %s was trained on %s: its guesses may seldom be right", head.directory, doubt)
+    _note_reach("head", head.directory, files.spec.context, context)
+
+
+def note_model(draft: Path, context: int) -> None:
+    """A line where a draft model knows fewer positions than the `context` of its target."""
+    _note_reach("draft", draft, load_config(draft).context, context)
+
+
+def _note_reach(kind: str, draft: Path, reach: int, context: int) -> None:
+    if reach < context:
+        text = "%s: %s guesses up to position %d of the target's %d; what comes after is decoded without it"
+        logger.info(text, kind, draft, reach, context)
 
 
 # -- the probe
 
 
 def choose_layers(either: list[HeadFiles], model: LoadedModel, tokenizer: Any) -> HeadFiles:
-    """The files under the convention by which the head agrees with its target more often; all shares are logged."""
+    """The convention by which the head agrees with its target more often; all shares are logged."""
     if len(either) == 1:
         return either[0]
     tokens = tokenizer.encode(PROBE, add_special_tokens=False)[: min(PROBE_TOKENS, model.config.context)]
@@ -158,8 +178,7 @@ def _ids(files: HeadFiles) -> str:
 
 
 def agreement(files: HeadFiles, model: LoadedModel, tokens: list[int]) -> float:
-    """The share of `tokens` after which the head, with the target's features of those before, gives the target's own
-    first choice."""
+    """The share of `tokens` after which the head's first choice is the target's."""
     count = len(tokens)
     tap = feature_tap(files, model.device, model.dtype, eager=not model.native)
     target = TorchExecutor(model, count, tap=tap)
@@ -173,7 +192,6 @@ def agreement(files: HeadFiles, model: LoadedModel, tokens: list[int]) -> float:
 
 
 def _greedy(first: int, end: int, children: int = 0) -> Sampling:
-    """The likeliest tokens after each of [first, end)."""
     count = end - first
     params = SamplingParams(temperature=0.0)
     return Sampling(None, [params], [0], np.zeros(count, np.int64), np.arange(first + 1, end + 1), children=children)

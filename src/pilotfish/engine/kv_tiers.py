@@ -1,23 +1,19 @@
-"""Tiers of KV as an engine's configuration describes them, and the digest that says whose KV its own can stand for."""
+"""Tiers of KV as an engine's configuration describes them."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-
-import msgspec
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
-from pilotfish.engine.kv_identity import kv_facts, weights_digests
+from pilotfish.engine.fingerprint import kv_fingerprint
 from pilotfish.engine.processes.host_memory import GIB
 from pilotfish.errors import ParameterError
 from pilotfish.kv.disk import DiskStore
 from pilotfish.kv.host import HostStore
 from pilotfish.kv.tiers import KVTiers
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.kv_copy import copier_of, layout_of
+from pilotfish.model.kv_copy import copier_of
 from pilotfish.model.loading.layer_features import common_window
 
 #: GiB on disk, where no size is given.
@@ -25,8 +21,8 @@ DISK_SIZE = 16.0
 
 
 def make_tiers(config: EngineConfig, executor: TorchExecutor) -> KVTiers | None:
-    """None where none are configured. ParameterError for a directory that cannot be used, for tiers too small, and for
-    any where every layer has a window: there requests give back what tiers would have to load first."""
+    """ParameterError for a directory that cannot be used, for tiers too small, and for any where every layer has a
+    window: there requests give back slots that tiers would have to load first."""
     if not config.kv_host_memory and config.kv_disk is None:
         return None
     if common_window(executor.model.config):
@@ -34,7 +30,7 @@ def make_tiers(config: EngineConfig, executor: TorchExecutor) -> KVTiers | None:
         raise ParameterError(field, getattr(config, field), "none for a model whose layers all have sliding windows")
     copier = copier_of(executor.kv)
     least = math.ceil(executor.context / OBJECT_TOKENS) * copier.object_bytes
-    shape, host, disk = kv_shape(config, executor), None, None
+    shape, host, disk = kv_fingerprint(config, executor), None, None
     if config.kv_host_memory:
         host = HostStore(_bytes("kv_host_memory", config.kv_host_memory, least, executor.context), copier.object_bytes)
     if config.kv_disk is not None:
@@ -49,11 +45,3 @@ def _bytes(field: str, given: float, least: int, context: int) -> int:
         needed = math.ceil(1000 * least / GIB) / 1000
         raise ParameterError(field, given, f"at least {needed:g} GiB: a sequence of {context} tokens takes that")
     return size
-
-
-def kv_shape(config: EngineConfig, executor: TorchExecutor) -> bytes:
-    """Digest of all that the bits of KV follow from, but for the tokens, and of how an object holds them. Weights count
-    in full if KV outlives this process."""
-    weights = [] if config.kv_disk is None else weights_digests(config.target)
-    facts, layout = kv_facts(config, executor), msgspec.to_builtins(layout_of(executor.kv))
-    return hashlib.sha256(json.dumps([facts, weights, OBJECT_TOKENS, layout], sort_keys=True).encode()).digest()

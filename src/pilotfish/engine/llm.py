@@ -25,8 +25,6 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished sample of a prompt."""
-
     index: int
     token_ids: list[int]
     text: str
@@ -38,8 +36,6 @@ class Completion:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """All samples of one prompt, in order of their index."""
-
     prompt_token_ids: list[int]
     outputs: list[Completion]
     prompt_logprobs: list[TokenLogprobs] | None  # of every prompt token but the first, where asked for
@@ -59,7 +55,6 @@ class LLM:
         self.engine = Engine(EngineConfig(target=Path(target), draft=Path(draft) if draft else None, **config))
 
     def close(self) -> None:
-        """End the processes of drafts and prefill workers. Idempotent; also done when this process ends."""
         self.engine.close()
 
     def __enter__(self) -> LLM:
@@ -110,13 +105,10 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         cache_salt: str | None = None,
     ) -> list[RequestOutput]:
-        """Answer a conversation, or a list of them, batched, as `generate` continues prompts.
-
-        Messages and tools are those of OpenAI's API. The model's chat template makes the prompt, or `chat_template`:
-        a file, or a template's text. The answer begins after the last message, but goes on with it where
-        `continue_final_message` says so. An error names the field, as messages[0].role, or messages[1][0].role where
-        there are several conversations.
-        """
+        """Answer a conversation, or a list of them, batched, as `generate` continues prompts. Messages and tools are
+        those of OpenAI's API. The model's chat template makes the prompt, or `chat_template`: a file, or a template's
+        text. The answer begins after the last message; `continue_final_message` continues that instead. An error names
+        the field, as messages[0].role, or messages[1][0].role where there are several conversations."""
         tokenizer, own = self.engine.tokenizer, chat_template_kwargs or {}
         template = template_arguments(tokenizer, own, begins=add_generation_prompt, goes_on=continue_final_message)
         template |= template_tools(converted("tools", tools or [], list[FunctionTool]))
@@ -127,7 +119,6 @@ class LLM:
 
 
 def first_error(samples: Sequence[Sample]) -> EngineError | InputError | None:
-    """Of a prompt's samples that have ended."""
     return next((sample.error for sample in samples if sample.error is not None), None)
 
 
@@ -139,7 +130,7 @@ def _prompt_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
 
 
 def _conversations(given: Any) -> list[list[dict[str, Any]]]:
-    """For the chat template. ParameterError names the first bad field."""
+    """ParameterError names the first bad field."""
     several = isinstance(given, list | tuple) and all(isinstance(one, list | tuple) for one in given)
     by_path = {f"messages[{i}]": one for i, one in enumerate(given)} if several else {"messages": given}
     return [template_messages(path, converted(path, one, list[Message])) for path, one in by_path.items()]
@@ -154,7 +145,6 @@ def _params_list(params: SamplingParams | Sequence[SamplingParams], count: int) 
 
 
 def request_output(samples: Sequence[Sample]) -> RequestOutput:
-    """The record of a prompt's finished samples."""
     first = samples[0].request
     prompt_logprobs = None if first.params.prompt_logprobs is None else samples[0].prompt_logprobs
     return RequestOutput(first.tokens[: first.num_prompt_tokens], [_completion(s) for s in samples], prompt_logprobs)

@@ -37,8 +37,7 @@ WITH_TORCH = 306 << 20
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes, and the KV slots of each pool. The pages of weight files that are mapped while they are read come on
-    top; the system takes those back as it likes."""
+    """Bytes, and the KV slots of each pool. Pages of weight files that are mapped while they are read come on top."""
 
     limit: int
     runtime: int  # the process before it holds a model
@@ -59,22 +58,20 @@ class MemoryPlan:
 
     @property
     def slot(self) -> int:
-        """A token's keys and values in both pools."""
         return sum(model.slot for model in self.models)
 
     @property
     def workspace(self) -> int:
-        """Of the largest forward; target and draft take turns."""
+        """Target and draft take turns."""
         return self.max_rows * max(model.row for model in self.models)
 
     @property
     def fixed(self) -> int:
-        """All but KV."""
         return self.runtime + self.weights + self.workspace + self.host
 
     @property
     def total(self) -> int:
-        """The most at any time: while serving or, where one layer's quantization takes more than all KV, before."""
+        """The peak: while serving or, where one layer's quantization takes more than all KV, before."""
         return self.with_slots(self.slots)
 
     def with_slots(self, slots: int) -> int:
@@ -83,7 +80,6 @@ class MemoryPlan:
 
     @property
     def with_kv(self) -> int:
-        """While serving."""
         return self.fixed + self.slots * self.slot
 
     @property
@@ -114,7 +110,8 @@ def gib(size: int) -> str:
 
 def plan_memory(config: EngineConfig, segments: int = 0, head: ConfiguredHead | None = None) -> MemoryPlan:
     """As many KV slots as the requests can use and the memory holds, or as many as asked for, beside bytes for
-    `segments`. A draft pool's `head` is all that it runs. ModelError, with what would fit, where that is too much."""
+    `segments`. A draft pool with a `head` runs nothing else. ModelError, with what would fit, where that is too
+    much."""
     plan = _without_slots(config, segments, head)
     needed = config.kv_slots or MIN_SLOTS
     if plan.with_slots(needed) > plan.limit:
@@ -124,7 +121,6 @@ def plan_memory(config: EngineConfig, segments: int = 0, head: ConfiguredHead | 
 
 
 def _useful_slots(config: EngineConfig, target: Path) -> int:
-    """Slots that the longest sequences need together."""
     context: int = load_config(target, config.max_model_len).context
     shared = config.memory == 0 and planned_device(config).type == "cpu"
     return min(config.max_requests * context, SHARED_SLOTS if shared else 1 << 62)
@@ -167,7 +163,6 @@ def _without_slots(config: EngineConfig, segments: int = 0, head: ConfiguredHead
 
 
 def _of_draft(config: EngineConfig, of: Callable[[Path], Footprint]) -> Footprint:
-    """Of the draft beside the target."""
     assert config.draft is not None  # whoever asks has one
     if not is_head(config.draft):
         return of(config.draft)
@@ -177,7 +172,7 @@ def _of_draft(config: EngineConfig, of: Callable[[Path], Footprint]) -> Footprin
 
 
 def _runtime() -> int:
-    """What a process that loads the models has beside them. This one may lack what they need."""
+    """This process may not have loaded yet what a model needs."""
     return max(anonymous_memory(), 0 if "pilotfish.model.loading.loader" in sys.modules else WITH_TORCH)
 
 
@@ -199,7 +194,6 @@ def _too_large(config: EngineConfig, plan: MemoryPlan, slots: int, segments: int
 def _alternatives(
     config: EngineConfig, slots: int, segments: int, head: ConfiguredHead | None
 ) -> list[tuple[str, int]]:
-    """Ways to need less, or to have more, that fit, and what they need."""
     smaller = {
         f"--kv-slots {MIN_SLOTS}": (config, MIN_SLOTS),
         "--mode off": (replace(config, mode="off"), slots),
@@ -225,7 +219,6 @@ def _alternatives(
 def load_configured(
     config: EngineConfig, directory: Path, max_model_len: int = 0, group: Group | None = None
 ) -> LoadedModel:
-    """Load one of the configured models on the configured device, or this rank's shard of it."""
     from pilotfish.model.loading.loader import load_model
 
     return load_model(
@@ -241,7 +234,6 @@ def load_configured(
 
 
 def precision_here(config: EngineConfig, directory: Path) -> Precision:
-    """Of one of the configured models on the configured device, as this machine has it."""
     return precision_of(config.dtype, load_config(directory), planned_device(config), eager=config.eager)
 
 
@@ -259,7 +251,6 @@ def device_named(name: str, field: str = "device") -> torch.device:
 
 
 def device_of(config: EngineConfig) -> torch.device:
-    """ParameterError if this machine does not have it."""
     import torch
 
     device = device_named(config.device)
@@ -279,7 +270,6 @@ def planned_device(config: EngineConfig) -> DeviceLike:
 
 
 def anonymous_memory() -> int:
-    """Bytes of this process that no file backs; 0 where the system does not say."""
     return status_bytes(Path("/proc/self/status"), "RssAnon")
 
 

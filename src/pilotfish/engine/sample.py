@@ -47,7 +47,7 @@ class Sample:
         self.finish_reason: FinishReason | None = None
 
     def resume(self, output: PartialOutput) -> None:
-        """Go on after what another engine has given of it. ParameterError where that has ended."""
+        """ParameterError where it has ended."""
         self.token_ids = self.request.extend(output.tokens)
         if self.request.finish_reason is not None:
             found = f"output {output.index} of {len(output.tokens)} tokens"
@@ -58,12 +58,11 @@ class Sample:
         self.stream.take_ends()
 
     def scheduled_at(self, now: float) -> None:
-        """Note that a step which began at `now` had rows of it."""
         if self.queued is None:
             self.queued = now - self.started
 
     def add(self, commit: RequestCommit, at: float) -> Delta:
-        """Add the commit of a step that began at `at`."""
+        """`at` is when the step began."""
         tokens = commit.tokens
         first = bool(tokens) and not self.token_ids  # while a prompt is scored there are none yet
         self.token_ids.extend(tokens)
@@ -103,14 +102,14 @@ class Sample:
 
     @property
     def stop(self) -> str | int | None:
-        """The stop string or stop token that ended it; None for anything else."""
+        """The stop string or stop token that ended it."""
         if self.finish_reason is not FinishReason.STOP or self.stream.stop is not None:
             return self.stream.stop
         return self.token_ids[-1] if self.token_ids[-1] in self.request.params.stop_token_ids else None
 
     @property
     def error(self) -> EngineError | InputError | None:
-        """The reason of an end with an error: the model's, or that the request's grammar reached a limit."""
+        """Why it ended with an error: logits, or a limit of its grammar."""
         if self.finish_reason is not FinishReason.ERROR:
             return None
         length, grammar = len(self.request.tokens), self.request.grammar
@@ -122,7 +121,6 @@ class Sample:
         return EngineError(f"logits: {reason}")
 
     def stats(self) -> dict[str, Any]:
-        """The counts that `generate --json` reports."""
         stats, tokens = self.request.stats, len(self.token_ids)
         return {
             "seconds": self.seconds,
@@ -139,7 +137,6 @@ class Sample:
 
 
 def check_resumed(outputs: Sequence[PartialOutput], params: SamplingParams, vocab_size: int) -> None:
-    """ParameterError for what cannot be the outputs of a request."""
     indices = [output.index for output in outputs]
     if not indices or len(set(indices)) < len(indices) or max(indices) >= params.n:
         raise ParameterError("resumed", indices, f"different outputs of 0 to {params.n - 1}")
@@ -165,8 +162,7 @@ class TextStream:
         stop_ids: Collection[int] = (),
         prompt: Sequence[int] = (),
     ) -> None:
-        """Tokens of `stop_ids` end the output. `prompt` comes before it: some decoders drop the space before a text's
-        first word."""
+        """Some decoders drop the space before a text's first word, so they need the `prompt`."""
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
         self._params = params
@@ -182,7 +178,7 @@ class TextStream:
         self.stop: str | None = None  # the stop string that ended it
 
     def add(self, token: int) -> bool:
-        """Decode the next token; True if it completes a stop string, at which `text` is cut."""
+        """True if the token completes a stop string, at which `text` is cut."""
         completes_stop = self._append(token)
         self._ends.append(len(self.text))
         return completes_stop
@@ -200,7 +196,7 @@ class TextStream:
         return self._cut(before)
 
     def _decode_last(self) -> str | None:
-        """Text of the pending tokens with the last one; None while it ends within a character."""
+        """None while the text ends within a character."""
         try:
             return self._decoder.step(self._backend, self._pending[-1])
         except Exception:  # the token changes earlier text; tokenizers has no narrower type for this
@@ -211,7 +207,7 @@ class TextStream:
         return DecodeStream(ids=tokens, skip_special_tokens=self._params.skip_special_tokens)
 
     def _cut(self, before: int) -> bool:
-        """End the text at the first stop string that was completed after its first `before` characters."""
+        """At the first stop string that was completed after the first `before` characters."""
         if self._forced >= 0:
             return False
         starts = ((self.text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._params.stop)
@@ -223,8 +219,8 @@ class TextStream:
         return self.ended
 
     def finish(self) -> None:
-        """No more tokens: of those that are pending the whole characters are text. Bytes that are no character show as
-        the replacement character, but for those at the very end that begin one."""
+        """Whole characters of pending tokens become text. Bytes that are no character show as the replacement
+        character, but for those at the very end that begin one."""
         if not self.ended and self._pending:
             before = len(self.text)
             self.text += self._whole_characters(self._pending)
@@ -261,7 +257,6 @@ class TextStream:
         return ends
 
     def _held_back(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
         return 0 if self._shows_stop else max(map(self._begun, self._params.stop), default=0)
 
     def _begun(self, stop: str) -> int:
@@ -269,7 +264,7 @@ class TextStream:
         return next((size for size in sizes if self.text.endswith(stop[:size])), 0)
 
     def _end_of(self, prompt: Sequence[int]) -> list[int]:
-        """The prompt's last tokens, from which a decoder can go on; none if they do not end on a character."""
+        """Tokens from which a decoder can go on; none if they do not end on a character."""
         end = list(prompt[-CONTEXT:])
         return [] if self._decode(end).endswith("\ufffd") else end
 

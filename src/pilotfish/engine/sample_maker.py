@@ -11,10 +11,9 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from pilotfish.core.sampling.constraint import Constraint, GrammarState
 from pilotfish.core.sampling.logit_rules import check_token_ids
 from pilotfish.core.sampling.noise import DRAWN_SEED_BITS, sample_seed
-from pilotfish.core.sampling.sampling_params import SamplingParams, plain
+from pilotfish.core.sampling.sampling_params import plain
 from pilotfish.core.scheduling.request import Request, check_cache_salt
 from pilotfish.engine.sample import Sample, TextStream, check_resumed
 from pilotfish.errors import ParameterError, PromptError
@@ -22,14 +21,12 @@ from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.state import MatcherState
 from pilotfish.model.loading.loader import LoadedModel
 from pilotfish.options import is_text
-from pilotfish.wire.serving import PartialOutput
+from pilotfish.wire.serving import EngineRequest, PartialOutput
 
 Prompt = str | Sequence[int] | NDArray[np.integer]
 
 
 class SampleMaker:
-    """Of one model."""
-
     def __init__(self, tokenizer: Any, model: LoadedModel, grammars: Grammars) -> None:
         self._tokenizer = tokenizer
         self._model = model
@@ -38,17 +35,14 @@ class SampleMaker:
     def make(
         self,
         first: int,
-        prompt: Prompt,
-        params: SamplingParams,
-        cache_salt: str | None,
-        max_nodes: int | None,
+        request: EngineRequest,
         compiled: LLMatcher | None,
         resumed: Sequence[PartialOutput] | None,
-        draft: str = "",
     ) -> list[Sample]:
-        """What `Engine.submit` queues; the requests' ids count from `first`."""
-        check_cache_salt(cache_salt)
-        tokens = self.check_prompt(prompt)
+        """As in `Engine.add`; the samples' ids count from `first`."""
+        params = request.params
+        check_cache_salt(request.cache_salt)
+        tokens = self.check_prompt(request.tokens)
         eos_ids = frozenset[int]() if params.ignore_eos else self._model.generation.eos_ids
         stop_ids = eos_ids.union(params.stop_token_ids)
         bad_sequences = self._sequences_of(params.bad_words)
@@ -63,10 +57,25 @@ class SampleMaker:
             index = output.index
             own = params if index == 0 else replace(params, prompt_logprobs=None)  # they are the same for all
             own_seed, text = sample_seed(seed, index), TextStream(self._tokenizer, params, stop_ids, tokens)
-            grammar = None if params.structured_outputs is None else self._grammar(params.structured_outputs, compiled)
-            limits = (bad_sequences, cache_salt, max_nodes, text, first, grammar, draft)
-            request = Request(first + index, tokens, own, own_seed, stop_ids, room, *limits)
-            samples.append(Sample(index, request, text))
+            grammar = None
+            if (asked := params.structured_outputs) is not None:
+                grammar = MatcherState(compiled or self._grammars.compile(asked), asked.after, asked.opening)
+            sequence = Request(
+                first + index,
+                tokens,
+                own,
+                own_seed,
+                stop_ids,
+                room,
+                bad_sequences=bad_sequences,
+                cache_salt=request.cache_salt,
+                max_nodes=request.max_nodes,
+                stop_detector=text,
+                group=first,
+                grammar=grammar,
+                draft=request.draft,
+            )
+            samples.append(Sample(index, sequence, text))
             samples[-1].resume(output)
         return samples
 
@@ -86,10 +95,5 @@ class SampleMaker:
         return tokens
 
     def _sequences_of(self, words: Sequence[str]) -> list[list[int]]:
-        """Token ids of each word at a text's beginning and after a space."""
         texts = (text for word in words for text in (word, f" {word}"))
         return [ids for text in texts if (ids := self._tokenizer.encode(text, add_special_tokens=False))]
-
-    def _grammar(self, constraint: Constraint, compiled: LLMatcher | None) -> GrammarState:
-        matcher = compiled or self._grammars.compile(constraint)
-        return MatcherState(matcher, constraint.after, constraint.opening)

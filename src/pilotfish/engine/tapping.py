@@ -10,9 +10,9 @@ from pilotfish.model.heads.detect import is_head
 
 
 def with_features(config: EngineConfig) -> EngineConfig:
-    """Names a draft that is a trained head as the one that its target makes features for, where it grows trees in this
-    process or in workers that it starts. ParameterError for `features` that are no head, or another one, and for
-    `draft_layers` of a draft that is none."""
+    """The target makes features for a draft that is a trained head, where it grows trees in this process or in workers
+    that it starts. ParameterError for `features` that are no head, or another one, and for `draft_layers` of a draft
+    that is none."""
     if config.features is not None and not is_head(config.features):
         raise ParameterError("features", str(config.features), "the directory of a trained head")
     grown_here = config.mode == "sync" or config.starts_drafts

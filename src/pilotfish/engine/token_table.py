@@ -54,7 +54,7 @@ def token_bytes(tokenizer: Any) -> Callable[[int], bytes]:
 
 
 def _bytes_of(pieces: Mapping[int, str], described: Mapping[str, Any]) -> dict[int, bytes]:
-    """Those that stand for a byte of what has no other token come last."""
+    """Tokens for single bytes of SentencePiece come last."""
     kinds = {part["type"] for name in ("decoder", "pre_tokenizer", "normalizer") for part in _parts(described[name])}
     if "ByteLevel" in kinds:
         return {token: _of_byte_level(piece) for token, piece in sorted(pieces.items())}
@@ -65,7 +65,7 @@ def _bytes_of(pieces: Mapping[int, str], described: Mapping[str, Any]) -> dict[i
 
 
 def _parts(component: Any) -> list[dict[str, Any]]:
-    """A component of a tokenizer's file, which may be a sequence of several."""
+    """A component of a tokenizer's file may be a sequence of several."""
     if component is None:
         return []
     below = next((component[name] for name in ("decoders", "pretokenizers", "normalizers") if name in component), None)
@@ -73,7 +73,7 @@ def _parts(component: Any) -> list[dict[str, Any]]:
 
 
 def _byte_characters() -> dict[str, int]:
-    """Bytes that can be seen are themselves; the others have characters from 256 on, in order."""
+    """Visible bytes are themselves; the others have characters from 256 on, in order."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(0x100) if byte not in seen]
     return {chr(byte): byte for byte in seen} | {chr(0x100 + place): byte for place, byte in enumerate(hidden)}
@@ -110,7 +110,6 @@ def _lossless(described: Mapping[str, Any]) -> Tokenizer:
 
 
 def _lead(tokenizer: Any, special: Any) -> tuple[int, ...]:
-    """What the tokenizer puts before a text."""
     tokens = tokenizer.backend_tokenizer.encode("a").ids
     count = next((place for place, token in enumerate(tokens) if token not in special), len(tokens))
     return tuple(tokens[:count])

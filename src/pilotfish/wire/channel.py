@@ -61,7 +61,7 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def framed(outbox: Iterable[Outgoing]) -> dict[Peer, list[bytes]]:
-    """Frames for each peer, in order, to be sent together: a message of many frames costs little more than one."""
+    """A message of many frames costs little more than one."""
     frames: dict[Peer, list[bytes]] = {}
     for outgoing in outbox:
         frames.setdefault(outgoing.peer, []).append(encode(outgoing.message))
@@ -69,8 +69,6 @@ def framed(outbox: Iterable[Outgoing]) -> dict[Peer, list[bytes]]:
 
 
 class Typed(msgspec.Struct):
-    """What tells of any message's type."""
-
     type: str = ""
 
 
@@ -85,7 +83,7 @@ _FROM_TARGET, _FROM_DRAFT = _kinds(get_args(ToDraft)), _kinds(get_args(ToTarget)
 
 
 def type_of(frame: Frame) -> str:
-    """The message's type, as far as it can be read; "" where it cannot."""
+    """ "" where it cannot be read."""
     try:
         return _typed.decode(frame).type
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -98,8 +96,7 @@ def decode_to_draft(frame: Frame) -> ToDraft:
 
 
 def decode_to_target(frame: Frame) -> ToTarget:
-    """UnknownTypeError for a message of another type, WireError for what is no message, as for a Tree whose lists
-    differ in length."""
+    """As `decode_to_draft`. WireError also for a Tree whose lists differ in length."""
     message = _of_kind(_to_target, frame, _FROM_DRAFT)
     if (
         isinstance(message, Tree)
@@ -139,8 +136,6 @@ def decoded(decoder: msgspec.msgpack.Decoder[Message], frame: Frame) -> Message:
 
 @dataclass(frozen=True)
 class Received:
-    """A frame and who sent it."""
-
     peer: Peer
     frame: Frame
     tenant: str = ""  # to whom the peer's key belongs; "" without keys
@@ -164,7 +159,7 @@ class Channel:
     """
 
     def __init__(self, high_water: int = HIGH_WATER) -> None:
-        """`high_water`: messages that may wait for a peer, and from one; more are lost. 0: no limit, none is."""
+        """`high_water`: messages that may wait for a peer, and from one; more are lost. 0: no limit."""
         self._high_water = high_water
         self._context = zmq.Context()
         self._context.max_sockets = self._context.get(zmq.SOCKET_LIMIT)  # a connection that is dialled takes three
@@ -191,8 +186,7 @@ class Channel:
         raise NotImplementedError
 
     def receive(self, timeout: float) -> list[Received]:
-        """Frames that have come, up to MAX_MESSAGES of each socket; waits for them up to `timeout` seconds, in whole
-        milliseconds, or until `wake`."""
+        """Up to MAX_MESSAGES of each socket; waits up to `timeout` seconds, in whole milliseconds, or until `wake`."""
         deadline = time.monotonic() + timeout
         self._woken = False
         while True:
@@ -201,13 +195,12 @@ class Channel:
                 return frames
 
     def wake(self) -> None:
-        """Have the thread that waits in `receive` return."""
         with self._waker_lock:
             if self._waker >= 0:
                 os.eventfd_write(self._waker, 1)
 
     def close(self) -> None:
-        """Free sockets and files. What was sent just before may still go out, for 100 ms at most."""
+        """What was sent just before may still go out, for 100 ms at most."""
         with self._lock, self._waker_lock:
             waker, self._waker = self._waker, -1
             if waker >= 0:
@@ -236,13 +229,13 @@ class Channel:
         del self._files[socket.fileno()], self._handlers[socket], self._places[socket]
 
     def _sent(self, socket: Socket) -> None:
-        """Or it could not be: this thread may have taken note of what has come, which is another's to receive."""
+        """This thread may have taken note of what has come, which is another's to receive."""
         if socket not in self._unread and _readable(socket):
             self._unread.add(socket)
             self.wake()
 
     def _poll(self, seconds: float) -> list[Received]:
-        """Wait once, and handle whatever is ready; what that takes does not grow with the sockets that are not."""
+        """Wait once; the time does not grow with sockets that are not ready."""
         ready = {file for file, _ in self._poller.poll(0 if self._unread else max(seconds, 0))}
         if self._waker in ready:
             os.eventfd_read(self._waker)
@@ -265,13 +258,13 @@ class Channel:
 
 
 def _readable(socket: Socket) -> bool:
-    """Whether a message is there. Takes note of all that has happened."""
+    """Takes note of all that has happened."""
     return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
 class ChannelThread:
-    """The thread that receives from a channel: hands over the frames that arrive, and does what only it may do. Others
-    send themselves: a thread that had to be woken for that would take the interpreter from a step loop."""
+    """Receives from a channel, and does what only its thread may. Others send themselves: a thread that had to be woken
+    for that would take the interpreter from a step loop."""
 
     def __init__(self, channel: Channel, period: float = 0.1) -> None:
         self._channel = channel
@@ -286,12 +279,12 @@ class ChannelThread:
         self._thread.start()
 
     def post(self, peer: Peer, *frames: bytes) -> None:
-        """Send frames together; from any thread. They may be lost."""
+        """From any thread. Frames may be lost."""
         self._channel.send(peer, *frames)
 
     def call(self, function: Callable[[], Result]) -> Future[Result]:
-        """Have the thread call it, after what was called before; from any thread. The thread itself must not wait for
-        the result, and nobody gets one that is asked for after `close`."""
+        """Have the thread call it, after what was called before; from any other thread. After `close` nobody gets a
+        result."""
         future = Future[Result]()
         self._calls.append(partial(_settle, future, function))
         self._channel.wake()

@@ -40,38 +40,30 @@ _TENANT = re.compile(r"[\w.@:/+-]{1,64}")
 
 @dataclass(frozen=True)
 class KeyPair:
-    """Both halves of a key."""
-
     public: str
     secret: str = field(repr=False)
 
 
 @dataclass(frozen=True)
 class PoolClient:
-    """The tenant of a key, and its share of a saturated pool."""
-
     tenant: str
     weight: float
 
 
 @dataclass(frozen=True)
 class PoolKeys:
-    """A pool's own key, and the clients that may connect, by public half."""
-
     own: KeyPair
     allowed: Mapping[str, PoolClient]
 
 
 @dataclass(frozen=True)
 class TargetKeys:
-    """A target's own key, and the public half of the pool's."""
-
     own: KeyPair
     pool: str
 
 
 def load_pool_keys(key: Path | None, allow: Path | None) -> PoolKeys | None:
-    """From a key file and an allowlist; None without either. InputError for one without the other."""
+    """InputError for one file without the other."""
     if key is None and allow is None:
         return None
     if key is None:
@@ -84,8 +76,7 @@ def load_pool_keys(key: Path | None, allow: Path | None) -> PoolKeys | None:
 def load_target_keys(
     key: Path | None, pool_keys: Sequence[str], pools: int, role: str = "draft"
 ) -> list[TargetKeys | None]:
-    """For each of `pools` pools, from a key file and the pools' public halves; Nones without either. `role`, that of
-    the pools, is in the options' names."""
+    """One for each of `pools` pools, or Nones without keys. `role` is in the options' names."""
     if key is None and not pool_keys:
         return [None] * pools
     if key is None:
@@ -97,7 +88,7 @@ def load_target_keys(
 
 
 def new_key_pair() -> KeyPair:
-    """A fresh key, whose public half can stand in an allowlist and after an option."""
+    """Its public half can stand in an allowlist and after an option."""
     while True:
         public, secret = (half.decode() for half in zmq.curve_keypair())
         if _PLAIN_START.match(public) and _PLAIN_START.match(secret):
@@ -105,7 +96,7 @@ def new_key_pair() -> KeyPair:
 
 
 def write_key_pair(pair: KeyPair, path: Path) -> None:
-    """Into a new file that only its owner reads. ParameterError where there is one already."""
+    """Only its owner can read the file. ParameterError where there is one already."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
@@ -118,7 +109,7 @@ def write_key_pair(pair: KeyPair, path: Path) -> None:
 
 
 def load_key_pair(name: str, path: Path) -> KeyPair:
-    """The key in a file; `name` is the option that named the file. InputError with the line of what is wrong."""
+    """`name` is the option that named the file. InputError with the line of what is wrong."""
     halves: dict[str, str] = {}
     for number, words in _lines(name, path):
         if len(words) != 2 or words[0] not in ("public", "secret") or words[0] in halves or not _is_key(words[1]):
@@ -132,7 +123,7 @@ def load_key_pair(name: str, path: Path) -> KeyPair:
 
 
 def load_allowlist(path: Path) -> dict[str, PoolClient]:
-    """The clients in a file, by public half. InputError with the line of what is wrong, and for none at all."""
+    """By public half. InputError with the line of what is wrong, and for no client at all."""
     clients: dict[str, PoolClient] = {}
     for number, words in _lines("allow", path):
         where = f"allow: {path}, line {number}"
@@ -151,14 +142,13 @@ def load_allowlist(path: Path) -> dict[str, PoolClient]:
 
 
 def public_key(name: str, text: str) -> str:
-    """A public half as a user gives it; ParameterError for what is none."""
     if not _is_key(text):
         raise ParameterError(name, text, f"a public key of {KEY_LENGTH} characters, as `pilotfish keys show` prints it")
     return text
 
 
 def _lines(name: str, path: Path) -> list[tuple[int, list[str]]]:
-    """The words of each line that has any, up to a comment, and the line's number."""
+    """Number and words of each line that has any, up to a comment."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_FILE + 1)
@@ -174,7 +164,7 @@ def _lines(name: str, path: Path) -> list[tuple[int, list[str]]]:
 
 
 def _is_key(text: str) -> bool:
-    """Whether it is 32 bytes in Z85: each five characters must stand for a number of 32 bits."""
+    """32 bytes in Z85: each five characters must stand for a number of 32 bits."""
     try:
         return bool(_Z85.fullmatch(text) and z85.decode(text.encode()))
     except struct.error:

@@ -22,7 +22,7 @@ ALLOWED = "ipc://PATH or tcp://HOST:PORT"
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An address that has been checked. Hosts are resolved, so that what is bound is what was checked."""
+    """A checked address. Hosts are resolved, so that what is bound is what was checked."""
 
     url: str  # as ZeroMQ takes it
     path: Path | None = None  # of an ipc socket
@@ -31,11 +31,9 @@ class Endpoint:
 
 
 def listening_endpoint(field: str, text: str) -> Endpoint:
-    """Where to listen; host `*` stands for all interfaces, port 0 or `*` for any free port.
-
-    ParameterError for what is no address, and for an ipc path that cannot be taken: somebody listens there, another
-    file is there, or others may write to the directory.
-    """
+    """Host `*` stands for all interfaces, port 0 or `*` for any free port. ParameterError for what is no address, and
+    for an ipc path that cannot be taken: somebody listens there, another file is there, or others may write to the
+    directory."""
     if text.startswith("ipc://"):
         return Endpoint(text, _free_path(field, text))
     host, port = _tcp(field, text)
@@ -48,7 +46,7 @@ def listening_endpoint(field: str, text: str) -> Endpoint:
 
 
 def dialled_endpoint(field: str, text: str) -> Endpoint:
-    """Where a pool listens. A host's name is kept, so that a pool that moves is found again."""
+    """A host's name is kept, so that a pool that moves is found again."""
     if text.startswith("ipc://"):
         return Endpoint(text, _path(field, text))
     family, addresses = _resolved(field, text, _dialled_host(field, text))
@@ -56,7 +54,7 @@ def dialled_endpoint(field: str, text: str) -> Endpoint:
 
 
 def check_spelling(field: str, text: str) -> None:
-    """ParameterError for what can be no address to dial. Looks up no host's name."""
+    """ParameterError for no address to dial. Looks up no host's name."""
     if text.startswith("ipc://"):
         _path(field, text)
     else:
@@ -71,7 +69,6 @@ def _dialled_host(field: str, text: str) -> str:
 
 
 def _tcp(field: str, text: str) -> tuple[str, str]:
-    """Host and port of `tcp://HOST:PORT`."""
     match = _TCP.fullmatch(text.removeprefix("tcp://")) if text.startswith("tcp://") else None
     if match is None:
         raise ParameterError(field, text, ALLOWED)
@@ -82,12 +79,12 @@ def _tcp(field: str, text: str) -> tuple[str, str]:
 
 
 def is_loopback(field: str, host: str) -> bool:
-    """Whether nobody but this host reaches any of a host's addresses; ParameterError for one that has none."""
+    """ParameterError for a host without an address."""
     return _loopback([address for _, address in _addresses(field, host, host)])
 
 
 def _resolved(field: str, text: str, host: str) -> tuple[socket.AddressFamily, list[str]]:
-    """A host's addresses of one family: of IPv4 where it has any."""
+    """Addresses of one family: of IPv4 where it has any."""
     found = _addresses(field, text, host)
     family = min(family for family, _ in found)  # AF_INET is less than AF_INET6
     return family, [address for of, address in found if of == family]
@@ -115,7 +112,7 @@ def _path(field: str, text: str) -> Path:
 
 
 def _free_path(field: str, text: str) -> Path:
-    """A path where a socket may be made. ZeroMQ would take it from whoever has it, so that is looked at first."""
+    """ZeroMQ would take a path from whoever has it."""
 
     def refuse(allowed: str) -> NoReturn:
         raise ParameterError(field, text, allowed)

@@ -55,7 +55,7 @@ to_rank: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
 
 
 class RankLink:
-    """One end. ConnectionError where the other has gone, TimeoutError where it takes or sends nothing for too long."""
+    """ConnectionError where the other end has gone, TimeoutError where it takes or sends nothing for too long."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection

@@ -6,7 +6,7 @@ servers dial it.
       │ ◄──────────────────────────── Status ──┤   the answer to the first Attend, once there is one; later each second,
       │                                        │   and on change
       │ ◄────────────────────────────── Held ──┤   to servers that ask for it: which prefixes it has KV of
-      ├─ Submit(prompt, parameters) ─────────► │
+      ├─ Submit(request) ────────────────────► │
       │ ◄─────────── Progress(step, deltas) ───┤   after each step: what it added to each output of this server
       ├─ Abort ──────────────────────────────► │   ends the request early
       ├─ Revise ─────────────────────────────► │   other guesses for it from now on
@@ -39,7 +39,7 @@ from pilotfish.core.scheduling.executor import TokenLogprobs
 from pilotfish.core.scheduling.request import FinishReason
 
 #: Raised when these messages change.
-SERVING_VERSION = 2
+SERVING_VERSION = 3
 #: Seconds between two Attends, and of silence after which a server's requests end.
 ATTEND, SERVER_SILENCE = 0.5, 10.0
 #: Messages that may wait on either side: more than come until a server is silent, or a target killed.
@@ -48,7 +48,7 @@ Seconds: TypeAlias = Annotated[float, Meta(ge=0.0)]
 
 
 class Attend(Struct, tag="attend", frozen=True):
-    """A server is there, and attends to its requests: a target ends those of a server that is silent."""
+    """Shows that a server lives: a target ends the requests of a silent one."""
 
     version: Count  # SERVING_VERSION
     incarnation: Text  # of the target whose messages it counts; "" before it knows one
@@ -58,8 +58,19 @@ class Attend(Struct, tag="attend", frozen=True):
     heard: Count = 0  # the sequence of the next Held that it expects; 0: all is to be told to it
 
 
+class EngineRequest(Struct, frozen=True):
+    """`params.n` outputs of one prompt."""
+
+    tokens: Tokens
+    params: SamplingParams
+    cache_salt: str | None = None  # drafts and KV are shared among requests of one salt; None: with none
+    max_nodes: Index | None = None  # of a tree; 0: no speculation, None: as the target is configured
+    session: str | None = None  # its requests go to one target if nothing speaks against it
+    draft: Text = ""  # the revision of the drafts in pools that may guess for it; "": any
+
+
 class PartialOutput(Struct, frozen=True):
-    """An output that another target had begun, as far as the server has it."""
+    """What the server has of an output that another target had begun."""
 
     index: Index  # in its request
     tokens: list[int] = []
@@ -67,32 +78,25 @@ class PartialOutput(Struct, frozen=True):
 
 
 class Submit(Struct, tag="submit", frozen=True):
-    """A request: `params.n` outputs of one prompt or, where it is resumed, those that have not ended. A resumed request
-    has a seed, and goes on exactly: a token is a function of target, prompt, parameters and seed."""
+    """A resumed request has a seed, and goes on exactly: its tokens follow from target, prompt, parameters and seed."""
 
     id: Id  # the server's
     incarnation: Text  # of the target that it is meant for; any other drops it
-    tokens: Tokens
-    params: SamplingParams
-    cache_salt: str | None = None
-    max_nodes: Index | None = None  # of a tree; 0: no speculation, None: as the target is configured
-    resumed: list[PartialOutput] | None = None  # None: it is new
-    draft: Text = ""  # the revision of the drafts in pools that may guess for it; "": any
+    request: EngineRequest
+    resumed: list[PartialOutput] | None = None  # the outputs that have not ended; None: it is new
 
 
 class Abort(Struct, tag="abort", frozen=True):
-    """Ends a request early."""
-
     id: Id
     incarnation: Text  # of the target that has it
 
 
 class Revise(Struct, tag="revise", frozen=True):
-    """A request that runs is guessed for otherwise from now on: no output changes."""
+    """Other guesses from now on: no output changes."""
 
     id: Id
     incarnation: Text  # of the target that has it
-    max_nodes: Index | None  # as in Submit
+    max_nodes: Index | None  # as in EngineRequest
 
 
 class Identity(Readable, frozen=True):
@@ -115,8 +119,8 @@ class Identity(Readable, frozen=True):
 
 
 class Status(Struct, tag="status", frozen=True):
-    """The state of a target. `preemptions` and the counts of tiers are since its start; the others of now, and of all
-    servers together."""
+    """`preemptions` and the counts of tiers are since the target's start; the others of now, and of all servers
+    together."""
 
     identity: Identity
     running: Count
@@ -133,7 +137,6 @@ class Status(Struct, tag="status", frozen=True):
 
     @property
     def load(self) -> ReplicaLoad:
-        """What routing looks at."""
         live, room = self.identity.kv_slots - self.free_slots, self.identity.max_requests - self.running
         return ReplicaLoad(self.pending_tokens, live, self.waiting, room)
 
@@ -145,7 +148,7 @@ class Declined(Readable, tag="declined", frozen=True):
 
 
 class PoolLoad(Readable, frozen=True):
-    """A draft pool's state, as of its last message to the target."""
+    """A draft pool, as of its last message to the target."""
 
     name: Text
     ready: bool
@@ -196,7 +199,7 @@ class ShadowReport(Readable, frozen=True):
 
 
 class PrefillPoolLoad(Readable, frozen=True):
-    """A prefill pool's state, as of its last message to the target, and what came from it since the target started."""
+    """A prefill pool, as of its last message to the target; counts are since that started."""
 
     name: Text
     ready: bool
@@ -211,8 +214,7 @@ class PrefillPoolLoad(Readable, frozen=True):
 
 
 class StepReport(Struct, frozen=True):
-    """A step of the target. Times are seconds: `at` and `verified` on its clock; the rest are durations, together the
-    whole step."""
+    """Times are seconds: `at` and `verified` on the target's clock; the rest are durations, together the whole step."""
 
     at: float  # when it began
     draft: Seconds  # exposed wait for drafts
@@ -249,7 +251,7 @@ class Finish(Struct, frozen=True):
 
 
 class Delta(Struct, frozen=True):
-    """Tokens and text added to one output of a request."""
+    """Added to one output of a request."""
 
     id: Id
     index: Index  # of the output
@@ -268,7 +270,7 @@ class Delta(Struct, frozen=True):
 
 
 class Progress(Struct, tag="progress", frozen=True):
-    """A step, and its additions to outputs of this server."""
+    """Of this server's requests."""
 
     sequence: Count  # rises by one, together with those of Failures
     step: StepReport

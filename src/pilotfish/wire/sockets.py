@@ -109,7 +109,7 @@ class ListeningChannel(Channel):
         self._router.zap_domain = b"pilotfish"  # with a domain, no answer is a refusal
 
     def _admit(self, zap: Socket, parts: Sequence[zmq.Frame]) -> list[Received]:
-        """Answer who may connect (ZAP, ZeroMQ RFC 27): allowed keys, whose text becomes the User-Id of all frames."""
+        """ZAP (ZeroMQ RFC 27): the text of an allowed key becomes the User-Id of all frames."""
         version, request, _domain, _address, _name, mechanism, *credentials = (part.bytes for part in parts)
         key = z85.encode(credentials[0]) if mechanism == b"CURVE" else b""
         allowed = key.decode() in self._allowed
@@ -117,7 +117,7 @@ class ListeningChannel(Channel):
         return []
 
     def _received(self, parts: Sequence[zmq.Frame]) -> list[Received]:
-        """None of what is not an incarnation and frames on a connection that ZeroMQ has numbered."""
+        """Nothing but frames after an incarnation, on a connection that ZeroMQ has numbered."""
         if not 3 <= len(parts) <= MAX_FRAMES + 2:
             return []
         route, incarnation, *frames = (part.bytes for part in parts)
@@ -156,14 +156,11 @@ def _bind(router: Socket, endpoint: str, where: Endpoint) -> None:
 
 
 class DialingChannel(Channel):
-    """Dials all `endpoints`, again and again, and those that are told later. Peer of the pool that is dialled i-th,
-    from 0 on, is str(i).encode(), for good.
-
-    `incarnation`, random bytes, is by which pools know this target when it reconnects; one that is dialled anew, after
-    `hang_up`, knows it by another one. `keys` are those for each pool.
-    `role`, of all that listens there, is for messages. ParameterError, field `draft_pool`, or that of another role, for
-    an address that cannot be used, and for one on another host without keys, unless `insecure`.
-    """
+    """Dials all `endpoints`, again and again, and those that are told later. The peer of the i-th pool, from 0 on, is
+    str(i).encode(), for good. Pools know this target by `incarnation`, random bytes, when it reconnects; one that is
+    dialled anew after `hang_up` knows it by another. `role`, of all that listen there, is for messages. ParameterError,
+    field `draft_pool`, or that of another role, for an address that cannot be used, and for one on another host without
+    keys, unless `insecure`."""
 
     def __init__(
         self,
@@ -188,14 +185,13 @@ class DialingChannel(Channel):
             self.dial(endpoint, own)
 
     def checked(self, endpoint: str, keys: TargetKeys | None) -> Endpoint:
-        """What `dial` takes; ParameterError as above. Any thread may ask: looking up a host's name may take seconds."""
+        """For `dial`; ParameterError as above. From any thread: looking up a host's name may take seconds."""
         field = f"{self.role}_pool"
         where = dialled_endpoint(field, endpoint)
         check_private(field, endpoint, where, keys is not None or self._insecure)
         return where
 
     def dial(self, endpoint: Endpoint, keys: TargetKeys | None) -> Peer:
-        """Dial one more."""
         with self._lock:
             peer, socket = str(len(self._dialled)).encode(), self._open(zmq.DEALER, endpoint, _DIALING)
             connection = self._connections[peer] = _Connection(peer, socket, endpoint.url, keys, self.role)
@@ -206,7 +202,7 @@ class DialingChannel(Channel):
         return peer
 
     def hang_up(self, peer: Peer) -> None:
-        """Dial it no more; nothing of it is heard from now on. What was sent just before may still go out."""
+        """Nothing of it is heard from now on. What was sent just before may still go out."""
         with self._lock:
             connection = self._connections.pop(peer)
             self._unwatch(connection.events)
@@ -227,12 +223,12 @@ class DialingChannel(Channel):
         return True
 
     def problem(self, peer: Peer) -> str | None:
-        """Why a pool is not connected, in one line; None while it is. Any thread may ask."""
+        """Why a pool is not connected, in one line. Any thread may ask."""
         connection = self._connections.get(peer)
         return f"{self.role}_pool: it is not dialled any more" if connection is None else connection.problem
 
     def refused(self, peer: Peer) -> bool:
-        """Whether somebody is there, who does not take this target's keys, or has none that it may take."""
+        """Whether somebody there does not take this target's keys, or has none that it may take."""
         connection = self._connections.get(peer)
         return connection is not None and connection.refused
 
@@ -253,11 +249,8 @@ class DialingChannel(Channel):
 
 
 class _Connection:
-    """A pool that is dialled, and what becomes of that.
-
-    ZeroMQ dials on while nobody answers. It gives up for good after a refused key or a frame that is none, and does not
-    wait at all after a handshake that broke off: there this hangs up, and dials again itself.
-    """
+    """ZeroMQ dials on while nobody answers. It gives up for good after a refused key or a frame that is none, and does
+    not wait at all after a handshake that broke off: there this hangs up, and dials again itself."""
 
     def __init__(self, peer: Peer, socket: Socket, endpoint: str, keys: TargetKeys | None, role: str) -> None:
         self.socket = socket
@@ -279,19 +272,17 @@ class _Connection:
         self.socket.close()
 
     def received(self, parts: Sequence[zmq.Frame]) -> list[Received]:
-        """None of a message of more frames than pools send."""
+        """Nothing of a message of more frames than pools send."""
         if len(parts) > MAX_FRAMES:
             return []
         return [Received(self._peer, part.bytes if len(part) < LARGE else part.buffer) for part in parts]
 
     def observe(self, parts: Sequence[zmq.Frame]) -> None:
-        """Take in what has happened; while hung up, nothing that matters."""
         event, _value = struct.unpack("=Hi", parts[0].bytes)
         if self.redial_at == math.inf:
             self._on(zmq.Event(event))
 
     def redial_if_due(self) -> bool:
-        """Whether it was."""
         if due := self.redial_at <= time.monotonic():
             self.redial_at = math.inf
             self.socket.connect(self._endpoint)
@@ -314,7 +305,7 @@ class _Connection:
             self.socket.disconnect(self._endpoint)
 
     def _refusal(self, event: zmq.Event) -> str:
-        """ZeroMQ tells a key that is not allowed; what else failed depends on who was first to break off."""
+        """What else failed than a key depends on who was first to break off."""
         if self._keys is None:
             return f"broke off: it wants a key, or is no {self._role} pool"
         if event == zmq.Event.HANDSHAKE_FAILED_AUTH:

@@ -103,12 +103,11 @@ def test_large_models_are_sharded(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(_logits(target), _logits(resolve_pair("pycode").target), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["", "llama", "pycode@", "pycode@m", "pycode@344", "pycode@0m", "../x"])
-@pytest.mark.parametrize("suffix", ["", "\n"])
-def test_bad_names_are_refused(name: str, suffix: str) -> None:
-    with pytest.raises(ParameterError, match="pair") as caught:
-        resolve_pair(name + suffix)
-    assert "\n" not in str(caught.value)
+def test_bad_names_are_refused() -> None:
+    for name in ("", "llama", "pycode\n", "pycode@", "pycode@m", "pycode@344", "pycode@0m", "pycode@1m\n", "../x"):
+        with pytest.raises(ParameterError, match="pair") as caught:
+            resolve_pair(name)
+        assert "\n" not in str(caught.value)
 
 
 def test_sizes_below_the_model_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

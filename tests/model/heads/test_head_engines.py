@@ -23,8 +23,7 @@ from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.drafts.draft_pool import make_worker
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.fingerprint import all_but_weights
-from pilotfish.engine.kv_identity import kv_facts
+from pilotfish.engine.fingerprint import kv_facts, output_facts
 from pilotfish.errors import InputError, ParameterError
 from pilotfish.model.heads.target_facts import TargetFacts
 from pilotfish.workers.lm import LMDrafter
@@ -237,8 +236,9 @@ def test_outputs_go_on_at_a_target_without_the_head(llama: Path, tmp_path: Path)
     """They do not depend on it; whose KV it is does, as slots hold features."""
     head = eagle3(tmp_path, TargetFacts.read(llama))
     with make_engine(llama) as plain, make_engine(llama, draft=head, mode="sync", drafter="lm") as engine:
-        assert all_but_weights(engine) == all_but_weights(plain)
-        assert kv_facts(engine.config, engine.executor) != kv_facts(plain.config, plain.executor)
+        of_outputs = [output_facts(one.config, one.executor, one.tokenizer) for one in (plain, engine)]
+        of_kv = [kv_facts(one.config, one.executor) for one in (plain, engine)]
+        assert of_outputs[0] == of_outputs[1] and of_kv[0] != of_kv[1]
 
 
 def refusal(target: Path, draft: Path, **config: Any) -> str:

@@ -12,8 +12,7 @@ import torch
 from head_files import change_config, write_eagle3, write_head, write_medusa, write_mtp, write_target
 from safetensors.torch import load_file
 
-from pilotfish.engine.drafts.draft_notes import note_head
-from pilotfish.engine.heads import ConfiguredHead
+from pilotfish.engine.heads import ConfiguredHead, note_head
 from pilotfish.errors import ModelError
 from pilotfish.model.heads.export import export_head
 from pilotfish.model.heads.files import read_head

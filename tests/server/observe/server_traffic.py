@@ -7,7 +7,7 @@ from dataclasses import replace
 from pilotfish.core.cache.tiers import TierCounts, TierUse
 from pilotfish.core.prefilling.handover import HandOverReport, HandOverTotals
 from pilotfish.core.scheduling.request import FinishReason
-from pilotfish.engine.targets.replica_health import ReplicaHealth
+from pilotfish.engine.targets.replica import ReplicaHealth
 from pilotfish.server.observe.metrics import ServerMetrics
 from pilotfish.server.observe.request_records import RequestFacts, RequestRecord
 from pilotfish.wire.serving import (

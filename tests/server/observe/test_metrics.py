@@ -28,7 +28,7 @@ from server_traffic import (
 )
 
 from pilotfish.core.scheduling.request import FinishReason
-from pilotfish.engine.targets.replica_health import ReplicaHealth, RoutedTokens
+from pilotfish.engine.targets.replica import ReplicaHealth, RoutedTokens
 from pilotfish.errors import ParameterError
 from pilotfish.server.observe.metrics import MAX_TAGS, ServerMetrics
 from pilotfish.server.observe.request_records import RequestFacts, RequestRecord, checked_tag

@@ -8,7 +8,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -59,40 +59,6 @@ class Lawful(Example):
         """Nothing is."""
 
 
-class FallingIds(Lawful):
-    def altered(self, tree: dict[str, Any]) -> None:
-        last = tree["ids"][-1]
-        tree["ids"] = [last + 1 - place for place in range(len(tree["ids"]))]
-        tree["parents"] = [0] * len(tree["ids"])
-
-
-class RestartingIds(Lawful):
-    def altered(self, tree: dict[str, Any]) -> None:
-        tree["ids"] = list(range(1, len(tree["ids"]) + 1))
-        tree["parents"] = [0] * len(tree["ids"])
-
-
-class BaseLenAhead(Lawful):
-    def altered(self, tree: dict[str, Any]) -> None:
-        tree["base_len"] += 1
-
-
-class BaseLenFalls(Lawful):
-    def altered(self, tree: dict[str, Any]) -> None:
-        tree["base_len"] -= 10 * (tree["sequence"] % 2)
-
-
-class BaseLenStays(Lawful):
-    def altered(self, tree: dict[str, Any]) -> None:
-        tree["base_len"] = 60
-        tree["parents"] = [0] * len(tree["ids"])
-
-
-class UnknownParents(Lawful):
-    def altered(self, tree: dict[str, Any]) -> None:
-        tree["parents"] = [10**9] * len(tree["ids"])
-
-
 class DeadParents(Lawful):
     """Hangs everything below the first node that it ever sent."""
 
@@ -104,39 +70,41 @@ class DeadParents(Lawful):
             tree["parents"] = [self.first] * len(tree["ids"])
 
 
-class SequenceGaps(Lawful):
-    def altered(self, tree: dict[str, Any]) -> None:
-        tree["sequence"] *= 2
+def altering(name: str, change: Callable[[dict[str, Any], int], dict[str, Any]]) -> type[Lawful]:
+    """A drafter whose trees have other fields: `change` is given a tree and the number of its nodes."""
+    altered = lambda _, tree: tree.update(change(tree, len(tree["ids"])))  # noqa: E731
+    return type(name, (Lawful,), {"altered": altered})
 
 
-class SequenceStays(Lawful):
-    def altered(self, tree: dict[str, Any]) -> None:
-        tree["sequence"] = 0
-
-
-class PositiveScores(Lawful):
-    def altered(self, tree: dict[str, Any]) -> None:
-        tree["scores"] = [0.5] * len(tree["ids"])
-
-
-class NoScores(Lawful):
-    def altered(self, tree: dict[str, Any]) -> None:
-        tree["scores"] = [math.nan] * len(tree["ids"])
+#: Changes of every tree, with the check that shows it, and with what has to fail then.
+ALTERED: dict[str, tuple[Callable[[dict[str, Any], int], dict[str, Any]], str, str]] = {
+    "FallingIds": (
+        lambda tree, n: {"ids": [tree["ids"][-1] + 1 - place for place in range(n)], "parents": [0] * n},
+        *("guesses", "tree-ids"),
+    ),
+    "RestartingIds": (
+        lambda _, n: {"ids": list(range(1, n + 1)), "parents": [0] * n},
+        *("follows-commits", "tree-ids"),
+    ),
+    "BaseLenAhead": (lambda tree, _: {"base_len": tree["base_len"] + 1}, "guesses", "tree-base-len"),
+    "BaseLenFalls": (
+        lambda tree, _: {"base_len": tree["base_len"] - 10 * (tree["sequence"] % 2)},
+        *("follows-commits", "tree-base-len"),
+    ),
+    "BaseLenStays": (lambda _, n: {"base_len": 60, "parents": [0] * n}, "follows-commits", "follows-commits"),
+    "UnknownParents": (lambda _, n: {"parents": [10**9] * n}, "guesses", "tree-parents"),
+    "SequenceGaps": (lambda tree, _: {"sequence": 2 * tree["sequence"]}, "follows-commits", "tree-sequence"),
+    "SequenceStays": (lambda *_: {"sequence": 0}, "follows-commits", "tree-sequence"),
+    "PositiveScores": (lambda _, n: {"scores": [0.5] * n}, "guesses", "malformed"),
+    "NoScores": (lambda _, n: {"scores": [math.nan] * n}, "guesses", "malformed"),
+    "OlderGeneration": (lambda tree, _: {"generation": tree["generation"] + 1}, "guesses", "tree-generation"),
+    "UnevenTrees": (lambda tree, _: {"tokens": [*tree["tokens"], 1]}, "guesses", "malformed"),
+}
 
 
 class ForeignTokens(Lawful):
     def altered(self, tree: dict[str, Any]) -> None:
         tree["tokens"] = [len(self.vocab) + 5] * len(tree["ids"])
-
-
-class OlderGeneration(Lawful):
-    def altered(self, tree: dict[str, Any]) -> None:
-        tree["generation"] += 1
-
-
-class UnevenTrees(Lawful):
-    def altered(self, tree: dict[str, Any]) -> None:
-        tree["tokens"] = [*tree["tokens"], 1]
 
 
 class SilentOne(Lawful):
@@ -288,20 +256,9 @@ class Pausing(Lawful):
 
 #: Each with the check that shows it, and with what has to fail then.
 BROKEN: tuple[tuple[type[Lawful], str, str], ...] = (
-    (FallingIds, "guesses", "tree-ids"),
-    (RestartingIds, "follows-commits", "tree-ids"),
-    (BaseLenAhead, "guesses", "tree-base-len"),
-    (BaseLenFalls, "follows-commits", "tree-base-len"),
-    (BaseLenStays, "follows-commits", "follows-commits"),
-    (UnknownParents, "guesses", "tree-parents"),
+    *((altering(name, change), check, rule) for name, (change, check, rule) in ALTERED.items()),
     (DeadParents, "follows-commits", "tree-parents"),
-    (SequenceGaps, "follows-commits", "tree-sequence"),
-    (SequenceStays, "follows-commits", "tree-sequence"),
-    (PositiveScores, "guesses", "malformed"),
-    (NoScores, "guesses", "malformed"),
     (ForeignTokens, "guesses", "tree-vocabulary"),
-    (OlderGeneration, "guesses", "tree-generation"),
-    (UnevenTrees, "guesses", "malformed"),
     (SilentOne, "load-often", "load-often"),
     (SlowGreeter, "answers-hello", "answers-hello"),
     (ServesAnyTokenizer, "refuses-tokenizer", "refuses-tokenizer"),

@@ -31,7 +31,7 @@ BROKEN = [(f"{kind.__name__}.{place}", frame) for kind in kinds(ToTarget) for pl
 
 def problem_of(pool: DraftPool) -> str | None:
     """What a command that waits for the pool ends with."""
-    drafts = cast(RemoteDrafts, SimpleNamespace(workers=lambda: ()))
+    drafts = cast(RemoteDrafts, SimpleNamespace(_worker_down=lambda: None))
     return RemoteDrafts._in_vain(drafts, pool)
 
 

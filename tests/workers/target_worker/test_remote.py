@@ -18,7 +18,7 @@ from pilotfish.core.drafting.target_machine import RESTING_NODES, RESTING_PERIOD
 from pilotfish.core.peers.fields import Peer
 from pilotfish.core.peers.peer import SILENCE
 from pilotfish.core.scheduling.request import Request
-from pilotfish.engine.drafts.remote_drafts import salt_key
+from pilotfish.engine.pools.remote_pools import salt_key
 from pilotfish.wire.channel import Received, encode
 from pilotfish.wire.curve_keys import KeyPair
 

@@ -29,7 +29,6 @@ MAY_DIFFER = 0.05
 
 
 def make_backend(config: DraftConfig, tokenizer: Any) -> LogitsExecutor:
-    """The executor of a draft. InputError for an engine that is not installed, and for what it cannot run."""
     refuse_absent(config.backend)
     make = _on_openvino if config.backend == "openvino" else _on_llama_cpp
     executor = make(config, tokenizer)
@@ -72,7 +71,7 @@ def _on_llama_cpp(config: DraftConfig, tokenizer: Any) -> LogitsExecutor:
 
 
 def _converted(config: DraftConfig) -> Path:
-    """The draft as a GGUF file, written on first use. GPUs are all quick in float16."""
+    """Writes a GGUF file on first use. GPUs are all quick in float16."""
     from pilotfish.model.backends.gguf_file import gguf_of
 
     weights: GGUFWeights = "f32" if _dtype(config) == "float32" else "bf16" if _on_cpu(config) else "f16"
@@ -80,8 +79,7 @@ def _converted(config: DraftConfig) -> Path:
 
 
 def _dtype(config: DraftConfig) -> str:
-    """float32 or bfloat16, or what stands for it: as asked for or, of a model that this CPU runs, what that is quick
-    in."""
+    """float32 or bfloat16: as asked for or, of a model that this CPU runs, the one that it is quick in."""
     if config.is_gguf or not _on_cpu(config):
         return "float32" if config.model.dtype == "float32" else "bfloat16"
     return precision_here(config.model, config.model.target).name

@@ -22,9 +22,8 @@ from pilotfish.core.drafting.level_choice import LevelShape
 from pilotfish.core.drafting.vocabulary import added_tokens, tokenizer_digest
 from pilotfish.core.features.feature_intake import FeatureNeed
 from pilotfish.core.scheduling.executor import Executor
-from pilotfish.engine.drafts.draft_notes import note_head
 from pilotfish.engine.drafts.mapped_vocabularies import MappedVocabularies
-from pilotfish.engine.heads import ConfiguredHead
+from pilotfish.engine.heads import ConfiguredHead, note_head
 from pilotfish.engine.memory import device_of, load_configured, plan_memory, precision_here
 from pilotfish.engine.processes.process import Signals, run_worker, supervised
 from pilotfish.errors import ParameterError
@@ -47,8 +46,8 @@ logger = logging.getLogger(__name__)
 
 
 def run_pool(config: DraftConfig, ready: Callable[[str], None] = lambda _: None) -> None:
-    """Serve targets until SIGTERM or SIGINT; `ready` is called with the endpoint once targets can be served. An
-    InputError, before the model is loaded, for what cannot be used."""
+    """Serve targets until SIGTERM or SIGINT; `ready` is called with the endpoint. InputError, before the model is
+    loaded, for what cannot be used."""
     run_worker(config.name, lambda signals: _serve(config, ready, signals))
 
 
@@ -62,7 +61,7 @@ def _serve(config: DraftConfig, ready: Callable[[str], None], signals: Signals) 
         ready(channel.endpoint)
         if trace is not None:
             timeline = stack.enter_context(closing(Timeline(part_of(trace, name), name)))
-            worker.observe = timeline.level if pacer is None else lambda record: timeline.level(record, pacer.taken[-1])
+            worker.observe = lambda record: timeline.level(record, None if pacer is None else pacer.taken[-1])
         signals.call(worker.stop)
         worker.run()
     if pacer is not None:
@@ -70,7 +69,6 @@ def _serve(config: DraftConfig, ready: Callable[[str], None], signals: Signals) 
 
 
 def make_worker(config: DraftConfig, channel: Channel, pacer: Pacer | None = None) -> DraftWorker:
-    """The worker over a model loaded and warmed up as `config` says; `pacer` holds back each level."""
     model = config.model
     if model.core_set:
         os.sched_setaffinity(0, model.core_set)
@@ -95,7 +93,6 @@ def make_worker(config: DraftConfig, channel: Channel, pacer: Pacer | None = Non
 
 
 def _mapped(config: DraftConfig) -> MappedVocabularies:
-    """Before anything is loaded."""
     draft, named = config.model.target, config.target_tokenizer
     if not named:
         return MappedVocabularies()
@@ -107,8 +104,6 @@ def _mapped(config: DraftConfig) -> MappedVocabularies:
 
 @dataclass(frozen=True)
 class LoadedDraft:
-    """What a pool runs."""
-
     executor: Executor
     tokenizer: Any
     eos_ids: frozenset[int]
@@ -116,7 +111,6 @@ class LoadedDraft:
 
 
 def load_draft(config: DraftConfig) -> LoadedDraft:
-    """One that is a model, on whatever back-end."""
     model = config.model
     if config.target is not None:
         raise ParameterError("target", str(config.target), f"nothing: {model.target} is a model, no trained head")
@@ -139,7 +133,7 @@ def _load_backend(config: DraftConfig, tokenizer: Any) -> LoadedDraft:
 
 
 def _load_head(config: DraftConfig) -> LoadedDraft:
-    """It takes the features of either convention that its layers may be counted in: its target chooses."""
+    """It takes features of either convention of counting layers: its target chooses."""
     model, target = config.model, config.target
     if config.backend != "pilotfish":
         raise ParameterError("backend", config.backend, f"pilotfish: {model.target} is a trained head")

@@ -14,9 +14,8 @@ from pilotfish.core.drafting.messages import FeatureOffer
 from pilotfish.core.drafting.vocabulary import added_tokens
 from pilotfish.core.scheduling.executor import Executor
 from pilotfish.engine.checks import load_draft_tokenizer
-from pilotfish.engine.drafts.draft_notes import note_model
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafter, RemoteDrafts
-from pilotfish.engine.heads import sharing
+from pilotfish.engine.heads import note_model, sharing
 from pilotfish.engine.memory import load_configured
 from pilotfish.grammar.threads import GrammarThreads
 from pilotfish.model.executor import TorchExecutor
@@ -30,8 +29,6 @@ from pilotfish.workers.suffix import ResponseCache, SuffixDrafter
 
 
 class Drafters:
-    """Makes drafters for one target."""
-
     draft_executor: TorchExecutor  # of a draft model in this process, if there is one
 
     def __init__(
@@ -44,8 +41,7 @@ class Drafters:
         head: HeadFiles | None,
         pacer: Callable[[], Pacer | None],
     ) -> None:
-        """`remote` are the drafts of mode async, `head` is that of mode sync where the draft is one. `pacer` makes that
-        of a draft in this process."""
+        """`remote` is for mode async, `head` for mode sync. `pacer` makes that of a draft in this process."""
         self._config = config
         self._target = target
         self._tokenizer = tokenizer
@@ -55,7 +51,7 @@ class Drafters:
         self._pacer = pacer
 
     def make(self, kinds: Sequence[DrafterKind], width: int = 0) -> Drafter:
-        """A new drafter of these kinds, together. `width` is that of `make_lm`."""
+        """`width` is that of `make_lm`."""
         if not kinds:
             return NoDrafter()
         config = self._config
@@ -68,14 +64,13 @@ class Drafters:
         return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters)
 
     def make_lm(self, width: int = 0, children: int = 4) -> LMDrafter:
-        """A new one over the draft in this process. Its levels have `width` rows, 0: as configured, of which each gets
-        `children`. All of one engine write into the same slots: while one has sessions, or a prefix cache, it is the
-        only one in use."""
+        """Its levels have `width` rows, 0: as configured, of which each gets `children`. All of one engine write into
+        the same slots: while one has sessions, or a prefix cache, it is the only one in use."""
         return self._lm_drafter(width or self._config.width, children)
 
     @cached_property
     def _lm_drafter(self) -> Callable[[int, int], LMDrafter]:
-        """Over the draft, which is loaded into this process at the first call."""
+        """The draft is loaded at the first call."""
         load = self._load_head if self._drafts_with_head else self._load_draft
         executor, unshared = load()
         return partial(
@@ -94,7 +89,7 @@ class Drafters:
         return self._config.draft is not None and self._config.draft == self._config.features
 
     def _load_draft(self) -> tuple[Executor, frozenset[int]]:
-        """And its tokens that the target lacks."""
+        """And the draft's tokens that the target lacks."""
         config = self._config
         assert config.draft is not None  # EngineConfig checks it
         tokenizer = self._read_draft(config.draft)
@@ -104,12 +99,10 @@ class Drafters:
         return self.draft_executor, frozenset(unshared)
 
     def _read_draft(self, draft: Path) -> Any:
-        """Its tokenizer, which is the target's."""
         note_model(draft, self._target.context)
         return load_draft_tokenizer(draft, self._config.target, self._tokenizer)
 
     def _load_head(self) -> tuple[Executor, frozenset[int]]:
-        """It speaks the target's tokens."""
         assert self._head is not None  # as in mode sync
         model, slots = self._target.model, self._target.num_slots
         files = sharing(self._head, model)

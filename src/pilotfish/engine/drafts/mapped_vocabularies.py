@@ -23,15 +23,13 @@ FIELD = "target_tokenizer"
 
 @dataclass
 class MappedVocabularies:
-    """All of a pool's."""
-
     by_digest: dict[str, MappedVocabulary] = field(default_factory=dict)
     grammars: list[GrammarThreads] = field(default_factory=list)
 
     @classmethod
     def of(cls, directories: Sequence[Path], draft: Any, vocab_size: int) -> MappedVocabularies:
-        """For a draft with that tokenizer, whose model has so many embeddings. ParameterError names a directory that
-        cannot be used."""
+        """`draft` is a tokenizer whose model has `vocab_size` embeddings. ParameterError names a directory that cannot
+        be used."""
         made = cls()
         for directory in directories:
             target = load_tokenizer(directory)

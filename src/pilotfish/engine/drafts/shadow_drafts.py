@@ -31,7 +31,8 @@ from pilotfish.core.scheduling.calibration import StepCosts
 from pilotfish.core.scheduling.executor import Executor
 from pilotfish.core.scheduling.request import Request
 from pilotfish.engine.costs import KNOTS
-from pilotfish.engine.drafts.remote_drafts import ANSWER, SWITCH_INTERVAL, RemoteDrafter, salt_key
+from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
+from pilotfish.engine.pools.remote_pools import ANSWER, SWITCH_INTERVAL, salt_key
 from pilotfish.wire.channel import ChannelThread, Received
 from pilotfish.wire.curve_keys import TargetKeys, load_key_pair, public_key
 from pilotfish.wire.serving import ShadowReport
@@ -49,8 +50,6 @@ cpu_seconds = time.thread_time
 
 @dataclass(frozen=True)
 class ShadowedTarget:
-    """What shadows need to know of their target, and may use of it."""
-
     hello: Hello
     executor: Executor
     costs: StepCosts
@@ -60,7 +59,7 @@ class ShadowedTarget:
 
 
 class Shadow:
-    """One pool and its score. A machine that fails is not called again."""
+    """A machine that fails is not called again."""
 
     def __init__(self, pool: DraftPool, drafter: RemoteDrafter, machine: ShadowMachine) -> None:
         self.pool, self.drafter, self.machine = pool, drafter, machine
@@ -109,11 +108,10 @@ class Shadow:
 
 
 class ShadowDrafts:
-    """The shadows that `config` names, which are dialled when this is made and scored from `start` to `close`."""
+    """The shadows that `config` names, dialled at once and scored from `start` to `close`."""
 
     def __init__(self, config: EngineConfig) -> None:
-        """ParameterError for a pool that cannot be dialled, and for keys that cannot be used. Nobody waits for a pool
-        to answer."""
+        """ParameterError for a pool that cannot be dialled, and for keys that cannot be used."""
         self._config = config
         self._shadows: Sequence[Shadow] = ()
         self._closing = threading.Event()
@@ -146,8 +144,7 @@ class ShadowDrafts:
         return Shadow(pool, drafter, machine)
 
     def _budget(self, target: ShadowedTarget) -> Budget:
-        """As it would be if the draft were live: an adaptive one learns from would-be steps, which live ones are not to
-        be confused with."""
+        """As if the draft were live: an adaptive one learns from would-be steps, not from live ones."""
         config, executor = self._config, target.executor
         if config.budget == "fixed":
             return FixedBudget(config.nodes, config.levels)
@@ -155,7 +152,6 @@ class ShadowDrafts:
         return AdaptiveBudget(config.nodes, config.levels, StepCosts(seconds, executor.padded), 0.0)
 
     def close(self) -> None:
-        """Leave the pools. Idempotent."""
         self._open.close()
 
     # -- the step loop
@@ -173,7 +169,6 @@ class ShadowDrafts:
 
     @property
     def busy(self) -> bool:
-        """Whether any follows a request now."""
         return any(shadow.machine.busy for shadow in self._shadows)
 
     # -- the shadows' thread
@@ -203,7 +198,6 @@ class ShadowDrafts:
 
 
 def _keys(config: EngineConfig) -> list[TargetKeys | None]:
-    """For each pool."""
     if not config.shadow_pool_key:
         return [None] * len(config.shadow_pool)
     assert config.draft_key is not None  # EngineConfig checks it

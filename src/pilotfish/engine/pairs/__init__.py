@@ -18,8 +18,7 @@ class PairDirs:
 
 
 def resolve_pair(name: str, draft: str = "draft") -> PairDirs:
-    """The directories of a named pair with one of its drafts; an inflated target is written to the cache on first
-    use."""
+    """An inflated target is written to the cache on first use."""
     match = re.fullmatch(r"(pycode)(?:@([1-9][0-9]{0,5})m)?", name)
     if match is None:
         raise ParameterError("pair", name, ALLOWED)

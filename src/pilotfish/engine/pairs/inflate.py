@@ -71,7 +71,7 @@ def _grow(name: str, tensor: Tensor, ffn: int, generator: torch.Generator) -> Te
 
 
 def _save(directory: Path, weights: dict[str, Tensor]) -> None:
-    """Hugging Face's sharded layout: numbered files of at most a gibibyte, and an index."""
+    """Hugging Face's sharded layout."""
     shards: list[dict[str, Tensor]] = [{}]
     for name, tensor in weights.items():
         if shards[-1] and sum(map(_bytes, shards[-1].values())) + _bytes(tensor) > SHARD_BYTES:
@@ -98,7 +98,6 @@ def _load(directory: Path) -> dict[str, Tensor]:
 
 
 def _digest(directory: Path) -> str:
-    """Digest of everything that the inflated directory is made from."""
     digest = hashlib.sha256(f"{SEED} {MULTIPLE}".encode())
     for path in sorted(directory.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())

@@ -47,21 +47,18 @@ CLOSING = 1.0
 
 
 class LayerWriter(Protocol):
-    """Writes KV of some layers into a pool's slots."""
-
     def write_layers(self, slots: Slots, layers: range, data: Bytes) -> None:
-        """A segment of these layers into slots [tokens]. data [segment's bytes]"""
+        """slots [tokens], data [segment's bytes]"""
 
 
 @dataclass
 class Source:
-    """How segments of a pool are read: on a thread of its own."""
+    """How segments of a pool are read, on a thread of its own."""
 
     lane: Lane
     reader: SegmentReader | None = None  # None: segments are fetched, or the pool is lost
 
     def close(self) -> None:
-        """Its memory is read no more."""
         reader, self.reader = self.reader, None
         if reader is not None:
             reader.close()
@@ -80,9 +77,9 @@ class HandOvers:
         transports: Sequence[str] = EngineConfig.prefill_transports,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`layout` is that of the slots that `writer` writes to. `post` sends frames to a peer; from any thread,
-        without waiting. `problem` tells why a pool is not connected. `transports`: ways to read a pool's memory, the
-        best first; where none is to be had segments are fetched."""
+        """`layout` is that of the slots that `writer` writes to. `post` sends frames to a peer, from any thread.
+        `problem` tells why a pool is not connected. `transports`: ways to read a pool's memory, the best first; without
+        any, segments are fetched."""
         self.machine = machine
         self._writer, self._layout, self._post, self._problem = writer, layout, post, problem
         self._transports, self._clock = transports, clock
@@ -97,7 +94,7 @@ class HandOvers:
 
     @contextmanager
     def _turn(self) -> Iterator[float]:
-        """The machine's turn, and the present time for it. Its messages are posted, and its work begins, in order."""
+        """The machine's turn at the present time. Its messages are posted, and its work begins, in order."""
         with self._lock:
             yield self._clock()
             machine = self.machine
@@ -167,13 +164,12 @@ class HandOvers:
             self.machine.drain(pool, draining)
 
     def leave(self, pool: PrefillPool) -> None:
-        """Its thread ends by itself, once it has done what it has to do."""
+        """Its thread ends by itself."""
         with self._turn():
             self.machine.leave(pool)
         self._sources.pop(pool.peer).lane.close(0.0)
 
     def tick(self) -> None:
-        """Called often."""
         with self._turn() as now:
             for pool in self.machine.pools:
                 if (problem := self._problem(pool.peer)) is not None:
@@ -181,7 +177,7 @@ class HandOvers:
             self.machine.tick(now)
 
     def receive(self, received: Received) -> None:
-        """A frame from a pool. It is decoded before the scheduler has to wait."""
+        """Frames are decoded before the scheduler has to wait."""
         pool = self.machine.pool_at(received.peer)
         if pool is None:
             return
@@ -235,7 +231,7 @@ class HandOvers:
             self.machine.landed(work, now - began, now)
 
     def _data(self, source: Source, work: ReadSegment) -> Bytes:
-        """A segment as these slots have it, checked."""
+        """In the layout of these slots, checked."""
         reference, theirs = work.reference, work.incoming.layout
         if work.data is not None:
             check_content(reference, work.data)
@@ -254,7 +250,7 @@ class HandOvers:
 
 
 def open_memory(welcome: Welcome, transports: Sequence[str]) -> SegmentReader | None:
-    """The first way to read a pool's memory that there is; None for none. May take seconds."""
+    """The first transport that works; None for none. May take seconds."""
     for transport in transports:
         try:
             if transport == "shm" and welcome.shared_memory is not None:

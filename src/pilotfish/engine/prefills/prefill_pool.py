@@ -20,10 +20,10 @@ from pilotfish.core.prefilling.prefill_machine import PrefillLimits, PrefillMach
 from pilotfish.core.prefilling.prefill_messages import MAC_KEY_BYTES, PREFILL_VERSION, RemoteMemory, Welcome
 from pilotfish.core.prefilling.segments import KVIdentity
 from pilotfish.core.scheduling.scheduler import Scheduler
-from pilotfish.engine.drafts.remote_drafts import SWITCH_INTERVAL
+from pilotfish.engine.fingerprint import kv_identity
 from pilotfish.engine.heads import choose_layers, read_head_of_features
-from pilotfish.engine.kv_identity import kv_identity
 from pilotfish.engine.memory import load_configured, plan_memory, precision_here
+from pilotfish.engine.pools.remote_pools import SWITCH_INTERVAL
 from pilotfish.engine.processes.host_memory import GIB
 from pilotfish.engine.processes.process import Signals, keep_freed_memory, run_worker
 from pilotfish.engine.tapping import with_features
@@ -42,7 +42,7 @@ from pilotfish.wire.curve_keys import load_pool_keys
 from pilotfish.wire.sockets import ListeningChannel
 from pilotfish.workers.export import Exporter
 from pilotfish.workers.prefill import PrefillWorker
-from pilotfish.workers.records import PrefillRecord, Timeline, part_of
+from pilotfish.workers.records import Timeline, part_of
 from pilotfish.workers.shared import SharedMachine
 
 logger = logging.getLogger(__name__)
@@ -52,21 +52,25 @@ TICK = 0.1
 
 
 def run_prefill_pool(config: PrefillConfig, ready: Callable[[str], None] = lambda _: None) -> None:
-    """Serve targets until SIGTERM or SIGINT; `ready` is called with the endpoint once targets can be served. An
-    InputError for what cannot be used."""
+    """Serve targets until SIGTERM or SIGINT; `ready` is called with the endpoint. InputError for what cannot be
+    used."""
     run_worker(config.name, lambda signals: _serve(config, ready, signals))
 
 
 def _serve(config: PrefillConfig, ready: Callable[[str], None], signals: Signals) -> None:
-    keys, name, pace = load_pool_keys(config.key, config.allow), config.name, config.model.paces.prefill
+    keys, name = load_pool_keys(config.key, config.allow), config.name
+    pace, trace = config.model.paces.prefill, config.model.trace
     pacer = None if pace is None else Pacer("prefill", pace)
-    channel = ListeningChannel(config.listen, keys, insecure=config.insecure)
-    with closing(channel), _timeline(config) as timeline, serving(config, channel, pacer) as worker:
+    with closing(ListeningChannel(config.listen, keys, insecure=config.insecure)) as channel, ExitStack() as stack:
+        timeline = None if trace is None else stack.enter_context(closing(Timeline(part_of(trace, name), name)))
+        worker = stack.enter_context(serving(config, channel, pacer))
         if timeline is not None:
             worker.shared.observe_lease = timeline.lease
-            worker.observe = timeline.prefill if pacer is None else partial(_paced, timeline, pacer)
-        transports = ", ".join(_transports(worker.shared.machine.welcome, channel.endpoint))
-        logger.info("%s listens at %s; segments are read by %s", name, channel.endpoint, transports)
+            worker.observe = lambda record: timeline.prefill(record, None if pacer is None else pacer.taken[-1])
+        welcome = worker.shared.machine.welcome
+        memory = {"shm": welcome.shared_memory, "nixl": welcome.remote_memory}
+        transports = [*(kind for kind, given in memory.items() if given is not None), channel.endpoint.split(":")[0]]
+        logger.info("%s listens at %s; segments are read by %s", name, channel.endpoint, ", ".join(transports))
         ready(channel.endpoint)
         signals.call(worker.stop)
         worker.run()
@@ -74,30 +78,9 @@ def _serve(config: PrefillConfig, ready: Callable[[str], None], signals: Signals
         pacer.report()
 
 
-def _transports(welcome: Welcome, endpoint: str) -> list[str]:
-    """By which targets may read segments."""
-    memory = {"shm": welcome.shared_memory, "nixl": welcome.remote_memory}
-    return [*(name for name, given in memory.items() if given is not None), endpoint.split(":")[0]]
-
-
-@contextmanager
-def _timeline(config: PrefillConfig) -> Iterator[Timeline | None]:
-    """This process's part of the one that `config` asks for."""
-    if (trace := config.model.trace) is None:
-        yield None
-        return
-    with closing(Timeline(part_of(trace, config.name), config.name)) as timeline:
-        yield timeline
-
-
-def _paced(timeline: Timeline, pacer: Pacer, record: PrefillRecord) -> None:
-    timeline.prefill(record, pacer.taken[-1])
-
-
 @contextmanager
 def serving(config: PrefillConfig, channel: Channel, pacer: Pacer | None = None) -> Iterator[PrefillWorker]:
-    """The worker over a model loaded as `config` says, its threads at work; `pacer` holds back each forward. Orders
-    that are left at the end fail."""
+    """Orders that are left at the end fail."""
     model = with_features(config.model)
     if config.nixl and not nixl_installed():
         raise ParameterError("nixl", True, "NIXL, which is not installed: pip install 'pilotfish[nixl]'")

@@ -18,9 +18,8 @@ _OF_A_DRAFT = GIB
 
 
 def divided(config: EngineConfig, targets: int = 1) -> EngineConfig:
-    """Says how much each of `targets` and each of their prefill workers may take where they are to share a host: each
-    by itself would take most of what is free. To be called before the first of them starts. Devices that have memory of
-    their own are not divided."""
+    """Divides the free memory among `targets` and their prefill workers: each by itself would take most of it. To be
+    called before the first of them starts. Devices with memory of their own are not divided."""
     processes = targets * (1 + config.prefill_workers)
     if processes == 1 or config.memory or config.allotted or not config.device.startswith("cpu"):
         return config
@@ -30,16 +29,13 @@ def divided(config: EngineConfig, targets: int = 1) -> EngineConfig:
 
 @dataclass(frozen=True)
 class SharedHost:
-    """Engines of two models that are started on one host."""
-
     large: EngineConfig
     small: EngineConfig
 
 
 def shared(large: EngineConfig, targets: int, small: EngineConfig) -> SharedHost:
-    """Says how much each of `targets` of the large model, each of their prefill workers, and the target of the small
-    one may take: its weights, and an equal part of what is left. Devices that have memory of their own are not divided:
-    ParameterError unless both engines say how much they take."""
+    """Divides the memory of a host between two models: each process gets its weights, and an equal part of the rest.
+    Devices with memory of their own are not divided: ParameterError unless both engines say how much they take."""
     if targets == 0 or large.device != small.device:
         return SharedHost(large, small)
     if not small.device.startswith("cpu"):
@@ -64,12 +60,11 @@ def _allotted(config: EngineConfig, size: float) -> EngineConfig:
 
 
 def file_size(model: Path) -> int:
-    """Bytes of a model's weights on disk."""
     return sum(path.stat().st_size for path in model.glob("*.safetensors"))
 
 
 def _beside(config: EngineConfig) -> float:
-    """Bytes that a target plans on top, and those of its draft workers."""
+    """Bytes that a target plans on top, with its draft workers."""
     planned = config.kv_host_memory + config.prefill_workers * PrefillConfig.segment_memory
     return planned * GIB + _of_drafts(config)
 
@@ -92,7 +87,7 @@ def free_memory() -> int:
 
 
 def status_bytes(path: Path, name: str, unit: int = 1024) -> int:
-    """A line of a file of the system's; 0 where it has none."""
+    """0 where the file has no such line."""
     found = re.search(rf"^{name}:?\s+(\d+)", path.read_text(), re.MULTILINE) if path.is_file() else None
     return int(found[1]) * unit if found else 0
 

@@ -36,8 +36,6 @@ LONGEST_BASE = 64
 
 @dataclass(frozen=True)
 class WorkerState:
-    """State of a worker at a moment."""
-
     name: str
     status: Status = "starting"
     restarts: int = 0
@@ -46,7 +44,7 @@ class WorkerState:
 
     @property
     def problem(self) -> str | None:
-        """Why a worker is down, in one line."""
+        """One line."""
         return f"{self.name}: {self.reason}" if self.status in ("restarting", "failed") else None
 
 
@@ -60,8 +58,7 @@ class Supervisor:
     """
 
     def __init__(self, grace: float = 2.0, changed: Callable[[WorkerState], None] = lambda _: None) -> None:
-        """On `close` workers have `grace` seconds to end by themselves. `changed` is called with each new state of a
-        worker, on the worker's thread."""
+        """On `close` workers have `grace` seconds to end by themselves. `changed` is called on the worker's thread."""
         self.directory = _socket_directory()  # for sockets: this user's alone, short, and removed on close
         self._changed = changed
         self._workers: list[_Worker] = []
@@ -80,25 +77,23 @@ class Supervisor:
             worker.start()
 
     def poll(self) -> tuple[WorkerState, ...]:
-        """All workers, in the order of their start."""
         return tuple(worker.state for worker in self._workers)
 
     def kill(self, name: str, reason: str) -> None:
-        """Kill a worker, to be started again like one that has crashed, for that reason. From any thread; returns at
-        once."""
+        """Kill a worker and start it again, as after a crash. From any thread; returns at once."""
         for worker in self._workers:
             if worker.name == name:
                 worker.kill(reason)
 
     def close(self) -> None:
-        """End all workers: ask, wait, then kill. Closing twice is fine, and goes on where an interrupt ended it."""
+        """Ask, wait, then kill. Closing twice is fine, and goes on where an interrupt ended it."""
         self._closed = True
         _shut_down(*self._shut_down_arguments)
         self._finalizer.detach()
 
 
 def _shut_down(workers: Sequence[_Worker], directory: Path, grace: float, pid: int) -> None:
-    """Of the supervisor that process `pid` made."""
+    """`pid` is of the process that made the supervisor."""
     if os.getpid() != pid:  # a fork, which has none of the threads
         return
     if threading.current_thread() in workers:  # where a finalizer may run
@@ -121,8 +116,8 @@ def _shut_down(workers: Sequence[_Worker], directory: Path, grace: float, pid: i
 
 
 class _Worker(threading.Thread):
-    """A worker over all its runs. The thread lives as long as they may (see WorkerProcess). Other threads read `state`,
-    `kill` and `terminate`."""
+    """The thread lives as long as the worker's runs (see WorkerProcess). Other threads read `state`, `kill` and
+    `terminate`."""
 
     def __init__(self, spec: WorkerSpec, changed: Callable[[WorkerState], None]) -> None:
         super().__init__(name=spec.name, daemon=True)
@@ -139,7 +134,6 @@ class _Worker(threading.Thread):
             process.kill()
 
     def terminate(self) -> None:
-        """Ask it to end, for good."""
         self._closing = True
         self._wakes.put(None)
         if (process := self._process) is not None:
@@ -161,7 +155,7 @@ class _Worker(threading.Thread):
         self._change(status="stopped", pid=None)
 
     def _run_once(self) -> tuple[str, bool]:
-        """Why it has ended, or could not be started, and whether to start it again."""
+        """Why it has ended, or could not be started; whether to start it again."""
         restarts = self.state.restarts + (self.state.status == "restarting")
         self._kill_reason = ""
         try:
@@ -178,7 +172,7 @@ class _Worker(threading.Thread):
         return self._kill_reason or str(ending), again and self._spec.restarts
 
     def _pause(self, seconds: float) -> None:
-        """Or until `terminate`."""
+        """Until `terminate`, at most."""
         with suppress(queue.Empty):
             self._wakes.get(timeout=seconds)
 
@@ -188,7 +182,7 @@ class _Worker(threading.Thread):
 
 
 def delay_after(crashes: int) -> float:
-    """Seconds before the next start after so many crashes, 1 or more, none of them after a healthy run."""
+    """Seconds before the next start; `crashes` counts from 1, since the last healthy run."""
     return min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(crashes - 1, 64))
 
 
@@ -198,8 +192,7 @@ def _socket_directory() -> Path:
 
 
 def wait_until(ready: Callable[[], bool], problem: Callable[[], str | None], timeout: float, what: str) -> None:
-    """Return once `ready`. EngineError with the `problem` once there is one, or naming `what` was waited for after
-    `timeout` seconds."""
+    """EngineError with the `problem` once there is one, or naming `what` was waited for after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not ready():
         if (found := problem()) is not None:

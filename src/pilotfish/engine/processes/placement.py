@@ -17,7 +17,7 @@ CORES_PER_DRAFT_CORE = 8
 
 @dataclass(frozen=True)
 class Placement:
-    """Sets of core numbers; an empty one: wherever the system likes."""
+    """Core numbers; an empty set: wherever the system likes."""
 
     target: frozenset[int]
     workers: tuple[frozenset[int], ...]
@@ -29,24 +29,24 @@ class Placement:
 
 
 def split_cores(available: frozenset[int], target: str, draft: str, workers: int) -> Placement:
-    """Cores of the target and of `workers` draft workers, 1 or more. `target` and `draft`, as in "0,2-3", say which; ""
-    leaves it to the rule: each draft worker has an eighth of the `available` cores, at least one, together at most
-    half, the last ones; the target has all others. Where no core is left for one of the two, it shares the other's,
-    with a warning. ParameterError for sets that overlap or that this process may not use.
-    """
+    """`target` and `draft` are as in "0,2-3". By default each draft worker has an eighth of the `available` cores, at
+    least one, together at most half, the last ones; the target has all others. Where no core is left for one of the
+    two, it shares the other's, with a warning. ParameterError for sets that overlap or that this process may not
+    use."""
     own, drafts = parse_cores(target, "cores"), parse_cores(draft, "draft_cores")
     if own & drafts:
         raise ParameterError("draft_cores", draft, f"other cores than the target's, {target}")
-    drafts = drafts or _last(available - own, _draft_cores(len(available), workers))
+    most = min(workers * max(1, len(available) // CORES_PER_DRAFT_CORE), len(available) // 2)
+    drafts = drafts or _last(available - own, most)
     return _placement(available, own, drafts, workers, "draft")
 
 
 def split_for_prefill(
     available: frozenset[int], target: str, prefill: str, workers: int, drafts: frozenset[int] = frozenset()
 ) -> Placement:
-    """The same for prefill workers: by default they have all cores that a target with cores of its own leaves, and half
-    of them, the last ones, where it has none. `available` are those that no draft worker has. Where that leaves none
-    they share the `drafts`' cores rather than the target's, which everybody waits for."""
+    """By default prefill workers have all cores that a target with cores of its own leaves, and the last half where it
+    has none. `available` are those that no draft worker has. Where that leaves none they share the `drafts`' cores, not
+    the target's, which everybody waits for."""
     own, theirs = parse_cores(target, "cores"), parse_cores(prefill, "prefill_cores")
     if own & theirs:
         raise ParameterError("prefill_cores", prefill, f"other cores than the target's, {target}")
@@ -68,16 +68,12 @@ def _placement(
     return Placement(own, equal_parts(theirs, workers))
 
 
-def _draft_cores(available: int, workers: int) -> int:
-    return min(workers * max(1, available // CORES_PER_DRAFT_CORE), available // 2)
-
-
 def _last(cores: frozenset[int], count: int) -> frozenset[int]:
     return frozenset(sorted(cores)[max(0, len(cores) - count) :])
 
 
 def equal_parts(cores: frozenset[int], workers: int) -> tuple[frozenset[int], ...]:
-    """Parts of neighbours, a set for each worker; of fewer cores than workers, one each that several share."""
+    """Parts of neighbours; of fewer cores than workers, one each that several share."""
     ordered = sorted(cores)
     starts = [i * len(ordered) // workers for i in range(workers + 1)]
     return tuple(frozenset(ordered[start : max(start + 1, end)]) for start, end in pairwise(starts))

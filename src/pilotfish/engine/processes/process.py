@@ -69,7 +69,6 @@ class WorkerProcess:
     The worker dies with the *thread* that makes this (prctl(2), PR_SET_PDEATHSIG), which therefore must last."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        """OSError if it cannot be started."""
         environment = worker_environment(spec)
         with on_cores(spec.cores):
             self._process = subprocess.Popen(
@@ -103,7 +102,7 @@ class WorkerProcess:
                     self._show(line)
 
     def _show(self, line: str) -> None:
-        """If logs are JSON, wrap lines that are not, such as those of a library or a traceback, in a log record."""
+        """If logs are JSON, lines that are not are wrapped in a log record."""
         if self._logs_json and not line.startswith("{"):
             if line.strip():
                 logger.warning("%s: %s", self._name, line.strip())
@@ -112,19 +111,19 @@ class WorkerProcess:
         sys.stderr.flush()
 
     def wait(self) -> None:
-        """Until it has ended. Where no signal was sent to it since, its id stays its own until `end`."""
+        """Where no signal was sent to it since, its id stays its own until `end`."""
         with suppress(ChildProcessError):  # a signal to it came later, and took note of its end
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
 
     def terminate(self) -> None:
-        """As `kill`, from any thread."""
+        """From any thread."""
         self._process.terminate()
 
     def kill(self) -> None:
         self._process.kill()
 
     def end(self) -> Ending:
-        """Kill the worker and its own children, if they still run."""
+        """Kills it and its own children, if they still run."""
         with suppress(ProcessLookupError, PermissionError):  # none runs
             os.killpg(self.pid, signal.SIGKILL)
         code = self._process.wait()
@@ -133,14 +132,14 @@ class WorkerProcess:
 
 
 def _shown(line: str) -> str:
-    """A worker's line, or a piece of it, made safe to print: it may quote text from elsewhere."""
+    """It may quote text from elsewhere."""
     body = line.rstrip("\r\n")
     return printable_output(body) + ("\n" if len(body) < len(line) else "")
 
 
 @contextmanager
 def on_cores(cores: frozenset[int]) -> Iterator[None]:
-    """Run this thread, and processes that it starts meanwhile, on `cores`; empty changes nothing."""
+    """For this thread, and processes that it starts meanwhile; empty changes nothing."""
     if not cores:
         yield
         return
@@ -166,7 +165,7 @@ def supervised() -> bool:
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """If a Supervisor started this process, have it end when its parent ends in any way: by signal `number`."""
+    """Have this process end by signal `number` when its supervisor's process ends in any way."""
     parent = os.environ.pop(PARENT, None)
     if parent is None:
         return
@@ -177,14 +176,13 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
 
 
 def remove_directory() -> None:
-    """Remove the directory of the Supervisor that started this process, in its place once it is gone."""
     if directory := os.environ.get(DIRECTORY):
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def keep_freed_memory() -> None:
-    """Have this process keep freed memory for its next large messages. Else malloc gives it back to the system with
-    each of them, which has to clear every page of the next: that takes as long as several copies."""
+    """Keep freed memory for the next large messages. Else malloc returns it to the system, which has to clear every
+    page of the next: that takes as long as several copies."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # glibc's
         libc.mallopt(_M_MMAP_THRESHOLD, LARGEST_KEPT)
@@ -192,7 +190,6 @@ def keep_freed_memory() -> None:
 
 
 def name_process(role: str) -> None:
-    """Set the title in `ps` and `top`: "pilotfish: draft 0" for the role "draft 0"."""
     setproctitle(f"pilotfish: {role}")
 
 
@@ -201,8 +198,7 @@ class Stopped(BaseException):
 
 
 def heeded(numbers: Iterable[int]) -> list[int]:
-    """SIGTERM, and the signals that this process was not started to ignore, as `nohup` and a shell's background jobs
-    are."""
+    """Without the signals that this process was started to ignore, as `nohup` and a shell's background jobs are."""
     return [n for n in numbers if n == signal.SIGTERM or signal.getsignal(n) != signal.SIG_IGN]
 
 
@@ -218,14 +214,13 @@ class Signals:
         self._stop: Callable[[], None] | None = None
 
     def call(self, stop: Callable[[], None]) -> None:
-        """Call `stop` from now on; at once after a signal whose Stopped was lost, as in a `__del__`."""
+        """`stop` is called at once after a signal whose Stopped was lost, as in a `__del__`."""
         self._stop = stop
         if self.received:
             stop()
 
     @property
     def stopped(self) -> bool:
-        """Whether Stopped was raised."""
         return bool(self.received) and self._stop is None
 
     def __enter__(self) -> Signals:
@@ -247,8 +242,7 @@ class Signals:
 
 
 def run_worker(role: str, work: Callable[[Signals], None]) -> None:
-    """Run `work` as this process, which ends with its Supervisor. A signal that comes before `Signals.call` ends it at
-    once."""
+    """The process ends with its supervisor. A signal that comes before `Signals.call` ends it at once."""
     name_process(role)
     signals = Signals()
     with signals:  # from here on there are processes to end

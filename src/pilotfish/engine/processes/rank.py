@@ -17,7 +17,6 @@ from pilotfish.model.attention import AttentionMetadata
 from pilotfish.model.batch import Batch
 from pilotfish.model.collective import ProcessGroup
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.loading.loader import LoadedModel
 from pilotfish.model.loading.shards import Shard
 from pilotfish.wire.channel import encode
 from pilotfish.wire.link import Begin, ForwardRows, Loaded, RankLink, Unusable, to_rank
@@ -27,7 +26,6 @@ _TYPES = (np.int64, np.int64, *[np.int32] * 6)
 
 
 def run_rank(config: EngineConfig, rank: int, path: Path) -> None:
-    """Run the forwards of the target that listens at `path` until it ends."""
     run_worker(f"target rank {rank}", lambda _: _serve(config, rank, path))
 
 
@@ -45,20 +43,14 @@ def _serve(config: EngineConfig, rank: int, path: Path) -> None:
         raise
     with closing(RankLink.dial(path)) as link:
         link.send(encode(Loaded(rank)), TAKING)
-        executor = _begun(link, model)
+        begin = to_rank.decode(link.receive(LOADING))
+        assert isinstance(begin, Begin)
+        executor = TorchExecutor(model, begin.slots)
         group.connect(path.with_name("meeting"))
         _run(link, executor)
 
 
-def _begun(link: RankLink, model: LoadedModel) -> TorchExecutor:
-    """Once rank 0 has said so."""
-    message = to_rank.decode(link.receive(LOADING))
-    assert isinstance(message, Begin)
-    return TorchExecutor(model, message.slots)
-
-
 def _run(link: RankLink, executor: TorchExecutor) -> None:
-    """Until rank 0 has gone."""
     while True:
         try:
             frame = link.receive(None)
@@ -70,7 +62,6 @@ def _run(link: RankLink, executor: TorchExecutor) -> None:
 
 
 def batch_of(message: ForwardRows) -> Batch:
-    """The batch that rank 0 runs."""
     arrays = [
         torch.from_numpy(np.frombuffer(bytearray(array.data), kind).reshape(array.shape))
         for array, kind in zip(message.arrays, _TYPES, strict=True)

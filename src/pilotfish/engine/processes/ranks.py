@@ -32,11 +32,11 @@ LOADING, TAKING, NOTICING = 600.0, 30.0, 2.0
 
 
 class Ranks:
-    """Of one target: rank 0 is this process. The others start when this is made, run until `close`, and end with this
-    process. One that ends takes all with it: none is started again alone."""
+    """Of one target: rank 0 is this process. The others run until `close`. One that ends takes all with it: none is
+    started again alone."""
 
     def __init__(self, config: EngineConfig, cores: frozenset[int]) -> None:
-        """`cores` are the target's, and divided among all ranks. ParameterError for a device of one rank alone."""
+        """`cores` are divided among all ranks. ParameterError for a device of one rank alone."""
         if config.device not in ("cpu", "cuda"):
             raise ParameterError("device", config.device, "cpu or cuda with tensor_parallel")
         self.cores, *others = equal_parts(cores, config.tensor_parallel)
@@ -59,19 +59,18 @@ class Ranks:
         )
 
     def _changed(self, state: WorkerState) -> None:
-        """The first to end is why; it takes others with it."""
+        """The first to end is the reason; it takes others with it."""
         if state.status == "failed":
             self._lost = self._lost or state.problem
 
     def begin(self, slots: int) -> None:
-        """Wait until all have loaded, and have them make room for KV and go to meet this one. EngineError for a rank
-        that does not come, ModelError for one that cannot use the model."""
+        """Wait until all have loaded and can meet. EngineError for a rank that does not come, ModelError for one that
+        cannot use the model."""
         wait_until(lambda: self._admitted() == self._others, lambda: self._lost, LOADING, "target ranks")
         for link in self._links:
             link.send(encode(Begin(slots)), TAKING)
 
     def _admitted(self) -> int:
-        """Ranks that have come."""
         try:
             connection, _ = self._listener.accept()
         except BlockingIOError:
@@ -86,11 +85,12 @@ class Ranks:
 
     @contextmanager
     def together(self, batch: Batch) -> Iterator[None]:
-        """The others run this batch too, meanwhile. RankLost if one does not; and from then on, as after an interrupt:
-        it is not known where in their forward they are."""
+        """The others run this batch meanwhile. RankLost if one does not, and from then on, as after an interrupt:
+        nobody knows where in their forward they are."""
         self.refuse_lost()
         try:
-            frame = encode(_forward_of(batch))
+            arrays = [Array([*tensor.shape], tensor.numpy().tobytes()) for tensor in batch.tensors()]
+            frame = encode(ForwardRows(arrays, batch.num_kept))
             for link in self._links:
                 link.send(frame, TAKING)
             yield
@@ -101,12 +101,11 @@ class Ranks:
             raise
 
     def refuse_lost(self) -> None:
-        """RankLost if one has ended, or if they are out of step."""
         if self._lost is not None:
             raise RankLost(self._lost)
 
     def _note(self, error: BaseException) -> None:
-        """Why a forward has failed: most likely because a rank has just ended."""
+        """Most likely a rank has just ended."""
         deadline = time.monotonic() + NOTICING
         while self._lost is None and isinstance(error, OSError | RuntimeError) and time.monotonic() < deadline:
             time.sleep(POLL)
@@ -115,17 +114,11 @@ class Ranks:
 
     @property
     def pids(self) -> list[int]:
-        """Of the others' processes, while they run."""
         return [state.pid for state in self._supervisor.poll() if state.pid is not None]
 
     def close(self) -> None:
-        """End the ranks. Idempotent."""
         self._supervisor.close()  # first: without it their ends would look like failures
         self._open.close()
-
-
-def _forward_of(batch: Batch) -> ForwardRows:
-    return ForwardRows([Array([*tensor.shape], tensor.numpy().tobytes()) for tensor in batch.tensors()], batch.num_kept)
 
 
 def rank_command(config: EngineConfig, rank: int, path: Path) -> list[str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -17,21 +17,17 @@ import msgspec
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import model_name
 from pilotfish.config.server import ServerConfig
-from pilotfish.core.cache.tiers import DEVICE
 from pilotfish.core.drafting.vocabulary import text_digest
 from pilotfish.core.routing.held_prefixes import routing_keys
 from pilotfish.core.routing.router import Router, RouteRequest, Routing
 from pilotfish.core.sampling.noise import DRAWN_SEED_BITS
-from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.targets.fleet import Fleet
 from pilotfish.engine.targets.members import Member
-from pilotfish.engine.targets.open_request import OpenRequest
 from pilotfish.engine.targets.own_targets import TARGET
-from pilotfish.engine.targets.replica import Replica
-from pilotfish.engine.targets.replica_health import ReplicaHealth, RoutedTokens
-from pilotfish.engine.targets.stream import Stream
+from pilotfish.engine.targets.replica import Replica, ReplicaHealth, RoutedTokens
+from pilotfish.engine.targets.stream import OpenRequest, Stream
 from pilotfish.errors import EngineError, ParameterError, PromptError, TargetUnavailable
-from pilotfish.wire.serving import Delta, Failure, Identity, Progress, StepReport
+from pilotfish.wire.serving import Delta, EngineRequest, Failure, Identity, StepReport
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +36,8 @@ MAX_LOSSES = 3
 CLOSED = "draining: the server is shutting down"
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Health:
-    """Whether requests can be served, and by whom."""
-
     ready: bool
     reason: str  # why not ready, in one line; "" if ready
     retry_after: float  # seconds until requests may be served, estimated from the duration of the last start
@@ -67,7 +61,7 @@ class AsyncEngine:
         own_name: str = TARGET,
     ) -> None:
         """`server` says how many targets there are, and where. `environment` is added to that of the processes that are
-        started, which are called `own_name`. `routing` is for comparisons; None: by prefixes and load."""
+        started, which are called `own_name`. `routing` None: by prefixes and load."""
         self.config = config
         self.name = model_name(config.target)
         self.tokenizer: Any = None  # until `start`
@@ -78,7 +72,6 @@ class AsyncEngine:
         self._server = server or ServerConfig()
         self._fleet = Fleet(config, self._server, self, routing or Router(), environment, clock, own_name)
         self._clock = clock
-        self._open: set[OpenRequest] = set()
         self._waiting: list[OpenRequest] = []  # for a target that may go on with them
         self._identity: Identity | None = None  # the last one
         self._own: dict[str, str] = {}  # digests of the model's files, as in Identity, once they are read
@@ -86,8 +79,8 @@ class AsyncEngine:
     # -- the targets
 
     async def start(self) -> None:
-        """Start the targets, and load the tokenizer meanwhile. `health` tells when one is ready. ModelError for a
-        tokenizer or a generation_config.json that cannot be used; `health` tells of other problems with the model."""
+        """Loads the tokenizer meanwhile. `health` tells when a target is ready. ModelError for a tokenizer or a
+        generation_config.json that cannot be used; `health` tells of other problems with the model."""
         await self._fleet.start()
         await asyncio.to_thread(self._read_model)
 
@@ -100,29 +93,25 @@ class AsyncEngine:
         self._own = {"tokenizer": text_digest(self.tokenizer), "config": metadata.config_digest(self.config.target)}
 
     async def set_targets(self, members: Sequence[Member]) -> None:
-        """These are the targets elsewhere from now on."""
+        """Of those elsewhere."""
         await self._fleet.set_members(members)
 
     async def close(self) -> None:
-        """End the targets that were started here; open streams fail. Idempotent."""
-        for request in list(self._waiting):
-            self._fail(request, TargetUnavailable(CLOSED, self.health.retry_after))
+        """Open streams fail. Idempotent."""
+        for request in self._waiting:
+            if not request.ended:
+                self._fail(request, TargetUnavailable(CLOSED, self.health.retry_after))
         await self._fleet.close(CLOSED)
 
     @property
     def health(self) -> Health:
         replicas = tuple(replica.health for replica in self._fleet.replicas)
-        reason, failed = self._obstacle(), self._fleet.failed
+        reason, failed = "" if self._fleet.taking else self._absence(), self._fleet.failed
         retry = min((replica.retry_after for replica in replicas), default=self._server.resume_timeout)
         restarts = sum(replica.restarts for replica in replicas)
         return Health(not reason, reason, retry, restarts, failed, self._present_identity(), replicas)
 
-    def _obstacle(self) -> str:
-        """Why requests cannot be served; "" if they can."""
-        return "" if self._fleet.taking else self._absence()
-
     def _absence(self) -> str:
-        """Why no target takes requests."""
         if self._fleet.closed and not self._fleet.failed:
             return CLOSED
         reasons = [replica.health.reason for replica in self._fleet.replicas]
@@ -137,79 +126,47 @@ class AsyncEngine:
 
     # -- requests
 
-    def submit(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
-        cache_salt: str | None = None,
-        max_nodes: int | None = None,
-        session: str | None = None,
-        draft: str = "",
-    ) -> Stream:
-        """Request `params.n` outputs of each prompt. Those of one `session` go to one target if nothing speaks against
-        it. Of draft pools only those guess whose revision is `draft`; "": all. TargetUnavailable if no target is
+    def submit(self, requests: Sequence[EngineRequest]) -> Stream:
+        """A stream of the outputs of requests that differ in their prompts alone. TargetUnavailable if no target is
         ready."""
         candidates = self._fleet.taking
         if not candidates:
             raise TargetUnavailable(self._absence(), self.health.retry_after)
-        requests: list[OpenRequest] = []
-        stream = Stream(len(prompts), params.n, lambda: self._abort(requests))
-        stream.revise = partial(self._revise, requests)
-        for place, tokens in enumerate(prompts):
-            limits = (seeded(params), cache_salt, max_nodes, session, draft)
-            requests.append(OpenRequest(stream, place, tokens, *limits))
-            self._open.add(requests[-1])
-            self._send(requests[-1], candidates)
+        opened: list[OpenRequest] = []
+        stream = Stream(len(requests), requests[0].params.n, lambda: self._abort(opened))
+        stream.revise = partial(self._revise, opened)
+        for place, request in enumerate(requests):
+            opened.append(OpenRequest(stream, place, seeded(request)))
+            self._send(opened[-1], candidates)
         return stream
 
-    def _send(self, request: OpenRequest, candidates: Sequence[Replica]) -> None:
-        by_id = {replica.id: replica for replica in candidates}
+    def _send(self, opened: OpenRequest, candidates: Sequence[Replica]) -> None:
+        by_id, request = {replica.id: replica for replica in candidates}, opened.request
         if len(self._fleet.replicas) > 1:
             keys = routing_keys(request.cache_salt, request.tokens)
             asked = RouteRequest(len(request.tokens), keys, request.session)
-            request.route = self._fleet.routing.choose(asked, list(by_id))
-        chosen = candidates[0] if request.route is None else by_id[request.route.replica]
-        self._fleet.send(request, chosen)
+            opened.route = self._fleet.routing.choose(asked, list(by_id))
+        chosen = candidates[0] if opened.route is None else by_id[opened.route.replica]
+        self._fleet.send(opened, chosen)
 
-    def _abort(self, requests: Sequence[OpenRequest]) -> None:
-        for request in requests:
-            if request in self._open:
-                self._forget(request)
+    def _abort(self, opened: Sequence[OpenRequest]) -> None:
+        for request in opened:
+            if not request.ended:
+                request.withdrawn = True
                 self._fleet.withdraw(request)
 
-    def _revise(self, requests: Sequence[OpenRequest], max_nodes: int | None) -> None:
-        for request in requests:
-            request.max_nodes = max_nodes
-            if request in self._open:
-                self._fleet.revise(request)
-
-    def _forget(self, request: OpenRequest) -> None:
-        self._open.remove(request)
-        if request in self._waiting:
-            self._waiting.remove(request)
+    def _revise(self, opened: Sequence[OpenRequest], max_nodes: int | None) -> None:
+        for one in opened:
+            one.request = msgspec.structs.replace(one.request, max_nodes=max_nodes)
+            if not one.ended:
+                self._fleet.revise(one)
 
     def _fail(self, request: OpenRequest, error: Exception) -> None:
-        """End it, and all that its stream waits for."""
+        """All requests of its stream end."""
         request.stream.fail(error)
         request.stream.abort()
 
     # -- what the fleet tells
-
-    def progress(self, replica: Replica, progress: Progress) -> None:
-        self.observe(progress.step, progress.deltas)
-        for delta in progress.deltas:
-            request = replica.requests.get(delta.id)
-            if request is not None:
-                self._count_routed(request, delta)
-                request.add(delta, progress.step)
-                if request.ended:
-                    self._fleet.ended(replica, delta.id)
-                    self._forget(request)
-
-    def _count_routed(self, request: OpenRequest, delta: Delta) -> None:
-        """Of a prompt's first delta: whether its KV was where it was sent for it."""
-        if request.route is not None and delta.queued is not None and not request.begun:
-            self.routed.count(len(request.tokens), request.route.cached, delta.cached.get(DEVICE, 0))
 
     def failure(self, replica: Replica, failure: Failure) -> None:
         for number in failure.ids:
@@ -222,7 +179,7 @@ class AsyncEngine:
         unavailable = TargetUnavailable(reason, self.health.retry_after)
         for request in requests:
             request.losses += 1
-            if request not in self._open:  # its stream has failed
+            if request.ended:  # its stream has failed
                 continue
             if request.losses >= MAX_LOSSES:
                 told = f"{MAX_LOSSES} targets were lost while they had it, the last one because {reason}"
@@ -234,7 +191,7 @@ class AsyncEngine:
 
     def moved(self, requests: Sequence[OpenRequest], reason: str) -> None:
         for request in requests:
-            if request in self._open:
+            if not request.ended:
                 self._resume(request, TargetUnavailable(reason, self.health.retry_after))
 
     def unfit(self, identity: Identity) -> str:
@@ -246,17 +203,18 @@ class AsyncEngine:
 
     def look(self) -> None:
         """Requests that wait go on, or have waited long enough."""
-        for request in list(self._waiting):
-            if request not in self._open:  # its stream has just failed
-                continue
-            if self._find_another(request):
-                self._waiting.remove(request)
-            elif request.deadline is not None and self._clock() >= request.deadline:
-                waited = f"no target took over within {self._server.resume_timeout:g} s"
-                self._fail(request, TargetUnavailable(waited, self.health.retry_after))
+        self._waiting = [request for request in self._waiting if self._still_waits(request)]
+
+    def _still_waits(self, request: OpenRequest) -> bool:
+        if request.ended or self._find_another(request):
+            return False
+        if expired := request.deadline is not None and self._clock() >= request.deadline:
+            waited = f"no target took over within {self._server.resume_timeout:g} s"
+            self._fail(request, TargetUnavailable(waited, self.health.retry_after))
+        return not expired
 
     def _resume(self, request: OpenRequest, otherwise: Exception) -> None:
-        """Go on at another target, now or as soon as there is one."""
+        """At another target, now or as soon as there is one."""
         if request.begun and not request.fingerprint:
             self._fail(request, otherwise)
         elif not self._find_another(request):
@@ -266,26 +224,27 @@ class AsyncEngine:
     def _find_another(self, request: OpenRequest) -> bool:
         fit = [r for r in self._fleet.taking if not request.begun or r.fingerprint == request.fingerprint]
         if fit:
-            request.moves += 1
             self.resumes += 1
             self._send(request, fit)
         return bool(fit)
 
 
-def seeded(params: SamplingParams) -> SamplingParams:
-    """With a seed, which any target can go on with."""
-    return params if params.seed is not None else replace(params, seed=secrets.randbits(DRAWN_SEED_BITS))
+def seeded(request: EngineRequest) -> EngineRequest:
+    """Any target can go on with a request that has a seed."""
+    if request.params.seed is not None:
+        return request
+    params = dataclasses.replace(request.params, seed=secrets.randbits(DRAWN_SEED_BITS))
+    return msgspec.structs.replace(request, params=params)
 
 
 def together(identities: Sequence[Identity]) -> Identity:
-    """What targets serve that share the requests: what each of them can serve, as much as all can hold."""
+    """Limits that each target keeps; capacities of all."""
     least = {name: min(getattr(one, name) for one in identities) for name in ("context", "longest", "max_nodes")}
     sums = {name: sum(getattr(one, name) for one in identities) for name in ("kv_slots", "max_requests")}
     return msgspec.structs.replace(identities[0], **least, **sums)
 
 
 def error_of(message: Failure) -> Exception:
-    """The error that the target's engine raised."""
     if message.field == "resumed":  # the server's own field
         return EngineError(f"request: {message.reason}")
     if message.field is not None:

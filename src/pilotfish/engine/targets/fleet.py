@@ -22,15 +22,16 @@ from typing import Protocol
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
 from pilotfish.config.text import config_text
+from pilotfish.core.cache.tiers import DEVICE
 from pilotfish.core.peers.fields import Peer
 from pilotfish.core.routing.held_prefixes import Held
 from pilotfish.core.routing.router import Routing
 from pilotfish.engine.processes.launch import Supervisor, WorkerState
 from pilotfish.engine.processes.process import WorkerSpec
 from pilotfish.engine.targets.members import Member, Members, MembersFile, MembersThread
-from pilotfish.engine.targets.open_request import OpenRequest
 from pilotfish.engine.targets.own_targets import TARGET, OwnTarget, num_own, own_targets
-from pilotfish.engine.targets.replica import Replica
+from pilotfish.engine.targets.replica import Replica, RoutedTokens
+from pilotfish.engine.targets.stream import OpenRequest
 from pilotfish.errors import ParameterError, WireError
 from pilotfish.wire.channel import ChannelThread, Received, decoded, encode
 from pilotfish.wire.curve_keys import KeyPair, TargetKeys, load_key_pair, load_target_keys
@@ -42,11 +43,13 @@ from pilotfish.wire.serving import (
     Abort,
     Beat,
     Declined,
+    Delta,
     Failure,
     Identity,
     Progress,
     Revise,
     Status,
+    StepReport,
     Submit,
     ToServer,
     ToTarget,
@@ -64,19 +67,18 @@ CHANGE = 30.0
 
 
 class FleetUser(Protocol):
-    """Whose requests the targets serve. The event loop calls it."""
+    """The event loop calls it."""
 
-    def progress(self, replica: Replica, progress: Progress) -> None:
-        """A step of a target, and what it added to requests."""
+    observe: Callable[[StepReport, Sequence[Delta]], None]  # called with each step of a target
+    routed: RoutedTokens
 
-    def failure(self, replica: Replica, failure: Failure) -> None:
-        """Requests have ended at a target."""
+    def failure(self, replica: Replica, failure: Failure) -> None: ...
 
     def lost(self, requests: Sequence[OpenRequest], reason: str) -> None:
-        """No target has these requests any more. `reason` in one line."""
+        """No target has these requests any more. `reason` is one line."""
 
     def moved(self, requests: Sequence[OpenRequest], reason: str) -> None:
-        """The same, because a target has left, as it was told to: they cannot be why."""
+        """The same, because a target has left as it was told to: the requests cannot be why."""
 
     def unfit(self, identity: Identity) -> str:
         """Why a target cannot serve this server's requests; "" if it can."""
@@ -86,8 +88,8 @@ class FleetUser(Protocol):
 
 
 class Fleet:
-    """`start`, then all else from the same event loop, then `close`. A target that this server has started is started
-    again when it ends, and killed when it stands still for `target_timeout` seconds."""
+    """`start`, then all else from the same event loop, then `close`. A target of this server's own is started again
+    when it ends, and killed when it stands still for `target_timeout` seconds."""
 
     def __init__(
         self,
@@ -114,7 +116,7 @@ class Fleet:
 
     @property
     def taking(self) -> list[Replica]:
-        """Those that are to get requests."""
+        """Replicas that may get requests."""
         return [replica for replica in self.replicas if replica.takes and not self.closed]
 
     @property
@@ -124,7 +126,6 @@ class Fleet:
 
     @property
     def failed(self) -> bool:
-        """Whether none will ever be ready by itself."""
         return bool(self.replicas) and all(replica.failed for replica in self.replicas)
 
     # -- from start to end
@@ -155,7 +156,7 @@ class Fleet:
         self._supervisor.start([WorkerSpec(own.name, command, own.cores, self._environment)])
 
     async def _follow(self, file: MembersFile, fixed: Sequence[Member]) -> None:
-        """Targets are those in a file, and those that are known without it."""
+        """Targets are those in a file and the `fixed` ones."""
 
         def tell(members: Members) -> None:
             change = self.set_members([*fixed, *members.targets])
@@ -165,8 +166,8 @@ class Fleet:
         self._file = MembersThread(file, tell)
 
     async def set_members(self, members: Sequence[Member]) -> None:
-        """These are the targets elsewhere from now on. One that is none any more loses its requests to others; one that
-        drains gets no more of them, and is left when it has none."""
+        """Of targets elsewhere. Others get the requests of one that has left; one that drains gets no more of them, and
+        is left when it has none."""
         async with self._members:
             if self.closed:
                 return
@@ -217,7 +218,7 @@ class Fleet:
         self._thread.call(partial(self._hang_up, replica))
 
     async def close(self, reason: str) -> None:
-        """End the targets that were started here; open requests are lost. Idempotent."""
+        """Ends this server's own targets; open requests are lost. Idempotent."""
         if self.closed:
             return
         self.closed = True
@@ -238,14 +239,12 @@ class Fleet:
         self._ask(replica, request.submit(number, replica.attendance.incarnation))
 
     def revise(self, request: OpenRequest) -> None:
-        """Whoever has it now, and whoever gets it, lets its trees have `request.max_nodes`."""
         for replica in self.replicas:
             for number in [number for number, other in replica.requests.items() if other is request]:
                 if replica.serving:
-                    self._ask(replica, Revise(number, replica.attendance.incarnation, request.max_nodes))
+                    self._ask(replica, Revise(number, replica.attendance.incarnation, request.request.max_nodes))
 
     def withdraw(self, request: OpenRequest) -> None:
-        """No target has it from now on."""
         for replica in self.replicas:
             for number in [number for number, other in replica.requests.items() if other is request]:
                 self._take_from(replica, number)
@@ -257,7 +256,6 @@ class Fleet:
         return request
 
     def ended(self, replica: Replica, number: int) -> OpenRequest:
-        """A target says that it has ended there."""
         request = replica.requests.pop(number)
         request.fingerprint = replica.fingerprint
         if request.route is not None:
@@ -311,7 +309,6 @@ class Fleet:
             self._look(replica)
 
     def _look(self, replica: Replica) -> None:
-        """Give up a target that stands still, or is cut off."""
         reason = replica.look(self._server.target_timeout)
         if replica.worker is not None:
             if reason and replica.worker.pid is not None:
@@ -330,7 +327,7 @@ class Fleet:
     # -- in the loop
 
     def _attend(self) -> None:
-        """Often until a target is there; then as often as it needs to know that this server lives."""
+        """Often until a target is there; then often enough to show it that this server lives."""
         if self.closed:
             return
         now, routes = self._clock(), len(self.replicas) > 1
@@ -343,7 +340,6 @@ class Fleet:
         self._user.look()
 
     async def _leave(self, replica: Replica) -> None:
-        """It drains, and has nothing left to do for this server."""
         async with self._members:
             if replica in self.replicas and replica.draining and not replica.requests:
                 await self._remove(replica)
@@ -379,12 +375,23 @@ class Fleet:
             if not replica.attendance.follows(message):
                 self._drop(replica, f"{replica.name}: the connection to it broke off")
             if isinstance(message, Progress):
-                self._user.progress(replica, message)
+                self._deliver(replica, message)
             elif isinstance(message, Failure):
                 self._user.failure(replica, message)
 
+    def _deliver(self, replica: Replica, progress: Progress) -> None:
+        self._user.observe(progress.step, progress.deltas)
+        for delta in progress.deltas:
+            if (opened := replica.requests.get(delta.id)) is not None:
+                if opened.route is not None and delta.queued is not None and not opened.begun:
+                    found = delta.cached.get(DEVICE, 0)
+                    self._user.routed.count(len(opened.request.tokens), opened.route.cached, found)
+                opened.add(delta, progress.step)
+                if opened.ended:
+                    self.ended(replica, delta.id)
+
     def _take_news(self, replica: Replica, incarnation: str) -> None:
-        """Another target is there than before."""
+        """Another target may be there than before."""
         if replica.serving and replica.is_news(incarnation):
             replica.forget()
             self._forgotten(replica, f"{replica.name}: it was started anew")
@@ -402,7 +409,6 @@ class Fleet:
         self._user.look()
 
     def _take_refusal(self, replica: Replica, reason: str) -> None:
-        """It does not serve this server, or not any more."""
         if reason != replica.declined:
             logger.warning("%s declines: %s", replica.name, reason)
         if replica.serving:
@@ -414,8 +420,8 @@ class Fleet:
 
 
 def members_of(server: ServerConfig, insecure: bool) -> list[Member]:
-    """The targets elsewhere that are known from the start. ParameterError for what cannot be an address or a key, and
-    for an address that needs keys and has none."""
+    """The targets elsewhere that are known from the start. ParameterError for no address or key, and for an address
+    that needs keys and has none."""
     keys = load_target_keys(server.target_key, server.target_pool_key, len(server.target_pool), "target")
     for endpoint, known in zip(server.target_pool, keys, strict=True):
         check_spelling("target_pool", endpoint)

@@ -16,14 +16,12 @@ CHANGES, AGAIN = 0.1, 1.0
 
 @dataclass(frozen=True)
 class Told:
-    """That a server was told all."""
-
     greeting: int  # AttendedServer.greetings
     at: float
 
 
 class HeldFollowers:
-    """The step loop calls it. Names what the cache holds from the first server on that asks."""
+    """Called by the step loop. Names what the cache holds from the first server on that asks."""
 
     def __init__(self, cache: PrefixCache | None, servers: Servers, clock: Callable[[], float]) -> None:
         """Without a cache nothing is held."""
@@ -33,7 +31,7 @@ class HeldFollowers:
         self._changed = -CHANGES  # when servers were told last
 
     def tell(self, idle: bool) -> None:
-        """If it is time to; at once where nothing will change for a while (`idle`)."""
+        """If it is due; at once where nothing will change for a while (`idle`)."""
         now = self._clock()
         if not idle and now - self._changed < CHANGES:
             return
@@ -44,7 +42,9 @@ class HeldFollowers:
             self._tell(followers, now)
 
     def _tell(self, followers: list[AttendedServer], now: float) -> None:
-        prefixes = self._prefixes = self._prefixes or self._named()
+        if self._prefixes is None:
+            self._prefixes = HeldPrefixes() if self._cache is None else HeldRuns(self._cache).prefixes
+        prefixes = self._prefixes
         changes = prefixes.changes()
         for server in followers:
             if self._asks_for_all(server, now):
@@ -52,9 +52,6 @@ class HeldFollowers:
                 self._servers.tell_held(server, prefixes.whole())
             elif changes is not None:
                 self._servers.tell_held(server, changes)
-
-    def _named(self) -> HeldPrefixes:
-        return HeldPrefixes() if self._cache is None else HeldRuns(self._cache).prefixes
 
     def _asks_for_all(self, server: AttendedServer, now: float) -> bool:
         told = self._told.get(server)

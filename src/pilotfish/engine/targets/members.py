@@ -37,7 +37,7 @@ CLOSING = 1.0
 
 
 class Member(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Where a target or a pool listens. InputError for what is no such thing."""
+    """InputError for what is no place to listen."""
 
     endpoint: str  # ipc://PATH or tcp://HOST:PORT
     key: str = ""  # the public half of its key; "": it has none
@@ -53,7 +53,6 @@ class Member(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
 
     @property
     def label(self) -> str:
-        """Its name in logs and metrics."""
         return self.name or self.endpoint
 
 
@@ -73,7 +72,7 @@ class Members(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
 
 
 def write_members(path: Path, members: Members) -> None:
-    """Readers find what was there before or this, never a part of it."""
+    """Readers find the old members or the new ones, never a part."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -85,7 +84,7 @@ def write_members(path: Path, members: Members) -> None:
 
 
 class MembersFile:
-    """The members in a file. InputError where there is none, or nothing that can be used."""
+    """InputError where there is no file, or none that can be used."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -94,8 +93,8 @@ class MembersFile:
         self._problem = ""
 
     def poll(self) -> bool:
-        """Whether there are other `members` than before. What cannot be used changes nothing, and gives one line in
-        the log."""
+        """Whether there are other `members` than before. What cannot be used changes nothing, and gives one log
+        line."""
         try:
             text = _content(self._path)
             if text == self._text:
@@ -135,7 +134,7 @@ def _members(path: Path, text: bytes) -> Members:
 
 
 class MembersThread:
-    """Looks at a file now and then, and tells of its members when they change, and now and then without that."""
+    """Reads a file now and then, and tells its members when they change, and now and then without that."""
 
     def __init__(self, file: MembersFile, tell: Callable[[Members], None]) -> None:
         self._file, self._tell = file, tell
@@ -144,7 +143,6 @@ class MembersThread:
         self._thread.start()
 
     def close(self) -> None:
-        """Idempotent."""
         self._closing.set()
         self._thread.join(CLOSING)
 

@@ -29,15 +29,15 @@ class OwnTarget:
 
 
 def num_own(config: EngineConfig, server: ServerConfig) -> int:
-    """Targets that a server starts here: unless it is said, one where none is known elsewhere."""
+    """By default one, where no target is known elsewhere."""
     if server.replicas is not None:
         return server.replicas
     return int(not server.target_pool and config.members is None)
 
 
 def own_targets(config: EngineConfig, count: int, name: str = TARGET) -> list[OwnTarget]:
-    """`count` targets as configured. Several divide the cores and the memory that one would have. ParameterError for
-    what they cannot divide."""
+    """Several targets divide the cores and the memory that one would have. ParameterError for what they cannot
+    divide."""
     if count <= 1:
         return [OwnTarget(name, config)] * count
     for field, allowed in ALONE.items():

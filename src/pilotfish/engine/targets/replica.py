@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from pilotfish.core.peers.fields import Peer
 from pilotfish.engine.processes.launch import WorkerState
-from pilotfish.engine.targets.attendance import Attendance
 from pilotfish.engine.targets.members import Member
-from pilotfish.engine.targets.open_request import OpenRequest
-from pilotfish.engine.targets.replica_health import ReplicaHealth
+from pilotfish.engine.targets.servers import Attendance
 from pilotfish.engine.targets.silence import Silence
+from pilotfish.engine.targets.stream import OpenRequest
 from pilotfish.wire.serving import Status
 
 #: Seconds without a Beat after which a target is not ready, and seconds in one step.
@@ -20,6 +21,42 @@ SILENCE, LONG_STEP = 2.0, 30.0
 ENDLESS = 300.0
 #: Seconds after which a client should try a silent target again.
 RETRY = 2.0
+
+
+@dataclass(frozen=True)
+class ReplicaHealth:
+    name: str
+    ready: bool = True
+    reason: str = ""  # why not ready, in one line; "" if ready
+    retry_after: float = 0.0  # seconds until it may be ready, estimated from the duration of the last start
+    restarts: int = 0  # of its process, where the server has started it
+    failed: bool = False  # whether it stays down
+    requests: int = 0  # of this server, that it has
+    status: Status | None = None
+
+    def told(self) -> dict[str, Any]:
+        told = {"name": self.name, "ready": self.ready, "reason": self.reason, "requests": self.requests}
+        if self.status is None:
+            return told
+        load = {"running": self.status.running, "waiting": self.status.waiting, "free_slots": self.status.free_slots}
+        identity = self.status.identity
+        return {**told, **load, "version": identity.version, "fingerprint": identity.fingerprint}
+
+
+@dataclass
+class RoutedTokens:
+    """Tokens of prompts for which a target was chosen."""
+
+    prompt: int = 0
+    expected: int = 0  # whose KV the target was believed to have
+    found: int = 0  # whose KV it had
+    missed: int = 0  # that were believed to be there, and were not
+
+    def count(self, prompt: int, expected: int, found: int) -> None:
+        self.prompt += prompt
+        self.expected += expected
+        self.found += found
+        self.missed += max(expected - found, 0)
 
 
 class Replica:
@@ -66,7 +103,6 @@ class Replica:
 
     @property
     def takes(self) -> bool:
-        """Whether it is to get requests."""
         return not self.draining and not self.obstacle
 
     @property
@@ -99,11 +135,12 @@ class Replica:
     # -- what becomes of it
 
     def note_worker(self, state: WorkerState) -> bool:
-        """Its process has another state. Whether the process is gone."""
+        """Whether its process is gone."""
         assert self.worker is not None  # or nobody would know
         before, self.worker = self.worker, state
         if state.pid != before.pid:
-            self._begin()
+            self._began = self._clock()
+            self.silence, self.step = Silence(), 0.0
         gone = state.pid is None and before.pid is not None
         if gone:
             self.forget()
@@ -117,7 +154,6 @@ class Replica:
         return incarnation == self._last
 
     def note_status(self, status: Status) -> None:
-        """A target there is ready, and what it tells of itself."""
         if not self.serving:
             self.silence.heard()
             self.attendance = Attendance(status.incarnation)
@@ -125,17 +161,12 @@ class Replica:
         self.status, self.fingerprint = status, status.identity.fingerprint
 
     def forget(self) -> None:
-        """The target there has ended."""
         if self.worker is not None:  # elsewhere it may change its mind, and nothing of it comes late
             self._last = self.attendance.incarnation or self._last
         self.attendance, self.status, self.declined = Attendance(), None, ""
 
-    def _begin(self) -> None:
-        self._began = self._clock()
-        self.silence, self.step = Silence(), 0.0
-
     def look(self, timeout: float) -> str:
-        """Why it is to be given up; "" if it is not. `timeout` is that of a silent target. Called regularly."""
+        """Why it is to be given up; "" if it is not. A silent target has `timeout` seconds. Called regularly."""
         # The limit is read before the silence: a target that gets ready in between has just been heard.
         limit = timeout if self.serving else ENDLESS
         if self.silence.look(self._clock()) > limit:

@@ -52,9 +52,31 @@ MAX_SERVERS = 256
 LEAVING = "it shuts down"
 
 
+@dataclass
+class Attendance:
+    """A server's counts of its messages with one target, so that no loss goes unnoticed (`wire/serving.py`). One thread
+    follows them in order."""
+
+    incarnation: str = ""  # of the target; "" while none is known
+    sent: int = 0  # Submits, Aborts and Revises to it
+    sequence: int = 0  # of the Progress or Failure that comes next
+
+    def attend(self, held: bool = False, heard: int = 0) -> Attend:
+        return Attend(SERVING_VERSION, self.incarnation, self.sent, self.sequence, held, heard)
+
+    def follows(self, message: Progress | Failure | Beat) -> bool:
+        """False where messages were lost before it: then all requests at the target are over."""
+        told = message.sequence
+        if isinstance(message, Beat):
+            followed, self.sequence = told <= self.sequence, max(told, self.sequence)
+        else:
+            followed, self.sequence = told == self.sequence, told + 1
+        return followed
+
+
 @dataclass(eq=False)
 class AttendedServer:
-    """A server as a target knows it. One thread writes each field."""
+    """One thread writes each field."""
 
     peer: Peer
     present: bool = True  # channel's thread: it is heard
@@ -69,7 +91,7 @@ class AttendedServer:
 
 @dataclass(frozen=True)
 class Dropped:
-    """All requests of a server end, and it is to know from a gap in what it is told."""
+    """All requests of a server end; a gap in the numbers of its messages tells it so."""
 
     reason: str
     sequence: int = 0  # that it expects
@@ -77,22 +99,18 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Malformed:
-    """A request that is none."""
-
     id: int
     reason: str
 
 
 @dataclass(frozen=True)
 class FromServer:
-    """What the loop is to know of a server."""
-
     server: AttendedServer
     message: Submit | Abort | Revise | Malformed | Dropped
 
 
 class Addressed(msgspec.Struct, frozen=True):
-    """What a frame must at least say for its request to be refused."""
+    """The least that a frame must say for its request to be refused."""
 
     id: Id
     incarnation: Text
@@ -119,13 +137,12 @@ class Servers:
         self._thread.start(self._receive, self._tick)
 
     def close(self) -> None:
-        """Idempotent."""
         self._thread.close()
 
     # -- the loop
 
     def take(self, timeout: float) -> list[FromServer]:
-        """What has come, in order; waits for it up to `timeout` seconds, or until `wake`."""
+        """In order; waits up to `timeout` seconds, or until `wake`."""
         taken: list[FromServer | None] = []
         with suppress(Empty):
             if timeout > 0:
@@ -145,7 +162,7 @@ class Servers:
         self._tell(server, Failure(server.sequence, list(ids), reason, refused, field))
 
     def drop(self, server: AttendedServer, dropped: Dropped) -> None:
-        """Leave a gap in what it is told, wider than what may be under way to it."""
+        """Leave a gap in the numbers, wider than what may be under way."""
         server.sequence = max(server.sequence, dropped.sequence) + WAITING
 
     def tell_all(self, status: Status) -> None:
@@ -155,14 +172,13 @@ class Servers:
             self._thread.post(server.peer, frame)
 
     def followers(self) -> list[AttendedServer]:
-        """Those that want to know which prefixes are held."""
         return [server for server in self._present() if server.follows]
 
     def tell_held(self, server: AttendedServer, held: Held) -> None:
         self._thread.post(server.peer, encode(held))
 
     def leave(self) -> None:
-        """Servers are told that nothing more will come; also those that come from now on."""
+        """Also those that come later are told that nothing more will come."""
         self._leaving = True
         for server in self._present():
             self._post(server.peer, Declined(LEAVING))
@@ -206,7 +222,7 @@ class Servers:
             self._ask(server, message)
 
     def _refuse(self, server: AttendedServer, received: Received, reason: str) -> None:
-        """What is no message. Its request, if it names one, is told so; the server's first gives a log line."""
+        """A malformed request is refused, if it names itself; the server's first gives a log line."""
         server.malformed += 1
         if server.malformed == 1:
             logger.warning("dropped a frame of server %s: %s", server.peer.hex(), reason)
@@ -241,7 +257,7 @@ class Servers:
         return f"{MAX_SERVERS} servers attend already" if full else ""
 
     def _hear(self, server: AttendedServer) -> None:
-        """Whatever it says, it is there."""
+        """Any message shows that a server is there."""
         server.silence.heard()
         if not server.present:
             self._greet(server)

@@ -1,16 +1,16 @@
-"""The outputs of one or several prompts as an asynchronous iterator."""
+"""An open request of a server, and the stream of updates that its outputs become."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from msgspec.structs import replace
 
-from pilotfish.core.sampling.sampling_params import SamplingParams
-from pilotfish.wire.serving import Delta, StepReport
+from pilotfish.core.routing.router import Route
+from pilotfish.wire.serving import Delta, EngineRequest, PartialOutput, StepReport, Submit
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,6 @@ class Update:
 
 
 class Updates(Protocol):
-    """What an answer is made of: a Stream, or what stands for one."""
-
     async def __anext__(self) -> Update: ...
 
     def abort(self) -> None: ...
@@ -33,17 +31,7 @@ class Updates(Protocol):
 
 
 class Submits(Protocol):
-    """Takes requests: an AsyncEngine, or what stands for one."""
-
-    def submit(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
-        cache_salt: str | None = None,
-        max_nodes: int | None = None,
-        session: str | None = None,
-        draft: str = "",
-    ) -> Updates: ...
+    def submit(self, requests: Sequence[EngineRequest]) -> Updates: ...
 
 
 #: What a delta adds to its output.
@@ -51,7 +39,6 @@ ADDED = ("tokens", "text", "ends", "verified", "logprobs", "prompt_logprobs", "h
 
 
 def joined(first: Delta, later: Delta) -> Delta:
-    """Two deltas of one output as one."""
     sums = {name: getattr(first, name) + getattr(later, name) for name in ADDED}
     begin = first if first.tokens else later  # `seed`, `queued`, `cached` and `pool` come with the first tokens
     return replace(begin, **sums, finish=later.finish)
@@ -72,7 +59,7 @@ class Stream:
     def __init__(self, prompts: int, n: int, abort: Callable[[], None]) -> None:
         """`abort` ends the request; the target frees its slots before the next step. Idempotent, never waits."""
         self.abort = abort
-        self.revise: Callable[[int | None], None] = lambda _: None  # has trees of so many nodes verified from now on
+        self.revise: Callable[[int | None], None] = lambda _: None  # sets the most nodes of its trees
         self.open = prompts * n  # outputs that have not ended
         self._n = n
         self._updates: dict[int, Update] = {}  # by output, in the order of their arrival
@@ -92,10 +79,9 @@ class Stream:
             await self._changed.wait()
         return self._updates.pop(next(iter(self._updates)))
 
-    # -- the engine's side
+    # -- the engine's side, in the event loop's thread
 
     def add(self, prompt: int, delta: Delta, step: StepReport) -> None:
-        """What a step added to an output of the prompt in this place. To be called in the event loop's thread."""
         index = prompt * self._n + delta.index
         update, before = Update(index, delta, (step,)), self._updates.get(index)
         self._updates[index] = update if before is None else merged(before, update)
@@ -106,3 +92,54 @@ class Stream:
         self.open = 0
         self._error = error
         self._changed.set()
+
+
+@dataclass
+class BegunOutput:
+    tokens: list[int] = field(default_factory=list)
+    scored: int = 0  # tokens of the prompt whose log-probabilities came
+    ended: bool = False
+
+    def add(self, delta: Delta) -> None:
+        self.tokens += delta.tokens
+        self.scored += len(delta.prompt_logprobs)
+        self.ended = delta.finish is not None
+
+
+@dataclass(eq=False)
+class OpenRequest:
+    stream: Stream
+    place: int  # of the prompt in the stream
+    request: EngineRequest  # its parameters have a seed, with which any target can go on
+    withdrawn: bool = False  # it failed, or was aborted
+    fingerprint: str = ""  # of the target that had it last
+    losses: int = 0  # targets that ended, or were cut off, while they had it
+    deadline: float | None = None  # while it waits for a target
+    route: Route | None = None  # to the target that has it
+
+    def __post_init__(self) -> None:
+        self._outputs = [BegunOutput() for _ in range(self.request.params.n)]
+
+    @property
+    def begun(self) -> bool:
+        """Only a target with an equal fingerprint can continue results."""
+        return any(output.tokens or output.scored or output.ended for output in self._outputs)
+
+    @property
+    def ended(self) -> bool:
+        return self.withdrawn or all(output.ended for output in self._outputs)
+
+    def submit(self, number: int, incarnation: str) -> Submit:
+        """Asks a target for the outputs that have not ended, from where they stand."""
+        if not self.begun:
+            return Submit(number, incarnation, self.request)
+        partial = [
+            PartialOutput(index, list(output.tokens), output.scored)
+            for index, output in enumerate(self._outputs)
+            if not output.ended
+        ]
+        return Submit(number, incarnation, self.request, partial)
+
+    def add(self, delta: Delta, step: StepReport) -> None:
+        self._outputs[delta.index].add(delta)
+        self.stream.add(self.place, delta, step)

@@ -4,38 +4,28 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from importlib import metadata
 
 import msgspec
 from llguidance import LLMatcher
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.config.fields import model_name
-from pilotfish.core.cache.tiers import DEVICE, TierCounts, TierUse
-from pilotfish.core.drafting.messages import Load
-from pilotfish.core.drafting.pools import DraftPool
-from pilotfish.core.drafting.target_machine import Arrival
-from pilotfish.core.drafting.vocabulary import text_digest
-from pilotfish.core.prefilling.prefill_messages import PrefillLoad
-from pilotfish.core.prefilling.prefill_pools import PrefillPool
+from pilotfish.core.routing.router import ReplicaLoad
 from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.core.scheduling.request import FinishReason
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafts
-from pilotfish.engine.engine import Addition, Engine
-from pilotfish.engine.fingerprint import all_but_weights, fingerprint, read_weights
+from pilotfish.engine.engine import Engine
+from pilotfish.engine.fingerprint import fingerprint, output_facts, read_weights
 from pilotfish.engine.prefills.remote_prefills import RemotePrefills
 from pilotfish.engine.processes.process import Signals
 from pilotfish.engine.sample import Sample
 from pilotfish.engine.targets.held_followers import HeldFollowers
 from pilotfish.engine.targets.servers import AttendedServer, Dropped, FromServer, Malformed, Servers
+from pilotfish.engine.targets.status import arrivals_at, identity_of, status_of, step_report
 from pilotfish.errors import EngineError, InputError, RankLost
-from pilotfish.model.loading.metadata import config_digest
-from pilotfish.printable import printable
-from pilotfish.wire.serving import Abort, Delta, Identity, PoolLoad, PrefillPoolLoad, Revise, Status, StepReport, Submit
-from pilotfish.workers.records import StepRecord
+from pilotfish.wire.serving import Abort, Delta, Revise, StepReport, Submit
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +37,6 @@ CHECK = 60.0
 MAX_FAILURES = 3
 #: Characters of a message to the server.
 LONGEST_TEXT = 1000
-#: Of a pool that has not answered yet.
-NO_LOAD, NO_PREFILL_LOAD = Load("", 0, 0, 0, 0, 0.0, 0.0), PrefillLoad(0, 0, 0.0, 0)
 
 
 def run_target(
@@ -59,15 +47,14 @@ def run_target(
     prefills: RemotePrefills | None = None,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve until one of `signals` comes; `ready` is called once requests can be served. `remote` are the
-    configuration's drafts elsewhere, `prefills` its prefill workers, if they were started already. InputError for a
-    model that cannot be served."""
+    """Serve until one of `signals` comes; `ready` is called once requests can be served. `remote` and `prefills` were
+    started already. InputError for a model that cannot be served."""
     weights = read_weights(config.target)
     with Engine(config, remote=remote, prefills=prefills) as engine:
         assert engine.grammars is not None  # since it was loaded
         engine.grammars.warm()
         service = TargetService(engine, servers)
-        facts = all_but_weights(engine)
+        facts = output_facts(engine.config, engine.executor, engine.tokenizer)
         weights.add_done_callback(lambda digests: service.identify(facts, digests))
         ready()
         signals.call(service.stop)
@@ -88,18 +75,8 @@ class Compiling:
     grammar: Future[LLMatcher]
 
 
-@dataclass(frozen=True)
-class TargetLoad:
-    """What a Status is sent for when it changes."""
-
-    running: int
-    waiting: int
-    free_slots: int
-    pending_tokens: int
-
-
 class TargetService:
-    """Runs servers' requests on an engine: takes them in, steps, tells each server what the step added."""
+    """Takes in servers' requests, steps, and tells each server what the step added."""
 
     def __init__(self, engine: Engine, servers: Servers, clock: Callable[[], float] = time.perf_counter) -> None:
         """`clock` must be that of the engine's step records."""
@@ -112,7 +89,7 @@ class TargetService:
         self._stopping = False
         self._failures = 0
         self._told = -STATUS  # when the last Status was sent
-        self._load = TargetLoad(0, 0, 0, 0)  # of the last Status
+        self._load: ReplicaLoad | None = None  # of the last Status
         self._checked = -CHECK
         self._began: float | None = None  # start of the present step; None between steps
         self._stepped: float | None = None  # end of the last step, if no wait followed it
@@ -120,11 +97,10 @@ class TargetService:
         servers.step_seconds = self.step_seconds
 
     def run(self) -> None:
-        """Until `stop`."""
         self._tell_status(True)
         while not self._stopping:
             self._engine.refuse_lost_rank()
-            for asked in self._servers.take(0.0 if self._engine.busy else self._pause()):
+            for asked in self._servers.take(0.0 if self._engine.busy else self._told + STATUS - self._clock()):
                 self._take(asked)
             self._take_compiled()
             stepped = self._engine.busy
@@ -148,8 +124,7 @@ class TargetService:
         self._servers.wake()
 
     def identify(self, facts: dict[str, str], weights: Future[list[str]]) -> None:
-        """Have servers know, from the next Status on, by what they know targets that may go on with its outputs. From
-        any thread."""
+        """From any thread. Servers know the fingerprint from the next Status on."""
         if (error := weights.exception()) is not None:
             logger.warning("weights: nobody can go on with this target's outputs, as they cannot be read: %s", error)
         else:
@@ -160,9 +135,6 @@ class TargetService:
         """Seconds that the present step has lasted; 0 between steps. Any thread may call this."""
         began = self._began
         return 0.0 if began is None else max(0.0, self._clock() - began)
-
-    def _pause(self) -> float:
-        return max(0.0, self._told + STATUS - self._clock())
 
     def _check_slots(self) -> None:
         self._checked = self._clock()
@@ -187,13 +159,12 @@ class TargetService:
             self._revise(key, message)
         elif key in self._samples or key in self._compiling:
             logger.warning("dropped a request of server %s: its number %d is in use", asked.server.peer.hex(), key.id)
-        elif (constraint := message.params.structured_outputs) is None:
+        elif (constraint := message.request.params.structured_outputs) is None:
             self._submit(key, message)
         else:
             self._compile(key, message, constraint)
 
     def _drop(self, server: AttendedServer, dropped: Dropped) -> None:
-        """End all requests of a server."""
         ended = [key for key in (*self._samples, *self._compiling) if key.server is server]
         if ended:
             logger.warning("requests of server %s end, %d of them: %s", server.peer.hex(), len(ended), dropped.reason)
@@ -209,7 +180,6 @@ class TargetService:
         compiled.add_done_callback(lambda _: self._servers.wake())
 
     def _take_compiled(self) -> None:
-        """Submit the requests whose grammars are there, or cannot be."""
         for key, compiling in list(self._compiling.items()):
             if not compiling.grammar.done():
                 continue
@@ -220,9 +190,8 @@ class TargetService:
                 self._fail(key, error if isinstance(error, InputError) else EngineError(str(error)))
 
     def _submit(self, key: RequestKey, message: Submit, compiled: LLMatcher | None = None) -> None:
-        limits = (message.cache_salt, message.max_nodes, compiled, message.resumed, message.draft)
         try:
-            samples = self._engine.submit(message.tokens, message.params, *limits)
+            samples = self._engine.add(message.request, compiled, message.resumed)
         except InputError as error:
             self._fail(key, error)
             return
@@ -232,12 +201,13 @@ class TargetService:
         self._samples[key] = samples
 
     def _revise(self, key: RequestKey, message: Revise) -> None:
-        """One that has ended meanwhile needs nothing."""
+        """A request may have ended meanwhile."""
         for sample in self._samples.get(key, []):
             self._engine.revise(sample, message.max_nodes)
         if (compiling := self._compiling.get(key)) is not None:
-            revised = msgspec.structs.replace(compiling.message, max_nodes=message.max_nodes)
-            self._compiling[key] = replace(compiling, message=revised)
+            revised = msgspec.structs.replace(compiling.message.request, max_nodes=message.max_nodes)
+            asked = msgspec.structs.replace(compiling.message, request=revised)
+            self._compiling[key] = replace(compiling, message=asked)
 
     def _abort(self, key: RequestKey) -> None:
         compiling = self._compiling.pop(key, None)
@@ -250,7 +220,7 @@ class TargetService:
 
     def _step(self) -> None:
         try:
-            additions = self._engine.advance()
+            deltas = self._engine.advance()
         except RankLost:
             raise  # its requests fare as those of a target that was killed
         except EngineError as error:
@@ -259,30 +229,28 @@ class TargetService:
         self._failures = 0
         if (record := self._engine.worker.last_step) is None:
             return
-        self._tell_progress(step_report(record, self._stepped, _arrivals(self._engine)), additions)
+        self._tell_progress(step_report(record, self._stepped, arrivals_at(self._engine)), deltas)
         self._stepped = record.ended
-        self._end([addition.sample for addition in additions if addition.delta.finish is not None])
+        self._end([sample for sample, delta in deltas.items() if delta.finish is not None])
 
-    def _tell_progress(self, report: StepReport, additions: Sequence[Addition]) -> None:
-        """Every server with requests here, of the step, and of what it added to them."""
-        deltas: dict[AttendedServer, list[Delta]] = {key.server: [] for key in self._samples}
-        for addition in additions:
-            if addition.delta.finish is None or addition.delta.finish.reason is not FinishReason.ERROR:
-                deltas[addition.sample.owner.server].append(self._with_pool(addition))
-        for server, added in deltas.items():
+    def _tell_progress(self, report: StepReport, deltas: Mapping[Sample, Delta]) -> None:
+        """To each server with requests here."""
+        told: dict[AttendedServer, list[Delta]] = {key.server: [] for key in self._samples}
+        for sample, delta in deltas.items():
+            if delta.finish is None or delta.finish.reason is not FinishReason.ERROR:
+                told[sample.owner.server].append(self._with_pool(sample, delta))
+        for server, added in told.items():
             self._servers.progress(server, report, added)
 
-    def _with_pool(self, addition: Addition) -> Delta:
+    def _with_pool(self, sample: Sample, delta: Delta) -> Delta:
         """The first delta of an output says which pool guesses for it."""
-        delta = addition.delta
         if delta.queued is None or self._engine.remote is None:
             return delta
-        pool = self._engine.remote.drafter.pool_of(addition.sample.request)
+        pool = self._engine.remote.drafter.pool_of(sample.request)
         return delta if pool is None else msgspec.structs.replace(delta, pool=pool.name)
 
     def _end(self, samples: Sequence[Sample]) -> None:
-        """Forget requests whose outputs have all ended. Requests with an output that ended with an error end as a
-        whole."""
+        """Forget requests whose outputs have all ended. An output that ends with an error ends its whole request."""
         errors = {sample.owner: sample.error for sample in samples if sample.error is not None}
         for key, error in errors.items():
             logger.error("%s", error)
@@ -292,13 +260,13 @@ class TargetService:
                 del self._samples[key]
 
     def _fail(self, key: RequestKey, error: InputError | EngineError) -> None:
-        """End a request as a whole."""
+        """A request ends as a whole."""
         self._abort(key)
         reason, refused = str(error)[:LONGEST_TEXT], isinstance(error, InputError)
         self._servers.fail(key.server, [key.id], reason, refused, getattr(error, "field", None))
 
     def _break(self, error: EngineError) -> None:
-        """The step broke. Requests with an output that ended in it end as a whole."""
+        """Requests with an output that ended in the step end as a whole."""
         logger.error("%s", error, exc_info=True)
         broken = [key for key, samples in self._samples.items() if any(s.finish_reason == "abort" for s in samples)]
         for key in broken:
@@ -311,149 +279,11 @@ class TargetService:
     # -- what goes out
 
     def _tell_status(self, idle: bool) -> None:
-        """Send a Status if one is due, or if the last request has just ended (`idle`)."""
+        """If one is due, or if the last request has just ended (`idle`)."""
         now = self._clock()
         if not idle and now - self._told < CHANGE:
             return
-        load = self._present_load()
-        if idle or now - self._told >= STATUS or load != self._load:
-            self._told, self._load = now, load
-            self._servers.tell_all(self._status(load))
-
-    def _present_load(self) -> TargetLoad:
-        scheduler = self._engine.worker.scheduler
-        pending = sum(request.num_pending for request in (*scheduler.running, *scheduler.waiting))
-        return TargetLoad(len(scheduler.running), len(scheduler.waiting), scheduler.pool.num_available, pending)
-
-    def _status(self, load: TargetLoad) -> Status:
-        return Status(
-            identity=self._identity,
-            running=load.running,
-            waiting=load.waiting,
-            free_slots=load.free_slots,
-            preemptions=self._engine.worker.scheduler.preemptions,
-            incarnation=self._servers.incarnation,
-            pending_tokens=load.pending_tokens,
-            pools=_pools(self._engine),
-            prefill_pools=_prefill_pools(self._engine),
-            tiers=tiers_of(self._engine),
-            tier_counts=TierCounts() if self._engine.tiers is None else self._engine.tiers.counts,
-            shadows=[] if self._engine.shadows is None else self._engine.shadows.reports(),
-        )
-
-
-def step_report(record: StepRecord, before: float | None, pushes: Sequence[Arrival] = ()) -> StepReport:
-    """`before` is the end of the last step: the loop's time since then counts as this step's coordination."""
-    draft = record.drafted - record.planned
-    forward, verify = record.computed - record.prepared, record.verified - record.computed
-    began = record.began if before is None else before
-    return StepReport(
-        at=record.began,
-        draft=draft,
-        forward=forward,
-        verify=verify,
-        coordination=max(0.0, record.ended - began - draft - forward - verify),
-        sequences=record.sequences,
-        rows=record.rows,
-        nodes=record.nodes,
-        accepted=record.accepted,
-        committed=record.committed,
-        hits=record.hits,
-        verified=record.verified,
-        pushes=list(pushes),
-    )
-
-
-def identity_of(engine: Engine) -> Identity:
-    config = engine.config
-    return Identity(
-        model=model_name(config.target),
-        mode=config.mode,
-        dtype=engine.precision.name,
-        context=engine.model.config.context,
-        vocab_size=engine.model.config.vocab_size,
-        kv_slots=engine.memory.slots,
-        longest=engine.worker.scheduler.longest(engine.model.config.context),
-        max_requests=engine.worker.scheduler.max_requests,
-        max_nodes=0 if config.mode == "off" else config.nodes,
-        quantization=config.quantization,
-        kv_dtype=config.kv_dtype,
-        tokenizer=text_digest(engine.tokenizer),
-        config=config_digest(config.target),
-        version=metadata.version("pilotfish"),
-        ranks=config.tensor_parallel,
-    )
-
-
-def tiers_of(engine: Engine) -> list[TierUse]:
-    """The device, and the tiers below it."""
-    scheduler, size = engine.worker.scheduler, engine.memory.target.slot
-    pool, evicted = scheduler.pool, 0 if scheduler.cache is None else scheduler.cache.evicted
-    device = TierUse(DEVICE, (pool.capacity - pool.num_free) * size, pool.capacity * size, evicted=evicted)
-    return [device, *([] if engine.tiers is None else engine.tiers.use())]
-
-
-def _arrivals(engine: Engine) -> list[Arrival]:
-    """All arrivals since the last call; the channel's thread may append meanwhile."""
-    if engine.remote is None:
-        return []
-    arrivals = engine.remote.drafter.machine.arrivals
-    return [arrivals.popleft() for _ in range(len(arrivals))]
-
-
-def _pools(engine: Engine) -> list[PoolLoad]:
-    if engine.remote is None:
-        return []
-    own = engine.config.starts_drafts
-    return [_pool_load(pool, pool.load or NO_LOAD, own) for pool in engine.remote.pools]
-
-
-def _pool_load(pool: DraftPool, load: Load, own: bool) -> PoolLoad:
-    delay, score = pool.echo.delay, pool.score
-    return PoolLoad(
-        name=pool.name,
-        ready=pool.ready,
-        sessions=load.sessions,
-        free_slots=load.free_slots,
-        step_ms=load.step_ms,
-        queue_ms=load.queue_ms,
-        drops=pool.drops.counts,
-        cached=load.own_cached,
-        revision=load.revision,
-        own=own,
-        feature_bytes=pool.features.size,
-        feature_drops=pool.feature_drops,
-        model=load.model,
-        capabilities=[printable(name) for name in load.capabilities],
-        own_sessions=len(pool.sessions),
-        slots=load.slots,
-        busy=pool.is_busy(time.monotonic()),
-        refusal=pool.refusal,
-        delay_ms=None if delay is None else 1000 * delay,
-        trees=score.trees,
-        nodes=score.nodes,
-        verified=score.verified,
-        accepted=score.accepted,
-    )
-
-
-def _prefill_pools(engine: Engine) -> list[PrefillPoolLoad]:
-    if engine.prefills is None:
-        return []
-    own = engine.config.prefill_workers > 0
-    return [_prefill_pool_load(pool, pool.load or NO_PREFILL_LOAD, own) for pool in engine.prefills.pools]
-
-
-def _prefill_pool_load(pool: PrefillPool, load: PrefillLoad, own: bool) -> PrefillPoolLoad:
-    return PrefillPoolLoad(
-        name=pool.name,
-        ready=pool.ready,
-        transport=pool.transport if pool.ready else "",
-        queued_tokens=load.queued_tokens,
-        free_slots=load.free_slots,
-        token_ms=load.token_ms,
-        leases=load.leases,
-        totals=pool.totals,
-        refused=pool.refused,
-        own=own,
-    )
+        status = status_of(self._engine, self._identity, self._servers.incarnation)
+        if idle or now - self._told >= STATUS or status.load != self._load:
+            self._told, self._load = now, status.load
+            self._servers.tell_all(status)

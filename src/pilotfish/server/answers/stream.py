@@ -30,7 +30,7 @@ from pilotfish.server.bodies.params import TokenizedPrompt
 from pilotfish.server.http import recorded_error
 from pilotfish.server.http_errors import ClientGone, HttpError, encode, http_error
 from pilotfish.server.observe.request_records import RequestRecord
-from pilotfish.wire.serving import Delta, Finish, StepReport, Verified
+from pilotfish.wire.serving import Delta, EngineRequest, Finish, StepReport, Verified
 
 if TYPE_CHECKING:  # OpenTelemetry is imported only where requests are traced
     from pilotfish.server.answers.formats import AnswerFormat
@@ -188,12 +188,10 @@ class GenerationResponse(Response):
         """Submit the request, and give each output that has grown. HttpError 504 after the deadline, TargetUnavailable
         if the target is not ready; also raises what the engine's stream does."""
         given, only_echo = self._generation, self._generation.body.only_echo
-        prompts = [prompt.tokens for prompt in given.prompts]
         ends = asyncio.get_running_loop().time() + given.timeout
         guesses = given.choice
-        self._stream = self._engine.submit(
-            prompts, given.params, given.cache_salt, guesses.max_nodes, given.session, guesses.draft
-        )
+        others = given.params, given.cache_salt, guesses.max_nodes, given.session, guesses.draft
+        self._stream = self._engine.submit([EngineRequest(prompt.tokens, *others) for prompt in given.prompts])
         self._handle.submitted(self._stream)
         try:
             while True:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from pilotfish.core.cache.tiers import TierCounts, TierUse
 from pilotfish.core.prefilling.handover import HandOverTotals
-from pilotfish.engine.targets.replica_health import ReplicaHealth, RoutedTokens
+from pilotfish.engine.targets.replica import ReplicaHealth, RoutedTokens
 from pilotfish.server.observe.metric_families import Metrics
 from pilotfish.wire.serving import PoolLoad, PrefillPoolLoad, ShadowReport, Status
 

@@ -20,6 +20,7 @@ from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.targets.async_engine import AsyncEngine
 from pilotfish.errors import EngineError, InputError, TargetUnavailable
 from pilotfish.server.observe.metrics import ServerMetrics
+from pilotfish.wire.serving import EngineRequest
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class Canary:
         tokens = list[int]()
         try:
             salt = f"canary {secrets.token_hex(8)}"  # so that no KV of the first time is found
-            stream = self._engine.submit([replay.prompt], replay.params, salt, max_nodes=0)
+            stream = self._engine.submit([EngineRequest(list(replay.prompt), replay.params, salt, max_nodes=0)])
             async for update in stream:
                 tokens += update.delta.tokens
                 if not self._idle():

@@ -21,15 +21,15 @@ from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import model_name
 from pilotfish.config.server import ServerConfig
 from pilotfish.core.drafting.vocabulary import why_ids_differ
-from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.processes.host_memory import shared
 from pilotfish.engine.targets.async_engine import AsyncEngine
 from pilotfish.engine.targets.own_targets import num_own
-from pilotfish.engine.targets.stream import Submits, Update, Updates, merged
+from pilotfish.engine.targets.stream import Update, Updates, merged
 from pilotfish.errors import EngineError, InputError, ModelError, ParameterError
 from pilotfish.operate.cascade_policy import CascadeAnswer, CascadePolicy, Confidence, Escalation, read_cascade
 from pilotfish.server.observe.request_records import checked_tag
 from pilotfish.server.operator_file import operator_text
+from pilotfish.wire.serving import EngineRequest
 
 #: Names of the small model's processes.
 SMALL = "small"
@@ -123,21 +123,6 @@ class Cascade:
 
 
 @dataclass(frozen=True)
-class SubmittedRequest:
-    """What an engine is asked for: `params.n` outputs of each prompt."""
-
-    prompts: Sequence[Sequence[int]]
-    params: SamplingParams
-    cache_salt: str | None
-    max_nodes: int | None
-    session: str | None
-    draft: str
-
-    def submit(self, engine: Submits) -> Updates:
-        return engine.submit(self.prompts, self.params, self.cache_salt, self.max_nodes, self.session, self.draft)
-
-
-@dataclass(frozen=True)
 class CascadeRequest:
     """Takes one request, in place of an engine."""
 
@@ -148,36 +133,29 @@ class CascadeRequest:
     answer: CascadeAnswer  # is filled in
     exact: bool
 
-    def submit(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
-        cache_salt: str | None = None,
-        max_nodes: int | None = None,
-        session: str | None = None,
-        draft: str = "",
-    ) -> CascadeStream:
+    def submit(self, requests: Sequence[EngineRequest]) -> CascadeStream:
         """TargetUnavailable where it is the large model's, and that is not ready."""
-        return CascadeStream(self, SubmittedRequest(prompts, params, cache_salt, max_nodes, session, draft))
+        return CascadeStream(self, requests)
 
-    def for_small(self, asked: SubmittedRequest) -> SubmittedRequest | None:
+    def for_small(self, asked: Sequence[EngineRequest]) -> list[EngineRequest] | None:
         """With log-probabilities, and no more tokens than it has room for; None if it has no room for the request."""
-        params, identity = asked.params, self.small.health.identity
-        room = params.max_tokens if identity is None else identity.longest - max(map(len, asked.prompts))
+        params, identity = asked[0].params, self.small.health.identity
+        longest = max(len(request.tokens) for request in asked)
+        room = params.max_tokens if identity is None else identity.longest - longest
         if room < (params.max_tokens if self.exact else max(params.min_tokens, 1)):
             return None
         given = replace(params, max_tokens=min(params.max_tokens, room), logprobs=params.logprobs or 0)
-        return replace(asked, params=given, max_nodes=None, draft="")
+        return [msgspec.structs.replace(one, params=given, max_nodes=None, draft="") for one in asked]
 
 
 class CascadeStream:
     """Updates of a request's outputs by the model that answers it. Raises what that model's stream does; an error of
     the small one before it is judged makes the large one answer."""
 
-    def __init__(self, request: CascadeRequest, asked: SubmittedRequest) -> None:
+    def __init__(self, request: CascadeRequest, asked: Sequence[EngineRequest]) -> None:
         policy = request.policy
         self._request, self._asked, self._answer = request, asked, request.answer
-        self._confidence = Confidence(len(asked.prompts) * asked.params.n, policy.tokens, policy.threshold)
+        self._confidence = Confidence(len(asked) * asked[0].params.n, policy.tokens, policy.threshold)
         self._held: dict[int, Update] = {}  # by output
         self._stream = self._begun()
 
@@ -187,7 +165,7 @@ class CascadeStream:
 
     def revise(self, max_nodes: int | None) -> None:
         """The small model never speculates."""
-        self._asked = replace(self._asked, max_nodes=max_nodes)
+        self._asked = [msgspec.structs.replace(request, max_nodes=max_nodes) for request in self._asked]
         if self._answer.escalated is not None:
             self._stream.revise(max_nodes)
 
@@ -219,7 +197,7 @@ class CascadeStream:
 
     def _shown(self, update: Update) -> Update:
         """Without log-probabilities that the client did not ask for."""
-        if self._asked.params.logprobs is not None or not update.delta.logprobs:
+        if self._asked[0].params.logprobs is not None or not update.delta.logprobs:
             return update
         return replace(update, delta=msgspec.structs.replace(update.delta, logprobs=[]))
 
@@ -231,7 +209,7 @@ class CascadeStream:
         if (asked := self._request.for_small(self._asked)) is None:
             return self._of_large("length")
         try:
-            return asked.submit(self._request.small)
+            return self._request.small.submit(asked)
         except EngineError:
             return self._of_large("unavailable")
 
@@ -241,6 +219,6 @@ class CascadeStream:
         self._stream = self._of_large(reason)
 
     def _of_large(self, reason: Escalation) -> Updates:
-        stream = self._asked.submit(self._request.large)
+        stream = self._request.large.submit(self._asked)
         self._answer.escalated, self._answer.answered_by = reason, self._request.large_name
         return stream

@@ -1,1 +1,2 @@
-"""The conformance kit of the draft protocol: targets played at a drafter, which tell what rules that breaks."""
+"""The conformance kit of the draft protocol. It plays targets at a drafter of any make, and reports which rules that
+breaks. Open kit.py first."""

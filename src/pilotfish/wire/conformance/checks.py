@@ -21,8 +21,6 @@ Group = Literal["greeting", "sessions", "capabilities", "faults", "load", "rules
 
 
 class Finding(Struct, frozen=True):
-    """What came of one check, or of one rule."""
-
     name: str
     group: Group
     status: Status
@@ -30,7 +28,7 @@ class Finding(Struct, frozen=True):
 
 
 class Figure(Struct, frozen=True):
-    """Something that was measured, and is not judged."""
+    """A measurement that is not judged."""
 
     name: str
     value: float
@@ -47,8 +45,6 @@ class NotApplicableError(Exception):
 
 @dataclass(frozen=True)
 class KitOptions:
-    """How much a run does."""
-
     patience: float = 5.0  # seconds that a draft may take for anything
     context: int = 1024  # tokens of the longest prompt that is tried
     sessions: int = 256  # at once, at most
@@ -58,8 +54,6 @@ class KitOptions:
 
 @dataclass
 class Bench:
-    """Where the checks of a run are made."""
-
     dial: Callable[[bytes], Line]  # a target of this incarnation: a channel to the pool
     hello: Hello
     options: KitOptions
@@ -77,7 +71,6 @@ class Bench:
         return Player(channel, replace(self.hello, **fields), self.referee, self.options.patience)
 
     def target(self, **fields: object) -> Player:
-        """A target that the draft serves."""
         player = self.stranger(**fields)
         if not player.greet():
             refused = f"it refused: {player.heard.refusals[0]}" if player.heard.refusals else "nothing answered"
@@ -88,15 +81,14 @@ class Bench:
 
     @property
     def _first(self) -> int:
-        """A token from which on some are taken: the first ones are often special."""
+        """The first tokens are often special."""
         return min(1000, self.hello.vocab_size // 4)
 
     def loop(self, length: int, shift: int = 0) -> list[int]:
-        """A text in which each of ten tokens always has the same one after it."""
+        """Each of ten tokens always has the same one after it."""
         return [self._first + (shift + place) % 10 for place in range(length)]
 
     def noise(self, length: int, seed: int) -> list[int]:
-        """A text that says nothing."""
         draw, last = Random(seed), max(min(self._first + 500, self.hello.vocab_size) - 1, self._first)
         return [draw.randint(self._first, last) for _ in range(length)]
 
@@ -106,7 +98,7 @@ class Bench:
     # -- what many checks do
 
     def guessed(self, player: Player, session: PlayedSession, seconds: float | None = None) -> bool:
-        """Whether a Tree of its present length comes, while time is left."""
+        """Whether a Tree of the session's length comes in time."""
         patience = self.options.patience if seconds is None else seconds
         length = len(session.tokens)
         return player.listen(patience, lambda: any(tree.base_len == length for tree in session.trees))
@@ -123,8 +115,6 @@ class Bench:
 
 @dataclass(frozen=True)
 class Check:
-    """Something that a draft is to do."""
-
     name: str
     group: Group
     sentence: str  # of docs/draft-protocol.md
@@ -132,7 +122,6 @@ class Check:
 
 
 def check(group: Group, name: str, sentence: str) -> Callable[[Callable[[Bench], str]], Check]:
-    """Makes a check of a function."""
     return lambda run: Check(name, group, sentence, run)
 
 

@@ -29,7 +29,7 @@ SHOWN, TEXT = 8, 80
 
 
 class TappedFrame(Struct, frozen=True):
-    """One frame; a line of a recording."""
+    """A line of a recording."""
 
     at: float  # seconds since the recording began
     sender: Side
@@ -47,7 +47,7 @@ class TappedFrame(Struct, frozen=True):
 
 
 def recorded(file: Path) -> Iterator[TappedFrame]:
-    """The frames of a recording, in order. InputError for a file that is none."""
+    """InputError for a file that is no recording."""
     try:
         with file.open("rb") as lines:
             for number, line in enumerate(lines, 1):
@@ -66,7 +66,7 @@ def _line(line: bytes, file: Path, number: int) -> TappedFrame:
 
 
 def described(tapped: TappedFrame) -> dict[str, Any]:
-    """What a frame says, shortened where it is long; `problem` where it is no message."""
+    """Long values are shortened; `problem` where it is no message."""
     data = tapped.data
     fields = _fields(data)
     problem = _problem(data, tapped.sender)
@@ -130,7 +130,6 @@ class Tap:
         self._context.destroy(0)
 
     def turn(self, seconds: float, seen: Callable[[TappedFrame], None]) -> None:
-        """Pass on what has come, waiting for it up to so many seconds."""
         poller = zmq.Poller()
         for socket in (self._router, *self._dealers.values()):
             poller.register(socket, zmq.POLLIN)
@@ -163,7 +162,7 @@ class Tap:
 
 
 def _pass_on(socket: zmq.Socket[bytes], parts: list[bytes]) -> None:
-    """Or lose it, as a connection may."""
+    """A connection may lose it."""
     try:
         socket.send_multipart(parts, zmq.NOBLOCK)
     except zmq.ZMQError:

@@ -19,7 +19,7 @@ LOST, REPEATED = 0.1, 0.1
 
 
 class LosingLine:
-    """A line that loses and repeats frames, both ways."""
+    """Loses and repeats frames, both ways."""
 
     def __init__(self, inner: Line, seed: int) -> None:
         self._inner, self._draw = inner, Random(seed)
@@ -101,7 +101,6 @@ def survives_garbage(bench: Bench) -> str:
 
 
 def mutations(draw: Random, bench: Bench) -> Callable[[], bytes]:
-    """Makes frames that nearly are messages."""
     text, sampling = bench.loop(40), RequestSampling(temperature=0.0)
     seeds = [
         encode(message)
@@ -119,7 +118,6 @@ def mutations(draw: Random, bench: Bench) -> Callable[[], bytes]:
 
 
 def mutated(draw: Random, whole: bytes) -> bytes:
-    """With one to three damages."""
     frame = bytearray(whole)
     for _ in range(1 + draw.randrange(3)):
         place, kind = draw.randrange(len(frame)) if frame else 0, draw.randrange(5)
@@ -137,7 +135,7 @@ def mutated(draw: Random, whole: bytes) -> bytes:
 
 
 def _settled(bench: Bench, player: Player) -> bool:
-    """Whether the draft says something new: what was sent before may take a while."""
+    """What was sent before may take a while."""
     heard = len(player.heard.loads)
     return player.listen(4 * bench.options.patience, lambda: len(player.heard.loads) > heard + 1)
 

@@ -19,8 +19,6 @@ SENTENCES = {**{check.name: check.sentence for check in CHECKS}, **RULES}
 
 
 class ConformanceReport(Struct, frozen=True):
-    """What a run found out about a draft."""
-
     model: str  # the draft's name, as it says
     revision: str
     capabilities: list[str]
@@ -41,8 +39,8 @@ def examine(
     only: Sequence[str] = (),
     done: Callable[[str], None] = lambda _: None,
 ) -> ConformanceReport:
-    """Make all checks, or those that are named, in order, each with targets of its own. `dial` makes a target's channel
-    to the pool; `done` is called with the name of each that has ended. CheckError where nothing answers at all."""
+    """All checks, or the named ones, in order, each with targets of its own. `done` is called with the name of each.
+    CheckError where nothing answers at all."""
     referee = Referee(hello.vocab_size)
     identity = _introduced(dial, hello, options, referee)
     findings, figures = list[Finding](), list[Figure]()

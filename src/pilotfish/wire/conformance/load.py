@@ -50,7 +50,7 @@ def _until_answered(bench: Bench, player: Player, sessions: list[PlayedSession])
 
 
 def _waits(bench: Bench, player: Player, sessions: list[PlayedSession]) -> list[float]:
-    """Milliseconds from a Commit of all sessions to the first Tree of each that knows of it."""
+    """Milliseconds from a Commit of all sessions to the first Tree of each that knows it."""
     waits = []
     for number in range(ROUNDS):
         began = time.monotonic()
@@ -84,8 +84,7 @@ def long_prompts(bench: Bench) -> str:
 
 @check("load", "noise-repeats", "Where the noise is mirrored, guesses depend on the seed.")
 def noise_repeats(bench: Bench) -> str:
-    """Not judged: drafts may learn. It is told, because a draft that mirrors the noise can be told from one that does
-    not by nothing else from here."""
+    """Not judged: drafts may learn. Nothing else tells from here whether a draft mirrors the noise."""
     player = bench.target()
     text = bench.noise(50, bench.options.seed)
     trees = []

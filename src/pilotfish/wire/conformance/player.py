@@ -44,8 +44,6 @@ POOL = b"0"
 
 @dataclass
 class HeardOfDraft:
-    """What a draft has said of itself."""
-
     loads: list[Load] = field(default_factory=list)
     load_times: list[float] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)  # of this target
@@ -58,8 +56,6 @@ class HeardOfDraft:
 
 
 class Line(Protocol):
-    """Frames to a pool and from it, as a channel has them."""
-
     def send(self, peer: Peer, *frames: bytes) -> bool: ...
 
     def receive(self, timeout: float) -> list[Received]: ...
@@ -68,7 +64,7 @@ class Line(Protocol):
 
 
 class Player:
-    """One target, over a channel of its own. Nothing happens but in `listen`, which greets the draft meanwhile."""
+    """One target, over a channel of its own. `listen` does all, and greets the draft meanwhile."""
 
     def __init__(self, channel: Line, hello: Hello, referee: Referee, patience: float) -> None:
         self.channel, self.hello, self.referee, self.patience = channel, hello, referee, patience
@@ -88,18 +84,16 @@ class Player:
         self.send(*map(encode, messages))
 
     def send(self, *frames: bytes) -> None:
-        """Frames, whatever they are."""
         deadline = time.monotonic() + self.patience
         while not self.channel.send(POOL, *frames) and time.monotonic() < deadline:
             self.listen(0.01)
 
     def greet(self) -> bool:
-        """Hello, again and again until something answers; whether it did, with Load."""
+        """Whether Hello was answered with Load."""
         self.listen(self.patience, lambda: bool(self.heard.loads or self.heard.refusals))
         return bool(self.heard.loads)
 
     def open(self, tokens: Sequence[int], wanted: int = 64, max_length: int = 0, **fields: Any) -> PlayedSession:
-        """A new session over `tokens`."""
         now = time.monotonic()
         session = PlayedSession(self.next_number, 1, list(tokens), wanted, now, len(tokens))
         self.next_number += 1
@@ -118,7 +112,6 @@ class Player:
         self.say(Open(*head, own.pop("seed"), own.pop("sampling"), session.wanted, **own))
 
     def commit(self, session: PlayedSession, tokens: Sequence[int], wanted: int | None = None) -> Commit:
-        """The target's next tokens; the message."""
         session.wanted = session.wanted if wanted is None else wanted
         base_len = len(session.tokens)
         session.tokens.extend(tokens)
@@ -134,7 +127,7 @@ class Player:
     # -- what it hears
 
     def listen(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
-        """For so long, or until that holds; whether it did."""
+        """Whether `until` held in time."""
         deadline = time.monotonic() + seconds
         while not until():
             now = time.monotonic()

@@ -31,8 +31,6 @@ RULES = {
 
 @dataclass(frozen=True)
 class Node:
-    """A node that was pushed."""
-
     parent: int  # 0: the root of its Tree
     token: int
     position: int  # in the sequence, from 0
@@ -40,7 +38,7 @@ class Node:
 
 @dataclass
 class PlayedSession:
-    """A sequence that the kit plays, and what came for it in its present generation."""
+    """A sequence, and what came for it in its present generation."""
 
     number: int
     generation: int
@@ -60,18 +58,16 @@ class PlayedSession:
     lossy: bool = False  # frames of it are lost on purpose: numbers may have gaps
 
     def reopen(self, now: float) -> None:
-        """The next generation begins, with all tokens."""
         self.generation, self.told, self.opened_at, self.closed_at = self.generation + 1, len(self.tokens), now, None
         self.pushes = self.base_len = self.last_id = 0
         self.nodes, self.trees, self.arrivals = {}, [], []
 
     @property
     def live(self) -> dict[int, Node]:
-        """Nodes that hang below the present root."""
         return {number: node for number, node in self.nodes.items() if self._hangs(node, len(self.tokens))}
 
     def hangs(self, number: int, base_len: int) -> bool:
-        """Whether the node is the root at `base_len`, or hangs below it."""
+        """Whether the node is the root at `base_len`, or below it."""
         node = self.nodes.get(number)
         return node is not None and (node.position == base_len - 1 or self._hangs(node, base_len))
 
@@ -88,7 +84,7 @@ class PlayedSession:
 
 
 class Referee:
-    """Counts what breaks a rule; the first of each is kept in words."""
+    """Counts breaches of rules; the first of each is kept in words."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -101,7 +97,6 @@ class Referee:
         self.breaches.setdefault(rule, detail)
 
     def tree(self, session: PlayedSession, tree: Tree) -> None:
-        """A Tree of the session's present generation has come."""
         if session.lossy and tree.sequence < session.pushes:
             return  # it came twice
         self.trees += 1

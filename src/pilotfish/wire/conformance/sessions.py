@@ -24,7 +24,6 @@ def guesses(bench: Bench) -> str:
 
 @check("sessions", "follows-commits", "A Commit extends the sequence, and re-roots the tree.")
 def follows_commits(bench: Bench) -> str:
-    """On and off the tree, one token and many."""
     player = bench.target()
     session, hits = bench.served(player), 0
     for number in range(12):

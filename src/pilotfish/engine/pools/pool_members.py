@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from pilotfish.core.drafting.pools import DraftPool
 from pilotfish.core.peers.fields import Peer
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
-from pilotfish.engine.targets.members import Member, Members, MembersFile, MembersThread
+from pilotfish.engine.targets.members import Member
 from pilotfish.errors import InputError, ParameterError
-from pilotfish.wire.channel import ChannelThread
+from pilotfish.wire.channel import ChannelThread, Received
 from pilotfish.wire.curve_keys import KeyPair, TargetKeys
 from pilotfish.wire.endpoints import Endpoint
 from pilotfish.wire.sockets import DialingChannel
@@ -29,16 +29,18 @@ UsedPool = TypeVar("UsedPool", bound=DraftPool | PrefillPool, contravariant=True
 
 
 class PoolUser(Protocol[UsedPool]):
-    """Who uses pools: RemoteDrafter, HandOvers. Called on the channel's thread."""
+    """RemoteDrafter, HandOvers. Called on the channel's thread."""
 
+    def receive(self, received: Received) -> None: ...
+    def tick(self) -> None: ...
     def join(self, pool: UsedPool) -> None: ...
     def drain(self, pool: UsedPool, draining: bool) -> None: ...
     def leave(self, pool: UsedPool) -> None: ...
 
 
 class PoolMembers(Generic[AnyPool]):
-    """Pools are dialled, told of to their user, and hung up on the channel's thread, in one go. To be changed by one
-    thread at a time. A pool is its endpoint, key and name: where one of them is another it is another pool."""
+    """Dials pools and hangs up, and tells their user, on the channel's thread. To be changed by one thread at a time. A
+    pool with another endpoint, key or name is another pool."""
 
     def __init__(
         self,
@@ -48,18 +50,18 @@ class PoolMembers(Generic[AnyPool]):
         make: Callable[[Member, Peer], AnyPool],
         user: PoolUser[AnyPool],
     ) -> None:
-        """`own` is this target's key, for pools that have one; `make` makes the pool of a member."""
+        """`own` is this target's key, for pools that have one."""
         self._channel, self._thread, self._own, self._make, self._user = channel, thread, own, make, user
         self._pools: dict[Member, AnyPool] = {}  # none of the members draining
         self._problems: dict[Member, str] = {}
 
     def begin(self, members: Sequence[Member]) -> None:
-        """The first ones. ParameterError for one that cannot be dialled."""
+        """ParameterError for one that cannot be dialled."""
         self._change(dict.fromkeys(members, False), {member: self._checked(member) for member in members})
 
     def set(self, members: Sequence[Member]) -> None:
-        """From now on there are these. One that cannot be dialled, as its host has no address yet, gives one line in
-        the log, and is tried again when this is called again."""
+        """One that cannot be dialled, as its host has no address yet, gives one line in the log, and is tried again at
+        the next call."""
         wanted = {replace(member, draining=False): member.draining for member in members}
         self._problems = {member: problem for member, problem in self._problems.items() if member in wanted}
         before = {member: pool.draining for member, pool in self._pools.items()}
@@ -96,7 +98,6 @@ class PoolMembers(Generic[AnyPool]):
         self._thread.call(partial(self._apply, wanted, found)).result(CHANGE)
 
     def _apply(self, wanted: Mapping[Member, bool], found: Mapping[Member, Endpoint]) -> None:
-        """On the channel's thread."""
         for member in [member for member in self._pools if member not in wanted]:
             pool = self._pools.pop(member)
             self._user.leave(pool)
@@ -119,36 +120,3 @@ class PoolMembers(Generic[AnyPool]):
                 logger.info("%s pool %s joins%s", role, member.label, ", to drain" if now[member] else "")
             elif now[member] != before[member]:
                 logger.info("%s pool %s %s", role, member.label, "drains" if now[member] else "stays")
-
-
-class HasPools(Protocol):
-    """RemoteDrafts, RemotePrefills."""
-
-    def set_pools(self, members: Sequence[Member]) -> None: ...
-    def wait(self, *, optional: bool) -> None: ...
-
-
-class FollowedMembers:
-    """Has the pools of an engine be those that a file names, until `close`."""
-
-    def __init__(self, file: MembersFile, drafts: HasPools | None, prefills: HasPools | None) -> None:
-        """Returns when those that the file names now serve, or do not in time: they may come later. `drafts` and
-        `prefills` are None where the target uses no such pools, whoever is there."""
-        self._drafts, self._prefills = drafts, prefills
-        for unused, role in ((file.members.draft_pools, "draft"), (file.members.prefill_pools, "prefill")):
-            if unused and (drafts if role == "draft" else prefills) is None:
-                logger.info("members: %s pools are of no use to this target", role)
-        self._take_in(file.members)
-        for pools in (drafts, prefills):
-            if pools is not None:
-                pools.wait(optional=True)
-        self._thread = MembersThread(file, self._take_in)
-
-    def _take_in(self, members: Members) -> None:
-        if self._drafts is not None:
-            self._drafts.set_pools(members.draft_pools)
-        if self._prefills is not None:
-            self._prefills.set_pools(members.prefill_pools)
-
-    def close(self) -> None:
-        self._thread.close()

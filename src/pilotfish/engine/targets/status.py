@@ -1,0 +1,159 @@
+"""What a target tells servers of itself: its identity, its load, its steps, its pools and tiers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from importlib import metadata
+
+from pilotfish.config.fields import model_name
+from pilotfish.core.cache.tiers import DEVICE, TierCounts, TierUse
+from pilotfish.core.drafting.messages import Load
+from pilotfish.core.drafting.pools import DraftPool
+from pilotfish.core.drafting.target_machine import Arrival
+from pilotfish.core.drafting.vocabulary import text_digest
+from pilotfish.core.prefilling.prefill_messages import PrefillLoad
+from pilotfish.core.prefilling.prefill_pools import PrefillPool
+from pilotfish.engine.engine import Engine
+from pilotfish.model.loading.metadata import config_digest
+from pilotfish.printable import printable
+from pilotfish.wire.serving import Identity, PoolLoad, PrefillPoolLoad, Status, StepReport
+from pilotfish.workers.records import StepRecord
+
+#: Of a pool that has not answered yet.
+NO_LOAD, NO_PREFILL_LOAD = Load("", 0, 0, 0, 0, 0.0, 0.0), PrefillLoad(0, 0, 0.0, 0)
+
+
+def status_of(engine: Engine, identity: Identity, incarnation: str) -> Status:
+    scheduler = engine.worker.scheduler
+    return Status(
+        identity=identity,
+        running=len(scheduler.running),
+        waiting=len(scheduler.waiting),
+        free_slots=scheduler.pool.num_available,
+        preemptions=scheduler.preemptions,
+        incarnation=incarnation,
+        pending_tokens=sum(request.num_pending for request in (*scheduler.running, *scheduler.waiting)),
+        pools=pools_of(engine),
+        prefill_pools=prefill_pools_of(engine),
+        tiers=tiers_of(engine),
+        tier_counts=TierCounts() if engine.tiers is None else engine.tiers.counts,
+        shadows=[] if engine.shadows is None else engine.shadows.reports(),
+    )
+
+
+def step_report(record: StepRecord, before: float | None, pushes: Sequence[Arrival] = ()) -> StepReport:
+    """`before` is the end of the last step: the loop's time since then counts as this step's coordination."""
+    draft = record.drafted - record.planned
+    forward, verify = record.computed - record.prepared, record.verified - record.computed
+    began = record.began if before is None else before
+    return StepReport(
+        at=record.began,
+        draft=draft,
+        forward=forward,
+        verify=verify,
+        coordination=max(0.0, record.ended - began - draft - forward - verify),
+        sequences=record.sequences,
+        rows=record.rows,
+        nodes=record.nodes,
+        accepted=record.accepted,
+        committed=record.committed,
+        hits=record.hits,
+        verified=record.verified,
+        pushes=list(pushes),
+    )
+
+
+def identity_of(engine: Engine) -> Identity:
+    config = engine.config
+    return Identity(
+        model=model_name(config.target),
+        mode=config.mode,
+        dtype=engine.precision.name,
+        context=engine.model.config.context,
+        vocab_size=engine.model.config.vocab_size,
+        kv_slots=engine.memory.slots,
+        longest=engine.worker.scheduler.longest(engine.model.config.context),
+        max_requests=engine.worker.scheduler.max_requests,
+        max_nodes=0 if config.mode == "off" else config.nodes,
+        quantization=config.quantization,
+        kv_dtype=config.kv_dtype,
+        tokenizer=text_digest(engine.tokenizer),
+        config=config_digest(config.target),
+        version=metadata.version("pilotfish"),
+        ranks=config.tensor_parallel,
+    )
+
+
+def tiers_of(engine: Engine) -> list[TierUse]:
+    """The device first."""
+    scheduler, size = engine.worker.scheduler, engine.memory.target.slot
+    pool, evicted = scheduler.pool, 0 if scheduler.cache is None else scheduler.cache.evicted
+    device = TierUse(DEVICE, (pool.capacity - pool.num_free) * size, pool.capacity * size, evicted=evicted)
+    return [device, *([] if engine.tiers is None else engine.tiers.use())]
+
+
+def arrivals_at(engine: Engine) -> list[Arrival]:
+    """Since the last call; the channel's thread may append meanwhile."""
+    if engine.remote is None:
+        return []
+    arrivals = engine.remote.drafter.machine.arrivals
+    return [arrivals.popleft() for _ in range(len(arrivals))]
+
+
+def pools_of(engine: Engine) -> list[PoolLoad]:
+    if engine.remote is None:
+        return []
+    own = engine.config.starts_drafts
+    return [_pool_load(pool, pool.load or NO_LOAD, own) for pool in engine.remote.pools]
+
+
+def _pool_load(pool: DraftPool, load: Load, own: bool) -> PoolLoad:
+    delay, score = pool.echo.delay, pool.score
+    return PoolLoad(
+        name=pool.name,
+        ready=pool.ready,
+        sessions=load.sessions,
+        free_slots=load.free_slots,
+        step_ms=load.step_ms,
+        queue_ms=load.queue_ms,
+        drops=pool.drops.counts,
+        cached=load.own_cached,
+        revision=load.revision,
+        own=own,
+        feature_bytes=pool.features.size,
+        feature_drops=pool.feature_drops,
+        model=load.model,
+        capabilities=[printable(name) for name in load.capabilities],
+        own_sessions=len(pool.sessions),
+        slots=load.slots,
+        busy=pool.is_busy(time.monotonic()),
+        refusal=pool.refusal,
+        delay_ms=None if delay is None else 1000 * delay,
+        trees=score.trees,
+        nodes=score.nodes,
+        verified=score.verified,
+        accepted=score.accepted,
+    )
+
+
+def prefill_pools_of(engine: Engine) -> list[PrefillPoolLoad]:
+    if engine.prefills is None:
+        return []
+    own = engine.config.prefill_workers > 0
+    return [_prefill_pool_load(pool, pool.load or NO_PREFILL_LOAD, own) for pool in engine.prefills.pools]
+
+
+def _prefill_pool_load(pool: PrefillPool, load: PrefillLoad, own: bool) -> PrefillPoolLoad:
+    return PrefillPoolLoad(
+        name=pool.name,
+        ready=pool.ready,
+        transport=pool.transport if pool.ready else "",
+        queued_tokens=load.queued_tokens,
+        free_slots=load.free_slots,
+        token_ms=load.token_ms,
+        leases=load.leases,
+        totals=pool.totals,
+        refused=pool.refused,
+        own=own,
+    )
