@@ -18,8 +18,9 @@ from pilotfish.engine.targets.replica_health import ReplicaHealth
 from pilotfish.errors import ParameterError
 from pilotfish.server.auth import Caller, Keyring, load_keyring
 from pilotfish.server.limits import Admission, RequestGuard
+from pilotfish.server.observe.draft_pools import draft_revisions
 from pilotfish.server.observe.metrics import ServerMetrics
-from pilotfish.server.traffic.rollout import Rollout, draft_pools
+from pilotfish.server.traffic.rollout import Rollout
 from pilotfish.wire.serving import PoolLoad, Status
 
 COMPLETIONS = "/v1/completions"
@@ -244,7 +245,7 @@ def test_a_cut_reaches_requests_that_run(server: Server, monkeypatch: pytest.Mon
 
 def test_revisions_are_those_that_targets_tell(engine: Engine) -> None:
     with_pools(engine, first="r1", second="")
-    assert draft_pools(engine.health) == {"first": "r1", "second": ""}  # type: ignore[arg-type]
+    assert draft_revisions(engine.health.replicas) == {"first": "r1", "second": ""}  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

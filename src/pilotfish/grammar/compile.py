@@ -58,8 +58,6 @@ def why_no_grammar(tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> s
 
 
 class GrammarKey(Struct, frozen=True):
-    """What a matcher is compiled from."""
-
     kind: str
     text: str
     compact: bool
@@ -76,7 +74,6 @@ class Grammars:
         self._lock = Lock()
 
     def close(self) -> None:
-        """End the process of trials. Idempotent."""
         if "_trial" in self.__dict__:  # it was needed
             self._trial.close()
 
@@ -140,7 +137,6 @@ def _served(found: LLMatcher | str) -> LLMatcher:
 
 
 def _grammar(constraint: Constraint) -> str:
-    """As llguidance reads it. ValueError says what is wrong with it."""
     text = constraint.text
     if constraint.kind == "json_schema":
         return LLMatcher.grammar_from_json_schema(enforced(text, compact=constraint.compact))

@@ -78,7 +78,7 @@ _decoder = json.JSONDecoder()
 
 
 class SchemaError(ValueError):
-    """What cannot be enforced: one line."""
+    pass
 
 
 def enforced(text: str, *, compact: bool) -> str:
@@ -219,7 +219,6 @@ def _limit_properties(schema: dict[str, Any], place: str) -> None:
 
 
 def _escaped(name: str) -> str:
-    """As JSON pointers write it."""
     return name.replace("~", "~0").replace("/", "~1")
 
 

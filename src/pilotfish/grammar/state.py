@@ -124,7 +124,6 @@ class MatcherState:
         return matcher.get_error() if matcher.is_error() else None
 
     def plan(self, paths: Sequence[Sequence[int]]) -> MaskPlan:
-        """The masks of legal `paths`."""
         free, samples = list[int](), defaultdict[tuple[int, ...], list[int]](list)
         for place, path in enumerate(paths):
             own = self._own(path)
@@ -138,11 +137,9 @@ class MatcherState:
         return MaskChain(self._matcher.deep_copy(), [path[-1] for path in paths[1:]], samples)
 
     def _may_open(self, path: Sequence[int]) -> bool:
-        """Whether a reasoning may begin there."""
         return self._opening is not None and not path
 
     def fail(self, reason: str) -> None:
-        """Nothing can be told any more."""
         self._problem = self._problem or (reason.splitlines() or ["the grammar failed"])[0]
 
     def _own(self, path: Sequence[int]) -> Sequence[int] | None:

@@ -43,8 +43,6 @@ WITHOUT_ROLLBACK = "max_tokens and stop are not supported in a grammar: their to
 
 
 class Special(Struct, frozen=True):
-    """What a trial has to know of a tokenizer."""
-
     vocab_size: int
     tokens: Mapping[int, str]  # special ones
     eos_ids: Sequence[int]
@@ -73,7 +71,6 @@ class Trial:
         return answer.problem if answer is not None else TOO_COMPLEX
 
     def close(self) -> None:
-        """End the process. Idempotent."""
         with self._lock:
             self._stop()
 
@@ -111,7 +108,6 @@ class Trial:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill it, close its pipes and wait."""
     process.kill()
     with suppress(BrokenPipeError), process:  # what was not written yet is lost
         pass

@@ -130,7 +130,6 @@ def load_file(path: Path) -> list[Caller]:
 
 
 def new_secret() -> str:
-    """256 random bits."""
     return f"pf-{secrets.token_urlsafe(32)}"
 
 
@@ -150,7 +149,6 @@ def refuse_open(host: str, keys: Keyring, allow_anonymous: bool) -> None:
 
 
 def _bad_secret(field: str, secret: object, allowed: str) -> ParameterError:
-    """An error that does not show the value."""
     shown = f"({len(str(secret))} characters, not shown)"
     return ParameterError.described(field, f"{field}: {shown} is not allowed; expected {allowed}")
 
@@ -197,7 +195,6 @@ def _checked_digest(text: object) -> bytes:
 
 
 def _checked_secret(where: str, secret: object) -> bytes:
-    """The digest of a secret that can stand in a header and is not too short."""
     if not (isinstance(secret, str) and _SECRET.fullmatch(secret)):
         raise _bad_secret(where, secret, "16 to 512 printable ASCII characters, no spaces")
     return _digest(secret)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from msgspec.structs import replace
-from prometheus_client.parser import text_string_to_metric_families as parse
-from server_traffic import SHADOW, serving, starting, status
+from server_traffic import SHADOW, samples, serving, starting, status
 
+from pilotfish.server.observe.fleet_metrics import FleetMetrics
 from pilotfish.server.observe.metrics import ServerMetrics
 from pilotfish.wire.serving import ShadowReport
 
@@ -13,16 +13,13 @@ from pilotfish.wire.serving import ShadowReport
 def told(*reports: ShadowReport | None) -> dict[tuple[str, ...], float]:
     """Samples of shadows once a target has said this, one after the other; None: it starts again."""
     metrics = ServerMetrics("a model")
+    fleet = FleetMetrics(metrics)
     for report in reports:
-        metrics.fleet.tell(starting(1) if report is None else serving(status(shadows=(report,))))
-    samples = [s for family in parse(metrics.render()[0].decode()) for s in family.samples if "_shadow_" in s.name]
+        fleet.tell(starting(1) if report is None else serving(status(shadows=(report,))))
     return {
-        (
-            s.name.removeprefix("pilotfish_shadow_"),
-            *(v for k, v in s.labels.items() if k not in ("model_name", "pool")),
-        ): s.value
-        for s in samples
-        if not s.name.endswith("_created")
+        (name.removeprefix("pilotfish_shadow_"), *(v for k, v in at.items() if k not in ("model_name", "pool"))): number
+        for name, at, number in samples(metrics)
+        if "_shadow_" in name and not name.endswith("_created")
     }
 
 

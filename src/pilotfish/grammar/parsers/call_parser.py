@@ -36,8 +36,7 @@ class CallParser(ABC):
         return self._made()
 
     @abstractmethod
-    def _read(self) -> Reading[None]:
-        """Read all of the output."""
+    def _read(self) -> Reading[None]: ...
 
     def _made(self) -> list[Piece]:
         pieces = joined(self._pieces)
@@ -63,12 +62,10 @@ class CallParser(ABC):
         self._calls += 1
 
     def _argue(self, text: str) -> None:
-        """A piece of the arguments of the last call."""
         self._reader.forget()
         self._pieces.append(Arguments(self._calls - 1, text))
 
     def _give_up(self) -> None:
-        """What was taken is no call."""
         if text := self._reader.taken():
             self._content(text)
 
@@ -81,6 +78,5 @@ class CallParser(ABC):
             self._give_up()
 
     def _skip_space(self) -> Reading[str]:
-        """The character after white space."""
         yield from self._reader.span(SPACE)
         return (yield from self._reader.peek())

@@ -57,7 +57,6 @@ def mistral_grammar(tools: Sequence[Tool], *, named: str | None, parallel: bool,
 
 
 def _objects(key: str, tools: Sequence[Tool]) -> list[str]:
-    """The rule `object`: a call of one of the tools."""
     calls = []
     for i, tool in enumerate(tools):
         opening = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{key}": '
@@ -81,7 +80,6 @@ def parameters(tool: Tool) -> Mapping[str, Any]:
 
 
 def mark(own: str, added: Mapping[str, int]) -> str:
-    """A mark as the tokenizer has it: a token, or text."""
     return f"<[{added[own]}]>" if own in added else text(own)
 
 

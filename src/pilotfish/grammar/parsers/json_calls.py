@@ -21,8 +21,6 @@ _BETWEEN = re.compile(r"[\s,;]*")
 
 @dataclass
 class _Call:
-    """An object that is being read."""
-
     named_only: bool
     name: str | None = None
     begun: bool = False
@@ -156,7 +154,6 @@ class JsonCallParser(CallParser):
         return closed
 
     def _text(self) -> Reading[str | None]:
-        """A text in quotes."""
         written: list[str] = []
         yield from read_string(self._reader, written.append)
         try:
@@ -165,5 +162,4 @@ class JsonCallParser(CallParser):
             return None
 
 
-def _ignore(_: str) -> None:
-    """A member that says nothing of the call."""
+def _ignore(_: str) -> None: ...

@@ -26,7 +26,6 @@ class MistralParser(JsonCallParser):
             yield from self._named()
 
     def _named(self) -> Reading[None]:
-        """A name, maybe an id, and its arguments."""
         name = yield from self._reader.span(_NAME)
         if name and (yield from self._arguments_follow()):
             self._begin(name)

@@ -86,5 +86,4 @@ def _read_digits(reader: Reader, digits: frozenset[str], count: int) -> Reading[
 
 
 def _escaped(text: str) -> str:
-    """As it stands between JSON's quotes."""
     return json.dumps(text, ensure_ascii=False)[1:-1]

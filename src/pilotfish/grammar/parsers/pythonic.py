@@ -96,7 +96,6 @@ class PythonicParser(CallParser):
         return (yield from self._value(f"{separator}{json.dumps(key, ensure_ascii=False)}: "))
 
     def _entry(self, separator: str) -> Reading[bool]:
-        """Of a dictionary."""
         sign = yield from self._skip_space()
         if not sign or sign not in "'\"":
             return False

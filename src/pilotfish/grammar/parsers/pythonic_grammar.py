@@ -71,12 +71,10 @@ def _value(schema: Mapping[str, Any]) -> str:
 
 
 def _object(schema: Any) -> Mapping[str, Any]:
-    """A schema may be true or false too."""
     return schema if isinstance(schema, Mapping) else {} if schema else {"not": {}}
 
 
 def _is_plain(schema: Mapping[str, Any]) -> bool:
-    """Whether keywords can say all that the schema asks for."""
     properties = schema.get("properties")
     return (
         isinstance(properties, Mapping)

@@ -36,7 +36,6 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
 
 
 def reasoning_format_of(chat_template: str | None) -> str | None:
-    """The name of the format whose marks stand in a model's template."""
     template = chat_template or ""
     if "<｜Assistant｜>" in template and "</think>" in template:
         return "deepseek_r1"

@@ -12,16 +12,13 @@ from msgspec import Raw
 
 from pilotfish.core.scheduling.executor import TokenLogprobs
 from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, Content, Piece, Reasoning, joined
-from pilotfish.server.answers.formats import AnswerFormat, Part
-from pilotfish.server.answers.logprobs import LEAST, TokenNames
-from pilotfish.server.answers.stream import OutputBuffer
+from pilotfish.server.answers.formats import AnswerFormat, OutputBuffer, Part
+from pilotfish.server.answers.logprobs import TokenNames, chat_logprob
 from pilotfish.server.bodies.params import Generation
 from pilotfish.server.http_errors import encode
 
 
 class ChatFormat(AnswerFormat):
-    """/v1/chat/completions."""
-
     def __init__(self, generation: Generation, tokenizer: Any, token_text: TokenNames) -> None:
         super().__init__(generation, tokenizer, token_text)
         self._use = generation.reading.use
@@ -70,7 +67,6 @@ class ChatFormat(AnswerFormat):
     # -- pieces
 
     def _message(self, output: OutputBuffer) -> Part:
-        """Content is null where there is something else in its place."""
         calls, thoughts = self._calls[output.index], ""
         for piece in output.pieces:
             if isinstance(piece, CallBegin):
@@ -114,11 +110,3 @@ class ChatFormat(AnswerFormat):
         if self.generation.params.logprobs is None:
             return None
         return {"content": output.logprobs, "refusal": None}
-
-
-def chat_logprob(entry: TokenLogprobs, names: TokenNames) -> Part:
-    def named(token: int, logprob: float) -> Part:
-        text, data = names(token)
-        return {"token": text, "logprob": max(logprob, LEAST), "bytes": data}
-
-    return {**named(entry.token, entry.logprob), "top_logprobs": [named(*likely) for likely in entry.top]}

@@ -45,7 +45,6 @@ class ClientTexts:
         return found
 
     def chat(self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any], *, special: bool) -> list[int]:
-        """As `prompts.chat_prompt`."""
         return chat_prompt(messages, self.tokenizer, template, special=special)
 
 

@@ -55,7 +55,6 @@ class Ignored:
 
     @property
     def header(self) -> str:
-        """Empty where nothing was left out."""
         return ", ".join(self._names)
 
 

@@ -63,8 +63,6 @@ def tells_of_tools(template: str | None) -> bool:
 
 @dataclass(frozen=True)
 class OutputReading:
-    """How the text of an output becomes pieces, and what it must be."""
-
     parser: Callable[[], OutputParser] = ContentParser  # of one output
     constraint: Constraint | None = None
     field: str = FIELD  # of the body, which the constraint comes from
@@ -82,7 +80,6 @@ class OutputReading:
 
 
 def plain_reading(body: GenerationRequest) -> OutputReading:
-    """All is content. HttpError or ParameterError names the field that is wrong."""
     asked = wanted(body)
     return OutputReading() if asked is None else OutputReading(constraint=asked.constraint(), field=asked.field)
 
@@ -108,7 +105,6 @@ class OutputFormats:
         self._special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
 
     def chat(self, body: ChatRequest, use: ToolUse, prompt: Sequence[int]) -> OutputReading:
-        """HttpError or ParameterError names the field that is wrong."""
         calls, thinking, asked = self._calls(body, use), self._thinking(body, prompt), wanted(body)
         field, told = use.field if use.required or asked is None else asked.field, self._tells(body)
         with blaming(field):
@@ -126,12 +122,10 @@ class OutputFormats:
         )
 
     def as_text(self, body: ChatRequest | TokenizeRequest) -> bool:
-        """Whether the prompt has tools, and calls of earlier turns, as a plain text."""
         has_any = body.tools or any(message.tool_calls or message.tool_call_id for message in body.messages or ())
         return bool(has_any) and not self._told and (body.tool_template or self._tool_template) == "default"
 
     def tell_lost(self, body: ChatRequest | TokenizeRequest, ignored: Ignored) -> None:
-        """What of the tools the prompt leaves out."""
         if self.as_text(body):
             return
         if body.tools and not self._told:

@@ -11,12 +11,11 @@ from msgspec import Meta, Struct
 
 from pilotfish.config.fields import Mode
 from pilotfish.config.server import MetricsLevel, ToolTemplate
-from pilotfish.conversation import ExactStruct, FunctionTool, Message, ToolChoice
+from pilotfish.conversation import ExactStruct, FunctionTool, Message, Name, ToolChoice
 from pilotfish.core.sampling.noise import SEED_LIMIT
 from pilotfish.core.sampling.sampling_params import MAX_LOGPROBS, SamplingParams
-from pilotfish.server.bodies.constraints import ResponseFormat, StructuredOutputs
 from pilotfish.server.bodies.ignored import Ignored
-from pilotfish.server.http_errors import bad
+from pilotfish.server.http_errors import FieldNames, bad
 from pilotfish.server.observe.request_records import OutputKind
 
 _FIELDS = tomllib.loads(Path(__file__).with_name("fields.toml").read_text("utf-8"))
@@ -47,6 +46,8 @@ SAMPLING = {name: hint for name, hint in get_type_hints(SamplingParams).items() 
 class RequestBody(Struct, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
 
+    chat_names: ClassVar[FieldNames] = ()  # of a body that becomes a chat
+
     @classmethod
     def normal(cls, fields: dict[str, Any], ignored: Ignored) -> dict[str, Any]:  # noqa: ARG003
         """The fields of a body in the one form that its type describes."""
@@ -76,6 +77,42 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None  # nothing is obfuscated
+
+
+class JsonSchema(ExactStruct, kw_only=True):
+    name: Name
+    schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None  # it is kept either way
+
+
+class AnyText(ExactStruct, tag_field="type", tag="text"):
+    pass
+
+
+class JsonObject(ExactStruct, tag_field="type", tag="json_object"):
+    pass
+
+
+class JsonOfSchema(ExactStruct, tag_field="type", tag="json_schema"):
+    json_schema: JsonSchema
+
+
+ResponseFormat = AnyText | JsonObject | JsonOfSchema
+
+
+class StructuredOutputs(ExactStruct, kw_only=True):
+    """Exactly one of the first five."""
+
+    json: dict[str, Any] | str | None = None  # a schema, or its JSON
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None  # EBNF
+    json_object: Annotated[Literal[True], Meta(description="true")] | None = None
+    disable_any_whitespace: bool | None = None  # false: JSON may be indented
+    disable_additional_properties: bool | None = None  # `closed` does so, whatever it says
+    whitespace_pattern: None = None
+    structural_tag: None = None
 
 
 class GenerationRequest(DerivedFields, kw_only=True):
@@ -123,12 +160,10 @@ class GenerationRequest(DerivedFields, kw_only=True):
 
     @property
     def only_echo(self) -> bool:
-        """Whether only the prompt is wanted."""
         return False
 
     @property
     def tag(self) -> Any:
-        """The client's name for the request's purpose."""
         return self.metadata.get("tag") if isinstance(self.metadata, dict) else None
 
     @property

@@ -20,7 +20,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from pilotfish.core.prefilling.handover import HandOverReport
 from pilotfish.core.scheduling.request import FinishReason
-from pilotfish.server.observe.request_records import OutputKind, RequestRecord
+from pilotfish.server.http_errors import CLIENT_GONE, http_error
+from pilotfish.server.observe.request_records import OutputKind, RequestFollower, RequestRecord
 from pilotfish.wire.serving import Delta, Verified
 
 #: Verify steps of a request with an event of their own.
@@ -102,8 +103,8 @@ class Tracer:
         closing.join(timeout)
 
 
-class RequestSpan:
-    """A request's span. `end` must be called once, however the request ends."""
+class RequestSpan(RequestFollower):
+    """Must be closed once, however the request ends."""
 
     def __init__(self, span: Span, tracer: SpanMaker) -> None:
         self._span, self._tracer = span, tracer
@@ -119,8 +120,9 @@ class RequestSpan:
             for report in delta.handovers:
                 self._handover(index, report)
 
-    def end(self, status: int, record: RequestRecord) -> None:
-        """The request was answered with this HTTP status."""
+    def closed(self, record: RequestRecord) -> None:
+        gone = record.error is not None and record.reason is FinishReason.ABORT
+        status = 200 if record.error is None else CLIENT_GONE if gone else http_error(record.error).status
         attributes = {name: attrgetter(of_record)(record) for name, of_record in ATTRIBUTES.items()}
         attributes |= {f"pilotfish.accepted.{origin}": count for origin, count in record.accepted_by_origin.items()}
         attributes |= {
@@ -146,7 +148,6 @@ class RequestSpan:
             self._part(whole, "transfer", began + report.arriving, began + report.seconds, work)
 
     def _part(self, parent: Span, name: str, began: float, ended: float, facts: Mapping[str, Any]) -> Span:
-        """A span that has ended, in seconds since 1970."""
         attributes = {f"pilotfish.{name}": value for name, value in facts.items()}
         start, context = round(1e9 * began), set_span_in_context(parent)
         span = self._tracer.start_span(name, context, attributes=attributes, start_time=start)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from pilotfish.config.server import ToolTemplate
 from pilotfish.conversation import ExactStruct, Name
-from pilotfish.server.bodies.constraints import StructuredOutputs
 from pilotfish.server.bodies.ignored import Ignored, kind_of
 from pilotfish.server.bodies.requests import (
     AS_JSON,
@@ -18,6 +17,7 @@ from pilotfish.server.bodies.requests import (
     RequestBody,
     RequestId,
     SpeculationOptions,
+    StructuredOutputs,
 )
 from pilotfish.server.http_errors import bad
 
@@ -228,6 +228,14 @@ class ResponsesRequest(ResponseSampling, kw_only=True):
     timeout: Annotated[float, Meta(gt=0, le=1e9, description="a number of seconds, more than 0")] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     speculation: SpeculationOptions | None = None
+
+    chat_names: ClassVar = (
+        (r"^messages[\w.\[\]]*", "input"),
+        (r"^(max_completion_tokens|max_tokens)\b", "max_output_tokens"),
+        (r"^tool_choice\.allowed_tools", "tool_choice"),
+        (r"^((?:\.?tools\[\d+\])+|tool_choice|tool_choice\.tools\[\d+\])\.function", r"\1"),
+        (r"\bresponse_format(\.json_schema)?\b", "text.format"),
+    )
 
     @classmethod
     def normal(cls, fields: dict[str, Any], ignored: Ignored) -> dict[str, Any]:

@@ -35,12 +35,10 @@ class OfferedTool:
 
     @property
     def name(self) -> str:
-        """By which the model knows it."""
         return function_name(self.tool.name, self.namespace)
 
     @property
     def function(self) -> dict[str, Any]:
-        """As a chat has it."""
         tool = self.tool
         described = {} if tool.description is None else {"description": tool.description}
         if isinstance(tool, ResponseTool):
@@ -85,7 +83,6 @@ def _shown(tool: CustomTool) -> str:
 
 
 def arguments_of(text: str) -> str:
-    """A custom tool's input as a function's arguments."""
     return msgspec.json.encode({INPUT: text}).decode()
 
 
@@ -100,12 +97,10 @@ class InputReader:
         self._advance()
 
     def feed(self, text: str) -> str:
-        """What it adds to the input."""
         self._reader.add(text)
         return self._advance()
 
     def finish(self) -> str:
-        """No more comes."""
         self._reader.end()
         return self._advance()
 

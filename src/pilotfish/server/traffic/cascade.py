@@ -42,8 +42,6 @@ RESUME = 2.0
 
 @dataclass(frozen=True)
 class CascadeSetup:
-    """A cascade as configured: its policy, and the engines of both models."""
-
     policy: CascadePolicy
     large: EngineConfig  # leaves room for the small model where both are started here
     small: EngineConfig
@@ -91,8 +89,6 @@ def server_of_small(policy: CascadePolicy, server: ServerConfig) -> ServerConfig
 
 
 class Cascade:
-    """Of one server: `start`, after the large model's engine, and `close`."""
-
     def __init__(self, setup: CascadeSetup, large: AsyncEngine, environment: Mapping[str, str]) -> None:
         self.policy, self.name = setup.policy, setup.policy.name
         self.small = AsyncEngine(setup.small, setup.server, environment, own_name=SMALL)
@@ -114,7 +110,6 @@ class Cascade:
         await self.small.close()
 
     def begin(self, tag: str | None, prompt_tokens: int) -> CascadeAnswer:
-        """Of a request; of several prompts the longest counts."""
         return CascadeAnswer(escalated=self.policy.rule(tag, prompt_tokens))
 
     def of(self, answer: CascadeAnswer, large_name: str, *, exact: bool) -> CascadeRequest:
@@ -124,8 +119,6 @@ class Cascade:
 
 @dataclass(frozen=True)
 class SubmittedRequest:
-    """What an engine is asked for: `params.n` outputs of each prompt."""
-
     prompts: Sequence[Sequence[int]]
     params: SamplingParams
     cache_salt: str | None
@@ -139,8 +132,6 @@ class SubmittedRequest:
 
 @dataclass(frozen=True)
 class CascadeRequest:
-    """Takes one request, in place of an engine."""
-
     policy: CascadePolicy
     small: AsyncEngine
     large: AsyncEngine
@@ -182,7 +173,6 @@ class CascadeStream:
         self._stream = self._begun()
 
     def abort(self) -> None:
-        """Of the other model nothing is open."""
         self._stream.abort()
 
     def revise(self, max_nodes: int | None) -> None:

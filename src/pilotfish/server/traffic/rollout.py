@@ -21,7 +21,6 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pilotfish.core.scheduling.request import FinishReason
-from pilotfish.engine.targets.async_engine import Health
 from pilotfish.engine.targets.stream import Updates
 from pilotfish.errors import ParameterError
 from pilotfish.operate.arms import RolloutArms
@@ -31,7 +30,7 @@ from pilotfish.operate.guarding.guard_readings import GuardReading
 from pilotfish.operate.outcome import NONE, Cohort, RequestOutcome
 from pilotfish.operate.variants import ONE_VARIANT, Variant, Variants, read_variants, unit
 from pilotfish.server.observe.metrics import ServerMetrics
-from pilotfish.server.observe.request_records import RequestRecord
+from pilotfish.server.observe.request_records import RequestFollower, RequestRecord
 from pilotfish.server.operator_file import operator_text
 from pilotfish.server.traffic.canary import ReplayedRequest
 from pilotfish.wire.serving import Delta, Verified
@@ -44,14 +43,14 @@ PERIOD = 1.0
 ANY = "any"
 #: How an output ends that is whole.
 WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
+#: What the guard may do about a variant.
+EVENTS = ("cut", "trial", "restored", "failed trial")
 #: Outputs that have a form, which the end of `max_tokens` may break.
 CONSTRAINED = ("json", "grammar")
 
 
 @dataclass(frozen=True)
 class VariantChoice:
-    """How a request is guessed for."""
-
     variant: Variant
     max_nodes: int | None  # 0: not at all; None: as its target is configured
     cut: bool = False  # its variant is cut, and it does not speculate
@@ -70,8 +69,6 @@ class VariantChoice:
 
 @dataclass
 class Tally:
-    """What the guard is to be told of a variant, since the last time."""
-
     tokens: int = 0
     itl_seconds: float = 0.0
     steps: int = 0
@@ -90,13 +87,10 @@ class Tally:
 
 
 @dataclass(eq=False)
-class GuidedRequest:
-    """A request under way, as a rollout follows it."""
-
+class GuidedRequest(RequestFollower):
     choice: VariantChoice
     cohort: Cohort
-    record: RequestRecord
-    ended: Callable[[GuidedRequest], None]
+    ended: Callable[[GuidedRequest, RequestRecord], None]
     cut: bool  # for a part of it at least
     replay: ReplayedRequest | None = None  # where the canary may want it, without its output
     tokens: list[int] = field(default_factory=list)  # of it, for the canary
@@ -111,25 +105,22 @@ class GuidedRequest:
         if self.cut and not self.choice.cut:
             stream.revise(0)
 
-    def update(self, delta: Delta) -> None:
-        """An output has grown."""
+    def update(self, index: int, delta: Delta) -> None:  # noqa: ARG002
         self.pool = self.pool or delta.pool
         if self.replay is not None:
             self.tokens += delta.tokens
             self.seed = delta.seed if self.seed is None else self.seed
 
     def replayed(self) -> ReplayedRequest | None:
-        """With its output, and the seed that it had."""
         if self.replay is None or self.seed is None:
             return None
         params = dataclasses.replace(self.replay.params, seed=self.seed)
         return dataclasses.replace(self.replay, params=params, output=self.tokens)
 
-    def close(self) -> None:
-        self.ended(self)
+    def closed(self, record: RequestRecord) -> None:
+        self.ended(self, record)
 
     def cut_short(self) -> None:
-        """No guesses for what is left of it."""
         self.cut = True
         if self.stream is not None:
             self.stream.revise(0)
@@ -184,10 +175,10 @@ class Rollout:
         *,
         counted: bool = True,
     ) -> GuidedRequest:
-        """The request is admitted; its `close` follows, once, after that of its record. `replay`: what a canary needs,
-        of a request with one output. `counted`: whether anything is concluded from it."""
+        """Of an admitted request. `replay`: what a canary needs, of a request with one output. `counted`: whether
+        anything is concluded from it."""
         wanted = replay is not None and choice.max_nodes != 0 and unit(replay.id, "canary") < self.variants.canary
-        guided = GuidedRequest(choice, cohort, record, self._ended, choice.cut, replay if wanted else None)
+        guided = GuidedRequest(choice, cohort, self._ended, choice.cut, replay if wanted else None)
         guided.counted = counted
         self._running.add(guided)
         if counted:
@@ -195,28 +186,31 @@ class Rollout:
         return guided
 
     def _observe(self, guided: GuidedRequest, verified: Verified, since: float | None) -> None:
-        """A step of one of its outputs."""
         name = guided.choice.variant.name
-        self._metrics.variant_step(name, verified, since)
+        self._metrics["pilotfish_variant_steps", name].inc()
+        self._metrics["pilotfish_variant_accepted_tokens", name].inc(verified.accepted)
+        if since is not None:
+            self._metrics["pilotfish_variant_tokens", name].inc(verified.tokens)
+            self._metrics["pilotfish_variant_token_seconds", name].inc(since)
         if not (guided.cut or guided.choice.declined):
             self._tallies[name].add(verified, since)
 
-    def _ended(self, guided: GuidedRequest) -> None:
+    def _ended(self, guided: GuidedRequest, record: RequestRecord) -> None:
         self._running.discard(guided)
         if not guided.counted:
             return
-        if guided.record.reason in WHOLE and (replayed := guided.replayed()) is not None:
+        if record.reason in WHOLE and (replayed := guided.replayed()) is not None:
             self.offer(replayed)
-        outcome = self._outcome(guided)
+        outcome = self._outcome(guided, record)
         self.arms.add(outcome)
         self.cohorts.add(outcome)
-        guided.record.served.scored = lambda score: self.arms.add_score(replace(outcome, score=score))
+        record.served.scored = lambda score: self.arms.add_score(replace(outcome, score=score))
 
     def _new_arms(self) -> RolloutArms:
         return RolloutArms(holdout=self.variants.holdout, since=self._wall(), sticky=self.variants.sticky)
 
-    def _outcome(self, guided: GuidedRequest) -> RequestOutcome:
-        record, choice = guided.record, guided.choice
+    def _outcome(self, guided: GuidedRequest, record: RequestRecord) -> RequestOutcome:
+        choice = guided.choice
         failed = record.reason not in WHOLE
         draft = self._draft_of(guided)
         return RequestOutcome(
@@ -266,10 +260,12 @@ class Rollout:
         self._guard_now = max(self._guard_now, self._wall())  # a clock that is set back must not confuse it
         for event in self.guard.observe(readings, self._guard_now):
             logger.warning("variant %s: %s: %s", event.variant, event.kind, event.reason)
-            self._metrics.variant_event(event.variant, event.kind)
+            self._metrics["pilotfish_variant_events", event.variant, event.kind].inc()
         self._cut_running()
         for name in self.variants.names:
-            self._metrics.variant_share(name, self.guard.share(name))
+            self._metrics["pilotfish_variant_share", name].set(self.guard.share(name))
+            for kind in EVENTS:  # alerts need them from 0 on
+                self._metrics["pilotfish_variant_events", name, kind].inc(0)
 
     def _tell_unknown_drafts(self) -> None:
         """Once for each: at the start pools may still be loading, so that the file is not refused for it."""
@@ -304,7 +300,6 @@ class Rollout:
         logger.info("rollout: %s read again: variants %s", self.file, ", ".join(variants.names))
 
     def told(self) -> RolloutState:
-        """For whoever operates it."""
         now, arms = self._wall(), self.arms
         shares = {variant.name: None if variant.rest else variant.share_at(now) for variant in self.variants.variant}
         return RolloutState(
@@ -320,12 +315,5 @@ class Rollout:
         return self.cohorts.told(self._wall())
 
 
-def draft_pools(health: Health) -> dict[str, str]:
-    """The revisions of the draft pools that targets know, by the pools' names; "": it has none."""
-    statuses = (replica.status for replica in health.replicas if replica.status is not None)
-    return {pool.name: pool.revision for status in statuses for pool in status.pools}
-
-
 def read_file(file: Path) -> Variants:
-    """ParameterError for a file that cannot be read, or used."""
     return read_variants(operator_text("rollout", file))
