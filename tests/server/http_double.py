@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import zip_longest
 from typing import Any
 
@@ -159,8 +160,13 @@ def logprob(token: int, n: int) -> TokenLogprobs:
 
 def application(engine: Engine, guard: Any = None, **config: Any) -> Any:
     """A server over `engine`, open to everybody where there is no `guard`."""
-    open_guard = RequestGuard(Keyring([]), Admission(ServerConfig()), ServerMetrics("tiny"))
-    return make_app(engine, ServerConfig(**config), guard or open_guard)  # type: ignore[arg-type]
+    guard = guard or RequestGuard(Keyring([]), Admission(ServerConfig()), unread_metrics())
+    return make_app(engine, ServerConfig(**config), guard)  # type: ignore[arg-type]
+
+
+@cache
+def unread_metrics() -> ServerMetrics:
+    return ServerMetrics("tiny")
 
 
 # -- the client

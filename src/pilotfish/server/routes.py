@@ -11,7 +11,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,6 @@ class Api:
     ) -> None:
         self._engine, self._config, self._guard, self._cascade = engine, config, guard, cascade
         self._started = int(time.time())
-        self._openapi = encode(msgspec.json.decode(Path(__file__).with_name("openapi.json").read_bytes()))
 
     async def completions(self, request: Request) -> Response:
         """Continue each prompt."""
@@ -206,7 +205,7 @@ class Api:
         return json({"version": VERSION})
 
     async def openapi(self, request: Request) -> Response:  # noqa: ARG002
-        return Response(self._openapi, media_type="application/json")
+        return Response(openapi_document(), media_type="application/json")
 
     async def metrics(self, request: Request) -> Response:
         """Metrics for Prometheus."""
@@ -358,6 +357,11 @@ class Api:
             metrics=speculation.metrics or self._config.metrics,
             cascade=None if cascade is None else cascade.begin(request_tag(request, body), longest),
         )
+
+
+@cache
+def openapi_document() -> bytes:
+    return encode(msgspec.json.decode(Path(__file__).with_name("openapi.json").read_bytes()))
 
 
 def json(answer: dict[str, Any], status: int = 200) -> Response:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,11 @@ PREFILL, COMPUTED = "prefill", "computed"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
+@cache
+def declared_families() -> dict[str, Any]:
+    return tomllib.loads(DECLARATIONS.read_text("utf-8"))
+
+
 class ServerMetrics(dict[str | tuple[str, ...], Any]):
     """The declared metrics, by name, or by name and the values of their own labels, in a registry of their own: a
     process can hold several servers."""
@@ -45,10 +51,10 @@ class ServerMetrics(dict[str | tuple[str, ...], Any]):
         self._model_name = model_name
         self._families: dict[str, tuple[Any, tuple[str, ...]]] = {}  # with the values of the labels that all have
         self._tags: set[str] = set()
-        declared = tomllib.loads(DECLARATIONS.read_text("utf-8"))
-        buckets = declared.pop("buckets")
+        declared = declared_families()
         for name, family in declared.items():
-            self._declare(name, family, buckets)
+            if name != "buckets":
+                self._declare(name, family, declared["buckets"])
 
     def __missing__(self, key: str | tuple[str, ...]) -> Any:
         name, *values = (key,) if isinstance(key, str) else key
