@@ -8,16 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from http_double import (
-    Answer,
-    Client,
-    Engine,
-    ScriptedStream,
-    Submitted,
-    Update,
-    deltas,
-    saying,
-)
+from http_double import Answer, Client, Engine, ScriptedStream, Submitted, Update, deltas, saying
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig

@@ -29,13 +29,7 @@ EOS = '{"eos_token_id": 0}'
 SECRETS = {name: f"secret-of-{name}".ljust(24, ".") for name in ("main", "salted", "narrow", "rated", "spent")}
 RATED = "requests_per_minute = 1"
 #: Of a rated key one test uses up the minute.
-LIMITS = {
-    "main": "",
-    "salted": 'cache_salt = "s"',
-    "narrow": "max_concurrency = 1",
-    "rated": RATED,
-    "spent": RATED,
-}
+LIMITS = {"main": "", "salted": 'cache_salt = "s"', "narrow": "max_concurrency = 1", "rated": RATED, "spent": RATED}
 MAX_BODY = 1 << 16
 THREADS = 6
 

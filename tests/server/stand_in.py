@@ -71,13 +71,7 @@ def chunk(
     counts = {"sequences": 1, "rows": nodes + 1, "nodes": nodes, "accepted": accepted, "committed": len(tokens)}
     step = {**times, **counts, "hits": 0, "pushes": list(pushes)}
     reports = [report.as_json() for report in handovers]
-    detail = {
-        "tokens": list(tokens),
-        "ends": list(ends),
-        "verified": [verified],
-        "steps": [step],
-        "handovers": reports,
-    }
+    detail = {"tokens": list(tokens), "ends": list(ends), "verified": [verified], "steps": [step], "handovers": reports}
     choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": None}
     return {"id": "cmpl-1", "object": "text_completion", "model": MODEL, "choices": [choice], "pilotfish": detail}
 

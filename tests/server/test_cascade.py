@@ -11,12 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from cascade_double import CHAT, COMPLETIONS, LARGE, SMALL, Server, cascaded
-from http_double import (
-    IDENTITY,
-    Health,
-    Submitted,
-    Update,
-)
+from http_double import IDENTITY, Health, Submitted, Update
 from support import write_tokenizer
 from transformers import AutoTokenizer
 
@@ -42,11 +37,7 @@ def test_the_small_model_answers_what_it_is_sure_of(server: Server) -> None:
 
 @pytest.mark.parametrize(
     ("fields", "reason"),
-    [
-        ({"metadata": {"tag": "hard"}}, "tag"),
-        ({"prompt": [5] * 9}, "length"),
-        ({"prompt": ["x", [5] * 9]}, "length"),
-    ],
+    [({"metadata": {"tag": "hard"}}, "tag"), ({"prompt": [5] * 9}, "length"), ({"prompt": ["x", [5] * 9]}, "length")],
 )
 def test_a_rule_sends_a_request_to_the_large_model(server: Server, fields: dict[str, Any], reason: str) -> None:
     answer = server.ask(**fields).json
@@ -158,11 +149,7 @@ def test_a_small_context_takes_what_fits(server: Server) -> None:
 
 def test_every_api_tells(server: Server) -> None:
     chat = {"messages": [{"role": "user", "content": "x"}]}
-    asked = {
-        CHAT: chat,
-        "/v1/messages": {**chat, "max_tokens": 9},
-        "/v1/responses": {"input": "x"},
-    }
+    asked = {CHAT: chat, "/v1/messages": {**chat, "max_tokens": 9}, "/v1/responses": {"input": "x"}}
     server.cascade.policy = msgspec.structs.replace(server.cascade.policy, longest=None)
     for path, fields in asked.items():
         answer = server.ask(path, **fields)

@@ -66,10 +66,7 @@ OUTPUTS: dict[str, tuple[list[Piece], list[Part]]] = {
         ],
         [thought("hm"), text("Let me see.\n"), call(0, "f", a=1), call(1, "f", a=2)],
     ),
-    "text after a call": (
-        [CallBegin(0, "f"), Arguments(0, "{}"), Content(" and so")],
-        [call(0, "f"), text(" and so")],
-    ),
+    "text after a call": ([CallBegin(0, "f"), Arguments(0, "{}"), Content(" and so")], [call(0, "f"), text(" and so")]),
     "cut in a text": ([CallBegin(0, "f"), Arguments(0, '{"a": 1, "b": "x')], [call(0, "f", a=1)]),
     "cut in a name": ([CallBegin(0, "f"), Arguments(0, '{"a": {"b": 1, "c')], [call(0, "f", a={"b": 1})]),
     "cut in an escape": ([CallBegin(0, "f"), Arguments(0, '{"a": [2], "b": "\\u00')], [call(0, "f", a=[2])]),
@@ -77,10 +74,7 @@ OUTPUTS: dict[str, tuple[list[Piece], list[Part]]] = {
     "no JSON from its middle": ([CallBegin(0, "f"), Arguments(0, '{"a": 1, b: 2, "c": 3}')], [call(0, "f", a=1)]),
     "no JSON at its end": ([CallBegin(0, "f"), Arguments(0, '{"a": [1, ]}, 2')], [call(0, "f", a=[1])]),
     "no object": ([CallBegin(0, "f"), Arguments(0, '[{"a": 1}]'), Content("x")], [call(0, "f"), text("x")]),
-    "white space around an object": (
-        [CallBegin(0, "f"), Arguments(0, ' \n{"a": 1}\n ')],
-        [call(0, "f", a=1)],
-    ),
+    "white space around an object": ([CallBegin(0, "f"), Arguments(0, ' \n{"a": 1}\n ')], [call(0, "f", a=1)]),
     "cut at the beginning": ([CallBegin(0, "f"), Arguments(0, "{")], [call(0, "f")]),
 }
 each_output = pytest.mark.parametrize(("pieces", "blocks"), OUTPUTS.values(), ids=OUTPUTS)

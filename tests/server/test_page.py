@@ -237,10 +237,7 @@ def test_chunks_may_be_cut_anywhere(playground: Playground, stand_in: StandIn, s
 
 
 def test_text_held_back_joins_its_token_later(playground: Playground, stand_in: StandIn) -> None:
-    held = [
-        chunk("on", [1, 2], [3, 6], accepted=1, nodes=2),
-        chunk("e two t", [3], [10], accepted=0, nodes=2, at=0.1),
-    ]
+    held = [chunk("on", [1, 2], [3, 6], accepted=1, nodes=2), chunk("e two t", [3], [10], accepted=0, nodes=2, at=0.1)]
     stand_in.parts = [*map(event, held), *map(event, last(1, 3, "stop")), DONE]
     playground.run("count")
     assert playground.tokens() == [("one", "drafted"), (" tw", "own"), ("o t", "own")]

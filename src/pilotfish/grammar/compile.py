@@ -86,7 +86,6 @@ class Grammars:
         return _served(found)
 
     def known(self, constraint: Constraint) -> LLMatcher | None:
-        """As `compile`, but None where that would take time."""
         found = self._find(constraint)
         return None if found is None else _served(found)
 

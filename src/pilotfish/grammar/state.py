@@ -150,13 +150,11 @@ class MatcherState:
         return None if begin is None else path[begin:]
 
     def _begin(self, path: Sequence[int]) -> int | None:
-        """After how many tokens of a path the mark is complete."""
         size, text = len(self._mark), [*self._tail, *path]
         ends = range(max(size, len(self._tail) + 1), len(text) + 1)
         return next((end - len(self._tail) for end in ends if text[end - size : end] == self._mark), None)
 
     def _reaches(self, path: Sequence[int]) -> bool:
-        """Whether the matcher can stand at a guess, or at the output's end."""
         if path and not self._guesses:
             return False
         reached = self._stand_at(path)
@@ -170,7 +168,6 @@ class MatcherState:
         self._renew()
 
     def _renew(self) -> None:
-        """Stand at the output's end, and know of nothing else; or tell why that cannot be."""
         if self._problem is not None:
             return
         self._matcher, self._path = self._compiled.deep_copy(), []

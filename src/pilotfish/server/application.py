@@ -48,8 +48,6 @@ class ServerSetup:
 
 
 class Application:
-    """`start`, `look` each `PERIOD`, `close`. `asgi` answers requests meanwhile."""
-
     def __init__(self, setup: ServerSetup) -> None:
         self._setup = setup
         cascade, environment = cascade_setup(setup.engine, setup.server), {LOG_FORMAT: setup.log_format}

@@ -43,8 +43,6 @@ _BEARER = re.compile(r"bearer +(?P<secret>.+)", re.IGNORECASE | re.DOTALL)
 
 @dataclass(frozen=True)
 class Caller:
-    """The owner of an API key, and the limits of its requests (None: no limit)."""
-
     name: str
     cache_salt: str | None = field(default=None, repr=False)
     requests_per_minute: Annotated[int, option("", 1, MAX_LIMIT)] | None = None
@@ -69,8 +67,6 @@ _FIELDS = ("name", "secret", "sha256", *(item.name for item in fields(Caller)[1:
 
 
 class Keyring:
-    """The owners of the keys that the server accepts. Without any, every caller is ANONYMOUS."""
-
     def __init__(self, owners: Sequence[Caller]) -> None:
         """ParameterError for two keys of one name or one secret."""
         self._owners = tuple(owners)
@@ -134,7 +130,6 @@ def new_secret() -> str:
 
 
 def file_entry(name: str, secret: str) -> str:
-    """A key's entry for the file, with the digest of its secret. ParameterError for a bad name."""
     return f'[[key]]\nname = "{Caller(name).name}"\nsha256 = "{_digest(secret).hex()}"\n'
 
 

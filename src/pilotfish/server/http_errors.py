@@ -50,7 +50,6 @@ class HttpError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """`message` and `param`, in which a client's own names may stand, become short lines."""
         super().__init__(_short_line(message))
         self.status, self.kind, self.param, self.code = status, kind, param and _short_line(param), code
         self.headers = dict(headers or {})
@@ -93,12 +92,10 @@ def bad_request(field: str, problem: str, code: str | None = None) -> HttpError:
 
 
 def retry_after(seconds: float) -> dict[str, str]:
-    """The header Retry-After of an estimate: whole seconds, 1 to MAX_RETRY."""
     return {"retry-after": str(max(1, math.ceil(min(seconds, MAX_RETRY))))}
 
 
 def http_error(error: BaseException) -> HttpError:
-    """The answer to a request that ended with `error`. An unforeseen one is logged."""
     match error:
         case HttpError():
             return error

@@ -60,7 +60,6 @@ class TokenBucket:
         self._at = now
 
     def seconds(self, amount: int, now: float) -> float:
-        """Time until `amount`, at most a minute's worth, is there; 0 if it is."""
         self._refill(now)
         missing = amount - self._level
         return 0.0 if missing <= ROUNDING else missing * 60 / self._capacity
@@ -122,8 +121,6 @@ class Reservation(RequestFollower):
 
 
 class Admission:
-    """Counts admitted requests and refuses those beyond the limits. `clock` gives monotonic seconds."""
-
     def __init__(self, limits: ServerConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
         self.requests = self.sequences = self.slots = 0  # admitted and not yet ended; `slots` that they can come to use
@@ -152,7 +149,6 @@ class Admission:
         return self._enter(account, facts, now)
 
     def close(self) -> None:
-        """Admit nothing from now on; `idle` is set once all admitted requests have ended."""
         self.closed = True
 
     def _check_queue(self, facts: RequestFacts, target: Identity, now: float) -> None:
@@ -221,8 +217,6 @@ def _too_many(limit: str, problem: str, code: str, seconds: float) -> HttpError:
 
 
 class RequestGuard:
-    """Authenticates and admits requests, and starts the metrics and the trace of each."""
-
     def __init__(
         self,
         keys: Keyring,
@@ -232,7 +226,6 @@ class RequestGuard:
         rollout: Rollout | None = None,
         capture: RequestCapture | None = None,
     ) -> None:
-        """`rollout`: None for one variant. `capture`: None where nothing is kept."""
         self.admission, self.metrics, self.feedback = admission, metrics, Feedback(metrics)
         self.rollout = rollout or Rollout(None, metrics)
         self._keys, self._tracer, self._capture = keys, tracer, capture
@@ -287,7 +280,6 @@ class RequestGuard:
         return record
 
     def choose(self, request: Request, caller: Caller, body: GenerationRequest, own: int | None) -> VariantChoice:
-        """How a request is guessed for whose client wants trees of `own` nodes, None: as configured."""
         asked = body.speculation
         own_choice = asked is not None and (asked.mode is not None or asked.max_nodes is not None)
         number = state_of(request.scope).id

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pilotfish.grammar.parsers import mistral, pythonic
-from pilotfish.grammar.parsers.grammars import CallGrammar, hermes_grammar, llama3_json_grammar, mistral_grammar
-from pilotfish.grammar.parsers.json_calls import JsonCallParser
-from pilotfish.grammar.parsers.mistral import MistralParser
+from pilotfish.grammar.parsers import json_calls, pythonic
+from pilotfish.grammar.parsers.grammars import CallGrammar, Tool, hermes_grammar, llama3_json_grammar, mistral_grammar
+from pilotfish.grammar.parsers.json_calls import JsonCallParser, MistralParser
 from pilotfish.grammar.parsers.pieces import OutputParser
 from pilotfish.grammar.parsers.pythonic import PythonicParser
 from pilotfish.grammar.parsers.pythonic_grammar import pythonic_grammar
-from pilotfish.grammar.parsers.tools import Tool
 
 
 @dataclass(frozen=True)
@@ -42,13 +40,12 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         ToolFormat("hermes", ("<tool_call>", "</tool_call>"), _hermes, hermes_grammar),
         ToolFormat("llama3_json", ("<|python_tag|>",), _llama3_json, llama3_json_grammar),
         ToolFormat("pythonic", (pythonic.START, pythonic.END), PythonicParser, pythonic_grammar),
-        ToolFormat("mistral", (mistral.CALLS, mistral.ID, mistral.ARGS), MistralParser, mistral_grammar),
+        ToolFormat("mistral", (json_calls.CALLS, json_calls.ID, json_calls.ARGS), MistralParser, mistral_grammar),
     )
 }
 
 
 def tool_format_of(chat_template: str | None) -> str | None:
-    """The name of the format that a model's template shows; none: it shows another, or no tools."""
     template = chat_template or ""
     if "[TOOL_CALLS]" in template:
         return "mistral"

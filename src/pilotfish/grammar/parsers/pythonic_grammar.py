@@ -7,23 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pilotfish.grammar.parsers.grammars import ANY_OBJECT, chosen, json_of, mark, parameters, rules, text
+from pilotfish.grammar.parsers.grammars import ANY_OBJECT, Tool, chosen, json_of, mark, parameters, rules, text
 from pilotfish.grammar.parsers.pythonic import END, START
-from pilotfish.grammar.parsers.tools import Tool
 
-#: What a schema may say where its properties can be written one by one.
-_PLAIN = {
-    "type",
-    "properties",
-    "required",
-    "additionalProperties",
-    "title",
-    "description",
-    "$defs",
-    "definitions",
-    "$schema",
-}
 _DEFINED = ("$defs", "definitions")
+#: What a schema may say where its properties can be written one by one.
+_PLAIN = {"type", "properties", "required", "additionalProperties", "title", "description", "$schema"}
+_PLAIN |= set(_DEFINED)
 _REFERENCE = re.compile(r'"\$(?:ref|dynamicRef|recursiveRef)": "(?!#/(?:\$defs|definitions)/)')
 
 

@@ -72,7 +72,6 @@ class Reader:
             yield
 
     def taken(self) -> str:
-        """What was taken since `forget`."""
         return "".join(self._taken)
 
     def forget(self) -> None:

@@ -32,7 +32,6 @@ class ChatFormat(AnswerFormat):
         return {"index": output.index, "message": message, **self._told(output)}
 
     def chunks(self, output: OutputBuffer) -> list[Part]:
-        """The first event of an output says who speaks, and repeats what is echoed."""
         opening = [] if output.begun else [self._opening(output)]
         output.begun = True
         if opening and not (self.every_update or output.has_news):

@@ -92,8 +92,6 @@ class OpenPart(ABC):
 
 
 class PartWriter:
-    """Follows one output. `add` and `end` give the events of what they add."""
-
     def __init__(self, make: Callable[[int, Piece], OpenPart]) -> None:
         """`make` gives the part, at an index in the answer, that begins with a piece."""
         self._make = make
@@ -104,7 +102,6 @@ class PartWriter:
 
     @property
     def parts(self) -> list[Part]:
-        """As they stand; all have ended after `end`."""
         return [*self._ended, *([] if self._open is None else [self._open.whole("incomplete")])]
 
     def add(self, pieces: Iterable[Piece], logprobs: Iterable[Part] = ()) -> list[Part]:
@@ -158,8 +155,6 @@ def _covering(logprobs: list[Part], text: str) -> list[Part]:
 
 
 class EventFormat(AnswerFormat):
-    """An answer of one output."""
-
     end_of_stream = b""
     buffer = TokenBuffer
 

@@ -139,7 +139,6 @@ class AnswerFormat:
         return {**self.event(output, choice), **metrics, **self.detail(output)}
 
     def closing(self) -> Part:
-        """The event after the last output's, with the usage."""
         return {**self.head, "choices": [], "usage": self.usage(), **self.metrics()}
 
     def failure(self, error: HttpError) -> list[Part]:
@@ -205,7 +204,6 @@ class AnswerFormat:
         return {"metrics": {"speculative_decoding": decoding, **by_origin, **elsewhere}}
 
     def _handed_over(self, *, detailed: bool) -> Part:
-        """Tokens whose KV prefill workers computed; every hand-over where all is to be told."""
         reports = [report for output in self.outputs for report in output.handovers]
         if not reports:
             return {}

@@ -43,8 +43,6 @@ def _without_output(delta: Delta) -> Delta:
 
 
 class GenerationResponse(Response):
-    """Runs an admitted request to its end, and closes it whatever happens."""
-
     def __init__(self, form: AnswerFormat, engine: Submits, record: RequestRecord) -> None:
         super().__init__()
         self._generation, self._format, self._engine, self._record = form.generation, form, engine, record
@@ -132,7 +130,6 @@ class GenerationResponse(Response):
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Exception | None]) -> Exception | None:
-    """The result of `work`, which is cancelled, and ClientGone raised, once the client is gone."""
     task, gone = asyncio.create_task(work), asyncio.create_task(_disconnect(receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)

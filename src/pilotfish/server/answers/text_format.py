@@ -17,8 +17,6 @@ from pilotfish.server.http_errors import encode
 
 
 class TextLogprob(Struct, frozen=True):
-    """A token's in a completion. `top` has the token itself too."""
-
     token: str
     logprob: float | None = None
     top: Raw | None = None

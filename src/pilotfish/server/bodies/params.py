@@ -202,7 +202,6 @@ def chat_texts(request: ChatRequest | TokenizeRequest) -> Iterator[str]:
 
 
 def with_effort(request: Chat, tokenizer: Any, ignored: Ignored) -> Chat:
-    """The chat, whose template is told of its effort. `medium` is what a model does by itself."""
     effort, told = request.reasoning_effort, dict[str, Any]()
     if effort is not None and "reasoning_effort" in (tokenizer.chat_template or ""):
         told = {"reasoning_effort": effort}

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from pilotfish.config.server import ServerConfig
 from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.grammar.parsers.formats import TOOL_FORMATS, ToolFormat, tool_format_of
+from pilotfish.grammar.parsers.grammars import calls_or_json, text_and_calls
 from pilotfish.grammar.parsers.pieces import (
     Arguments,
     CallBegin,
@@ -29,7 +30,6 @@ from pilotfish.grammar.parsers.pieces import (
 )
 from pilotfish.grammar.parsers.reasoning import REASONING_FORMATS, ReasoningFormat, ReasoningParser, reasoning_format_of
 from pilotfish.operate.outcome import OutputShape
-from pilotfish.server.bodies.call_grammars import calls_or_json, text_and_calls
 from pilotfish.server.bodies.constraints import FIELD, Wanted, blaming, wanted
 from pilotfish.server.bodies.ignored import Ignored
 from pilotfish.server.bodies.requests import ChatRequest, GenerationRequest, TokenizeRequest

@@ -245,12 +245,10 @@ class ChatRequest(GenerationRequest, kw_only=True):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def tool_path(self, i: int) -> str:
-        """Where the body has the i-th function of `tools`."""
         return f"tools[{i}].function"
 
     @property
     def echoed(self) -> str:
-        """The beginning of the answer: the last message, if the assistant goes on with it."""
         return self.messages[-1].text if self.echo and self.messages[-1].role == "assistant" else ""
 
 

@@ -126,7 +126,6 @@ def _leave_out(name: str, value: Any, names: set[str], ignored: Ignored) -> None
 
 
 def _leave_out_unknown(path: str, name: str, known: Collection[str], ignored: Ignored) -> None:
-    """A name that no object has. HttpError for one that is none, or a known one's misspelling."""
     unknown = bad_request(path, "there is no such parameter")
     if not NAME.fullmatch(name):
         raise unknown

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pilotfish.conversation import AllowedTools, NamedTool, ToolReference
-from pilotfish.grammar.parsers.tools import Tool
+from pilotfish.grammar.parsers.grammars import Tool
 from pilotfish.server.bodies.closed_schema import closed
 from pilotfish.server.bodies.constraints import blaming
 from pilotfish.server.bodies.requests import ChatRequest

@@ -139,7 +139,6 @@ class RequestRecord:
             follower.submitted(stream)
 
     def update(self, index: int, delta: Delta, now: float) -> None:
-        """`delta`, of output `index`, reached the server at `now`."""
         prompt, output = divmod(index, self.facts.n)
         if delta.queued is not None and output == 0:  # its first, and that of its prompt
             handed_over = sum(report.tokens for report in delta.handovers)
@@ -240,12 +239,10 @@ class RequestRecord:
 
     @property
     def handed_over(self) -> int | None:
-        """Tokens whose KV prefill workers computed; None if none was asked to."""
         return sum(report.tokens for report in self.handovers) if self.handovers else None
 
     @property
     def scheduled(self) -> float:
-        """The moment of the first row in a step."""
         return self.arrived + (self.queued or 0.0)
 
     latency = _between("arrived", "ended")

@@ -104,15 +104,12 @@ class Tracer:
 
 
 class RequestSpan(RequestFollower):
-    """Must be closed once, however the request ends."""
-
     def __init__(self, span: Span, tracer: SpanMaker) -> None:
         self._span, self._tracer = span, tracer
         self._records = span.is_recording()  # false if the caller's trace is not sampled
         self._events = 0
 
     def update(self, index: int, delta: Delta) -> None:
-        """Add an event for each verify step in a delta of output `index`, and spans for each hand-over."""
         if self._records:
             for verified in delta.verified:
                 if verified.nodes:
@@ -125,10 +122,7 @@ class RequestSpan(RequestFollower):
         status = 200 if record.error is None else CLIENT_GONE if gone else http_error(record.error).status
         attributes = {name: attrgetter(of_record)(record) for name, of_record in ATTRIBUTES.items()}
         attributes |= {f"pilotfish.accepted.{origin}": count for origin, count in record.accepted_by_origin.items()}
-        attributes |= {
-            "http.response.status_code": status,
-            "gen_ai.response.finish_reasons": (str(record.reason),),
-        }
+        attributes |= {"http.response.status_code": status, "gen_ai.response.finish_reasons": (str(record.reason),)}
         self._span.set_attributes({name: value for name, value in attributes.items() if value is not None})
         if status >= 500 or record.reason is FinishReason.ERROR:
             self._span.set_status(StatusCode.ERROR)

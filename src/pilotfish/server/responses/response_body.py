@@ -254,7 +254,6 @@ OFFERED = ("function", "custom", "namespace")
 
 
 def _offered(path: str, tools: list[Any], ignored: Ignored) -> list[Any]:
-    """None for each that runs at OpenAI."""
     kept: list[Any] = []
     for i, tool in enumerate(tools):
         if tool is None:
@@ -272,7 +271,6 @@ def _offered(path: str, tools: list[Any], ignored: Ignored) -> list[Any]:
 
 
 def _remembered(items: list[Any], ignored: Ignored) -> list[Any]:
-    """None for each search that ran at OpenAI: the item does not say what it found."""
     kept = [{"type": "message", **item} if isinstance(item, dict) else item for item in items]
     for i, item in enumerate(kept):
         if isinstance(item, dict) and item["type"] == "web_search_call":

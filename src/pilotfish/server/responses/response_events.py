@@ -38,8 +38,6 @@ CUSTOM_CALL = ItemKind("custom_tool_call", "ctc", "custom_tool_call_input")
 
 
 class Item(OpenPart):
-    """Subclasses say how its text is told."""
-
     def __init__(self, kind: ItemKind, index: int) -> None:
         self.kind, self.index = kind, index  # in the response's output
         self.id = f"{kind.prefix}_{token_hex(24)}"
@@ -59,11 +57,9 @@ class Item(OpenPart):
         return {"id": self.id, "type": self.kind.type, "status": status, **self._own()}
 
     def _own(self) -> Part:
-        """The fields of its kind."""
         raise NotImplementedError
 
     def _done(self) -> list[Part]:
-        """The events that say all of its text, before the one that says all of the item."""
         raise NotImplementedError
 
     def _told(self, what: str, item: Part) -> Part:
@@ -74,8 +70,6 @@ class Item(OpenPart):
 
 
 class TextItem(Item):
-    """An item with one part, a text."""
-
     def __init__(self, kind: ItemKind, index: int) -> None:
         super().__init__(kind, index)
         self._logprobs: list[Part] = []
@@ -125,8 +119,6 @@ class CallItem(Item):
 
 
 class CustomCallItem(CallItem):
-    """Its input is the one argument of the call that the model writes."""
-
     def __init__(self, kind: ItemKind, index: int, call_id: str, told: Mapping[str, str]) -> None:
         super().__init__(kind, index, call_id, told)
         self._reader = InputReader()
@@ -145,10 +137,7 @@ class CustomCallItem(CallItem):
 
 
 class ResponseItems(PartWriter):
-    """`items` are as they stand."""
-
     def __init__(self, call_id: Callable[[], str], tools: Mapping[str, OfferedTool]) -> None:
-        """`call_id` makes the ids of calls. `tools`, by the names that the model knows them by."""
         super().__init__(self._made)
         self._call_id, self._tools = call_id, tools
 

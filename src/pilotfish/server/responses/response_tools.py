@@ -55,7 +55,6 @@ class OfferedTool:
 
     @property
     def told(self) -> dict[str, str]:
-        """The name as calls in the answer have it."""
         return {"name": self.tool.name, **({} if self.namespace is None else {"namespace": self.namespace})}
 
 

@@ -44,7 +44,6 @@ class ReplayedRequest:
 
 class Canary:
     def __init__(self, engine: AsyncEngine, metrics: ServerMetrics, idle: Callable[[], bool]) -> None:
-        """`idle`: whether nobody's requests are under way."""
         self._engine, self._metrics, self._idle = engine, metrics, idle
         self._waiting = deque[ReplayedRequest](maxlen=WAITING)
         self.replaying = False

@@ -46,8 +46,6 @@ DAY = 86400
 
 @dataclass(eq=False)
 class PendingCapture(RequestFollower):
-    """A request under way that is to be kept, as long as it ends well."""
-
     client: str
     tag: str | None
     temperature: float
@@ -86,8 +84,6 @@ class PendingCapture(RequestFollower):
 
 
 class CaptureThread:
-    """Writes what it is offered, some time. It dies with the process, whatever the disk does."""
-
     def __init__(self, store: CaptureStore, metrics: ServerMetrics) -> None:
         self._store, self._metrics = store, metrics
         self._changed = threading.Condition()  # around the next four
@@ -110,7 +106,6 @@ class CaptureThread:
             self._lose("more waits for the disk than may")
 
     def close(self) -> None:
-        """Writes what waits, if that takes no longer than `CLOSING`."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -159,15 +154,12 @@ class CaptureThread:
 
 
 class RequestCapture:
-    """Decides which requests are kept."""
-
     def __init__(self, tags: frozenset[str], thread: CaptureThread, metrics: ServerMetrics) -> None:
         self._tags, self._thread, self._metrics = tags, thread, metrics
 
     def begin(
         self, caller: Caller, tag: str | None, headers: Mapping[str, str], generation: Generation
     ) -> PendingCapture | None:
-        """Of an admitted request; None: nothing of it is kept."""
         if not (caller.capture or tag in self._tags) or generation.body.only_echo:
             return None
         if headers.get(REFUSAL_HEADER, "0") != "0":

@@ -96,7 +96,6 @@ class Cascade:
 
     @property
     def facts(self) -> str:
-        """What its outputs depend on beside the large model."""
         policy, own = self.policy, self.small.config
         return f"{self.small.name}\n{own.dtype}\n{own.quantization}\n{policy.tokens}\n{policy.threshold}"
 
@@ -148,7 +147,6 @@ class CascadeRequest:
         session: str | None = None,
         draft: str = "",
     ) -> CascadeStream:
-        """TargetUnavailable where it is the large model's, and that is not ready."""
         return CascadeStream(self, SubmittedRequest(prompts, params, cache_salt, max_nodes, session, draft))
 
     def for_small(self, asked: SubmittedRequest) -> SubmittedRequest | None:
@@ -176,7 +174,6 @@ class CascadeStream:
         self._stream.abort()
 
     def revise(self, max_nodes: int | None) -> None:
-        """The small model never speculates."""
         self._asked = replace(self._asked, max_nodes=max_nodes)
         if self._answer.escalated is not None:
             self._stream.revise(max_nodes)
@@ -208,7 +205,6 @@ class CascadeStream:
         self._confidence.add(update.index, logprobs, ended=delta.finish is not None)
 
     def _shown(self, update: Update) -> Update:
-        """Without log-probabilities that the client did not ask for."""
         if self._asked.params.logprobs is not None or not update.delta.logprobs:
             return update
         return replace(update, delta=msgspec.structs.replace(update.delta, logprobs=[]))

@@ -100,7 +100,6 @@ class GuidedRequest(RequestFollower):
     pool: str = ""  # that guessed for it at first
 
     def submitted(self, stream: Updates) -> None:
-        """With what was chosen for it: it may have been cut meanwhile."""
         self.stream = stream
         if self.cut and not self.choice.cut:
             stream.revise(0)
@@ -140,7 +139,6 @@ class Rollout:
     """Of one server. `wall` gives seconds since the epoch."""
 
     def __init__(self, file: Path | None, metrics: ServerMetrics, wall: Callable[[], float] = time.time) -> None:
-        """ParameterError for a file that cannot be used."""
         self.file = file
         self.variants = ONE_VARIANT if file is None else read_file(file)
         self.guard = Guard(self.variants.holdout, self.variants.names)
@@ -175,8 +173,6 @@ class Rollout:
         *,
         counted: bool = True,
     ) -> GuidedRequest:
-        """Of an admitted request. `replay`: what a canary needs, of a request with one output. `counted`: whether
-        anything is concluded from it."""
         wanted = replay is not None and choice.max_nodes != 0 and unit(replay.id, "canary") < self.variants.canary
         guided = GuidedRequest(choice, cohort, self._ended, choice.cut, replay if wanted else None)
         guided.counted = counted
@@ -249,7 +245,6 @@ class Rollout:
     # -- the guard
 
     def look(self, pools: dict[str, str], now: float) -> None:
-        """Called often, with the revisions of draft pools by their names; `now` in monotonic seconds."""
         self._pools = pools
         if now - self._looked < PERIOD:
             return
