@@ -1,10 +1,5 @@
 """Authentication and admission, checked before a request reaches the engine: limits of each key, and of one queue.
 
-    identify ──► Caller, or 401          admit ──► RequestRecord ──► close
-                                           │         reserves          gives back: its concurrency, its place in the
-                                           │                           queue, and the tokens that it has not used
-                                           └─► HttpError               429 or 503, with Retry-After
-
 Admission counts what it let in itself, because a target's status is up to a second old. It belongs to one event loop
 and needs no lock. The target refuses a request that its KV pool could never hold.
 """

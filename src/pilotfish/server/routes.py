@@ -1,7 +1,5 @@
-"""The server as an ASGI application: OpenAI's routes over one engine, their OpenAPI document, and the playground.
-
-Starlette routes; bodies of requests are msgspec's structs (`requests`), answers are dicts (`formats`). Tests hold
-both to `openapi.json`.
+"""The server as an ASGI application: the routes of all APIs over one engine, and the playground. Tests hold bodies and
+answers to `openapi.json`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The bodies of a chat's answers, whole or as the chunks of a stream.
-
-A chunk has one piece of an output: some of its content, its reasoning or a call's arguments, or a call's beginning.
+"""The bodies of a chat's answers. A chunk has one piece of an output: some of its content, its reasoning or a call's
+arguments, or a call's beginning.
 """
 
 from __future__ import annotations

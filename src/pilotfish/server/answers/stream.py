@@ -2,11 +2,9 @@
 
     data: {chunk}          each update, at once
     data: {"error": …}     where it broke after the first token; before that the status tells
-    data: [DONE]           always the last one, after an error too: clients wait for it
+    data: [DONE]           always the last one, after an error too: clients wait for it; not in newer APIs
 
-These are OpenAI's older APIs'; a format of another API writes its own.
-
-A client that goes away ends the request; one that takes nothing is disconnected by `http`.
+A client that goes away ends the request; one that takes nothing is disconnected by `connections`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Content blocks of Anthropic's Messages API.
-
-Content                ─► a block `text`         content_block_start, content_block_delta …, content_block_stop
-Reasoning              ─► a block `thinking`
-CallBegin, Arguments   ─► a block `tool_use`
-"""
+"""Content blocks of Anthropic's Messages API: `text`, `thinking` and `tool_use`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""Answers of Anthropic's Messages API, whole or as the events of a stream:
-
-message_start                          the message, still empty, and what of its prompt was cached
-content_block_start, …_delta, …_stop   of each block: `message_events`
-message_delta, message_stop            why it ended, and the whole usage
-error                                  in place of the last two where the stream broke
+"""Answers of Anthropic's Messages API: `message_start`, the events of blocks, `message_delta` with the usage,
+`message_stop`; `error` in place of the last two where the stream broke.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Feedback of callers on the answers that they got, as a table: by category, with and without speculation.
-
-admitted ─► remember ─► answered, with figures ─► feedback, once ─► a row of the table, and metrics
-            found by its ids and its caller alone
-"""
+"""Feedback of callers on their answers, as a table: by category, with and without speculation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""OpenTelemetry spans of requests: semantic conventions for generative AI, and vLLM's names where these have none.
-
-A span holds counts and times, never text of a prompt or an answer.
+"""OpenTelemetry spans of requests: semantic conventions for generative AI, and vLLM's names where these have none. A
+span holds counts and times, never text.
 """
 
 from __future__ import annotations

@@ -1,11 +1,5 @@
-"""Answers of /v1/responses, whole or as the events of a stream:
-
-    response.created, response.in_progress      the response, still empty
-    …                                           its items: `response_events`
-    response.completed, response.incomplete     the response
-    error, response.failed                      in their place where the stream broke
-
-Each event has a number of its own, one more than that of the event before.
+"""Answers of /v1/responses: `response.created`, `response.in_progress`, the events of items, `response.completed` or
+`response.incomplete`; `error` and `response.failed` where the stream broke. Each event has a number.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """A canary of the promise: a small share of the requests that were speculated for is generated again without, while the
-targets have nothing else to do, and the tokens are compared. In float32 they must be equal.
-
-    ended ─► offer: the newest few ─► idle? ─► the same prompt, parameters and seed, no guesses, no KV of before
-                                         └──── somebody else comes: it is given up, and waits again
+targets have nothing else to do, and the tokens are compared. In float32 they must be equal. A request is given up, and
+waits again, when somebody else's comes.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """Token ids of requests whose callers allow it, kept so that a draft can be trained on them. Nothing of others, ever.
 
-    admitted ─► begin: by its key, or its tag ─► PendingCapture, which grows with the outputs
-                                                     │ ended well
-                                                     ▼
-    event loop ─────────────────────────► a bounded queue ─► a thread ─► operate/capture/store
-
-A queue that is full and a disk that fails cost captures, never a request or its time.
+Outputs that ended well go through a bounded queue to a thread, which writes them (`operate/capture/store`). A queue
+that is full and a disk that fails cost captures, never a request or its time.
 """
 
 from __future__ import annotations

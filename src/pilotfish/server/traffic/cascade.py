@@ -1,12 +1,7 @@
 """Answers of a small model, as long as it is sure of them, or else of the large one: an alias that clients ask for.
 
-    begin: the rules ─► CascadeRequest.submit ─► CascadeStream
-                                                   │ the small model's updates are held back until its first tokens
-                                                   │ are judged
-                                                   ├─ sure ────► they are given, and all that follows
-                                                   └─ unsure ──► they are dropped; the large model is asked
-
-What is answered is all of one model, and what that model answers alone.
+The small model's updates are held back until its first tokens are judged. Where it is sure they are given, and all that
+follows; else they are dropped, and the large model is asked. One model gives the whole answer, as it answers alone.
 """
 
 from __future__ import annotations
