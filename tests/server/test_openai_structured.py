@@ -146,7 +146,7 @@ GBNF = 'root ::= "SELECT " column (", " column)? " FROM t"\ncolumn ::= "a" | "b"
 LARK = 'start: "SELECT " column (", " column)? " FROM t"\ncolumn: "a" | "b"'
 SQL = r"SELECT [ab](, [ab])? FROM t"
 OBJECT = {"type": "object"}
-HEATED = sized(["pydantic"], [*SCHEMAS])
+HEATED = sized({"pydantic": SCHEMAS["pydantic"]}, SCHEMAS)
 
 CHATS: dict[str, tuple[dict[str, Any], Callable[[Output], None]]] = {
     "json-object": ({"response_format": {"type": "json_object"}}, valid(OBJECT)),

@@ -130,11 +130,11 @@ class MatcherState:
             (free if own is None else samples[tuple(own)]).append(place)
         opening = [place for place, path in enumerate(paths) if self._may_open(path)]
         parts = (part for part in _chains_of(list(samples)) if self._reaches(part[0]))
-        chains = [self._chain(part, [samples[path] for path in part]) for part in parts]
+        chains = [
+            MaskChain(self._matcher.deep_copy(), [path[-1] for path in part[1:]], [samples[path] for path in part])
+            for part in parts
+        ]
         return MaskPlan(free, chains, opening, self._opening)
-
-    def _chain(self, paths: Sequence[tuple[int, ...]], samples: list[list[int]]) -> MaskChain:
-        return MaskChain(self._matcher.deep_copy(), [path[-1] for path in paths[1:]], samples)
 
     def _may_open(self, path: Sequence[int]) -> bool:
         return self._opening is not None and not path

@@ -248,11 +248,13 @@ class RequestGuard:
 
     def admit(self, request: Request, caller: Caller, generation: Generation) -> RequestRecord:
         state, params, target, body = state_of(request.scope), generation.params, generation.target, generation.body
+        guesses = cast(Mode, "off" if generation.choice.max_nodes == 0 else target.mode)
+        mode: ServedMode = guesses if generation.cascade is None else "cascade"
         facts = RequestFacts(
             prompts=tuple(len(prompt.tokens) for prompt in generation.prompts),
             max_tokens=params.max_tokens,
             n=params.n,
-            mode=_mode(generation),
+            mode=mode,
             streaming=bool(body.stream),
             output=body.output,
             tag=request_tag(request, body),
@@ -295,12 +297,6 @@ def _replay(number: str, generation: Generation, facts: RequestFacts) -> Replaye
     if facts.sequences != 1:
         return None
     return ReplayedRequest(number, facts.variant, generation.prompts[0].tokens, generation.params, ())
-
-
-def _mode(generation: Generation) -> ServedMode:
-    if generation.cascade is not None:
-        return "cascade"
-    return cast(Mode, "off" if generation.choice.max_nodes == 0 else generation.target.mode)
 
 
 def request_tag(request: Request, body: GenerationRequest) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from pilotfish.grammar.parsers import json_calls, pythonic
 from pilotfish.grammar.parsers.grammars import CallGrammar, Tool, hermes_grammar, llama3_json_grammar, mistral_grammar
@@ -26,14 +27,8 @@ class ToolFormat:
     grammar: CallGrammar
 
 
-def _hermes(tools: Sequence[Tool]) -> OutputParser:
-    return JsonCallParser(tools, "<tool_call>", "</tool_call>")
-
-
-def _llama3_json(tools: Sequence[Tool]) -> OutputParser:
-    return JsonCallParser(tools, "<|python_tag|>", bare=True)
-
-
+_hermes = partial(JsonCallParser, mark="<tool_call>", end="</tool_call>")
+_llama3_json = partial(JsonCallParser, mark="<|python_tag|>", bare=True)
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     made.name: made
     for made in (

@@ -35,7 +35,8 @@ class ChatFormat(AnswerFormat):
         output.begun = True
         if opening and not (self.every_update or output.has_news):
             return opening
-        *before, last = self._deltas(output)
+        nothing = {} if self._use.tools else {"content": ""}
+        *before, last = [self._delta(output, piece) for piece in joined(output.pieces)] or [nothing]
         early = [self.event(output, self._silent(output, delta)) for delta in before]
         choice = {"index": output.index, "delta": last, **self._told(output)}
         return [*opening, *early, self.newest(output, choice)]
@@ -78,10 +79,6 @@ class ChatFormat(AnswerFormat):
         tool_calls = {"tool_calls": calls} if calls else {}
         empty = None if calls or thoughts else ""
         return {"role": "assistant", "content": content or empty, **reasoning, **tool_calls}
-
-    def _deltas(self, output: OutputBuffer) -> list[Part]:
-        nothing = {} if self._use.tools else {"content": ""}
-        return [self._delta(output, piece) for piece in joined(output.pieces)] or [nothing]
 
     def _delta(self, output: OutputBuffer, piece: Piece) -> Part:
         match piece:

@@ -106,7 +106,7 @@ class OutputFormats:
 
     def chat(self, body: ChatRequest, use: ToolUse, prompt: Sequence[int]) -> OutputReading:
         calls, thinking, asked = self._calls(body, use), self._thinking(body, prompt), wanted(body)
-        field, told = use.field if use.required or asked is None else asked.field, self._tells(body)
+        field, told = use.field if use.required or asked is None else asked.field, self._told or self.as_text(body)
         with blaming(field):
             constraint = self._constraint(asked, calls, use, told=told)
         if constraint is not None and thinking.comes:
@@ -132,9 +132,6 @@ class OutputFormats:
             ignored.tell("tools", UNTOLD)
         if any(message.tool_calls for message in body.messages or ()) and "tool_calls" not in self.template:
             ignored.tell("messages[].tool_calls", UNTOLD)
-
-    def _tells(self, body: ChatRequest) -> bool:
-        return self._told or self.as_text(body)
 
     def _calls(self, body: ChatRequest, use: ToolUse) -> ToolFormat:
         """Calls that are enforced need no format that the model knows."""

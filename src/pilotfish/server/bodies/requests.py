@@ -32,6 +32,7 @@ SEED = f"an integer 0 to {SEED_LIMIT - 1}, or its digits as text"
 LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS, description=f"an integer 0 to {MAX_LOGPROBS}")]
 RequestId = Annotated[str, Meta(pattern=r"^[ -~]{1,128}\Z", description="1 to 128 printable ASCII characters")]
 AnswerId = Annotated[str, Meta(pattern=r"^[ -~]{1,160}\Z", description="1 to 160 printable ASCII characters")]
+Seconds = Annotated[float, Meta(gt=0, le=1e9, description="a number of seconds, more than 0")]
 #: Sampling parameters that no body has, and those whose JSON is not SamplingParams' own type. A description is what
 #: errors say is allowed.
 NOT_IN_BODIES = frozenset({"bad_token_ids", "logprobs", "structured_outputs"})
@@ -129,7 +130,7 @@ class GenerationRequest(DerivedFields, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None  # in log-probabilities
     cache_salt: str | None = None
-    timeout: Annotated[float, Meta(gt=0, le=1e9, description="a number of seconds, more than 0")] | None = None
+    timeout: Seconds | None = None
     request_id: RequestId | None = None  # in the answer's id
     speculation: SpeculationOptions | None = None
     response_format: ResponseFormat | None = None

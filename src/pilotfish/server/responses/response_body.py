@@ -13,9 +13,12 @@ from pilotfish.server.bodies.ignored import Ignored, kind_of
 from pilotfish.server.bodies.requests import (
     AS_JSON,
     SAMPLING,
+    AnyText,
+    JsonObject,
     LogprobCount,
     RequestBody,
     RequestId,
+    Seconds,
     SpeculationOptions,
     StructuredOutputs,
 )
@@ -158,14 +161,6 @@ class ToolSubsetChoice(ExactStruct, tag_field="type", tag="allowed_tools", kw_on
     tools: list[FunctionChoice | CustomChoice]
 
 
-class PlainText(ExactStruct, tag_field="type", tag="text"):
-    pass
-
-
-class AnyJson(ExactStruct, tag_field="type", tag="json_object"):
-    pass
-
-
 class SchemaJson(ExactStruct, tag_field="type", tag="json_schema", kw_only=True):
     name: Name
     schema: dict[str, Any]
@@ -174,7 +169,7 @@ class SchemaJson(ExactStruct, tag_field="type", tag="json_schema", kw_only=True)
 
 
 class TextOptions(Struct, forbid_unknown_fields=True):
-    format: PlainText | AnyJson | SchemaJson | None = None
+    format: AnyText | JsonObject | SchemaJson | None = None
     verbosity: str | None = None
 
 
@@ -225,7 +220,7 @@ class ResponsesRequest(ResponseSampling, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
     cache_salt: str | None = None
     request_id: RequestId | None = None
-    timeout: Annotated[float, Meta(gt=0, le=1e9, description="a number of seconds, more than 0")] | None = None
+    timeout: Seconds | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     speculation: SpeculationOptions | None = None
 

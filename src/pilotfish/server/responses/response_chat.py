@@ -13,13 +13,12 @@ from msgspec import Struct
 
 from pilotfish.printable import short
 from pilotfish.server.bodies.ignored import Ignored, kind_of
-from pilotfish.server.bodies.requests import ChatRequest
+from pilotfish.server.bodies.requests import AnyText, ChatRequest, JsonObject
 from pilotfish.server.bodies.schemas import converted
 from pilotfish.server.http_errors import bad, bad_request
 from pilotfish.server.responses.response_body import (
     LOGPROBS,
     RESPONSE_SAMPLING,
-    AnyJson,
     CustomChoice,
     FunctionChoice,
     InputCall,
@@ -30,7 +29,6 @@ from pilotfish.server.responses.response_body import (
     InputReasoning,
     InputText,
     OutputText,
-    PlainText,
     RefusalText,
     ResponsesRequest,
     SchemaJson,
@@ -195,9 +193,9 @@ def _reference(chosen: FunctionChoice | CustomChoice) -> dict[str, Any]:
 
 def _response_format(text: TextOptions | None) -> dict[str, Any] | None:
     match text.format if text is not None else None:
-        case None | PlainText():
+        case None | AnyText():
             return None
-        case AnyJson():
+        case JsonObject():
             return {"type": "json_object"}
         case SchemaJson() as form:
             return {"type": "json_schema", "json_schema": _present_fields(form)}

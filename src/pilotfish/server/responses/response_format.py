@@ -15,20 +15,17 @@ from pilotfish.server.answers.event_format import EventFormat, PartStatus
 from pilotfish.server.answers.formats import OutputBuffer, Part
 from pilotfish.server.answers.logprobs import TokenNames, chat_logprob
 from pilotfish.server.bodies.params import Generation
+from pilotfish.server.bodies.requests import AnyText
 from pilotfish.server.http_errors import HttpError
-from pilotfish.server.responses.response_body import (
-    NamespaceTool,
-    PlainText,
-    ReasoningOptions,
-    ResponsesRequest,
-    TextOptions,
-)
+from pilotfish.server.responses.response_body import NamespaceTool, ReasoningOptions, ResponsesRequest, TextOptions
 from pilotfish.server.responses.response_chat import ResponseChat
 from pilotfish.server.responses.response_events import ResponseItems
 from pilotfish.server.responses.response_tools import offered_tools
 
 #: What no request can change.
 ALWAYS: Part = {"background": False, "previous_response_id": None, "service_tier": "default", "store": False}
+#: Fields that are repeated as they are.
+SAME = ("instructions", "max_output_tokens", "max_tool_calls", "prompt_cache_key", "safety_identifier", "user")
 
 
 class ResponseFormat(EventFormat):
@@ -127,18 +124,13 @@ def repeated(asked: ResponsesRequest) -> Part:
     text, reasoning = asked.text or TextOptions(), asked.reasoning or ReasoningOptions()
     return {
         **ALWAYS,
-        "instructions": asked.instructions,
-        "max_output_tokens": asked.max_output_tokens,
-        "max_tool_calls": asked.max_tool_calls,
+        **{name: getattr(asked, name) for name in SAME},
         "metadata": asked.metadata or {},
         "parallel_tool_calls": asked.parallel_tool_calls is not False,
-        "prompt_cache_key": asked.prompt_cache_key,
         "reasoning": {"effort": reasoning.effort, "summary": None},
-        "safety_identifier": asked.safety_identifier,
-        "text": {"format": text.format or PlainText(), "verbosity": "medium"},
+        "text": {"format": text.format or AnyText(), "verbosity": "medium"},
         "tool_choice": asked.tool_choice or "auto",
         "tools": [_without_left_out(tool) for tool in asked.tools or () if tool is not None],
         "top_logprobs": asked.top_logprobs or 0,
         "truncation": asked.truncation or "disabled",
-        "user": asked.user,
     }

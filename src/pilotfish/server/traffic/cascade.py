@@ -47,20 +47,15 @@ def cascade_setup(engine: EngineConfig, server: ServerConfig) -> CascadeSetup | 
     """None for a server without one. ParameterError for a file that cannot be used."""
     if server.cascade is None:
         return None
-    policy = read_policy(server.cascade)
+    policy = read_cascade(operator_text("cascade", server.cascade))
+    for tag in policy.tags:
+        checked_tag(tag, "cascade.tags")
     if policy.name in (served := server.served_model_name or (model_name(engine.target),)):
         raise ParameterError("cascade.name", policy.name, f"a name other than {' and '.join(served)}")
     small, own = small_config(policy, engine), server_of_small(policy, server)
     targets = num_own(engine, server) if num_own(small, own) else 0
     host = shared(engine, targets, small)
     return CascadeSetup(policy, host.large, host.small, own)
-
-
-def read_policy(file: Path) -> CascadePolicy:
-    policy = read_cascade(operator_text("cascade", file))
-    for tag in policy.tags:
-        checked_tag(tag, "cascade.tags")
-    return policy
 
 
 def small_config(policy: CascadePolicy, engine: EngineConfig) -> EngineConfig:
