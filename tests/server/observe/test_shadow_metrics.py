@@ -34,11 +34,6 @@ def test_what_a_shadow_has_told() -> None:
     assert found["cpu_seconds_total",] == 0.5
 
 
-def test_sums_go_on_when_a_target_begins_at_zero() -> None:
-    found = told(replace(SHADOW, steps=4), replace(SHADOW, steps=9), None, replace(SHADOW, steps=3))
-    assert found["steps_total",] == 12
-
-
 def test_rates_and_revisions_go_with_the_shadow() -> None:
     found = told(SHADOW, replace(SHADOW, revision="wednesday"))
     assert found["revision", "wednesday"] == 1 and ("revision", "tuesday") not in found
