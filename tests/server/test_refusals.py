@@ -210,82 +210,77 @@ def test_more_speculation_than_there_is_becomes_what_there_is(
         assert ('"pilotfish":{"speculation":' in streamed) == (told is not None)
 
 
-def by_value(groups: list[tuple[Any, tuple[str, ...]]]) -> dict[str, Any]:
-    return {name: value for value, names in groups for name in names}
-
-
 #: vLLM's own values of all its parameters, as a client that spells them out sends them.
-VLLMS = by_value(
-    [
-        (0.0, ("frequency_penalty", "presence_penalty", "min_p")),
-        (
-            None,
-            (
-                "logit_bias",
-                "seed",
-                "stream_options",
-                "truncate_prompt_tokens",
-                "truncation_side",
-                "prompt_logprobs",
-                "logprob_token_ids",
-                "allowed_token_ids",
-                "response_format",
-                "structured_outputs",
-                "session_id",
-                "return_tokens_as_token_ids",
-                "return_token_ids",
-                "cache_salt",
-                "kv_transfer_params",
-                "ec_transfer_params",
-                "vllm_xargs",
-                "repetition_detection",
-                "thinking_token_budget",
-                "stream_interval",
-                "watermarking",
-                "user",
-            ),
-        ),
-        (1, ("n", "best_of")),
-        ([], ("stop", "stop_token_ids", "bad_words")),
-        (
-            False,
-            ("stream", "use_beam_search", "include_stop_str_in_output", "ignore_eos", "return_token_offsets", "echo"),
-        ),
-        (1.0, ("temperature", "top_p", "repetition_penalty", "length_penalty")),
-        (-1, ("top_k",)),
-        (0, ("min_tokens", "priority", "routed_experts_prompt_start")),
-        (True, ("skip_special_tokens", "spaces_between_special_tokens", "return_mm_kwargs")),
-        ("0123456789abcdef", ("request_id",)),
-    ]
-)
-OF_COMPLETIONS = by_value(
-    [
-        (None, ("suffix", "logprobs", "prompt_embeds")),
-        (True, ("add_special_tokens",)),
-    ]
-)
-OF_CHATS = by_value(
-    [
-        (False, ("logprobs", "continue_final_message", "add_special_tokens")),
-        (0, ("top_logprobs",)),
-        (
-            None,
-            (
-                "max_completion_tokens",
-                "tools",
-                "reasoning_effort",
-                "documents",
-                "chat_template",
-                "chat_template_kwargs",
-                "media_io_kwargs",
-                "mm_processor_kwargs",
-                "return_prompt_text",
-            ),
-        ),
-        ("none", ("tool_choice",)),
-        (True, ("include_reasoning", "parallel_tool_calls", "add_generation_prompt")),
-    ]
-)
+VLLMS: dict[str, Any] = {
+    "frequency_penalty": 0.0,
+    "logit_bias": None,
+    "n": 1,
+    "best_of": 1,
+    "presence_penalty": 0.0,
+    "seed": None,
+    "stop": [],
+    "stream": False,
+    "stream_options": None,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "length_penalty": 1.0,
+    "use_beam_search": False,
+    "stop_token_ids": [],
+    "include_stop_str_in_output": False,
+    "ignore_eos": False,
+    "min_tokens": 0,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "truncate_prompt_tokens": None,
+    "truncation_side": None,
+    "prompt_logprobs": None,
+    "logprob_token_ids": None,
+    "allowed_token_ids": None,
+    "bad_words": [],
+    "response_format": None,
+    "structured_outputs": None,
+    "priority": 0,
+    "request_id": "0123456789abcdef",
+    "session_id": None,
+    "return_tokens_as_token_ids": None,
+    "return_token_ids": None,
+    "routed_experts_prompt_start": 0,
+    "return_token_offsets": False,
+    "return_mm_kwargs": True,
+    "cache_salt": None,
+    "kv_transfer_params": None,
+    "ec_transfer_params": None,
+    "vllm_xargs": None,
+    "repetition_detection": None,
+    "thinking_token_budget": None,
+    "stream_interval": None,
+    "watermarking": None,
+    "user": None,
+    "echo": False,
+}
+OF_COMPLETIONS: dict[str, Any] = {"suffix": None, "logprobs": None, "prompt_embeds": None, "add_special_tokens": True}
+OF_CHATS: dict[str, Any] = {
+    "logprobs": False,
+    "top_logprobs": 0,
+    "max_completion_tokens": None,
+    "tools": None,
+    "tool_choice": "none",
+    "reasoning_effort": None,
+    "include_reasoning": True,
+    "parallel_tool_calls": True,
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+    "add_special_tokens": False,
+    "documents": None,
+    "chat_template": None,
+    "chat_template_kwargs": None,
+    "media_io_kwargs": None,
+    "mm_processor_kwargs": None,
+    "return_prompt_text": None,
+}
 
 
 @pytest.mark.parametrize(("path", "own"), [(COMPLETIONS, OF_COMPLETIONS), (CHAT, OF_CHATS)])
