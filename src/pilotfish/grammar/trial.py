@@ -52,7 +52,7 @@ class TrialJob(Struct, frozen=True):
     grammar: str
 
 
-class Finding(Struct, frozen=True):
+class TrialAnswer(Struct, frozen=True):
     problem: str | None
 
 
@@ -74,14 +74,14 @@ class Trial:
         with self._lock:
             self._stop()
 
-    def _ask(self, job: TrialJob) -> Finding | None:
+    def _ask(self, job: TrialJob) -> TrialAnswer | None:
         """None where the process has ended instead of answering."""
         process = self._running()
         assert process.stdin is not None and process.stdout is not None  # as it was started
         try:
             process.stdin.write(msgspec.json.encode(job) + b"\n")
             process.stdin.flush()
-            return msgspec.json.decode(process.stdout.readline(), type=Finding)
+            return msgspec.json.decode(process.stdout.readline(), type=TrialAnswer)
         except (OSError, msgspec.DecodeError):  # it has ended, maybe within a line
             self._stop()
             return None
@@ -162,7 +162,7 @@ def _serve() -> None:
         signal.setitimer(signal.ITIMER_PROF, SECONDS)  # SIGPROF ends the process, wherever it is
         problem = problem_of(LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits()))
         signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.buffer.write(msgspec.json.encode(Finding(problem)) + b"\n")
+        sys.stdout.buffer.write(msgspec.json.encode(TrialAnswer(problem)) + b"\n")
         sys.stdout.buffer.flush()
 
 

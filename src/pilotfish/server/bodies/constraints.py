@@ -16,7 +16,7 @@ from pilotfish.server.bodies.requests import (
     GenerationRequest,
     JsonObject,
     JsonOfSchema,
-    ResponseFormat,
+    OutputFormat,
     StructuredOutputs,
 )
 from pilotfish.server.http_errors import bad, bad_request
@@ -60,7 +60,7 @@ def wanted(body: GenerationRequest) -> Wanted | None:
     return given[0] if given else None
 
 
-def _of_format(form: ResponseFormat | None) -> Iterator[Wanted]:
+def _of_format(form: OutputFormat | None) -> Iterator[Wanted]:
     if isinstance(form, JsonOfSchema):
         yield Wanted("response_format", "json", form.json_schema.schema)
     elif isinstance(form, JsonObject):

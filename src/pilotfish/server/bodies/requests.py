@@ -99,7 +99,7 @@ class JsonOfSchema(ExactStruct, tag_field="type", tag="json_schema"):
     json_schema: JsonSchema
 
 
-ResponseFormat = AnyText | JsonObject | JsonOfSchema
+OutputFormat = AnyText | JsonObject | JsonOfSchema
 
 
 class StructuredOutputs(ExactStruct, kw_only=True):
@@ -133,7 +133,7 @@ class GenerationRequest(DerivedFields, kw_only=True):
     timeout: Seconds | None = None
     request_id: RequestId | None = None  # in the answer's id
     speculation: SpeculationOptions | None = None
-    response_format: ResponseFormat | None = None
+    response_format: OutputFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None  # this and the next three: vLLM's older structured_outputs
     guided_regex: str | None = None

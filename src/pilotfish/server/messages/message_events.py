@@ -15,7 +15,7 @@ from pilotfish.server.answers.formats import Part
 DELTAS = {"text": "text_delta", "thinking": "thinking_delta", "partial_json": "input_json_delta"}
 
 
-class Block(OpenPart):
+class OpenBlock(OpenPart):
     def __init__(self, index: int, start: Part, key: str) -> None:
         """`start` as its first event has it, empty; `key` of DELTAS."""
         self._index, self._start, self._key = index, start, key
@@ -58,14 +58,14 @@ class BlockWriter(PartWriter):
         self._call_id = call_id
         self.called = False  # a tool
 
-    def _made(self, index: int, piece: Piece) -> Block:
+    def _made(self, index: int, piece: Piece) -> OpenBlock:
         if isinstance(piece, CallBegin):
             self.called = True
             start = {"type": "tool_use", "id": self._call_id(), "name": piece.name, "input": {}}
-            return Block(index, start, "partial_json")
+            return OpenBlock(index, start, "partial_json")
         if isinstance(piece, Reasoning):
-            return Block(index, {"type": "thinking", "thinking": "", "signature": ""}, "thinking")
-        return Block(index, {"type": "text", "text": ""}, "text")
+            return OpenBlock(index, {"type": "thinking", "thinking": "", "signature": ""}, "thinking")
+        return OpenBlock(index, {"type": "text", "text": ""}, "text")
 
 
 def partial(text: str) -> Part | None:
