@@ -12,7 +12,6 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 from llguidance import grammar_from as grammar_of
-from msgspec import Struct
 
 from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.errors import ParameterError
@@ -57,12 +56,6 @@ def why_no_grammar(tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> s
     return None
 
 
-class GrammarKey(Struct, frozen=True):
-    kind: str
-    text: str
-    compact: bool
-
-
 class Grammars:
     """For one tokenizer. Any thread may compile."""
 
@@ -70,7 +63,7 @@ class Grammars:
         """`vocab_size` is the model's, which may be larger than the tokenizer's; each of `eos_ids` ends an output."""
         self.vocab_size = vocab_size
         self._tokenizer, self._eos_ids = tokenizer, sorted(eos_ids)
-        self._compiled: OrderedDict[GrammarKey, LLMatcher | str] = OrderedDict()  # used longest ago first
+        self._compiled: OrderedDict[tuple[str, str, bool], LLMatcher | str] = OrderedDict()  # used longest ago first
         self._lock = Lock()
 
     def close(self) -> None:
@@ -125,8 +118,8 @@ class Grammars:
         return Trial(Special(vocabulary.vocab_size, tokens, vocabulary.eos_tokens))
 
 
-def _key(constraint: Constraint) -> GrammarKey:
-    return GrammarKey(constraint.kind, constraint.text, constraint.compact)
+def _key(constraint: Constraint) -> tuple[str, str, bool]:
+    return constraint.kind, constraint.text, constraint.compact
 
 
 def _served(found: LLMatcher | str) -> LLMatcher:

@@ -179,12 +179,18 @@ class OutputFormats:
 
     def _parser(self, body: ChatRequest, calls: ToolFormat, use: ToolUse, thinking: Thinking) -> OutputParser:
         parser: OutputParser = calls.parser(use.tools) if use.tools else ContentParser()
-        if use.required:
-            parser = EnforcedCalls(parser)
+        if use.required:  # all is calls: a text held back at the end is one that was cut before it had a name
+            parser = FilteredPieces(parser, lambda _: True, lambda piece: not isinstance(piece, Content))
         if self.reasoning is not None:
             parser = ReasoningParser(self.reasoning, parser, thinking.inside)
         reasoning = body.include_reasoning is not False
-        return parser if reasoning and use.parallel else WantedPieces(parser, reasoning=reasoning, several=use.parallel)
+
+        def wanted(piece: Piece) -> bool:
+            if isinstance(piece, CallBegin | Arguments):
+                return use.parallel or piece.index == 0
+            return reasoning or not isinstance(piece, Reasoning)
+
+        return parser if reasoning and use.parallel else FilteredPieces(parser, wanted, wanted)
 
 
 @dataclass(frozen=True)
@@ -193,30 +199,14 @@ class Thinking:
     comes: bool  # whether the output has one, or its rest
 
 
-class EnforcedCalls:
-    """What another parser finds where all is calls: the text that it holds back at the end of an output is a call that
-    was cut before it had a name, no answer."""
+class FilteredPieces:
+    """Pieces of another parser that are wanted, while an output grows and at its end."""
 
-    def __init__(self, inner: OutputParser) -> None:
-        self.feed, self._inner = inner.feed, inner
-
-    def finish(self) -> list[Piece]:
-        return [piece for piece in self._inner.finish() if not isinstance(piece, Content)]
-
-
-class WantedPieces:
-    """What another parser finds, without the reasoning, or the calls after the first, where they are not wanted."""
-
-    def __init__(self, inner: OutputParser, *, reasoning: bool, several: bool) -> None:
-        self._inner, self._reasoning, self._several = inner, reasoning, several
+    def __init__(self, inner: OutputParser, wants: Callable[[Piece], bool], at_end: Callable[[Piece], bool]) -> None:
+        self._inner, self._wants, self._at_end = inner, wants, at_end
 
     def feed(self, text: str) -> list[Piece]:
-        return [piece for piece in self._inner.feed(text) if self._wants(piece)]
+        return list(filter(self._wants, self._inner.feed(text)))
 
     def finish(self) -> list[Piece]:
-        return [piece for piece in self._inner.finish() if self._wants(piece)]
-
-    def _wants(self, piece: Piece) -> bool:
-        if isinstance(piece, CallBegin | Arguments):
-            return self._several or piece.index == 0
-        return self._reasoning or not isinstance(piece, Reasoning)
+        return list(filter(self._at_end, self._inner.finish()))

@@ -1,7 +1,7 @@
 """Variants of speculation under traffic: which request gets which, what came of them, and what is done about it.
 
 admit ─► choose: a variant, as the file and the guard have it ─► begin ─► GuidedRequest
-                                                                            │ steps: tallies of the variant
+                                                                            │ steps: the guard's readings
 look, each second ─► guard: cuts and trials ─► running requests revised     │ closed: an RequestOutcome
                                                                             ▼
                                                    sums by variant, sums by cohort and minute
@@ -67,25 +67,6 @@ class VariantChoice:
         return self.max_nodes == 0 and not self.cut and self.variant.mode == "on"
 
 
-@dataclass
-class Tally:
-    tokens: int = 0
-    itl_seconds: float = 0.0
-    steps: int = 0
-    guessable: int = 0
-    accepted: int = 0
-    sharing: int = 0
-
-    def add(self, verified: Verified, since: float | None) -> None:
-        self.steps += 1
-        self.guessable += verified.sharing > 0
-        self.sharing += verified.sharing
-        self.accepted += verified.accepted
-        if since is not None:
-            self.tokens += verified.tokens
-            self.itl_seconds += since
-
-
 @dataclass(eq=False)
 class GuidedRequest(RequestFollower):
     choice: VariantChoice
@@ -147,7 +128,7 @@ class Rollout:
         self._metrics, self._wall = metrics, wall
         self.arms = self._new_arms()
         self._running: set[GuidedRequest] = set()
-        self._tallies: defaultdict[str, Tally] = defaultdict(Tally)
+        self._readings = defaultdict[str, GuardReading](GuardReading)  # by variant, since the guard's last look
         self._looked = 0.0  # monotonic seconds
         self._told_unknown = set[str]()  # drafts that no pool is
         self._guard_now = 0.0  # seconds since the epoch, which never go back
@@ -189,7 +170,14 @@ class Rollout:
             self._metrics["pilotfish_variant_tokens", name].inc(verified.tokens)
             self._metrics["pilotfish_variant_token_seconds", name].inc(since)
         if not (guided.cut or guided.choice.declined):
-            self._tallies[name].add(verified, since)
+            self._readings[name] += GuardReading(
+                tokens=0 if since is None else verified.tokens,
+                itl_seconds=since or 0.0,
+                steps=1,
+                guessable=int(verified.sharing > 0),
+                accepted=verified.accepted,
+                sharing=verified.sharing,
+            )
 
     def _ended(self, guided: GuidedRequest, record: RequestRecord) -> None:
         self._running.discard(guided)
@@ -250,8 +238,7 @@ class Rollout:
             return
         self._looked = now
         self._tell_unknown_drafts()
-        tallies, self._tallies = self._tallies, defaultdict(Tally)
-        readings = {name: GuardReading(**vars(tally)) for name, tally in tallies.items()}
+        readings, self._readings = self._readings, defaultdict(GuardReading)
         self._guard_now = max(self._guard_now, self._wall())  # a clock that is set back must not confuse it
         for event in self.guard.observe(readings, self._guard_now):
             logger.warning("variant %s: %s: %s", event.variant, event.kind, event.reason)
