@@ -6,19 +6,13 @@ import random
 
 import numpy as np
 import pytest
-from transformers import AutoTokenizer
+from pycode_grammars import EOS, VOCAB, grammars, ids, tokenizer
 
 from pilotfish.core.sampling.constraint import Constraint, words
-from pilotfish.engine.pairs import resolve_pair
-from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.state import MatcherState
 
-VOCAB = 4100
 ALL = set(range(words(VOCAB) * 32))
 CHOICES = Constraint.choice(["abc", "abd"])
-EOS = 0
-TOKENIZER = AutoTokenizer.from_pretrained(resolve_pair("pycode").target)
-GRAMMARS = Grammars(TOKENIZER, VOCAB, [EOS])
 SCHEMA = Constraint.json(
     {
         "type": "object",
@@ -33,11 +27,7 @@ SCHEMA = Constraint.json(
 
 
 def state(constraint: Constraint = SCHEMA, after: list[int] | None = None) -> MatcherState:
-    return MatcherState(GRAMMARS.compile(constraint).deep_copy(), after or [])
-
-
-def ids(text: str) -> list[int]:
-    return TOKENIZER.encode(text, add_special_tokens=False)
+    return MatcherState(grammars().compile(constraint).deep_copy(), after or [])
 
 
 def legal(of: MatcherState, path: list[int]) -> set[int]:
@@ -112,8 +102,8 @@ def test_below_the_end_nothing_is_allowed() -> None:
 def test_the_only_way_on_is_forced() -> None:
     tracked = state(Constraint.choice(["return value", "return valid"]))
     forced = list(tracked.forced([]))
-    assert TOKENIZER.decode(forced).startswith("return")
-    assert "return val".startswith(TOKENIZER.decode(forced))
+    assert tokenizer().decode(forced).startswith("return")
+    assert "return val".startswith(tokenizer().decode(forced))
     assert all(tracked.allows(forced[: i + 1]) for i in range(len(forced)))
 
 
@@ -223,7 +213,7 @@ def test_a_guess_that_reaches_a_limit_changes_no_output(how: str) -> None:
 def test_an_output_that_opens_no_reasoning_follows_at_once() -> None:
     """Its first token decides; afterwards the opening is a token like others."""
     whole, opening, mark = ids("abc"), 7, [8]
-    tracked = MatcherState(GRAMMARS.compile(CHOICES), mark, opening)
+    tracked = MatcherState(grammars().compile(CHOICES), mark, opening)
     assert legal(tracked, []) == {*replayed([], [], CHOICES), opening}
     assert tracked.forced([]) == () and tracked.allows([opening]) and tracked.allows(whole)
     assert legal(tracked, [opening]) == legal(tracked, [opening, 5]) == ALL
@@ -236,7 +226,7 @@ def test_an_output_that_opens_no_reasoning_follows_at_once() -> None:
 
 
 def test_an_output_that_opens_a_reasoning_follows_after_it() -> None:
-    tracked = MatcherState(GRAMMARS.compile(CHOICES), [8], 7)
+    tracked = MatcherState(grammars().compile(CHOICES), [8], 7)
     assert tracked.allows(ids("ab"))  # a guess that does not come true
     for token in (7, 7, 5):
         tracked.extend(token)
