@@ -24,7 +24,7 @@ from pilotfish.engine.targets.stream import Submits, Update, Updates, merged
 from pilotfish.errors import EngineError, InputError, ModelError, ParameterError
 from pilotfish.operate.cascade_policy import CascadeAnswer, CascadePolicy, Confidence, Escalation, read_cascade
 from pilotfish.server.observe.request_records import checked_tag
-from pilotfish.server.operator_file import operator_text
+from pilotfish.server.traffic.operator_file import operator_text
 
 #: Names of the small model's processes.
 SMALL = "small"

@@ -31,8 +31,8 @@ from pilotfish.operate.outcome import NONE, Cohort, RequestOutcome
 from pilotfish.operate.variants import ONE_VARIANT, Variant, Variants, read_variants, unit
 from pilotfish.server.observe.metrics import ServerMetrics
 from pilotfish.server.observe.request_records import RequestFollower, RequestRecord
-from pilotfish.server.operator_file import operator_text
 from pilotfish.server.traffic.canary import ReplayedRequest
+from pilotfish.server.traffic.operator_file import operator_text
 from pilotfish.wire.serving import Delta, Verified
 
 logger = logging.getLogger(__name__)
