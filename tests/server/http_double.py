@@ -169,6 +169,13 @@ def unread_metrics() -> ServerMetrics:
     return ServerMetrics("tiny")
 
 
+def counted(metrics: ServerMetrics, prefix: str) -> dict[str, float]:
+    """Samples whose names begin so, by their names and labels, without the model's."""
+    lines = [line for line in metrics.render()[0].decode().splitlines() if line.startswith(prefix)]
+    pairs = [line.rsplit(" ", 1) for line in lines if "_created" not in line]
+    return {name.replace(',model_name="tiny"', "").replace('model_name="tiny",', ""): float(x) for name, x in pairs}
+
+
 # -- the client
 
 

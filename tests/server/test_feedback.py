@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from http_double import Answer, Client, Engine, application, exchange
+from http_double import Answer, Client, Engine, application, counted, exchange
 from live import LiveServer
 
 from pilotfish.config.server import ServerConfig
@@ -50,9 +50,7 @@ class Server:
         return rows
 
     def samples(self) -> dict[str, float]:
-        lines = [line for line in self.metrics.render()[0].decode().splitlines() if line.startswith("pilotfish_feedb")]
-        pairs = [line.rsplit(" ", 1) for line in lines if "_created" not in line]
-        return {name.replace(',model_name="tiny"', ""): float(value) for name, value in pairs}
+        return counted(self.metrics, "pilotfish_feedback")
 
 
 @pytest.fixture

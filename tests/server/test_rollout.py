@@ -11,7 +11,19 @@ from typing import Any
 
 import msgspec
 import pytest
-from http_double import IDENTITY, Answer, Client, Engine, Health, Submitted, Update, application, exchange, saying
+from http_double import (
+    IDENTITY,
+    Answer,
+    Client,
+    Engine,
+    Health,
+    Submitted,
+    Update,
+    application,
+    counted,
+    exchange,
+    saying,
+)
 
 from pilotfish.config.server import ServerConfig
 from pilotfish.engine.targets.replica_health import ReplicaHealth
@@ -59,9 +71,7 @@ class Server:
         return self.client.post(COMPLETIONS, {"prompt": "x = 1", **fields})
 
     def samples(self) -> dict[str, float]:
-        lines = [line for line in self.metrics.render()[0].decode().splitlines() if line.startswith("pilotfish_varian")]
-        pairs = [line.rsplit(" ", 1) for line in lines if "_created" not in line]
-        return {name.replace(',model_name="tiny"', "").replace('model_name="tiny",', ""): float(x) for name, x in pairs}
+        return counted(self.metrics, "pilotfish_variant")
 
 
 @pytest.fixture
