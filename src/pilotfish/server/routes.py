@@ -21,8 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.routing import Route
 
 from pilotfish.config.server import ServerConfig
 from pilotfish.engine.targets.async_engine import AsyncEngine
@@ -53,6 +52,7 @@ from pilotfish.server.messages.message_chat import chat_of
 from pilotfish.server.messages.message_format import MessageFormat
 from pilotfish.server.middleware import RequestMiddleware, ignored_of, on_routing_error, state_of
 from pilotfish.server.observe.draft_pools import draft_revisions, pools_of
+from pilotfish.server.page_routes import page_routes
 from pilotfish.server.responses import response_chat
 from pilotfish.server.responses.response_body import ResponsesRequest
 from pilotfish.server.responses.response_format import ResponseFormat
@@ -403,35 +403,3 @@ def make_app(
     )
     app.router.redirect_slashes = False  # to where, the client would say
     return app
-
-
-# -- the playground
-
-FOLDER = Path(__file__).parent / "playground"
-#: Same origin, no inline script, nothing from elsewhere.
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
-)
-PAGE_HEADERS = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # ask each time; the tag makes that cheap
-}
-
-
-class _PageFiles(StaticFiles):
-    def file_response(self, *arguments: Any, **options: Any) -> Response:
-        response = super().file_response(*arguments, **options)
-        response.headers.update(PAGE_HEADERS)
-        return response
-
-
-def page_routes() -> list[BaseRoute]:
-    files = _PageFiles(directory=FOLDER)
-
-    async def page(request: Request) -> Response:
-        return await files.get_response("index.html", request.scope)
-
-    return [Route("/", page), Mount("/playground", files)]
