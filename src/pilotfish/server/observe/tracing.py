@@ -58,13 +58,6 @@ ATTRIBUTES = {
 }
 #: What the span of a hand-over says of it.
 HANDOVER_FACTS = ("pool", "transport", "outcome", "tokens", "cached")
-#: OpenTelemetry's names of the APIs that a request comes by.
-OPERATIONS: dict[OutputKind, str] = {
-    "completion": "text_completion",
-    "chat": "chat",
-    "response": "chat",
-    "message": "chat",
-}
 
 
 class Tracer:
@@ -83,7 +76,7 @@ class Tracer:
 
     def request(self, kind: OutputKind, request_id: str, headers: Mapping[str, str]) -> RequestSpan:
         """A span that begins now, in the trace of the request's `traceparent`, if it has one."""
-        operation, model = OPERATIONS[kind], self._model_name
+        operation, model = "text_completion" if kind == "completion" else "chat", self._model_name
         attributes = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "pilotfish",
