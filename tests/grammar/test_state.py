@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 from pycode_grammars import EOS, VOCAB, grammars, ids, tokenizer
+from sizes import sized
 
 from pilotfish.core.sampling.constraint import Constraint, words
 from pilotfish.grammar.state import MatcherState
@@ -49,7 +50,7 @@ def going_on(committed: list[int], path: list[int], constraint: Constraint = SCH
     return set() if following == {EOS} else following
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(sized(8, 20)))
 def test_every_path_is_judged_as_if_it_was_the_output(seed: int) -> None:
     """Random legal outputs; at each length a random tree below, its nodes visited in any order."""
     rng, tracked, committed = random.Random(seed), state(), list[int]()
@@ -188,7 +189,7 @@ def steps_to_the_limit() -> int:
 LIMIT = steps_to_the_limit()
 
 
-@pytest.mark.parametrize("how", ["allows", "mask", "forced"])
+@pytest.mark.parametrize("how", sized(["mask"], ["allows", "mask", "forced"]))
 def test_a_guess_that_reaches_a_limit_changes_no_output(how: str) -> None:
     """It is not legal, no other is from then on; the output ends where it does without any guess."""
     tracked, a, before = state(AMBIGUOUS), ids("a")[0], LIMIT - 10

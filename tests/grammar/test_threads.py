@@ -10,6 +10,7 @@ from threading import Event
 import numpy as np
 import pytest
 from pycode_grammars import EOS, VOCAB, grammars, ids, new_grammars
+from sizes import sized
 from test_state import AMBIGUOUS, LIMIT, SCHEMA, going_on, legal, replayed
 
 from pilotfish.core.sampling.constraint import Constraint, MaskedPaths, masks_when_asked, words
@@ -49,7 +50,7 @@ def at(committed: list[int], constraint: Constraint, after: list[int] | None = N
     return state
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(sized(5, 12)))
 @pytest.mark.parametrize("which", ["tree", "leaves", "any order"])
 def test_masks_of_many_sequences_are_those_of_each_path(threads: GrammarThreads, seed: int, which: str) -> None:
     """Whole trees as a target has them, leaves alone as a draft has them."""
