@@ -335,11 +335,12 @@ EXPLOSIVE = {
 
 #: Each takes the second that a trial has.
 TRIED = sized(
-    ["all of many patterns", "terminals that double", "nested rules"], EXPLOSIVE.keys() - {"many alternatives"}
+    ["all of many patterns", "terminals that double", "nested rules"],
+    [name for name in EXPLOSIVE if name != "many alternatives"],
 )
 
 
-@pytest.mark.parametrize("name", sorted(TRIED))
+@pytest.mark.parametrize("name", TRIED)
 def test_a_grammar_that_explodes_is_refused(name: str) -> None:
     assert refusal(EXPLOSIVE[name])
     assert accepts(json_of(INTEGER | {"maximum": len(name)}), "1")  # the next one is compiled
