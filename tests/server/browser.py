@@ -68,6 +68,7 @@ class Playground:
         """As in a new tab."""
         if self.page.url.startswith(self.url):
             self.page.evaluate("sessionStorage.clear()")
+        self.page.goto("about:blank")  # ends what is under way
         self.requested.clear()
         self.complaints.clear()
         self.page.goto(self.url)

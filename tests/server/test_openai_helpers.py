@@ -12,9 +12,11 @@ import pytest
 from live import LiveServer
 from openai import AsyncOpenAI, LengthFinishReasonError, OpenAI, pydantic_function_tool
 from pydantic import BaseModel, Field
+from sizes import sized
 
 MODEL = "pycode"
 ASK: Any = {"role": "user", "content": "def mean(values):"}
+TIMES = sized(2, 4)
 GREEDY: dict[str, Any] = {"model": MODEL, "messages": [ASK], "temperature": 0, "max_tokens": 256}
 
 
@@ -192,7 +194,7 @@ def test_many_at_once(bundled: dict[str, LiveServer], mode: str) -> None:
     async def run() -> tuple[list[Any], list[Any]]:
         async with AsyncOpenAI(base_url=f"{bundled[mode].url}/v1", api_key="unused", max_retries=0) as client:
             alone = [await ask(client, kind) for kind in kinds]
-            return alone, await asyncio.gather(*(ask(client, kind) for kind in kinds * 4))
+            return alone, await asyncio.gather(*(ask(client, kind) for kind in kinds * TIMES))
 
     alone, together = asyncio.run(run())
-    assert together == alone * 4
+    assert together == alone * TIMES
