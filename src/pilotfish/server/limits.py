@@ -265,8 +265,8 @@ class RequestGuard:
         record = state.record = RequestRecord(self.metrics, facts, state.arrived)
         record.cascade = generation.cascade or record.cascade
         self.feedback.remember(caller.name, (state.id, generation.head["id"]), record.served)
-        cohort, counted = self._cohort(generation, facts), generation.cascade is None
-        # of a cascade the small model's steps would count as the large one's
+        counted = generation.cascade is None  # else the small model's steps would count as the large one's
+        cohort = self._cohort(generation, facts)
         replay = _replay(state.id, generation, facts) if counted else None
         record.followers = [reservation, self.rollout.begin(generation.choice, cohort, record, replay, counted=counted)]
         if counted and self._capture is not None:

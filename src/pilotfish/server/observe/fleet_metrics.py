@@ -58,7 +58,7 @@ class FleetMetrics:
             slots = sum(status.identity.kv_slots for status in found)
             config = {"block_size": str(BLOCK_SLOTS), "num_gpu_blocks": str(slots // BLOCK_SLOTS)}
             config["cache_dtype"] = next(iter(found)).identity.dtype
-            if self._is_new("vllm:cache_config_info", config):
+            if self._clear_changed("vllm:cache_config_info", config):
                 self._metrics["vllm:cache_config_info", *config.values()].set(1)
 
     def _set_pools(self, statuses: Mapping[str, Status]) -> None:
@@ -142,7 +142,7 @@ class FleetMetrics:
         """Set the gauges of each row, and where the row has a detail, one that is 1 with it as a label. Rows that are
         not there any more leave no gauge."""
         names, info = [f"{prefix}_{name}" for name in GAUGES[prefix]], f"{prefix}_{detail}"
-        self._is_new(prefix, of or dict.fromkeys(rows, ""), *names, *([info] if detail else []))
+        self._clear_changed(prefix, of or dict.fromkeys(rows, ""), *names, *([info] if detail else []))
         for label, values in rows.items():
             for name, value in zip(names, values, strict=True):
                 self._metrics[name, label].set(value)
@@ -150,9 +150,9 @@ class FleetMetrics:
             if text:
                 self._metrics[info, label, text].set(1)
 
-    def _is_new(self, group: str, shown: Mapping[str, str], *names: str) -> bool:
-        """Whether gauges with other labels are to be shown than the last ones, which are gone then. Those that stay are
-        not cleared: a scrape in another thread must find them."""
+    def _clear_changed(self, group: str, shown: Mapping[str, str], *names: str) -> bool:
+        """Whether the labels of a group have changed, whose gauges are cleared then. Else they stay as they are: a
+        scrape in another thread must find them."""
         if shown == self._shown.get(group, {}):
             return False
         self._metrics.empty(*(names or [group]))

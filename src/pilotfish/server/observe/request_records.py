@@ -196,6 +196,7 @@ class RequestRecord:
         self.finish(time.monotonic(), None if error is None else FinishReason.ABORT if gone else FinishReason.ERROR)
         for follower in self.followers:
             follower.closed(self)
+        self.error = None  # its traceback holds all that was asked and answered
 
     def finish(self, now: float, reason: FinishReason | None = None) -> None:
         """The outputs have ended, for `reason` or else for the worst of their own."""
