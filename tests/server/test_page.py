@@ -11,7 +11,6 @@ import pytest
 from browser import TIMEOUT, Playground, browser, needs_browser
 from playwright.sync_api import Browser, expect
 from stand_in import DONE, HANDED, STORY, StandIn, chunk, error, event, last, served, story
-from starlette.testclient import TestClient
 
 from pilotfish.core.prefilling.handover import HandOverReport
 from pilotfish.server.observe.draft_pools import KnownPool
@@ -633,16 +632,3 @@ def test_the_policy_is_in_force(playground: Playground) -> None:
     expect(playground.page.locator("body")).to_have_attribute("data-image", "refused", timeout=TIMEOUT)
     assert playground.page.evaluate("[window.refused, window.injected ?? null]") == [True, None]
     assert any("Content Security Policy" in complaint for complaint in playground.complaints)
-
-
-def test_files_come_with_their_headers_and_only_when_they_changed(stand_in: StandIn) -> None:
-    client = TestClient(stand_in.app())
-    for path, media_type in [("/", "text/html"), ("/playground/page.js", "text/javascript")]:
-        response = client.get(path)
-        assert response.headers["content-type"] == f"{media_type}; charset=utf-8"
-        assert response.headers["x-content-type-options"] == "nosniff"
-        assert response.headers["referrer-policy"] == "no-referrer"
-        assert "script-src 'self'" in response.headers["content-security-policy"]
-        again = client.get(path, headers={"If-None-Match": response.headers["etag"]})
-        assert (again.status_code, again.content) == (304, b"")
-    assert client.get("/playground/page.py").status_code == 404
