@@ -219,11 +219,11 @@ def test_rollout_canary_and_capture_know_nothing_of_it(server: Server) -> None:
         server.sure = sure
         assert server.ask(metadata={"tag": "learn"}).status == 200
     assert not server.offered and not any(arm.requests or arm.pinned for arm in server.rollout.arms.arms.values())
-    assert not server.rollout.statistics().windows and not server.rollout._readings and not server.rollout._running
+    assert not server.rollout.statistics().windows and not server.rollout._steps and not server.rollout._running
     assert not server.samples("pilotfish_captured_requests_total") and not server.samples("pilotfish_variant_steps")
     server.ask(model="tiny", metadata={"tag": "learn"})
     server.capture.close()
-    assert len(server.offered) == 1 and server.rollout.arms.arms["only"].requests == 1 and server.rollout._readings
+    assert len(server.offered) == 1 and server.rollout.arms.arms["only"].requests == 1 and server.rollout._steps
     assert sum(server.samples("pilotfish_captured_requests_total").values()) == 1
 
 

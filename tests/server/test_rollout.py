@@ -147,9 +147,9 @@ def test_what_came_of_requests_is_told_by_variant_and_by_cohort(server: Server) 
 
 def test_the_guard_hears_nothing_of_requests_whose_clients_want_no_guesses(server: Server) -> None:
     server.ask(metadata={"tag": "canary"}, speculation={"mode": "off"})
-    assert not server.rollout._readings
+    assert not server.rollout._steps
     server.ask(metadata={"tag": "canary"})
-    assert server.rollout._readings.keys() == {"next"}
+    assert server.rollout._steps.keys() == {"next"}
 
 
 def test_a_reload_takes_effect_for_the_next_request(server: Server) -> None:

@@ -13,10 +13,11 @@ import dataclasses
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
@@ -47,6 +48,8 @@ WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 EVENTS = ("cut", "trial", "restored", "failed trial")
 #: Outputs that have a form, which the end of `max_tokens` may break.
 CONSTRAINED = ("json", "grammar")
+#: Of one output, and the seconds since its step before; None: there was none.
+ObservedStep: TypeAlias = tuple[Verified, float | None]
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,7 @@ class Rollout:
         self._metrics, self._wall = metrics, wall
         self.arms = self._new_arms()
         self._running: set[GuidedRequest] = set()
-        self._readings = defaultdict[str, GuardReading](GuardReading)  # by variant, since the guard's last look
+        self._steps = defaultdict[str, list[ObservedStep]](list)  # by variant, since the guard's last look
         self._looked = 0.0  # monotonic seconds
         self._told_unknown = set[str]()  # drafts that no pool is
         self._guard_now = 0.0  # seconds since the epoch, which never go back
@@ -170,14 +173,7 @@ class Rollout:
             self._metrics["pilotfish_variant_tokens", name].inc(verified.tokens)
             self._metrics["pilotfish_variant_token_seconds", name].inc(since)
         if not (guided.cut or guided.choice.declined):
-            self._readings[name] += GuardReading(
-                tokens=0 if since is None else verified.tokens,
-                itl_seconds=since or 0.0,
-                steps=1,
-                guessable=int(verified.sharing > 0),
-                accepted=verified.accepted,
-                sharing=verified.sharing,
-            )
+            self._steps[name].append((verified, since))
 
     def _ended(self, guided: GuidedRequest, record: RequestRecord) -> None:
         self._running.discard(guided)
@@ -238,7 +234,8 @@ class Rollout:
             return
         self._looked = now
         self._tell_unknown_drafts()
-        readings, self._readings = self._readings, defaultdict(GuardReading)
+        readings = {name: reading_of(steps) for name, steps in self._steps.items()}
+        self._steps.clear()
         self._guard_now = max(self._guard_now, self._wall())  # a clock that is set back must not confuse it
         for event in self.guard.observe(readings, self._guard_now):
             logger.warning("variant %s: %s: %s", event.variant, event.kind, event.reason)
@@ -295,6 +292,18 @@ class Rollout:
 
     def statistics(self) -> CohortStatistics:
         return self.cohorts.told(self._wall())
+
+
+def reading_of(steps: Sequence[ObservedStep]) -> GuardReading:
+    later = [(verified.tokens, since) for verified, since in steps if since is not None]
+    return GuardReading(
+        tokens=sum(tokens for tokens, _ in later),
+        itl_seconds=sum(since for _, since in later),
+        steps=len(steps),
+        guessable=sum(verified.sharing > 0 for verified, _ in steps),
+        accepted=sum(verified.accepted for verified, _ in steps),
+        sharing=sum(verified.sharing for verified, _ in steps),
+    )
 
 
 def read_file(file: Path) -> Variants:
