@@ -14,6 +14,7 @@ from pilotfish.engine.targets.replica import ReplicaHealth
 from pilotfish.engine.targets.status import identity_of, status_of
 from pilotfish.kv import tiers as tiers_module
 from pilotfish.kv.tiers import KVTiers
+from pilotfish.server.observe.fleet_metrics import FleetMetrics
 from pilotfish.server.observe.metrics import ServerMetrics
 from pilotfish.server.observe.request_records import RequestFacts, RequestRecord
 from pilotfish.wire.channel import decoded, encode
@@ -42,7 +43,7 @@ def test_they_tell_what_came_from_where(tier: str, llama: Path, tmp_path: Path) 
             serve(engine, prompt, metrics)
         status = decoded(SERVER_DECODER, encode(status_of(engine, identity_of(engine), "")))
         assert isinstance(status, Status) and engine.tiers is not None
-        metrics.fleet.tell([ReplicaHealth("target", status=status)])
+        FleetMetrics(metrics).tell([ReplicaHealth("target", status=status)])
         counts, size = engine.tiers.counts, engine.memory.target.slot
     loaded = len(PROMPTS) * IN_OBJECTS
     assert status.tier_counts == counts and counts.saved >= loaded // 64 and counts.loading_seconds > 0

@@ -10,24 +10,19 @@ import numpy as np
 import pytest
 from constraint_checks import is_valid, may_become_valid
 from grammar_corpus import Entry, Grammar, Regex, Schema, entries
-from transformers import AutoTokenizer
+from pycode_grammars import EOS, VOCAB, grammars, ids, tokenizer
 
 from pilotfish.core.sampling.constraint import words
-from pilotfish.engine.pairs import resolve_pair
-from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.state import MatcherState
 
-TOKENIZER = AutoTokenizer.from_pretrained(resolve_pair("pycode").target)
-EOS, VOCAB = 0, len(TOKENIZER)
-GRAMMARS = Grammars(TOKENIZER, VOCAB, [EOS])
 ENTRIES = list(entries())
 MAX_TOKENS = 512
 everywhere = pytest.mark.parametrize("entry", ENTRIES, ids=[entry.name for entry in ENTRIES])
 
 
 def accepts(entry: Entry, text: str) -> bool:
-    matcher = GRAMMARS.compile(entry.constraint).deep_copy()
-    tokens = TOKENIZER.encode(text, add_special_tokens=False)
+    matcher = grammars().compile(entry.constraint).deep_copy()
+    tokens = ids(text)
     return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
 
 
@@ -65,20 +60,20 @@ def test_a_grammar_and_the_judge_agree_on_instances(entry: Entry) -> None:
 
 def random_output(entry: Entry, seed: int) -> tuple[str, bool]:
     """A text of legal tokens, half of the time one that is short; and whether it is whole."""
-    state = MatcherState(GRAMMARS.compile(entry.constraint).deep_copy())
+    state = MatcherState(grammars().compile(entry.constraint).deep_copy())
     rng, bits, tokens = random.Random(seed), np.zeros(words(VOCAB), np.int32), list[int]()
     while len(tokens) < MAX_TOKENS and not state.ended:
         state.mask([], bits)
         legal = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
-        assert legal.size, TOKENIZER.decode(tokens)
+        assert legal.size, tokenizer().decode(tokens)
         short = legal[legal < 300]
         token = int(rng.choice(short if short.size and rng.random() < 0.5 else legal))
         if token == EOS:
-            return TOKENIZER.decode(tokens), True
+            return tokenizer().decode(tokens), True
         tokens.append(token)
         state.extend(token)
     assert state.problem is None
-    return TOKENIZER.decode(tokens, skip_special_tokens=True), state.ended
+    return tokenizer().decode(tokens, skip_special_tokens=True), state.ended
 
 
 @everywhere

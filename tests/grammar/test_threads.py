@@ -9,11 +9,12 @@ from threading import Event
 
 import numpy as np
 import pytest
-from test_state import AMBIGUOUS, EOS, GRAMMARS, LIMIT, SCHEMA, TOKENIZER, VOCAB, going_on, ids, legal, replayed
+from pycode_grammars import EOS, VOCAB, grammars, ids, new_grammars
+from sizes import sized
+from test_state import AMBIGUOUS, LIMIT, SCHEMA, going_on, legal, replayed
 
 from pilotfish.core.sampling.constraint import Constraint, MaskedPaths, masks_when_asked, words
 from pilotfish.errors import ParameterError
-from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.state import MatcherState
 from pilotfish.grammar.threads import GrammarThreads
 
@@ -23,7 +24,7 @@ OPEN = Constraint.regex("[ab]{0,4}c?")
 
 @pytest.fixture(scope="module")
 def threads() -> Iterator[GrammarThreads]:
-    threads = GrammarThreads(GRAMMARS)
+    threads = GrammarThreads(grammars())
     yield threads
     threads.close()
 
@@ -43,13 +44,13 @@ def grown(rng: random.Random, constraint: Constraint, length: int) -> tuple[list
 
 
 def at(committed: list[int], constraint: Constraint, after: list[int] | None = None) -> MatcherState:
-    state = MatcherState(GRAMMARS.compile(constraint).deep_copy(), after or [])
+    state = MatcherState(grammars().compile(constraint).deep_copy(), after or [])
     for token in committed:
         state.extend(token)
     return state
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(sized(5, 12)))
 @pytest.mark.parametrize("which", ["tree", "leaves", "any order"])
 def test_masks_of_many_sequences_are_those_of_each_path(threads: GrammarThreads, seed: int, which: str) -> None:
     """Whole trees as a target has them, leaves alone as a draft has them."""
@@ -137,8 +138,8 @@ def test_what_is_known_waits_for_no_other(threads: GrammarThreads, monkeypatch: 
     threads.compile(CHOICE).result()
     with pytest.raises(ParameterError):
         threads.compile(bad).result()
-    compile_now = GRAMMARS.compile
-    monkeypatch.setattr(GRAMMARS, "compile", lambda one: (released.wait(10), compile_now(one))[1])
+    compile_now = grammars().compile
+    monkeypatch.setattr(grammars(), "compile", lambda one: (released.wait(10), compile_now(one))[1])
     waiting, pending = threads.compile(slow), threads.pending(slow)
     try:
         assert threads.compile(CHOICE).done() and threads.pending(CHOICE)() is not None
@@ -151,11 +152,11 @@ def test_what_is_known_waits_for_no_other(threads: GrammarThreads, monkeypatch: 
 
 def test_nothing_is_left_when_it_is_closed() -> None:
     """No process of trials, no thread."""
-    grammars = Grammars(TOKENIZER, VOCAB, [EOS])
+    made = new_grammars()
     before = set(threading.enumerate())
-    threads = GrammarThreads(grammars)
+    threads = GrammarThreads(made)
     threads.masks([MaskedPaths(MatcherState(threads.compile(OPEN).result()), [[]])], VOCAB)()
-    process = grammars._trial._process
+    process = made._trial._process
     assert process is not None and process.poll() is None
     threads.close()
     threads.close()
@@ -166,7 +167,7 @@ def test_nothing_is_left_when_it_is_closed() -> None:
 def test_an_output_may_open_a_reasoning(threads: GrammarThreads) -> None:
     opening, whole = 40, ids("return")
     paths = [whole[:1], [], [opening], [opening, 8]]
-    state = MatcherState(GRAMMARS.compile(CHOICE), [8], opening)
+    state = MatcherState(grammars().compile(CHOICE), [8], opening)
     (below, root, open_, after) = threads.masks([MaskedPaths(state, paths)], VOCAB)()
     for row, path in ((below, whole[:1]), (after, [])):
         reference = np.zeros_like(row)

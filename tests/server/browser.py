@@ -54,7 +54,7 @@ class Playground:
 
     def __init__(self, chromium: Browser, url: str, **context: Any) -> None:
         """`context`: options of playwright's `Browser.new_context`, as in viewport or color_scheme."""
-        self.context = chromium.new_context(**context)
+        self.url, self.context = url, chromium.new_context(**context)
         self.page: Page = self.context.new_page()
         self.page.set_default_timeout(TIMEOUT)
         self.requested: list[str] = []
@@ -62,7 +62,16 @@ class Playground:
         self.page.on("request", lambda request: self.requested.append(request.url))
         self.page.on("console", lambda message: self.complaints.append(message.text))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.goto(url)
+        self.open()
+
+    def open(self) -> None:
+        """As in a new tab."""
+        if self.page.url.startswith(self.url):
+            self.page.evaluate("sessionStorage.clear()")
+        self.page.goto("about:blank")  # ends what is under way
+        self.requested.clear()
+        self.complaints.clear()
+        self.page.goto(self.url)
         expect(self.page.locator("#status")).not_to_be_empty(timeout=TIMEOUT)
 
     def __enter__(self) -> Playground:

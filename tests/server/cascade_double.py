@@ -8,16 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from http_double import (
-    Answer,
-    Client,
-    Engine,
-    ScriptedStream,
-    Submitted,
-    Update,
-    deltas,
-    saying,
-)
+from http_double import Answer, Client, Engine, ScriptedStream, Submitted, Update, counted, deltas, saying
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
@@ -120,9 +111,7 @@ class Server:
         return said["answered_by"], said["escalated"]
 
     def samples(self, name: str) -> dict[str, float]:
-        lines = [line for line in self.metrics.render()[0].decode().splitlines() if line.startswith(name)]
-        pairs = [line.rsplit(" ", 1) for line in lines if "_created" not in line]
-        return {text.replace('model_name="tiny",', ""): float(x) for text, x in pairs if float(x)}
+        return {sample: count for sample, count in counted(self.metrics, name).items() if count}
 
 
 def cascaded(tokenizer: Any, folder: Path) -> Server:

@@ -12,14 +12,11 @@ import pytest
 from http_double import Client, Engine, application, saying
 from live import LiveServer
 from openai_fleet import MODES, Fleet, running
-from sizes import sized
 from support import write_tokenizer
 from transformers import AutoTokenizer
 
 from pilotfish.engine.pairs import resolve_pair
 
-#: Modes of the servers that are asked each question.
-ASKED = sized(("off", "async"), MODES)
 TEMPLATE = (
     "{% for m in messages %}{% if m.content == 'refuse' %}{{ raise_exception('no') }}{% endif %}"
     "<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
@@ -63,25 +60,25 @@ def synchronous(llama: Path, draft: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="session")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Live servers in all three modes."""
+    """Live servers in all modes."""
     with running(tmp_path_factory.mktemp("fleet")) as fleet:
         yield fleet
 
 
 @pytest.fixture(scope="session")
 def bundled() -> Iterator[dict[str, LiveServer]]:
-    """Live servers of the bundled pair, by their mode: of those that are asked."""
+    """Live servers of the bundled pair, by their mode."""
     pair = resolve_pair("pycode")
     options = {"served_model_name": "pycode", "kv_slots": 16384, "budget": "fixed"}
     drafts: dict[str, dict[str, Any]] = {"off": {}, "sync": {"draft": pair.draft}, "async": {"draft": pair.draft}}
     with ExitStack() as stack:
-        servers = {mode: LiveServer(pair.target, mode=mode, **options, **drafts[mode]) for mode in ASKED}
+        servers = {mode: LiveServer(pair.target, mode=mode, **options, **drafts[mode]) for mode in MODES}
         for server in servers.values():
             stack.callback(server.kill)
         yield {mode: stack.enter_context(server) for mode, server in servers.items()}
 
 
-@pytest.fixture(params=ASKED)
+@pytest.fixture(params=MODES)
 def mode(request: pytest.FixtureRequest) -> str:
     """Of the server that is asked."""
     return str(request.param)

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import zip_longest
 from typing import Any
 
@@ -151,8 +152,20 @@ def logprob(token: int, n: int) -> TokenLogprobs:
 
 def application(engine: Engine, guard: Any = None, **config: Any) -> Any:
     """A server over `engine`, open to everybody where there is no `guard`."""
-    open_guard = RequestGuard(Keyring([]), Admission(ServerConfig()), ServerMetrics("tiny"))
-    return make_app(engine, ServerConfig(**config), guard or open_guard)  # type: ignore[arg-type]
+    guard = guard or RequestGuard(Keyring([]), Admission(ServerConfig()), unread_metrics())
+    return make_app(engine, ServerConfig(**config), guard)  # type: ignore[arg-type]
+
+
+@cache
+def unread_metrics() -> ServerMetrics:
+    return ServerMetrics("tiny")
+
+
+def counted(metrics: ServerMetrics, prefix: str) -> dict[str, float]:
+    """Samples whose names begin so, by their names and labels, without the model's."""
+    lines = [line for line in metrics.render()[0].decode().splitlines() if line.startswith(prefix)]
+    pairs = [line.rsplit(" ", 1) for line in lines if "_created" not in line]
+    return {name.replace(',model_name="tiny"', "").replace('model_name="tiny",', ""): float(x) for name, x in pairs}
 
 
 # -- the client

@@ -1,10 +1,9 @@
-"""Three servers over one model, one a mode, and the official client's answers from them."""
+"""Servers over one model, one a mode, and the official client's answers from them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -17,10 +16,12 @@ from openai import AsyncOpenAI, OpenAI
 from openai.resources import chat as chats
 from openai.resources.completions import Completions
 from openai_cases import BYTES, CASES, MODEL, Case, Stop
+from sizes import sized
 from support import write_model
 from transformers import AutoTokenizer
 
-MODES = ("off", "sync", "async")
+#: Of servers that run, and that are asked each question.
+MODES = sized(("off", "async"), ("off", "sync", "async"))
 TEMPLATE = (
     "{{ tone }}{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -29,16 +30,8 @@ EOS = '{"eos_token_id": 0}'
 SECRETS = {name: f"secret-of-{name}".ljust(24, ".") for name in ("main", "salted", "narrow", "rated", "spent")}
 RATED = "requests_per_minute = 1"
 #: Of a rated key one test uses up the minute.
-LIMITS = {
-    "main": "",
-    "salted": 'cache_salt = "s"',
-    "narrow": "max_concurrency = 1",
-    "rated": RATED,
-    "spent": RATED,
-}
+LIMITS = {"main": "", "salted": 'cache_salt = "s"', "narrow": "max_concurrency = 1", "rated": RATED, "spent": RATED}
 MAX_BODY = 1 << 16
-THREADS = 6
-
 
 #: Fields that the client knows of completions and of chats; all others are ours, and go into `extra_body`.
 THEIRS = {
@@ -114,7 +107,6 @@ class Fleet:
         self.client = cache(self._client)
         self.arguments = cache(self._arguments)
         self.whole = cache(self._whole)
-        self.streams = cache(self._streams)
         self.at_once = cache(self._at_once)
 
     def close(self) -> None:
@@ -155,24 +147,6 @@ class Fleet:
         answer = Answer()
         client = self.client(mode, strict=case.typed)
         answer.add(create(client, case)(**self.arguments(case)).model_dump())
-        return answer
-
-    def _streams(self, mode: str) -> dict[Case, Answer]:
-        """All cases as streams, from a few threads that share the synchronous client."""
-        for each in CASES:
-            self.arguments(each)
-        for chat in (False, True):
-            self.client(mode, strict=chat)
-        with ThreadPoolExecutor(THREADS) as pool:
-            return dict(zip(CASES, pool.map(lambda each: self._streamed(mode, each), CASES), strict=True))
-
-    def _streamed(self, mode: str, case: Case) -> Answer:
-        answer = Answer()
-        client = self.client(mode, strict=case.chat)  # its chunks of completions know no null finish_reason
-        options = {"include_usage": True}
-        with create(client, case)(**self.arguments(case), stream=True, stream_options=options) as stream:
-            for chunk in stream:
-                answer.add(chunk.model_dump())
         return answer
 
     def _at_once(self, mode: str) -> dict[Case, list[Answer]]:

@@ -23,10 +23,10 @@ from pilotfish.server.bodies.requests import (
     FeedbackRequest,
     TokenizeRequest,
 )
+from pilotfish.server.http_errors import OVERLOADED
 from pilotfish.server.messages.message_body import CountTokensRequest, MessagesRequest
-from pilotfish.server.messages.message_errors import OVERLOADED
 from pilotfish.server.observe.draft_pools import DraftPools
-from pilotfish.server.observe.feedback_table import ServedMode
+from pilotfish.server.observe.request_records import ServedMode
 from pilotfish.server.responses.response_body import ResponsesRequest
 from pilotfish.server.routes import VERSION, Api
 from pilotfish.server.traffic.rollout import RolloutState

@@ -6,14 +6,8 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from pilotfish.server.responses.response_body import (
-    AnyJson,
-    FunctionChoice,
-    PlainText,
-    ResponseTool,
-    SchemaJson,
-    ToolSubsetChoice,
-)
+from pilotfish.server.bodies.requests import AnyText, JsonObject
+from pilotfish.server.responses.response_body import FunctionChoice, ResponseTool, SchemaJson, ToolSubsetChoice
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -93,7 +87,7 @@ class ResponseReasoning(Struct, frozen=True):
 
 
 class ResponseText(Struct, frozen=True):
-    format: PlainText | AnyJson | SchemaJson
+    format: AnyText | JsonObject | SchemaJson
     verbosity: str
 
 

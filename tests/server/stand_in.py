@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from pilotfish.core.prefilling.handover import HandOverReport
-from pilotfish.server.routes import page_routes
+from pilotfish.server.page_routes import page_routes
 
 MODEL = "stand-in"
 STORY = """    total = 0.0
@@ -71,13 +71,7 @@ def chunk(
     counts = {"sequences": 1, "rows": nodes + 1, "nodes": nodes, "accepted": accepted, "committed": len(tokens)}
     step = {**times, **counts, "hits": 0, "pushes": list(pushes)}
     reports = [report.as_json() for report in handovers]
-    detail = {
-        "tokens": list(tokens),
-        "ends": list(ends),
-        "verified": [verified],
-        "steps": [step],
-        "handovers": reports,
-    }
+    detail = {"tokens": list(tokens), "ends": list(ends), "verified": [verified], "steps": [step], "handovers": reports}
     choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": None}
     return {"id": "cmpl-1", "object": "text_completion", "model": MODEL, "choices": [choice], "pilotfish": detail}
 

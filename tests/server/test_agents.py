@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 from http_double import Client, Engine, saying
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from sizes import sized
 from test_response_answers import events_of, prompt_of, response_of
 
 from pilotfish.server.bodies import ignored
@@ -418,7 +419,8 @@ def test_a_custom_tool_that_must_be_called(taking: Callable[..., Client], engine
     assert constraint is not None and '"input"' in constraint.text
 
 
-@given(text=st.text(), cuts=st.lists(st.integers(0, 300)))
+@settings(max_examples=sized(15, 50))
+@given(text=st.text(max_size=60), cuts=st.lists(st.integers(0, 300), max_size=20))
 def test_an_input_is_read_as_it_comes(text: str, cuts: list[int]) -> None:
     for arguments, expected in ((arguments_of(text), text), (f'{{"x": {text}', f'{{"x": {text}')):
         places = [0, *sorted(cut for cut in cuts if cut < len(arguments)), len(arguments)]

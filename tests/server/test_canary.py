@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from http_double import IDENTITY, Client, Engine, Health, Submitted, Update, application, saying
+from http_double import IDENTITY, Client, Engine, Health, Submitted, Update, application, counted, saying
 
 from pilotfish.config.server import ServerConfig
 from pilotfish.core.sampling.sampling_params import SamplingParams
@@ -32,9 +32,8 @@ class Rig:
         self.canary = Canary(self.engine, self.metrics, lambda: self.idle)  # type: ignore[arg-type]
 
     def results(self) -> dict[str, float]:
-        lines = [line for line in self.metrics.render()[0].decode().splitlines() if "canary_replays_total{" in line]
-        counts = {line.split('result="')[1].split('"')[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
-        return {result: count for result, count in counts.items() if count}
+        replays = counted(self.metrics, "pilotfish_canary_replays_total{")
+        return {name.split('"')[1]: count for name, count in replays.items() if count}
 
     def run(self, monkeypatch: pytest.MonkeyPatch, turns: int = 50) -> None:
         monkeypatch.setattr("pilotfish.server.traffic.canary.LOOK", 0.0)

@@ -13,7 +13,19 @@ from typing import Any
 
 import msgspec
 import pytest
-from http_double import IDENTITY, Answer, Client, Engine, Health, Submitted, Update, application, exchange, saying
+from http_double import (
+    IDENTITY,
+    Answer,
+    Client,
+    Engine,
+    Health,
+    Submitted,
+    Update,
+    application,
+    counted,
+    exchange,
+    saying,
+)
 
 from pilotfish.config.server import ServerConfig
 from pilotfish.errors import EngineError, ParameterError
@@ -70,10 +82,8 @@ class Server:
         return [row for file in found_rows(self.path) for row in read_rows_of(file)]
 
     def results(self) -> dict[str, float]:
-        lines = self.metrics.render()[0].decode().splitlines()
-        found = [line for line in lines if line.startswith("pilotfish_captured_requests_total{")]
-        counts = {line.split('result="')[1].split('"')[0]: float(line.rsplit(" ", 1)[1]) for line in found}
-        return {name: count for name, count in counts.items() if count}
+        captured = counted(self.metrics, "pilotfish_captured_requests_total{")
+        return {name.split('"')[1]: count for name, count in captured.items() if count}
 
     def tokens(self, text: str = TEXT) -> list[int]:
         return list(self.engine.tokenizer.encode(text, add_special_tokens=False))

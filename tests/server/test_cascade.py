@@ -11,12 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from cascade_double import CHAT, COMPLETIONS, LARGE, SMALL, Server, cascaded
-from http_double import (
-    IDENTITY,
-    Health,
-    Submitted,
-    Update,
-)
+from http_double import IDENTITY, Health, Submitted, Update
 from support import write_tokenizer
 from transformers import AutoTokenizer
 
@@ -42,11 +37,7 @@ def test_the_small_model_answers_what_it_is_sure_of(server: Server) -> None:
 
 @pytest.mark.parametrize(
     ("fields", "reason"),
-    [
-        ({"metadata": {"tag": "hard"}}, "tag"),
-        ({"prompt": [5] * 9}, "length"),
-        ({"prompt": ["x", [5] * 9]}, "length"),
-    ],
+    [({"metadata": {"tag": "hard"}}, "tag"), ({"prompt": [5] * 9}, "length"), ({"prompt": ["x", [5] * 9]}, "length")],
 )
 def test_a_rule_sends_a_request_to_the_large_model(server: Server, fields: dict[str, Any], reason: str) -> None:
     answer = server.ask(**fields).json
@@ -158,11 +149,7 @@ def test_a_small_context_takes_what_fits(server: Server) -> None:
 
 def test_every_api_tells(server: Server) -> None:
     chat = {"messages": [{"role": "user", "content": "x"}]}
-    asked = {
-        CHAT: chat,
-        "/v1/messages": {**chat, "max_tokens": 9},
-        "/v1/responses": {"input": "x"},
-    }
+    asked = {CHAT: chat, "/v1/messages": {**chat, "max_tokens": 9}, "/v1/responses": {"input": "x"}}
     server.cascade.policy = msgspec.structs.replace(server.cascade.policy, longest=None)
     for path, fields in asked.items():
         answer = server.ask(path, **fields)
@@ -232,11 +219,11 @@ def test_rollout_canary_and_capture_know_nothing_of_it(server: Server) -> None:
         server.sure = sure
         assert server.ask(metadata={"tag": "learn"}).status == 200
     assert not server.offered and not any(arm.requests or arm.pinned for arm in server.rollout.arms.arms.values())
-    assert not server.rollout.statistics().windows and not server.rollout._tallies and not server.rollout._running
+    assert not server.rollout.statistics().windows and not server.rollout._steps and not server.rollout._running
     assert not server.samples("pilotfish_captured_requests_total") and not server.samples("pilotfish_variant_steps")
     server.ask(model="tiny", metadata={"tag": "learn"})
     server.capture.close()
-    assert len(server.offered) == 1 and server.rollout.arms.arms["only"].requests == 1 and server.rollout._tallies
+    assert len(server.offered) == 1 and server.rollout.arms.arms["only"].requests == 1 and server.rollout._steps
     assert sum(server.samples("pilotfish_captured_requests_total").values()) == 1
 
 

@@ -10,11 +10,7 @@ from typing import Any
 
 import pytest
 from cascade_double import COMPLETIONS, Server, cascaded
-from http_double import (
-    Answer,
-    exchange,
-    saying,
-)
+from http_double import Answer, exchange, saying
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 from attending import open_requests
 from inline_targets import InlineTarget
 from live import LiveServer
+from sizes import in_soak
 from support import SETTINGS, SNIPPETS, assert_idle, make_engine, run, until
 
 from pilotfish.config.engine import EngineConfig
@@ -171,6 +172,7 @@ def test_a_small_model_that_is_lost_later_fails_the_request(models: Callable[...
     running(scenario())
 
 
+@in_soak
 def test_a_live_server(llama: Path, draft: Path, tmp_path: Path) -> None:
     (tmp_path / "cascade.toml").write_text(
         f'name = "auto"\ntags = ["hard"]\nthreshold = {LEAST}\n[small]\ntarget = "{draft}"\nkv_slots = 2048\n'

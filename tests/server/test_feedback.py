@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from http_double import Answer, Client, Engine, application, exchange
+from http_double import Answer, Client, Engine, application, counted, exchange
 from live import LiveServer
 
 from pilotfish.config.server import ServerConfig
 from pilotfish.logs import configure
 from pilotfish.server.auth import Keyring, load_keyring
 from pilotfish.server.limits import Admission, RequestGuard
-from pilotfish.server.observe import feedback_table as feedback
+from pilotfish.server.observe import feedback
 from pilotfish.server.observe.metrics import MAX_TAGS, ServerMetrics
 
 FEEDBACK, CHAT, COMPLETIONS = "/v1/feedback", "/v1/chat/completions", "/v1/completions"
@@ -50,9 +50,7 @@ class Server:
         return rows
 
     def samples(self) -> dict[str, float]:
-        lines = [line for line in self.metrics.render()[0].decode().splitlines() if line.startswith("pilotfish_feedb")]
-        pairs = [line.rsplit(" ", 1) for line in lines if "_created" not in line]
-        return {name.replace(',model_name="tiny"', ""): float(value) for name, value in pairs}
+        return counted(self.metrics, "pilotfish_feedback")
 
 
 @pytest.fixture
@@ -210,7 +208,7 @@ def test_comments_are_logged_as_prompts_are(
     server: Server, caplog: pytest.LogCaptureFixture, prompts: bool, _configured: Callable[[bool], None]
 ) -> None:
     _configured(prompts)
-    caplog.set_level(logging.INFO, "pilotfish.server.feedback")
+    caplog.set_level(logging.INFO, "pilotfish.server.observe.feedback")
     request_id = server.ask().json["id"]
     assert server.tell(request_id=request_id, success=False, comment="it said Elfriede").status == 200
     (line,) = (vars(record)["fields"] for record in caplog.records if record.message == "feedback")

@@ -8,9 +8,10 @@ from http import HTTPStatus
 import msgspec
 import pytest
 from http_double import IDENTITY
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from sizes import sized
 
 from pilotfish.config.server import ServerConfig
 from pilotfish.errors import ParameterError, UnknownOptionError
@@ -324,6 +325,7 @@ class Interleaved(RuleBasedStateMachine):
 
 
 TestInterleaved = Interleaved.TestCase
+TestInterleaved.settings = settings(max_examples=sized(15, 50), stateful_step_count=sized(25, 50))
 
 
 @given(st.lists(COSTS, min_size=1, max_size=30))

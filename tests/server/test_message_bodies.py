@@ -13,7 +13,7 @@ import anthropic
 import httpx2
 import pytest
 from anthropic import AsyncAnthropic
-from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent, TextBlock, ToolUseBlock
+from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent, ToolUseBlock
 from anthropic.types.beta import BetaMessage, BetaMessageTokensCount
 from anthropic.types.shared import ErrorResponse
 from http_double import IDENTITY, Client, Engine, Health, Submitted, Update, application, saying, unready
@@ -567,8 +567,3 @@ def test_a_prompt_that_is_too_long_for_what_is_left(says: Says) -> None:
     server = says("x")
     server.engine.health = Health(identity=replace(ROOMY, longest=8))
     assert server.client.post(PATH, BODY).json["error"]["message"].startswith("messages: ")
-
-
-def test_types(says: Says) -> None:
-    (block,) = says("x").create().content
-    assert isinstance(block, TextBlock) and block.text == "x"

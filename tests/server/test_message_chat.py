@@ -167,10 +167,7 @@ def test_an_empty_last_turn_of_the_assistant_is_none(content: Any) -> None:
         ),
         ([HI, assistant(USE), user(RESULT, RESULT)], "messages[2].content[1].tool_use_id: 'toolu_1' is not allowed"),
         ([HI, assistant(USE), user(text("x"), RESULT)], "messages[2].content[1]: a tool_result after text"),
-        (
-            [HI, {"role": "assistant", "content": "So "}],
-            "messages[1].content: an answer can only go on with a text",
-        ),
+        ([HI, {"role": "assistant", "content": "So "}], "messages[1].content: an answer can only go on with a text"),
         ([HI, assistant(text("So\n"))], "messages[1].content: an answer can only go on with a text"),
     ],
 )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import combinations, count
 from typing import Any
 
 import pytest
 from anthropic.lib.streaming._messages import accumulate_event
-from anthropic.types import ContentBlock, Message, RawMessageStreamEvent
+from anthropic.types import ContentBlock, RawMessageStreamEvent
 from pydantic import TypeAdapter
+from sizes import sized
 
 from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, Content, Piece, Reasoning
 from pilotfish.server.messages.message_events import BlockWriter, Part, beginning, partial
@@ -65,10 +66,7 @@ OUTPUTS: dict[str, tuple[list[Piece], list[Part]]] = {
         ],
         [thought("hm"), text("Let me see.\n"), call(0, "f", a=1), call(1, "f", a=2)],
     ),
-    "text after a call": (
-        [CallBegin(0, "f"), Arguments(0, "{}"), Content(" and so")],
-        [call(0, "f"), text(" and so")],
-    ),
+    "text after a call": ([CallBegin(0, "f"), Arguments(0, "{}"), Content(" and so")], [call(0, "f"), text(" and so")]),
     "cut in a text": ([CallBegin(0, "f"), Arguments(0, '{"a": 1, "b": "x')], [call(0, "f", a=1)]),
     "cut in a name": ([CallBegin(0, "f"), Arguments(0, '{"a": {"b": 1, "c')], [call(0, "f", a={"b": 1})]),
     "cut in an escape": ([CallBegin(0, "f"), Arguments(0, '{"a": [2], "b": "\\u00')], [call(0, "f", a=[2])]),
@@ -76,10 +74,7 @@ OUTPUTS: dict[str, tuple[list[Piece], list[Part]]] = {
     "no JSON from its middle": ([CallBegin(0, "f"), Arguments(0, '{"a": 1, b: 2, "c": 3}')], [call(0, "f", a=1)]),
     "no JSON at its end": ([CallBegin(0, "f"), Arguments(0, '{"a": [1, ]}, 2')], [call(0, "f", a=[1])]),
     "no object": ([CallBegin(0, "f"), Arguments(0, '[{"a": 1}]'), Content("x")], [call(0, "f"), text("x")]),
-    "white space around an object": (
-        [CallBegin(0, "f"), Arguments(0, ' \n{"a": 1}\n ')],
-        [call(0, "f", a=1)],
-    ),
+    "white space around an object": ([CallBegin(0, "f"), Arguments(0, ' \n{"a": 1}\n ')], [call(0, "f", a=1)]),
     "cut at the beginning": ([CallBegin(0, "f"), Arguments(0, "{")], [call(0, "f")]),
 }
 each_output = pytest.mark.parametrize(("pieces", "blocks"), OUTPUTS.values(), ids=OUTPUTS)
@@ -90,11 +85,11 @@ def writer() -> BlockWriter:
     return BlockWriter(lambda: f"toolu_{next(numbers)}")
 
 
-def streamed(parts: list[list[Piece]]) -> tuple[list[Part], list[Part]]:
+def streamed(parts: Iterable[Iterable[Piece]]) -> tuple[list[Part], list[Part]]:
     """Events, and the blocks."""
     made = writer()
     events = [event for pieces in parts for event in made.add(pieces)]
-    return events + made.finish(), made.blocks
+    return events + made.end(), made.parts
 
 
 def accumulated(events: list[Part]) -> list[Part]:
@@ -105,13 +100,6 @@ def accumulated(events: list[Part]) -> list[Part]:
         snapshot = accumulate_event(event=EVENT.validate_python(event), current_snapshot=snapshot, json_bufs=buffers)
     assert snapshot is not None
     return [block.to_dict() for block in snapshot.content]
-
-
-def cuts(pieces: list[Piece], times: int) -> Iterator[list[list[Piece]]]:
-    """The pieces with their texts cut in all ways, that many times."""
-    length = sum(len(getattr(piece, "text", "")) for piece in pieces)
-    for places in combinations(range(length + 1), times):
-        yield [[piece] for piece in cut(pieces, set(places))]
 
 
 def cut(pieces: list[Piece], places: set[int]) -> Iterator[Piece]:
@@ -130,25 +118,19 @@ def cut(pieces: list[Piece], places: set[int]) -> Iterator[Piece]:
 
 
 @each_output
-def test_all_at_once(pieces: list[Piece], blocks: list[Part]) -> None:
+def test_blocks_however_pieces_are_cut(pieces: list[Piece], blocks: list[Part]) -> None:
+    """All at once, cut at each place, at two of them, and everywhere."""
     events, made = streamed([pieces])
     assert made == blocks == accumulated(events)
     assert [BLOCK.validate_python(block).to_dict() for block in made] == blocks
-
-
-@each_output
-@pytest.mark.parametrize("times", [1, 2])
-def test_cut_everywhere(pieces: list[Piece], blocks: list[Part], times: int) -> None:
-    for parts in cuts(pieces, times):
-        events, made = streamed(parts)
-        assert made == blocks == accumulated(events), parts
-
-
-@each_output
-def test_each_character_by_itself(pieces: list[Piece], blocks: list[Part]) -> None:
     length = sum(len(getattr(piece, "text", "")) for piece in pieces)
-    events, made = streamed([[piece] for piece in cut(pieces, set(range(length)))])
-    assert made == blocks == accumulated(events)
+    cuts = [
+        set(range(length)),
+        *(set(places) for n in sized([1], [1, 2]) for places in combinations(range(length + 1), n)),
+    ]
+    for places in cuts:
+        events, made = streamed([piece] for piece in cut(pieces, places))
+        assert made == blocks == accumulated(events), places
 
 
 @each_output
@@ -170,12 +152,6 @@ def test_the_order_of_events(pieces: list[Piece], blocks: list[Part]) -> None:
     assert {event["index"] for event in events} == set(range(len(blocks)))
 
 
-def test_a_message_of_the_blocks() -> None:
-    blocks = OUTPUTS["all"][1]
-    message = Message.model_validate({**EMPTY, "content": blocks, "stop_reason": "tool_use"})
-    assert [block.type for block in message.content] == ["thinking", "text", "tool_use", "tool_use"]
-
-
 @pytest.mark.parametrize("words", ["nul", "[1, 2", '"text"', "12", '{"a": 1, }', "{a: 1}", '{"a":' * 300])
 def test_what_begins_no_object(words: str) -> None:
     assert partial(words) is None and len(beginning("", words)) < len(words)
@@ -190,11 +166,8 @@ def test_every_beginning_of_an_object_is_one(words: str) -> None:
 
 
 def test_called() -> None:
-    made = writer()
-    made.add([Content("x")])
-    made.finish()
-    assert not made.called
-    made = writer()
-    made.add([CallBegin(0, "f"), Arguments(0, "{")])
-    made.finish()
-    assert made.called
+    for pieces, called in (([Content("x")], False), ([CallBegin(0, "f"), Arguments(0, "{")], True)):
+        made = writer()
+        made.add(pieces)
+        made.end()
+        assert made.called == called

@@ -4,33 +4,20 @@ from __future__ import annotations
 
 import pytest
 from openai_cases import CASES, Case
-from openai_fleet import Answer, Fleet
+from openai_fleet import MODES, Answer, Fleet
 
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 
-def test_there_are_enough_cases() -> None:
-    assert len(CASES) >= 50 and len({str(case) for case in CASES}) == len(CASES)
-
-
 @each_case
-def test_whole(fleet: Fleet, case: Case) -> None:
-    check_form(fleet.whole("off", case), case)
-
-
-@each_case
-def test_streamed(fleet: Fleet, case: Case) -> None:
-    assert fleet.streams("async")[case] == fleet.whole("off", case)
-
-
-@each_case
-def test_whole_among_all_others(fleet: Fleet, mode: str, case: Case) -> None:
-    assert fleet.at_once(mode)[case][0] == fleet.whole("off", case)
-
-
-@each_case
-def test_streamed_among_all_others(fleet: Fleet, mode: str, case: Case) -> None:
-    assert fleet.at_once(mode)[case][1] == fleet.whole("off", case)
+def test_one_answer(fleet: Fleet, mode: str, case: Case) -> None:
+    """Alone, and among all others, whole and streamed."""
+    alone = fleet.whole("off", case)
+    check_form(alone, case)
+    whole, streamed = fleet.at_once(mode)[case]
+    assert whole == streamed == alone
+    if mode == "off" or not case.drafts:
+        assert alone.drafts is whole.drafts is streamed.drafts is None
 
 
 def check_form(answer: Answer, case: Case) -> None:
@@ -51,21 +38,11 @@ def check_form(answer: Answer, case: Case) -> None:
     assert usage["completion_tokens"] == limit if lengths else usage["completion_tokens"] < limit
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", MODES[1:])
 def test_drafts_guessed(fleet: Fleet, mode: str) -> None:
-    cases = [case for case in CASES if case.drafts][::2]
-    assert all(fleet.whole(mode, case) == fleet.whole("off", case) for case in cases)
-    told = [fleet.whole(mode, case).drafts for case in cases]
+    told = [fleet.at_once(mode)[case][0].drafts for case in CASES if case.drafts]
     drafted = [drafts for drafts in told if drafts]
     least = 0.9 if mode == "sync" else 0.3  # a draft elsewhere may come too late for an output of few tokens
     assert len(drafted) >= least * len(told)
     assert sum(drafts["num_draft_tokens"] for drafts in drafted) > 100
     assert sum(drafts["num_accepted_draft_tokens"] for drafts in drafted) > 10
-
-
-@each_case
-def test_no_drafts_where_there_are_none(fleet: Fleet, case: Case) -> None:
-    assert fleet.whole("off", case).drafts is None
-    if not case.drafts:
-        assert fleet.at_once("sync")[case][0].drafts is None
-        assert fleet.at_once("async")[case][1].drafts is None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from openai_cases import CASES, EOS, MODEL, SPANNING, Case, case
-from openai_fleet import MODES, Fleet
+from openai_fleet import Fleet
 from support import SNIPPETS
 
 from pilotfish import LLM, SamplingParams
@@ -36,7 +36,6 @@ def offline(fleet: Fleet) -> LLM:
 
 
 @pytest.mark.parametrize("name", OFFLINE)
-@pytest.mark.parametrize("mode", MODES)
 def test_the_offline_engine_says_the_same(fleet: Fleet, mode: str, offline: LLM, name: str) -> None:
     asked = case(name).asked
     params = SamplingParams(seed=7, **{field: value for field, value in asked.items() if field != "prompt"})

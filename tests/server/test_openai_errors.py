@@ -22,87 +22,34 @@ from openai_fleet import MAX_BODY, SECRETS, Fleet
 
 from pilotfish.server.bodies.ignored import HEADER
 
-#: Fields of a completion that are refused, and the field that the error names.
+#: Fields of a completion that are refused, some by the target, and the field that the error names. test_refusals has
+#: all others.
 COMPLETIONS: list[tuple[dict[str, Any], str]] = [
-    ({"suffix": "after"}, "suffix"),
-    ({"use_beam_search": True}, "use_beam_search"),
-    ({"beam_width": 4}, "beam_width"),
-    ({"length_penalty": 0.5}, "length_penalty"),
     ({"best_of": 4}, "best_of"),
-    ({"n": 0}, "n"),
-    ({"n": 10_000}, "n"),
     ({"temperature": -0.1}, "temperature"),
-    ({"temperature": "warm"}, "temperature"),
-    ({"top_p": 0}, "top_p"),
-    ({"top_p": 1.1}, "top_p"),
-    ({"top_k": -2}, "top_k"),
-    ({"min_p": 2}, "min_p"),
-    ({"presence_penalty": 3}, "presence_penalty"),
-    ({"frequency_penalty": -3}, "frequency_penalty"),
-    ({"repetition_penalty": 0}, "repetition_penalty"),
-    ({"logit_bias": {"one": 1}}, "logit_bias"),
-    ({"logit_bias": {"1": 101}}, "logit_bias"),
     ({"logit_bias": {"100000": 1}}, "logit_bias"),
-    ({"logprobs": 21}, "logprobs"),
-    ({"logprobs": -1}, "logprobs"),
-    ({"prompt_logprobs": 21}, "prompt_logprobs"),
-    ({"max_tokens": 0}, "max_tokens"),
-    ({"max_tokens": -1}, "max_tokens"),
-    ({"min_tokens": 99}, "min_tokens"),
-    ({"seed": -2}, "seed"),
     ({"seed": 2**64}, "seed"),
-    ({"stop": ""}, "stop"),
-    ({"stop": ["x"] * 17}, "stop"),
-    ({"seed": "seven"}, "seed"),
-    ({"stop_token_ids": [-1]}, "stop_token_ids"),
-    ({"stop_token_ids": [9] * 1025}, "stop_token_ids"),
     ({"stop_token_ids": [True]}, "stop_token_ids[0]"),
-    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
-    ({"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params"),
     ({"stop_token_ids": [100_000]}, "stop_token_ids"),
     ({"allowed_token_ids": [100_000]}, "allowed_token_ids"),
     ({"allowed_token_ids": []}, "allowed_token_ids"),
     ({"bad_words": [""]}, "bad_words"),
-    ({"prompt": []}, "prompt"),
-    ({"prompt": ""}, "prompt"),
     ({"prompt": [600]}, "prompt"),
-    ({"prompt": [1, "two"]}, "prompt"),
-    ({"stream_options": {"include_usage": True}}, "stream_options"),
-    ({"timeout": 0}, "timeout"),
-    ({"max_output_tokens": 9}, "max_output_tokens"),
-    ({"speculation": {"mode": "beam"}}, "speculation.mode"),
-    ({"speculation": {"max_nodes": -1}}, "speculation.max_nodes"),
-    ({"speculation": {"metrics": "all"}}, "speculation.metrics"),
+    ({"kv_transfer_params": {"do_remote_decode": True}}, "kv_transfer_params"),
     ({"speculation": {"nodes": 1}}, "speculation.nodes"),
 ]
 #: The same of chats.
 CHATS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function", "function": {"name": "f x"}}]}, "tools[0].function.name"),
-    ({"tool_choice": "auto"}, "tool_choice"),
-    ({"functions": [{"name": "f"}]}, "functions"),
-    ({"response_format": {"type": "json"}}, "response_format.type"),
-    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
     ({"structured_outputs": {"grammar": "start: other"}}, "structured_outputs.grammar"),
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
     ({"guided_json": {"if": {}}}, "guided_json"),
-    ({"modalities": ["audio"]}, "modalities"),
     ({"documents": ["x"]}, "documents"),
-    ({"messages": []}, "messages"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
-    ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
-    ({"messages": [{"role": "user"}]}, "messages[0].content"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
-    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-    ({"top_logprobs": 2}, "logprobs"),
     ({"messages": [HELLO, {"role": "assistant", "content": None, "tool_calls": [{}]}]}, "messages[1].tool_calls[0].id"),
-    ({"max_completion_tokens": 0, "max_tokens": None}, "max_completion_tokens"),
-    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
     ({"include_reasoning": "no"}, "include_reasoning"),
     ({"max_completion_tokens": 5, "max_tokens": 6}, "max_tokens"),
-    ({"echo": "yes"}, "echo"),
-    ({"chat_template": "{{ messages }}"}, "chat_template"),
 ]
 REFUSED = [(False, *each) for each in COMPLETIONS] + [(True, *each) for each in CHATS]
 
@@ -120,8 +67,6 @@ def test_a_field_that_cannot_be_is_named(
     client = fleet.client(mode)
     create = client.chat.completions.create if chat else client.completions.create
     for stream in (False, True):
-        if stream and "stream_options" in changes:
-            continue
         with pytest.raises(BadRequestError) as caught:
             create(**arguments(chat, changes), stream=stream)
         check(caught.value, 400, "invalid_request_error", field)

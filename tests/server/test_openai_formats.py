@@ -42,7 +42,7 @@ TOOLS: list[Any] = [
 FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "move", "schema": Move.model_json_schema()}}
 
 
-@pytest.fixture(scope="module", params=sized(("pythonic", "mistral"), TOOL_FORMATS))
+@pytest.fixture(scope="module", params=sized(("pythonic",), TOOL_FORMATS))
 def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
     template, pair = Path(tmp_path_factory.mktemp("template") / "tools.jinja"), resolve_pair("pycode")
     template.write_text(TEMPLATE)

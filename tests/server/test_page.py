@@ -11,7 +11,6 @@ import pytest
 from browser import TIMEOUT, Playground, browser, needs_browser
 from playwright.sync_api import Browser, expect
 from stand_in import DONE, HANDED, STORY, StandIn, chunk, error, event, last, served, story
-from starlette.testclient import TestClient
 
 from pilotfish.core.prefilling.handover import HandOverReport
 from pilotfish.server.observe.draft_pools import KnownPool
@@ -45,10 +44,17 @@ def url(server: StandIn) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="module")
+def tab(chromium: Browser, url: str) -> Iterator[Playground]:
+    """One for all tests: a context of its own takes longer than most of them."""
+    with Playground(chromium, url) as tab:
+        yield tab
+
+
 @pytest.fixture
-def playground(chromium: Browser, url: str) -> Iterator[Playground]:
-    with Playground(chromium, url) as playground:
-        yield playground
+def playground(tab: Playground) -> Playground:
+    tab.open()
+    return tab
 
 
 def greeting(**first: Any) -> list[bytes]:
@@ -62,8 +68,10 @@ def greeting(**first: Any) -> list[bytes]:
     return [*map(event, steps), *map(event, last(4, 6)), DONE]
 
 
-def test_tokens_are_coloured_by_origin_and_the_text_is_exact(playground: Playground, stand_in: StandIn) -> None:
-    stand_in.parts = greeting()
+def test_the_text_is_exact_its_tokens_coloured_by_origin_and_figures_tell_of_the_speculation(
+    playground: Playground, stand_in: StandIn
+) -> None:
+    stand_in.parts = greeting(seed=17)
     playground.run("Say hello")
     assert playground.text() == "Hello, <b>🐟é\n"
     assert playground.tokens() == [
@@ -78,11 +86,6 @@ def test_tokens_are_coloured_by_origin_and_the_text_is_exact(playground: Playgro
         "all => all.map(one => getComputedStyle(one).textDecorationLine)"
     )
     assert underlines == ["underline", "underline", "none", "underline", "none", "none"]
-
-
-def test_figures_and_timeline_tell_of_the_speculation(playground: Playground, stand_in: StandIn) -> None:
-    stand_in.parts = greeting(seed=17)
-    playground.run("Say hello")
     assert playground.shown("status") == "6 tokens · length · seed 17 · prompt 4 tokens"
     assert playground.shown("acceptance") == "30 %"
     assert playground.shown("acceptance-note") == "3 of 10 nodes"
@@ -94,35 +97,34 @@ def test_figures_and_timeline_tell_of_the_speculation(playground: Playground, st
     expect(playground.page.locator("#timeline")).to_have_attribute("aria-label", f"Timeline. {summary}")
     trees = "Tree sizes of 2 verify steps: 3 to 7 nodes, 3 of 10 nodes accepted"
     expect(playground.page.locator("#trees")).to_have_attribute("aria-label", trees)
+    assert all(request.startswith(playground.url) for request in playground.requested) and not playground.complaints
 
 
-@pytest.mark.parametrize(
-    ("cached", "expected"),
-    [
-        (
-            {"device": 64, "host": 128, "disk": 192},
-            ["64 on the device", "128 in host memory", "192 on disk", "16 computed"],
-        ),
-        ({"disk": 399}, ["399 on disk", "1 computed"]),
-        ({}, ["400 computed"]),
-        ({"device": 64, "handed_over": 335}, ["64 on the device", "335 from a prefill worker", "1 computed"]),
-        ({"device": 300, "handed_over": 335}, ["300 on the device", "100 from a prefill worker"]),
-    ],
-)
-def test_what_of_a_prompt_came_from_where(
-    playground: Playground, stand_in: StandIn, cached: dict[str, int], expected: list[str]
-) -> None:
-    handed = {name: cached.pop(name) for name in ("handed_over",) if name in cached}
-    stand_in.parts = [greeting()[0], *map(event, last(400, 6, cached=cached, **handed)), DONE]
-    playground.run("Say hello")
+#: Tokens of a prompt of 400 by where their KV came from, and what the page says.
+SOURCES: list[tuple[dict[str, int], list[str]]] = [
+    (
+        {"device": 64, "host": 128, "disk": 192},
+        ["64 on the device", "128 in host memory", "192 on disk", "16 computed"],
+    ),
+    ({"disk": 399}, ["399 on disk", "1 computed"]),
+    ({}, ["400 computed"]),
+    ({"device": 64, "handed_over": 335}, ["64 on the device", "335 from a prefill worker", "1 computed"]),
+    ({"device": 300, "handed_over": 335}, ["300 on the device", "100 from a prefill worker"]),
+]
+
+
+def test_what_of_a_prompt_came_from_where(playground: Playground, stand_in: StandIn) -> None:
     sources = playground.page.get_by_role("region", name="Where the prompt’s KV came from")
-    lines = [text.strip() for text in sources.get_by_role("listitem").all_inner_texts()]
-    assert lines == expected
-    widths = sources.locator(".sources i").evaluate_all("all => all.map(one => one.getBoundingClientRect().width)")
-    seen = [width for width in widths if width]
-    assert len(seen) == len(expected)
-    tokens = [int(line.split()[0]) for line in expected]
-    assert [widest == max(seen) for widest in seen] == [count == max(tokens) for count in tokens]
+    for cached, expected in SOURCES:
+        handed = {name: cached.pop(name) for name in ("handed_over",) if name in cached}
+        stand_in.parts = [greeting()[0], *map(event, last(400, 6, cached=cached, **handed)), DONE]
+        playground.run("Say hello")
+        assert [text.strip() for text in sources.get_by_role("listitem").all_inner_texts()] == expected
+        widths = sources.locator(".sources i").evaluate_all("all => all.map(one => one.getBoundingClientRect().width)")
+        seen = [width for width in widths if width]
+        assert len(seen) == len(expected)
+        tokens = [int(line.split()[0]) for line in expected]
+        assert [widest == max(seen) for widest in seen] == [count == max(tokens) for count in tokens]
     assert playground.complaints == []
 
 
@@ -237,10 +239,7 @@ def test_chunks_may_be_cut_anywhere(playground: Playground, stand_in: StandIn, s
 
 
 def test_text_held_back_joins_its_token_later(playground: Playground, stand_in: StandIn) -> None:
-    held = [
-        chunk("on", [1, 2], [3, 6], accepted=1, nodes=2),
-        chunk("e two t", [3], [10], accepted=0, nodes=2, at=0.1),
-    ]
+    held = [chunk("on", [1, 2], [3, 6], accepted=1, nodes=2), chunk("e two t", [3], [10], accepted=0, nodes=2, at=0.1)]
     stand_in.parts = [*map(event, held), *map(event, last(1, 3, "stop")), DONE]
     playground.run("count")
     assert playground.tokens() == [("one", "drafted"), (" tw", "own"), ("o t", "own")]
@@ -257,9 +256,11 @@ def test_an_answer_without_details_is_plain_text(playground: Playground, stand_i
 
 
 def test_the_request_carries_what_the_form_says(playground: Playground, stand_in: StandIn) -> None:
-    stand_in.parts = greeting()
+    largest = str(2**64 - 1)  # keeps its digits
+    stand_in.parts = greeting(seed=largest)
     playground.page.select_option("#mode", "off")
-    playground.run("Hi", max_tokens="8", temperature="0.5", seed="3", max_nodes="4", key="secret")
+    playground.run("Hi", max_tokens="8", temperature="0.5", seed=largest, max_nodes="4", key="secret")
+    assert f" · seed {largest} · " in playground.shown("status")
     assert stand_in.paths == ["/v1/completions"]
     assert stand_in.bodies == [
         {
@@ -267,21 +268,13 @@ def test_the_request_carries_what_the_form_says(playground: Playground, stand_in
             "prompt": "Hi",
             "max_tokens": 8,
             "temperature": 0.5,
-            "seed": "3",
+            "seed": largest,
             "stream": True,
             "stream_options": {"include_usage": True},
             "speculation": {"mode": "off", "max_nodes": 4, "metrics": "summary", "detail": True},
         }
     ]
     assert stand_in.headers[0]["authorization"] == "Bearer secret"
-
-
-def test_a_seed_keeps_its_digits(playground: Playground, stand_in: StandIn) -> None:
-    largest = str(2**64 - 1)
-    stand_in.parts = greeting(seed=largest)
-    playground.run("Hi", seed=largest)
-    assert stand_in.bodies[0]["seed"] == largest
-    assert f" · seed {largest} · " in playground.shown("status")
 
 
 def test_chat_sends_a_message_and_leaves_out_what_is_empty(playground: Playground, stand_in: StandIn) -> None:
@@ -315,11 +308,11 @@ def spoken_by(text: str) -> list[bytes]:
 
 
 @pytest.fixture
-def chat(chromium: Browser, url: str, stand_in: StandIn) -> Iterator[Playground]:
+def chat(tab: Playground, stand_in: StandIn) -> Playground:
     """The page of a model whose template marks turns."""
     stand_in.chat = True
-    with Playground(chromium, url) as playground:
-        yield playground
+    tab.open()
+    return tab
 
 
 def user(text: str) -> dict[str, str]:
@@ -440,14 +433,14 @@ def test_an_empty_message_is_not_sent(chat: Playground, stand_in: StandIn) -> No
     assert (stand_in.bodies, chat.turns()) == ([], [])
 
 
-def test_a_chosen_endpoint_stays_when_the_model_becomes_known(chromium: Browser, url: str, stand_in: StandIn) -> None:
+def test_a_chosen_endpoint_stays_when_the_model_becomes_known(tab: Playground, stand_in: StandIn) -> None:
     stand_in.chat, stand_in.refusal = True, (401, error("Authorization: a key is needed"))
-    with Playground(chromium, url) as playground:
-        playground.page.locator("input[value=chat]").check()
-        playground.page.locator("input[value=completions]").check()
-        stand_in.refusal, stand_in.parts = None, greeting()
-        playground.run("Say hello")
-        assert stand_in.paths == ["/v1/completions"]
+    tab.open()
+    tab.page.locator("input[value=chat]").check()
+    tab.page.locator("input[value=completions]").check()
+    stand_in.refusal, stand_in.parts = None, greeting()
+    tab.run("Say hello")
+    assert stand_in.paths == ["/v1/completions"]
 
 
 # -- keys, errors, ends
@@ -470,15 +463,15 @@ def test_a_refusal_is_shown_in_one_line(playground: Playground, stand_in: StandI
     assert playground.page.locator("#error").is_hidden()
 
 
-def test_a_server_that_asks_for_a_key_says_so_at_once(chromium: Browser, url: str, stand_in: StandIn) -> None:
+def test_a_server_that_asks_for_a_key_says_so_at_once(tab: Playground, stand_in: StandIn) -> None:
     stand_in.refusal = (401, error("Authorization: a key is needed"))
-    with Playground(chromium, url) as playground:
-        assert playground.shown("status") == "Not ready: 401: Authorization: a key is needed"
-        stand_in.refusal, stand_in.parts = None, greeting()
-        playground.page.fill("#key", "secret")
-        playground.page.locator("#key").blur()
-        expect(playground.page.locator("#status")).to_have_text("Ready.", timeout=TIMEOUT)
-        assert playground.shown("model") == "stand-in"
+    tab.open()
+    assert tab.shown("status") == "Not ready: 401: Authorization: a key is needed"
+    stand_in.refusal, stand_in.parts = None, greeting()
+    tab.page.fill("#key", "secret")
+    tab.page.locator("#key").blur()
+    expect(tab.page.locator("#status")).to_have_text("Ready.", timeout=TIMEOUT)
+    assert tab.shown("model") == "stand-in"
 
 
 def test_a_field_that_is_not_valid_is_shown_and_nothing_is_sent(chromium: Browser, url: str, stand_in: StandIn) -> None:
@@ -498,43 +491,27 @@ def test_without_motion_the_answer_is_the_same(chromium: Browser, url: str, stan
         assert transition == "0s"
 
 
-@pytest.mark.parametrize(
-    ("end", "message"),
-    [
-        ([event(error("target: was ended by <i>signal 9</i>"))], "target: was ended by <i>signal 9</i>"),
-        ([], "The connection ended before the answer did."),
-    ],
-)
-def test_an_error_after_the_first_token_leaves_the_text(
-    playground: Playground, stand_in: StandIn, end: list[bytes], message: str
-) -> None:
-    stand_in.parts = [greeting()[0], *end]
-    playground.run("Hi")
-    assert playground.shown("error") == message
-    assert playground.text() == "Hello, <b>"
-    assert playground.shown("status") == "3 tokens, then an error."
+def test_an_error_after_the_first_token_leaves_the_text(playground: Playground, stand_in: StandIn) -> None:
+    said = "target: was ended by <i>signal 9</i>"
+    for end, message in (([event(error(said))], said), ([], "The connection ended before the answer did.")):
+        stand_in.parts = [greeting()[0], *end]
+        playground.run("Hi")
+        assert playground.shown("error") == message
+        assert playground.text() == "Hello, <b>"
+        assert playground.shown("status") == "3 tokens, then an error."
 
 
-def test_stop_aborts_the_request(playground: Playground, stand_in: StandIn) -> None:
+def test_stop_aborts_the_request_and_a_second_one_is_not_sent(playground: Playground, stand_in: StandIn) -> None:
     stand_in.parts, stand_in.hold = greeting()[:1], True
     playground.start("Hi")
     expect(playground.page.locator("#output .token")).to_have_count(3, timeout=TIMEOUT)
+    playground.page.click("#run", force=True)  # waits for the first
     playground.page.click("#stop")
     playground.wait()
-    assert stand_in.aborted.wait(30)
+    assert stand_in.aborted.wait(30) and len(stand_in.bodies) == 1
     assert playground.text() == "Hello, <b>"
     assert playground.shown("status") == "3 tokens · stopped"
     assert playground.page.locator("#error").is_hidden()
-
-
-def test_a_second_run_waits_for_the_first(playground: Playground, stand_in: StandIn) -> None:
-    stand_in.parts, stand_in.hold = greeting()[:1], True
-    playground.start("Hi")
-    expect(playground.page.locator("#output .token")).to_have_count(3, timeout=TIMEOUT)
-    playground.page.click("#run", force=True)
-    playground.page.keyboard.press("Escape")
-    playground.wait()
-    assert len(stand_in.bodies) == 1
 
 
 def test_everything_goes_by_keyboard(playground: Playground, stand_in: StandIn) -> None:
@@ -641,13 +618,6 @@ def luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def test_nothing_leaves_the_origin_and_nothing_complains(playground: Playground, stand_in: StandIn, url: str) -> None:
-    stand_in.parts = greeting()
-    playground.run("Hi")
-    assert {request.startswith(url) for request in playground.requested} == {True}
-    assert playground.complaints == []
-
-
 def test_the_policy_is_in_force(playground: Playground) -> None:
     playground.page.evaluate(
         """() => {
@@ -662,16 +632,3 @@ def test_the_policy_is_in_force(playground: Playground) -> None:
     expect(playground.page.locator("body")).to_have_attribute("data-image", "refused", timeout=TIMEOUT)
     assert playground.page.evaluate("[window.refused, window.injected ?? null]") == [True, None]
     assert any("Content Security Policy" in complaint for complaint in playground.complaints)
-
-
-def test_files_come_with_their_headers_and_only_when_they_changed(stand_in: StandIn) -> None:
-    client = TestClient(stand_in.app())
-    for path, media_type in [("/", "text/html"), ("/playground/page.js", "text/javascript")]:
-        response = client.get(path)
-        assert response.headers["content-type"] == f"{media_type}; charset=utf-8"
-        assert response.headers["x-content-type-options"] == "nosniff"
-        assert response.headers["referrer-policy"] == "no-referrer"
-        assert "script-src 'self'" in response.headers["content-security-policy"]
-        again = client.get(path, headers={"If-None-Match": response.headers["etag"]})
-        assert (again.status_code, again.content) == (304, b"")
-    assert client.get("/playground/page.py").status_code == 404

@@ -3,7 +3,7 @@ cut into pieces."""
 
 from __future__ import annotations
 
-from itertools import combinations, count
+from itertools import count
 from typing import Any
 
 import pytest
@@ -46,10 +46,10 @@ def followed(pieces: list[Piece], status: Any = "completed") -> tuple[list[Any],
     events = [event for piece in pieces for event in items.add([piece])] + items.end(status)
     for number, event in enumerate(events):
         EVENT.validate_python({**event, "sequence_number": number}, strict=True)
-    for item in items.items:
+    for item in items.parts:
         ITEM.validate_python(item, strict=True)
-    check_ids(events, items.items)
-    return events, [without_ids(item) for item in items.items]
+    check_ids(events, items.parts)
+    return events, [without_ids(item) for item in items.parts]
 
 
 def check_ids(events: list[Any], items: list[Any]) -> None:
@@ -111,30 +111,17 @@ def rebuilt(events: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("pieces", OUTPUTS.values(), ids=OUTPUTS)
-@pytest.mark.parametrize("status", ["completed", "incomplete"])
-def test_events_say_what_the_items_say(pieces: list[Piece], status: str) -> None:
-    events, items = followed(pieces, status)
-    assert rebuilt(events) == items
-    assert [item["status"] for item in items] == ["completed"] * (len(items) - 1) + [status]
-
-
-@pytest.mark.parametrize("pieces", OUTPUTS.values(), ids=OUTPUTS)
-def test_cuts_change_nothing_but_the_number_of_deltas(pieces: list[Piece]) -> None:
-    events, items = followed(pieces)
+def test_events_say_what_the_items_say_however_pieces_are_cut(pieces: list[Piece]) -> None:
+    for status in ("incomplete", "completed"):
+        events, items = followed(pieces, status)
+        assert rebuilt(events) == items
+        assert [item["status"] for item in items] == ["completed"] * (len(items) - 1) + [status]
     fixed = [event["type"] for event in events if not event["type"].endswith("delta")]
     for i, piece in enumerate(pieces):
         for at in range(len(getattr(piece, "text", "")) + 1):
             told, same = followed([*pieces[:i], *cut(piece, at), *pieces[i + 1 :]])
             assert same == items and rebuilt(told) == items
             assert [event["type"] for event in told if not event["type"].endswith("delta")] == fixed
-
-
-def test_two_cuts_of_a_text() -> None:
-    text = "I think so"
-    _, items = followed([Reasoning(text), Content(text)])
-    for first, second in combinations(range(len(text) + 1), 2):
-        parts = [text[:first], text[first:second], text[second:]]
-        assert followed([*map(Reasoning, parts), *map(Content, parts)])[1] == items
 
 
 def test_the_items_of_an_output() -> None:
@@ -188,8 +175,8 @@ def test_a_message_has_the_log_probabilities_of_its_tokens() -> None:
     ]
     told = [event["logprobs"] for event in events if event["type"] == "response.output_text.delta"]
     assert told == [scored("Y", "es")]
-    assert items.items[1]["content"][0]["logprobs"] == told[0]
-    assert rebuilt(events) == [without_ids(item) for item in items.items]
+    assert items.parts[1]["content"][0]["logprobs"] == told[0]
+    assert rebuilt(events) == [without_ids(item) for item in items.parts]
 
 
 def test_log_probabilities_without_a_text_come_last() -> None:

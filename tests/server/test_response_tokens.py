@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from pilotfish.core.scheduling.executor import TokenLogprobs
 from pilotfish.grammar.parsers.formats import TOOL_FORMATS
+from pilotfish.grammar.parsers.grammars import Tool
 from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, Content, Piece, Reasoning, joined
 from pilotfish.grammar.parsers.reasoning import REASONING_FORMATS, ReasoningParser
-from pilotfish.grammar.parsers.tools import Tool
+from pilotfish.server.answers.event_format import TokenBuffer
 from pilotfish.server.bodies.params import TokenizedPrompt
-from pilotfish.server.responses.response_tokens import TokenBuffer
 from pilotfish.wire.serving import Delta, Finish
 
 END = Finish("stop", None)

@@ -11,15 +11,28 @@ from typing import Any
 
 import msgspec
 import pytest
-from http_double import IDENTITY, Answer, Client, Engine, Health, Submitted, Update, application, exchange, saying
+from http_double import (
+    IDENTITY,
+    Answer,
+    Client,
+    Engine,
+    Health,
+    Submitted,
+    Update,
+    application,
+    counted,
+    exchange,
+    saying,
+)
 
 from pilotfish.config.server import ServerConfig
 from pilotfish.engine.targets.replica import ReplicaHealth
 from pilotfish.errors import ParameterError
 from pilotfish.server.auth import Caller, Keyring, load_keyring
 from pilotfish.server.limits import Admission, RequestGuard
+from pilotfish.server.observe.draft_pools import draft_revisions
 from pilotfish.server.observe.metrics import ServerMetrics
-from pilotfish.server.traffic.rollout import Rollout, draft_pools
+from pilotfish.server.traffic.rollout import Rollout
 from pilotfish.wire.serving import PoolLoad, Status
 
 COMPLETIONS = "/v1/completions"
@@ -58,9 +71,7 @@ class Server:
         return self.client.post(COMPLETIONS, {"prompt": "x = 1", **fields})
 
     def samples(self) -> dict[str, float]:
-        lines = [line for line in self.metrics.render()[0].decode().splitlines() if line.startswith("pilotfish_varian")]
-        pairs = [line.rsplit(" ", 1) for line in lines if "_created" not in line]
-        return {name.replace(',model_name="tiny"', "").replace('model_name="tiny",', ""): float(x) for name, x in pairs}
+        return counted(self.metrics, "pilotfish_variant")
 
 
 @pytest.fixture
@@ -136,9 +147,9 @@ def test_what_came_of_requests_is_told_by_variant_and_by_cohort(server: Server) 
 
 def test_the_guard_hears_nothing_of_requests_whose_clients_want_no_guesses(server: Server) -> None:
     server.ask(metadata={"tag": "canary"}, speculation={"mode": "off"})
-    assert not server.rollout._tallies
+    assert not server.rollout._steps
     server.ask(metadata={"tag": "canary"})
-    assert server.rollout._tallies.keys() == {"next"}
+    assert server.rollout._steps.keys() == {"next"}
 
 
 def test_a_reload_takes_effect_for_the_next_request(server: Server) -> None:
@@ -244,7 +255,7 @@ def test_a_cut_reaches_requests_that_run(server: Server, monkeypatch: pytest.Mon
 
 def test_revisions_are_those_that_targets_tell(engine: Engine) -> None:
     with_pools(engine, first="r1", second="")
-    assert draft_pools(engine.health) == {"first": "r1", "second": ""}  # type: ignore[arg-type]
+    assert draft_revisions(engine.health.replicas) == {"first": "r1", "second": ""}  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

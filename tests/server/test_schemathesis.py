@@ -70,7 +70,9 @@ def test_an_operation_is_as_the_document_says(
     statuses = set()
 
     @settings(
-        max_examples=sized(15, 60) if operation.body else 10, derandomize=True, suppress_health_check=list(HealthCheck)
+        max_examples=sized(6, 60) if operation.body else sized(3, 10),
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
     )
     @given(case=operation.as_strategy(generation_mode=mode), optional=st.integers(0, 6))
     def conforms(case: Any, optional: int) -> None:

@@ -168,7 +168,7 @@ def test_the_servers_deadline(serve: Callable[..., Client], engine: Engine) -> N
 
 @dataclass
 class Recorder:
-    """In place of a RequestGuard, and of the handles that it gives: notes what it is told."""
+    """In place of a RequestGuard, and of the records that it gives: notes what it is told."""
 
     admitted: list[Generation] = field(default_factory=list)
     updates: list[Any] = field(default_factory=list)
@@ -194,7 +194,7 @@ class Recorder:
     def submitted(self, stream: Any) -> None:
         """Nothing is revised."""
 
-    def update(self, index: int, delta: Any) -> None:  # noqa: ARG002
+    def update(self, index: int, delta: Any, now: float) -> None:  # noqa: ARG002
         self.updates.append(delta)
 
     def close(self, error: BaseException | None) -> None:

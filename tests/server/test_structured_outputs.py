@@ -59,10 +59,7 @@ def schema_format(**fields: Any) -> dict[str, Any]:
             {"structured_outputs": {"regex": "a", "json": None, "whitespace_pattern": None, "structural_tag": None}},
             Constraint.regex("a"),
         ),
-        (
-            {"structured_outputs": {"regex": "a", "disable_additional_properties": False}},
-            Constraint.regex("a"),
-        ),
+        ({"structured_outputs": {"regex": "a", "disable_additional_properties": False}}, Constraint.regex("a")),
         ({"response_format": {"type": "text"}, "structured_outputs": {"regex": "a"}}, Constraint.regex("a")),
         ({"guided_json": SCHEMA}, KEPT),
         ({"guided_regex": "a"}, Constraint.regex("a")),

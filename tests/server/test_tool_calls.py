@@ -12,7 +12,7 @@ from http_double import Client, Engine, saying
 
 from pilotfish.config.server import ServerConfig
 from pilotfish.grammar.parsers.formats import TOOL_FORMATS
-from pilotfish.grammar.parsers.tools import Tool
+from pilotfish.grammar.parsers.grammars import Tool
 from pilotfish.server.bodies.reading import MOST_TOOLS, OutputFormats
 from pilotfish.server.bodies.requests import ChatRequest
 from pilotfish.server.bodies.tools import ToolUse

@@ -22,6 +22,7 @@ from pilotfish.core.prefilling.handover import HandOverReport
 from pilotfish.core.scheduling.request import FinishReason
 from pilotfish.errors import ParameterError
 from pilotfish.server.application import start_tracing, traces_url
+from pilotfish.server.http_errors import HttpError
 from pilotfish.server.observe import tracing
 from pilotfish.server.observe.metrics import ServerMetrics
 from pilotfish.server.observe.request_records import RequestFacts, RequestRecord
@@ -68,7 +69,7 @@ def delta(*trees: tuple[int, int]) -> Delta:
 
 
 def test_a_span_says_what_was_asked_and_what_came(tracer: Tracer, exporter: InMemorySpanExporter) -> None:
-    tracer.request("chat", "req-1", {}).end(200, RECORD)
+    tracer.request("chat", "req-1", {}).closed(RECORD)
     span = only(tracer, exporter)
     assert (span.name, span.kind, span.parent) == ("chat a-model", SpanKind.SERVER, None)
     assert span.status.status_code is StatusCode.UNSET
@@ -112,7 +113,7 @@ def test_an_event_for_each_verify_step(tracer: Tracer, exporter: InMemorySpanExp
     span = tracer.request("completion", "req-1", {})
     span.update(0, delta((8, 3), (0, 0)))  # the second had no tree
     span.update(0, delta((5, 0)))
-    span.end(200, RECORD)
+    span.closed(RECORD)
     events = only(tracer, exporter).events
     assert [event.name for event in events] == ["verify", "verify"]
     attributes = {"output": 0, "at": 2.5, "nodes": 8, "accepted": 3, "tokens": 4}
@@ -128,7 +129,7 @@ def test_spans_of_hand_overs(tracer: Tracer, exporter: InMemorySpanExporter) -> 
     )
     span = tracer.request("chat", "req-1", {})
     span.update(1, Delta("r", 1, [], "", [], [], handovers=[lost, whole]))
-    span.end(200, RECORD)
+    span.closed(RECORD)
     tracer.close()
     first, second, *parts, request = sorted(exporter.get_finished_spans(), key=outermost)
     assert [times(one, first) for one in (first, second)] == [(0.0, 1.0), (2.0, 4.0)]
@@ -167,7 +168,7 @@ def test_events_are_bounded_and_the_rest_counted(tracer: Tracer, exporter: InMem
     span = tracer.request("chat", "req-1", {})
     for accepted in range(tracing.MAX_EVENTS + 40):
         span.update(0, delta((1000, accepted)))
-    span.end(200, RECORD)
+    span.closed(RECORD)
     ended = only(tracer, exporter)
     accepted = [(event.attributes or {})["pilotfish.accepted"] for event in ended.events]
     assert accepted == list(range(tracing.MAX_EVENTS))
@@ -175,7 +176,7 @@ def test_events_are_bounded_and_the_rest_counted(tracer: Tracer, exporter: InMem
 
 
 def test_the_callers_trace_goes_on(tracer: Tracer, exporter: InMemorySpanExporter) -> None:
-    tracer.request("chat", "req-1", {"traceparent": f"00-{TRACE}-{PARENT}-01"}).end(200, RECORD)
+    tracer.request("chat", "req-1", {"traceparent": f"00-{TRACE}-{PARENT}-01"}).closed(RECORD)
     span = only(tracer, exporter)
     assert span.context is not None and f"{span.context.trace_id:032x}" == TRACE
     assert span.parent is not None and f"{span.parent.span_id:016x}" == PARENT
@@ -184,20 +185,22 @@ def test_the_callers_trace_goes_on(tracer: Tracer, exporter: InMemorySpanExporte
 def test_a_trace_that_is_not_sampled_is_not_recorded(tracer: Tracer, exporter: InMemorySpanExporter) -> None:
     span = tracer.request("chat", "req-1", {"traceparent": f"00-{TRACE}-{PARENT}-00"})
     span.update(0, delta((8, 3)))
-    span.end(200, RECORD)
+    span.closed(RECORD)
     tracer.close()
     assert exporter.get_finished_spans() == ()
 
 
 @pytest.mark.parametrize("header", ["", "nonsense", f"00-{'0' * 32}-{PARENT}-01", "00-\n-x-01"])
 def test_a_broken_traceparent_begins_a_trace(tracer: Tracer, exporter: InMemorySpanExporter, header: str) -> None:
-    tracer.request("chat", "req-1", {"traceparent": header}).end(200, RECORD)
+    tracer.request("chat", "req-1", {"traceparent": header}).closed(RECORD)
     assert only(tracer, exporter).parent is None
 
 
 @pytest.mark.parametrize(("status", "expected"), [(429, StatusCode.UNSET), (503, StatusCode.ERROR)])
 def test_a_refused_request(tracer: Tracer, exporter: InMemorySpanExporter, status: int, expected: StatusCode) -> None:
-    tracer.request("chat", "req-1", {}).end(status, RECORD)
+    record = ended()
+    record.error = HttpError(status, "no")
+    tracer.request("chat", "req-1", {}).closed(record)
     span = only(tracer, exporter)
     assert span.status.status_code is expected
     assert (span.attributes or {})["http.response.status_code"] == status
@@ -205,7 +208,7 @@ def test_a_refused_request(tracer: Tracer, exporter: InMemorySpanExporter, statu
 
 def test_servers_have_tracers_of_their_own(tracer: Tracer, exporter: InMemorySpanExporter) -> None:
     other = Tracer(other_exporter := InMemorySpanExporter(), "another")
-    tracer.request("chat", "req-1", {}).end(200, RECORD)
+    tracer.request("chat", "req-1", {}).closed(RECORD)
     other.close()
     assert other_exporter.get_finished_spans() == ()
     assert only(tracer, exporter).name == "chat a-model"
@@ -244,7 +247,7 @@ def collector() -> Iterator[Collector]:
 def test_a_collector_gets_the_spans(collector: Collector) -> None:
     tracer = start_tracing(f"http://127.0.0.1:{collector.server_port}", "a-model")
     assert tracer is not None
-    tracer.request("chat", "req-1", {}).end(200, RECORD)
+    tracer.request("chat", "req-1", {}).closed(RECORD)
     tracer.close()
     ((path, body),) = collector.posts
     assert path == "/v1/traces"
@@ -270,10 +273,10 @@ class Stuck(SpanExporter):
 def test_a_collector_that_hangs_holds_nobody_up(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, logger="opentelemetry")
     tracer = Tracer(exporter := Stuck(), "a-model")
-    for i in range(5000):  # more than the queue holds
-        tracer.request("chat", f"req-{i}", {}).end(200, RECORD)
+    for i in range(3000):  # more than the queue holds
+        tracer.request("chat", f"req-{i}", {}).closed(RECORD)
     assert exporter.asked.wait(10)
-    tracer.request("chat", "req-last", {}).end(200, RECORD)
+    tracer.request("chat", "req-last", {}).closed(RECORD)
     tracer.close(timeout=0.01)
     assert not exporter.left.is_set()
     exporter.answers.set()

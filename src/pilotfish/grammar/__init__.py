@@ -1,1 +1,3 @@
-"""What an output may be: grammars compiled, followed along token trees, and turned into masks, by llguidance."""
+"""What an output may be, by llguidance: a Constraint is compiled (`compile.py`), followed along a token tree
+(`state.py`) and turned into masks beside the step loop (`threads.py`).
+"""

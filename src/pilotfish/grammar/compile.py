@@ -12,7 +12,6 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 from llguidance import grammar_from as grammar_of
-from msgspec import Struct
 
 from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.errors import ParameterError
@@ -57,14 +56,6 @@ def why_no_grammar(tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> s
     return None
 
 
-class GrammarKey(Struct, frozen=True):
-    """What a matcher is compiled from."""
-
-    kind: str
-    text: str
-    compact: bool
-
-
 class Grammars:
     """For one tokenizer. Any thread may compile."""
 
@@ -72,11 +63,10 @@ class Grammars:
         """`vocab_size` is the model's, which may be larger than the tokenizer's; each of `eos_ids` ends an output."""
         self.vocab_size = vocab_size
         self._tokenizer, self._eos_ids = tokenizer, sorted(eos_ids)
-        self._compiled: OrderedDict[GrammarKey, LLMatcher | str] = OrderedDict()  # used longest ago first
+        self._compiled: OrderedDict[tuple[str, str, bool], LLMatcher | str] = OrderedDict()  # used longest ago first
         self._lock = Lock()
 
     def close(self) -> None:
-        """End the process of trials. Idempotent."""
         if "_trial" in self.__dict__:  # it was needed
             self._trial.close()
 
@@ -89,7 +79,6 @@ class Grammars:
         return _served(found)
 
     def known(self, constraint: Constraint) -> LLMatcher | None:
-        """As `compile`, but None where that would take time."""
         found = self._find(constraint)
         return None if found is None else _served(found)
 
@@ -129,8 +118,8 @@ class Grammars:
         return Trial(Special(vocabulary.vocab_size, tokens, vocabulary.eos_tokens))
 
 
-def _key(constraint: Constraint) -> GrammarKey:
-    return GrammarKey(constraint.kind, constraint.text, constraint.compact)
+def _key(constraint: Constraint) -> tuple[str, str, bool]:
+    return constraint.kind, constraint.text, constraint.compact
 
 
 def _served(found: LLMatcher | str) -> LLMatcher:
@@ -140,7 +129,6 @@ def _served(found: LLMatcher | str) -> LLMatcher:
 
 
 def _grammar(constraint: Constraint) -> str:
-    """As llguidance reads it. ValueError says what is wrong with it."""
     text = constraint.text
     if constraint.kind == "json_schema":
         return LLMatcher.grammar_from_json_schema(enforced(text, compact=constraint.compact))

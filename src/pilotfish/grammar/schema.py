@@ -14,48 +14,13 @@ from urllib.parse import unquote
 
 import msgspec
 
+_DECLARED = msgspec.toml.decode(Path(__file__).with_name("schema.toml").read_bytes())
 #: Keywords that hold one schema, a list of them, or schemas by name.
 ONE = {"additionalProperties", "items", "additionalItems"}
 MANY = {"allOf", "anyOf", "oneOf", "prefixItems"}
 NAMED = {"properties", "patternProperties", "$defs", "definitions"}
-PLAIN = {
-    "$anchor",
-    "$ref",
-    "const",
-    "enum",
-    "exclusiveMaximum",
-    "exclusiveMinimum",
-    "format",
-    "maxItems",
-    "maxLength",
-    "maxProperties",
-    "maximum",
-    "minItems",
-    "minLength",
-    "minProperties",
-    "minimum",
-    "multipleOf",
-    "pattern",
-    "required",
-    "type",
-}
-#: They say nothing about what is valid; those of OpenAPI among them, and all that begin with x-.
-ANNOTATIONS = {
-    "$comment",
-    "$schema",
-    "default",
-    "deprecated",
-    "description",
-    "discriminator",
-    "example",
-    "examples",
-    "externalDocs",
-    "readOnly",
-    "strict",  # which belongs beside a schema, and which many write into it
-    "title",
-    "writeOnly",
-    "xml",
-}
+#: Those that hold none, and those that say nothing about what is valid, as all do that begin with x-.
+PLAIN, ANNOTATIONS = set(_DECLARED["keywords"]["plain"]), set(_DECLARED["keywords"]["annotations"])
 #: They say nothing at the root.
 ROOT_ANNOTATIONS = {"$id", "id"}
 #: Schemas within one another; nesting of JSON, which llguidance reads to 128, is twice as deep.
@@ -64,7 +29,7 @@ TOO_DEEP = f"the schema is nested more than {MAX_DEPTH} deep"
 #: Characters of a pattern.
 MAX_PATTERN = 1 << 12
 #: What a text of a format is: RFC 3339, 5321 (without quotes), 1123, 4291, 3986 (ASCII), 9562. Parts are bounded.
-FORMATS: Mapping[str, str] = msgspec.toml.decode(Path(__file__).with_name("formats.toml").read_bytes())["formats"]
+FORMATS: Mapping[str, str] = _DECLARED["formats"]
 
 #: What stands between the parts of JSON. One space, or a line's end and an indent, so that an output cannot be white
 #: space for ever; or, compact, what Python and the templates of models write, so that nothing is left to choose there.
@@ -72,13 +37,13 @@ LOOSE = {"whitespace_pattern": r" |\n[ \t]{0,32}"}
 COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 #: No \u: it would write a name, or half a character, in a way that no rule about texts sees.
 _ESCAPES = {"json_allowed_escapes": 'nrbtf\\"'}
-_OPTIONS = "x-guidance"
+OPTIONS = "x-guidance"
 
 _decoder = json.JSONDecoder()
 
 
 class SchemaError(ValueError):
-    """What cannot be enforced: one line."""
+    pass
 
 
 def enforced(text: str, *, compact: bool) -> str:
@@ -104,10 +69,10 @@ def embedded(grammar: str, *, compact: bool) -> tuple[str, int]:
             continue  # within a text, or llguidance will say why
         except RecursionError as error:
             raise SchemaError(TOO_DEEP) from error
-        style = schema.pop(_OPTIONS, None)
+        style = schema.pop(OPTIONS, None)
         options = _options(compact or style == COMPACT)
         if style not in (None, COMPACT):
-            raise SchemaError(f"{_OPTIONS} is not supported")
+            raise SchemaError(f"{OPTIONS} is not supported")
         checked = json.dumps(_Checker(schema).checked() | options, ensure_ascii=False)
         parts += [grammar[end : found.end()], checked]
         without += found.end() - end
@@ -116,7 +81,7 @@ def embedded(grammar: str, *, compact: bool) -> tuple[str, int]:
 
 
 def _options(compact: bool) -> dict[str, Any]:
-    return {_OPTIONS: (COMPACT if compact else LOOSE) | _ESCAPES}
+    return {OPTIONS: (COMPACT if compact else LOOSE) | _ESCAPES}
 
 
 class _Checker:
@@ -166,7 +131,7 @@ class _Checker:
 
     def _check_keywords(self, schema: Mapping[str, Any], place: str) -> None:
         known = ONE | MANY | NAMED | PLAIN | ANNOTATIONS | (ROOT_ANNOTATIONS if not place else set())
-        unknown = sorted(key for key in schema if key not in known and (key == _OPTIONS or not key.startswith("x-")))
+        unknown = sorted(key for key in schema if key not in known and (key == OPTIONS or not key.startswith("x-")))
         unknown = [key for key in unknown if (key, schema[key]) != ("uniqueItems", False)]
         if "additionalItems" in schema and not isinstance(schema.get("items"), list):
             unknown.append("additionalItems")
@@ -182,7 +147,6 @@ class _Checker:
 
 
 def _exact(schema: dict[str, Any], place: str) -> dict[str, Any]:
-    """The same schema, in keywords that llguidance enforces wholly."""
     schema.pop("uniqueItems", None)  # false, or it had been refused
     _check_patterns(schema)
     if "format" in schema:
@@ -219,7 +183,6 @@ def _limit_properties(schema: dict[str, Any], place: str) -> None:
 
 
 def _escaped(name: str) -> str:
-    """As JSON pointers write it."""
     return name.replace("~", "~0").replace("/", "~1")
 
 

@@ -124,25 +124,22 @@ class MatcherState:
         return matcher.get_error() if matcher.is_error() else None
 
     def plan(self, paths: Sequence[Sequence[int]]) -> MaskPlan:
-        """The masks of legal `paths`."""
         free, samples = list[int](), defaultdict[tuple[int, ...], list[int]](list)
         for place, path in enumerate(paths):
             own = self._own(path)
             (free if own is None else samples[tuple(own)]).append(place)
         opening = [place for place, path in enumerate(paths) if self._may_open(path)]
         parts = (part for part in _chains_of(list(samples)) if self._reaches(part[0]))
-        chains = [self._chain(part, [samples[path] for path in part]) for part in parts]
+        chains = [
+            MaskChain(self._matcher.deep_copy(), [path[-1] for path in part[1:]], [samples[path] for path in part])
+            for part in parts
+        ]
         return MaskPlan(free, chains, opening, self._opening)
 
-    def _chain(self, paths: Sequence[tuple[int, ...]], samples: list[list[int]]) -> MaskChain:
-        return MaskChain(self._matcher.deep_copy(), [path[-1] for path in paths[1:]], samples)
-
     def _may_open(self, path: Sequence[int]) -> bool:
-        """Whether a reasoning may begin there."""
         return self._opening is not None and not path
 
     def fail(self, reason: str) -> None:
-        """Nothing can be told any more."""
         self._problem = self._problem or (reason.splitlines() or ["the grammar failed"])[0]
 
     def _own(self, path: Sequence[int]) -> Sequence[int] | None:
@@ -153,13 +150,11 @@ class MatcherState:
         return None if begin is None else path[begin:]
 
     def _begin(self, path: Sequence[int]) -> int | None:
-        """After how many tokens of a path the mark is complete."""
         size, text = len(self._mark), [*self._tail, *path]
         ends = range(max(size, len(self._tail) + 1), len(text) + 1)
         return next((end - len(self._tail) for end in ends if text[end - size : end] == self._mark), None)
 
     def _reaches(self, path: Sequence[int]) -> bool:
-        """Whether the matcher can stand at a guess, or at the output's end."""
         if path and not self._guesses:
             return False
         reached = self._stand_at(path)
@@ -173,7 +168,6 @@ class MatcherState:
         self._renew()
 
     def _renew(self) -> None:
-        """Stand at the output's end, and know of nothing else; or tell why that cannot be."""
         if self._problem is not None:
             return
         self._matcher, self._path = self._compiled.deep_copy(), []

@@ -20,8 +20,6 @@ MAX_MASK_THREADS = 8
 
 
 class GrammarThreads:
-    """Grammars of one tokenizer. Its threads start when they are first needed."""
-
     def __init__(self, grammars: Grammars) -> None:
         self.grammars = grammars
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar")
@@ -29,7 +27,6 @@ class GrammarThreads:
         self._executor = LLExecutor(max(1, min(len(os.sched_getaffinity(0)) // 2, MAX_MASK_THREADS)))
 
     def close(self) -> None:
-        """Wait for what is under way. Idempotent."""
         self._compiler.shutdown(cancel_futures=True)
         self._masks.shutdown(cancel_futures=True)
         self.grammars.close()
@@ -84,7 +81,6 @@ class MaskJobs:
     """The masks of a step, or of a draft's level, computed in one call that leaves Python alone."""
 
     def __init__(self, masked: Sequence[MaskedPaths], words: int) -> None:
-        """`words`: the grammars' own."""
         self._masked, self._states, self._plans = masked, list[MatcherState](), list[MaskPlan]()
         for one in masked:
             assert isinstance(one.state, MatcherState)  # made by `state` or `pending`

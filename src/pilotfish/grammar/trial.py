@@ -4,8 +4,8 @@ Limits of llguidance do not bound all that it does for a grammar: some take minu
 which ends a process. The trial compiles it with a vocabulary of bytes and the same special tokens, computes the first
 masks and takes a token back.
 
-    Grammars ──{"grammar": …}──► python -m pilotfish.grammar.trial     a second of the processor's time, 256 MiB,
-             ◄──{"problem": …}──                                       less stack than any thread here
+    Grammars ──"grammar"─────────► python -m pilotfish.grammar.trial    a second of the processor's time, 256 MiB,
+             ◄──"problem", or null──                                   less stack than any thread here
 """
 
 from __future__ import annotations
@@ -43,19 +43,9 @@ WITHOUT_ROLLBACK = "max_tokens and stop are not supported in a grammar: their to
 
 
 class Special(Struct, frozen=True):
-    """What a trial has to know of a tokenizer."""
-
     vocab_size: int
     tokens: Mapping[int, str]  # special ones
     eos_ids: Sequence[int]
-
-
-class TrialJob(Struct, frozen=True):
-    grammar: str
-
-
-class Finding(Struct, frozen=True):
-    problem: str | None
 
 
 class Trial:
@@ -69,25 +59,19 @@ class Trial:
     def problem(self, grammar: str) -> str | None:
         """Why `grammar` must not be compiled in this process; None: it may."""
         with self._lock:
-            answer = self._ask(TrialJob(grammar))
-        return answer.problem if answer is not None else TOO_COMPLEX
+            process = self._running()
+            assert process.stdin is not None and process.stdout is not None  # as it was started
+            try:
+                process.stdin.write(msgspec.json.encode(grammar) + b"\n")
+                process.stdin.flush()
+                return msgspec.json.decode(process.stdout.readline(), type=str | None)
+            except (OSError, msgspec.DecodeError):  # it has ended, maybe within a line
+                self._stop()
+                return TOO_COMPLEX
 
     def close(self) -> None:
-        """End the process. Idempotent."""
         with self._lock:
             self._stop()
-
-    def _ask(self, job: TrialJob) -> Finding | None:
-        """None where the process has ended instead of answering."""
-        process = self._running()
-        assert process.stdin is not None and process.stdout is not None  # as it was started
-        try:
-            process.stdin.write(msgspec.json.encode(job) + b"\n")
-            process.stdin.flush()
-            return msgspec.json.decode(process.stdout.readline(), type=Finding)
-        except (OSError, msgspec.DecodeError):  # it has ended, maybe within a line
-            self._stop()
-            return None
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is None:
@@ -111,7 +95,6 @@ class Trial:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill it, close its pipes and wait."""
     process.kill()
     with suppress(BrokenPipeError), process:  # what was not written yet is lost
         pass
@@ -162,11 +145,11 @@ def _serve() -> None:
     special = msgspec.json.decode(sys.stdin.buffer.readline(), type=Special)
     tokenizer = LLTokenizer(TokenizerWrapper(_Bytes(special)), special.vocab_size, list(special.eos_ids), slices=[])
     for line in sys.stdin.buffer:
-        grammar = msgspec.json.decode(line, type=TrialJob).grammar
+        grammar = msgspec.json.decode(line, type=str)
         signal.setitimer(signal.ITIMER_PROF, SECONDS)  # SIGPROF ends the process, wherever it is
         problem = problem_of(LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits()))
         signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.buffer.write(msgspec.json.encode(Finding(problem)) + b"\n")
+        sys.stdout.buffer.write(msgspec.json.encode(problem) + b"\n")
         sys.stdout.buffer.flush()
 
 

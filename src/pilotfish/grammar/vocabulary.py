@@ -38,7 +38,6 @@ def vocabulary_of(
 
 
 def _rename(described: dict[str, Any], token: dict[str, Any], name: str) -> None:
-    """Give an added token another text; its id stays."""
     model, entries = described["model"], described["model"]["vocab"]
     if model.get("unk_token") == token["content"]:
         model["unk_token"] = name

@@ -1,4 +1,5 @@
-"""OpenAI's HTTP API over an engine: knows requests and text, never tensors.
+"""The HTTP APIs of OpenAI and Anthropic over an engine: requests and text come in, JSON or server-sent events go out,
+never tensors. `routes.py` has a handler for each path; `main.py` is the process around it.
 
-routes: body ─► schemas ─► params ─► limits.RequestGuard ─► stream ─► formats ─► JSON or server-sent events
+routes: bodies ─► params ─► limits.RequestGuard ─► answers/stream ─► answers/formats
 """

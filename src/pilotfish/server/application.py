@@ -20,12 +20,14 @@ from pilotfish.server.auth import Keyring
 from pilotfish.server.bodies.client_texts import plain_texts
 from pilotfish.server.bodies.reading import UNTOLD, tells_of_tools
 from pilotfish.server.limits import Admission, RequestGuard
+from pilotfish.server.observe.draft_pools import draft_revisions
+from pilotfish.server.observe.fleet_metrics import FleetMetrics
 from pilotfish.server.observe.metrics import ServerMetrics
 from pilotfish.server.routes import VERSION, make_app
 from pilotfish.server.traffic.canary import Canary
 from pilotfish.server.traffic.capture import start_capture
 from pilotfish.server.traffic.cascade import Cascade, cascade_setup
-from pilotfish.server.traffic.rollout import Rollout, draft_pools
+from pilotfish.server.traffic.rollout import Rollout
 
 if TYPE_CHECKING:
     from pilotfish.server.observe.tracing import Tracer
@@ -46,8 +48,6 @@ class ServerSetup:
 
 
 class Application:
-    """`start`, `look` each `PERIOD`, `close`. `asgi` answers requests meanwhile."""
-
     def __init__(self, setup: ServerSetup) -> None:
         self._setup = setup
         cascade, environment = cascade_setup(setup.engine, setup.server), {LOG_FORMAT: setup.log_format}
@@ -56,6 +56,7 @@ class Application:
         self.admission = Admission(setup.server)
         name = (setup.server.served_model_name or (self.engine.name,))[0]
         self._metrics = ServerMetrics(name)
+        self._fleet = FleetMetrics(self._metrics)
         self.engine.observe = self._metrics.progress
         self._tracer = start_tracing(setup.otlp_traces_endpoint, name)
         self.rollout = Rollout(setup.server.rollout, self._metrics)
@@ -77,19 +78,17 @@ class Application:
         self._tasks.add(asyncio.create_task(self._canary.run()))
 
     def _is_idle(self) -> bool:
-        """Whether no requests are under way, here or at the targets, but the canary's own."""
         statuses = [replica.status for replica in self.engine.health.replicas if replica.status is not None]
         busy = sum(status.running + status.waiting for status in statuses)
         return self.admission.requests == 0 and not self.admission.closed and busy <= self._canary.replaying
 
     def look(self) -> Health:
-        """How the targets do; metrics and the log are told."""
         health = self.engine.health
-        self._metrics.fleet.tell(health.replicas, self.engine.resumes, self.engine.routed)
-        self.rollout.look(draft_pools(health), time.monotonic())
+        self._fleet.tell(health.replicas, self.engine.resumes, self.engine.routed)
+        self.rollout.look(draft_revisions(health.replicas), time.monotonic())
         if self.cascade is not None:
             small = self.cascade.small
-            self._metrics.cascade_ready(small.name, small.health.ready)
+            self._metrics["pilotfish_cascade_ready", small.name].set(small.health.ready)
         if health.ready != self._is_ready:
             self._is_ready = health.ready
             self._log_change(health)
@@ -97,7 +96,6 @@ class Application:
         return health
 
     def _log_change(self, health: Health) -> None:
-        """Requests can be served, for the first time or again, or no longer can."""
         if self.admission.closed:  # whoever has closed it has logged that
             return
         if not health.ready:
@@ -114,12 +112,11 @@ class Application:
     def reload(self) -> None:
         """The file of variants is read again; one that cannot be used is told in the log, and changes nothing."""
         try:
-            self.rollout.reload(draft_pools(self.engine.health).values())
+            self.rollout.reload(draft_revisions(self.engine.health.replicas).values())
         except ParameterError as error:
             logger.error("rollout: %s; the last file stays", error)
 
     async def end_targets(self) -> None:
-        """Of all models; open requests fail. Idempotent."""
         cascade = [] if self.cascade is None else [self.cascade.close()]
         await asyncio.gather(self.engine.close(), *cascade)
 
@@ -157,7 +154,6 @@ def start_tracing(endpoint: str | None, model_name: str) -> Tracer | None:
 
 
 def traces_url(endpoint: str) -> str:
-    """The collector's URL, with OTLP's path /v1/traces where it names none."""
     allowed = "an http:// or https:// URL of an OTLP/HTTP collector, as http://localhost:4318"
     try:
         parts = urlsplit(endpoint)

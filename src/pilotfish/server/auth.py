@@ -43,8 +43,6 @@ _BEARER = re.compile(r"bearer +(?P<secret>.+)", re.IGNORECASE | re.DOTALL)
 
 @dataclass(frozen=True)
 class Caller:
-    """The owner of an API key, and the limits of its requests (None: no limit)."""
-
     name: str
     cache_salt: str | None = field(default=None, repr=False)
     requests_per_minute: Annotated[int, option("", 1, MAX_LIMIT)] | None = None
@@ -69,8 +67,6 @@ _FIELDS = ("name", "secret", "sha256", *(item.name for item in fields(Caller)[1:
 
 
 class Keyring:
-    """The owners of the keys that the server accepts. Without any, every caller is ANONYMOUS."""
-
     def __init__(self, owners: Sequence[Caller]) -> None:
         """ParameterError for two keys of one name or one secret."""
         self._owners = tuple(owners)
@@ -130,12 +126,10 @@ def load_file(path: Path) -> list[Caller]:
 
 
 def new_secret() -> str:
-    """256 random bits."""
     return f"pf-{secrets.token_urlsafe(32)}"
 
 
 def file_entry(name: str, secret: str) -> str:
-    """A key's entry for the file, with the digest of its secret. ParameterError for a bad name."""
     return f'[[key]]\nname = "{Caller(name).name}"\nsha256 = "{_digest(secret).hex()}"\n'
 
 
@@ -150,7 +144,6 @@ def refuse_open(host: str, keys: Keyring, allow_anonymous: bool) -> None:
 
 
 def _bad_secret(field: str, secret: object, allowed: str) -> ParameterError:
-    """An error that does not show the value."""
     shown = f"({len(str(secret))} characters, not shown)"
     return ParameterError.described(field, f"{field}: {shown} is not allowed; expected {allowed}")
 
@@ -197,7 +190,6 @@ def _checked_digest(text: object) -> bytes:
 
 
 def _checked_secret(where: str, secret: object) -> bytes:
-    """The digest of a secret that can stand in a header and is not too short."""
     if not (isinstance(secret, str) and _SECRET.fullmatch(secret)):
         raise _bad_secret(where, secret, "16 to 512 printable ASCII characters, no spaces")
     return _digest(secret)

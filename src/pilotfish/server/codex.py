@@ -20,7 +20,6 @@ OUTPUT = 10_000
 
 
 def codex_model(name: str, context: int, *, efforts: bool) -> dict[str, Any]:
-    """`context` in tokens; `efforts`: whether the chat template knows any."""
     levels = [{"effort": effort, "description": text} for effort, text in EFFORTS.items()] if efforts else []
     return {
         "slug": name,

@@ -1,10 +1,11 @@
-"""Errors as answers, in OpenAI's shape."""
+"""Errors as answers, in OpenAI's shape and in Anthropic's."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,10 +15,27 @@ from pilotfish.printable import one_line, short
 
 logger = logging.getLogger(__name__)
 
+CLIENT_GONE = 499  # nginx's; nobody reads it, but logs do
 MAX_LINE = 400
 MAX_RETRY = 60  # seconds: an estimate further ahead is none
 
+#: Paths of Anthropic's API begin so.
+MESSAGES = "/v1/messages"
+#: Its status of a server that cannot serve now, and its names of errors.
+OVERLOADED = 529
+MESSAGE_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
 encode = msgspec.json.encode
+#: Patterns of a chat's fields, as errors name them, and what the body that became the chat calls them.
+FieldNames = Sequence[tuple[str, str]]
 
 
 class HttpError(Exception):
@@ -32,7 +50,6 @@ class HttpError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """`message` and `param`, in which a client's own names may stand, become short lines."""
         super().__init__(_short_line(message))
         self.status, self.kind, self.param, self.code = status, kind, param and _short_line(param), code
         self.headers = dict(headers or {})
@@ -41,9 +58,23 @@ class HttpError(Exception):
     def body(self) -> dict[str, Any]:
         return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
 
+    def message_body(self, request_id: str) -> dict[str, Any]:
+        """In Anthropic's API; also the event of an error that breaks a stream."""
+        kind = MESSAGE_KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": str(self)}, "request_id": request_id}
+
+    def renamed(self, names: FieldNames) -> HttpError:
+        """The same, about the fields of the body that became the chat. A message begins with the field."""
+        if not names:
+            return self
+        message, param = str(self), self.param
+        for pattern, own in names:
+            message, param = re.sub(pattern, own, message), param and re.sub(pattern, own, param)
+        return HttpError(self.status, message, self.kind, param, self.code, self.headers)
+
 
 class ClientGone(Exception):  # noqa: N818  # not an error: an end
-    """Nobody waits for the answer."""
+    pass
 
 
 def _short_line(text: str) -> str:
@@ -53,22 +84,18 @@ def _short_line(text: str) -> str:
 
 
 def bad(field: str, value: object, allowed: str) -> HttpError:
-    """400 for a value that is not allowed."""
     return bad_request(field, f"{short(value)} is not allowed; expected {allowed}")
 
 
 def bad_request(field: str, problem: str, code: str | None = None) -> HttpError:
-    """400 whose message begins with the field to blame."""
     return HttpError(400, f"{field}: {problem}", param=field, code=code)
 
 
 def retry_after(seconds: float) -> dict[str, str]:
-    """The header Retry-After of an estimate: whole seconds, 1 to MAX_RETRY."""
     return {"retry-after": str(max(1, math.ceil(min(seconds, MAX_RETRY))))}
 
 
 def http_error(error: BaseException) -> HttpError:
-    """The answer to a request that ended with `error`. An unforeseen one is logged."""
     match error:
         case HttpError():
             return error

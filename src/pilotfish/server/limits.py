@@ -1,10 +1,5 @@
 """Authentication and admission, checked before a request reaches the engine: limits of each key, and of one queue.
 
-    identify ──► Caller, or 401          admit ──► RequestHandle ──► close
-                                           │         reserves          gives back: its concurrency, its place in the
-                                           │                           queue, and the tokens that it has not used
-                                           └─► HttpError               429 or 503, with Retry-After
-
 Admission counts what it let in itself, because a target's status is up to a second old. It belongs to one event loop
 and needs no lock. The target refuses a request that its KV pool could never hold.
 """
@@ -23,15 +18,20 @@ from pilotfish.config.fields import Mode
 from pilotfish.config.server import ServerConfig
 from pilotfish.errors import ParameterError
 from pilotfish.operate.outcome import NONE, Cohort, context_band, temperature_band
-from pilotfish.server.answers.stream import RequestHandle
 from pilotfish.server.auth import ANONYMOUS, Caller, Keyring
 from pilotfish.server.bodies.params import Generation
 from pilotfish.server.bodies.requests import GenerationRequest
-from pilotfish.server.http import state_of
 from pilotfish.server.http_errors import HttpError, retry_after
-from pilotfish.server.observe.feedback_table import Feedback, ServedMode
+from pilotfish.server.middleware import state_of
+from pilotfish.server.observe.feedback import Feedback
 from pilotfish.server.observe.metrics import ServerMetrics
-from pilotfish.server.observe.request_records import RequestFacts, RequestRecord, checked_tag
+from pilotfish.server.observe.request_records import (
+    RequestFacts,
+    RequestFollower,
+    RequestRecord,
+    ServedMode,
+    checked_tag,
+)
 from pilotfish.server.traffic.canary import ReplayedRequest
 from pilotfish.server.traffic.capture import RequestCapture
 from pilotfish.server.traffic.rollout import Rollout, VariantChoice
@@ -55,7 +55,6 @@ class TokenBucket:
         self._at = now
 
     def seconds(self, amount: int, now: float) -> float:
-        """Time until `amount`, at most a minute's worth, is there; 0 if it is."""
         self._refill(now)
         missing = amount - self._level
         return 0.0 if missing <= ROUNDING else missing * 60 / self._capacity
@@ -82,7 +81,6 @@ class CompletionRate:
         self._at = now
 
     def resume(self, now: float) -> None:
-        """There are sequences again: the idle time before does not count."""
         self._at = now
 
     def observe(self, ended: int, now: float) -> None:
@@ -99,7 +97,7 @@ class CompletionRate:
         return sequences * self._weight / self._sum if self._sum > 0 else math.inf
 
 
-class Reservation:
+class Reservation(RequestFollower):
     """An admitted request's share of the limits. If it is dropped without `release`, all of its cost is used."""
 
     def __init__(self, settle: Callable[[int | None], None]) -> None:
@@ -110,13 +108,14 @@ class Reservation:
         settle, self._settle = self._settle, lambda _: None
         settle(used_tokens)
 
+    def closed(self, record: RequestRecord) -> None:
+        self.release(record.facts.prompt_tokens + record.generation_tokens)
+
     def __del__(self) -> None:
         self.release()  # a response whose generator never began runs no `finally` of it
 
 
 class Admission:
-    """Counts admitted requests and refuses those beyond the limits. `clock` gives monotonic seconds."""
-
     def __init__(self, limits: ServerConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
         self.requests = self.sequences = self.slots = 0  # admitted and not yet ended; `slots` that they can come to use
@@ -145,7 +144,6 @@ class Admission:
         return self._enter(account, facts, now)
 
     def close(self) -> None:
-        """Admit nothing from now on; `idle` is set once all admitted requests have ended."""
         self.closed = True
 
     def _check_queue(self, facts: RequestFacts, target: Identity, now: float) -> None:
@@ -189,8 +187,6 @@ class Admission:
 
 
 class _Account:
-    """Running requests and rates of one caller."""
-
     def __init__(self, caller: Caller, now: float) -> None:
         self.running = 0
         self.requests = TokenBucket(caller.requests_per_minute, now)
@@ -216,8 +212,6 @@ def _too_many(limit: str, problem: str, code: str, seconds: float) -> HttpError:
 
 
 class RequestGuard:
-    """Authenticates and admits requests, and starts the metrics and the trace of each."""
-
     def __init__(
         self,
         keys: Keyring,
@@ -227,7 +221,6 @@ class RequestGuard:
         rollout: Rollout | None = None,
         capture: RequestCapture | None = None,
     ) -> None:
-        """`rollout`: None for one variant. `capture`: None where nothing is kept."""
         self.admission, self.metrics, self.feedback = admission, metrics, Feedback(metrics)
         self.rollout = rollout or Rollout(None, metrics)
         self._keys, self._tracer, self._capture = keys, tracer, capture
@@ -253,14 +246,15 @@ class RequestGuard:
             raise HttpError(403, message, "permission_error", code="not_an_admin")
         return caller
 
-    def admit(self, request: Request, caller: Caller, generation: Generation) -> RequestHandle:
-        """HttpError 429 or 503. Called for requests that can be served."""
+    def admit(self, request: Request, caller: Caller, generation: Generation) -> RequestRecord:
         state, params, target, body = state_of(request.scope), generation.params, generation.target, generation.body
+        guesses = cast(Mode, "off" if generation.choice.max_nodes == 0 else target.mode)
+        mode: ServedMode = guesses if generation.cascade is None else "cascade"
         facts = RequestFacts(
             prompts=tuple(len(prompt.tokens) for prompt in generation.prompts),
             max_tokens=params.max_tokens,
             n=params.n,
-            mode=_mode(generation),
+            mode=mode,
             streaming=bool(body.stream),
             output=body.output,
             tag=request_tag(request, body),
@@ -268,21 +262,21 @@ class RequestGuard:
             variant=generation.choice.variant.name,
         )
         reservation = self.admission.admit(caller, facts, target)
-        span = None if self._tracer is None else self._tracer.request(facts.output, state.id, request.headers)
-        record = RequestRecord(self.metrics, facts, state.arrived)
+        record = state.record = RequestRecord(self.metrics, facts, state.arrived)
         record.cascade = generation.cascade or record.cascade
         self.feedback.remember(caller.name, (state.id, generation.head["id"]), record.served)
-        cohort, replay = self._cohort(generation, facts), _replay(state.id, generation, facts)
-        # of a cascade, what the small model does would be told of the large one's speculation
-        counted = generation.cascade is None
-        guided = self.rollout.begin(generation.choice, cohort, record, replay if counted else None, counted=counted)
-        capture = self._capture if counted else None
-        kept = None if capture is None else capture.begin(caller, facts.tag, request.headers, generation)
-        state.handle = RequestHandle(reservation, record, span, guided, kept)
-        return state.handle
+        counted = generation.cascade is None  # else the small model's steps would count as the large one's
+        cohort = self._cohort(generation, facts)
+        replay = _replay(state.id, generation, facts) if counted else None
+        record.followers = [reservation, self.rollout.begin(generation.choice, cohort, record, replay, counted=counted)]
+        if counted and self._capture is not None:
+            kept = self._capture.begin(caller, facts.tag, request.headers, generation)
+            record.followers += [] if kept is None else [kept]
+        if self._tracer is not None:
+            record.followers.append(self._tracer.request(facts.output, state.id, request.headers))
+        return record
 
     def choose(self, request: Request, caller: Caller, body: GenerationRequest, own: int | None) -> VariantChoice:
-        """How a request is guessed for whose client wants trees of `own` nodes, None: as configured."""
         asked = body.speculation
         own_choice = asked is not None and (asked.mode is not None or asked.max_nodes is not None)
         number = state_of(request.scope).id
@@ -300,16 +294,9 @@ class RequestGuard:
 
 
 def _replay(number: str, generation: Generation, facts: RequestFacts) -> ReplayedRequest | None:
-    """What a canary needs of a request with one output."""
     if facts.sequences != 1:
         return None
     return ReplayedRequest(number, facts.variant, generation.prompts[0].tokens, generation.params, ())
-
-
-def _mode(generation: Generation) -> ServedMode:
-    if generation.cascade is not None:
-        return "cascade"
-    return cast(Mode, "off" if generation.choice.max_nodes == 0 else generation.target.mode)
 
 
 def request_tag(request: Request, body: GenerationRequest) -> str | None:

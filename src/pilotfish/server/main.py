@@ -24,7 +24,7 @@ from pilotfish.config.server import ServerConfig
 from pilotfish.engine.processes.process import die_with_parent, heeded, name_process
 from pilotfish.errors import EngineError, ModelError, ParameterError
 from pilotfish.server.application import PERIOD, Application, ServerSetup
-from pilotfish.server.http import ConnectionProtocol
+from pilotfish.server.connections import ConnectionProtocol
 
 logger = logging.getLogger(__name__)
 

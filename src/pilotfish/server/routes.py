@@ -1,7 +1,5 @@
-"""The server as an ASGI application: OpenAI's routes over one engine, their OpenAPI document, and the playground.
-
-Starlette routes; bodies of requests are msgspec's structs (`requests`), answers are dicts (`formats`). Tests hold
-both to `openapi.json`.
+"""The server as an ASGI application: the routes of all APIs over one engine, and the playground. Tests hold bodies and
+answers to `openapi.json`.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,8 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.routing import Route
 
 from pilotfish.config.server import ServerConfig
 from pilotfish.engine.targets.async_engine import AsyncEngine
@@ -35,9 +32,10 @@ from pilotfish.operate.outcome import script_of
 from pilotfish.printable import short
 from pilotfish.prompts import marks_turns
 from pilotfish.server.answers.chat_format import ChatFormat
-from pilotfish.server.answers.formats import AnswerFormat, TextFormat
+from pilotfish.server.answers.formats import AnswerFormat
 from pilotfish.server.answers.logprobs import TokenNames, token_text
 from pilotfish.server.answers.stream import GenerationResponse
+from pilotfish.server.answers.text_format import TextFormat
 from pilotfish.server.auth import Caller
 from pilotfish.server.bodies import params, requests
 from pilotfish.server.bodies.client_texts import ClientTexts, plain_texts
@@ -47,19 +45,18 @@ from pilotfish.server.bodies.requests import GenerationRequest
 from pilotfish.server.bodies.schemas import Body, read_body
 from pilotfish.server.bodies.tools import tool_use
 from pilotfish.server.codex import codex_model
-from pilotfish.server.drafts import pools_of
-from pilotfish.server.feedback import told
-from pilotfish.server.http import RequestMiddleware, ignored_of, on_routing_error, state_of
 from pilotfish.server.http_errors import HttpError, bad, bad_request, encode
 from pilotfish.server.limits import RequestGuard, request_tag
 from pilotfish.server.messages.message_body import CountTokensRequest, MessagesRequest
 from pilotfish.server.messages.message_chat import chat_of
 from pilotfish.server.messages.message_format import MessageFormat
+from pilotfish.server.middleware import RequestMiddleware, ignored_of, on_routing_error, state_of
+from pilotfish.server.observe.draft_pools import draft_revisions, pools_of
+from pilotfish.server.page_routes import page_routes
 from pilotfish.server.responses import response_chat
 from pilotfish.server.responses.response_body import ResponsesRequest
 from pilotfish.server.responses.response_format import ResponseFormat
 from pilotfish.server.traffic.cascade import Cascade
-from pilotfish.server.traffic.rollout import draft_pools
 from pilotfish.wire.serving import Identity
 
 VERSION = version("pilotfish")
@@ -79,7 +76,6 @@ class Api:
     ) -> None:
         self._engine, self._config, self._guard, self._cascade = engine, config, guard, cascade
         self._started = int(time.time())
-        self._openapi = encode(msgspec.json.decode(Path(__file__).with_name("openapi.json").read_bytes()))
 
     async def completions(self, request: Request) -> Response:
         """Continue each prompt."""
@@ -109,17 +105,13 @@ class Api:
     async def responses(self, request: Request) -> Response:
         """Answer a conversation of items with items."""
         caller, body = await self._read(request, ResponsesRequest)
-        with response_chat.own_names():
-            chat = response_chat.chat_of(body, ignored_of(request))
-            generation = response_chat.blaming_own(await self._chat(request, caller, chat))
-            return self._respond(request, caller, generation, ResponseFormat)
+        chat = response_chat.chat_of(body, ignored_of(request))
+        return self._respond(request, caller, await self._chat(request, caller, chat), ResponseFormat)
 
     async def response_tokens(self, request: Request) -> Response:
         """How many tokens of a prompt such a conversation is."""
         _, body = await self._read(request, ResponsesRequest)
-        with response_chat.own_names():
-            chat = response_chat.chat_of(body, ignored_of(request))
-            count = await self._count(request, chat)
+        count = await self._count(request, response_chat.chat_of(body, ignored_of(request)))
         return json({"object": "response.input_tokens", "input_tokens": count})
 
     async def tokenize(self, request: Request) -> Response:
@@ -148,7 +140,7 @@ class Api:
         if request.method == "GET":
             return await self.feedback_table(request)
         caller, body = await self._read(request, requests.FeedbackRequest)
-        return json(told(self._guard.feedback, caller, body))
+        return json(self._guard.feedback.add(caller.name, body))
 
     async def feedback_table(self, request: Request) -> Response:
         """What callers told so far, by category, with and without speculation."""
@@ -168,14 +160,14 @@ class Api:
     async def drafts(self, request: Request) -> Response:
         """The draft pools that each target knows."""
         self._guard.identify_admin(request)
-        return json(to_builtins(pools_of(self._engine.health)))
+        return json(to_builtins(pools_of(self._engine.health.replicas)))
 
     async def rollout_reload(self, request: Request) -> Response:
         """Read the file of variants again. 400 for one that cannot be used: then the last one stays."""
         self._guard.identify_admin(request)
         if self._guard.rollout.file is None:
             raise bad_request("rollout", "this server was started without a file of variants (--rollout)")
-        self._guard.rollout.reload(draft_pools(self._engine.health).values())
+        self._guard.rollout.reload(draft_revisions(self._engine.health.replicas).values())
         return json(to_builtins(self._guard.rollout.told()))
 
     async def models(self, request: Request) -> Response:
@@ -211,7 +203,7 @@ class Api:
         return json({"version": VERSION})
 
     async def openapi(self, request: Request) -> Response:  # noqa: ARG002
-        return Response(self._openapi, media_type="application/json")
+        return Response(openapi_document(), media_type="application/json")
 
     async def metrics(self, request: Request) -> Response:
         """Metrics for Prometheus."""
@@ -230,12 +222,10 @@ class Api:
 
     @property
     def _names(self) -> tuple[str, ...]:
-        """The model's names; answers say the first one."""
         return self._config.served_model_name or (self._identity.model,)
 
     @property
     def _asked_for(self) -> tuple[str, ...]:
-        """All names that requests may have: those of the model, and a cascade's."""
         return self._names if self._cascade is None else (*self._names, self._cascade.name)
 
     def _name(self, asked: str | None) -> str:
@@ -274,7 +264,6 @@ class Api:
 
     @cached_property
     def _longest_token(self) -> int:
-        """Length in characters."""
         return max(map(len, self._engine.tokenizer.get_vocab()))
 
     # -- requests
@@ -283,6 +272,7 @@ class Api:
         """The caller, and the body for a model that is served."""
         caller = self._guard.identify(request)
         body = await read_body(request, kind, self._config, ignored_of(request))
+        state_of(request.scope).field_names = body.chat_names
         self._name(body.model)
         return caller, body
 
@@ -296,7 +286,6 @@ class Api:
                 raise bad_request(field, problem, "context_length_exceeded")
 
     async def _chat(self, request: Request, caller: Caller, body: requests.ChatRequest) -> Generation:
-        """HttpError or ParameterError names the first bad field."""
         body = params.with_effort(body, self._engine.tokenizer, ignored_of(request))
         use, tokens = tool_use(body), await self._chat_tokens(request, body)
         if not tokens:
@@ -305,7 +294,6 @@ class Api:
         return self._generation(request, caller, body, [TokenizedPrompt(tokens)], reading)
 
     async def _count(self, request: Request, chat: requests.ChatRequest) -> int:
-        """Tokens of its prompt."""
         tool_use(chat)  # refuses tools that cannot be
         chat = params.with_effort(chat, self._engine.tokenizer, ignored_of(request))
         return len(await self._chat_tokens(request, chat))
@@ -316,13 +304,12 @@ class Api:
         return await params.chat_tokens(body, self._texts, tools_as_text=self._formats.as_text(body))
 
     def _respond(self, request: Request, caller: Caller, generation: Generation, form: Form) -> Response:
-        """HttpError says why the request is not admitted."""
         tokenizer = self._engine.tokenizer
-        handle = self._guard.admit(request, caller, generation)
+        record = self._guard.admit(request, caller, generation)
         if prompts_are_logged():
             for prompt in generation.prompts:
                 log_prompt(tokenizer.decode(prompt.tokens))
-        return GenerationResponse(form(generation, tokenizer, self._token_text), self._engine_of(generation), handle)
+        return GenerationResponse(form(generation, tokenizer, self._token_text), self._engine_of(generation), record)
 
     def _engine_of(self, generation: Generation) -> Submits:
         if self._cascade is None or generation.cascade is None:
@@ -338,7 +325,6 @@ class Api:
         prompts: list[TokenizedPrompt],
         reading: OutputReading,
     ) -> Generation:
-        """HttpError or ParameterError names the first bad field."""
         target, speculation = self._identity, body.speculation or requests.SpeculationOptions()
         nodes = params.max_nodes(speculation, target, ignored_of(request))
         if body.stream_options is not None and not body.stream:
@@ -369,6 +355,11 @@ class Api:
             metrics=speculation.metrics or self._config.metrics,
             cascade=None if cascade is None else cascade.begin(request_tag(request, body), longest),
         )
+
+
+@cache
+def openapi_document() -> bytes:
+    return encode(msgspec.json.decode(Path(__file__).with_name("openapi.json").read_bytes()))
 
 
 def json(answer: dict[str, Any], status: int = 200) -> Response:
@@ -412,36 +403,3 @@ def make_app(
     )
     app.router.redirect_slashes = False  # to where, the client would say
     return app
-
-
-# -- the playground
-
-FOLDER = Path(__file__).parent / "playground"
-#: Same origin, no inline script, nothing from elsewhere.
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
-)
-PAGE_HEADERS = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # ask each time; the tag makes that cheap
-}
-
-
-class _PageFiles(StaticFiles):
-    def file_response(self, *arguments: Any, **options: Any) -> Response:
-        response = super().file_response(*arguments, **options)
-        response.headers.update(PAGE_HEADERS)
-        return response
-
-
-def page_routes() -> list[BaseRoute]:
-    """`/` is the page; `/playground/NAME` are the files that it loads."""
-    files = _PageFiles(directory=FOLDER)
-
-    async def page(request: Request) -> Response:
-        return await files.get_response("index.html", request.scope)
-
-    return [Route("/", page), Mount("/playground", files)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pilotfish.grammar.parsers.tools import Tool
+from pilotfish.grammar.parsers.grammars import Tool
 
 TOOLS = (
     Tool(
@@ -216,12 +216,7 @@ LLAMA3_JSON = (
     Output(
         "an answer in JSON", '{"answer": {"name": "ping"}, "ok": true}', (), '{"answer": {"name": "ping"}, "ok": true}'
     ),
-    Output(
-        "an answer that names a tool",
-        '{"name": "ping", "state": "up"}',
-        (),
-        '{"name": "ping", "state": "up"}',
-    ),
+    Output("an answer that names a tool", '{"name": "ping", "state": "up"}', (), '{"name": "ping", "state": "up"}'),
     Output("code of the model", "<|python_tag|>print({'name': 1})", (), "<|python_tag|>print({'name': 1})"),
     Output("a tool nobody gave", '<|python_tag|>{"name": "rm", "parameters": {}}', (("rm", "{}"),)),
     Output("cut", '{"name": "run_python", "parameters": {"code": "a\\', (("run_python", '{"code": "a\\'),)),
@@ -337,12 +332,7 @@ MISTRAL = (
         '[TOOL_CALLS]run_python{"code": "print(\\"[ARGS]}\\")"}[TOOL_CALLS]note.add {"x": [{"y": {}}]}',
         (("run_python", '{"code": "print(\\"[ARGS]}\\")"}'), ("note.add", '{"x": [{"y": {}}]}')),
     ),
-    Output(
-        "content before",
-        "I'll look [it] up.[TOOL_CALLS]ping[ARGS]{}",
-        (("ping", "{}"),),
-        "I'll look [it] up.",
-    ),
+    Output("content before", "I'll look [it] up.[TOOL_CALLS]ping[ARGS]{}", (("ping", "{}"),), "I'll look [it] up."),
     Output(
         "escapes and other scripts",
         '[TOOL_CALLS]run_python[ARGS]{"code": "s = \'\\u00e9 \\\\ \\"\\ud83d\\ude00\\" 東\'"}',

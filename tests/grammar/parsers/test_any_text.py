@@ -95,7 +95,7 @@ BETWEEN = ["word7", "{", "}", "[", "]", ",", ";", " ", "\n", "é", '{"name": "pi
 @settings(max_examples=sized(50, 100), deadline=None)
 @given(data=st.data())
 def test_no_word_is_lost_or_told_twice(name: str, data: st.DataObject) -> None:
-    fragments = [fragment for fragment in FRAGMENTS[name] if fragment != "[CALL_ID]"]
+    fragments = [fragment for fragment in FRAGMENTS[name] if fragment not in ("[CALL_ID]", "[ping(")]
     whole = [output.text for output in OUTPUTS[name] if not output.name.startswith("cut")]
     text = "".join(data.draw(st.lists(st.sampled_from([*fragments, *BETWEEN, *whole]), max_size=12)))
     told = [piece.name if isinstance(piece, CallBegin) else piece.text for piece in parse(parser(name), [text])]

@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer
 import pilotfish
 from pilotfish.errors import ParameterError
 from pilotfish.grammar.parsers.formats import TOOL_FORMATS
-from pilotfish.grammar.parsers.tools import Tool
+from pilotfish.grammar.parsers.grammars import Tool
 
 TOKENIZER = Path(pilotfish.__file__).parent / "engine" / "pairs" / "pycode" / "target" / "tokenizer.json"
 #: How a tokenizer has the marks: not at all, as added tokens, as special ones.

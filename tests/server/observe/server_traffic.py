@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from prometheus_client.parser import text_string_to_metric_families as parse
+
 from pilotfish.core.cache.tiers import TierCounts, TierUse
 from pilotfish.core.prefilling.handover import HandOverReport, HandOverTotals
 from pilotfish.core.scheduling.request import FinishReason
 from pilotfish.engine.targets.replica import ReplicaHealth
+from pilotfish.server.bodies.requests import FeedbackRequest
+from pilotfish.server.observe.feedback import Feedback
+from pilotfish.server.observe.fleet_metrics import FleetMetrics
 from pilotfish.server.observe.metrics import ServerMetrics
-from pilotfish.server.observe.request_records import RequestFacts, RequestRecord
+from pilotfish.server.observe.request_records import RequestFacts, RequestRecord, ServedRequest
 from pilotfish.wire.serving import (
     Delta,
     Finish,
@@ -147,15 +152,30 @@ def serve_one(metrics: ServerMetrics, asked: RequestFacts) -> None:
 
 def everything(metrics: ServerMetrics) -> None:
     """Traffic that leaves a sample in every family."""
-    metrics.fleet.tell(serving(status(pools=(POOL,), prefill_pools=(prefill_pool(),), shadows=(SHADOW,))))
+    FleetMetrics(metrics).tell(serving(status(pools=(POOL,), prefill_pools=(prefill_pool(),), shadows=(SHADOW,))))
     metrics.handover(HANDED)
     update = progress()
     metrics.progress(update.step, update.deltas)
     serve_one(metrics, facts(tag="search"))
-    metrics.feedback(("search", "sync"), "success", 1.0, 12, 4)
-    metrics.rejected(429)
+    feedback = Feedback(metrics)
+    feedback.remember("me", ["x"], ServedRequest("search", "sync", 12, 4))
+    feedback.add("me", FeedbackRequest(request_id="x", success=True))
+    metrics["pilotfish_requests_rejected", "429"].inc()
     metrics.http("/v1/completions", "POST", 200)
-    metrics.variant_step("next", Verified(1.0, 3, 7, 2), since=0.02)
-    metrics.variant_share("next", 1.0)
-    metrics.variant_event("next", "cut")
-    metrics.canary("equal")
+    for name in ("steps", "accepted_tokens", "tokens", "token_seconds"):
+        metrics[f"pilotfish_variant_{name}", "next"].inc()
+    metrics["pilotfish_variant_share", "next"].set(1.0)
+    metrics["pilotfish_variant_events", "next", "cut"].inc()
+    metrics["pilotfish_canary_replays", "equal"].inc()
+
+
+def value(metrics: ServerMetrics, name: str, **labels: str) -> float:
+    """The one sample of this name and labels; model_name and engine need no mention."""
+    found = [v for sample, all_labels, v in samples(metrics) if sample == name and labels.items() <= all_labels.items()]
+    assert len(found) == 1, f"{name}{labels}: {len(found)} samples"
+    return found[0]
+
+
+def samples(metrics: ServerMetrics) -> list[tuple[str, dict[str, str], float]]:
+    text = metrics.render()[0].decode()
+    return [(sample.name, sample.labels, sample.value) for family in parse(text) for sample in family.samples]

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
-from prometheus_client.parser import text_string_to_metric_families as parse
 from server_traffic import (
     HANDED,
     LOST,
@@ -19,17 +18,19 @@ from server_traffic import (
     facts,
     prefill_pool,
     progress,
+    samples,
     serve_one,
     serving,
     starting,
     status,
     step,
-    tier_counts,
+    value,
 )
 
 from pilotfish.core.scheduling.request import FinishReason
 from pilotfish.engine.targets.replica import ReplicaHealth, RoutedTokens
 from pilotfish.errors import ParameterError
+from pilotfish.server.observe.fleet_metrics import FleetMetrics
 from pilotfish.server.observe.metrics import MAX_TAGS, ServerMetrics
 from pilotfish.server.observe.request_records import RequestFacts, RequestRecord, checked_tag
 from pilotfish.wire.serving import Delta
@@ -61,16 +62,9 @@ def metrics() -> ServerMetrics:
     return ServerMetrics("a model")
 
 
-def value(metrics: ServerMetrics, name: str, **labels: str) -> float:
-    """The one sample of this name and labels; model_name and engine need no mention."""
-    found = [v for sample, all_labels, v in samples(metrics) if sample == name and labels.items() <= all_labels.items()]
-    assert len(found) == 1, f"{name}{labels}: {len(found)} samples"
-    return found[0]
-
-
-def samples(metrics: ServerMetrics) -> list[tuple[str, dict[str, str], float]]:
-    text = metrics.render()[0].decode()
-    return [(sample.name, sample.labels, sample.value) for family in parse(text) for sample in family.samples]
+@pytest.fixture
+def fleet(metrics: ServerMetrics) -> FleetMetrics:
+    return FleetMetrics(metrics)
 
 
 def names(metrics: ServerMetrics) -> set[str]:
@@ -113,7 +107,7 @@ def test_a_step_counts_rows_tokens_and_time(metrics: ServerMetrics) -> None:
         assert value(metrics, "pilotfish_step_seconds_sum", part=part) == pytest.approx(seconds)
 
 
-def test_accepted_tokens_by_position(metrics: ServerMetrics) -> None:
+def test_accepted_tokens_by_position_and_origin(metrics: ServerMetrics) -> None:
     metrics.progress(step(), [delta(4, 7, 3), delta(2, 7, 1), delta(1, 7, 0), delta(1, 0, 0)])
     per_position = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
     assert value(metrics, "vllm:spec_decode_num_drafts_total") == 3  # the last one had no tree
@@ -121,29 +115,21 @@ def test_accepted_tokens_by_position(metrics: ServerMetrics) -> None:
     assert value(metrics, "vllm:spec_decode_num_accepted_tokens_total") == 4
     assert [value(metrics, per_position, position=str(i)) for i in range(3)] == [2, 1, 1]
     assert sum(name == per_position for name, _, _ in samples(metrics)) == 3
+    assert [value(metrics, "pilotfish_accepted_tokens_total", origin=origin) for origin in ("pool 0", "ngram")] == [
+        2,
+        2,
+    ]
 
 
-def test_accepted_tokens_by_origin(metrics: ServerMetrics) -> None:
-    metrics.progress(step(), [delta(4, 7, 3), delta(2, 7, 1), delta(1, 7, 0), delta(1, 0, 0)])
-    accepted = "pilotfish_accepted_tokens_total"
-    assert value(metrics, accepted, origin="pool 0") == 2
-    assert value(metrics, accepted, origin="ngram") == 2
-    assert sum(v for name, _, v in samples(metrics) if name == accepted) == value(
-        metrics, "vllm:spec_decode_num_accepted_tokens_total"
-    )
-
-
-def test_drops_of_pools_go_on_when_a_target_begins_at_zero(metrics: ServerMetrics) -> None:
+def test_drops_of_pools_go_on_when_a_target_begins_at_zero(metrics: ServerMetrics, fleet: FleetMetrics) -> None:
     for late in (3, 5, 2):
-        metrics.fleet.tell(
-            serving(status(pools=(msgspec.structs.replace(POOL, drops={"late_nodes": late, "gaps": 0}),)))
-        )
+        fleet.tell(serving(status(pools=(msgspec.structs.replace(POOL, drops={"late_nodes": late, "gaps": 0}),))))
     drops = "pilotfish_pool_drops_total"
     assert value(metrics, drops, pool="local", reason="late_nodes") == 7
     assert value(metrics, drops, pool="local", reason="gaps") == 0
     assert value(metrics, "pilotfish_pool_feature_bytes_total", pool="local") == POOL.feature_bytes
     assert value(metrics, "pilotfish_pool_feature_drops_total", pool="local", reason="stale") == 2
-    metrics.fleet.tell(starting(0))
+    fleet.tell(starting(0))
     assert value(metrics, drops, pool="local", reason="late_nodes") == 7
 
 
@@ -206,18 +192,20 @@ def test_a_prompt_s_cached_tokens_count_once(metrics: ServerMetrics) -> None:
         assert value(metrics, "pilotfish_kv_prompt_tokens_total", source=source) == tokens
 
 
-def test_preemptions_and_restarts_go_on_when_a_target_begins_at_zero(metrics: ServerMetrics) -> None:
+def test_preemptions_and_restarts_go_on_when_a_target_begins_at_zero(
+    metrics: ServerMetrics, fleet: FleetMetrics
+) -> None:
     for preemptions in (3, 5, 5, 2, 4):
-        metrics.fleet.tell(serving(status(preemptions=preemptions)))
+        fleet.tell(serving(status(preemptions=preemptions)))
     assert value(metrics, "vllm:num_preemptions_total") == 9
-    metrics.fleet.tell(starting(1))
-    metrics.fleet.tell(serving(status(preemptions=1), restarts=1))
+    fleet.tell(starting(1))
+    fleet.tell(serving(status(preemptions=1), restarts=1))
     assert value(metrics, "pilotfish_target_restarts_total") == 1
     assert value(metrics, "pilotfish_target_ready") == 1
     assert value(metrics, "vllm:num_preemptions_total") == 10
 
 
-def test_several_targets_are_told_of_together_and_each_by_its_name(metrics: ServerMetrics) -> None:
+def test_several_targets_are_told_of_together_and_each_by_its_name(metrics: ServerMetrics, fleet: FleetMetrics) -> None:
     """What each has counted goes on by itself: one that begins at zero takes nothing from the others' totals."""
     draft = msgspec.structs.replace(POOL, name="draft 0", own=True)
     shared = msgspec.structs.replace(POOL, name="tuesday's", revision="tuesday")
@@ -225,7 +213,7 @@ def test_several_targets_are_told_of_together_and_each_by_its_name(metrics: Serv
         busy = status(2, 750, first, pools=(draft, shared))
         idle = msgspec.structs.replace(status(0, 1000, second, pools=(draft, shared)), waiting=0)
         both = [ReplicaHealth("target 0", requests=2, status=busy), ReplicaHealth("target 1", restarts=1, status=idle)]
-        metrics.fleet.tell([*both, *starting()], resumed, RoutedTokens(10 * first, first, second))
+        fleet.tell([*both, *starting()], resumed, RoutedTokens(10 * first, first, second))
     assert value(metrics, "vllm:num_preemptions_total") == 6 + 10 + 4
     assert value(metrics, "vllm:num_requests_running") == 2 and value(metrics, "vllm:num_requests_waiting") == 1
     assert value(metrics, "vllm:kv_cache_usage_perc") == 1 - 1750 / 2000
@@ -241,12 +229,12 @@ def test_several_targets_are_told_of_together_and_each_by_its_name(metrics: Serv
     assert value(metrics, "pilotfish_replica_ready", replica="target") == 0
     pools = {at["pool"] for name, at, _ in samples(metrics) if name == "pilotfish_pool_ready"}
     assert pools == {"target 0 draft 0", "target 1 draft 0", "tuesday's"}
-    metrics.fleet.tell(both[:1])
+    fleet.tell(both[:1])
     assert {at["replica"] for name, at, _ in samples(metrics) if name == used} == {"target 0"}
 
 
-def test_tiers_of_kv(metrics: ServerMetrics) -> None:
-    metrics.fleet.tell(serving(status()))
+def test_tiers_of_kv(metrics: ServerMetrics, fleet: FleetMetrics) -> None:
+    fleet.tell(serving(status()))
     used, capacity = "pilotfish_kv_used_bytes", "pilotfish_kv_capacity_bytes"
     assert [value(metrics, used, tier=tier.name) for tier in TIERS] == [250, 640, 320]
     assert [value(metrics, capacity, tier=tier.name) for tier in TIERS] == [1000, 6400, 64000]
@@ -264,19 +252,13 @@ def test_tiers_of_kv(metrics: ServerMetrics) -> None:
     assert value(metrics, "pilotfish_kv_late_loads_total") == 1
     assert value(metrics, "pilotfish_kv_loading_seconds_total") == 0.5
     assert value(metrics, "pilotfish_kv_estimated_computing_seconds_total") == 2.0
+    fleet.tell(starting(1))
+    assert value(metrics, "pilotfish_kv_objects_total", outcome="saved") == 4
+    assert not {used, capacity} & names(metrics)
 
 
-def test_counts_of_tiers_go_on_when_a_target_begins_at_zero(metrics: ServerMetrics) -> None:
-    for saved, seconds in ((3, 0.5), (5, 0.75), (2, 0.25)):
-        metrics.fleet.tell(serving(msgspec.structs.replace(status(), tier_counts=tier_counts(saved, seconds))))
-    metrics.fleet.tell(starting(1))
-    assert value(metrics, "pilotfish_kv_objects_total", outcome="saved") == 7
-    assert value(metrics, "pilotfish_kv_loading_seconds_total") == 1.0
-    assert not {"pilotfish_kv_used_bytes", "pilotfish_kv_capacity_bytes"} & names(metrics)
-
-
-def test_prefill_pools(metrics: ServerMetrics) -> None:
-    metrics.fleet.tell(serving(status(prefill_pools=(prefill_pool(),))))
+def test_prefill_pools(metrics: ServerMetrics, fleet: FleetMetrics) -> None:
+    fleet.tell(serving(status(prefill_pools=(prefill_pool(),))))
     gauges = {"ready": 1, "queued_tokens": 700, "free_slots": 50, "token_seconds": 0.002, "leases": 3}
     for name, expected in gauges.items():
         assert value(metrics, f"pilotfish_prefill_pool_{name}", pool="east") == expected
@@ -291,31 +273,24 @@ def test_prefill_pools(metrics: ServerMetrics) -> None:
         assert value(metrics, f"pilotfish_handover_{name}_total", pool="east", transport="tcp") == tcp
     refused = "pilotfish_prefill_pool_refused_total"
     assert [value(metrics, refused, pool="east", reason=why) for why in ("content", "stale")] == [2, 0]
-
-
-def test_counts_of_hand_overs_go_on_when_a_target_begins_at_zero(metrics: ServerMetrics) -> None:
-    for tokens, late in ((6, 3), (10, 5), (4, 2)):
-        metrics.fleet.tell(serving(status(prefill_pools=(prefill_pool(tokens=tokens, late=late),))))
-    metrics.fleet.tell(starting(1))
-    assert value(metrics, "pilotfish_handover_tokens_total", transport="shm") == 14
-    assert value(metrics, "pilotfish_handovers_total", transport="shm", outcome="late") == 7
+    fleet.tell(starting(1))
     left = {name for name in names(metrics) if name.startswith("pilotfish_prefill_pool_")}
     assert left == {f"pilotfish_prefill_pool_refused_{suffix}" for suffix in ("total", "created")}
 
 
-def test_only_the_revision_that_a_pool_runs_is_told(metrics: ServerMetrics) -> None:
+def test_only_the_revision_that_a_pool_runs_is_told(metrics: ServerMetrics, fleet: FleetMetrics) -> None:
     gauge = "pilotfish_pool_revision"
     for revision in ("monday", "", "tuesday"):
-        metrics.fleet.tell(serving(status(pools=(msgspec.structs.replace(POOL, revision=revision),))))
+        fleet.tell(serving(status(pools=(msgspec.structs.replace(POOL, revision=revision),))))
         assert [at["revision"] for name, at, _ in samples(metrics) if name == gauge] == [revision] * bool(revision)
-    metrics.fleet.tell(serving(status()))
+    fleet.tell(serving(status()))
     assert gauge not in names(metrics)
 
 
-def test_only_the_transport_in_use_is_told(metrics: ServerMetrics) -> None:
+def test_only_the_transport_in_use_is_told(metrics: ServerMetrics, fleet: FleetMetrics) -> None:
     in_use = "pilotfish_prefill_pool_transport"
     for transport in ("shm", "", "tcp"):
-        metrics.fleet.tell(serving(status(prefill_pools=(prefill_pool(transport),))))
+        fleet.tell(serving(status(prefill_pools=(prefill_pool(transport),))))
         assert [at["transport"] for name, at, _ in samples(metrics) if name == in_use] == [transport] * bool(transport)
         assert value(metrics, "pilotfish_prefill_pool_ready", pool="east") == bool(transport)
 
@@ -343,26 +318,24 @@ def test_what_was_handed_over_and_then_found_counts_once(metrics: ServerMetrics)
         assert value(metrics, "pilotfish_kv_prompt_tokens_total", source=source) == tokens
 
 
-def test_a_target_that_is_gone_holds_nothing(metrics: ServerMetrics) -> None:
-    metrics.fleet.tell(serving(status(running=2, free_slots=750, pools=(POOL,))))
+def test_a_target_that_is_gone_holds_nothing(metrics: ServerMetrics, fleet: FleetMetrics) -> None:
+    fleet.tell(serving(status(running=2, free_slots=750, pools=(POOL,))))
     assert value(metrics, "vllm:kv_cache_usage_perc") == 0.25
     assert value(metrics, "vllm:cache_config_info", num_gpu_blocks="15", block_size="64", cache_dtype="float32") == 1
     assert value(metrics, "pilotfish_pool_step_seconds", pool="local") == pytest.approx(0.004)
     assert value(metrics, "pilotfish_pool_cached_tokens_total", pool="local") == 9
-    metrics.fleet.tell(starting(0))
+    fleet.tell(starting(0))
     assert value(metrics, "vllm:kv_cache_usage_perc") == value(metrics, "vllm:num_requests_running") == 0
     assert value(metrics, "vllm:num_requests_waiting") == value(metrics, "pilotfish_target_ready") == 0
     assert "pilotfish_pool_ready" not in names(metrics)
 
 
-def test_http_answers_and_refusals(metrics: ServerMetrics) -> None:
+def test_http_answers(metrics: ServerMetrics) -> None:
     for method, code in (("POST", 200), ("POST", 204), ("POST", 429), ("BREW", 405)):
         metrics.http("/v1/completions", method, code)
     assert value(metrics, "http_requests_total", method="POST", status="2xx", handler="/v1/completions") == 2
     assert value(metrics, "http_requests_total", method="POST", status="4xx") == 1
     assert value(metrics, "http_requests_total", method="other", status="4xx") == 1
-    metrics.rejected(429)
-    assert value(metrics, "pilotfish_requests_rejected_total", code="429") == 1
 
 
 def test_tags_are_bounded(metrics: ServerMetrics) -> None:

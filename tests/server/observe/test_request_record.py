@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from server_traffic import value
 
 from pilotfish.core.scheduling.request import FinishReason
+from pilotfish.server.observe.metrics import ServerMetrics
 from pilotfish.server.observe.request_records import RequestFacts, RequestRecord
 from pilotfish.wire.serving import Delta, Finish, Verified
 
 
-class Sink:
-    """In place of ServerMetrics: remembers what a record told."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[Any, ...]] = []
-
-    def started(self) -> None:
-        self.told.append(("started",))
-
-    def first_token(self, seconds: float, prompt_tokens: int) -> None:
-        self.told.append(("first", seconds, prompt_tokens))
-
-    def prefix(self, tokens: int, cached: Mapping[str, int], handed_over: int) -> None:
-        self.told.append(("prefix", tokens, cached, handed_over))
-
-    def inter_token(self, seconds: float) -> None:
-        self.told.append(("inter", seconds))
-
-    def finished(self, record: RequestRecord) -> None:
-        self.told.append(("finished", record))
+@pytest.fixture
+def metrics() -> ServerMetrics:
+    return ServerMetrics("a model")
 
 
 def facts(n: int = 1) -> RequestFacts:
@@ -47,14 +31,18 @@ def delta(
     return Delta("r", index, tokens, "", [0] * len(tokens), parts, queued=queued, finish=finish)
 
 
-def test_tokens_times_and_trees_add_up() -> None:
-    sink = Sink()
-    record = RequestRecord(sink, facts(), arrived=100.0)
+def gaps(metrics: ServerMetrics) -> list[float]:
+    """How many there were between steps of one output, and their sum in seconds."""
+    return [value(metrics, f"vllm:inter_token_latency_seconds_{what}") for what in ("count", "sum")]
+
+
+def test_tokens_times_and_trees_add_up(metrics: ServerMetrics) -> None:
+    record = RequestRecord(metrics, facts(), arrived=100.0)
     record.update(0, delta((5.0, 1, 0, 0), queued=0.5), now=101.0)
     record.update(0, delta((5.25, 3, 8, 2), (5.75, 1, 8, 0), reason="stop"), now=102.0)  # two steps in one
     record.finish(now=102.5)
-    assert sink.told[:3] == [("started",), ("prefix", 7, {}, 0), ("first", 1.0, 7)]
-    assert sink.told[3:] == [("inter", 0.25), ("inter", 0.5), ("finished", record)]
+    assert gaps(metrics) == [2, 0.75]
+    assert value(metrics, "vllm:prefix_cache_queries_total") == value(metrics, "vllm:prompt_tokens_total") == 7
     assert (record.reason, record.generation_tokens, record.longest) == ("stop", 5, 5)
     assert (record.verify_steps, record.drafted, record.accepted) == (2, 16, 2)
     assert (record.latency, record.time_to_first_token, record.queued) == (2.5, 1.0, 0.5)
@@ -62,34 +50,31 @@ def test_tokens_times_and_trees_add_up() -> None:
     assert record.time_per_output_token == 0.25
 
 
-def test_outputs_have_gaps_of_their_own() -> None:
-    sink = Sink()
-    record = RequestRecord(sink, facts(n=2), arrived=0.0)
+def test_outputs_have_gaps_of_their_own(metrics: ServerMetrics) -> None:
+    record = RequestRecord(metrics, facts(n=2), arrived=0.0)
     record.update(0, delta((1.0, 1, 0, 0), index=0, queued=0.0), now=1.0)
     record.update(1, delta((3.0, 1, 0, 0), index=1, queued=2.0), now=3.0)
     record.update(0, delta((4.0, 2, 3, 1), index=0, reason="length"), now=4.0)
     record.update(1, delta((4.5, 1, 3, 0), index=1, reason="stop"), now=4.5)
     record.finish(now=4.5)
-    assert [told[1] for told in sink.told if told[0] == "inter"] == [3.0, 1.5]
+    assert gaps(metrics) == [2, 3.0 + 1.5]
     assert (record.generation_tokens, record.longest, record.queued) == (5, 3, 0.0)
     assert record.time_per_output_token == 1.75
 
 
-def test_clocks_of_two_targets_are_not_compared() -> None:
-    sink = Sink()
-    record = RequestRecord(sink, facts(), arrived=0.0)
+def test_clocks_of_two_targets_are_not_compared(metrics: ServerMetrics) -> None:
+    record = RequestRecord(metrics, facts(), arrived=0.0)
     resumed = Delta("r", 0, [0, 0], "", [0, 0], [Verified(0.25, 1, 0, 0, resumed=True), Verified(0.75, 1, 0, 0)])
     for told in (delta((900.0, 1, 0, 0)), delta((900.5, 1, 0, 0)), resumed):
         record.update(0, told, now=1.0)
-    assert [told[1] for told in sink.told if told[0] == "inter"] == [0.5, 0.5]
+    assert gaps(metrics) == [2, 1.0]
 
 
-def test_steps_without_tokens_leave_no_gap() -> None:
-    sink = Sink()
-    record = RequestRecord(sink, facts(), arrived=0.0)
+def test_steps_without_tokens_leave_no_gap(metrics: ServerMetrics) -> None:
+    record = RequestRecord(metrics, facts(), arrived=0.0)
     record.update(0, delta((1.0, 0, 0, 0), queued=0.0), now=1.0)
     record.finish(now=2.0)
-    assert [told[0] for told in sink.told] == ["started", "prefix", "finished"]
+    assert gaps(metrics) == [0, 0] and value(metrics, "vllm:prefix_cache_queries_total") == 7
     assert record.first_token is record.last_token is record.time_to_first_token is record.decode is None
     assert record.prefill is record.inference is record.time_per_output_token is None
 
@@ -105,8 +90,8 @@ def test_steps_without_tokens_leave_no_gap() -> None:
         ([], "error", "error"),
     ],
 )
-def test_the_worst_reason_of_all_outputs(reasons: list[str], given: Any, expected: str) -> None:
-    record = RequestRecord(Sink(), facts(n=2), arrived=0.0)
+def test_the_worst_reason_of_all_outputs(metrics: ServerMetrics, reasons: list[str], given: Any, expected: str) -> None:
+    record = RequestRecord(metrics, facts(n=2), arrived=0.0)
     for index, reason in enumerate(reasons):
         record.update(index, delta((1.0, 1, 0, 0), index=index, reason=reason), now=1.0)
     record.finish(now=2.0, reason=given)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from msgspec.structs import replace
-from prometheus_client.parser import text_string_to_metric_families as parse
-from server_traffic import SHADOW, serving, starting, status
+from server_traffic import SHADOW, samples, serving, starting, status
 
+from pilotfish.server.observe.fleet_metrics import FleetMetrics
 from pilotfish.server.observe.metrics import ServerMetrics
 from pilotfish.wire.serving import ShadowReport
 
@@ -13,16 +13,13 @@ from pilotfish.wire.serving import ShadowReport
 def told(*reports: ShadowReport | None) -> dict[tuple[str, ...], float]:
     """Samples of shadows once a target has said this, one after the other; None: it starts again."""
     metrics = ServerMetrics("a model")
+    fleet = FleetMetrics(metrics)
     for report in reports:
-        metrics.fleet.tell(starting(1) if report is None else serving(status(shadows=(report,))))
-    samples = [s for family in parse(metrics.render()[0].decode()) for s in family.samples if "_shadow_" in s.name]
+        fleet.tell(starting(1) if report is None else serving(status(shadows=(report,))))
     return {
-        (
-            s.name.removeprefix("pilotfish_shadow_"),
-            *(v for k, v in s.labels.items() if k not in ("model_name", "pool")),
-        ): s.value
-        for s in samples
-        if not s.name.endswith("_created")
+        (name.removeprefix("pilotfish_shadow_"), *(v for k, v in at.items() if k not in ("model_name", "pool"))): number
+        for name, at, number in samples(metrics)
+        if "_shadow_" in name and not name.endswith("_created")
     }
 
 
@@ -35,11 +32,6 @@ def test_what_a_shadow_has_told() -> None:
     assert [found["accepted_per_pos_total", depth] for depth in "01"] == [60, 45]
     assert (found["tokens_per_second",], found["live_tokens_per_second",], found["error",]) == (80, 50, -0.02)
     assert found["cpu_seconds_total",] == 0.5
-
-
-def test_sums_go_on_when_a_target_begins_at_zero() -> None:
-    found = told(replace(SHADOW, steps=4), replace(SHADOW, steps=9), None, replace(SHADOW, steps=3))
-    assert found["steps_total",] == 12
 
 
 def test_rates_and_revisions_go_with_the_shadow() -> None:

@@ -98,7 +98,7 @@ def test_a_part_has_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_engine_and_its_workers_in_one_file(llama: Path, draft: Path, tmp_path: Path) -> None:
-    path, params = tmp_path / "trace.json", SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+    path, params = tmp_path / "trace.json", SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     elsewhere = {"mode": "async", "drafter": "lm", "prefill_workers": 1, "prefill_threshold": "4"}
     with make_engine(llama, draft=draft, trace=path, pace="target=5ms", **elsewhere) as engine:
         steps, write = list[StepRecord](), engine.worker.observe

@@ -1,1 +1,3 @@
-"""What a model wrote, taken apart: reasoning, content, tool calls."""
+"""The text of an output, in parts as it comes, becomes pieces: reasoning, content, tool calls. `formats.py` lists how
+models write calls, with a parser and a grammar for each.
+"""

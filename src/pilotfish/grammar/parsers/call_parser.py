@@ -1,4 +1,4 @@
-"""What all parsers of tool calls share: a coroutine over the output's text, and what becomes of its pieces."""
+"""What all parsers of outputs share, and all of tool calls."""
 
 from __future__ import annotations
 
@@ -11,16 +11,12 @@ from pilotfish.grammar.parsers.reader import Reader, Reading
 SPACE = re.compile(r"\s*")
 
 
-class CallParser(ABC):
-    """Every character that was taken either is in a piece, or is kept by the reader until one is made of it, or belongs
-    to the form of a call. A piece thus holds, or replaces, all that was taken before it."""
+class TextParser(ABC):
+    """A coroutine over an output's text, and the pieces that it makes."""
 
     def __init__(self) -> None:
         self._reader = Reader()
         self._pieces: list[Piece] = []
-        self._calls = 0
-        self._space: list[str] | None = []  # white space since the last call, while there was nothing else
-        self._line_blank = True  # nothing but white space was content on this line
         self._steps = self._read()
 
     def feed(self, text: str) -> list[Piece]:
@@ -31,18 +27,34 @@ class CallParser(ABC):
     def finish(self) -> list[Piece]:
         self._reader.end()
         next(self._steps, None)
-        if self._space and not self._calls:
-            self._pieces.append(Content("".join(self._space)))
+        self._pieces += self._last()
         return self._made()
 
     @abstractmethod
-    def _read(self) -> Reading[None]:
-        """Read all of the output."""
+    def _read(self) -> Reading[None]: ...
+
+    def _last(self) -> list[Piece]:
+        """Pieces once all is read."""
+        return []
 
     def _made(self) -> list[Piece]:
         pieces = joined(self._pieces)
         self._pieces.clear()
         return pieces
+
+
+class CallParser(TextParser):
+    """Every character that was taken either is in a piece, or is kept by the reader until one is made of it, or belongs
+    to the form of a call. A piece thus holds, or replaces, all that was taken before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls = 0
+        self._space: list[str] | None = []  # white space since the last call, while there was nothing else
+        self._line_blank = True  # nothing but white space was content on this line
+
+    def _last(self) -> list[Piece]:
+        return [Content("".join(self._space))] if self._space and not self._calls else []
 
     def _content(self, text: str) -> None:
         """White space alone around calls is none: it waits for more."""
@@ -63,12 +75,10 @@ class CallParser(ABC):
         self._calls += 1
 
     def _argue(self, text: str) -> None:
-        """A piece of the arguments of the last call."""
         self._reader.forget()
         self._pieces.append(Arguments(self._calls - 1, text))
 
     def _give_up(self) -> None:
-        """What was taken is no call."""
         if text := self._reader.taken():
             self._content(text)
 
@@ -81,6 +91,5 @@ class CallParser(ABC):
             self._give_up()
 
     def _skip_space(self) -> Reading[str]:
-        """The character after white space."""
         yield from self._reader.span(SPACE)
         return (yield from self._reader.peek())

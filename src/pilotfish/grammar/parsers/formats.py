@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from pilotfish.grammar.parsers import mistral, pythonic
-from pilotfish.grammar.parsers.grammars import CallGrammar, hermes_grammar, llama3_json_grammar, mistral_grammar
-from pilotfish.grammar.parsers.json_calls import JsonCallParser
-from pilotfish.grammar.parsers.mistral import MistralParser
+from pilotfish.grammar.parsers import json_calls, pythonic
+from pilotfish.grammar.parsers.grammars import CallGrammar, Tool, hermes_grammar, llama3_json_grammar, mistral_grammar
+from pilotfish.grammar.parsers.json_calls import JsonCallParser, MistralParser
 from pilotfish.grammar.parsers.pieces import OutputParser
 from pilotfish.grammar.parsers.pythonic import PythonicParser
 from pilotfish.grammar.parsers.pythonic_grammar import pythonic_grammar
-from pilotfish.grammar.parsers.tools import Tool
 
 
 @dataclass(frozen=True)
@@ -28,27 +27,20 @@ class ToolFormat:
     grammar: CallGrammar
 
 
-def _hermes(tools: Sequence[Tool]) -> OutputParser:
-    return JsonCallParser(tools, "<tool_call>", "</tool_call>")
-
-
-def _llama3_json(tools: Sequence[Tool]) -> OutputParser:
-    return JsonCallParser(tools, "<|python_tag|>", bare=True)
-
-
+_hermes = partial(JsonCallParser, mark="<tool_call>", end="</tool_call>")
+_llama3_json = partial(JsonCallParser, mark="<|python_tag|>", bare=True)
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     made.name: made
     for made in (
         ToolFormat("hermes", ("<tool_call>", "</tool_call>"), _hermes, hermes_grammar),
         ToolFormat("llama3_json", ("<|python_tag|>",), _llama3_json, llama3_json_grammar),
         ToolFormat("pythonic", (pythonic.START, pythonic.END), PythonicParser, pythonic_grammar),
-        ToolFormat("mistral", (mistral.CALLS, mistral.ID, mistral.ARGS), MistralParser, mistral_grammar),
+        ToolFormat("mistral", (json_calls.CALLS, json_calls.ID, json_calls.ARGS), MistralParser, mistral_grammar),
     )
 }
 
 
 def tool_format_of(chat_template: str | None) -> str | None:
-    """The name of the format that a model's template shows; none: it shows another, or no tools."""
     template = chat_template or ""
     if "[TOOL_CALLS]" in template:
         return "mistral"

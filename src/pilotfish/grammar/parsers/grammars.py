@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pilotfish.errors import ParameterError
-from pilotfish.grammar.parsers.tools import Tool
+from pilotfish.grammar.schema import COMPACT, OPTIONS
 
-#: JSON as Python writes it, and templates show it: without a choice of white space.
-_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 ANY_OBJECT = {"type": "object"}
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that a model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: Mapping[str, Any] | None = None  # the JSON schema of its arguments; None: any object
+    strict: bool = False
 
 
 class CallGrammar(Protocol):
@@ -33,10 +43,7 @@ def hermes_grammar(tools: Sequence[Tool], *, named: str | None, parallel: bool, 
 def llama3_json_grammar(tools: Sequence[Tool], *, named: str | None, parallel: bool, added: Mapping[str, int]) -> str:
     tag = f"{mark('<|python_tag|>', added)}? " if "<|python_tag|>" in added else ""
     repeated = ' ("; " object)*' if parallel and named is None else ""
-    return rules(
-        f'start: "\\n"{{0,2}} {tag}object{repeated}',
-        *_objects("parameters", chosen(tools, named)),
-    )
+    return rules(f'start: "\\n"{{0,2}} {tag}object{repeated}', *_objects("parameters", chosen(tools, named)))
 
 
 def mistral_grammar(tools: Sequence[Tool], *, named: str | None, parallel: bool, added: Mapping[str, int]) -> str:
@@ -57,7 +64,6 @@ def mistral_grammar(tools: Sequence[Tool], *, named: str | None, parallel: bool,
 
 
 def _objects(key: str, tools: Sequence[Tool]) -> list[str]:
-    """The rule `object`: a call of one of the tools."""
     calls = []
     for i, tool in enumerate(tools):
         opening = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{key}": '
@@ -81,7 +87,6 @@ def parameters(tool: Tool) -> Mapping[str, Any]:
 
 
 def mark(own: str, added: Mapping[str, int]) -> str:
-    """A mark as the tokenizer has it: a token, or text."""
     return f"<[{added[own]}]>" if own in added else text(own)
 
 
@@ -90,8 +95,24 @@ def text(literal: str) -> str:
 
 
 def json_of(schema: Mapping[str, Any]) -> str:
-    return f"%json {json.dumps({**schema, 'x-guidance': _STYLE}, ensure_ascii=False)}"
+    return f"%json {json.dumps({**schema, OPTIONS: COMPACT}, ensure_ascii=False)}"
 
 
 def rules(*lines: str) -> str:
     return "\n".join(lines) + "\n"
+
+
+# -- calls beside something else: the rule `start` of a grammar derives calls
+
+
+def calls_or_json(calls: str, schema: Mapping[str, Any]) -> str:
+    return f"start: some_calls | answer\n{_renamed(calls)}answer: {json_of(schema)}\n"
+
+
+def text_and_calls(calls: str, own: str) -> str:
+    """A text, then calls, either or both. `own`, with which calls begin, is a token of the model: it ends a text."""
+    return f"start: TEXT? some_calls?\nTEXT: /(?s:.+)/ & ~/(?s:.*){re.escape(own)}(?s:.*)/\n{_renamed(calls)}"
+
+
+def _renamed(calls: str) -> str:
+    return calls.replace("start:", "some_calls:", 1)

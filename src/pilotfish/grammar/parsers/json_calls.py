@@ -1,4 +1,5 @@
-"""Calls as JSON objects: {"name": …, "arguments": {…}}, with further members or without, in any order."""
+"""Calls as JSON objects: {"name": …, "arguments": {…}}, with further members or without, in any order; and Mistral's: a
+list of them behind [TOOL_CALLS], or a name and its arguments behind each of these."""
 
 from __future__ import annotations
 
@@ -9,20 +10,21 @@ from dataclasses import dataclass, field
 import msgspec
 
 from pilotfish.grammar.parsers.call_parser import CallParser
+from pilotfish.grammar.parsers.grammars import Tool
 from pilotfish.grammar.parsers.json_text import read_decoded, read_string, read_value
 from pilotfish.grammar.parsers.reader import Reading
-from pilotfish.grammar.parsers.tools import Tool
 
 ARGUMENTS = ("arguments", "parameters")
 #: Members of a call beside its name. In an object without a mark any other says that it is no call.
 _KNOWN = {*ARGUMENTS, "type", "id"}
 _BETWEEN = re.compile(r"[\s,;]*")
+#: Mistral's marks.
+CALLS, ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_NAME = re.compile(r"[\w.:-]*")
 
 
 @dataclass
 class _Call:
-    """An object that is being read."""
-
     named_only: bool
     name: str | None = None
     begun: bool = False
@@ -64,7 +66,6 @@ class JsonCallParser(CallParser):
             yield from self._calls_until_end()
 
     def _calls_until_end(self, *, named_only: bool = False) -> Reading[None]:
-        """Calls, one after the other. What follows and is none of them is content."""
         before, listed = self._calls, False
         while True:
             yield from self._reader.span(_BETWEEN)
@@ -88,7 +89,6 @@ class JsonCallParser(CallParser):
             yield from self._leave(before)
 
     def _call(self, named_only: bool) -> Reading[bool]:
-        """Whether an object was whole, and a call."""
         call = _Call(named_only)
         self._reader.take(1)
         sign = yield from self._skip_space()
@@ -102,7 +102,6 @@ class JsonCallParser(CallParser):
         return (yield from self._end_call(call, closed=sign == "}"))
 
     def _member(self, call: _Call) -> Reading[bool]:
-        """Whether a member can be one of a call."""
         key = yield from self._text()
         if key is None or (yield from self._skip_space()) != ":":
             return False
@@ -156,7 +155,6 @@ class JsonCallParser(CallParser):
         return closed
 
     def _text(self) -> Reading[str | None]:
-        """A text in quotes."""
         written: list[str] = []
         yield from read_string(self._reader, written.append)
         try:
@@ -165,5 +163,38 @@ class JsonCallParser(CallParser):
             return None
 
 
-def _ignore(_: str) -> None:
-    """A member that says nothing of the call."""
+def _ignore(_: str) -> None: ...
+
+
+class MistralParser(JsonCallParser):
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        super().__init__(tools, CALLS)
+
+    def _marked(self, mark: str) -> Reading[None]:
+        sign = yield from self._skip_space()
+        if sign and sign in "[{":
+            yield from super()._marked(mark)
+        else:
+            yield from self._named()
+
+    def _named(self) -> Reading[None]:
+        name = yield from self._reader.span(_NAME)
+        if name and (yield from self._arguments_follow()):
+            self._begin(name)
+            yield from self._read_arguments()
+        self._give_up()
+
+    def _read_arguments(self) -> Reading[None]:
+        if (yield from self._skip_space()) == "{":
+            yield from read_value(self._reader, self._argue)
+        elif (yield from self._reader.mark((CALLS,))):
+            self._argue("{}")
+
+    def _arguments_follow(self) -> Reading[bool]:
+        mark = yield from self._reader.mark((ID, ARGS))
+        if mark == ID:
+            self._reader.take(len(mark))
+            yield from self._reader.span(_NAME)
+            mark = yield from self._reader.mark((ARGS,))
+        self._reader.take(len(mark))
+        return bool(mark) or (yield from self._skip_space()) == "{"

@@ -10,22 +10,16 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Reasoning:
-    """A piece of what the model thought."""
-
     text: str
 
 
 @dataclass(frozen=True)
 class Content:
-    """A piece of the answer."""
-
     text: str
 
 
 @dataclass(frozen=True)
 class CallBegin:
-    """A tool call begins."""
-
     index: int  # counts the output's calls
     name: str
 
@@ -53,8 +47,6 @@ class OutputParser(Protocol):
 
 
 class ContentParser:
-    """All is content."""
-
     def feed(self, text: str) -> list[Piece]:
         return [Content(text)] if text else []
 

@@ -26,7 +26,6 @@ def read_word(reader: Reader) -> Reading[str]:
 
 
 def _number(word: str) -> str:
-    """JSON has a digit before and behind the point, no zero before others, and no plus."""
     match = _NUMBER.fullmatch(word)
     if match is None or not any(sign.isdigit() for sign in (match[2] + (match[3] or ""))):
         return ""
@@ -58,7 +57,6 @@ def read_string(reader: Reader, sink: Sink) -> Reading[bool]:
 
 
 def _read_escape(reader: Reader, sink: Sink) -> Reading[None]:
-    """What is none is passed on as it is written."""
     written = reader.take(1)
     sign = yield from reader.peek()
     if sign in _OCTAL:
@@ -86,5 +84,4 @@ def _read_digits(reader: Reader, digits: frozenset[str], count: int) -> Reading[
 
 
 def _escaped(text: str) -> str:
-    """As it stands between JSON's quotes."""
     return json.dumps(text, ensure_ascii=False)[1:-1]

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Sequence
 
 from pilotfish.grammar.parsers.call_parser import CallParser
+from pilotfish.grammar.parsers.grammars import Tool
 from pilotfish.grammar.parsers.python_text import read_string, read_word
 from pilotfish.grammar.parsers.reader import Reading
-from pilotfish.grammar.parsers.tools import Tool
 
 START, END = "<|python_start|>", "<|python_end|>"
 #: Lists in lists, and what else nests.
@@ -96,7 +96,6 @@ class PythonicParser(CallParser):
         return (yield from self._value(f"{separator}{json.dumps(key, ensure_ascii=False)}: "))
 
     def _entry(self, separator: str) -> Reading[bool]:
-        """Of a dictionary."""
         sign = yield from self._skip_space()
         if not sign or sign not in "'\"":
             return False
@@ -107,7 +106,6 @@ class PythonicParser(CallParser):
         return (yield from self._value(": "))
 
     def _value(self, before: str) -> Reading[bool]:
-        """Whether a value was whole, written behind `before`."""
         sign = yield from self._skip_space()
         if sign and sign in "'\"":
             self._argue(before)
@@ -133,7 +131,6 @@ class PythonicParser(CallParser):
         return whole
 
     def _bracketed(self, closing: str, brackets: str, item: Item) -> Reading[bool]:
-        """Whether items came up to `closing`; they are written between the two `brackets`."""
         self._argue(brackets[0])
         whole = yield from self._several(closing, item)
         if whole:
@@ -141,7 +138,6 @@ class PythonicParser(CallParser):
         return whole
 
     def _several(self, closing: str, item: Item) -> Reading[bool]:
-        """Whether items came up to `closing`, with commas between them; a last one may stand behind all."""
         separator = ""
         while (sign := (yield from self._skip_space())) != closing:
             if not (yield from item(separator)):

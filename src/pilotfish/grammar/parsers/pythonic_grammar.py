@@ -7,23 +7,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pilotfish.grammar.parsers.grammars import ANY_OBJECT, chosen, json_of, mark, parameters, rules, text
+from pilotfish.grammar.parsers.grammars import ANY_OBJECT, Tool, chosen, json_of, mark, parameters, rules, text
 from pilotfish.grammar.parsers.pythonic import END, START
-from pilotfish.grammar.parsers.tools import Tool
 
-#: What a schema may say where its properties can be written one by one.
-_PLAIN = {
-    "type",
-    "properties",
-    "required",
-    "additionalProperties",
-    "title",
-    "description",
-    "$defs",
-    "definitions",
-    "$schema",
-}
 _DEFINED = ("$defs", "definitions")
+#: What a schema may say where its properties can be written one by one.
+_PLAIN = {"type", "properties", "required", "additionalProperties", "title", "description", "$schema"}
+_PLAIN |= set(_DEFINED)
 _REFERENCE = re.compile(r'"\$(?:ref|dynamicRef|recursiveRef)": "(?!#/(?:\$defs|definitions)/)')
 
 
@@ -71,12 +61,10 @@ def _value(schema: Mapping[str, Any]) -> str:
 
 
 def _object(schema: Any) -> Mapping[str, Any]:
-    """A schema may be true or false too."""
     return schema if isinstance(schema, Mapping) else {} if schema else {"not": {}}
 
 
 def _is_plain(schema: Mapping[str, Any]) -> bool:
-    """Whether keywords can say all that the schema asks for."""
     properties = schema.get("properties")
     return (
         isinstance(properties, Mapping)

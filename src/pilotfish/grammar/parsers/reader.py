@@ -39,7 +39,6 @@ class Reader:
         return self._text[self._at]
 
     def take(self, count: int) -> str:
-        """Characters that have been seen."""
         self._at += count
         taken = self._text[self._at - count : self._at]
         self._taken.append(taken)
@@ -56,7 +55,6 @@ class Reader:
                 return
 
     def span(self, pattern: re.Pattern[str]) -> Reading[str]:
-        """The whole run."""
         parts: list[str] = []
         yield from self.run(pattern, parts.append)
         return "".join(parts)
@@ -74,7 +72,6 @@ class Reader:
             yield
 
     def taken(self) -> str:
-        """What was taken since `forget`."""
         return "".join(self._taken)
 
     def forget(self) -> None:

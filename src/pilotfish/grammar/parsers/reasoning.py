@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pilotfish.grammar.parsers.pieces import OutputParser, Piece, Reasoning, joined
-from pilotfish.grammar.parsers.reader import Reader, Reading
+from pilotfish.grammar.parsers.call_parser import TextParser
+from pilotfish.grammar.parsers.pieces import OutputParser, Piece, Reasoning
+from pilotfish.grammar.parsers.reader import Reading
 
 _LINE_ENDS = re.compile(r"[\r\n]*")
 _ALL = re.compile(r"[\s\S]*")
@@ -20,7 +21,6 @@ class ReasoningFormat:
     end: str
 
     def begins_inside(self, prompt: str) -> bool:
-        """Whether an output goes on with a reasoning that the prompt began, as templates do."""
         return prompt.rstrip().endswith(self.start)
 
 
@@ -36,39 +36,23 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
 
 
 def reasoning_format_of(chat_template: str | None) -> str | None:
-    """The name of the format whose marks stand in a model's template."""
     template = chat_template or ""
     if "<｜Assistant｜>" in template and "</think>" in template:
         return "deepseek_r1"
     return next((name for name, made in REASONING_FORMATS.items() if made.end in template), None)
 
 
-class ReasoningParser:
+class ReasoningParser(TextParser):
     """The output's beginning up to the end mark, if it begins with the start mark or the prompt did; all else is for
     `inner`. Line ends beside the marks belong to them."""
 
     def __init__(self, made: ReasoningFormat, inner: OutputParser, begins_inside: bool) -> None:
+        super().__init__()
         self._format, self._inner, self._inside = made, inner, begins_inside
         self._plain = re.compile(rf"[^\r\n{re.escape(made.end[0])}]*")
-        self._reader = Reader()
-        self._pieces: list[Piece] = []
-        self._steps = self._read()
 
-    def feed(self, text: str) -> list[Piece]:
-        self._reader.add(text)
-        next(self._steps)
-        return self._made()
-
-    def finish(self) -> list[Piece]:
-        self._reader.end()
-        next(self._steps, None)
-        self._pieces += self._inner.finish()
-        return self._made()
-
-    def _made(self) -> list[Piece]:
-        pieces = joined(self._pieces)
-        self._pieces.clear()
-        return pieces
+    def _last(self) -> list[Piece]:
+        return self._inner.finish()
 
     def _read(self) -> Reading[None]:
         yield from self._reader.span(_LINE_ENDS)

@@ -1,6 +1,5 @@
-"""The bodies of a chat's answers, whole or as the chunks of a stream.
-
-A chunk has one piece of an output: some of its content, its reasoning or a call's arguments, or a call's beginning.
+"""The bodies of a chat's answers. A chunk has one piece of an output: some of its content, its reasoning or a call's
+arguments, or a call's beginning.
 """
 
 from __future__ import annotations
@@ -12,16 +11,13 @@ from msgspec import Raw
 
 from pilotfish.core.scheduling.executor import TokenLogprobs
 from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, Content, Piece, Reasoning, joined
-from pilotfish.server.answers.formats import AnswerFormat, Part
-from pilotfish.server.answers.logprobs import LEAST, TokenNames
-from pilotfish.server.answers.stream import OutputBuffer
+from pilotfish.server.answers.formats import AnswerFormat, OutputBuffer, Part
+from pilotfish.server.answers.logprobs import TokenNames, chat_logprob
 from pilotfish.server.bodies.params import Generation
 from pilotfish.server.http_errors import encode
 
 
 class ChatFormat(AnswerFormat):
-    """/v1/chat/completions."""
-
     def __init__(self, generation: Generation, tokenizer: Any, token_text: TokenNames) -> None:
         super().__init__(generation, tokenizer, token_text)
         self._use = generation.reading.use
@@ -35,12 +31,12 @@ class ChatFormat(AnswerFormat):
         return {"index": output.index, "message": message, **self._told(output)}
 
     def chunks(self, output: OutputBuffer) -> list[Part]:
-        """The first event of an output says who speaks, and repeats what is echoed."""
         opening = [] if output.begun else [self._opening(output)]
         output.begun = True
         if opening and not (self.every_update or output.has_news):
             return opening
-        *before, last = self._deltas(output)
+        nothing = {} if self._use.tools else {"content": ""}
+        *before, last = [self._delta(output, piece) for piece in joined(output.pieces)] or [nothing]
         early = [self.event(output, self._silent(output, delta)) for delta in before]
         choice = {"index": output.index, "delta": last, **self._told(output)}
         return [*opening, *early, self.newest(output, choice)]
@@ -70,7 +66,6 @@ class ChatFormat(AnswerFormat):
     # -- pieces
 
     def _message(self, output: OutputBuffer) -> Part:
-        """Content is null where there is something else in its place."""
         calls, thoughts = self._calls[output.index], ""
         for piece in output.pieces:
             if isinstance(piece, CallBegin):
@@ -84,10 +79,6 @@ class ChatFormat(AnswerFormat):
         tool_calls = {"tool_calls": calls} if calls else {}
         empty = None if calls or thoughts else ""
         return {"role": "assistant", "content": content or empty, **reasoning, **tool_calls}
-
-    def _deltas(self, output: OutputBuffer) -> list[Part]:
-        nothing = {} if self._use.tools else {"content": ""}
-        return [self._delta(output, piece) for piece in joined(output.pieces)] or [nothing]
 
     def _delta(self, output: OutputBuffer, piece: Piece) -> Part:
         match piece:
@@ -114,11 +105,3 @@ class ChatFormat(AnswerFormat):
         if self.generation.params.logprobs is None:
             return None
         return {"content": output.logprobs, "refusal": None}
-
-
-def chat_logprob(entry: TokenLogprobs, names: TokenNames) -> Part:
-    def named(token: int, logprob: float) -> Part:
-        text, data = names(token)
-        return {"token": text, "logprob": max(logprob, LEAST), "bytes": data}
-
-    return {**named(entry.token, entry.logprob), "top_logprobs": [named(*likely) for likely in entry.top]}

@@ -1,22 +1,90 @@
-"""The bodies of answers, whole or as the chunks of a stream: what all have in common, and a completion's.
-`chat_format` has a chat's, `openapi.json` describes them."""
+"""What the bodies of all answers have in common, whole or as the chunks of a stream. `openapi.json` describes them."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from msgspec import Raw
+
+from pilotfish.core.prefilling.handover import HandOverReport
 from pilotfish.core.scheduling.executor import TokenLogprobs
-from pilotfish.server.answers.logprobs import EchoedPrompt, TextLogprob, TokenNames, prompt_logprob, text_logprob
-from pilotfish.server.answers.stream import OutputBuffer
-from pilotfish.server.bodies.params import Generation, granted
+from pilotfish.grammar.parsers.pieces import Content, ContentParser, OutputParser, Piece
+from pilotfish.server.answers.logprobs import TokenNames, prompt_logprob
+from pilotfish.server.bodies.params import Generation, TokenizedPrompt, granted
 from pilotfish.server.bodies.requests import SpeculationOptions, StreamOptions
 from pilotfish.server.http_errors import HttpError, encode
-from pilotfish.wire.serving import Delta, StepReport, Verified
+from pilotfish.wire.serving import Delta, Finish, StepReport, Verified
 
 #: An object of a body, or some of its fields.
 Part = dict[str, Any]
+
+
+@dataclass
+class OutputBuffer:
+    """An output of a prompt. `pieces`, `token_ids`, `logprobs` and `offsets` have not been sent to the client yet."""
+
+    index: int
+    prompt: TokenizedPrompt
+    parser: OutputParser = field(default_factory=ContentParser)
+    pieces: list[Piece] = field(default_factory=list)  # of the text
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)  # as its format has written them
+    offsets: list[int] = field(default_factory=list)  # characters of the whole output's text before each token
+    begun: bool = False  # the client has been sent something
+    tokens: int = 0
+    end: int = 0  # characters of the whole output's text
+    seed: int | None = None
+    cached: dict[str, int] = field(default_factory=dict)  # tokens of the prompt whose KV was there, by tier
+    finish: Finish | None = None  # once it has ended
+    prompt_logprobs: list[Raw] = field(default_factory=list)
+    verified: list[Verified] = field(default_factory=list)
+    handovers: list[HandOverReport] = field(default_factory=list)
+    delta: Delta | None = None  # the newest
+    steps: Sequence[StepReport] = ()  # behind it
+
+    def add(self, delta: Delta, steps: Sequence[StepReport]) -> None:
+        self.delta, self.steps = delta, steps
+        self.read(delta)
+        self.token_ids += delta.tokens
+        if delta.ends:
+            self.offsets += (self.end, *delta.ends[:-1])
+            self.end = delta.ends[-1]
+        self.tokens += len(delta.tokens)
+        self.seed = delta.seed if self.seed is None else self.seed
+        self.cached = self.cached or delta.cached
+        self.finish = delta.finish
+        self.verified += delta.verified
+        self.handovers += delta.handovers
+
+    def read(self, delta: Delta) -> None:
+        self.pieces += self.parser.feed(delta.text)
+        if delta.finish is not None:
+            self.pieces += self.parser.finish()
+
+    def clear(self) -> None:
+        self.begun = True
+        self.pieces.clear()
+        self.token_ids.clear()
+        self.logprobs.clear()
+        self.offsets.clear()
+
+    @property
+    def started(self) -> bool:
+        """False while the engine scores a prompt, part by part: the first event has all of it."""
+        return self.tokens > 0 or self.finish is not None
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to send: tokens can end within a character, or where a stop string or a call may
+        begin."""
+        return not self.begun or self.finish is not None or bool(self.logprobs) or bool(self.pieces)
+
+    @property
+    def content(self) -> str:
+        return "".join(piece.text for piece in self.pieces if isinstance(piece, Content))
 
 
 class AnswerFormat:
@@ -41,7 +109,6 @@ class AnswerFormat:
             self.names = lambda token: (f"token_id:{token}", token_text(token)[1])
 
     def take(self, output: OutputBuffer, delta: Delta, steps: Sequence[StepReport]) -> None:
-        """What steps have added to an output."""
         output.add(delta, steps)
         output.logprobs += map(self.written, delta.logprobs)
         if delta.prompt_logprobs:
@@ -54,11 +121,9 @@ class AnswerFormat:
             output.prompt_logprobs += [prompt_logprob(entry, self.token_text) for entry in entries]
 
     def written(self, entry: TokenLogprobs) -> Any:
-        """Log-probabilities of an output as its choice has them."""
         return entry
 
     def whole(self) -> Part:
-        """The answer, once all outputs have finished."""
         choices = [self.choice(output) for output in self.outputs]
         return {**self.head, "choices": choices, **self.seed(self.outputs[0]), "usage": self.usage(), **self.metrics()}
 
@@ -66,25 +131,20 @@ class AnswerFormat:
         raise NotImplementedError
 
     def chunks(self, output: OutputBuffer) -> list[Part]:
-        """Events of the newest update of an output."""
         return [self.newest(output, self.choice(output))]
 
     def newest(self, output: OutputBuffer, choice: Part) -> Part:
-        """The event that tells of the newest update. Metrics come with the last one of the stream."""
         ended = output.finish and all(each.finish for each in self.outputs)
         metrics = self.metrics() if ended and not self.options.include_usage else {}
         return {**self.event(output, choice), **metrics, **self.detail(output)}
 
     def closing(self) -> Part:
-        """The event after the last output's, with the usage."""
         return {**self.head, "choices": [], "usage": self.usage(), **self.metrics()}
 
     def failure(self, error: HttpError) -> list[Part]:
-        """Events that say what broke the stream."""
         return [error.body]
 
     def encoded(self, event: Part) -> bytes:
-        """As a server-sent event."""
         return b"data: " + encode(event) + b"\n\n"
 
     def event(self, output: OutputBuffer, choice: Part) -> Part:
@@ -144,7 +204,6 @@ class AnswerFormat:
         return {"metrics": {"speculative_decoding": decoding, **by_origin, **elsewhere}}
 
     def _handed_over(self, *, detailed: bool) -> Part:
-        """Tokens whose KV prefill workers computed; every hand-over where all is to be told."""
         reports = [report for output in self.outputs for report in output.handovers]
         if not reports:
             return {}
@@ -152,7 +211,6 @@ class AnswerFormat:
         return {"handed_over": sum(report.tokens for report in reports), **every}
 
     def detail(self, output: OutputBuffer) -> Part:
-        """The steps behind an event."""
         delta = output.delta
         if not self.detailed or delta is None:
             return {}
@@ -161,7 +219,6 @@ class AnswerFormat:
         return {"pilotfish": {**said, "verified": delta.verified, "steps": output.steps, "handovers": handovers}}
 
     def seed(self, output: OutputBuffer) -> Part:
-        """Text if the request's was."""
         if output.seed is None or output.begun:
             return {}
         return {"seed": str(output.seed) if isinstance(self.body.seed, str) else output.seed}
@@ -171,7 +228,6 @@ class AnswerFormat:
         return {"finish_reason": reason, "stop_reason": stop}  # the stop string or token that ended it
 
     def own(self, output: OutputBuffer) -> Part:
-        """The last fields of a choice: its tokens, and the seed of each output where there are several."""
         tokens = {"token_ids": output.token_ids} if self.body.return_token_ids else {}
         return {**tokens, **(self.seed(output) if len(self.outputs) > 1 else {})}
 
@@ -184,64 +240,6 @@ class AnswerFormat:
         if self.body.return_token_ids and not output.begun:
             part["prompt_token_ids"] = output.prompt.tokens
         return part
-
-
-class TextFormat(AnswerFormat):
-    """/v1/completions: an answer and a chunk have one shape."""
-
-    def __init__(self, generation: Generation, tokenizer: Any, token_text: TokenNames) -> None:
-        super().__init__(generation, tokenizer, token_text)
-        scores = self.body.echo and generation.params.logprobs is not None
-        prompts = generation.prompts if scores else ()
-        self._echoes = [EchoedPrompt(prompt, tokenizer, self.names) for prompt in prompts]
-        echoed = generation.prompts if self.body.echo else ()
-        self._prompts = [tokenizer.decode(one.tokens) if one.text is None else one.text for one in echoed]
-
-    def take_scored(self, output: OutputBuffer, entries: Sequence[TokenLogprobs]) -> None:
-        super().take_scored(output, entries)
-        if self._echoes:
-            self._echoed(output).add(entries)
-
-    def written(self, entry: TokenLogprobs) -> TextLogprob:
-        return text_logprob(entry, self.names)
-
-    def _echoed(self, output: OutputBuffer) -> EchoedPrompt:
-        return self._echoes[output.index // self.generation.params.n]
-
-    def choice(self, output: OutputBuffer) -> Part:
-        text = output.content
-        return {
-            "index": output.index,
-            "text": text if output.begun else self._echo(output) + text,
-            "logprobs": self._logprobs(output),
-            **self.finish(output),
-            **self.prompt(output),
-            **self.own(output),
-        }
-
-    def _echo(self, output: OutputBuffer) -> str:
-        return self._prompts[output.index // self.generation.params.n] if self.body.echo else ""
-
-    def _logprobs(self, output: OutputBuffer) -> Part | None:
-        """Of each token, which begins at its offset in the text."""
-        if self.generation.params.logprobs is None:
-            return None
-        start = len(self._echo(output))
-        entries, offsets = output.logprobs, [start + offset for offset in output.offsets]
-        if self._echoes and not output.begun:
-            echoed = self._echoed(output)
-            entries, offsets = [*echoed.logprobs, *entries], [*echoed.starts, *offsets]
-        return {
-            "tokens": [entry.token for entry in entries],
-            "token_logprobs": [entry.logprob for entry in entries],
-            "top_logprobs": [entry.top for entry in entries],
-            "text_offset": offsets,
-        }
-
-
-def named_event(event: Part) -> bytes:
-    """As a server-sent event that has the name of its type."""
-    return f"event: {event['type']}\ndata: ".encode() + encode(event) + b"\n\n"
 
 
 def speculative_decoding(steps: Sequence[Verified], spec_tokens: int, *, detailed: bool) -> Part:

@@ -34,8 +34,6 @@ WEDGE = "".join(chr(secrets.choice(range(0xFDD0, 0xFDF0))) for _ in range(8))
 
 
 class ClientTexts:
-    """What spells a token is that token, also in texts of clients, as in vLLM."""
-
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
 
@@ -45,7 +43,6 @@ class ClientTexts:
         return found
 
     def chat(self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any], *, special: bool) -> list[int]:
-        """As `prompts.chat_prompt`."""
         return chat_prompt(messages, self.tokenizer, template, special=special)
 
 
@@ -150,7 +147,6 @@ def _without_wedges(normalizer: Any) -> Any:
 
 
 def _starts_of(texts: Collection[str]) -> str:
-    """A regular expression of the first characters of `texts`, wherever one stands."""
     rests = groupby(sorted(texts), key=lambda text: text[0])
     starts = ((first, [text[1:] for text in group]) for first, group in rests)
     return "|".join(f"{re.escape(first)}(?={_any_of(rest)})" for first, rest in starts) or "(?!)"

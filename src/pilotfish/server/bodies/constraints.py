@@ -5,59 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
-from pilotfish.conversation import ExactStruct, Name
 from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.errors import ParameterError
 from pilotfish.server.bodies.closed_schema import closed
+from pilotfish.server.bodies.requests import (
+    GenerationRequest,
+    JsonObject,
+    JsonOfSchema,
+    OutputFormat,
+    StructuredOutputs,
+)
 from pilotfish.server.http_errors import bad, bad_request
-
-if TYPE_CHECKING:
-    from pilotfish.server.bodies.requests import GenerationRequest
 
 FIELD = "structured_outputs"  # of SamplingParams
 #: vLLM's older parameters, which say each by itself what `structured_outputs` does.
 GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
-
-
-class JsonSchema(ExactStruct, kw_only=True):
-    name: Name
-    schema: dict[str, Any]
-    description: str | None = None
-    strict: bool | None = None  # it is kept either way
-
-
-class AnyText(ExactStruct, tag_field="type", tag="text"):
-    pass
-
-
-class JsonObject(ExactStruct, tag_field="type", tag="json_object"):
-    pass
-
-
-class JsonOfSchema(ExactStruct, tag_field="type", tag="json_schema"):
-    json_schema: JsonSchema
-
-
-ResponseFormat = AnyText | JsonObject | JsonOfSchema
-
-
-class StructuredOutputs(ExactStruct, kw_only=True):
-    """Exactly one of the first five."""
-
-    json: dict[str, Any] | str | None = None  # a schema, or its JSON
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None  # EBNF
-    json_object: Annotated[Literal[True], Meta(description="true")] | None = None
-    disable_any_whitespace: bool | None = None  # false: JSON may be indented
-    disable_additional_properties: bool | None = None  # `closed` does so, whatever it says
-    whitespace_pattern: None = None
-    structural_tag: None = None
 
 
 #: What of them says which outputs are allowed.
@@ -66,15 +32,12 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 @dataclass(frozen=True)
 class Wanted:
-    """What an output must be, and the field of the body that says so."""
-
     field: str
     kind: str  # of KINDS
     value: Any = True
     compact: bool = True  # JSON without optional white space, which a model may write for long
 
     def constraint(self) -> Constraint:
-        """ParameterError names the field."""
         with blaming(self.field):
             match self.kind:
                 case "json" | "json_object":
@@ -86,7 +49,6 @@ class Wanted:
             return Constraint.grammar(self.value)
 
     def schema(self) -> dict[str, Any]:
-        """Of JSON. HttpError names the field."""
         return {"type": "object"} if self.kind == "json_object" else _schema(self.field, self.value)
 
 
@@ -98,7 +60,7 @@ def wanted(body: GenerationRequest) -> Wanted | None:
     return given[0] if given else None
 
 
-def _of_format(form: ResponseFormat | None) -> Iterator[Wanted]:
+def _of_format(form: OutputFormat | None) -> Iterator[Wanted]:
     if isinstance(form, JsonOfSchema):
         yield Wanted("response_format", "json", form.json_schema.schema)
     elif isinstance(form, JsonObject):

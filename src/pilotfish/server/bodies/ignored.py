@@ -24,15 +24,11 @@ logger = logging.getLogger(__name__)
 
 
 class Ignored:
-    """Of one request. A strict server refuses instead."""
-
     def __init__(self, *, strict: bool = False) -> None:
         self.strict = strict
         self._names: dict[str, None] = {}
 
     def leave_out(self, refusal: HttpError, name: str | None = None) -> None:
-        """What `refusal` refuses: the field that it names, or what `name` calls it. Raises it where the server is
-        strict."""
         if self.strict:
             raise refusal
         self.tell(name or refusal.param or "", "nothing here uses it; --strict refuses it")
@@ -55,7 +51,6 @@ class Ignored:
 
     @property
     def header(self) -> str:
-        """Empty where nothing was left out."""
         return ", ".join(self._names)
 
 
@@ -64,5 +59,4 @@ def _told(field: str) -> str:
 
 
 def kind_of(field: str, kind: str) -> str:
-    """What a field is called with a value that says of which kind it is, unless that could be anything."""
     return f"{field}[{kind}]" if NAME.fullmatch(kind) else f"{field}[]"

@@ -50,8 +50,6 @@ class TokenizedPrompt:
 
 @dataclass(frozen=True)
 class Generation:
-    """A request that can be served: what the engine is given, and what the answer says beside the outputs."""
-
     body: GenerationRequest
     head: dict[str, Any]  # the first fields of the answer
     target: Identity
@@ -168,7 +166,6 @@ async def text_tokens(text: str, texts: ClientTexts, *, special: bool = True) ->
 
 
 async def tokens_text(tokens: list[int], tokenizer: Any) -> str:
-    """The text includes special tokens."""
     return await _tokenize(len(tokens), lambda: cast(str, tokenizer.decode(tokens)))
 
 
@@ -198,7 +195,6 @@ async def chat_tokens(
 
 
 def chat_texts(request: ChatRequest | TokenizeRequest) -> Iterator[str]:
-    """All that the template may show."""
     for message in request.messages or ():
         yield from message.texts
     if request.tools:
@@ -206,7 +202,6 @@ def chat_texts(request: ChatRequest | TokenizeRequest) -> Iterator[str]:
 
 
 def with_effort(request: Chat, tokenizer: Any, ignored: Ignored) -> Chat:
-    """The chat, whose template is told of its effort. `medium` is what a model does by itself."""
     effort, told = request.reasoning_effort, dict[str, Any]()
     if effort is not None and "reasoning_effort" in (tokenizer.chat_template or ""):
         told = {"reasoning_effort": effort}
@@ -220,7 +215,6 @@ def with_effort(request: Chat, tokenizer: Any, ignored: Ignored) -> Chat:
 
 
 async def completion_prompts(request: CompletionRequest, texts: ClientTexts, most: int) -> list[TokenizedPrompt]:
-    """At most `most` prompts. HttpError names `prompt`."""
     given = request.prompts
     if not 0 < len(given) <= most:
         raise bad_request("prompt", f"{len(given)} prompts are not allowed; expected 1 to {most}")

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from pilotfish.config.server import ServerConfig
 from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.grammar.parsers.formats import TOOL_FORMATS, ToolFormat, tool_format_of
+from pilotfish.grammar.parsers.grammars import calls_or_json, text_and_calls
 from pilotfish.grammar.parsers.pieces import (
     Arguments,
     CallBegin,
@@ -29,7 +30,6 @@ from pilotfish.grammar.parsers.pieces import (
 )
 from pilotfish.grammar.parsers.reasoning import REASONING_FORMATS, ReasoningFormat, ReasoningParser, reasoning_format_of
 from pilotfish.operate.outcome import OutputShape
-from pilotfish.server.bodies.call_grammars import calls_or_json, text_and_calls
 from pilotfish.server.bodies.constraints import FIELD, Wanted, blaming, wanted
 from pilotfish.server.bodies.ignored import Ignored
 from pilotfish.server.bodies.requests import ChatRequest, GenerationRequest, TokenizeRequest
@@ -63,8 +63,6 @@ def tells_of_tools(template: str | None) -> bool:
 
 @dataclass(frozen=True)
 class OutputReading:
-    """How the text of an output becomes pieces, and what it must be."""
-
     parser: Callable[[], OutputParser] = ContentParser  # of one output
     constraint: Constraint | None = None
     field: str = FIELD  # of the body, which the constraint comes from
@@ -82,7 +80,6 @@ class OutputReading:
 
 
 def plain_reading(body: GenerationRequest) -> OutputReading:
-    """All is content. HttpError or ParameterError names the field that is wrong."""
     asked = wanted(body)
     return OutputReading() if asked is None else OutputReading(constraint=asked.constraint(), field=asked.field)
 
@@ -108,9 +105,8 @@ class OutputFormats:
         self._special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
 
     def chat(self, body: ChatRequest, use: ToolUse, prompt: Sequence[int]) -> OutputReading:
-        """HttpError or ParameterError names the field that is wrong."""
         calls, thinking, asked = self._calls(body, use), self._thinking(body, prompt), wanted(body)
-        field, told = use.field if use.required or asked is None else asked.field, self._tells(body)
+        field, told = use.field if use.required or asked is None else asked.field, self._told or self.as_text(body)
         with blaming(field):
             constraint = self._constraint(asked, calls, use, told=told)
         if constraint is not None and thinking.comes:
@@ -126,21 +122,16 @@ class OutputFormats:
         )
 
     def as_text(self, body: ChatRequest | TokenizeRequest) -> bool:
-        """Whether the prompt has tools, and calls of earlier turns, as a plain text."""
         has_any = body.tools or any(message.tool_calls or message.tool_call_id for message in body.messages or ())
         return bool(has_any) and not self._told and (body.tool_template or self._tool_template) == "default"
 
     def tell_lost(self, body: ChatRequest | TokenizeRequest, ignored: Ignored) -> None:
-        """What of the tools the prompt leaves out."""
         if self.as_text(body):
             return
         if body.tools and not self._told:
             ignored.tell("tools", UNTOLD)
         if any(message.tool_calls for message in body.messages or ()) and "tool_calls" not in self.template:
             ignored.tell("messages[].tool_calls", UNTOLD)
-
-    def _tells(self, body: ChatRequest) -> bool:
-        return self._told or self.as_text(body)
 
     def _calls(self, body: ChatRequest, use: ToolUse) -> ToolFormat:
         """Calls that are enforced need no format that the model knows."""
@@ -188,12 +179,18 @@ class OutputFormats:
 
     def _parser(self, body: ChatRequest, calls: ToolFormat, use: ToolUse, thinking: Thinking) -> OutputParser:
         parser: OutputParser = calls.parser(use.tools) if use.tools else ContentParser()
-        if use.required:
-            parser = EnforcedCalls(parser)
+        if use.required:  # all is calls: a text held back at the end is one that was cut before it had a name
+            parser = FilteredPieces(parser, lambda _: True, lambda piece: not isinstance(piece, Content))
         if self.reasoning is not None:
             parser = ReasoningParser(self.reasoning, parser, thinking.inside)
         reasoning = body.include_reasoning is not False
-        return parser if reasoning and use.parallel else WantedPieces(parser, reasoning=reasoning, several=use.parallel)
+
+        def wanted(piece: Piece) -> bool:
+            if isinstance(piece, CallBegin | Arguments):
+                return use.parallel or piece.index == 0
+            return reasoning or not isinstance(piece, Reasoning)
+
+        return parser if reasoning and use.parallel else FilteredPieces(parser, wanted, wanted)
 
 
 @dataclass(frozen=True)
@@ -202,30 +199,14 @@ class Thinking:
     comes: bool  # whether the output has one, or its rest
 
 
-class EnforcedCalls:
-    """What another parser finds where all is calls: the text that it holds back at the end of an output is a call that
-    was cut before it had a name, no answer."""
+class FilteredPieces:
+    """Pieces of another parser that are wanted, while an output grows and at its end."""
 
-    def __init__(self, inner: OutputParser) -> None:
-        self.feed, self._inner = inner.feed, inner
-
-    def finish(self) -> list[Piece]:
-        return [piece for piece in self._inner.finish() if not isinstance(piece, Content)]
-
-
-class WantedPieces:
-    """What another parser finds, without the reasoning, or the calls after the first, where they are not wanted."""
-
-    def __init__(self, inner: OutputParser, *, reasoning: bool, several: bool) -> None:
-        self._inner, self._reasoning, self._several = inner, reasoning, several
+    def __init__(self, inner: OutputParser, wants: Callable[[Piece], bool], at_end: Callable[[Piece], bool]) -> None:
+        self._inner, self._wants, self._at_end = inner, wants, at_end
 
     def feed(self, text: str) -> list[Piece]:
-        return [piece for piece in self._inner.feed(text) if self._wants(piece)]
+        return list(filter(self._wants, self._inner.feed(text)))
 
     def finish(self) -> list[Piece]:
-        return [piece for piece in self._inner.finish() if self._wants(piece)]
-
-    def _wants(self, piece: Piece) -> bool:
-        if isinstance(piece, CallBegin | Arguments):
-            return self._several or piece.index == 0
-        return self._reasoning or not isinstance(piece, Reasoning)
+        return list(filter(self._at_end, self._inner.finish()))

@@ -11,12 +11,11 @@ from msgspec import Meta, Struct
 
 from pilotfish.config.fields import Mode
 from pilotfish.config.server import MetricsLevel, ToolTemplate
-from pilotfish.conversation import ExactStruct, FunctionTool, Message, ToolChoice
+from pilotfish.conversation import ExactStruct, FunctionTool, Message, Name, ToolChoice
 from pilotfish.core.sampling.noise import SEED_LIMIT
 from pilotfish.core.sampling.sampling_params import MAX_LOGPROBS, SamplingParams
-from pilotfish.server.bodies.constraints import ResponseFormat, StructuredOutputs
 from pilotfish.server.bodies.ignored import Ignored
-from pilotfish.server.http_errors import bad
+from pilotfish.server.http_errors import FieldNames, bad
 from pilotfish.server.observe.request_records import OutputKind
 
 _FIELDS = tomllib.loads(Path(__file__).with_name("fields.toml").read_text("utf-8"))
@@ -33,6 +32,7 @@ SEED = f"an integer 0 to {SEED_LIMIT - 1}, or its digits as text"
 LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS, description=f"an integer 0 to {MAX_LOGPROBS}")]
 RequestId = Annotated[str, Meta(pattern=r"^[ -~]{1,128}\Z", description="1 to 128 printable ASCII characters")]
 AnswerId = Annotated[str, Meta(pattern=r"^[ -~]{1,160}\Z", description="1 to 160 printable ASCII characters")]
+Seconds = Annotated[float, Meta(gt=0, le=1e9, description="a number of seconds, more than 0")]
 #: Sampling parameters that no body has, and those whose JSON is not SamplingParams' own type. A description is what
 #: errors say is allowed.
 NOT_IN_BODIES = frozenset({"bad_token_ids", "logprobs", "structured_outputs"})
@@ -46,6 +46,8 @@ SAMPLING = {name: hint for name, hint in get_type_hints(SamplingParams).items() 
 
 class RequestBody(Struct, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
+
+    chat_names: ClassVar[FieldNames] = ()  # of a body that becomes a chat
 
     @classmethod
     def normal(cls, fields: dict[str, Any], ignored: Ignored) -> dict[str, Any]:  # noqa: ARG003
@@ -78,6 +80,42 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None  # nothing is obfuscated
 
 
+class JsonSchema(ExactStruct, kw_only=True):
+    name: Name
+    schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None  # it is kept either way
+
+
+class AnyText(ExactStruct, tag_field="type", tag="text"):
+    pass
+
+
+class JsonObject(ExactStruct, tag_field="type", tag="json_object"):
+    pass
+
+
+class JsonOfSchema(ExactStruct, tag_field="type", tag="json_schema"):
+    json_schema: JsonSchema
+
+
+OutputFormat = AnyText | JsonObject | JsonOfSchema
+
+
+class StructuredOutputs(ExactStruct, kw_only=True):
+    """Exactly one of the first five."""
+
+    json: dict[str, Any] | str | None = None  # a schema, or its JSON
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None  # EBNF
+    json_object: Annotated[Literal[True], Meta(description="true")] | None = None
+    disable_any_whitespace: bool | None = None  # false: JSON may be indented
+    disable_additional_properties: bool | None = None  # `closed` does so, whatever it says
+    whitespace_pattern: None = None
+    structural_tag: None = None
+
+
 class GenerationRequest(DerivedFields, kw_only=True):
     """Fields of completions and of chats. None means absent."""
 
@@ -92,10 +130,10 @@ class GenerationRequest(DerivedFields, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None  # in log-probabilities
     cache_salt: str | None = None
-    timeout: Annotated[float, Meta(gt=0, le=1e9, description="a number of seconds, more than 0")] | None = None
+    timeout: Seconds | None = None
     request_id: RequestId | None = None  # in the answer's id
     speculation: SpeculationOptions | None = None
-    response_format: ResponseFormat | None = None
+    response_format: OutputFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None  # this and the next three: vLLM's older structured_outputs
     guided_regex: str | None = None
@@ -123,12 +161,10 @@ class GenerationRequest(DerivedFields, kw_only=True):
 
     @property
     def only_echo(self) -> bool:
-        """Whether only the prompt is wanted."""
         return False
 
     @property
     def tag(self) -> Any:
-        """The client's name for the request's purpose."""
         return self.metadata.get("tag") if isinstance(self.metadata, dict) else None
 
     @property
@@ -210,12 +246,10 @@ class ChatRequest(GenerationRequest, kw_only=True):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def tool_path(self, i: int) -> str:
-        """Where the body has the i-th function of `tools`."""
         return f"tools[{i}].function"
 
     @property
     def echoed(self) -> str:
-        """The beginning of the answer: the last message, if the assistant goes on with it."""
         return self.messages[-1].text if self.echo and self.messages[-1].role == "assistant" else ""
 
 

@@ -58,7 +58,6 @@ async def read_body(request: Request, kind: type[Body], config: ServerConfig, ig
 
 
 def converted(fields: dict[str, Any], kind: type[Converted]) -> Converted:
-    """HttpError 400 names the first bad field."""
     try:
         return validation.converted("", fields, kind)
     except ParameterError as error:
@@ -127,7 +126,6 @@ def _leave_out(name: str, value: Any, names: set[str], ignored: Ignored) -> None
 
 
 def _leave_out_unknown(path: str, name: str, known: Collection[str], ignored: Ignored) -> None:
-    """A name that no object has. HttpError for one that is none, or a known one's misspelling."""
     unknown = bad_request(path, "there is no such parameter")
     if not NAME.fullmatch(name):
         raise unknown
@@ -154,7 +152,6 @@ def _meaningful() -> set[str]:
 
 
 def _pruned(path: str, value: Any, kind: Any, ignored: Ignored) -> Any:
-    """The value without unknown fields of its objects."""
     options = options_of(kind)
     if isinstance(value, list):
         inner = next((get_args(option)[0] for option in options if get_origin(option) in (list, Sequence)), Any)
@@ -166,7 +163,6 @@ def _pruned(path: str, value: Any, kind: Any, ignored: Ignored) -> Any:
 
 
 def _struct_of(value: Any, structs: list[type[Struct]]) -> type[Struct] | None:
-    """Which of them an object is."""
     if not isinstance(value, dict) or not structs:
         return None
     config = structs[0].__struct_config__
@@ -193,6 +189,5 @@ def _without_unknown(path: str, value: dict[str, Any], struct: type[Struct], ign
 
 @cache
 def _types_of(struct: type[Struct]) -> dict[str, Any]:
-    """Of its fields, and of its tag."""
     tag = struct.__struct_config__.tag_field
     return {field.name: field.type for field in msgspec.structs.fields(struct)} | ({tag: Any} if tag else {})

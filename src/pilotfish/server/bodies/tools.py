@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pilotfish.conversation import AllowedTools, NamedTool, ToolReference
-from pilotfish.grammar.parsers.tools import Tool
+from pilotfish.grammar.parsers.grammars import Tool
 from pilotfish.server.bodies.closed_schema import closed
 from pilotfish.server.bodies.constraints import blaming
 from pilotfish.server.bodies.requests import ChatRequest
@@ -18,8 +18,6 @@ NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": Fals
 
 @dataclass(frozen=True)
 class ToolUse:
-    """What a chat may call."""
-
     tools: tuple[Tool, ...] = ()  # none: nothing is a call
     required: bool = False
     named: str | None = None  # the one that must be called
@@ -31,7 +29,6 @@ NO_TOOLS = ToolUse()
 
 
 def tool_use(body: ChatRequest) -> ToolUse:
-    """HttpError names the first bad field."""
     offered, choice, parallel = _by_name(body), body.tool_choice, body.parallel_tool_calls is not False
     if choice is None:
         choice = "auto" if offered else "none"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
@@ -137,6 +137,13 @@ class CountTokensRequest(RequestBody, kw_only=True):
     cache_control: Any = None
     chat_template_kwargs: dict[str, Any] | None = None  # this and the next are Pilotfish's own
     tool_template: ToolTemplate | None = None
+
+    chat_names: ClassVar = (
+        (r"^(response_format|structured_outputs)\b", "output_config.format.schema"),
+        (r"^(tools\[\d+\])\.function\.parameters", r"\1.input_schema"),
+        (r"^(tools\[\d+\]|tool_choice)\.function", r"\1"),
+        (r"^stop\b", "stop_sequences"),
+    )
 
     @classmethod
     def normal(cls, fields: dict[str, Any], ignored: Ignored) -> dict[str, Any]:

@@ -26,10 +26,9 @@ from pilotfish.conversation import (
     ToolChoice,
     ToolFunction,
 )
-from pilotfish.server.bodies.constraints import JsonOfSchema, JsonSchema
 from pilotfish.server.bodies.ignored import Ignored
 from pilotfish.server.bodies.reading import SWITCHES
-from pilotfish.server.bodies.requests import ChatRequest
+from pilotfish.server.bodies.requests import ChatRequest, JsonOfSchema, JsonSchema
 from pilotfish.server.http_errors import bad, bad_request
 from pilotfish.server.messages.message_body import (
     AdaptiveThinking,
@@ -56,8 +55,6 @@ _CLIENT_LINES = re.compile(r"\A(x-anthropic-[\w-]+:.*(\n|\Z))+")
 
 
 class MessageChat(ChatRequest, kw_only=True):
-    """The chat that a body means."""
-
     places: list[int]  # of its tools among the body's
 
     output: ClassVar = "message"
@@ -161,7 +158,6 @@ class _Turn:
         return [_part(block) for _, block in self.blocks if isinstance(block, TextBlock)]
 
     def only(self, *kinds: type[ContentBlock]) -> None:
-        """HttpError for a block that the role cannot have."""
         for path, block in self.blocks:
             if not isinstance(block, kinds):
                 allowed = " or ".join(str(kind.__struct_config__.tag) for kind in kinds)
@@ -181,7 +177,6 @@ def _system(body: CountTokensRequest, ignored: Ignored) -> list[Message]:
 
 
 def _goes_on(body: CountTokensRequest) -> bool:
-    """Whether the answer is to go on with the last turn."""
     return bool(body.messages) and body.messages[-1].role == "assistant" and bool(body.messages[-1].content)
 
 
@@ -204,7 +199,6 @@ def _conversation(body: CountTokensRequest) -> Iterator[Message]:
 
 
 def _check_beginning(body: CountTokensRequest, turn: _Turn) -> None:
-    """Of an answer."""
     path, begun = f"messages[{len(body.messages) - 1}].content", "".join(part.text for part in turn.texts)
     if not begun or begun[-1].isspace():
         raise bad_request(path, "an answer can only go on with a text that does not end in white space")

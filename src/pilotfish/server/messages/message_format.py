@@ -1,9 +1,5 @@
-"""Answers of Anthropic's Messages API, whole or as the events of a stream:
-
-message_start                          the message, still empty, and what of its prompt was cached
-content_block_start, …_delta, …_stop   of each block: `message_events`
-message_delta, message_stop            why it ended, and the whole usage
-error                                  in place of the last two where the stream broke
+"""Answers of Anthropic's Messages API: `message_start`, the events of blocks, `message_delta` with the usage,
+`message_stop`; `error` in place of the last two where the stream broke.
 """
 
 from __future__ import annotations
@@ -11,96 +7,73 @@ from __future__ import annotations
 from typing import Any
 
 from pilotfish.core.scheduling.request import FinishReason
-from pilotfish.server.answers.formats import AnswerFormat, Part, named_event
+from pilotfish.server.answers.event_format import EventFormat
+from pilotfish.server.answers.formats import OutputBuffer, Part
 from pilotfish.server.answers.logprobs import TokenNames
-from pilotfish.server.answers.stream import OutputBuffer
 from pilotfish.server.bodies.params import Generation
 from pilotfish.server.http_errors import HttpError
 from pilotfish.server.messages.message_chat import CALL
-from pilotfish.server.messages.message_errors import body_of
 from pilotfish.server.messages.message_events import BlockWriter
-from pilotfish.server.responses.response_tokens import TokenBuffer
 
 
-class MessageFormat(AnswerFormat):
-    """Of one output."""
-
-    end_of_stream = b""
-    buffer = TokenBuffer
-
+class MessageFormat(EventFormat):
     def __init__(self, generation: Generation, tokenizer: Any, token_text: TokenNames) -> None:
         super().__init__(generation, tokenizer, token_text)
-        (output,) = self.outputs
-        assert isinstance(output, TokenBuffer)
-        self._output = output
         call_id = generation.reading.call_id
         self._writer = BlockWriter(lambda: CALL + call_id().removeprefix("call_"))
 
     def whole(self) -> Part:
-        self._written(self._output)
-        return {
-            **self._message(self._writer.blocks),
-            **self._ended(self._output),
-            "usage": self.usage(),
-            **self.metrics(),
-        }
+        self._grown()
+        return {**self._message(), **self._stop(), "usage": self.usage(), **self.metrics()}
 
     def chunks(self, output: OutputBuffer) -> list[Part]:
-        opening = [] if output.begun else [{"type": "message_start", "message": self._opened()}]
-        events = opening + self._written(output)
+        opening: list[Part] = []
+        if not output.begun:  # the output's tokens are told at the end
+            opening = [{"type": "message_start", "message": {**self._message(), "usage": self._usage(0, 0)}}]
+        events = [*opening, *self._grown()]
         if output.finish is None:
             return events
-        ended = {"type": "message_delta", "delta": self._ended(output), "usage": self.usage(), **self.metrics()}
+        ended = {"type": "message_delta", "delta": self._stop(), "usage": self.usage(), **self.metrics()}
         return [*events, ended, {"type": "message_stop"}]
 
     def failure(self, error: HttpError) -> list[Part]:
-        return [body_of(error, self.head["id"].removeprefix(self.body.id_prefix))]
-
-    def encoded(self, event: Part) -> bytes:
-        return named_event(event)
+        return [error.message_body(self.head["id"].removeprefix(self.body.id_prefix))]
 
     def usage(self) -> Part:
-        """Tokens of the prompt that were cached count apart from the others."""
-        return {**self._input_usage(), **_output_usage(self._output.tokens, self._output.reasoning_tokens)}
+        return self._usage(self.output.tokens, self.output.reasoning_tokens)
 
-    def _input_usage(self) -> Part:
+    def _usage(self, tokens: int, thinking: int) -> Part:
+        """Tokens of the prompt that were cached count apart from the others."""
         cached = self._cached().total()
         return {
-            "input_tokens": len(self.generation.prompts[0].tokens) - cached,
+            "input_tokens": self.prompt_tokens - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
+            "output_tokens": tokens,
+            "output_tokens_details": {"thinking_tokens": thinking},
         }
 
-    def _written(self, output: OutputBuffer) -> list[Part]:
-        """Events of what was added to the output."""
-        events = self._writer.add(output.pieces)
-        return events if output.finish is None else events + self._writer.finish()
+    def _grown(self) -> list[Part]:
+        events = self._writer.add(self.output.pieces)
+        return events if self.output.finish is None else events + self._writer.end()
 
-    def _message(self, blocks: list[Part]) -> Part:
+    def _message(self) -> Part:
         return {
             "id": self.head["id"],
             "type": "message",
             "role": "assistant",
             "model": self.head["model"],
-            "content": blocks,
+            "content": self._writer.parts,
             "stop_reason": None,
             "stop_sequence": None,
         }
 
-    def _opened(self) -> Part:
-        """The output's tokens are told at the end."""
-        return {**self._message([]), "usage": {**self._input_usage(), **_output_usage(0, 0)}}
-
-    def _ended(self, output: OutputBuffer) -> Part:
-        assert output.finish is not None
-        reason, stop = output.finish.reason, output.finish.stop
-        if reason == FinishReason.LENGTH:
+    def _stop(self) -> Part:
+        finish = self.output.finish
+        assert finish is not None
+        if finish.reason == FinishReason.LENGTH:
             full = self.generation.params.max_tokens < (self.body.max_tokens or 0)
             return {"stop_reason": "model_context_window_exceeded" if full else "max_tokens", "stop_sequence": None}
-        if isinstance(stop, str):
-            return {"stop_reason": "stop_sequence", "stop_sequence": stop}
+        if isinstance(finish.stop, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": finish.stop}
         return {"stop_reason": "tool_use" if self._writer.called else "end_turn", "stop_sequence": None}
-
-
-def _output_usage(tokens: int, thinking: int) -> Part:
-    return {"output_tokens": tokens, "output_tokens_details": {"thinking_tokens": thinking}}

@@ -1,1 +1,3 @@
-"""Records of steps, levels and requests; metrics, timelines and traces of them."""
+"""Deltas and statuses of targets come in; metrics, traces, feedback and the records of requests behind them go out.
+Open `request_records.py` first.
+"""

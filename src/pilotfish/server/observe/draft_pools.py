@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
+from pilotfish.engine.targets.replica import ReplicaHealth
 from pilotfish.wire.serving import PoolLoad
 
 
@@ -15,7 +18,6 @@ class KnownPool(Struct, frozen=True):
 
     @property
     def acceptance(self) -> float | None:
-        """Share of its verified nodes that were accepted; None while none was verified."""
         return self.pool.accepted / self.pool.verified if self.pool.verified else None
 
     @property
@@ -25,7 +27,6 @@ class KnownPool(Struct, frozen=True):
 
     @property
     def state(self) -> str:
-        """One word for how it is."""
         if self.pool.refusal is not None:
             return "refuses"
         if not self.pool.ready:
@@ -36,3 +37,14 @@ class KnownPool(Struct, frozen=True):
 class DraftPools(Struct, frozen=True):
     data: list[KnownPool]
     object: str = "list"
+
+
+def pools_of(replicas: Sequence[ReplicaHealth]) -> DraftPools:
+    """Of all targets that have said something."""
+    statuses = [(replica.name, replica.status) for replica in replicas if replica.status is not None]
+    return DraftPools([KnownPool(target, pool) for target, status in statuses for pool in status.pools])
+
+
+def draft_revisions(replicas: Sequence[ReplicaHealth]) -> dict[str, str]:
+    """The revisions of the draft pools, by the pools' names; "": it has none."""
+    return {known.pool.name: known.pool.revision for known in pools_of(replicas).data}

@@ -6,61 +6,40 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from pilotfish.core.cache.tiers import TierCounts, TierUse
-from pilotfish.core.prefilling.handover import HandOverTotals
 from pilotfish.engine.targets.replica import ReplicaHealth, RoutedTokens
-from pilotfish.server.observe.metric_families import Metrics
+from pilotfish.server.observe.metrics import ServerMetrics
 from pilotfish.wire.serving import PoolLoad, PrefillPoolLoad, ShadowReport, Status
 
-POOL_GAUGES = [
-    f"pilotfish_pool_{name}" for name in ("ready", "sessions", "free_slots", "step_seconds", "queue_seconds")
-]
-PREFILL_GAUGES = [
-    f"pilotfish_prefill_pool_{name}" for name in ("ready", "queued_tokens", "free_slots", "token_seconds", "leases")
-]
-SHADOW_GAUGES = [
-    f"pilotfish_shadow_{name}" for name in ("ready", "tokens_per_second", "live_tokens_per_second", "error")
-]
-TIER_GAUGES = ["pilotfish_kv_used_bytes", "pilotfish_kv_capacity_bytes"]
-REPLICA_GAUGES = [
-    f"pilotfish_replica_{name}" for name in ("ready", "requests", "running", "waiting", "pending_tokens", "kv_usage")
-]
+#: Gauges of things that come and go, by the beginning of their names.
+GAUGES = {
+    "pilotfish_replica": ("ready", "requests", "running", "waiting", "pending_tokens", "kv_usage"),
+    "pilotfish_pool": ("ready", "sessions", "free_slots", "step_seconds", "queue_seconds"),
+    "pilotfish_prefill_pool": ("ready", "queued_tokens", "free_slots", "token_seconds", "leases"),
+    "pilotfish_shadow": ("ready", "tokens_per_second", "live_tokens_per_second", "error"),
+    "pilotfish_kv": ("used_bytes", "capacity_bytes"),
+}
 #: Slots that count as one block of vLLM's: gateways that hash prompts raise smaller blocks to this size, and keep their
 #: number.
 BLOCK_SLOTS = 64
-
 #: Of a server with one target.
 NOT_ROUTED = RoutedTokens()
 
 
 class FleetMetrics:
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics
         self._totals: dict[tuple[str, ...], float] = {}  # the last ones, by replica and metric
-        self._cache_config: tuple[str, ...] = ()
-        self._replicas: set[str] = set()
-        self._pools: dict[str, str] = {}  # revisions, by pool
-        self._prefill_pools: dict[str, str] = {}  # transports, by pool
-        self._shadows: dict[str, str] = {}  # revisions, by pool
+        self._shown: dict[str, Mapping[str, str]] = {}  # what has gauges now, by the beginning of their names
 
     def tell(self, replicas: Sequence[ReplicaHealth], resumed: int = 0, routed: RoutedTokens = NOT_ROUTED) -> None:
-        """The targets now, how many requests have gone on at another one, and what came of the choices."""
         self._metrics["pilotfish_target_ready"].set(any(replica.ready for replica in replicas))
         self._add_total("", sum(replica.restarts for replica in replicas), "pilotfish_target_restarts")
         self._add_total("", resumed, "pilotfish_resumed_requests")
         for kind, tokens in vars(routed).items():
             self._add_total("", tokens, "pilotfish_routed_tokens", kind)
-        self._set_replicas(replicas)
+        of_each = {each.name: (each.ready, each.requests, *_load(each.status)) for each in replicas}
+        self._show("pilotfish_replica", of_each)
         self._set_statuses({replica.name: replica.status for replica in replicas if replica.status is not None})
-
-    def _set_replicas(self, replicas: Sequence[ReplicaHealth]) -> None:
-        """Those that are not there any more leave no gauge."""
-        if (names := {replica.name for replica in replicas}) != self._replicas:
-            self._metrics.empty(*REPLICA_GAUGES)
-            self._replicas = names
-        for replica in replicas:
-            values = (replica.ready, replica.requests, *_load(replica.status))
-            for name, value in zip(REPLICA_GAUGES, values, strict=True):
-                self._metrics[name, replica.name].set(value)
 
     def _set_statuses(self, statuses: Mapping[str, Status]) -> None:
         """What one held that has ended is gone with it."""
@@ -77,115 +56,115 @@ class FleetMetrics:
             self._count_tiers(replica, status.tiers, status.tier_counts)
         if statuses:
             slots = sum(status.identity.kv_slots for status in found)
-            self._set_cache_config(slots, next(iter(found)).identity.dtype)
-
-    def _set_cache_config(self, slots: int, dtype: str) -> None:
-        config = (str(BLOCK_SLOTS), str(slots // BLOCK_SLOTS), dtype)
-        if config != self._cache_config:  # a scrape in another thread should find the gauge
-            self._metrics.empty("vllm:cache_config_info")
-            self._metrics["vllm:cache_config_info", *config].set(1)
-            self._cache_config = config
+            config = {"block_size": str(BLOCK_SLOTS), "num_gpu_blocks": str(slots // BLOCK_SLOTS)}
+            config["cache_dtype"] = next(iter(found)).identity.dtype
+            if self._clear_changed("vllm:cache_config_info", config):
+                self._metrics["vllm:cache_config_info", *config.values()].set(1)
 
     def _set_pools(self, statuses: Mapping[str, Status]) -> None:
-        """Pools that are not there any more leave no gauge; what was counted stays."""
-        pools = [(replica, pool) for replica, status in statuses.items() for pool in status.pools]
-        labels = [_label(replica, pool, statuses) for replica, pool in pools]
-        revisions = {label: pool.revision for label, (_, pool) in zip(labels, pools, strict=True)}
-        if revisions != self._pools:
-            self._metrics.empty("pilotfish_pool_revision", *POOL_GAUGES)
-            self._pools = revisions
-        for (replica, pool), label in zip(pools, labels, strict=True):
-            values = (pool.ready, pool.sessions, pool.free_slots, pool.step_ms / 1000, pool.queue_ms / 1000)
-            for name, value in zip(POOL_GAUGES, values, strict=True):
-                self._metrics[name, label].set(value)
-            if pool.revision:
-                self._metrics["pilotfish_pool_revision", label, pool.revision].set(1)
+        known = [(replica, pool) for replica, status in statuses.items() for pool in status.pools]
+        pools = {(replica, _label(replica, pool, statuses)): pool for replica, pool in known}
+        gauges = {
+            label: (pool.ready, pool.sessions, pool.free_slots, pool.step_ms / 1000, pool.queue_ms / 1000)
+            for (_, label), pool in pools.items()
+        }
+        self._show("pilotfish_pool", gauges, "revision", {label: pool.revision for (_, label), pool in pools.items()})
+        for (replica, label), pool in pools.items():
             self._add_total(replica, pool.cached, "pilotfish_pool_cached_tokens", label)
-            for reason, count in pool.drops.items():
-                self._add_total(replica, count, "pilotfish_pool_drops", label, reason)
+            self._add_totals(replica, pool.drops, "pilotfish_pool_drops", label)
             self._add_total(replica, pool.feature_bytes, "pilotfish_pool_feature_bytes", label)
-            for reason, count in pool.feature_drops.items():
-                self._add_total(replica, count, "pilotfish_pool_feature_drops", label, reason)
+            self._add_totals(replica, pool.feature_drops, "pilotfish_pool_feature_drops", label)
+
+    def _set_prefill_pools(self, statuses: Mapping[str, Status]) -> None:
+        known = [(replica, pool) for replica, status in statuses.items() for pool in status.prefill_pools]
+        pools = {(replica, _label(replica, pool, statuses)): pool for replica, pool in known}
+        gauges = {
+            label: (pool.ready, pool.queued_tokens, pool.free_slots, pool.token_ms / 1000, pool.leases)
+            for (_, label), pool in pools.items()
+        }
+        transports = {label: pool.transport for (_, label), pool in pools.items()}
+        self._show("pilotfish_prefill_pool", gauges, "transport", transports)
+        for (replica, label), pool in pools.items():
+            self._add_totals(replica, pool.refused, "pilotfish_prefill_pool_refused", label)
+            for transport, totals in pool.totals.items():
+                self._add_totals(replica, totals.outcomes, "pilotfish_handovers", label, transport)
+                self._add_total(replica, totals.tokens, "pilotfish_handover_tokens", label, transport)
+                self._add_total(replica, totals.size, "pilotfish_handover_bytes", label, transport)
+                self._add_total(replica, totals.transfer, "pilotfish_handover_transfer_seconds", label, transport)
+                self._add_total(replica, totals.hidden, "pilotfish_handover_hidden_seconds", label, transport)
 
     def _set_shadows(self, statuses: Mapping[str, Status]) -> None:
         """Rates of one that several targets have are those that the last of them has told."""
         shadows = [(replica, shadow) for replica, status in statuses.items() for shadow in status.shadows]
-        revisions = {shadow.name: shadow.revision for _, shadow in shadows}
-        if revisions != self._shadows:
-            self._metrics.empty("pilotfish_shadow_revision", *SHADOW_GAUGES)
-            self._shadows = revisions
+        gauges = {
+            shadow.name: (shadow.ready, shadow.tokens_per_second, shadow.live_tokens_per_second, shadow.error)
+            for _, shadow in shadows
+        }
+        self._show("pilotfish_shadow", gauges, "revision", {shadow.name: shadow.revision for _, shadow in shadows})
         for replica, shadow in shadows:
-            values = (shadow.ready, shadow.tokens_per_second, shadow.live_tokens_per_second, shadow.error)
-            for name, value in zip(SHADOW_GAUGES, values, strict=True):
-                self._metrics[name, shadow.name].set(value)
-            if shadow.revision:
-                self._metrics["pilotfish_shadow_revision", shadow.name, shadow.revision].set(1)
             self._count_shadow(replica, shadow)
 
     def _count_shadow(self, replica: str, shadow: ShadowReport) -> None:
         totals = {"steps": shadow.steps, "trees": shadow.trees, "late_steps": shadow.late, "hits": shadow.hits}
         totals |= {"requests": shadow.requests, "accepted_tokens": shadow.accepted}
-        for name, total in totals.items():
+        for name, total in {**totals, "cpu_seconds": shadow.cpu_seconds}.items():
             self._add_total(replica, total, f"pilotfish_shadow_{name}", shadow.name)
-        self._add_total(replica, shadow.cpu_seconds, "pilotfish_shadow_cpu_seconds", shadow.name)
-        by_depth = {"tried": shadow.tried_by_depth, "accepted": shadow.accepted_by_depth}
-        for name, counts in by_depth.items():
-            for position, count in enumerate(counts):
-                self._add_total(replica, count, f"pilotfish_shadow_{name}_per_pos", shadow.name, str(position))
-
-    def _set_prefill_pools(self, statuses: Mapping[str, Status]) -> None:
-        pools = [(replica, pool) for replica, status in statuses.items() for pool in status.prefill_pools]
-        labels = [_label(replica, pool, statuses) for replica, pool in pools]
-        transports = {label: pool.transport for label, (_, pool) in zip(labels, pools, strict=True)}
-        if transports != self._prefill_pools:
-            self._metrics.empty("pilotfish_prefill_pool_transport", *PREFILL_GAUGES)
-            self._prefill_pools = transports
-        for (replica, pool), label in zip(pools, labels, strict=True):
-            values = (pool.ready, pool.queued_tokens, pool.free_slots, pool.token_ms / 1000, pool.leases)
-            for name, value in zip(PREFILL_GAUGES, values, strict=True):
-                self._metrics[name, label].set(value)
-            if pool.transport:
-                self._metrics["pilotfish_prefill_pool_transport", label, pool.transport].set(1)
-            for transport, totals in pool.totals.items():
-                self._add_handovers(replica, (label, transport), totals)
-            for reason, count in pool.refused.items():
-                self._add_total(replica, count, "pilotfish_prefill_pool_refused", label, reason)
-
-    def _add_handovers(self, replica: str, labels: tuple[str, str], totals: HandOverTotals) -> None:
-        """Of a pool, by a transport."""
-        for outcome, count in totals.outcomes.items():
-            self._add_total(replica, count, "pilotfish_handovers", *labels, outcome)
-        self._add_total(replica, totals.tokens, "pilotfish_handover_tokens", *labels)
-        self._add_total(replica, totals.size, "pilotfish_handover_bytes", *labels)
-        self._add_total(replica, totals.transfer, "pilotfish_handover_transfer_seconds", *labels)
-        self._add_total(replica, totals.hidden, "pilotfish_handover_hidden_seconds", *labels)
+        for name, counts in (("tried", shadow.tried_by_depth), ("accepted", shadow.accepted_by_depth)):
+            by_depth = {str(position): count for position, count in enumerate(counts)}
+            self._add_totals(replica, by_depth, f"pilotfish_shadow_{name}_per_pos", shadow.name)
 
     def _set_tiers(self, tiers: Sequence[TierUse]) -> None:
         used, capacity = Counter[str](), Counter[str]()
         for tier in tiers:
             used[tier.name] += tier.used
             capacity[tier.name] += tier.capacity
-        if not tiers:
-            self._metrics.empty(*TIER_GAUGES)
-        for name in used:
-            for gauge, sizes in zip(TIER_GAUGES, (used, capacity), strict=True):
-                self._metrics[gauge, name].set(sizes[name])
+        self._show("pilotfish_kv", {name: (used[name], capacity[name]) for name in used})
 
     def _count_tiers(self, replica: str, tiers: Sequence[TierUse], counts: TierCounts) -> None:
         for tier in tiers:
+            loaded = counts.moved_bytes.get(tier.name, 0)
             self._add_total(replica, tier.evicted, "pilotfish_kv_evicted_tokens", tier.name)
             self._add_total(replica, tier.saved_bytes, "pilotfish_kv_moved_bytes", "save", tier.name)
-            self._add_total(
-                replica, counts.moved_bytes.get(tier.name, 0), "pilotfish_kv_moved_bytes", "load", tier.name
-            )
+            self._add_total(replica, loaded, "pilotfish_kv_moved_bytes", "load", tier.name)
             self._add_total(replica, tier.failed, "pilotfish_kv_failed_operations", tier.name)
-            for reason, count in tier.damaged.items():
-                self._add_total(replica, count, "pilotfish_kv_damaged_objects", tier.name, reason)
-        for outcome in ("saved", "lost", "given_up", "recomputed"):
-            self._add_total(replica, getattr(counts, outcome), "pilotfish_kv_objects", outcome)
+            self._add_totals(replica, tier.damaged, "pilotfish_kv_damaged_objects", tier.name)
+        outcomes = {name: getattr(counts, name) for name in ("saved", "lost", "given_up", "recomputed")}
+        self._add_totals(replica, outcomes, "pilotfish_kv_objects")
         self._add_total(replica, counts.late, "pilotfish_kv_late_loads")
         self._add_total(replica, counts.loading_seconds, "pilotfish_kv_loading_seconds")
         self._add_total(replica, counts.computing_seconds, "pilotfish_kv_estimated_computing_seconds")
+
+    # -- gauges
+
+    def _show(
+        self, prefix: str, rows: Mapping[str, Sequence[float]], detail: str = "", of: Mapping[str, str] | None = None
+    ) -> None:
+        """Set the gauges of each row, and where the row has a detail, one that is 1 with it as a label. Rows that are
+        not there any more leave no gauge."""
+        names, info = [f"{prefix}_{name}" for name in GAUGES[prefix]], f"{prefix}_{detail}"
+        self._clear_changed(prefix, of or dict.fromkeys(rows, ""), *names, *([info] if detail else []))
+        for label, values in rows.items():
+            for name, value in zip(names, values, strict=True):
+                self._metrics[name, label].set(value)
+        for label, text in (of or {}).items():
+            if text:
+                self._metrics[info, label, text].set(1)
+
+    def _clear_changed(self, group: str, shown: Mapping[str, str], *names: str) -> bool:
+        """Whether the labels of a group have changed, whose gauges are cleared then. Else they stay as they are: a
+        scrape in another thread must find them."""
+        if shown == self._shown.get(group, {}):
+            return False
+        self._metrics.empty(*(names or [group]))
+        self._shown[group] = shown
+        return True
+
+    # -- counters
+
+    def _add_totals(self, replica: str, totals: Mapping[str, float], *metric: str) -> None:
+        """Counters of one family, by their last label."""
+        for label, total in totals.items():
+            self._add_total(replica, total, *metric, label)
 
     def _add_total(self, replica: str, total: float, *metric: str) -> None:
         """Feed a counter with a total that begins at 0 again when the process that counts does."""
@@ -195,9 +174,9 @@ class FleetMetrics:
 
 
 def _load(status: Status | None) -> tuple[float, ...]:
-    return (
-        (0, 0, 0, 0.0) if status is None else (status.running, status.waiting, status.pending_tokens, _used([status]))
-    )
+    if status is None:
+        return (0, 0, 0, 0.0)
+    return (status.running, status.waiting, status.pending_tokens, _used([status]))
 
 
 def _used(statuses: Collection[Status]) -> float:

@@ -1,28 +1,33 @@
-"""Records of requests for admission, metrics, logs and traces. Times are monotonic seconds."""
+"""Records of requests for admission, metrics, logs, traces and all others that follow one. Times are monotonic
+seconds."""
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
+from pilotfish.config.fields import Mode
 from pilotfish.core.prefilling.handover import HandOverReport
 from pilotfish.core.scheduling.request import FinishReason
+from pilotfish.engine.targets.stream import Updates
 from pilotfish.errors import ParameterError
 from pilotfish.operate.cascade_policy import CascadeAnswer
 from pilotfish.operate.outcome import DEPTHS
 from pilotfish.operate.variants import DEFAULT
-from pilotfish.server.observe.feedback_table import ServedMode, ServedRequest
+from pilotfish.server.http_errors import ClientGone
+from pilotfish.server.observe.metrics import ServerMetrics
 from pilotfish.wire.serving import Delta, Verified
-
-if TYPE_CHECKING:
-    from pilotfish.server.observe.metrics import ServerMetrics
 
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,63}")
 #: The API that a request came by.
 OutputKind: TypeAlias = Literal["completion", "chat", "response", "message"]
+#: Of a request's speculation, or of a cascade's answer: the side that gave it, once that is known.
+ServedMode: TypeAlias = Mode | Literal["cascade", "small", "large"]
 
 
 @dataclass(frozen=True)
@@ -66,9 +71,32 @@ def checked_tag(value: object, field: str = "metadata.tag") -> str:
     raise ParameterError(field, shown, "1 to 64 letters, digits and _ . : / -, a letter or digit first")
 
 
-def _between(begin: str, end: str) -> property:
-    """Seconds from one moment of a RequestRecord to another."""
+@dataclass
+class ServedRequest:
+    """What feedback on a request needs of it, when all else is gone."""
 
+    tag: str | None
+    mode: ServedMode
+    tokens: int = 0  # of its outputs, so far
+    steps: int = 0  # that gave them
+    told: bool = False  # there was feedback
+    scored: Callable[[float], None] = lambda _: None  # called with its score
+
+
+class RequestFollower:
+    """Learns of an admitted request as it goes on."""
+
+    def submitted(self, stream: Updates) -> None:
+        """The engine has the request."""
+
+    def update(self, index: int, delta: Delta) -> None:
+        """`delta` was added to output `index`, counted over all prompts."""
+
+    def closed(self, record: RequestRecord) -> None:
+        """The request has ended. Called once."""
+
+
+def _between(begin: str, end: str) -> property:
     def seconds(record: RequestRecord) -> float | None:
         first, last = getattr(record, begin), getattr(record, end)
         return None if first is None or last is None else max(last - first, 0.0)
@@ -77,12 +105,13 @@ def _between(begin: str, end: str) -> property:
 
 
 class RequestRecord:
-    """Follows one request, and tells the metrics. `finish` must be called once, however the request ends."""
+    """Follows one request, and tells the metrics and its followers. It must be closed once, however it ends."""
 
     def __init__(self, metrics: ServerMetrics, facts: RequestFacts, arrived: float) -> None:
         self.facts, self.arrived = facts, arrived
         self.ended = arrived
         self.reason: FinishReason | None = None  # until it has ended
+        self.error: BaseException | None = None  # that ended it
         self.queued: float | None = None  # seconds from submission to the first row in a step
         self.first_token: float | None = None  # moments; None: there was none
         self.last_token: float | None = None
@@ -98,14 +127,18 @@ class RequestRecord:
         self.observe_step: Callable[[Verified, float | None], None] = lambda *_: None
         self.handovers: list[HandOverReport] = []
         self.cascade = CascadeAnswer()  # who answers, where the request is for a cascade
-        self.served = ServedRequest(facts.tag, facts.mode)  # for feedback, which may come when all else is gone
+        self.served = ServedRequest(facts.tag, facts.mode)
+        self.followers: list[RequestFollower] = []
         self._metrics = metrics
         self._steps: list[float | None] = [None] * facts.sequences  # of each output's newest tokens: the target's clock
         self._reasons: set[FinishReason] = set()
-        metrics.started()
+        metrics["pilotfish_requests_in_flight"].inc()
+
+    def submitted(self, stream: Updates) -> None:
+        for follower in self.followers:
+            follower.submitted(stream)
 
     def update(self, index: int, delta: Delta, now: float) -> None:
-        """Count a delta of output `index` among all outputs of the request, which reached the server at `now`."""
         prompt, output = divmod(index, self.facts.n)
         if delta.queued is not None and output == 0:  # its first, and that of its prompt
             handed_over = sum(report.tokens for report in delta.handovers)
@@ -113,12 +146,7 @@ class RequestRecord:
         if delta.queued is not None and self.queued is None:
             self.queued = delta.queued
         if delta.tokens:
-            if self.first_token is None:
-                self.first_token = now
-                self._metrics.first_token(now - self.arrived, self.facts.prompt_tokens)
-            self.last_token = now
-            self.tokens[index] += len(delta.tokens)
-            self.served.tokens += len(delta.tokens)
+            self._add_tokens(index, len(delta.tokens), now)
         for verified in delta.verified:
             self._verify(index, verified)
         for report in delta.handovers:
@@ -126,6 +154,17 @@ class RequestRecord:
             self._metrics.handover(report)
         if delta.finish is not None:
             self._reasons.add(delta.finish.reason)
+        for follower in self.followers:
+            follower.update(index, delta)
+
+    def _add_tokens(self, index: int, count: int, now: float) -> None:
+        if self.first_token is None:
+            self.first_token = now
+            self._metrics["vllm:time_to_first_token_seconds"].observe(now - self.arrived)
+            self._metrics["vllm:prompt_tokens"].inc(self.facts.prompt_tokens)
+        self.last_token = now
+        self.tokens[index] += count
+        self.served.tokens += count
 
     def _verify(self, index: int, verified: Verified) -> None:
         if verified.nodes:
@@ -142,7 +181,7 @@ class RequestRecord:
             before, self._steps[index] = self._steps[index], verified.at
             since = None if before is None or verified.resumed else verified.at - before
             if since is not None:
-                self._metrics.inter_token(since)
+                self._metrics["vllm:inter_token_latency_seconds"].observe(since)
             self.observe_step(verified, since)
 
     def _count_depths(self, tree: Verified) -> None:
@@ -150,14 +189,33 @@ class RequestRecord:
             self.tried_by_depth[depth] += tree.accepted >= depth
             self.accepted_by_depth[depth] += tree.accepted > depth
 
+    def close(self, error: BaseException | None) -> None:
+        """The request has ended, with `error` where it was not answered whole."""
+        self.error = error
+        gone = isinstance(error, ClientGone | asyncio.CancelledError)
+        self.finish(time.monotonic(), None if error is None else FinishReason.ABORT if gone else FinishReason.ERROR)
+        for follower in self.followers:
+            follower.closed(self)
+        self.error = None  # its traceback holds all that was asked and answered
+
     def finish(self, now: float, reason: FinishReason | None = None) -> None:
-        """The request has ended, for `reason` or else as its outputs did."""
+        """The outputs have ended, for `reason` or else for the worst of their own."""
         self.ended, self.reason = now, reason or self._worst_reason()
         self.served.mode = self.cascade.side or self.served.mode
-        self._metrics.finished(self)
+        facts, metrics, ended_by = self.facts, self._metrics, str(self.reason)
+        labels = (metrics.label(facts.tag), facts.mode, facts.output)
+        metrics["pilotfish_requests_in_flight"].dec()
+        metrics["vllm:request_success", ended_by].inc()
+        metrics["pilotfish_requests", *labels, ended_by].inc()
+        if facts.mode != "cascade":
+            metrics["pilotfish_variant_requests", facts.variant, ended_by].inc()
+        elif (side := self.cascade.side) is not None:
+            metrics["pilotfish_cascade_requests", side, self.cascade.reason].inc()
+        metrics["pilotfish_request_tokens", *labels, "prompt"].inc(facts.prompt_tokens)
+        metrics["pilotfish_request_tokens", *labels, "generation"].inc(self.generation_tokens)
+        metrics.observe_ended(self, labels)
 
     def _worst_reason(self) -> FinishReason:
-        """An output without a reason was aborted."""
         if FinishReason.LENGTH in self._reasons and FinishReason.ABORT not in self._reasons:
             return FinishReason.LENGTH
         return FinishReason.STOP if self._reasons == {FinishReason.STOP} else FinishReason.ABORT
@@ -166,17 +224,14 @@ class RequestRecord:
 
     @property
     def generation_tokens(self) -> int:
-        """Tokens of all outputs."""
         return sum(self.tokens)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest output."""
         return max(self.tokens)
 
     @property
     def acceptance_rate(self) -> float | None:
-        """The accepted share of the nodes."""
         return self.accepted / self.drafted if self.verify_steps else None
 
     @property
@@ -185,12 +240,10 @@ class RequestRecord:
 
     @property
     def handed_over(self) -> int | None:
-        """Tokens whose KV prefill workers computed; None if none was asked to."""
         return sum(report.tokens for report in self.handovers) if self.handovers else None
 
     @property
     def scheduled(self) -> float:
-        """The moment of the first row in a step."""
         return self.arrived + (self.queued or 0.0)
 
     latency = _between("arrived", "ended")

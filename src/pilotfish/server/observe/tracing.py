@@ -1,6 +1,5 @@
-"""OpenTelemetry spans of requests: semantic conventions for generative AI, and vLLM's names where these have none.
-
-A span holds counts and times, never text of a prompt or an answer.
+"""OpenTelemetry spans of requests: semantic conventions for generative AI, and vLLM's names where these have none. A
+span holds counts and times, never text.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from pilotfish.core.prefilling.handover import HandOverReport
 from pilotfish.core.scheduling.request import FinishReason
-from pilotfish.server.observe.request_records import OutputKind, RequestRecord
+from pilotfish.server.http_errors import CLIENT_GONE, http_error
+from pilotfish.server.observe.request_records import OutputKind, RequestFollower, RequestRecord
 from pilotfish.wire.serving import Delta, Verified
 
 #: Verify steps of a request with an event of their own.
@@ -58,13 +58,6 @@ ATTRIBUTES = {
 }
 #: What the span of a hand-over says of it.
 HANDOVER_FACTS = ("pool", "transport", "outcome", "tokens", "cached")
-#: OpenTelemetry's names of the APIs that a request comes by.
-OPERATIONS: dict[OutputKind, str] = {
-    "completion": "text_completion",
-    "chat": "chat",
-    "response": "chat",
-    "message": "chat",
-}
 
 
 class Tracer:
@@ -83,7 +76,7 @@ class Tracer:
 
     def request(self, kind: OutputKind, request_id: str, headers: Mapping[str, str]) -> RequestSpan:
         """A span that begins now, in the trace of the request's `traceparent`, if it has one."""
-        operation, model = OPERATIONS[kind], self._model_name
+        operation, model = "text_completion" if kind == "completion" else "chat", self._model_name
         attributes = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "pilotfish",
@@ -102,16 +95,13 @@ class Tracer:
         closing.join(timeout)
 
 
-class RequestSpan:
-    """A request's span. `end` must be called once, however the request ends."""
-
+class RequestSpan(RequestFollower):
     def __init__(self, span: Span, tracer: SpanMaker) -> None:
         self._span, self._tracer = span, tracer
         self._records = span.is_recording()  # false if the caller's trace is not sampled
         self._events = 0
 
     def update(self, index: int, delta: Delta) -> None:
-        """Add an event for each verify step in a delta of output `index`, and spans for each hand-over."""
         if self._records:
             for verified in delta.verified:
                 if verified.nodes:
@@ -119,14 +109,12 @@ class RequestSpan:
             for report in delta.handovers:
                 self._handover(index, report)
 
-    def end(self, status: int, record: RequestRecord) -> None:
-        """The request was answered with this HTTP status."""
+    def closed(self, record: RequestRecord) -> None:
+        gone = record.error is not None and record.reason is FinishReason.ABORT
+        status = 200 if record.error is None else CLIENT_GONE if gone else http_error(record.error).status
         attributes = {name: attrgetter(of_record)(record) for name, of_record in ATTRIBUTES.items()}
         attributes |= {f"pilotfish.accepted.{origin}": count for origin, count in record.accepted_by_origin.items()}
-        attributes |= {
-            "http.response.status_code": status,
-            "gen_ai.response.finish_reasons": (str(record.reason),),
-        }
+        attributes |= {"http.response.status_code": status, "gen_ai.response.finish_reasons": (str(record.reason),)}
         self._span.set_attributes({name: value for name, value in attributes.items() if value is not None})
         if status >= 500 or record.reason is FinishReason.ERROR:
             self._span.set_status(StatusCode.ERROR)
@@ -146,7 +134,6 @@ class RequestSpan:
             self._part(whole, "transfer", began + report.arriving, began + report.seconds, work)
 
     def _part(self, parent: Span, name: str, began: float, ended: float, facts: Mapping[str, Any]) -> Span:
-        """A span that has ended, in seconds since 1970."""
         attributes = {f"pilotfish.{name}": value for name, value in facts.items()}
         start, context = round(1e9 * began), set_span_in_context(parent)
         span = self._tracer.start_span(name, context, attributes=attributes, start_time=start)

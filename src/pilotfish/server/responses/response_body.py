@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from pilotfish.config.server import ToolTemplate
 from pilotfish.conversation import ExactStruct, Name
-from pilotfish.server.bodies.constraints import StructuredOutputs
 from pilotfish.server.bodies.ignored import Ignored, kind_of
 from pilotfish.server.bodies.requests import (
     AS_JSON,
     SAMPLING,
+    AnyText,
+    JsonObject,
     LogprobCount,
     RequestBody,
     RequestId,
+    Seconds,
     SpeculationOptions,
+    StructuredOutputs,
 )
 from pilotfish.server.http_errors import bad
 
@@ -158,14 +161,6 @@ class ToolSubsetChoice(ExactStruct, tag_field="type", tag="allowed_tools", kw_on
     tools: list[FunctionChoice | CustomChoice]
 
 
-class PlainText(ExactStruct, tag_field="type", tag="text"):
-    pass
-
-
-class AnyJson(ExactStruct, tag_field="type", tag="json_object"):
-    pass
-
-
 class SchemaJson(ExactStruct, tag_field="type", tag="json_schema", kw_only=True):
     name: Name
     schema: dict[str, Any]
@@ -174,7 +169,7 @@ class SchemaJson(ExactStruct, tag_field="type", tag="json_schema", kw_only=True)
 
 
 class TextOptions(Struct, forbid_unknown_fields=True):
-    format: PlainText | AnyJson | SchemaJson | None = None
+    format: AnyText | JsonObject | SchemaJson | None = None
     verbosity: str | None = None
 
 
@@ -225,9 +220,17 @@ class ResponsesRequest(ResponseSampling, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
     cache_salt: str | None = None
     request_id: RequestId | None = None
-    timeout: Annotated[float, Meta(gt=0, le=1e9, description="a number of seconds, more than 0")] | None = None
+    timeout: Seconds | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     speculation: SpeculationOptions | None = None
+
+    chat_names: ClassVar = (
+        (r"^messages[\w.\[\]]*", "input"),
+        (r"^(max_completion_tokens|max_tokens)\b", "max_output_tokens"),
+        (r"^tool_choice\.allowed_tools", "tool_choice"),
+        (r"^((?:\.?tools\[\d+\])+|tool_choice|tool_choice\.tools\[\d+\])\.function", r"\1"),
+        (r"\bresponse_format(\.json_schema)?\b", "text.format"),
+    )
 
     @classmethod
     def normal(cls, fields: dict[str, Any], ignored: Ignored) -> dict[str, Any]:
@@ -246,7 +249,6 @@ OFFERED = ("function", "custom", "namespace")
 
 
 def _offered(path: str, tools: list[Any], ignored: Ignored) -> list[Any]:
-    """None for each that runs at OpenAI."""
     kept: list[Any] = []
     for i, tool in enumerate(tools):
         if tool is None:
@@ -264,7 +266,6 @@ def _offered(path: str, tools: list[Any], ignored: Ignored) -> list[Any]:
 
 
 def _remembered(items: list[Any], ignored: Ignored) -> list[Any]:
-    """None for each search that ran at OpenAI: the item does not say what it found."""
     kept = [{"type": "message", **item} if isinstance(item, dict) else item for item in items]
     for i, item in enumerate(kept):
         if isinstance(item, dict) and item["type"] == "web_search_call":

@@ -6,25 +6,19 @@ chat     one message of the assistant, with two calls           a tool's message
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from msgspec import Struct
 
-from pilotfish.errors import ParameterError
 from pilotfish.printable import short
 from pilotfish.server.bodies.ignored import Ignored, kind_of
-from pilotfish.server.bodies.params import Generation
-from pilotfish.server.bodies.requests import ChatRequest
+from pilotfish.server.bodies.requests import AnyText, ChatRequest, JsonObject
 from pilotfish.server.bodies.schemas import converted
-from pilotfish.server.http_errors import HttpError, bad, bad_request
+from pilotfish.server.http_errors import bad, bad_request
 from pilotfish.server.responses.response_body import (
     LOGPROBS,
     RESPONSE_SAMPLING,
-    AnyJson,
     CustomChoice,
     FunctionChoice,
     InputCall,
@@ -35,7 +29,6 @@ from pilotfish.server.responses.response_body import (
     InputReasoning,
     InputText,
     OutputText,
-    PlainText,
     RefusalText,
     ResponsesRequest,
     SchemaJson,
@@ -63,8 +56,6 @@ SHARED = (
 
 
 class ResponseChat(ChatRequest, kw_only=True):
-    """A chat in the words of a response."""
-
     asked: ResponsesRequest
     tool_paths: list[str]
 
@@ -83,7 +74,6 @@ class ResponseChat(ChatRequest, kw_only=True):
 
 
 def chat_of(request: ResponsesRequest, ignored: Ignored) -> ResponseChat:
-    """HttpError names the first bad field, maybe in a chat's words."""
     if request.previous_response_id is not None:
         problem = f"{short(request.previous_response_id)} is not found: nothing is stored; send the items as input"
         raise bad_request("previous_response_id", problem, "previous_response_not_found")
@@ -114,51 +104,6 @@ def chat_of(request: ResponsesRequest, ignored: Ignored) -> ResponseChat:
         "chat_template_kwargs": request.chat_template_kwargs,
     }
     return converted({name: value for name, value in fields.items() if value is not None}, ResponseChat)
-
-
-# -- names of fields
-
-#: Patterns of a chat's fields, and what a response calls them.
-_NAMES = (
-    (re.compile(r"^messages\b.*"), "input"),
-    (re.compile(r"^(max_completion_tokens|max_tokens)$"), "max_output_tokens"),
-    (re.compile(r"^tool_choice\.allowed_tools"), "tool_choice"),
-    (re.compile(r"^((?:\.?tools\[\d+\])+|tool_choice|tool_choice\.tools\[\d+\])\.function"), r"\1"),
-    (re.compile(r"^response_format(\.json_schema)?"), "text.format"),
-)
-
-
-def own_name(field: str) -> str:
-    """What a response calls a chat's field."""
-    for pattern, name in _NAMES:
-        field = pattern.sub(name, field)
-    return field
-
-
-@contextmanager
-def own_names() -> Iterator[None]:
-    """Errors about a chat become errors about the response that it came from."""
-    try:
-        yield
-    except HttpError as error:
-        if (message := _own_message(error, error.param)) == str(error):
-            raise
-        own = error.param and own_name(error.param)
-        raise HttpError(error.status, message, error.kind, own, error.code, error.headers) from error
-    except ParameterError as error:
-        raise ParameterError.described(own_name(error.field), _own_message(error, error.field)) from error
-
-
-def _own_message(error: Exception, field: str | None) -> str:
-    """It begins with the field, and may name another one."""
-    message = str(error) if field is None else str(error).replace(field, own_name(field), 1)
-    return message.replace("response_format", own_name("response_format"))
-
-
-def blaming_own(generation: Generation) -> Generation:
-    """The same, where the target's errors name a response's fields."""
-    reading = generation.reading
-    return replace(generation, reading=replace(reading, field=own_name(reading.field)))
 
 
 # -- parts of a body
@@ -232,7 +177,6 @@ def _belongs(part: dict[str, Any], message: dict[str, Any]) -> bool:
 
 
 def _tool_choice(request: ResponsesRequest) -> Any:
-    """`auto` says nothing, with tools or without."""
     match request.tool_choice:
         case "auto":
             return None
@@ -249,9 +193,9 @@ def _reference(chosen: FunctionChoice | CustomChoice) -> dict[str, Any]:
 
 def _response_format(text: TextOptions | None) -> dict[str, Any] | None:
     match text.format if text is not None else None:
-        case None | PlainText():
+        case None | AnyText():
             return None
-        case AnyJson():
+        case JsonObject():
             return {"type": "json_object"}
         case SchemaJson() as form:
             return {"type": "json_schema", "json_schema": _present_fields(form)}

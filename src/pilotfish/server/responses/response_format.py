@@ -1,11 +1,5 @@
-"""Answers of /v1/responses, whole or as the events of a stream:
-
-    response.created, response.in_progress      the response, still empty
-    …                                           its items: `response_events`
-    response.completed, response.incomplete     the response
-    error, response.failed                      in their place where the stream broke
-
-Each event has a number of its own, one more than that of the event before.
+"""Answers of /v1/responses: `response.created`, `response.in_progress`, the events of items, `response.completed` or
+`response.incomplete`; `error` and `response.failed` where the stream broke. Each event has a number.
 """
 
 from __future__ import annotations
@@ -17,51 +11,39 @@ from msgspec import Struct, structs
 
 from pilotfish.core.scheduling.request import FinishReason
 from pilotfish.grammar.parsers.pieces import joined
-from pilotfish.server.answers.chat_format import chat_logprob
-from pilotfish.server.answers.formats import AnswerFormat, Part, named_event
-from pilotfish.server.answers.logprobs import TokenNames
-from pilotfish.server.answers.stream import OutputBuffer
+from pilotfish.server.answers.event_format import EventFormat, PartStatus
+from pilotfish.server.answers.formats import OutputBuffer, Part
+from pilotfish.server.answers.logprobs import TokenNames, chat_logprob
 from pilotfish.server.bodies.params import Generation
+from pilotfish.server.bodies.requests import AnyText
 from pilotfish.server.http_errors import HttpError
-from pilotfish.server.responses.response_body import (
-    NamespaceTool,
-    PlainText,
-    ReasoningOptions,
-    ResponsesRequest,
-    TextOptions,
-)
+from pilotfish.server.responses.response_body import NamespaceTool, ReasoningOptions, ResponsesRequest, TextOptions
 from pilotfish.server.responses.response_chat import ResponseChat
-from pilotfish.server.responses.response_events import ItemStatus, ResponseItems
-from pilotfish.server.responses.response_tokens import TokenBuffer
+from pilotfish.server.responses.response_events import ResponseItems
 from pilotfish.server.responses.response_tools import offered_tools
 
 #: What no request can change.
 ALWAYS: Part = {"background": False, "previous_response_id": None, "service_tier": "default", "store": False}
+#: Fields that are repeated as they are.
+SAME = ("instructions", "max_output_tokens", "max_tool_calls", "prompt_cache_key", "safety_identifier", "user")
 
 
-class ResponseFormat(AnswerFormat):
-    """Of one output."""
-
-    end_of_stream = b""
-    buffer = TokenBuffer
-
+class ResponseFormat(EventFormat):
     def __init__(self, generation: Generation, tokenizer: Any, token_text: TokenNames) -> None:
         super().__init__(generation, tokenizer, token_text)
-        (output,) = self.outputs
-        assert isinstance(self.body, ResponseChat) and isinstance(output, TokenBuffer)
-        self._output, self._repeated = output, repeated(self.body.asked)
+        assert isinstance(self.body, ResponseChat)
+        self._repeated = repeated(self.body.asked)
         tools = {tool.name: tool for tool in offered_tools(self.body.asked)}
         self._items = ResponseItems(generation.reading.call_id, tools)
         self._seed: Part = {}
         self._sent = 0  # events
 
     def whole(self) -> Part:
-        self._seed = self.seed(self._output)
+        self._seed = self.seed(self.output)
         self._grown()
         return self._ended()
 
     def chunks(self, output: OutputBuffer) -> list[Part]:
-        """Events of the newest update."""
         events = [*([] if output.begun else self._opening()), *self._grown()]
         if output.finish is not None:
             ended = self._ended()
@@ -70,30 +52,25 @@ class ResponseFormat(AnswerFormat):
 
     def failure(self, error: HttpError) -> list[Part]:
         told = {"code": error.code or "server_error", "message": str(error), "param": error.param}
-        response = self._response("failed", output=self._items.items, error={**told, "code": "server_error"})
+        response = self._response("failed", output=self._items.parts, error={**told, "code": "server_error"})
         return self._numbered([{"type": "error", **told}, {"type": "response.failed", "response": response}])
 
-    def encoded(self, event: Part) -> bytes:
-        return named_event(event)
-
     def usage(self) -> Part:
-        given, taken = len(self.generation.prompts[0].tokens), self._output.tokens
         return {
-            "input_tokens": given,
+            "input_tokens": self.prompt_tokens,
             "input_tokens_details": {"cached_tokens": self._cached().total(), "cache_write_tokens": 0},
-            "output_tokens": taken,
-            "output_tokens_details": {"reasoning_tokens": self._output.reasoning_tokens},
-            "total_tokens": given + taken,
+            "output_tokens": self.output.tokens,
+            "output_tokens_details": {"reasoning_tokens": self.output.reasoning_tokens},
+            "total_tokens": self.prompt_tokens + self.output.tokens,
         }
 
     def _opening(self) -> list[Part]:
-        self._seed = self.seed(self._output)
+        self._seed = self.seed(self.output)
         empty = self._response("in_progress")
         return [{"type": f"response.{what}", "response": empty} for what in ("created", "in_progress")]
 
     def _grown(self) -> list[Part]:
-        """Events of what was added to the output."""
-        output = self._output
+        output = self.output
         if self.generation.params.logprobs is None:
             events = self._items.add(joined(output.pieces))
         else:
@@ -102,15 +79,14 @@ class ResponseFormat(AnswerFormat):
         return events if output.finish is None else events + self._items.end(self._status)
 
     @property
-    def _status(self) -> ItemStatus:
-        """Of an output that has ended."""
-        finish = self._output.finish
+    def _status(self) -> PartStatus:
+        finish = self.output.finish
         return "incomplete" if finish is not None and finish.reason == FinishReason.LENGTH else "completed"
 
     def _ended(self) -> Part:
         incomplete = {"reason": "max_output_tokens"} if self._status == "incomplete" else None
         at = {"completed_at": int(time.time())} if incomplete is None else {}
-        ended = {"output": self._items.items, "incomplete_details": incomplete, "usage": self.usage()}
+        ended = {"output": self._items.parts, "incomplete_details": incomplete, "usage": self.usage()}
         return self._response(self._status, **ended, **at, **self.metrics())
 
     def _response(self, status: str, **known: Any) -> Part:
@@ -145,22 +121,16 @@ def _without_left_out(tool: Struct) -> Struct:
 
 
 def repeated(asked: ResponsesRequest) -> Part:
-    """What a response says of its request."""
     text, reasoning = asked.text or TextOptions(), asked.reasoning or ReasoningOptions()
     return {
         **ALWAYS,
-        "instructions": asked.instructions,
-        "max_output_tokens": asked.max_output_tokens,
-        "max_tool_calls": asked.max_tool_calls,
+        **{name: getattr(asked, name) for name in SAME},
         "metadata": asked.metadata or {},
         "parallel_tool_calls": asked.parallel_tool_calls is not False,
-        "prompt_cache_key": asked.prompt_cache_key,
         "reasoning": {"effort": reasoning.effort, "summary": None},
-        "safety_identifier": asked.safety_identifier,
-        "text": {"format": text.format or PlainText(), "verbosity": "medium"},
+        "text": {"format": text.format or AnyText(), "verbosity": "medium"},
         "tool_choice": asked.tool_choice or "auto",
         "tools": [_without_left_out(tool) for tool in asked.tools or () if tool is not None],
         "top_logprobs": asked.top_logprobs or 0,
         "truncation": asked.truncation or "disabled",
-        "user": asked.user,
     }

@@ -35,12 +35,10 @@ class OfferedTool:
 
     @property
     def name(self) -> str:
-        """By which the model knows it."""
         return function_name(self.tool.name, self.namespace)
 
     @property
     def function(self) -> dict[str, Any]:
-        """As a chat has it."""
         tool = self.tool
         described = {} if tool.description is None else {"description": tool.description}
         if isinstance(tool, ResponseTool):
@@ -57,7 +55,6 @@ class OfferedTool:
 
     @property
     def told(self) -> dict[str, str]:
-        """The name as calls in the answer have it."""
         return {"name": self.tool.name, **({} if self.namespace is None else {"namespace": self.namespace})}
 
 
@@ -85,7 +82,6 @@ def _shown(tool: CustomTool) -> str:
 
 
 def arguments_of(text: str) -> str:
-    """A custom tool's input as a function's arguments."""
     return msgspec.json.encode({INPUT: text}).decode()
 
 
@@ -100,12 +96,10 @@ class InputReader:
         self._advance()
 
     def feed(self, text: str) -> str:
-        """What it adds to the input."""
         self._reader.add(text)
         return self._advance()
 
     def finish(self) -> str:
-        """No more comes."""
         self._reader.end()
         return self._advance()
 

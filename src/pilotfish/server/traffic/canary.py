@@ -1,8 +1,6 @@
 """A canary of the promise: a small share of the requests that were speculated for is generated again without, while the
-targets have nothing else to do, and the tokens are compared. In float32 they must be equal.
-
-    ended ─► offer: the newest few ─► idle? ─► the same prompt, parameters and seed, no guesses, no KV of before
-                                         └──── somebody else comes: it is given up, and waits again
+targets have nothing else to do, and the tokens are compared. In float32 they must be equal. A request is given up, and
+waits again, when somebody else's comes.
 """
 
 from __future__ import annotations
@@ -36,8 +34,6 @@ Verdict = Literal["equal", "unequal", "given_up"]
 
 @dataclass(frozen=True)
 class ReplayedRequest:
-    """A request that has ended."""
-
     id: str
     variant: str
     prompt: Sequence[int]
@@ -46,10 +42,7 @@ class ReplayedRequest:
 
 
 class Canary:
-    """`offer` what has ended; `run` in a task of its own."""
-
     def __init__(self, engine: AsyncEngine, metrics: ServerMetrics, idle: Callable[[], bool]) -> None:
-        """`idle`: whether nobody's requests are under way."""
         self._engine, self._metrics, self._idle = engine, metrics, idle
         self._waiting = deque[ReplayedRequest](maxlen=WAITING)
         self.replaying = False
@@ -59,7 +52,6 @@ class Canary:
             self._waiting.append(replay)
 
     async def run(self) -> None:
-        """Until it is cancelled."""
         while True:
             await asyncio.sleep(LOOK)
             if self._waiting and self._idle():
@@ -71,14 +63,13 @@ class Canary:
 
     async def _turn(self, replay: ReplayedRequest) -> None:
         verdict, tokens = await self._replayed(replay)
-        self._metrics.canary(verdict)
+        self._metrics["pilotfish_canary_replays", verdict].inc()
         if verdict == "given_up":
             self._waiting.appendleft(replay)
         elif verdict == "unequal":
             self._tell(replay, tokens)
 
     async def _replayed(self, replay: ReplayedRequest) -> tuple[Verdict, list[int]]:
-        """The verdict, and the tokens that came."""
         tokens = list[int]()
         try:
             salt = f"canary {secrets.token_hex(8)}"  # so that no KV of the first time is found

@@ -1,11 +1,7 @@
 """Token ids of requests whose callers allow it, kept so that a draft can be trained on them. Nothing of others, ever.
 
-    admitted ─► begin: by its key, or its tag ─► PendingCapture, which grows with the outputs
-                                                     │ ended well
-                                                     ▼
-    event loop ─────────────────────────► a bounded queue ─► a thread ─► operate/capture/store
-
-A queue that is full and a disk that fails cost captures, never a request or its time.
+Outputs that ended well go through a bounded queue to a thread, which writes them (`operate/capture/store`). A queue
+that is full and a disk that fails cost captures, never a request or its time.
 """
 
 from __future__ import annotations
@@ -16,15 +12,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pilotfish.config.server import ServerConfig
-from pilotfish.core.scheduling.request import FinishReason
 from pilotfish.operate.capture.folder import ClaimedFolder
 from pilotfish.operate.capture.rows import CapturedRow, token_bytes
 from pilotfish.operate.capture.store import CaptureStore, Retention
 from pilotfish.server.auth import Caller
 from pilotfish.server.observe.metrics import ServerMetrics
+from pilotfish.server.observe.request_records import RequestFollower, RequestRecord
 from pilotfish.server.traffic.rollout import WHOLE
 from pilotfish.wire.serving import Delta, Identity
 
@@ -43,13 +39,9 @@ TIDY, LINE = 60.0, 60.0
 CLOSING = 2.0
 DAY = 86400
 
-Result = Literal["kept", "dropped", "refused"]
-
 
 @dataclass(eq=False)
-class PendingCapture:
-    """A request under way that is to be kept, as long as it ends well."""
-
+class PendingCapture(RequestFollower):
     client: str
     tag: str | None
     temperature: float
@@ -60,11 +52,10 @@ class PendingCapture:
     ended: float = 0.0  # seconds since the epoch
 
     def update(self, index: int, delta: Delta) -> None:
-        """An output, counted over all prompts, has grown."""
         self.outputs[index] += delta.tokens
 
-    def close(self, reason: FinishReason | None) -> None:
-        if reason in WHOLE:
+    def closed(self, record: RequestRecord) -> None:
+        if record.reason in WHOLE:
             self.ended = time.time()
             self.offer(self)
 
@@ -89,10 +80,8 @@ class PendingCapture:
 
 
 class CaptureThread:
-    """Writes what it is offered, some time. It dies with the process, whatever the disk does."""
-
-    def __init__(self, store: CaptureStore, count: Callable[[Result], None]) -> None:
-        self._store, self._count = store, count
+    def __init__(self, store: CaptureStore, metrics: ServerMetrics) -> None:
+        self._store, self._metrics = store, metrics
         self._changed = threading.Condition()  # around the next four
         self._waiting = deque[PendingCapture]()
         self._tokens = 0  # of them
@@ -103,7 +92,6 @@ class CaptureThread:
         self._thread.start()
 
     def offer(self, one: PendingCapture) -> None:
-        """Never waits for the disk."""
         with self._changed:
             has_room = len(self._waiting) < WAITING_REQUESTS and self._tokens + one.tokens <= WAITING_TOKENS
             if has_room:
@@ -114,7 +102,6 @@ class CaptureThread:
             self._lose("more waits for the disk than may")
 
     def close(self) -> None:
-        """Writes what waits, if that takes no longer than `CLOSING`."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -131,7 +118,6 @@ class CaptureThread:
         self._store.close()
 
     def _next(self) -> PendingCapture | None:
-        """None after a while without any, or at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing, TIDY)
             one = self._waiting.popleft() if self._waiting else None
@@ -142,7 +128,7 @@ class CaptureThread:
         try:
             if rows := one.rows():
                 self._store.add(one.client, rows)
-                self._count("kept")
+                self._metrics["pilotfish_captured_requests", "kept"].inc()
         except Exception as error:  # whatever it is, it must not end the thread
             self._lose(str(error))
 
@@ -153,7 +139,7 @@ class CaptureThread:
             logger.warning("capture: what is too old could not be removed: %s", error)
 
     def _lose(self, reason: str) -> None:
-        self._count("dropped")
+        self._metrics["pilotfish_captured_requests", "dropped"].inc()
         with self._changed:
             self._lost += 1
             if time.monotonic() < self._next_line:
@@ -164,19 +150,16 @@ class CaptureThread:
 
 
 class RequestCapture:
-    """Decides which requests are kept."""
-
     def __init__(self, tags: frozenset[str], thread: CaptureThread, metrics: ServerMetrics) -> None:
         self._tags, self._thread, self._metrics = tags, thread, metrics
 
     def begin(
         self, caller: Caller, tag: str | None, headers: Mapping[str, str], generation: Generation
     ) -> PendingCapture | None:
-        """Of an admitted request; None: nothing of it is kept."""
         if not (caller.capture or tag in self._tags) or generation.body.only_echo:
             return None
         if headers.get(REFUSAL_HEADER, "0") != "0":
-            self._metrics.captured("refused")
+            self._metrics["pilotfish_captured_requests", "refused"].inc()
             return None
         prompts = [prompt.tokens for prompt in generation.prompts]
         outputs = [list[int]() for _ in range(len(prompts) * generation.params.n)]
@@ -184,7 +167,6 @@ class RequestCapture:
         return PendingCapture(caller.name, tag, temperature, generation.target, prompts, outputs, self._thread.offer)
 
     def close(self) -> None:
-        """Waits a little for the disk."""
         self._thread.close()
 
 
@@ -193,6 +175,6 @@ def start_capture(config: ServerConfig, metrics: ServerMetrics) -> RequestCaptur
     if config.capture is None:
         return None
     retention = Retention(config.capture_days * DAY, int(config.capture_size * (1 << 30)))
-    thread = CaptureThread(CaptureStore(ClaimedFolder(config.capture), retention), metrics.captured)
+    thread = CaptureThread(CaptureStore(ClaimedFolder(config.capture), retention), metrics)
     logger.info("capture: into %s, of keys with capture = true and of tags %s", config.capture, config.capture_tags)
     return RequestCapture(frozenset(config.capture_tags), thread, metrics)

@@ -1,12 +1,7 @@
 """Answers of a small model, as long as it is sure of them, or else of the large one: an alias that clients ask for.
 
-    begin: the rules ─► CascadeRequest.submit ─► CascadeStream
-                                                   │ the small model's updates are held back until its first tokens
-                                                   │ are judged
-                                                   ├─ sure ────► they are given, and all that follows
-                                                   └─ unsure ──► they are dropped; the large model is asked
-
-What is answered is all of one model, and what that model answers alone.
+The small model's updates are held back until its first tokens are judged. Where it is sure they are given, and all that
+follows; else they are dropped, and the large model is asked. One model gives the whole answer, as it answers alone.
 """
 
 from __future__ import annotations
@@ -28,7 +23,7 @@ from pilotfish.engine.targets.stream import Update, Updates, merged
 from pilotfish.errors import EngineError, InputError, ModelError, ParameterError
 from pilotfish.operate.cascade_policy import CascadeAnswer, CascadePolicy, Confidence, Escalation, read_cascade
 from pilotfish.server.observe.request_records import checked_tag
-from pilotfish.server.operator_file import operator_text
+from pilotfish.server.traffic.operator_file import operator_text
 from pilotfish.wire.serving import EngineRequest
 
 #: Names of the small model's processes.
@@ -42,8 +37,6 @@ RESUME = 2.0
 
 @dataclass(frozen=True)
 class CascadeSetup:
-    """A cascade as configured: its policy, and the engines of both models."""
-
     policy: CascadePolicy
     large: EngineConfig  # leaves room for the small model where both are started here
     small: EngineConfig
@@ -54,20 +47,15 @@ def cascade_setup(engine: EngineConfig, server: ServerConfig) -> CascadeSetup | 
     """None for a server without one. ParameterError for a file that cannot be used."""
     if server.cascade is None:
         return None
-    policy = read_policy(server.cascade)
+    policy = read_cascade(operator_text("cascade", server.cascade))
+    for tag in policy.tags:
+        checked_tag(tag, "cascade.tags")
     if policy.name in (served := server.served_model_name or (model_name(engine.target),)):
         raise ParameterError("cascade.name", policy.name, f"a name other than {' and '.join(served)}")
     small, own = small_config(policy, engine), server_of_small(policy, server)
     targets = num_own(engine, server) if num_own(small, own) else 0
     host = shared(engine, targets, small)
     return CascadeSetup(policy, host.large, host.small, own)
-
-
-def read_policy(file: Path) -> CascadePolicy:
-    policy = read_cascade(operator_text("cascade", file))
-    for tag in policy.tags:
-        checked_tag(tag, "cascade.tags")
-    return policy
 
 
 def small_config(policy: CascadePolicy, engine: EngineConfig) -> EngineConfig:
@@ -91,8 +79,6 @@ def server_of_small(policy: CascadePolicy, server: ServerConfig) -> ServerConfig
 
 
 class Cascade:
-    """Of one server: `start`, after the large model's engine, and `close`."""
-
     def __init__(self, setup: CascadeSetup, large: AsyncEngine, environment: Mapping[str, str]) -> None:
         self.policy, self.name = setup.policy, setup.policy.name
         self.small = AsyncEngine(setup.small, setup.server, environment, own_name=SMALL)
@@ -100,7 +86,6 @@ class Cascade:
 
     @property
     def facts(self) -> str:
-        """What its outputs depend on beside the large model."""
         policy, own = self.policy, self.small.config
         return f"{self.small.name}\n{own.dtype}\n{own.quantization}\n{policy.tokens}\n{policy.threshold}"
 
@@ -114,7 +99,6 @@ class Cascade:
         await self.small.close()
 
     def begin(self, tag: str | None, prompt_tokens: int) -> CascadeAnswer:
-        """Of a request; of several prompts the longest counts."""
         return CascadeAnswer(escalated=self.policy.rule(tag, prompt_tokens))
 
     def of(self, answer: CascadeAnswer, large_name: str, *, exact: bool) -> CascadeRequest:
@@ -124,8 +108,6 @@ class Cascade:
 
 @dataclass(frozen=True)
 class CascadeRequest:
-    """Takes one request, in place of an engine."""
-
     policy: CascadePolicy
     small: AsyncEngine
     large: AsyncEngine
@@ -134,7 +116,6 @@ class CascadeRequest:
     exact: bool
 
     def submit(self, requests: Sequence[EngineRequest]) -> CascadeStream:
-        """TargetUnavailable where it is the large model's, and that is not ready."""
         return CascadeStream(self, requests)
 
     def for_small(self, asked: Sequence[EngineRequest]) -> list[EngineRequest] | None:
@@ -160,11 +141,9 @@ class CascadeStream:
         self._stream = self._begun()
 
     def abort(self) -> None:
-        """Of the other model nothing is open."""
         self._stream.abort()
 
     def revise(self, max_nodes: int | None) -> None:
-        """The small model never speculates."""
         self._asked = [msgspec.structs.replace(request, max_nodes=max_nodes) for request in self._asked]
         if self._answer.escalated is not None:
             self._stream.revise(max_nodes)
@@ -196,7 +175,6 @@ class CascadeStream:
         self._confidence.add(update.index, logprobs, ended=delta.finish is not None)
 
     def _shown(self, update: Update) -> Update:
-        """Without log-probabilities that the client did not ask for."""
         if self._asked[0].params.logprobs is not None or not update.delta.logprobs:
             return update
         return replace(update, delta=msgspec.structs.replace(update.delta, logprobs=[]))

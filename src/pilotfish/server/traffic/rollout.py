@@ -1,7 +1,7 @@
 """Variants of speculation under traffic: which request gets which, what came of them, and what is done about it.
 
 admit ─► choose: a variant, as the file and the guard have it ─► begin ─► GuidedRequest
-                                                                            │ steps: tallies of the variant
+                                                                            │ steps: the guard's readings
 look, each second ─► guard: cuts and trials ─► running requests revised     │ closed: an RequestOutcome
                                                                             ▼
                                                    sums by variant, sums by cohort and minute
@@ -13,15 +13,15 @@ import dataclasses
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
 from pilotfish.core.scheduling.request import FinishReason
-from pilotfish.engine.targets.async_engine import Health
 from pilotfish.engine.targets.stream import Updates
 from pilotfish.errors import ParameterError
 from pilotfish.operate.arms import RolloutArms
@@ -31,9 +31,9 @@ from pilotfish.operate.guarding.guard_readings import GuardReading
 from pilotfish.operate.outcome import NONE, Cohort, RequestOutcome
 from pilotfish.operate.variants import ONE_VARIANT, Variant, Variants, read_variants, unit
 from pilotfish.server.observe.metrics import ServerMetrics
-from pilotfish.server.observe.request_records import RequestRecord
-from pilotfish.server.operator_file import operator_text
+from pilotfish.server.observe.request_records import RequestFollower, RequestRecord
 from pilotfish.server.traffic.canary import ReplayedRequest
+from pilotfish.server.traffic.operator_file import operator_text
 from pilotfish.wire.serving import Delta, Verified
 
 logger = logging.getLogger(__name__)
@@ -44,14 +44,16 @@ PERIOD = 1.0
 ANY = "any"
 #: How an output ends that is whole.
 WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
+#: What the guard may do about a variant.
+EVENTS = ("cut", "trial", "restored", "failed trial")
 #: Outputs that have a form, which the end of `max_tokens` may break.
 CONSTRAINED = ("json", "grammar")
+#: Of one output, and the seconds since its step before; None: there was none.
+ObservedStep: TypeAlias = tuple[Verified, float | None]
 
 
 @dataclass(frozen=True)
 class VariantChoice:
-    """How a request is guessed for."""
-
     variant: Variant
     max_nodes: int | None  # 0: not at all; None: as its target is configured
     cut: bool = False  # its variant is cut, and it does not speculate
@@ -68,35 +70,11 @@ class VariantChoice:
         return self.max_nodes == 0 and not self.cut and self.variant.mode == "on"
 
 
-@dataclass
-class Tally:
-    """What the guard is to be told of a variant, since the last time."""
-
-    tokens: int = 0
-    itl_seconds: float = 0.0
-    steps: int = 0
-    guessable: int = 0
-    accepted: int = 0
-    sharing: int = 0
-
-    def add(self, verified: Verified, since: float | None) -> None:
-        self.steps += 1
-        self.guessable += verified.sharing > 0
-        self.sharing += verified.sharing
-        self.accepted += verified.accepted
-        if since is not None:
-            self.tokens += verified.tokens
-            self.itl_seconds += since
-
-
 @dataclass(eq=False)
-class GuidedRequest:
-    """A request under way, as a rollout follows it."""
-
+class GuidedRequest(RequestFollower):
     choice: VariantChoice
     cohort: Cohort
-    record: RequestRecord
-    ended: Callable[[GuidedRequest], None]
+    ended: Callable[[GuidedRequest, RequestRecord], None]
     cut: bool  # for a part of it at least
     replay: ReplayedRequest | None = None  # where the canary may want it, without its output
     tokens: list[int] = field(default_factory=list)  # of it, for the canary
@@ -106,30 +84,26 @@ class GuidedRequest:
     pool: str = ""  # that guessed for it at first
 
     def submitted(self, stream: Updates) -> None:
-        """With what was chosen for it: it may have been cut meanwhile."""
         self.stream = stream
         if self.cut and not self.choice.cut:
             stream.revise(0)
 
-    def update(self, delta: Delta) -> None:
-        """An output has grown."""
+    def update(self, index: int, delta: Delta) -> None:  # noqa: ARG002
         self.pool = self.pool or delta.pool
         if self.replay is not None:
             self.tokens += delta.tokens
             self.seed = delta.seed if self.seed is None else self.seed
 
     def replayed(self) -> ReplayedRequest | None:
-        """With its output, and the seed that it had."""
         if self.replay is None or self.seed is None:
             return None
         params = dataclasses.replace(self.replay.params, seed=self.seed)
         return dataclasses.replace(self.replay, params=params, output=self.tokens)
 
-    def close(self) -> None:
-        self.ended(self)
+    def closed(self, record: RequestRecord) -> None:
+        self.ended(self, record)
 
     def cut_short(self) -> None:
-        """No guesses for what is left of it."""
         self.cut = True
         if self.stream is not None:
             self.stream.revise(0)
@@ -149,7 +123,6 @@ class Rollout:
     """Of one server. `wall` gives seconds since the epoch."""
 
     def __init__(self, file: Path | None, metrics: ServerMetrics, wall: Callable[[], float] = time.time) -> None:
-        """ParameterError for a file that cannot be used."""
         self.file = file
         self.variants = ONE_VARIANT if file is None else read_file(file)
         self.guard = Guard(self.variants.holdout, self.variants.names)
@@ -158,7 +131,7 @@ class Rollout:
         self._metrics, self._wall = metrics, wall
         self.arms = self._new_arms()
         self._running: set[GuidedRequest] = set()
-        self._tallies: defaultdict[str, Tally] = defaultdict(Tally)
+        self._steps = defaultdict[str, list[ObservedStep]](list)  # by variant, since the guard's last look
         self._looked = 0.0  # monotonic seconds
         self._told_unknown = set[str]()  # drafts that no pool is
         self._guard_now = 0.0  # seconds since the epoch, which never go back
@@ -184,10 +157,8 @@ class Rollout:
         *,
         counted: bool = True,
     ) -> GuidedRequest:
-        """The request is admitted; its `close` follows, once, after that of its record. `replay`: what a canary needs,
-        of a request with one output. `counted`: whether anything is concluded from it."""
         wanted = replay is not None and choice.max_nodes != 0 and unit(replay.id, "canary") < self.variants.canary
-        guided = GuidedRequest(choice, cohort, record, self._ended, choice.cut, replay if wanted else None)
+        guided = GuidedRequest(choice, cohort, self._ended, choice.cut, replay if wanted else None)
         guided.counted = counted
         self._running.add(guided)
         if counted:
@@ -195,28 +166,31 @@ class Rollout:
         return guided
 
     def _observe(self, guided: GuidedRequest, verified: Verified, since: float | None) -> None:
-        """A step of one of its outputs."""
         name = guided.choice.variant.name
-        self._metrics.variant_step(name, verified, since)
+        self._metrics["pilotfish_variant_steps", name].inc()
+        self._metrics["pilotfish_variant_accepted_tokens", name].inc(verified.accepted)
+        if since is not None:
+            self._metrics["pilotfish_variant_tokens", name].inc(verified.tokens)
+            self._metrics["pilotfish_variant_token_seconds", name].inc(since)
         if not (guided.cut or guided.choice.declined):
-            self._tallies[name].add(verified, since)
+            self._steps[name].append((verified, since))
 
-    def _ended(self, guided: GuidedRequest) -> None:
+    def _ended(self, guided: GuidedRequest, record: RequestRecord) -> None:
         self._running.discard(guided)
         if not guided.counted:
             return
-        if guided.record.reason in WHOLE and (replayed := guided.replayed()) is not None:
+        if record.reason in WHOLE and (replayed := guided.replayed()) is not None:
             self.offer(replayed)
-        outcome = self._outcome(guided)
+        outcome = self._outcome(guided, record)
         self.arms.add(outcome)
         self.cohorts.add(outcome)
-        guided.record.served.scored = lambda score: self.arms.add_score(replace(outcome, score=score))
+        record.served.scored = lambda score: self.arms.add_score(replace(outcome, score=score))
 
     def _new_arms(self) -> RolloutArms:
         return RolloutArms(holdout=self.variants.holdout, since=self._wall(), sticky=self.variants.sticky)
 
-    def _outcome(self, guided: GuidedRequest) -> RequestOutcome:
-        record, choice = guided.record, guided.choice
+    def _outcome(self, guided: GuidedRequest, record: RequestRecord) -> RequestOutcome:
+        choice = guided.choice
         failed = record.reason not in WHOLE
         draft = self._draft_of(guided)
         return RequestOutcome(
@@ -255,21 +229,22 @@ class Rollout:
     # -- the guard
 
     def look(self, pools: dict[str, str], now: float) -> None:
-        """Called often, with the revisions of draft pools by their names; `now` in monotonic seconds."""
         self._pools = pools
         if now - self._looked < PERIOD:
             return
         self._looked = now
         self._tell_unknown_drafts()
-        tallies, self._tallies = self._tallies, defaultdict(Tally)
-        readings = {name: GuardReading(**vars(tally)) for name, tally in tallies.items()}
+        readings = {name: reading_of(steps) for name, steps in self._steps.items()}
+        self._steps.clear()
         self._guard_now = max(self._guard_now, self._wall())  # a clock that is set back must not confuse it
         for event in self.guard.observe(readings, self._guard_now):
             logger.warning("variant %s: %s: %s", event.variant, event.kind, event.reason)
-            self._metrics.variant_event(event.variant, event.kind)
+            self._metrics["pilotfish_variant_events", event.variant, event.kind].inc()
         self._cut_running()
         for name in self.variants.names:
-            self._metrics.variant_share(name, self.guard.share(name))
+            self._metrics["pilotfish_variant_share", name].set(self.guard.share(name))
+            for kind in EVENTS:  # alerts need them from 0 on
+                self._metrics["pilotfish_variant_events", name, kind].inc(0)
 
     def _tell_unknown_drafts(self) -> None:
         """Once for each: at the start pools may still be loading, so that the file is not refused for it."""
@@ -304,7 +279,6 @@ class Rollout:
         logger.info("rollout: %s read again: variants %s", self.file, ", ".join(variants.names))
 
     def told(self) -> RolloutState:
-        """For whoever operates it."""
         now, arms = self._wall(), self.arms
         shares = {variant.name: None if variant.rest else variant.share_at(now) for variant in self.variants.variant}
         return RolloutState(
@@ -320,12 +294,17 @@ class Rollout:
         return self.cohorts.told(self._wall())
 
 
-def draft_pools(health: Health) -> dict[str, str]:
-    """The revisions of the draft pools that targets know, by the pools' names; "": it has none."""
-    statuses = (replica.status for replica in health.replicas if replica.status is not None)
-    return {pool.name: pool.revision for status in statuses for pool in status.pools}
+def reading_of(steps: Sequence[ObservedStep]) -> GuardReading:
+    later = [(verified.tokens, since) for verified, since in steps if since is not None]
+    return GuardReading(
+        tokens=sum(tokens for tokens, _ in later),
+        itl_seconds=sum(since for _, since in later),
+        steps=len(steps),
+        guessable=sum(verified.sharing > 0 for verified, _ in steps),
+        accepted=sum(verified.accepted for verified, _ in steps),
+        sharing=sum(verified.sharing for verified, _ in steps),
+    )
 
 
 def read_file(file: Path) -> Variants:
-    """ParameterError for a file that cannot be read, or used."""
     return read_variants(operator_text("rollout", file))

@@ -18,8 +18,8 @@ from pilotfish.cli.bench.workload import Prompt
 from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.errors import InputError, PromptError
 from pilotfish.grammar.parsers.formats import TOOL_FORMATS, ToolFormat, tool_format_of
+from pilotfish.grammar.parsers.grammars import Tool
 from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, Piece, joined
-from pilotfish.grammar.parsers.tools import Tool
 from pilotfish.prompts import chat_prompt
 
 FILE = Path(__file__).with_name("tasks.toml")
