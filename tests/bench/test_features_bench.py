@@ -11,7 +11,7 @@ from head_files import write_eagle3
 from pilotfish.bench.features import line_kinds, run_features
 from pilotfish.core.features.feature_rows import ITEM_BYTES
 from pilotfish.errors import ParameterError
-from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.heads.target import TargetFacts
 
 
 def test_every_line_at_both_temperatures(measure: Measure, llama: Path, tmp_path: Path) -> None:

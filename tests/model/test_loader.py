@@ -12,8 +12,7 @@ import torch
 from support import CONTEXT, VOCAB, WINDOW, edit_config, native_model, tiny_model, weights
 
 from pilotfish.errors import ModelError
-from pilotfish.model.loading.configuration import load_config
-from pilotfish.model.loading.layer_features import layer_windows
+from pilotfish.model.loading.configuration import layer_windows, load_config
 from pilotfish.model.loading.loader import load_model
 from pilotfish.model.loading.metadata import load_tokenizer, read_generation_config
 

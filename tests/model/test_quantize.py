@@ -22,8 +22,9 @@ from pilotfish.core.scheduling.executor import NodeRows, SequenceRows
 from pilotfish.core.trees.tree import TokenTree
 from pilotfish.errors import ParameterError
 from pilotfish.model.cpu.native import pack_weight
-from pilotfish.model.cpu.native_modules import PackedGatedMLP, PackedLinear, PackedWeight, fused, replace_modules
+from pilotfish.model.cpu.native_modules import PackedGatedMLP, PackedLinear, PackedWeight, fused
 from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.kernels import replace_modules
 from pilotfish.model.loading.loader import load_model
 from pilotfish.model.loading.quantize import quantize
 

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,12 +22,13 @@ from tree_rows import TreeRows, shifted, unread_kv
 pytest.importorskip("triton")
 
 from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
-from pilotfish.model import attention
 from pilotfish.model.attention import Scoring, dense_tree_attention
 from pilotfish.model.cpu import native
 from pilotfish.model.cuda import triton_attention
 from pilotfish.model.cuda.graphs import recordable
+from pilotfish.model.cuda.kernels import CUDAKernels
 from pilotfish.model.cuda.triton_attention import triton_tree_attention
+from pilotfish.model.devices import kernels_of
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.kv_planes import FP8_CAPABILITY
 from pilotfish.model.loading.loader import LoadedModel, load_model
@@ -179,8 +181,10 @@ def test_keys_and_values_are_written(stored: torch.dtype | None) -> None:
 
 
 def test_cuda_takes_the_kernel_and_others_the_reference() -> None:
-    assert attention.attention_on(torch.device("cuda")) is triton_tree_attention
-    assert attention.attention_on(torch.device("cpu")) is dense_tree_attention
+    cuda = torch.device("cuda")
+    assert kernels_of(cuda, 32, eager=False).attend is triton_tree_attention
+    assert kernels_of(cuda, 32, eager=True).attend is dense_tree_attention
+    assert kernels_of(torch.device("cpu"), 32, eager=True).attend is dense_tree_attention
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2", "gpt_oss"])
@@ -192,11 +196,11 @@ def test_a_model_runs_on_it(tiny_models: dict[str, Path], kind: str, monkeypatch
     slots = np.arange(20, 20 + len(tree), dtype=np.int32)
     rows = SequenceRows(0, list(range(1, 21)), np.arange(20, dtype=np.int32), NodeRows.of(tree, slots), [19])
     expected = TorchExecutor(load_model(tiny_models[kind], torch.float32, on_cpu, eager=True), 30).forward([rows])
-    calls = []
-    monkeypatch.setattr(attention, "attention_on", lambda _: lambda *a: calls.append(1) or triton_tree_attention(*a))
-    model = replace(load_model(tiny_models[kind], torch.float32, DEVICE, eager=False), recordable=False)
-    got = TorchExecutor(model, 30).forward([rows]).cpu()
-    assert len(calls) == model.config.num_hidden_layers
+    kernels = CUDAKernels(DEVICE)
+    kernels.attend = Mock(side_effect=triton_tree_attention)
+    model = replace(load_model(tiny_models[kind], torch.float32, DEVICE, eager=False), kernels=kernels)
+    got = TorchExecutor(replace(model, recordable=False), 30).forward([rows]).cpu()
+    assert kernels.attend.call_count == model.config.num_hidden_layers
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -213,23 +217,13 @@ def forward_without_values(
     """A forward of tensors without values: reading a value fails, as it would in a CUDA graph."""
     for kernel in ("attend_split", "combine_splits"):
         monkeypatch.setattr(triton_attention, kernel, NoLaunch())
-    monkeypatch.setattr(attention, "attention_on", lambda _: triton_tree_attention)
     config._attn_implementation = config._experts_implementation = "pilotfish"
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(config).eval()
     config.num_key_value_heads, config.head_dim, config.context = 2, 32, 64
     meta = torch.device("meta")
-    model = LoadedModel(
-        module,
-        config,
-        config,
-        GenerationConfig(frozenset(), {}),
-        torch.float32,
-        stored,
-        meta,
-        native=False,
-        recordable=False,
-    )
+    generation, kernels = GenerationConfig(frozenset(), {}), CUDAKernels(meta)
+    model = LoadedModel(module, config, config, generation, torch.float32, stored, meta, kernels)
     rows = SequenceRows(0, [1, 2, 3], np.arange(3, dtype=np.int32), NO_NODES, kept=[2])
     return TorchExecutor(model, 10).forward([rows])
 

@@ -44,8 +44,7 @@ from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.heads import ConfiguredHead
 from pilotfish.errors import EngineError, ParameterError
-from pilotfish.model.heads.executors.executor import make_head_executor
-from pilotfish.model.heads.executors.head_executor import HeadExecutor, HeadSetup
+from pilotfish.model.heads.executor import HeadExecutor, HeadSetup
 from pilotfish.wire.channel import Channel, Received, decode_to_draft
 from pilotfish.workers.draft import DraftWorker, Grower
 
@@ -272,4 +271,4 @@ def _executor_of(engine: Engine) -> HeadExecutor:
     files = ConfiguredHead.of(config, config.features, config.target).read()
     model = engine.model
     setup = HeadSetup(model.device, model.dtype, engine.memory.slots, config.eager, model.config.vocab_size)
-    return make_head_executor(files, setup)
+    return files.executor(setup)

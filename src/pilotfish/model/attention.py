@@ -1,15 +1,13 @@
 """Attention of flattened tree rows over KV slots, as a transformers attention implementation.
 
 The model is called on one flat batch: `input_ids` [1, rows], `position_ids` [1, rows], no cache of its own, and an
-`AttentionMetadata` that says where each row's keys lie. Registered under the names `pilotfish`, which takes the
-device's kernel, and `pilotfish_reference`.
+`AttentionMetadata` that says where each row's keys lie. Registered under the name `pilotfish`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -67,10 +65,10 @@ def slot_attention(
     scaling: float,
     metadata: AttentionMetadata,
     kv: KVPool,
+    attend: TreeAttention,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,  # [heads]
-    attention: TreeAttention | None = None,
     progress: LayerProgress | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
@@ -80,22 +78,11 @@ def slot_attention(
     """
     layer: int = module.layer_idx  # type: ignore[assignment]
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    attend = attention or attention_on(query.device)
     scoring = Scoring(scaling, sliding_window or 0, softcap or 0.0, s_aux)
     attended = attend(q, k, v, kv[layer], metadata, scoring)
     if progress is not None:
         progress.wrote(layer)
     return attended.unsqueeze(0), None
-
-
-def attention_on(device: torch.device, *, eager: bool = False) -> TreeAttention:
-    """Triton's kernel on CUDA unless `eager`, else the reference; the C++ kernel comes with modules of its own
-    (`native_modules`)."""
-    if device.type != "cuda" or eager:
-        return dense_tree_attention
-    from pilotfish.model.cuda.triton_attention import triton_tree_attention  # only CUDA builds of torch bring Triton
-
-    return triton_tree_attention
 
 
 def dense_tree_attention(
@@ -137,4 +124,3 @@ def key_slots(metadata: AttentionMetadata) -> Tensor:
 
 
 AttentionInterface.register("pilotfish", slot_attention)
-AttentionInterface.register("pilotfish_reference", partial(slot_attention, attention=dense_tree_attention))

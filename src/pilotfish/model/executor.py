@@ -14,8 +14,7 @@ from pilotfish.core.cache.slots import Slots
 from pilotfish.core.features.features import Features
 from pilotfish.core.scheduling.executor import ANY_DEPTH, ForwardSeconds, Outcome, Sampling, SequenceRows
 from pilotfish.core.scheduling.layer_progress import LayerProgress
-from pilotfish.model.batch import EXACT, Batch, library_buckets
-from pilotfish.model.cuda.graphs import CudaRecorder, GraphCache
+from pilotfish.model.batch import Batch
 from pilotfish.model.feature_tap import FeatureTap, capturing, empty_states, refuse_unknown_layers
 from pilotfish.model.kv_planes import SlotPlanes, empty_features, empty_kv
 from pilotfish.model.loading.loader import LoadedModel
@@ -59,12 +58,12 @@ class TorchExecutor:
             self._plane = empty_features(tap.width, model.dtype, num_slots, model.device)
             self.kv = [*self._layers, self._plane]
         self.progress = LayerProgress(len(self.kv))
-        self.buckets = EXACT if model.native else library_buckets(model.device, model.dtype)
+        self.buckets = model.kernels.buckets(model.dtype)
         self._given = vocab_size
         self._together = together
         self._forward: Callable[[Batch], Tensor] = self._run_model
         if model.recordable:
-            self._forward = GraphCache(self._run_model, CudaRecorder(), model.device)
+            self._forward = model.kernels.recorded(self._run_model)
 
     @property
     def deepest(self) -> int:
@@ -146,6 +145,7 @@ class TorchExecutor:
             use_cache=False,
             metadata=batch.metadata,
             kv=self._layers,
+            attend=self.model.kernels.attend,
             progress=progress,
         )
         return output.logits[0]  # type: ignore[no-any-return]

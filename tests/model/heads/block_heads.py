@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pilotfish.model.heads.spec import FINAL, BlockHead, Decoder, HeadFiles, HeadSpec, ParallelHead, Projection
+from pilotfish.model.heads.families.block import BlockHead
+from pilotfish.model.heads.families.medusa import MedusaHead
+from pilotfish.model.heads.spec import FINAL, Decoder, HeadFiles, HeadSpec, Projection
 
 VOCAB, DRAFT_VOCAB, HIDDEN, RANK = 96, 60, 48, 8
 DECODER = Decoder(layers=2, hidden=HIDDEN, heads=4, kv_heads=2, head_dim=32, ffn=56, qk_norm=True, context=512)
@@ -52,7 +54,7 @@ def block_head(kind: str, seed: int = 0, **changes: Any) -> HeadFiles:
 
 def parallel_head(seed: int = 0, heads: int = 3, blocks: int = 2, *, reduced: bool = False) -> HeadFiles:
     """Medusa."""
-    head = ParallelHead(Projection((FINAL,), HIDDEN, fc=False), HIDDEN, heads, blocks)
+    head = MedusaHead(Projection((FINAL,), HIDDEN, fc=False), HIDDEN, heads, blocks)
     shapes, draft_vocab = dict[str, tuple[int, ...]](), DRAFT_VOCAB if reduced else VOCAB
     for i in range(heads):
         for j in range(blocks):
@@ -192,7 +194,7 @@ def by_target(files: HeadFiles, of_draft: Tensor, vocab: int = VOCAB) -> Tensor:
 def parallel_log_chances(files: HeadFiles, feature: Tensor, depth: int, vocab: int = VOCAB) -> Tensor:
     """Of the tokens `depth` below the root, from the feature of the token before the root. [vocab]"""
     head = files.spec.head
-    assert isinstance(head, ParallelHead)
+    assert isinstance(head, MedusaHead)
     if depth > head.heads:
         return torch.full((vocab,), -torch.inf, dtype=torch.float64)
     x, name = feature.double(), f"heads.{depth - 1}"

@@ -12,7 +12,8 @@ from head_files import Drawing
 from torch import Tensor
 
 from pilotfish.core.features.features import FINAL
-from pilotfish.model.heads.spec import Decoder, HeadFiles, HeadSpec, Projection, RecurrentHead
+from pilotfish.model.heads.families.recurrent import RecurrentHead
+from pilotfish.model.heads.spec import Decoder, HeadFiles, HeadSpec, Projection
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB = 64, 4, 2, 32, 96, 160
 

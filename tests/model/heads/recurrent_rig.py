@@ -12,15 +12,14 @@ from recurrent_formulas import HIDDEN, VOCAB
 from torch import Tensor
 
 from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
-from pilotfish.model.heads.executors.executor import make_head_executor
-from pilotfish.model.heads.executors.head_executor import HeadExecutor, HeadSetup
+from pilotfish.model.heads.executor import HeadExecutor, HeadSetup
 from pilotfish.model.heads.spec import HeadFiles
 
 SLOTS = 600
 
 
 def executor_of(files: HeadFiles, *, eager: bool, vocab_size: int | None = None) -> HeadExecutor:
-    return make_head_executor(files, HeadSetup(torch.device("cpu"), torch.float32, SLOTS, eager, vocab_size))
+    return files.executor(HeadSetup(torch.device("cpu"), torch.float32, SLOTS, eager, vocab_size))
 
 
 def free_slots(seed: int = 0) -> Iterator[int]:

@@ -12,8 +12,8 @@ from block_heads import BLOCKS, BlockFormulas, block_head
 from block_rig import Sequenced, executor_of, log_chances
 from msgspec import structs
 
-from pilotfish.model.heads.executors.block_executor import BlockExecutor
-from pilotfish.model.heads.modules.block import BLOCKS as BLOCKS_AT_ONCE
+from pilotfish.model.heads.families.block import BLOCKS as BLOCKS_AT_ONCE
+from pilotfish.model.heads.families.block import BlockExecutor
 from pilotfish.model.heads.spec import HeadFiles
 
 PATHS = [[5], [9], [5, 2], [5, 2, 8], [1, 2, 3, 4], [3, 1, 4, 1, 5], [3, 1, 4, 1, 5, 9]]
@@ -55,7 +55,7 @@ def test_batches_are_alone(kind: str) -> None:
 def test_states_are_kept_or_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes below a root whose state was given up are what they would have been; others cost no block."""
     files = block_head("dspark")
-    monkeypatch.setattr("pilotfish.model.heads.executors.roots.ROOTS", 2)
+    monkeypatch.setattr("pilotfish.model.heads.roots.ROOTS", 2)
     executor = executor_of(files)
     assert isinstance(executor, BlockExecutor)
     sequences = [Sequenced.random(5 + i, range(40 * i, 40 * i + 40), seed=i) for i in range(3)]

@@ -24,9 +24,10 @@ from head_files import (
 from safetensors.torch import load_file, save_file
 
 from pilotfish.errors import ModelError
+from pilotfish.model.heads.families.block import BlockHead
 from pilotfish.model.heads.files import is_head, read_head, read_spec
-from pilotfish.model.heads.spec import FINAL, BlockHead, Decoder, HeadSpec, Projection
-from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.heads.spec import FINAL, Decoder, HeadSpec, Projection
+from pilotfish.model.heads.target import TargetFacts
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,8 @@ from block_rig import Sequenced, executor_of, log_chances
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from pilotfish.model.heads.spec import BlockHead, HeadFiles
+from pilotfish.model.heads.families.block import BlockHead
+from pilotfish.model.heads.spec import HeadFiles
 
 assistants = pytest.importorskip("transformers.models.muse_glimmer_assistant")
 generation = pytest.importorskip("transformers.generation.candidate_generator")

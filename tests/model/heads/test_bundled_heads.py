@@ -20,7 +20,7 @@ from support import make_engine
 from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.pairs import resolve_pair
-from pilotfish.model.heads.executors.head_executor import HeadExecutor
+from pilotfish.model.heads.executor import HeadExecutor
 from pilotfish.workers.lm import LMDrafter
 
 TEXTS = (

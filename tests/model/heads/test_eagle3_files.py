@@ -22,9 +22,10 @@ from head_files import (
 from safetensors.torch import load_file
 
 from pilotfish.errors import ModelError, ParameterError
+from pilotfish.model.heads.families.recurrent import RecurrentHead
 from pilotfish.model.heads.files import is_head, read_head, read_spec
-from pilotfish.model.heads.spec import FINAL, Decoder, HeadSpec, Projection, RecurrentHead
-from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.heads.spec import FINAL, Decoder, HeadSpec, Projection
+from pilotfish.model.heads.target import TargetFacts
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 

@@ -15,9 +15,8 @@ from safetensors.torch import load_file
 from pilotfish.errors import ModelError
 from pilotfish.model.heads.export import export_head
 from pilotfish.model.heads.files import read_head
-from pilotfish.model.heads.shapes import SHARED
-from pilotfish.model.heads.spec import HeadFiles
-from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.heads.spec import Head, HeadFiles
+from pilotfish.model.heads.target import TargetFacts
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +156,7 @@ def test_the_library_itself_loads_what_was_written(name: str, target: TargetFact
     theirs, ours = model.state_dict(), load_file(tmp_path / "after" / "model.safetensors")
     unexpected = sorted(ours.keys() - theirs.keys())
     missing = sorted(
-        key for key in theirs.keys() - ours.keys() if key not in SHARED and not key.startswith("verifier_")
+        key for key in theirs.keys() - ours.keys() if key not in Head.shared and not key.startswith("verifier_")
     )
     assert (unexpected, missing) == ([], [])
     if files.spec.kind != "eagle3":  # of others it takes the target's, whatever the file has

@@ -26,7 +26,7 @@ from pilotfish.engine.engine import Engine
 from pilotfish.engine.fingerprint import all_but_weights
 from pilotfish.engine.kv_identity import kv_facts
 from pilotfish.errors import InputError, ParameterError
-from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.heads.target import TargetFacts
 from pilotfish.workers.lm import LMDrafter
 
 #: Random heads are right by chance: often, where few tokens are allowed.

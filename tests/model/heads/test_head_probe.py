@@ -21,7 +21,7 @@ from pilotfish.engine.heads import PROBE, PROBE_TOKENS, ConfiguredHead, agreemen
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.feature_tap import FeatureTap
 from pilotfish.model.heads.spec import HeadFiles
-from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.heads.target import TargetFacts
 from pilotfish.model.loading.loader import LoadedModel
 from pilotfish.model.loading.metadata import load_tokenizer
 

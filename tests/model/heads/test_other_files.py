@@ -24,9 +24,11 @@ from head_files import (
 from safetensors.torch import load_file
 
 from pilotfish.errors import ModelError
+from pilotfish.model.heads.families.medusa import MedusaHead
+from pilotfish.model.heads.families.recurrent import RecurrentHead
 from pilotfish.model.heads.files import is_head, read_head, read_spec
-from pilotfish.model.heads.spec import FINAL, Decoder, HeadSpec, ParallelHead, Projection, RecurrentHead
-from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.heads.spec import FINAL, Decoder, HeadSpec, Projection
+from pilotfish.model.heads.target import TargetFacts
 
 FINAL_STATE = Projection((FINAL,), 64, fc=False, eps=1e-5)
 
@@ -102,7 +104,7 @@ def test_medusas_weights_say_how_many_heads_there_are(
 ) -> None:
     head = write_medusa(tmp_path, dialect, target=target, blocks=blocks)
     files = read_head(head, target)
-    expected = ParallelHead(Projection((FINAL,), 64, fc=False), 64, 3, blocks, bias=dialect == "medusa")
+    expected = MedusaHead(Projection((FINAL,), 64, fc=False), 64, 3, blocks, bias=dialect == "medusa")
     assert is_head(head)
     assert files.spec == HeadSpec(expected, "medusa", dialect, 64, 8, 512)
     assert {f"heads.2.blocks.{blocks - 1}.weight", "heads.2.lm_head.weight"} <= set(files.tensors)

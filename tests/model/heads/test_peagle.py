@@ -21,12 +21,12 @@ from tree_rig import Told, grow
 
 from pilotfish.core.scheduling.executor import SequenceRows
 from pilotfish.errors import ModelError
-from pilotfish.model.heads.executors.head_executor import HeadExecutor
-from pilotfish.model.heads.executors.masked_executor import MaskedExecutor
+from pilotfish.model.heads.executor import HeadExecutor
+from pilotfish.model.heads.families.block import BLOCKS
+from pilotfish.model.heads.families.masked import MaskedExecutor, MaskedHead
 from pilotfish.model.heads.files import is_head, read_head, read_spec
-from pilotfish.model.heads.modules.block import BLOCKS
-from pilotfish.model.heads.spec import FINAL, HeadFiles, MaskedHead
-from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.heads.spec import FINAL, HeadFiles
+from pilotfish.model.heads.target import TargetFacts
 
 TOKENS = 4
 #: Nodes at every depth below a root, the last of which has no children.
@@ -151,7 +151,7 @@ def test_several_roots_of_a_chunk(heads: dict[str, HeadFiles]) -> None:
 
 
 def test_chains_are_kept_or_computed_again(heads: dict[str, HeadFiles], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pilotfish.model.heads.executors.roots.ROOTS", 2)
+    monkeypatch.setattr("pilotfish.model.heads.roots.ROOTS", 2)
     files, free = heads["normed"], free_slots()
     executor = executor_of(files, eager=False)
     assert isinstance(executor, MaskedExecutor)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pilotfish.model.heads.files import read_head
 from pilotfish.model.heads.spec import HeadFiles
-from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.heads.target import TargetFacts
 
 PATHS = [[5], [5, 2], [5, 2, 8], [1, 2, 3, 4], [3, 1, 4, 1, 5]]
 #: What formulas call what publishers call otherwise.

@@ -14,9 +14,8 @@ from recurrent_rig import Drafted, executor_of, free_slots, logits
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from pilotfish.errors import ModelError
-from pilotfish.model.heads.executors.head_executor import HeadExecutor
-from pilotfish.model.heads.modules.parts import Angles
+from pilotfish.model.heads.executor import HeadExecutor
+from pilotfish.model.heads.parts import Angles
 from pilotfish.model.heads.spec import Decoder, HeadFiles
 
 #: Two levels of a tree, and a deeper path.
@@ -167,18 +166,6 @@ def test_nodes_are_computed_again_beside_their_parents(eager: bool) -> None:
 
 
 # -- what is not run
-
-
-@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
-def test_angles_that_depend_on_the_longest_sequence_are_refused(kind: str) -> None:
-    decoder = Decoder(1, 64, 4, 2, 32, 96, rope={"rope_type": kind, "rope_theta": 1e4, "factor": 4.0})
-    with pytest.raises(ModelError, match=f"rope_type {kind} is not supported; default, linear, llama3, yarn are"):
-        Angles(decoder, torch.float32, torch.device("cpu"))
-
-
-def test_an_activation_that_no_part_has_is_refused() -> None:
-    with pytest.raises(ModelError, match="activation relu is not supported; silu, gelu_pytorch_tanh are"):
-        executor_of(changed(random_head("eagle3"), activation="relu"), eager=True)
 
 
 # -- angles

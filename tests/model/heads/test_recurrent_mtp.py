@@ -13,7 +13,8 @@ from transformers.modeling_layers import MtpModel
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeMLP
 
 from pilotfish.core.features.features import FINAL
-from pilotfish.model.heads.spec import Decoder, HeadFiles, HeadSpec, Projection, RecurrentHead
+from pilotfish.model.heads.families.recurrent import RecurrentHead
+from pilotfish.model.heads.spec import Decoder, HeadFiles, HeadSpec, Projection
 
 PROMPT = 11
 STEPS = 4

@@ -32,10 +32,9 @@ from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.tree import Guesses
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.engine.engine import Engine
-from pilotfish.model.heads.executors.executor import make_head_executor
-from pilotfish.model.heads.executors.head_executor import HeadSetup
+from pilotfish.model.heads.executor import HeadSetup
 from pilotfish.model.heads.files import read_head
-from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.heads.target import TargetFacts
 from pilotfish.wire.channel import Received, decode_to_draft
 from pilotfish.workers.draft import DraftWorker, Grower
 
@@ -155,7 +154,7 @@ def remote(
         machine = DraftMachine(DraftIdentity("head", "digest", {}), table, shape, 1000, features=need)
         vocab_size = engine.model.config.vocab_size
         setup = HeadSetup(torch.device("cpu"), torch.float32, slots, eager=False, vocab_size=vocab_size)
-        executor = make_head_executor(files, setup)
+        executor = files.executor(setup)
         grower = Grower(executor, table, shape.children)
         drafter.worker = DraftWorker(machine, grower, line, lambda: drafter.now)
         engine.use(drafter, engine.worker.budget)

@@ -17,8 +17,7 @@ from pilotfish.engine.heads import ConfiguredHead
 from pilotfish.errors import ModelError
 from pilotfish.model.heads.export import export_head
 from pilotfish.model.heads.files import read_head
-from pilotfish.model.heads.target_facts import SAMPLED, TargetFacts
-from pilotfish.model.heads.trained_on import DIGEST, TrainedOn
+from pilotfish.model.heads.target import DIGEST, SAMPLED, TargetFacts, TrainedOn
 
 
 @pytest.fixture(scope="module")

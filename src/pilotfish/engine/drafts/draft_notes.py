@@ -17,7 +17,7 @@ def note_head(head: ConfiguredHead, files: HeadFiles, context: int) -> None:
     models guess for those that were tuned from them, too. And a line as of any draft."""
     if (doubt := files.trained_on.doubt(head.target)) is not None:
         logger.warning("head: %s was trained on %s: its guesses may seldom be right", head.directory, doubt)
-    _note_reach("head", head.directory, files.spec.context, context)
+    _note_reach("head", head.directory, files.spec.head.context, context)
 
 
 def note_model(draft: Path, context: int) -> None:

@@ -51,7 +51,7 @@ from pilotfish.engine.processes.placement import split_cores
 from pilotfish.engine.processes.process import WorkerSpec
 from pilotfish.engine.targets.members import Member
 from pilotfish.errors import EngineError, ModelError, UnknownTypeError, WireError
-from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.heads.target import TargetFacts
 from pilotfish.wire.channel import ChannelThread, Received, decode_to_target, framed, type_of
 from pilotfish.wire.curve_keys import KeyPair, TargetKeys, load_key_pair, load_target_keys
 from pilotfish.wire.endpoints import check_spelling

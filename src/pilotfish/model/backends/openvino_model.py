@@ -13,7 +13,7 @@ from transformers import AttentionInterface
 
 from pilotfish.errors import ModelError
 from pilotfish.model.cuda.graphs import recordable
-from pilotfish.model.loading.layer_features import layer_windows
+from pilotfish.model.loading.configuration import layer_windows
 from pilotfish.model.loading.loader import LoadedModel
 from pilotfish.model.loading.metadata import quiet
 

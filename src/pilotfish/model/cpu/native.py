@@ -18,7 +18,7 @@ import platform
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pilotfish.config.cache import cache_folder, made_once
 from pilotfish.errors import ParameterError
@@ -111,9 +111,9 @@ class DtypeLike(Protocol):
     def itemsize(self) -> int: ...
 
 
-def runs_native(config: Any, device: DeviceLike, *, eager: bool) -> bool:
-    """Whether the C++ kernels run such a model. Builds them if they are not built yet."""
-    return not eager and device.type == "cpu" and config.head_dim % PANEL == 0 and load_kernels()
+def runs_native(head_dim: int, device: DeviceLike, *, eager: bool) -> bool:
+    """Whether the C++ kernels run models with such heads. Builds them if they are not built yet."""
+    return not eager and device.type == "cpu" and head_dim % PANEL == 0 and load_kernels()
 
 
 def load_kernels() -> bool:

@@ -13,8 +13,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pilotfish.errors import ModelError
-from pilotfish.model.heads.spec import FINAL, BlockHead, Decoder, HeadFiles, HeadSpec, ParallelHead, RecurrentHead
-from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.heads.families.block import BlockHead
+from pilotfish.model.heads.families.recurrent import RecurrentHead
+from pilotfish.model.heads.spec import FINAL, Decoder, HeadFiles, HeadSpec
+from pilotfish.model.heads.target import TargetFacts
 
 #: The library's names of the classes that load them.
 _CLASSES = {
@@ -66,7 +68,7 @@ def export_head(
 
 def _obstacles(files: HeadFiles, target: TargetFacts) -> Iterator[str]:
     spec, head = files.spec, files.spec.head
-    if isinstance(head, ParallelHead) or spec.kind not in _CLASSES:
+    if not isinstance(head, RecurrentHead | BlockHead) or spec.kind not in _CLASSES:
         yield f"a head of {spec.kind} is none of {', '.join(_CLASSES)}"
         return
     decoder, projection = head.decoder, spec.projection
@@ -139,7 +141,7 @@ def _same(own: Tensor, theirs: Tensor) -> bool:
 
 def _config(files: HeadFiles, target: TargetFacts, verifier: str | None, tokens: int) -> dict[str, Any]:
     spec, head = files.spec, files.spec.head
-    assert not isinstance(head, ParallelHead)
+    assert isinstance(head, RecurrentHead | BlockHead)
     greedy = {"proposal_type": "greedy", "speculative_tokens": tokens or _tokens(head)}
     about = {"name_or_path": verifier or files.trained_on.name or None, "architectures": [target.architecture]}
     fields: dict[str, Any] = {
@@ -160,7 +162,7 @@ def _config(files: HeadFiles, target: TargetFacts, verifier: str | None, tokens:
 
 
 def _tokens(head: RecurrentHead | BlockHead) -> int:
-    return 3 if isinstance(head, RecurrentHead) else head.block - (not head.anchored)
+    return 3 if isinstance(head, RecurrentHead) else head.block - head.first
 
 
 def _recurrent_fields(head: RecurrentHead, spec: HeadSpec) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pilotfish.model.heads.files import read_head
-from pilotfish.model.heads.spec import FINAL, POSITIONS, BlockHead, HeadFiles, HeadSpec, MaskedHead, ParallelHead
-from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.heads.spec import FINAL, POSITIONS
+from pilotfish.model.heads.target import TargetFacts
 from pilotfish.model.heads.weights import tensor_files
 
 
@@ -38,34 +38,19 @@ def head_facts(directory: Path, target: TargetFacts, layers: tuple[int, ...] | N
         trained_on=files.trained_on.told(target),
         kind=spec.kind,
         dialect=spec.dialect,
-        guesses=_guesses(spec),
+        guesses=spec.head.guesses,
         hidden_states=_states(spec.projection.layers, spec.target_layers),
         other_hidden_states=_states(spec.other_layers, spec.target_layers),
         feature_width=spec.projection.width,
-        context=spec.context if spec.context < POSITIONS else 0,
+        context=spec.head.context if spec.head.context < POSITIONS else 0,
         vocab_size=spec.draft_vocab,
-        parameters=_parameters(files),
+        parameters=sum(tensor.numel() for tensor in files.tensors.values()),
         files=len(paths),
         file_bytes=sum(path.stat().st_size for path in paths),
         digest=files.digest,
     )
 
 
-def _guesses(spec: HeadSpec) -> str:
-    head = spec.head
-    if isinstance(head, ParallelHead):
-        return f"{head.heads} tokens at once, each by itself"
-    if isinstance(head, BlockHead):
-        markov = ", each after the one before" if head.markov_rank else ""
-        return f"{head.block - (not head.anchored)} tokens at once{markov}, by {head.decoder.layers} layers"
-    how = f"{head.depth} tokens at once" if isinstance(head, MaskedHead) else "a token after the other"
-    return f"{how}, by {head.decoder.layers} layer{'s' if head.decoder.layers > 1 else ''}"
-
-
 def _states(layers: tuple[int, ...], count: int) -> str:
     named = {FINAL: "final", 0: "embeddings"}
     return ", ".join(named.get(layer, str(layer)) for layer in layers) + (f" of {count}" if layers else "")
-
-
-def _parameters(files: HeadFiles) -> int:
-    return sum(tensor.numel() for tensor in files.tensors.values())

@@ -10,8 +10,7 @@ from typing import Any
 from pilotfish.config.fields import KVDType, Quantization
 from pilotfish.model.cpu import native
 from pilotfish.model.cpu.native import DeviceLike, DtypeLike, runs_native
-from pilotfish.model.loading.configuration import load_config
-from pilotfish.model.loading.layer_features import ARCHITECTURES
+from pilotfish.model.loading.configuration import ARCHITECTURES, load_config
 from pilotfish.model.loading.tensors import expert_sizes, model_weights
 
 #: Bytes per weight of the layer that torchao quantizes: its own, and copies in float32.
@@ -44,7 +43,7 @@ def footprint(
     are those of `load_model` that need no weights."""
     config = load_config(directory, max_model_len)
     part = config if ranks == 1 else _first_part(config, ranks)
-    size, packed = dtype.itemsize, runs_native(config, device, eager=eager)
+    size, packed = dtype.itemsize, runs_native(config.head_dim, device, eager=eager)
     linears = [weight for weight in model_weights(part) if weight.linear]
     inner = max(weight.shape[0] for weight in linears[:-1])  # all but the head
     plain = packed and ranks == 1 and ARCHITECTURES[config.architectures[0]].get("plain", False)

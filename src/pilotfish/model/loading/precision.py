@@ -46,7 +46,7 @@ def precision_of(asked: DType, config: Any, device: DeviceLike, *, eager: bool) 
     multiply without instructions, a hundred times slower than float32."""
     if asked == "float32":
         return Precision(asked, why="")
-    kernels = runs_native(config, device, eager=eager)
+    kernels = runs_native(config.head_dim, device, eager=eager)
     if asked == "auto":
         return quickest(device, kernels=kernels)
     if not (kernels or multiplies_bfloat16(device)):

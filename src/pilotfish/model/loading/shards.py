@@ -24,7 +24,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 
 from pilotfish.errors import ModelError, ParameterError
 from pilotfish.model.loading.checkpoint import without_decompositions
-from pilotfish.model.loading.layer_features import ARCHITECTURES
+from pilotfish.model.loading.configuration import ARCHITECTURES
 from pilotfish.model.loading.metadata import quiet
 from pilotfish.model.loading.tensors import weight_files
 

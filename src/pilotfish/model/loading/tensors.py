@@ -14,7 +14,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from pilotfish.errors import ModelError
-from pilotfish.model.loading.layer_features import ARCHITECTURES
+from pilotfish.model.loading.configuration import ARCHITECTURES
 from pilotfish.model.loading.metadata import GENERATION_FIELDS, read_object
 
 _HEAD = "lm_head.weight"

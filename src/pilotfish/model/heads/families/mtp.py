@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from pilotfish.model.heads.dialects.layout import (
+from pilotfish.model.heads.families.layout import (
     HeadLayout,
     HeadSource,
     Renaming,
@@ -18,8 +18,9 @@ from pilotfish.model.heads.dialects.layout import (
     read_decoder,
     read_vocabulary,
 )
+from pilotfish.model.heads.families.recurrent import RecurrentHead
 from pilotfish.model.heads.fields import HeadFields
-from pilotfish.model.heads.spec import FINAL, Decoder, HeadSpec, Projection, RecurrentHead
+from pilotfish.model.heads.spec import FINAL, Decoder, HeadSpec, Projection
 
 #: Models whose norms multiply by one more than their weights.
 _OFFSET_NORMS = ("qwen3_next", "qwen3_5", "qwen3_5_text")

@@ -1,4 +1,4 @@
-"""What all dialects share: what they are given, what they give back, and fields that mean the same everywhere."""
+"""What all layouts share: what they are given, what they give back, and fields that mean the same everywhere."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from pilotfish.errors import ModelError
-from pilotfish.model.heads.dialects.rope import read_rope
+from pilotfish.model.heads.families.rope import read_rope
 from pilotfish.model.heads.fields import HeadFields
 from pilotfish.model.heads.spec import FINAL, POSITIONS, Decoder, HeadSpec
-from pilotfish.model.heads.target_facts import TargetFacts
-from pilotfish.model.loading.layer_features import ACTIVATIONS
+from pilotfish.model.heads.target import TargetFacts
+from pilotfish.model.loading.configuration import ACTIVATIONS
 from pilotfish.model.loading.tensors import TensorHeader
 
 _ATTENTIONS = ("full_attention", "sliding_attention")
@@ -46,7 +46,7 @@ class HeadLayout:
     of_target: bool = False  # whether the configuration is a whole model's, much of which is not about the head
 
 
-Dialect: TypeAlias = Callable[[HeadSource], HeadLayout]
+ReadLayout: TypeAlias = Callable[[HeadSource], HeadLayout]
 
 
 @dataclass(frozen=True)

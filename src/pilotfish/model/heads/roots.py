@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pilotfish.core.cache.slots import Slots
 from pilotfish.core.scheduling.executor import SequenceRows
-from pilotfish.model.heads.executors.head_executor import HeadLogits
+from pilotfish.model.heads.executor import HeadLogits
 
 #: Roots whose states of all slots are kept; those of others are computed again.
 ROOTS = 256

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from pilotfish.model.heads.dialects.layout import (
+from pilotfish.model.heads.families.layout import (
     HeadLayout,
     HeadSource,
     Renaming,
@@ -22,8 +22,9 @@ from pilotfish.model.heads.dialects.layout import (
     read_decoder,
     read_vocabulary,
 )
+from pilotfish.model.heads.families.recurrent import RecurrentHead
 from pilotfish.model.heads.fields import HeadFields
-from pilotfish.model.heads.spec import FINAL, Decoder, HeadSpec, Projection, RecurrentHead
+from pilotfish.model.heads.spec import FINAL, Decoder, HeadSpec, Projection
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
 _LAYERS = Renaming({"layers.0.hidden_norm.": "hidden_norm."})

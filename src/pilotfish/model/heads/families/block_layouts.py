@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pilotfish.model.heads.dialects.layout import (
+from pilotfish.model.heads.families.block import BlockHead
+from pilotfish.model.heads.families.layout import (
     HeadLayout,
     HeadSource,
     Renaming,
@@ -21,7 +22,7 @@ from pilotfish.model.heads.dialects.layout import (
     read_window,
 )
 from pilotfish.model.heads.fields import HeadFields
-from pilotfish.model.heads.spec import BlockHead, Decoder, HeadSpec, Projection
+from pilotfish.model.heads.spec import Decoder, HeadSpec, Projection
 
 _NAMES = {
     "hidden_norm.": "feature_norm.",

@@ -1,18 +1,19 @@
-"""Which layout a directory has: by the names and shapes of its tensors first, by its configuration second."""
+"""Which family's head a directory holds, in whose layout: by the names of its tensors first, by its configuration
+second."""
 
 from __future__ import annotations
 
-from pilotfish.model.heads.dialects import block, eagle1, eagle3, medusa, mtp, peagle
-from pilotfish.model.heads.dialects.layout import Dialect, HeadSource
+from pilotfish.model.heads.families import block_layouts, eagle1, eagle3, masked, medusa, mtp
+from pilotfish.model.heads.families.layout import HeadSource, ReadLayout
 
 
-def find_dialect(source: HeadSource) -> Dialect:
+def find_layout(source: HeadSource) -> ReadLayout:
     names = source.headers
-    if peagle.is_peagle(source):
-        return peagle.speculators if source.fields.has("speculators_model_type") else peagle.vllm
-    for beginning, dialect in _BEGINNINGS.items():
+    if masked.is_peagle(source):
+        return masked.speculators if source.fields.has("speculators_model_type") else masked.vllm
+    for beginning, layout in _BEGINNINGS.items():
         if any(name.startswith(beginning) for name in names):
-            return dialect
+            return layout
     if any(name.endswith(".eh_proj.weight") for name in names):
         return mtp.deepseek
     if "layers.0.hidden_norm.weight" in names:
@@ -25,7 +26,7 @@ def find_dialect(source: HeadSource) -> Dialect:
 
 
 #: How a name begins that only one layout has.
-_BEGINNINGS: dict[str, Dialect] = {
+_BEGINNINGS: dict[str, ReadLayout] = {
     "midlayer.": eagle3.safeailab,
     "mtp_layers.": mtp.speculators,
     "mtp.": mtp.qwen,
@@ -35,13 +36,13 @@ _BEGINNINGS: dict[str, Dialect] = {
 }
 
 
-def _wide(source: HeadSource) -> Dialect:
+def _wide(source: HeadSource) -> ReadLayout:
     if source.fields.has("speculators_model_type"):
         return eagle3.speculators
     return eagle3.deepspec if source.fields.has("target_layer_ids") else eagle3.modelopt
 
 
-def _block(source: HeadSource) -> Dialect:
+def _block(source: HeadSource) -> ReadLayout:
     if source.fields.has("speculators_model_type"):
-        return block.speculators
-    return block.zlab if source.fields.has("dflash_config") else block.deepspec
+        return block_layouts.speculators
+    return block_layouts.zlab if source.fields.has("dflash_config") else block_layouts.deepspec

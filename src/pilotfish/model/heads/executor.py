@@ -16,7 +16,8 @@ from torch import Tensor
 from pilotfish.core.features.features import Features
 from pilotfish.core.scheduling.executor import ANY_DEPTH, ForwardSeconds, Outcome, Sampling, SequenceRows
 from pilotfish.model.batch import Buckets
-from pilotfish.model.heads.spec import HeadFiles
+from pilotfish.model.devices import kernels_of
+from pilotfish.model.kernels import Kernels
 from pilotfish.model.sampling import draw, non_finite_rows
 
 
@@ -30,6 +31,9 @@ class HeadSetup:
     eager: bool  # in plain torch
     vocab_size: int | None = None  # tokens from there on are never given
 
+    def kernels(self, head_dim: int = 0) -> Kernels:
+        return kernels_of(self.device, head_dim, eager=self.eager)
+
 
 @dataclass(frozen=True)
 class DraftVocab:
@@ -41,15 +45,15 @@ class DraftVocab:
     ids: Tensor | None  # int64 [size], the target's ids of them; None: the first ones
 
     @classmethod
-    def of(cls, files: HeadFiles, target_size: int, setup: HeadSetup) -> DraftVocab:
-        """`target_size`: tokens that it reads."""
+    def of(cls, draft_size: int, d2t: Tensor | None, target_size: int, setup: HeadSetup) -> DraftVocab:
+        """`d2t` as `HeadFiles` has it, `target_size`: tokens that it reads."""
         most = target_size if setup.vocab_size is None else min(target_size, setup.vocab_size)
-        if files.d2t is None:
-            size = min(files.spec.draft_vocab, most)
+        if d2t is None:
+            size = min(draft_size, most)
             return cls(target_size, size, slice(0, size), None)
-        words = files.d2t.argsort()
-        words = words[files.d2t[words] < most]
-        return cls(target_size, len(words), words, files.d2t[words].to(setup.device))
+        words = d2t.argsort()
+        words = words[d2t[words] < most]
+        return cls(target_size, len(words), words, d2t[words].to(setup.device))
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,8 @@ class HeadExecutor(ABC):
 
     deepest = ANY_DEPTH
 
-    def __init__(self, files: HeadFiles, setup: HeadSetup, context: int, vocab: DraftVocab, buckets: Buckets) -> None:
-        self.feature_width = files.spec.projection.width
+    def __init__(self, feature_width: int, setup: HeadSetup, context: int, vocab: DraftVocab, buckets: Buckets) -> None:
+        self.feature_width = feature_width
         self.num_slots, self.context = setup.num_slots, context
         self.vocab, self.buckets = vocab, buckets
         self._device = setup.device

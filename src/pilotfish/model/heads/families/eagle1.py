@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pilotfish.model.heads.dialects.layout import (
+from pilotfish.model.heads.families.layout import (
     HeadLayout,
     HeadSource,
     Renaming,
@@ -10,7 +10,8 @@ from pilotfish.model.heads.dialects.layout import (
     read_decoder,
     read_vocabulary,
 )
-from pilotfish.model.heads.spec import FINAL, HeadSpec, Projection, RecurrentHead
+from pilotfish.model.heads.families.recurrent import RecurrentHead
+from pilotfish.model.heads.spec import FINAL, HeadSpec, Projection
 
 _NAMES = Renaming(
     {"fc.": "input_proj.", "embedding_layernorm.": "embed_norm.", "hidden_states_layernorm.": "hidden_norm."}
