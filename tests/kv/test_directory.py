@@ -20,7 +20,7 @@ from pilotfish.errors import ParameterError
 from pilotfish.kv import directory as directories
 from pilotfish.kv.directory import DAMAGED, LOCK, MANIFEST, OwnedDirectory, owner
 from pilotfish.kv.disk import DiskStore
-from pilotfish.kv.object_files import Damage
+from pilotfish.kv.objects import Damage
 from pilotfish.kv.upkeep import purge
 
 OWNER = """

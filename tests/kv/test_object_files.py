@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from kv_objects import FILE_BYTES, FORMAT, OBJECT_BYTES, OTHER_SHAPE, SHAPE, equal, some_kv
 from sizes import sized
 
-from pilotfish.kv.object_files import Damage, ObjectFormat
+from pilotfish.kv.objects import Damage, ObjectFormat
 
 KV = some_kv()
 

@@ -281,7 +281,7 @@ def test_torchao_waits_for_its_use_and_says_nothing(llama: Path) -> None:
 import sys, torch
 from pathlib import Path
 import pilotfish.train.pair
-from pilotfish.model.loader import load_model
+from pilotfish.model.loading.loader import load_model
 load = lambda q: load_model(Path({str(llama)!r}), torch.float32, torch.device("cpu"), eager=True, quantization=q)
 load("none")
 assert not any(name.partition(".")[0] == "torchao" for name in sys.modules)

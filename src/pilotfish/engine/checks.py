@@ -16,14 +16,14 @@ from pilotfish.engine.memory import MemoryPlan, plan_memory, planned_device, pre
 from pilotfish.errors import InputError, ModelError
 from pilotfish.grammar.compile import why_no_grammar
 from pilotfish.model.cpu.native import runs_native
-from pilotfish.model.heads.detect import is_head
 from pilotfish.model.heads.target import TargetFacts
+from pilotfish.model.heads.weights import is_head
 from pilotfish.model.loading.configuration import layer_windows, load_config
 from pilotfish.model.loading.metadata import load_tokenizer, read_generation_config
 from pilotfish.model.loading.tensors import is_whole, weight_files
 
 if TYPE_CHECKING:
-    from pilotfish.model.heads.facts import HeadFacts
+    from pilotfish.model.heads.files import HeadFacts
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def check_models(config: EngineConfig) -> CheckReport:
         report.target = model_facts(config.target, config)
     with report.noting_problems():
         if config.draft is not None and is_head(config.draft):
-            from pilotfish.model.heads.facts import head_facts
+            from pilotfish.model.heads.files import head_facts
 
             report.head = head_facts(config.draft, TargetFacts.read(config.target), config.draft_layers or None)
         elif config.draft is not None:

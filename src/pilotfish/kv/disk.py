@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, Key
 from pilotfish.errors import ParameterError
-from pilotfish.kv.directory import Manifest, found_files, object_path, own_for, refusing, releasing_if_it_fails
-from pilotfish.kv.object_files import Damage, ObjectFormat
-from pilotfish.kv.objects import KVObject
+from pilotfish.kv.directory import found_files, object_path, own_for, refusing, releasing_if_it_fails
+from pilotfish.kv.objects import Damage, KVObject, ObjectFormat
 
 #: Seconds without writes after one failed.
 REST = 30.0
@@ -31,10 +30,6 @@ _OUR_LACK = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 @dataclass
 class DiskCounts:
-    """Since the store was opened."""
-
-    hits: int = 0
-    misses: int = 0
     writes: int = 0
     evictions: int = 0
     damaged: dict[Damage, int] = field(default_factory=lambda: dict.fromkeys(Damage, 0))
@@ -68,12 +63,11 @@ class DiskStore:
         self._keys: OrderedDict[Key, None] = OrderedDict()  # used longest ago first
         self._stuck: set[Key] = set()  # their files could not be removed, and still take room
         self._directory = directory
-        self._owned = own_for("kv_disk", directory, Manifest.of(self._format))
+        self._owned = own_for("kv_disk", directory, self._format)
         with releasing_if_it_fails(self._owned), refusing("kv_disk", directory):
             self._rebuild()
 
     def close(self) -> None:
-        """Gives the directory back. Nothing else may be called afterwards."""
         self._owned.release()
 
     def contains(self, key: Key) -> bool:
@@ -82,7 +76,6 @@ class DiskStore:
 
     @property
     def newest(self) -> Key | None:
-        """The key used last."""
         with self._lock:
             return next(reversed(self._keys), None)
 
@@ -95,19 +88,8 @@ class DiskStore:
 
     def get(self, key: Key, tokens: Sequence[int] | NDArray[np.integer]) -> KVObject | None:
         """The object, every byte verified, if it is here and of these tokens."""
-        found = self._read(key, tokens) if self.contains(key) else None
-        if found is None:
-            self.counts.misses += 1
-        else:
-            self.counts.hits += 1
-        return found
-
-    def try_read(self, key: Key) -> None:
-        """Reads what `get` would, for the time that it takes; does not count as use."""
-        with suppress(OSError):
-            self._format.read(object_path(self._directory, key), key)
-
-    def _read(self, key: Key, tokens: Sequence[int] | NDArray[np.integer]) -> KVObject | None:
+        if not self.contains(key):
+            return None
         try:
             found = self._format.read(object_path(self._directory, key), key)
         except FileNotFoundError:
@@ -129,6 +111,11 @@ class DiskStore:
             return None
         self._touch(key)
         return found
+
+    def try_read(self, key: Key) -> None:
+        """Reads what `get` would, for the time that it takes; does not count as use."""
+        with suppress(OSError):
+            self._format.read(object_path(self._directory, key), key)
 
     # -- writing
 
@@ -163,7 +150,6 @@ class DiskStore:
             self._stuck.discard(kv.key)
 
     def _make_room(self) -> bool:
-        """Evicts until one more object is within the limit; whether it is."""
         needed = self._format.file_bytes
         while self.bytes_used + needed > self._limit:
             if needed > self._limit or not self._evict():
@@ -180,7 +166,6 @@ class DiskStore:
         return True
 
     def _rest(self, limit: int) -> None:
-        """Uses only so many bytes for a while."""
         self._limit, self._resume_at = limit, self._clock() + REST
 
     # -- the index
@@ -199,7 +184,6 @@ class DiskStore:
         return True
 
     def _remove(self, key: Key) -> bool:
-        """The file and what is known of it; whether the file is gone."""
         try:
             object_path(self._directory, key).unlink(missing_ok=True)
         except OSError:

@@ -29,7 +29,6 @@ class HostStore:
         return self._objects.get(key)
 
     def put(self, kv: KVObject) -> list[KVObject]:
-        """Keep an object; those evicted for it."""
         self._objects[kv.key] = kv
         self._objects.move_to_end(kv.key)
         evicted = [self._objects.popitem(last=False)[1] for _ in range(len(self._objects) - self.most)]
@@ -40,7 +39,6 @@ class HostStore:
         self._objects.pop(key, None)
 
     def take_all(self) -> list[KVObject]:
-        """All objects, used last first; it is empty afterwards."""
         objects = list(reversed(self._objects.values()))
         self._objects.clear()
         return objects

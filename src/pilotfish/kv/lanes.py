@@ -33,11 +33,9 @@ class Lane:
 
     @property
     def waiting(self) -> int:
-        """Jobs that have not begun, about."""
         return self._jobs.qsize()
 
     def stuck(self, seconds: float) -> bool:
-        """Whether the present job has run for longer."""
         began = self._began
         return began is not None and self._clock() - began > seconds
 

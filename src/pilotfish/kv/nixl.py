@@ -43,7 +43,6 @@ class NixlOffer:
     NIXL's answers them, and is never idle."""
 
     def __init__(self, arena: Arena) -> None:
-        """EngineError where NIXL cannot be used."""
         try:
             self._agent = _new_agent(answers=True)
             self._registered = _register(self._agent, arena.memory)
@@ -54,7 +53,6 @@ class NixlOffer:
         self.memory = RemoteMemory(metadata, arena.memory.ctypes.data, arena.memory.nbytes)
 
     def close(self) -> None:
-        """Nobody new reads."""
         self._agent.deregister_memory(self._registered)
 
 
@@ -100,7 +98,6 @@ class NixlReader:
             self._agent.remove_remote_agent(self._peer)
 
     def _staging(self, size: int) -> Bytes:
-        """Memory that NIXL may write to."""
         memory = np.zeros(size, np.uint8)
         _register(self._agent, memory)
         return memory
@@ -132,7 +129,6 @@ class NixlReader:
         return self._agent.get_xfer_descs([(address, size, 0)], mem_type="DRAM")
 
     def _busy(self) -> bool:
-        """Whether a transfer is still on its way."""
         if self._pending is None:
             return False
         with suppress(Exception):  # an error is an end
@@ -142,7 +138,6 @@ class NixlReader:
         return False
 
     def _release(self) -> None:
-        """Of a transfer that has ended."""
         pending, self._pending = self._pending, None
         if pending is not None:
             with suppress(Exception):
@@ -150,7 +145,6 @@ class NixlReader:
 
 
 def _new_agent(answers: bool) -> Any:
-    """With a name that no other has."""
     from nixl._api import nixl_agent, nixl_agent_config
 
     logging.getLogger("nixl").setLevel(logging.WARNING)  # it writes to stdout

@@ -27,8 +27,7 @@ class SegmentReader(Protocol):
         """A copy of the segment, its content checked, which stays until the next one. SegmentError where it cannot be
         had, or not within the reader's deadline. [size]"""
 
-    def close(self) -> None:
-        """Nothing is read afterwards."""
+    def close(self) -> None: ...
 
 
 class SharedMemoryReader:
@@ -75,7 +74,6 @@ def check_content(reference: SegmentReference, data: memoryview) -> None:
 
 
 def content(data: memoryview) -> int:
-    """CRC-32, as for objects (`kv/objects.py`): against accidents. Who may send is the transport's business."""
     return isal_zlib.crc32(data)
 
 

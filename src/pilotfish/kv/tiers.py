@@ -30,8 +30,7 @@ from pilotfish.core.trees.tree import Ints
 from pilotfish.kv.disk import DiskStore
 from pilotfish.kv.host import HostStore
 from pilotfish.kv.lanes import IDLE, URGENT, Lane
-from pilotfish.kv.object_files import Damage
-from pilotfish.kv.objects import KVObject
+from pilotfish.kv.objects import Damage, KVObject
 
 #: Objects that wait to be saved, and bytes of those that wait for the disk; what comes on top is given up.
 MAX_SAVING, MAX_UNWRITTEN = 256, 256 << 20
@@ -48,8 +47,6 @@ FLUSH = 10.0
 
 
 class SlotCopier(Protocol):
-    """Copies the KV of an object's tokens out of a pool's slots, and into them."""
-
     object_bytes: int
 
     def read(self, slots: Slots) -> NDArray[np.uint8]:
@@ -76,8 +73,6 @@ class Speed:
 
 @dataclass(eq=False)
 class Transfer:
-    """A load under way."""
-
     load: KVLoad
     began: float
     deadline: float
@@ -159,7 +154,6 @@ class KVTiers:
         return count
 
     def _measure_again(self, key: Key) -> None:
-        """Its disk may have become quicker."""
         if self.disk is not None and self._on_disk(key) and self._clock() - self._read.measured_at > STALE:
             self._read.measured_at = self._clock()
             self._io.put(IDLE, partial(self._try_read, self.disk, key))
@@ -265,7 +259,6 @@ class KVTiers:
             self._event.set()
 
     def _forget(self, kv: KVObject) -> None:
-        """It is damaged in host memory."""
         with self._lock:
             self.counts.damaged += 1
             if self._host is not None:
@@ -349,7 +342,6 @@ class KVTiers:
         return not (self._saving or self._unwritten)
 
     def use(self) -> list[TierUse]:
-        """Of each tier; never waits for the disk."""
         tiers, size, counts = list[TierUse](), self._copier.object_bytes, self.counts
         if (host := self._host) is not None:
             damaged = {str(Damage.CHECKSUM): counts.damaged}

@@ -1,7 +1,7 @@
-"""Attention of flattened tree rows over KV slots, as a transformers attention implementation.
+"""Attention of flattened tree rows over KV slots, as transformers' attention implementation `pilotfish`.
 
 The model is called on one flat batch: `input_ids` [1, rows], `position_ids` [1, rows], no cache of its own, and an
-`AttentionMetadata` that says where each row's keys lie. Registered under the name `pilotfish`.
+`AttentionMetadata` that says where each row's keys lie.
 """
 
 from __future__ import annotations

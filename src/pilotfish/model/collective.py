@@ -1,8 +1,7 @@
-"""What ranks do together: sums of their parts, in a fixed order.
+"""Sums over ranks, in a fixed order.
 
-A partial sum travels whole to every rank, which adds all of them in float32, rank 0's first. No library reduces: which
-order and which pieces it would choose depends on how many rows there are, and a row's bits must not. So all ranks have
-the same bits in every row between two layers, and those of a row do not depend on its company.
+A partial sum travels whole to every rank, which adds all of them in float32, rank 0's first. No library reduces: it
+would choose an order by the number of rows, and a row's bits must not depend on that.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ PATIENCE = 60.0
 
 
 class Group(Protocol):
-    """The ranks of a model, as one of them knows them."""
-
     shard: Shard
 
     def all_gather(self, x: Tensor) -> Sequence[Tensor]:
@@ -66,7 +63,6 @@ class ProcessGroup:
 
 
 def _gloo(store: Any, shard: Shard, timeout: timedelta) -> Any:
-    """Over this host's loopback."""
     options = _c10d.ProcessGroupGloo._Options()
     options._devices = [_c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=False)]
     options._timeout = timeout
@@ -125,7 +121,6 @@ class SharedEmbedding(torch.nn.Module):
         self._tokens = group.shard.tokens(vocab_size)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """input_ids [1, rows] -> [1, rows, size]."""
         own = input_ids - self._tokens.start
         elsewhere = (own < 0) | (own >= len(self._tokens))
         return total(self._group, self.part(own.masked_fill(elsewhere, 0)).masked_fill(elsewhere[..., None], 0.0))
@@ -139,15 +134,12 @@ class SharedHead(torch.nn.Module):
         self.part, self._group, self._vocab_size = part, group, vocab_size
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., size] -> logits [..., vocab]."""
         own: Tensor = self.part(x)
         parts = self._group.gather(own)
         return torch.cat([*parts], -1)[..., : self._vocab_size] if parts else own
 
 
 class WideNorm(torch.nn.Module):
-    """A norm of the heads of all ranks together."""
-
     def __init__(self, norm: Any, heads: int, head_dim: int, group: Group) -> None:
         """`heads` are the whole model's."""
         super().__init__()
@@ -163,5 +155,4 @@ class WideNorm(torch.nn.Module):
         return normed
 
     def of_heads(self, x: Tensor) -> Tensor:
-        """As `FusedRMSNorm.of_heads`."""
         return self.forward(x.reshape(len(x), -1)).view(x.shape)

@@ -28,8 +28,7 @@ Together = Callable[[Batch], AbstractContextManager[None]]
 class TorchExecutor:
     """Implements `core.executor.Executor`: runs a loaded model over a pool of KV slots, and samples.
 
-    A row's logits do not depend on the rows that share its forward: with the C++ kernels by how they
-    reduce, otherwise because rows are padded to a few fixed counts (`Buckets`; bfloat16 on CUDA excepted).
+    A row's logits do not depend on the rows that share its forward (`Buckets`; bfloat16 on CUDA excepted).
     """
 
     def __init__(
@@ -93,18 +92,15 @@ class TorchExecutor:
         return Outcome(tokens, log_chances, broken, logprobs, ForwardSeconds(prepared - began, model, sampled))
 
     def forward(self, sequences: Sequence[SequenceRows]) -> Tensor:
-        """Write KV and return logits, float32 [kept rows, vocab]: of each sequence in order the committed rows
-        in `kept`, then its nodes."""
+        """Writes KV. Logits float32 [kept rows, vocab]: of each sequence its `kept` rows, then its nodes."""
         return self.run(self.prepare(sequences))
 
     def prepare(self, sequences: Sequence[SequenceRows]) -> list[Batch]:
-        """The tensors of a forward, in host memory; of several forwards, where there are more rows than the
-        largest bucket takes."""
+        """In host memory; several batches, where there are more rows than the largest bucket takes."""
         return Batch.build(sequences, self.buckets, self.num_slots)
 
     @torch.inference_mode()
     def run(self, batches: Sequence[Batch]) -> Tensor:
-        """The forward itself; see `forward`."""
         logits = []
         for batch in batches:
             with self._together(batch):
@@ -113,7 +109,6 @@ class TorchExecutor:
 
     @property
     def feature_width(self) -> int:
-        """0: there is no tap."""
         return 0 if self.tap is None else self.tap.width
 
     @torch.inference_mode()
@@ -122,8 +117,7 @@ class TorchExecutor:
         return self._plane.read(slots)
 
     def _run_model(self, batch: Batch) -> Tensor:
-        """Logits of the kept rows, padding included. [kept rows, vocab]. On CUDA nobody counts layers: they are
-        computed later than they are asked for."""
+        """[kept rows, vocab], padding included. On CUDA layers are not counted: they end later than the call."""
         progress = self.progress if batch.last and self.model.device.type == "cpu" else None
         batch = batch.map(lambda tensor: tensor.to(self.model.device))
         if self.tap is None:

@@ -1,7 +1,5 @@
-"""Mixtures of experts whose result for a row does not depend on the other rows.
-
-How many rows choose an expert changes from forward to forward, so an expert's products must not depend on
-their row count: they are the C++ kernels' (`native_modules.py`), or library products padded to fixed row counts.
+"""Mixtures of experts whose result for a row does not depend on the other rows: how many rows choose an expert changes
+from forward to forward, so its products are the C++ kernels' (`native_modules.py`), or padded to fixed row counts.
 """
 
 from __future__ import annotations
@@ -18,8 +16,6 @@ from pilotfish.model.batch import library_buckets
 
 
 class Affine(NamedTuple):
-    """The tensors of a linear layer, by torch's names."""
-
     weight: Tensor  # [outputs, inputs]
     bias: Tensor | None  # [outputs]
 
@@ -56,8 +52,6 @@ ExpertsInterface.register("pilotfish", library_mixture)
 
 
 class Mixture(torch.nn.ModuleList):
-    """Takes the place of transformers' stacked experts."""
-
     forward = mixed
 
 
@@ -70,7 +64,6 @@ class ExpertRouter(torch.nn.Module):
         self.linear, self.k, self.over_all = linear, k, over_all
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """hidden_states [rows, size] -> logits [rows, experts], weights float32 and experts [rows, k]."""
         logits = self.linear(hidden_states)
         if self.over_all:
             weights, chosen = logits.float().softmax(dim=-1).topk(self.k, dim=-1)

@@ -24,8 +24,6 @@ from pilotfish.model.cpu.native_modules import PlainDecoder
 
 @dataclass(frozen=True)
 class FeatureTap:
-    """What a target makes of its hidden states of a token."""
-
     layers: tuple[int, ...]  # ids as above, in the order in which states are concatenated
     width: int  # of a feature
     #: States [rows, len(layers) * hidden], in the model's dtype -> [rows, width]. A row's bits depend on the row alone.
@@ -49,7 +47,6 @@ def capturing(model: Any, layers: Sequence[int], states: Tensor) -> AbstractCont
 
 @contextmanager
 def _hooked(model: Any, layers: Sequence[int], states: Tensor) -> Iterator[None]:
-    """Of transformers' classes, whatever their parts are."""
     inner, hidden = model.model, model.config.hidden_size
     with ExitStack() as stack:
         for layer, part in zip(layers, torch.split(states, hidden, dim=1), strict=True):

@@ -116,7 +116,7 @@ class RMSNorm(torch.nn.Module):
         """x [..., size] -> [..., size]. With a float32 weight rounds once, after the product."""
         wide = x.float().reshape(*x.shape[:-1], self.parts, -1)
         normed = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
-        return cast(Tensor, self.weight * normed.to(self.weight.dtype).view_as(x)).to(x.dtype)
+        return (self.weight * normed.to(self.weight.dtype).view_as(x)).to(x.dtype)
 
     def of_sum(self, residual: Tensor, x: Tensor) -> Tensor:
         """Adds x to the residual in place, and norms that. Both [rows, size]."""

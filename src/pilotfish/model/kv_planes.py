@@ -41,7 +41,6 @@ class LayerKV:
     value_scales: Tensor | None = None
 
     def __iter__(self) -> Iterator[Tensor]:
-        """All planes that there are, in this order."""
         planes = (self.keys, self.values, self.key_scales, self.value_scales)
         return (plane for plane in planes if plane is not None)
 
@@ -69,7 +68,6 @@ class FeatureKV:
     features: Tensor  # [slots + 1, width], contiguous
 
     def __iter__(self) -> Iterator[Tensor]:
-        """As of a layer: all planes that there are."""
         yield self.features
 
     def write(self, slots: Tensor, rows: Tensor) -> None:
@@ -80,7 +78,6 @@ class FeatureKV:
             self.features[slots.long()] = rows
 
     def read(self, slots: Slots) -> Features:
-        """[len(slots), width]"""
         if self.features.device.type != "cpu":
             rows: Features = (
                 self.features[torch.from_numpy(slots).long().to(self.features.device)].float().cpu().numpy()
@@ -104,7 +101,6 @@ SlotPlanes = Sequence[LayerKV | FeatureKV]
 
 
 def bits(elements: Tensor) -> Tensor:
-    """Elements of 8 bits as bytes: not every device gathers and scatters 8-bit floats."""
     return elements.view(torch.uint8)
 
 

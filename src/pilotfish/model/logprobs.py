@@ -34,8 +34,7 @@ def token_logprobs_reference(
     tokens: Tensor,
     top: int,  # of at most vocab
 ) -> tuple[Tensor, ...]:
-    """The same in torch operations, for any device: log-probabilities and ranks of the tokens [rows], the likeliest and
-    theirs [rows, top]."""
+    """For any device: log-probabilities and ranks of the tokens [rows], the likeliest and theirs [rows, top]."""
     parts = zip(torch.split(rows, ROWS), torch.split(tokens, ROWS), strict=True)
     scored = [_scored_rows(logits[part], chosen[:, None], top) for part, chosen in parts]
     return tuple(torch.cat(column) for column in zip(*scored, strict=True))

@@ -36,7 +36,6 @@ class Pacer:
 
     @property
     def share(self) -> float:
-        """Of overruns in all forwards."""
         return self.overruns / self.forwards if self.forwards else 0.0
 
     @property
@@ -48,19 +47,16 @@ class Pacer:
         return f"{self.role} {self.pace.text}{row}, overruns {self.overruns} of {self.forwards}"
 
     def report(self) -> None:
-        """Log how well the pace was kept."""
         if self.valid:
             logger.info("paced: %s", self)
         else:
             logger.warning("this run is invalid, its device is too slow: %s", self)
 
     def reset(self) -> None:
-        """Count from here on."""
         self.forwards = self.overruns = 0
         self.taken.clear()
 
     def note(self, taken: float) -> None:
-        """Count a forward that took so much of its pace."""
         self.forwards += 1
         self.overruns += taken > 1
         self.taken.append(taken)
@@ -76,7 +72,6 @@ class Pacer:
 
     @contextmanager
     def held(self, rows: int) -> Iterator[None]:
-        """Hold back all that is done within."""
         began = time.perf_counter()
         yield
         self.hold(began, rows)

@@ -43,7 +43,6 @@ def draw(
 def _drawn_by_vocabulary(
     logits: Tensor, broken: Sequence[int], sampling: Sampling
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Children of samples whose targets may know tokens by other ids than the model."""
     shape = len(sampling), sampling.children
     tokens, chances = np.zeros(shape, np.int64), np.full(shape, -np.inf)
     kinds = {id(one): one for one in sampling.vocabularies}
@@ -109,13 +108,11 @@ def likely_tokens(
     logits: Tensor, sampling: Sampling, ids: Tensor | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The k = `sampling.children` tokens (or as many as there are) that the target most likely *samples* after each
-    row, by a draft's logits float32 [samples, vocab], and the log of their chances: [samples, k] each.
+    row, and the log of their chances: [samples, k] each. logits float32 [samples, vocab], a draft's.
 
-    They are the top of draft logits / T + g with the target's own noise g. A token's chance is
-    softmax((log q / T + g) / b) over the k, at T = 0 its draft probability; -inf where fewer than k survive the
-    filters. `ids` int64 [vocab], ascending, are the tokens of a reduced vocabulary, where neither masks nor rules name
-    any.
-    """
+    They are the top of logits / T + g with the target's own noise g. A token's chance is softmax((log q / T + g) / b)
+    over the k, at T = 0 its draft probability; -inf where fewer than k survive the filters. `ids` int64 [vocab],
+    ascending, are the tokens of a reduced vocabulary, where neither masks nor rules name any."""
     logits = edited(masked(logits, sampling.masks), sampling)
     k, greedy = min(sampling.children, logits.shape[1]), sampling.greedy
     if greedy.all():
@@ -158,7 +155,6 @@ def masked(logits: Tensor, masks: TokenMasks | None) -> Tensor:
 
 
 def masked_reference(logits: Tensor, masks: TokenMasks) -> Tensor:
-    """The same in torch operations, for any device."""
     bits = torch.from_numpy(masks.bits()).to(logits.device)
     places = torch.arange(32, dtype=torch.int32, device=logits.device)
     allowed = (bits[:, :, None] >> places & 1).bool().flatten(1)[:, : logits.shape[1]]
@@ -220,7 +216,6 @@ def _penalize(scores: Tensor, present: Present, params: Sequence[SamplingParams]
 def _flat(
     scores: Tensor, places: Sequence[tuple[int, NDArray[np.int64]]], *columns: Sequence[NDArray[Any]]
 ) -> tuple[Tensor, ...]:
-    """Row and token of every place, and each column's values beside them, without tokens that `scores` lacks."""
     tokens = np.concatenate([ids for _, ids in places])
     rows = np.repeat([row for row, _ in places], [len(ids) for _, ids in places])
     inside = tokens < scores.shape[1]
@@ -255,7 +250,6 @@ def filtered_reference(
     top_k: Tensor,  # int64 [rows, 1]
     top_p: Tensor,
 ) -> Tensor:
-    """The same in torch operations, for any device."""
     scores = logits.double() / temperatures
     scores = scores.masked_fill(scores.isnan(), -torch.inf)
     if (floors > -torch.inf).any():

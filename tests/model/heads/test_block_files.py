@@ -25,9 +25,10 @@ from safetensors.torch import load_file, save_file
 
 from pilotfish.errors import ModelError
 from pilotfish.model.heads.families.block import BlockHead
-from pilotfish.model.heads.files import is_head, read_head, read_spec
+from pilotfish.model.heads.files import read_head, read_spec
 from pilotfish.model.heads.spec import FINAL, Decoder, HeadSpec, Projection
 from pilotfish.model.heads.target import TargetFacts
+from pilotfish.model.heads.weights import is_head
 
 
 @pytest.fixture(scope="module")

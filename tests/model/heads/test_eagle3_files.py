@@ -23,9 +23,10 @@ from safetensors.torch import load_file
 
 from pilotfish.errors import ModelError, ParameterError
 from pilotfish.model.heads.families.recurrent import RecurrentHead
-from pilotfish.model.heads.files import is_head, read_head, read_spec
+from pilotfish.model.heads.files import read_head, read_spec
 from pilotfish.model.heads.spec import FINAL, Decoder, HeadSpec, Projection
 from pilotfish.model.heads.target import TargetFacts
+from pilotfish.model.heads.weights import is_head
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 
@@ -114,7 +115,6 @@ def test_layers_of_two_conventions(
     spec = read_spec(head, target)
     assert spec.projection.layers == layers
     assert spec.other_layers == others
-    assert spec.shift_unsure == bool(others)
     told = read_spec(head, target, layers=(0, 3, FINAL))
     assert (told.projection.layers, told.other_layers) == ((0, 3, FINAL), ())
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from head_files import change_tensors, write_block, write_eagle1, write_eagle3, write_medusa, write_mtp, write_target
+from head_files import change_tensors, write_block, write_eagle3, write_mtp, write_target
 from safetensors.torch import load_file
 
-from pilotfish.errors import ModelError
 from pilotfish.model.heads.export import export_head
 from pilotfish.model.heads.files import read_head
 from pilotfish.model.heads.spec import Head, HeadFiles
@@ -113,26 +112,6 @@ def test_what_only_looks_like_the_targets_own_stays(target: TargetFacts, tmp_pat
     files = dataclasses.replace(files, tensors=files.tensors | near)
     export_head(files, tmp_path / "lean", target, lean=True)
     assert near.keys() <= load_file(tmp_path / "lean" / "model.safetensors").keys()
-
-
-def refusal(files: HeadFiles, directory: Path, target: TargetFacts) -> str:
-    with pytest.raises(ModelError) as caught:
-        export_head(files, directory, target)
-    assert not directory.exists()
-    return str(caught.value)
-
-
-def test_heads_without_a_place_in_the_layout(target: TargetFacts, tmp_path: Path) -> None:
-    medusa = read_head(write_medusa(tmp_path / "medusa", target=target), target)
-    assert "a head of medusa is none of eagle3" in refusal(medusa, tmp_path / "x", target)
-    eagle1 = read_head(write_eagle1(tmp_path / "eagle1", target=target), target)
-    assert "a head of eagle1 is none of eagle3" in refusal(eagle1, tmp_path / "x", target)
-    last = write_block(tmp_path / "last", "dflash", "z-lab", target=target, layers=(2, 4, 8))
-    assert "the state after the final norm" in refusal(read_head(last, target), tmp_path / "x", target)
-    causal = write_block(tmp_path / "causal", "dflash", "z-lab", target=target, is_causal=True)
-    assert "causal in windows alone" in refusal(read_head(causal, target), tmp_path / "x", target)
-    mimo = write_mtp(tmp_path / "mimo", "mimo", target=target)
-    assert "take the embedding first" in refusal(read_head(mimo, target), tmp_path / "x", target)
 
 
 #: Of no extra: it allows transformers up to 5.19 alone, and wants torchvision, torchaudio and datasets. It works

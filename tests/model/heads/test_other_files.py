@@ -26,9 +26,10 @@ from safetensors.torch import load_file
 from pilotfish.errors import ModelError
 from pilotfish.model.heads.families.medusa import MedusaHead
 from pilotfish.model.heads.families.recurrent import RecurrentHead
-from pilotfish.model.heads.files import is_head, read_head, read_spec
+from pilotfish.model.heads.files import read_head, read_spec
 from pilotfish.model.heads.spec import FINAL, Decoder, HeadSpec, Projection
 from pilotfish.model.heads.target import TargetFacts
+from pilotfish.model.heads.weights import is_head
 
 FINAL_STATE = Projection((FINAL,), 64, fc=False, eps=1e-5)
 
@@ -107,7 +108,12 @@ def test_medusas_weights_say_how_many_heads_there_are(
     expected = MedusaHead(Projection((FINAL,), 64, fc=False), 64, 3, blocks, bias=dialect == "medusa")
     assert is_head(head)
     assert files.spec == HeadSpec(expected, "medusa", dialect, 64, 8, 512)
-    assert {f"heads.2.blocks.{blocks - 1}.weight", "heads.2.lm_head.weight"} <= set(files.tensors)
+    read = torch.load if dialect == "medusa" else load_file
+    published = read(next(path for path in tmp_path.iterdir() if path.name != "config.json"))
+    last = blocks - 1
+    names = (f"2.{last}.linear", f"2.{blocks}") if dialect == "medusa" else (f"blocks.2.layers.{last}", "lm_heads.2")
+    for ours, theirs in zip((f"heads.2.blocks.{last}", "heads.2.lm_head"), names, strict=True):
+        assert torch.equal(files.tensors[f"{ours}.weight"], published[f"{theirs}.weight"])
 
 
 def test_medusas_vocabulary_is_a_list_of_ids(target: TargetFacts, tmp_path: Path) -> None:

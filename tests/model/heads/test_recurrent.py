@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from msgspec import structs
-from recurrent_formulas import HIDDEN, KINDS, Formulas, changed, random_head
+from recurrent_formulas import HIDDEN, KINDS, Formulas, random_head
 from recurrent_rig import Drafted, executor_of, free_slots, logits
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from pilotfish.model.heads.executor import HeadExecutor
 from pilotfish.model.heads.parts import Angles
-from pilotfish.model.heads.spec import Decoder, HeadFiles
+from pilotfish.model.heads.spec import Decoder
 
 #: Two levels of a tree, and a deeper path.
 LEVELS = [[(3,), (9,), (77,)], [(3, 4), (9, 4), (3, 8)], [(3, 4, 5), (9, 4, 1)], [(9, 4, 1, 150)]]
@@ -71,54 +70,6 @@ def run(executor: HeadExecutor, size: int) -> list[torch.Tensor]:
     return [torch.cat(parts) for parts in zip(*told, strict=True)]
 
 
-#: What a loader may take for something else, and heads that tell.
-MISREAD = [
-    ("eagle3", {"residual_normed": True}, ("prompt", "nodes")),
-    ("eagle3", {"recycles_normed": True}, ("nodes",)),
-    ("eagle3.1", {"recycles_normed": False}, ("nodes",)),
-    ("eagle3 normed residual", {"residual_normed": False}, ("prompt", "nodes")),
-    ("eagle3", {"rope": {"rope_type": "default", "rope_theta": 1e6}}, ("prompt", "nodes")),
-    ("eagle3 of two windowed layers", {"window": 0}, ("prompt", "nodes")),
-    ("eagle1", {"hidden_first": True}, ("prompt", "nodes")),
-    ("mtp deepseek", {"hidden_first": True}, ("prompt", "nodes")),
-    ("mtp mimo", {"hidden_first": False}, ("prompt", "nodes")),
-    ("mtp deepseek", {"zero_first_embedding": False}, ("prompt", "nodes")),
-    ("mtp deepseek", {"recycles_normed": False}, ("nodes",)),
-    ("mtp qwen3-next", {"norm_offset": 0.0}, ("prompt", "nodes")),
-]
-
-
-@pytest.mark.parametrize(("kind", "fields", "seen"), MISREAD)
-def test_a_head_that_is_read_wrongly_gives_other_logits(
-    kind: str, fields: dict[str, Any], seen: tuple[str, ...]
-) -> None:
-    right, wrong = (tree_logits(files) for files in (random_head(kind), changed(random_head(kind), **fields)))
-    assert {name for name in right if (right[name] - wrong[name]).abs().max() > 1e-2} == set(seen)
-
-
-def test_other_positions_features_or_order_give_other_logits() -> None:
-    """Nodes at other depths than their own, features of the token itself, a concatenation the other way round."""
-    files = random_head("eagle3")
-    right = tree_logits(files)
-    weights = {
-        name: torch.cat(x.chunk(2, dim=1)[::-1], dim=1) if name.endswith(("q_proj.weight", "k_proj.weight")) else x
-        for name, x in files.tensors.items()
-    }
-    swapped = tree_logits(replace(files, tensors=weights))
-    late = tree_logits(files, shift=1)
-    for name in right:
-        assert (right[name] - swapped[name]).abs().max() > 1e-2
-        assert (right[name] - late[name]).abs().max() > 1e-2
-
-
-def tree_logits(files: HeadFiles, *, shift: int = 0) -> dict[str, torch.Tensor]:
-    """By what they come after; `shift`: with features of tokens so far behind."""
-    executor, sequence = executor_of(files, eager=False), Drafted.random(12, free_slots())
-    sequence.features = np.roll(sequence.features, shift, axis=0)
-    prompt = logits(executor, sequence.chunk())
-    return {"prompt": prompt, "nodes": torch.cat([logits(executor, sequence.level(paths)) for paths in LEVELS])}
-
-
 # -- unknown features
 
 
@@ -163,9 +114,6 @@ def test_nodes_are_computed_again_beside_their_parents(eager: bool) -> None:
     logits(executor, sequence.chunk())
     apart = torch.cat([logits(executor, sequence.level([path])) for path in ((3,), (3, 4), (3, 4, 5))]).double()
     close(logits(executor, sequence.level([(3,), (3, 4), (3, 4, 5)])), apart)
-
-
-# -- what is not run
 
 
 # -- angles

@@ -31,8 +31,8 @@ from pilotfish.errors import ParameterError
 from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.threads import GrammarThreads
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.heads.detect import is_head
 from pilotfish.model.heads.executor import HeadSetup
+from pilotfish.model.heads.weights import is_head
 from pilotfish.model.loading.configuration import load_config
 from pilotfish.model.loading.metadata import load_tokenizer, read_generation_config
 from pilotfish.model.pacer import Pacer

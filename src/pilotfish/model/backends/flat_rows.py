@@ -20,8 +20,6 @@ from pilotfish.core.trees.tree import Ints
 
 @dataclass(frozen=True)
 class FlatRows:
-    """Rows of many sequences: of each the committed ones, then its nodes."""
-
     tokens: Ints  # [rows]
     positions: Ints  # [rows]
     slots: Slots  # [rows], where their KV is to be
@@ -77,7 +75,6 @@ def _earlier(sequences: Sequence[SequenceRows], row_of: Ints) -> Slots:
 
 
 def _see(sees: NDArray[np.bool_], sequence: SequenceRows, column: Ints) -> None:
-    """Fill the rows of one sequence."""
     count, prefix = len(sequence.tokens), column[sequence.prefix_slots]
     for place in range(count):
         sees[place, prefix[: sequence.start + place + 1]] = True
@@ -106,7 +103,6 @@ def forwards(
 
 
 def _halves(sequences: Sequence[SequenceRows], first: int) -> tuple[list[SequenceRows], list[SequenceRows]]:
-    """The first so many rows, and the rest."""
     head, tail = list[SequenceRows](), list[SequenceRows]()
     for sequence in sequences:
         if sequence.num_rows <= first:

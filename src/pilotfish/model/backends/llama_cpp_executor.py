@@ -70,7 +70,6 @@ class LlamaCppExecutor(LogitsExecutor):
         return torch.from_numpy(found) if kept else no_logits(self.vocab_size)
 
     def _compute(self, row: PathRow, found: Any) -> None:
-        """In the next decode, after its parent's."""
         if len(self._queue) >= BATCH or self.runs.must_wait(row):
             self._decode(found)
         self._queue.append((row, self.runs.place(row)))

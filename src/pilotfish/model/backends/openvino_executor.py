@@ -54,8 +54,6 @@ FIXED = {"NPU": Sizes((8, 64), (512, 2048))}
 
 
 class OpenVINOExecutor(LogitsExecutor):
-    """A loaded model, compiled for one of OpenVINO's devices."""
-
     def __init__(
         self,
         directory: Path,
@@ -106,7 +104,6 @@ class OpenVINOExecutor(LogitsExecutor):
         return found
 
     def _run(self, flat: FlatRows) -> NDArray[np.float32]:
-        """Keep KV of the rows; logits of those that are kept."""
         fixed = bool(self.sizes.rows)
         rows, earlier = bucket(len(flat), self.sizes.rows), bucket(len(flat.earlier), self.sizes.earlier)
         request = self._requests[(rows, earlier) if fixed else (0, 0)]
@@ -135,7 +132,6 @@ def unseen(flat: FlatRows, rows: int, earlier: int) -> NDArray[np.float32]:
 
 
 def _filled(values: NDArray[Any], size: int) -> NDArray[Any]:
-    """With zeros after them."""
     return values if len(values) == size else np.concatenate((values, np.zeros(size - len(values), values.dtype)))
 
 

@@ -22,8 +22,6 @@ UNSEEN = -3e4
 
 
 class StatelessModel(torch.nn.Module):
-    """A causal LM over rows that see what a mask says."""
-
     def __init__(self, loaded: LoadedModel) -> None:
         super().__init__()
         module: Any = loaded.module

@@ -42,7 +42,6 @@ class PathRow(Struct, frozen=True):
         return self.slot_at(self.position - 1)
 
     def slot_at(self, position: int) -> int:
-        """On its path."""
         first = self.position + 1 - len(self.below)
         return self.prefix[position] if position < first else self.below[position - first]
 
@@ -73,8 +72,6 @@ class Heir:
 
 
 class Runs:
-    """Which slot is where."""
-
     def __init__(self, most: int, copy: Callable[[int, int, int], None], remove: Callable[[int], None]) -> None:
         """Of at most so many runs. `copy` has the engine begin a run (its second number) as another one (the first),
         for so many tokens; `remove` has it forget one."""
@@ -108,7 +105,6 @@ class Runs:
         return parent.decoded < place or (not self._free and len(self._queued | {parent}) == len(self._runs))
 
     def place(self, row: PathRow) -> Run:
-        """Where the row goes, whose parent has a place."""
         run = self._new(0) if row.position == 0 else self._after(row)
         self._leave(row.slot)
         run.slots[row.slot] = row.position
@@ -141,13 +137,11 @@ class Runs:
         return run
 
     def _leave(self, slot: int) -> None:
-        """What was in the slot is not needed any more."""
         run = self._run_of.pop(slot, None)
         if run is not None:
             del run.slots[slot]
 
     def decoded(self) -> None:
-        """All that was queued has KV."""
         for run in self._queued:
             run.decoded = run.end
         self._queued.clear()

@@ -1,9 +1,7 @@
 """The C++ kernels: built once for an instruction set with the machine's own compiler, then cached. Imports torch to run
 them, not to tell whether they would run.
 
-They are `torch.ops.pilotfish` and `torch.classes.pilotfish`, documented in `kernels/`; `native_modules` runs models on
-them. The references are transformers' own modules, `attention.dense_tree_attention`, `sampling.filtered_reference`,
-`sampling.perturbed_topk_reference` and `logprobs.token_logprobs_reference`.
+They are `torch.ops.pilotfish` and `torch.classes.pilotfish`, documented in `kernels/`.
 """
 
 from __future__ import annotations
@@ -74,7 +72,6 @@ def instruction_set() -> str:
 
 
 def _flags() -> dict[str, list[str]]:
-    """Compiler flags by instruction set, of this kind of machine; of an unknown kind the compiler's own choice."""
     machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
     return INSTRUCTION_SETS.get(machine, {"portable": []})
 
@@ -98,15 +95,11 @@ def _may_use_tiles() -> bool:
 
 
 class DeviceLike(Protocol):
-    """What a `torch.device` says of itself, beside its name as text."""
-
     @property
     def type(self) -> str: ...
 
 
 class DtypeLike(Protocol):
-    """What a `torch.dtype` says of itself."""
-
     @property
     def itemsize(self) -> int: ...
 
@@ -125,7 +118,6 @@ def load_kernels() -> bool:
 
 @functools.cache
 def _loaded() -> Path | None:
-    """The library, once it is loaded, or built where torch is left out."""
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:
         logger.warning("no C++ compiler (%s): slower reference kernels are used", compiler)
@@ -172,7 +164,6 @@ def build_digest() -> str:
 
 
 def step_inputs(dtype: DtypeLike) -> int:
-    """Inputs of a step of `linear`: two of bfloat16."""
     return 2 if dtype.itemsize == 2 else 1
 
 

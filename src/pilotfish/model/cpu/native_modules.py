@@ -47,8 +47,6 @@ class PackedWeight:
 
 
 class PackedLinear(torch.nn.Module):
-    """One product for several linear layers, their outputs end to end."""
-
     def __init__(self, *linears: Linear) -> None:
         super().__init__()
         self.out_features = sum(linear.weight.shape[0] for linear in linears)
@@ -58,7 +56,6 @@ class PackedLinear(torch.nn.Module):
         self.cap = 0.0  # of outputs (the head of Gemma 2): cap * tanh(output / cap); 0: none
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., K] -> [..., N]."""
         w = self.weight
         rows = x.reshape(-1, x.shape[-1])
         y: Tensor = torch.ops.pilotfish.linear(rows, w.panels, self.out_features, w.scales)
@@ -78,7 +75,6 @@ class PackedGatedMLP(torch.nn.Module):
         self.gate, self.up, self.down = (PackedWeight.of(linear.weight) for linear in (gate, up, down))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., K] -> [..., K]."""
         weights = self.gate, self.up, self.down
         panels, scales = [w.panels for w in weights], [w.scales for w in weights]
         rows = x.reshape(-1, x.shape[-1])
@@ -94,14 +90,11 @@ class ActivatedMLP(torch.nn.Module):
         self.gate_up, self.down, self.op = PackedLinear(gate, up), PackedLinear(down), op
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., K] -> [..., K]."""
         y: Tensor = self.down(self.op(self.gate_up(x.reshape(-1, x.shape[-1]))))
         return y.view_as(x)
 
 
 class FusedRMSNorm(RMSNorm):
-    """In one call."""
-
     @classmethod
     def of(cls, norm: Any) -> FusedRMSNorm:
         """In place of one of transformers'."""
@@ -242,7 +235,6 @@ def _packed_expert(experts: Any, index: int) -> torch.nn.Module:
 
 
 def gated_feed_forward(gate: Linear, up: Linear, down: Linear, kind: str) -> torch.nn.Module:
-    """`kind` is one of `configuration.ACTIVATIONS`."""
     if kind == "silu" and all(x.bias is None for x in (gate, up, down)):
         return PackedGatedMLP(gate, up, down)
     ops = {"silu": torch.ops.pilotfish.gate_silu, "gelu_pytorch_tanh": torch.ops.pilotfish.gate_gelu}
@@ -293,7 +285,6 @@ class PlainDecoder(torch.nn.Module):
 
     @contextmanager
     def capturing(self, layers: Sequence[int], states: Tensor) -> Iterator[None]:
-        """As `feature_tap.capturing`."""
         self._captured = ([*layers], states)
         try:
             yield

@@ -25,7 +25,6 @@ class GraphCache:
         self._graphs: dict[tuple[torch.Size, ...], tuple[Batch, Callable[[], None], Tensor]] = {}
 
     def __call__(self, batch: Batch) -> Tensor:
-        """The forward's result for this batch, in memory of its own."""
         shapes = tuple(tensor.shape for tensor in batch.tensors())
         if shapes not in self._graphs:
             own = batch.map(lambda tensor: tensor.to(self._device, copy=True))

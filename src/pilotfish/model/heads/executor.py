@@ -23,8 +23,6 @@ from pilotfish.model.sampling import draw, non_finite_rows
 
 @dataclass(frozen=True)
 class HeadSetup:
-    """Where and how a head runs."""
-
     device: torch.device
     dtype: torch.dtype  # of weights, states and KV
     num_slots: int
@@ -58,8 +56,6 @@ class DraftVocab:
 
 @dataclass(frozen=True)
 class HeadLogits:
-    """Of kept rows."""
-
     values: Tensor  # float32 [kept rows, draft vocab], raw
     confidences: Tensor | None = None  # float64 [kept rows], log-chance that any child of a row is accepted; None: 0
 

@@ -1,5 +1,5 @@
-"""Writes a head in speculators' layout, which that library, vLLM and SGLang load; `files.read_head` reads it back as it
-was."""
+"""Writes a head of a kind that is trained here in speculators' layout, which that library, vLLM and SGLang load;
+`files.read_head` reads it back as it was."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pilotfish.errors import ModelError
 from pilotfish.model.heads.families.block import BlockHead
 from pilotfish.model.heads.families.recurrent import RecurrentHead
-from pilotfish.model.heads.spec import FINAL, Decoder, HeadFiles, HeadSpec
+from pilotfish.model.heads.spec import Decoder, HeadFiles, HeadSpec
 from pilotfish.model.heads.target import TargetFacts
 
 #: The library's names of the classes that load them.
@@ -25,7 +24,7 @@ _CLASSES = {
     "dspark": "DSparkSpeculator",
     "mtp": "MTPDraftModel",
 }
-#: How our names begin, and theirs.
+#: Beginnings of names: ours, and theirs.
 _RECURRENT = {"hidden_norm.": "layers.0.hidden_norm."}
 _BLOCK = {
     "feature_norm.": "hidden_norm.",
@@ -55,60 +54,12 @@ def export_head(
 ) -> None:
     """Into `directory`, which is made. `verifier` is what others know the target by, `tokens` how many they guess;
     0: as many as such heads commonly do. What is the target's own is left out where all readers take it from the
-    target; of EAGLE-3's only if `lean`, as the library's own loader leaves memory there as it is.
-    ModelError for a head that has no place in this layout."""
-    for reason in _obstacles(files, target):
-        raise ModelError(f"head: it cannot be written in speculators' layout: {reason}")
+    target; of EAGLE-3's only if `lean`, as the library's own loader leaves memory there as it is."""
     directory.mkdir(parents=True, exist_ok=True)
     tensors = dict(_tensors(files, target, lean))
     config = _config(files, target, verifier, tokens)
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-
-
-def _obstacles(files: HeadFiles, target: TargetFacts) -> Iterator[str]:
-    spec, head = files.spec, files.spec.head
-    if not isinstance(head, RecurrentHead | BlockHead) or spec.kind not in _CLASSES:
-        yield f"a head of {spec.kind} is none of {', '.join(_CLASSES)}"
-        return
-    decoder, projection = head.decoder, spec.projection
-    if files.d2t is not None and spec.draft_vocab == target.vocab:
-        yield "its vocabulary is the target's in another order"
-    if projection.bias or projection.eps != decoder.eps:
-        yield "fc has a bias, or its norms another eps than the layers'"
-    if spec.kind != "mtp" and FINAL in projection.layers:
-        yield "it takes the state after the final norm, of which there is no number"
-    if decoder.attention_bias != ("layers.0.self_attn.o_proj.bias" in files.tensors):
-        yield "it has biases of queries, keys and values, and none of outputs"
-    if isinstance(head, BlockHead):
-        yield from _block_obstacles(head, spec)
-    else:
-        yield from _recurrent_obstacles(head, spec, target.vocab)
-
-
-def _block_obstacles(head: BlockHead, spec: HeadSpec) -> Iterator[str]:
-    if not head.decoder.qk_norm:
-        yield "block drafters there norm queries and keys"
-    if head.decoder.hidden != spec.target_hidden:
-        yield "block drafters there are as wide as their target"
-    if head.causal and not head.decoder.window:
-        yield "blocks there are causal in windows alone"
-
-
-def _recurrent_obstacles(head: RecurrentHead, spec: HeadSpec, vocab: int) -> Iterator[str]:
-    decoder = head.decoder
-    if spec.kind == "eagle3" and (decoder.gated_attention or decoder.norm_offset):
-        yield "its attention has gates, or its norms an offset"
-    if spec.kind != "mtp":
-        return
-    if not decoder.qk_norm or decoder.window or decoder.layers > 1:
-        yield "modules there are one layer, without a window, and norm queries and keys"
-    if decoder.gated_attention != bool(decoder.norm_offset) or decoder.norm_offset not in (0.0, 1.0):
-        yield "gated attention and norms with an offset of 1 go together there"
-    if head.hidden_first or head.zero_first_embedding:
-        yield "modules there take the embedding first, and that of position 0 as it is"
-    if spec.draft_vocab != vocab:
-        yield "modules there have the target's vocabulary"
 
 
 def _tensors(files: HeadFiles, target: TargetFacts, lean: bool) -> Iterator[tuple[str, Tensor]]:
@@ -127,7 +78,6 @@ def _tensors(files: HeadFiles, target: TargetFacts, lean: bool) -> Iterator[tupl
 
 
 def _shared(files: HeadFiles, target: TargetFacts) -> set[str]:
-    """Tensors that are the target's."""
     candidates = {"embed_tokens.weight": target.embedding}
     if files.d2t is None:
         candidates["lm_head.weight"] = target.lm_head
@@ -202,7 +152,6 @@ def _block_fields(head: BlockHead, spec: HeadSpec) -> dict[str, Any]:
 
 
 def _decoder_fields(decoder: Decoder, vocab: int) -> dict[str, Any]:
-    """As transformers' configurations have them."""
     model = "qwen3_5_text" if decoder.gated_attention else "qwen3" if decoder.qk_norm else "llama"
     attention = "sliding_attention" if decoder.window else "full_attention"
     windows = {

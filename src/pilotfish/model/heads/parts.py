@@ -23,8 +23,6 @@ _FIRST_ANGLES = 1024
 
 
 class Parts:
-    """Makes the parts of one head of its tensors, on a device's kernels."""
-
     def __init__(self, tensors: Mapping[str, Tensor], kernels: Kernels, dtype: torch.dtype) -> None:
         self.tensors, self.kernels, self.device, self.dtype = tensors, kernels, kernels.device, dtype
 
@@ -52,7 +50,6 @@ class Parts:
         return self.kernels.rms_norm(weight, decoder.eps)
 
     def feed_forward(self, layer: str, decoder: Decoder) -> torch.nn.Module:
-        """x [rows, hidden] -> [rows, hidden]."""
         gate, up, down = (self.affine(f"{layer}.mlp.{name}_proj") for name in ("gate", "up", "down"))
         return self.kernels.feed_forward(gate, up, down, decoder.activation)
 
@@ -83,7 +80,6 @@ class Angles:
         return cos, sin
 
     def reach(self, count: int) -> None:
-        """Have those of the first `count` positions."""
         if count > len(self._table[0]):
             self._table = self._of(max(count, 2 * len(self._table[0])))
 
@@ -128,7 +124,6 @@ class HeadAttention(torch.nn.Module):
 
 
 def _queries_and_gates(joined: Affine, shape: Decoder) -> tuple[Affine, Affine]:
-    """Of a product that gives, head by head, a query and a gate."""
 
     def half(x: Tensor, which: int) -> Tensor:
         return x.view(shape.heads, 2, shape.head_dim, *x.shape[1:])[:, which].flatten(0, 1)
@@ -141,8 +136,6 @@ def _queries_and_gates(joined: Affine, shape: Decoder) -> tuple[Affine, Affine]:
 
 @dataclass(frozen=True)
 class RotatedRows:
-    """Where rows stand: by angles and by slots."""
-
     cos: Tensor  # [rows, rotated part of a head]
     sin: Tensor
     metadata: AttentionMetadata
@@ -170,7 +163,6 @@ def normed(norm: RMSNorm | None, x: Tensor) -> Tensor:
 
 
 def kv_shape(decoder: Decoder) -> SimpleNamespace:
-    """As a model's configuration tells it."""
     return SimpleNamespace(
         num_hidden_layers=decoder.layers, num_key_value_heads=decoder.kv_heads, head_dim=decoder.head_dim
     )

@@ -32,7 +32,6 @@ class KeptRow:
 
     @property
     def root(self) -> int:
-        """The slot of the root."""
         return int(self.prefix[-1])
 
 
@@ -61,7 +60,6 @@ class RootStates:
             self._states.popitem(last=False)
 
     def forget(self, slots: Iterable[int]) -> None:
-        """Other tokens are in these slots now."""
         for slot in slots:
             self._states.pop(slot, None)
 
@@ -103,7 +101,6 @@ class RootSlots:
         return logits
 
     def _states_of(self, kept: Sequence[KeptRow], fresh: Mapping[int, Tensor]) -> Tensor:
-        """Of the distinct roots, by slot."""
         roots = {row.root: row for row in kept}
         states = {root: fresh[root] if root in fresh else self._states.get(root) for root in sorted(roots)}
         missing = [root for root, state in states.items() if state is None]

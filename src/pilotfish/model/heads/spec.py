@@ -100,7 +100,6 @@ class Decoder:
         return shapes
 
     def _layer_shapes(self, columns: int) -> Shapes:
-        """`columns` are those of what attention gets."""
         hidden, size = self.hidden, self.head_dim
         queries, keys = self.heads * size, self.kv_heads * size
         rows = {"q": queries * (2 if self.gated_attention else 1), "k": keys, "v": keys}
@@ -145,8 +144,7 @@ class Head(ABC):
 
     @property
     @abstractmethod
-    def guesses(self) -> str:
-        """How it guesses, for people."""
+    def guesses(self) -> str: ...
 
     @abstractmethod
     def memory(self) -> HeadMemory: ...
@@ -179,8 +177,6 @@ class DecoderHead(Head):
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """A head as `model/heads/files.py` reads it."""
-
     head: Head
     kind: str  # eagle1, eagle3, peagle, mtp, dflash, dspark, medusa: what its publishers call it
     dialect: str  # whose layout its files have
@@ -195,14 +191,11 @@ class HeadSpec:
         return self.head.projection
 
     def shapes(self, vocab: int) -> Shapes:
-        """Of every tensor that such a head can have. `vocab` is the target's."""
         return self.projection.shapes(self.target_hidden) | self.head.shapes(self, vocab)
 
 
 @dataclass(frozen=True)
 class HeadFiles:
-    """A head, read."""
-
     spec: HeadSpec
     tensors: Mapping[str, Tensor]  # by canonical names, the projection's too
     d2t: Tensor | None  # int64 [draft vocab], the target's id of each draft id; None: they are the same

@@ -66,7 +66,6 @@ class TargetFacts:
         return hashlib.sha256(rows.to(torch.bfloat16).view(torch.uint8).numpy().tobytes()).hexdigest()
 
     def _tensor(self, names: tuple[str, ...]) -> Tensor:
-        """The first of `names` in the target's files."""
         headers = read_tensor_headers(tensor_files(self.directory))
         found = next((name for name in names if name in headers), None)
         if found is None:
@@ -105,7 +104,6 @@ class TrainedOn:
         return None
 
     def told(self, target: TargetFacts) -> str:
-        """For people."""
         if (doubt := self.doubt(target)) is not None:
             return f"another target: {doubt}"
         if self.digest and target.digest():

@@ -1,4 +1,5 @@
-"""The tensors of a head's files: names and shapes first, values when all of those are right."""
+"""The files of a head: whether a directory holds one, by names alone; its tensors, headers first, then values. Imports
+no torch until values are read."""
 
 from __future__ import annotations
 
@@ -19,6 +20,25 @@ _INDEX = "model.safetensors.index.json"
 #: Files of tensors, the first that is there.
 SAFETENSORS = ("model.safetensors", "medusa_lm_head.safetensors")
 PICKLED = ("pytorch_model.bin", "medusa_lm_head.pt")
+#: Fields of config.json that only heads have.
+_OF_HEADS = ("speculators_model_type", "eagle_config", "dflash_config", "medusa_num_heads", "target_layer_ids")
+#: How names of tensors begin that only heads have.
+_BEGINNINGS = ("midlayer.", "fc.", "mtp.", "mtp_layers.", "model.mtp_layers.", "0.0.linear.", "blocks.0.layers.")
+
+
+def is_head(directory: Path) -> bool:
+    """False also for what cannot be read: whoever loads it as a model says why."""
+    try:
+        fields = read_object(directory / "config.json") if (directory / "config.json").is_file() else {}
+        if any(fields.get(name) is not None for name in _OF_HEADS):
+            return True
+        files = tensor_files(directory)
+        if any(file.name.startswith("medusa_lm_head") for file in files):
+            return True
+        names = read_tensor_headers(files)
+    except (ModelError, OSError):
+        return False
+    return any(name.startswith(_BEGINNINGS) or name.endswith(".eh_proj.weight") for name in names)
 
 
 def tensor_files(directory: Path) -> list[Path]:

@@ -30,7 +30,6 @@ Headers = Mapping[str, tuple[Path, Tensor]]
 
 
 def read_headers(files: Sequence[Path]) -> Headers:
-    """ModelError for a file that is missing or cut off."""
     headers: dict[str, tuple[Path, Tensor]] = {}
     for file in files:
         try:

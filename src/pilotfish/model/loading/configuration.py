@@ -82,7 +82,6 @@ def common_window(config: Any) -> int:
 
 
 def activation(config: Any) -> str:
-    """transformers' name of the gates' activation."""
     return getattr(config, "hidden_activation", None) or config.hidden_act  # type: ignore[no-any-return]
 
 

@@ -87,7 +87,6 @@ def load_model(
 
 
 def _scored_cost(module: Any, config: Any) -> float:
-    """As `LoadedModel` has it: by the weights that a row is multiplied with."""
     head, modules = module.lm_head.weight.numel(), [*module.modules()]
     linears = sum(m.weight.numel() for m in modules if isinstance(m, torch.nn.Linear))
     mixtures = [m for m in modules if type(m).__name__.endswith("Experts")]

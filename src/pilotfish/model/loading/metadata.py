@@ -116,7 +116,6 @@ def read_generation_config(directory: Path, config_eos: Any = None, vocab_size: 
 
 
 def _number(value: Any) -> Any:
-    """50.0 is 50: some files write integers with a point."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -77,5 +77,4 @@ def _unchanged(decorated: Any = None, *_: Any, **__: Any) -> Any:
 
 
 def _real_indexing() -> Any:
-    """An instance of the class that `_StandIn` stands for, imported when first needed."""
     return importlib.import_module(_INDEXING).TransformGetItemToIndex()

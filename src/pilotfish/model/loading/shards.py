@@ -38,7 +38,6 @@ class Shard:
     ranks: int = 1
 
     def of(self, total: int) -> slice:
-        """This rank's part of things that divide into equal parts."""
         return slice(total * self.rank // self.ranks, total * (self.rank + 1) // self.ranks)
 
     def kv_heads(self, total: int) -> slice:
@@ -92,18 +91,15 @@ def _equal(total: int, config: Any, shard: Shard) -> Sequence[slice]:  # noqa: A
 
 
 def _halves(total: int, config: Any, shard: Shard) -> Sequence[slice]:  # noqa: ARG001
-    """Of gates, and of as many ups."""
     return _end_to_end([shard.of(total // 2)] * 2, [total // 2] * 2)
 
 
 def _keys(total: int, config: Any, shard: Shard) -> Sequence[slice]:
-    """Keys, or values."""
     heads, size = shard.kv_heads(config.num_key_value_heads), total // config.num_key_value_heads
     return [slice(heads.start * size, heads.stop * size)]
 
 
 def _joined(total: int, config: Any, shard: Shard) -> Sequence[slice]:
-    """Queries, keys and values."""
     sizes = [heads * config.head_dim for heads in (config.num_attention_heads, *[config.num_key_value_heads] * 2)]
     assert sum(sizes) == total
     own = [*_equal(sizes[0], config, shard), *_keys(sizes[1], config, shard), *_keys(sizes[2], config, shard)]
@@ -138,8 +134,6 @@ _FIRST_RANKS = ("down_proj_bias",)
 
 @dataclass(frozen=True)
 class Cut:
-    """What a rank has of a tensor: parts of one dimension; zeros where `absent`."""
-
     dim: int = 0
     parts: Sequence[slice] = ()  # none: all of it
     absent: bool = False

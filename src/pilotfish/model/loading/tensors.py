@@ -64,8 +64,6 @@ def safetensors_headers(file: Path) -> dict[str, TensorHeader]:
 
 @dataclass(frozen=True)
 class Weight:
-    """A tensor of the files, by the name that it has there."""
-
     name: str
     shape: tuple[int, ...]
     linear: bool = False  # whether it is the weight of a linear layer; routers and experts have other modules
@@ -77,8 +75,6 @@ class Weight:
 
 @dataclass(frozen=True)
 class ExpertSizes:
-    """Of the mixture of one layer."""
-
     count: int
     inner: int  # neurons of each
 

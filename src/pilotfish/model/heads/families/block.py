@@ -171,7 +171,6 @@ class SlotHead(torch.nn.Module):
     """What comes after a node: from the state of its slot, and from its own token."""
 
     def __init__(self, head: BlockHead, parts: Parts, words: Tensor | slice) -> None:
-        """`words`: rows of `lm_head` that are used."""
         super().__init__()
         self.lm_head = parts.product(parts.affine("lm_head", words))
         self.markov = MarkovCorrection(head, parts, words) if head.markov_rank else None
@@ -200,7 +199,6 @@ class MarkovCorrection(torch.nn.Module):
         self.gate = parts.product(parts.affine("markov.gate")) if head.markov == "gated" else None
 
     def forward(self, states: Tensor, before: Tensor) -> Tensor:
-        """states [nodes, hidden], before [nodes, rank] -> [nodes, draft vocab]"""
         if self.gate is not None:
             gates = self.gate(torch.cat((states, before), dim=-1))
             before = before * gates.double().sigmoid().to(before.dtype)  # as in `HeadAttention`
@@ -242,5 +240,4 @@ class BlockExecutor(HeadExecutor):
         return filled(rows.features)[0]
 
     def _compute(self, roots: Sequence[KeptRow]) -> Tensor:
-        """[roots, block, hidden]"""
         return cast(Tensor, self.decoder(self._tokens[[row.root for row in roots]], [row.prefix for row in roots]))

@@ -120,7 +120,6 @@ class _Parts:
         self._hidden = decoder_fields.count("hidden_size")
 
     def said(self, name: str, default: object) -> object:
-        """The field's one value, wherever it is."""
         found = [holder for holder in self._holders if holder.has(name)]
         values = [holder.take(name) for holder in found]
         if any(value != values[0] for value in values[1:]):

@@ -23,8 +23,6 @@ _BUFFERS = ("rotary_emb.inv_freq", "verifier_lm_head.weight", "verifier_norm.wei
 
 @dataclass(frozen=True)
 class HeadSource:
-    """A head's directory, before its layout is known."""
-
     fields: HeadFields
     headers: Mapping[str, TensorHeader]
     target: TargetFacts

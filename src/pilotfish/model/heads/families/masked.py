@@ -21,7 +21,7 @@ from torch import Tensor
 from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.model.batch import Batch
 from pilotfish.model.heads.executor import HeadExecutor, HeadLogits, HeadSetup
-from pilotfish.model.heads.families.eagle3 import MakeHead, input_ids, wide_layout
+from pilotfish.model.heads.families.eagle import MakeHead, input_ids, wide_layout
 from pilotfish.model.heads.families.layout import HeadLayout, HeadSource, Renaming, open_wrapper
 from pilotfish.model.heads.families.recurrent import RecurrentHead, RecurrentRows
 from pilotfish.model.heads.fields import HeadFields
@@ -105,7 +105,6 @@ class MaskedExecutor(HeadExecutor):
         return outputs[:kept], outputs[kept:].view(len(roots), self.deepest - 1, outputs.shape[1])
 
     def _chains(self, roots: Sequence[KeptRow]) -> list[SequenceRows]:
-        """Each row of a chain is a node below the one above it."""
         length = self.deepest - 1
         tokens, depths = np.full(length, self._mask_token), np.arange(1, length + 1)
         own = self._own[: len(roots) * length].reshape(-1, 1, length)
@@ -116,7 +115,6 @@ class MaskedExecutor(HeadExecutor):
         ]
 
     def _outputs(self, rows: Sequence[SequenceRows]) -> Tensor:
-        """[kept rows, hidden]"""
         batches = Batch.build(rows, self.buckets, self.num_slots + len(self._own))
         states, outputs, first = self._states_before(rows, sum(len(batch.input_ids) for batch in batches)), [], 0
         for batch in batches:

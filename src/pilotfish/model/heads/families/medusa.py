@@ -68,10 +68,7 @@ class MedusaHead(Head):
 
 
 class DepthLogits(torch.nn.Module):
-    """Logits of the tokens at one depth."""
-
     def __init__(self, head: MedusaHead, parts: Parts, index: int, words: Tensor | slice) -> None:
-        """`words`: rows of its `lm_head` that are used."""
         super().__init__()
         self.blocks = [parts.product(parts.affine(f"heads.{index}.blocks.{j}")) for j in range(head.blocks)]
         self.lm_head = parts.product(parts.affine(f"heads.{index}.lm_head", words))
@@ -106,7 +103,6 @@ class MedusaExecutor(HeadExecutor):
         return self._below(kept) if kept else HeadLogits(torch.zeros(0, self.vocab.size))
 
     def _keep_features(self, rows: SequenceRows) -> None:
-        """Of the roots among committed tokens."""
         slots = rows.prefix_slots[rows.start :].tolist()
         self._features.forget(slots)
         if not rows.kept:

@@ -73,7 +73,6 @@ class RecurrentStep:
 
 class RecurrentModule(torch.nn.Module):
     def __init__(self, head: RecurrentHead, parts: Parts, words: Tensor | slice) -> None:
-        """`words`: the rows of `lm_head` that are used, in this order."""
         super().__init__()
         decoder = head.decoder
         self.zero_first, self.recycles_normed = head.zero_first_embedding, head.recycles_normed
@@ -136,14 +135,11 @@ class JoinedEntry(torch.nn.Module):
         self.product = parts.product(parts.affine("input_proj"))
 
     def forward(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, None]:
-        """The residual [rows, hidden]."""
         both = normed(self.embed_norm, embedded), normed(self.state_norm, states)
         return self.product(torch.cat(both[::-1] if self.hidden_first else both, dim=-1)), None
 
 
 class RecurrentRows:
-    """A module, and KV of its rows."""
-
     def __init__(self, files: HeadFiles, setup: HeadSetup) -> None:
         head = cast(RecurrentHead, files.spec.head)
         parts = Parts(files.tensors, setup.kernels(head.decoder.head_dim), setup.dtype)
@@ -190,7 +186,6 @@ class RecurrentExecutor(HeadExecutor):
         return cast(Tensor, self.rows.module.lm_head(step.outputs)[: batch.num_kept].float())
 
     def _states_before(self, entering: StatesBefore) -> Tensor:
-        """[rows, hidden]"""
         states = self.states.index_select(0, torch.from_numpy(entering.slots).to(self._device))
         if len(entering.places):
             features = torch.from_numpy(entering.features).to(self._device, states.dtype)
@@ -226,7 +221,6 @@ class StatesBefore:
         return cls(slots, np.concatenate(places), np.concatenate(features))
 
     def span(self, first: int, end: int) -> StatesBefore:
-        """Of the rows [first, end)."""
         a, b = np.searchsorted(self.places, (first, end))
         return StatesBefore(self.slots[first:end], self.places[a:b] - first, self.features[a:b])
 

@@ -69,7 +69,6 @@ def _check_numbers(scaling: HeadFields, kind: str) -> None:
 
 
 def _rotated(fields: HeadFields, scaling: HeadFields, head_dim: int) -> float:
-    """The part of a head that is rotated."""
     partial = fields.number("partial_rotary_factor", scaling.number("partial_rotary_factor", 1.0))
     if partial > 1 or int(head_dim * partial) < 2:
         holder = fields if fields.has("partial_rotary_factor") else scaling

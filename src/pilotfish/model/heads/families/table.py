@@ -3,7 +3,7 @@ second."""
 
 from __future__ import annotations
 
-from pilotfish.model.heads.families import block_layouts, eagle1, eagle3, masked, medusa, mtp
+from pilotfish.model.heads.families import block_layouts, eagle, masked, medusa, mtp
 from pilotfish.model.heads.families.layout import HeadSource, ReadLayout
 
 
@@ -21,13 +21,13 @@ def find_layout(source: HeadSource) -> ReadLayout:
     if "hidden_norm.weight" in names:
         return _block(source)
     if "fc.weight" in names and "layers.0.self_attn.q_proj.weight" in names:
-        return eagle1.safeailab
+        return eagle.eagle1
     raise source.refused("has tensors of no head that is known")
 
 
 #: How a name begins that only one layout has.
 _BEGINNINGS: dict[str, ReadLayout] = {
-    "midlayer.": eagle3.safeailab,
+    "midlayer.": eagle.safeailab,
     "mtp_layers.": mtp.speculators,
     "mtp.": mtp.qwen,
     "model.mtp_layers.": mtp.mimo,
@@ -38,8 +38,8 @@ _BEGINNINGS: dict[str, ReadLayout] = {
 
 def _wide(source: HeadSource) -> ReadLayout:
     if source.fields.has("speculators_model_type"):
-        return eagle3.speculators
-    return eagle3.deepspec if source.fields.has("target_layer_ids") else eagle3.modelopt
+        return eagle.speculators
+    return eagle.deepspec if source.fields.has("target_layer_ids") else eagle.modelopt
 
 
 def _block(source: HeadSource) -> ReadLayout:

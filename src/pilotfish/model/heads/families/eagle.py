@@ -1,5 +1,5 @@
-"""EAGLE-3 in the layouts of SafeAILab and SpecForge (`midlayer.`), speculators, NVIDIA's Model-Optimizer and DeepSpec
-(`layers.0.`).
+"""EAGLE-1 and EAGLE-2, whose weights are of one kind, in SafeAILab's layout; EAGLE-3 in the layouts of SafeAILab and
+SpecForge (`midlayer.`), speculators, NVIDIA's Model-Optimizer and DeepSpec (`layers.0.`).
 
 Layer ids are published in two conventions: speculators, and vLLM beside it, count what a layer gets, as we do;
 Model-Optimizer, TensorRT-LLM, SGLang and DeepSpec count what a layer puts out. Files of both are found under the names
@@ -130,3 +130,28 @@ def _projection(source: HeadSource, layers: tuple[int, ...], width: int, eps: fl
     if joined and parts:
         raise fields.refused("fc_norm", "false beside norm_before_fc, which norms the same states another way")
     return Projection(layers, width, joined_norm=joined, part_norms=parts, fc=layers != (FINAL,), eps=eps)
+
+
+# -- EAGLE-1; HASS adds norms before the product
+
+_JOINED = Renaming(
+    {"fc.": "input_proj.", "embedding_layernorm.": "embed_norm.", "hidden_states_layernorm.": "hidden_norm."}
+)
+#: Most have none of these.
+_NORMS = ("layers.0.input_layernorm.weight", "norm.weight", "embed_norm.weight", "hidden_norm.weight")
+
+
+def eagle1(source: HeadSource) -> HeadLayout:
+    fields, names = source.fields, _JOINED.of(source)
+    biased = "input_proj.bias" in names
+    if fields.flag("bias", biased) != biased:
+        raise fields.refused("bias", f"{biased}, as there {'is' if biased else 'is no'} tensor fc.bias")
+    decoder = read_decoder(fields, names)
+    check_target(source, decoder.hidden)
+    if ("embed_norm.weight" in names) != ("hidden_norm.weight" in names):
+        raise source.refused("has one of the tensors embedding_layernorm and hidden_states_layernorm; both are needed")
+    projection = Projection((FINAL,), decoder.hidden, fc=False, eps=decoder.eps)
+    target = source.target
+    head = RecurrentHead(projection, decoder, "joined")
+    spec = HeadSpec(head, "eagle1", "safeailab", target.hidden, target.layers, read_vocabulary(source, fields))
+    return HeadLayout(spec, names, absent=frozenset(name for name in _NORMS if name not in names))
