@@ -71,7 +71,6 @@ class ArenaPlan:
         return reference.place < self.places and reference.size <= self.place_bytes
 
     def epochs(self, memory: Bytes) -> NDArray[np.uint64]:
-        """[places], of an arena's whole memory."""
         return memory[self.epoch_at(0) : self.epoch_at(self.places)].view(np.uint64)
 
 
@@ -85,8 +84,7 @@ class Arena:
     """Its methods may be called from any thread. What is written into a place is the business of whoever took it."""
 
     def __init__(self, size: int, segment_bytes: int) -> None:
-        """Places for segments of up to `segment_bytes`, `size` bytes of them in all. EngineError where none fits, or
-        there is no such memory."""
+        """EngineError where no place fits into `size` bytes, or there is no such memory."""
         self.segment_bytes = segment_bytes
         self.plan = ArenaPlan(secrets.token_bytes(NONCE_BYTES), segment_bytes, size // segment_bytes)
         if not self.plan.places:
@@ -107,8 +105,8 @@ class Arena:
         return len(self._free)
 
     def take(self, owner: bytes, size: int) -> int | None:
-        """A place for a segment of `size` bytes; None where the owner has as many as are free. So whoever takes what it
-        may and stalls has half of them, two have a third each, and there is room for somebody new."""
+        """None where the owner has as many as are free: one that stalls has half of them, two have a third each, and
+        there is room for somebody new."""
         if not 1 <= size <= self.plan.place_bytes:
             raise EngineError(f"segments: {size} bytes; 1 to {self.plan.place_bytes} fit into a place")
         with self._lock:
@@ -138,8 +136,7 @@ class Arena:
             self._free.append(place)
 
     def view(self, reference: SegmentReference) -> memoryview | None:
-        """The segment's bytes, in place; None if it is not there, or not any more. They may change as soon as the place
-        is freed."""
+        """In place, until the place is freed; None if the segment is not there any more."""
         with self._lock:
             taken = self._taken.get(reference.place)
             if taken is None or (taken.size, self.epoch(reference.place)) != (reference.size, reference.epoch):

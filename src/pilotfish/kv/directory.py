@@ -100,8 +100,7 @@ class _Manifest(_Versioned, frozen=True, tag_field="holds", tag="pilotfish kv"):
 
 
 class DamagedDirectoryError(ParameterError):
-    """It is ours by all that it holds, but its manifest is gone, damaged or of another format.
-    Whoever owns it may begin it anew: an object is known by its own header."""
+    """It is ours, but its manifest is gone, damaged or of another format. Its owner may begin it anew."""
 
 
 def read_manifest(field: str, directory: Path) -> ObjectFormat | None:
@@ -183,8 +182,7 @@ class OwnedDirectory:
 
 
 def own_for(field: str, directory: Path, objects: ObjectFormat) -> OwnedDirectory:
-    """A directory of such objects; made where its parent is there. ParameterError, naming
-    `field`, where that cannot be."""
+    """Made where its parent is there. ParameterError, naming `field`, where it cannot be owned."""
     with refusing(field, directory):
         directory.mkdir(mode=0o700, exist_ok=True)
         owned = OwnedDirectory(field, directory)
@@ -199,7 +197,6 @@ def own_for(field: str, directory: Path, objects: ObjectFormat) -> OwnedDirector
 
 
 def _set_aside(field: str, directory: Path) -> ObjectFormat | None:
-    """The manifest; None where there is none, or none any more as it was damaged."""
     try:
         return read_manifest(field, directory)
     except DamagedDirectoryError as error:

@@ -38,10 +38,8 @@ class DiskCounts:
 
 
 class DiskStore:
-    """One thread calls `get` and `put`, which may wait for the disk, for ever if that hangs; `contains`, `bytes_used`
-    and `counts` are any thread's and never wait for it. Whatever is wrong with a file is a miss, and the end of it.
-
-    Others may remove files at any time; this store alone adds any."""
+    """One thread calls `get` and `put`, which may wait for the disk for ever; `contains`, `bytes_used` and `counts`
+    never wait. Whatever is wrong with a file is a miss, and the end of it. Others may remove files at any time."""
 
     def __init__(
         self,
@@ -120,8 +118,8 @@ class DiskStore:
     # -- writing
 
     def put(self, kv: KVObject) -> bool:
-        """Whether the object is here now. Where the disk turns out full, one try is made with less of our own on it;
-        after any other failure there are none for a while."""
+        """Whether the object is here now. A full disk gets one more try, with less of ours on it; after any other
+        failure there are none for a while."""
         if self.contains(kv.key) and self._touch(kv.key):
             return True
         if self._clock() >= self._resume_at:
@@ -198,7 +196,6 @@ class DiskStore:
             self._keys.pop(key, None)
 
     def _rebuild(self) -> None:
-        """From what is in the directory; removes what nobody finished and what is of a wrong size."""
         for found in sorted(found_files(self._directory), key=lambda file: file.used_at):
             if found.whole and found.size == self._format.file_bytes:
                 self._keys[found.key] = None

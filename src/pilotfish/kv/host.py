@@ -9,8 +9,7 @@ from pilotfish.kv.objects import KVObject
 
 
 class HostStore:
-    """Not safe for threads: `KVTiers` has a lock around it. Whoever was given an object may read it for as long as it
-    likes, evicted or not."""
+    """Not safe for threads: `KVTiers` has a lock around it."""
 
     def __init__(self, capacity_bytes: int, object_bytes: int) -> None:
         self.most = capacity_bytes // object_bytes

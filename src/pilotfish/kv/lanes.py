@@ -17,8 +17,7 @@ _END = 2
 
 
 class Lane:
-    """Jobs of one thread, urgent ones first. A job that raises is logged and ends alone. The thread ends with the
-    process, whatever it waits for."""
+    """Jobs of one thread, urgent ones first. A job that raises is logged and ends alone."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -1,10 +1,9 @@
-"""Segments over NIXL (an optional extra), whose agents read memory of other processes and hosts: over RDMA where there
-is such a network.
+"""Segments over NIXL (an optional extra), whose agents read memory of other processes and hosts, over RDMA where there
+is.
 
-NIXL itself promises little: what it read may be of any moment, a transfer may take for ever, and what a failed one has
-written is anything. So the epoch is read after the segment, every wait has a deadline, and memory that a transfer may
-still write to is used for nothing else. Nothing of NIXL's that unpickles is used: the other side tells an address, and
-descriptors are built here. No notifications are used either, whose tags are compared by their beginning.
+What NIXL read may be of any moment, and a failed transfer may have written anything. So the epoch is read after the
+segment, every wait has a deadline, and memory that a transfer may still write to is used for nothing else. Nothing of
+NIXL's that unpickles is used, nor its notifications.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ def nixl_installed() -> bool:
 
 
 class NixlOffer:
-    """Lets agents of other processes read an arena: whoever knows its metadata, for NIXL asks for no key. A thread of
-    NIXL's answers them, and is never idle."""
+    """Lets agents that know its metadata read an arena: NIXL asks for no key."""
 
     def __init__(self, arena: Arena) -> None:
         try:

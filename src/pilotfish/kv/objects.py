@@ -54,8 +54,7 @@ TokenIds = NDArray[np.uint32]
 
 @dataclass(frozen=True, eq=False)
 class KVObject:
-    """The checksum is computed when KV is read off the device and verified when it goes back: it finds what happened in
-    between, wherever that was."""
+    """The checksum is computed when KV is read off the device and verified when it goes back."""
 
     key: Key  # names all tokens up to the last of these
     tokens: TokenIds  # [OBJECT_TOKENS]

@@ -5,9 +5,7 @@
     load ─────────────────► verify, write slots ◄────────── read
     poll ◄── what came
 
-An object is verified right before it goes into slots, wherever it was. A slot is written only under the lock of its
-load, and never after the load was ended: whoever ends it may give the slots to others. What is copied out of slots that
-were dropped meanwhile is thrown away.
+A slot is written only under the lock of its load, and never after the load was ended: others may have the slots then.
 """
 
 from __future__ import annotations
@@ -165,7 +163,6 @@ class KVTiers:
         self._read.observe(self._clock() - began)
 
     def _load_seconds(self, key: Key) -> float | None:
-        """What an object takes, as far as is known; None where it is not."""
         copy = self._copy.seconds or 0.0
         with self._lock:
             if key in self._unwritten or (self._host is not None and key in self._host):
@@ -310,7 +307,6 @@ class KVTiers:
         self._saved_slots[saving.slots] -= 1
 
     def _keep(self, kv: KVObject) -> None:
-        """In host memory; on disk what has no room there. The lock is held."""
         for evicted in [kv] if self._host is None else self._host.put(kv):
             self._put_on_disk(evicted)
 
@@ -362,8 +358,8 @@ class KVTiers:
         self._most_saving, self._closes_at = 1 << 62, self._clock() + FLUSH
 
     def close(self) -> bool:
-        """Have what is under way done, and what is in memory on disk, as far as that goes in FLUSH seconds from
-        `closing` on; at once without that. Whether all is done."""
+        """Finishes what is under way and writes memory to disk, in FLUSH seconds from `closing` on. Whether all is
+        done."""
         end = self._closes_at or self._clock()
         done = self._copying.close(end - self._clock())
         with self._lock:

@@ -1,5 +1,4 @@
-"""What `pilotfish kv` does with a directory of objects. Looking at one asks nobody and changes nothing; whoever removes
-files owns the directory meanwhile."""
+"""What `pilotfish kv` does with a directory of objects. Only who removes files owns the directory meanwhile."""
 
 from __future__ import annotations
 

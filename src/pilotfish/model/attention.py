@@ -21,9 +21,8 @@ from pilotfish.model.kv_planes import KVPool, LayerKV
 class AttentionMetadata:
     """Slots that rows write their KV to, and slots that they attend to. All int32, on the model's device.
 
-    A row at position p attends to positions 0 .. p along its path: those below `row_prefixes` lie in its
-    sequence's prefix (committed tokens), the others in its own path (tree ancestors and itself).
-    Padding rows have position -1 and write to the pool's scratch slot.
+    A row attends to positions 0 to its own: those below `row_prefixes` lie in its sequence's prefix, the others in its
+    path (tree ancestors and itself). Padding rows have position -1 and write to the pool's scratch slot.
     """
 
     row_slots: Tensor  # [rows]
@@ -39,11 +38,8 @@ class AttentionMetadata:
 
 @dataclass(frozen=True)
 class Scoring:
-    """How a layer turns queries and keys into weights.
-
-    A row at position p sees the positions p - window + 1 .. p of its path. Scores are q . k * scale, capped at
-    softcap * tanh(score / softcap). A sink is one more score of its head, without a value.
-    """
+    """A row at position p sees the positions p - window + 1 .. p. Scores are q . k * scale, capped at
+    softcap * tanh(score / softcap). A sink is one more score of its head, without a value."""
 
     scale: float
     window: int = 0  # 0: all positions
@@ -72,10 +68,7 @@ def slot_attention(
     progress: LayerProgress | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Called by transformers in each layer that no kernel replaces. Returns [1, rows, heads, head_dim].
-
-    The loader serves only architectures that pass all they want of attention in these arguments.
-    """
+    """Called by transformers in each layer that no kernel replaces. Returns [1, rows, heads, head_dim]."""
     layer: int = module.layer_idx  # type: ignore[assignment]
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     scoring = Scoring(scaling, sliding_window or 0, softcap or 0.0, s_aux)
@@ -88,11 +81,8 @@ def slot_attention(
 def dense_tree_attention(
     q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, metadata: AttentionMetadata, scoring: Scoring
 ) -> Tensor:
-    """The reference on any device: every row gathers its own keys in position order.
-
-    Products and sums run in float64 and are rounded once at the end, so that a row's result does not
-    depend on how many rows or padded positions share the call.
-    """
+    """The reference on any device: every row gathers its own keys in position order. Sums run in float64 and are
+    rounded once, so that a row's result does not depend on how many rows or padded positions share the call."""
     kv.write(metadata.row_slots.long(), k, v)
     slots = key_slots(metadata)
     groups = q.shape[1] // k.shape[1]

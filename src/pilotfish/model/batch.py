@@ -86,8 +86,7 @@ POWERS = tuple(1 << exponent for exponent in range(21))
 
 @dataclass(frozen=True)
 class Buckets:
-    """Sizes that a forward's dimensions are padded to, ascending; a dimension without any takes every size. A row's
-    bits may depend on them, and a CUDA graph is recorded for each."""
+    """Sizes that a forward's dimensions are padded to, ascending; a dimension without any takes every size."""
 
     rows: tuple[int, ...] = ()
     sequences: tuple[int, ...] = ()
@@ -103,7 +102,6 @@ class Buckets:
 
 
 def bucket(size: int, sizes: tuple[int, ...]) -> int:
-    """The smallest of `sizes` that holds `size`; `size` itself if none does."""
     return next((each for each in sizes if each >= size), size)
 
 

@@ -42,8 +42,7 @@ class ProcessGroup:
         self._device = device
 
     def connect(self, meeting: Path) -> None:
-        """Meet the other ranks in a file that none has written before, which may go once this returns. RuntimeError
-        where one does not come."""
+        """Meets the other ranks in a file that none has written before. RuntimeError where one does not come."""
         store = _c10d.FileStore(str(meeting), self.shard.ranks)
         make = _nccl if self._device.type == "cuda" else _gloo
         self._backend = make(store, self.shard, timedelta(seconds=PATIENCE))
@@ -85,8 +84,7 @@ def total(group: Group, x: Tensor) -> Tensor:
 
 
 def join_ranks(model: Any, config: Any, group: Group) -> None:
-    """Have a rank's causal LM, whole but for its weights, compute with those of the others, in place. `config` is the
-    whole model's."""
+    """Has a rank's causal LM compute with the others', in place. `config` is the whole model's."""
     decoder = model.model
     decoder.embed_tokens = SharedEmbedding(decoder.embed_tokens, config.vocab_size, group)
     for layer in decoder.layers:
@@ -99,8 +97,6 @@ def join_ranks(model: Any, config: Any, group: Group) -> None:
 
 
 class Summed(torch.nn.Module):
-    """A module of which each rank computes a partial sum: the first of what it returns, or all."""
-
     def __init__(self, part: torch.nn.Module, group: Group) -> None:
         super().__init__()
         self.part, self._group = part, group
@@ -113,8 +109,6 @@ class Summed(torch.nn.Module):
 
 
 class SharedEmbedding(torch.nn.Module):
-    """An embedding of which each rank holds some tokens: a token's is the sum of one rank's and of zeros."""
-
     def __init__(self, part: torch.nn.Module, vocab_size: int, group: Group) -> None:
         super().__init__()
         self.part, self._group = part, group
@@ -127,8 +121,6 @@ class SharedEmbedding(torch.nn.Module):
 
 
 class SharedHead(torch.nn.Module):
-    """A head of which each rank has the logits of some tokens. Rank 0 has all of them, the others their own."""
-
     def __init__(self, part: torch.nn.Module, vocab_size: int, group: Group) -> None:
         super().__init__()
         self.part, self._group, self._vocab_size = part, group, vocab_size
@@ -141,7 +133,6 @@ class SharedHead(torch.nn.Module):
 
 class WideNorm(torch.nn.Module):
     def __init__(self, norm: Any, heads: int, head_dim: int, group: Group) -> None:
-        """`heads` are the whole model's."""
         super().__init__()
         self.norm, self._group = norm, group
         own = group.shard.kv_heads(heads)

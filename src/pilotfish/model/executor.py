@@ -26,10 +26,8 @@ Together = Callable[[Batch], AbstractContextManager[None]]
 
 
 class TorchExecutor:
-    """Implements `core.executor.Executor`: runs a loaded model over a pool of KV slots, and samples.
-
-    A row's logits do not depend on the rows that share its forward (`Buckets`; bfloat16 on CUDA excepted).
-    """
+    """Implements `core.executor.Executor`: runs a loaded model over a pool of KV slots, and samples. A row's logits do
+    not depend on the rows that share its forward (`Buckets`; bfloat16 on CUDA excepted)."""
 
     def __init__(
         self,
@@ -40,9 +38,8 @@ class TorchExecutor:
         together: Together = lambda _: nullcontext(),
         tap: FeatureTap | None = None,
     ) -> None:
-        """`pacer` holds back the forward and sampling, as a target's pace does. Tokens from `vocab_size` on are never
-        given: models of one tokenizer may pad their vocabularies differently. `together` has other ranks run the same
-        batch meanwhile. With a `tap` slots keep features too. ModelError for one of layers that the model lacks."""
+        """Tokens from `vocab_size` on are never given: models of one tokenizer may pad their vocabularies differently.
+        `together` has other ranks run the same batch. ModelError for a tap of layers that the model lacks."""
         config = model.config
         self.model = model
         self.num_slots = num_slots
@@ -96,7 +93,6 @@ class TorchExecutor:
         return self.run(self.prepare(sequences))
 
     def prepare(self, sequences: Sequence[SequenceRows]) -> list[Batch]:
-        """In host memory; several batches, where there are more rows than the largest bucket takes."""
         return Batch.build(sequences, self.buckets, self.num_slots)
 
     @torch.inference_mode()

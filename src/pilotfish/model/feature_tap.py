@@ -40,8 +40,7 @@ def refuse_unknown_layers(layers: Sequence[int], count: int) -> None:
 
 
 def capturing(model: Any, layers: Sequence[int], states: Tensor) -> AbstractContextManager[None]:
-    """A forward of a causal LM meanwhile writes the states of all its rows, padding included.
-    states [rows, len(layers) * hidden]"""
+    """A forward meanwhile writes the states of all its rows. states [rows, len(layers) * hidden]"""
     return model.capturing(layers, states) if isinstance(model, PlainDecoder) else _hooked(model, layers, states)
 
 

@@ -40,8 +40,8 @@ class Kernels:
     # -- whole models
 
     def replace(self, model: Any, context: int, *, alone: bool) -> Any:  # noqa: ARG002
-        """A transformers causal LM with modules of the device's own in place of transformers' (`replace_modules`), or
-        another module altogether if it is `alone`: ranks meet between a model's parts."""
+        """A causal LM of transformers, with modules of the device's own (`replace_modules`); if it is `alone`, and no
+        other ranks meet between its parts, maybe another module altogether."""
         return model
 
     def records(self, config: Any) -> bool:  # noqa: ARG002
@@ -119,5 +119,4 @@ class RMSNorm(torch.nn.Module):
         return (self.weight * normed.to(self.weight.dtype).view_as(x)).to(x.dtype)
 
     def of_sum(self, residual: Tensor, x: Tensor) -> Tensor:
-        """Adds x to the residual in place, and norms that. Both [rows, size]."""
         return cast(Tensor, self(residual.add_(x)))

@@ -62,8 +62,7 @@ class Pacer:
         self.taken.append(taken)
 
     def hold(self, began: float, rows: int) -> None:
-        """After a forward of `rows` rows, and sampling: returns when its time is over. `began` is of
-        `time.perf_counter`."""
+        """After a forward of `rows` rows that began then, by `time.perf_counter`: returns when its time is over."""
         seconds = self.pace.seconds(rows)
         self.note((time.perf_counter() - began) / seconds)
         deadline = began + seconds

@@ -31,8 +31,8 @@ NOISE_SCALE = 0.5
 def draw(
     logits: Tensor, broken: Sequence[int], sampling: Sampling, ids: Tensor | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
-    """Tokens and chances as `Outcome` has them. logits [kept rows, vocab], raw; those of `broken` rows are not
-    finite. `ids` int64 [vocab], ascending, are the tokens of a reduced vocabulary: no others are given."""
+    """As `Outcome` has them. logits [kept rows, vocab], raw, not finite in `broken` rows. `ids` int64 [vocab],
+    ascending, are the tokens of a reduced vocabulary."""
     if not len(sampling):
         return np.zeros(0, np.int64), None
     if sampling.vocabularies:
@@ -89,8 +89,6 @@ def _over_all_tokens(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 def sample(logits: Tensor, sampling: Sampling) -> list[int]:
-    """The target's token after each row, NO_TOKEN where its mask and rules leave none. logits float32 or float64
-    [samples, vocab]."""
     logits = edited(masked(logits, sampling.masks), sampling)
     greedy = sampling.greedy
     if greedy.all():
@@ -143,8 +141,7 @@ def non_finite_rows(logits: Tensor) -> list[int]:
 
 
 def masked(logits: Tensor, masks: TokenMasks | None) -> Tensor:
-    """Logits [samples, vocab] without what masks forbid; or `logits` itself where there are none. They may cover a part
-    of the vocabulary (a draft's)."""
+    """Logits [samples, vocab], or `logits` itself without masks, which may cover a part of the vocabulary."""
     if masks is None:
         return logits
     if logits.device.type == "cpu" and hasattr(torch.ops.pilotfish, "mask_logits") and logits.dtype == torch.float32:
@@ -166,8 +163,8 @@ def masked_reference(logits: Tensor, masks: TokenMasks) -> Tensor:
 
 
 def edited(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Logits [samples, vocab] after each row's rules, float64; or `logits` itself where no row has any. They may cover
-    a part of the vocabulary (a draft's): ids beyond it are skipped."""
+    """Logits [samples, vocab] after each row's rules, float64; or `logits` itself where no row has any. Ids beyond the
+    vocabulary (a draft's may be smaller) are skipped."""
     present = [(row, edit) for row, edit in enumerate(sampling.edits) if edit is not None]
     if not present:
         return logits
@@ -276,8 +273,8 @@ def _keep_top_p(scores: Tensor, top_p: Tensor) -> Tensor:
 
 
 def perturbed_topk(scores: Tensor, sampling: Sampling, k: int, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The k best columns of each row by score + noise: values float64 [rows, k] descending, columns int64. `ids` int64
-    [columns], ascending, are their tokens, whose noise it is; None: their numbers."""
+    """The k best columns of each row by score + noise: float64 [rows, k] descending, int64. `ids` int64 [columns],
+    ascending, are the tokens of the columns."""
     signed = np.array(sampling.seeds, np.uint64).view(np.int64)  # of the same bits
     seeds = torch.from_numpy(signed[sampling.sequences])
     positions = torch.from_numpy(sampling.positions)

@@ -85,13 +85,11 @@ class Formulas:
         if d.qk_norm:
             q, k = self.norm(f"{at}q_norm", q), self.norm(f"{at}k_norm", k)
         q, k = self.rotate(q), self.rotate(k)
-        attended = torch.zeros(n, d.heads, d.head_dim, dtype=torch.float64)
-        for t in range(n):
-            seen = slice(max(0, t - d.window + 1) if d.window else 0, t + 1)
-            for head in range(d.heads):
-                own = head * d.kv_heads // d.heads
-                weights = (k[seen, own] @ q[t, head] / d.head_dim**0.5).softmax(0)
-                attended[t, head] = weights @ v[seen, own]
+        k, v = (x.repeat_interleave(d.heads // d.kv_heads, dim=1) for x in (k, v))
+        behind = torch.arange(n)[:, None] - torch.arange(n)
+        scores = torch.einsum("qhd,khd->hqk", q, k) / d.head_dim**0.5
+        unseen = (behind < 0) | (behind >= (d.window or n))
+        attended = torch.einsum("hqk,khd->qhd", scores.masked_fill(unseen, -torch.inf).softmax(-1), v)
         if gate is not None:
             attended = attended * torch.sigmoid(gate)
         return self.linear(f"{at}o_proj", attended.reshape(n, -1))

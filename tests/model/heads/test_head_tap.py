@@ -51,7 +51,7 @@ def test_features_are_those_of_the_formula(norm: str, eager: bool, tmp_path: Pat
     "fields",
     [
         {"bias": True, "feature_norm": True},
-        {"part_norms": True, "joined_norm": True, "feature_norm": True},
+        {"part_norms": True, "feature_norm": True},
         {"layers": (FINAL,), "fc": False, "width": HIDDEN},
         {"layers": (3,), "fc": False, "width": HIDDEN, "part_norms": True},
     ],

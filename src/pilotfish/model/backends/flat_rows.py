@@ -1,8 +1,6 @@
-"""The rows of a forward one after the other, and which others each of them sees: what an engine needs that knows
-nothing of our slots.
+"""The rows of a forward one after the other, and which others each sees: for engines that know nothing of slots.
 
-    columns    [ earlier: slots with KV that some row sees ][ rows of this forward ]
-    row        sees the columns on its own path: of its prefix, of its ancestors, and its own
+columns    [ earlier: slots with KV that some row sees ][ rows of this forward ]
 """
 
 from __future__ import annotations
@@ -90,8 +88,7 @@ def _see(sees: NDArray[np.bool_], sequence: SequenceRows, column: Ints) -> None:
 def forwards(
     sequences: Sequence[SequenceRows], num_slots: int, most_rows: int, most_earlier: int | None = None
 ) -> Iterator[FlatRows]:
-    """The rows in their order, in forwards of so many rows at most. A forward sees at most `most_earlier` columns of
-    earlier ones, where no path is longer than that."""
+    """In forwards of so many rows at most, each of which sees at most `most_earlier` earlier columns."""
     count = sum(sequence.num_rows for sequence in sequences)
     if count <= most_rows:
         flat = FlatRows.of(sequences, num_slots)

@@ -1,8 +1,6 @@
-"""A draft on llama.cpp: Vulkan, Metal, ROCm, CUDA, CPUs.
-
-llama.cpp keeps KV in cells. A cell has a position, and a set of sequences, of which there are at most 256; a token of a
-sequence sees the cells of that sequence. So each path that is grown is a sequence of its own, which shares the cells of
-what comes before it with others (`runs.py`):
+"""A draft on llama.cpp: Vulkan, Metal, ROCm, CUDA, CPUs. llama.cpp keeps KV in cells of sequences, of which there are
+at most 256; a token sees the cells of its sequence. So each path that is grown is a sequence, which shares cells with
+others (`runs.py`):
 
     sequence 0    the ─── cat ─── sat                slot of `sat`: sequence 0, position 2
     sequence 1    the ─── cat ─── ran ─── off        made of sequence 0 up to `cat`; no KV was copied
@@ -32,13 +30,11 @@ NO_CELLS = 1
 
 
 class LlamaCppExecutor(LogitsExecutor):
-    """A GGUF file over a context of llama.cpp's."""
-
     def __init__(
         self, file: Path, num_slots: int, threads: int, given: int, *, on_gpu: bool = False, wide_kv: bool = False
     ) -> None:
-        """`on_gpu`: all layers on the device that llama.cpp was built for. `wide_kv`: KV in float32, not float16.
-        ModelError for a file that cannot be run, ParameterError for a device that is not there."""
+        """`on_gpu`: on the device that llama.cpp was built for. `wide_kv`: KV in float32, not float16. ModelError for a
+        file that cannot be run, ParameterError for a device that is not there."""
         if on_gpu and not llama_cpp.llama_supports_gpu_offload():
             raise ParameterError("backend_device", "gpu", "cpu: llama.cpp was built for no other device here")
         self._model = load_gguf(file, on_gpu)

@@ -1,10 +1,6 @@
-"""A draft on OpenVINO: Intel's CPUs, GPUs and NPUs.
-
-OpenVINO knows no slots, so KV stays here, and the model is a function without state:
-
-    tokens, positions, keys and values of earlier tokens, who sees whom ──► logits, keys and values of the rows
-
-An NPU compiles a model for fixed sizes alone: rows and earlier tokens are padded there to the next of a few.
+"""A draft on OpenVINO: Intel's CPUs, GPUs and NPUs. OpenVINO knows no slots, so KV stays here, and the model is a
+function without state. An NPU compiles it for fixed sizes alone: rows and earlier tokens are padded to the next of a
+few.
 """
 
 from __future__ import annotations
@@ -38,8 +34,6 @@ MOST_ROWS = 512
 
 @dataclass(frozen=True)
 class Sizes:
-    """Those that a device compiles a model for, ascending; without any it takes all."""
-
     rows: tuple[int, ...] = ()
     earlier: tuple[int, ...] = ()
 
@@ -64,8 +58,8 @@ class OpenVINOExecutor(LogitsExecutor):
         given: int,
         sizes: Sizes | None = None,
     ) -> None:
-        """`dtype` is a key of PRECISIONS; without `sizes` they are the device's. ParameterError for a device that
-        OpenVINO does not have here, ModelError for a model that this cannot run."""
+        """`dtype` is a key of PRECISIONS; without `sizes` they are the device's. ParameterError for a device that is
+        not there, ModelError for a model that cannot run."""
         core = openvino.Core()
         kind = _kind_of(device, core.available_devices)
         self.sizes = sizes or FIXED.get(kind, ANY_SIZE)

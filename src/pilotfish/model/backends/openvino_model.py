@@ -66,8 +66,8 @@ def stateless_attention(
     s_aux: Tensor | None = None,  # [heads]
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Called by transformers in each layer. Returns [1, rows, heads, head_dim]; notes the rows' keys and values. Scores
-    of earlier tokens and of the rows are computed apart, so that no KV is copied."""
+    """Called by transformers in each layer. Returns [1, rows, heads, head_dim]; notes the rows' keys and values.
+    Earlier tokens and rows are scored apart, so that no KV is copied."""
     layer: int = module.layer_idx  # type: ignore[assignment]
     key, value = key.squeeze(0), value.squeeze(0)
     fresh.append((key, value))

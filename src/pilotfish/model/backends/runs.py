@@ -1,14 +1,13 @@
 """Slots as places in sequences that share what they begin with, for an engine that knows sequences alone.
 
-A *run* is such a sequence: one path from the first token on. A slot is a place in a run, and stands for the path up to
-there. The row after a slot goes on with its run, if the slot is the run's end, or with a new run that begins alike:
+A *run* is one path from the first token on; a slot is a place in a run. The row after a slot goes on with its run, if
+the slot is the run's end, or with a new run that begins alike:
 
     run 0    the ─── cat ─── sat             run 1 begins as run 0 does, for two tokens: it is an heir of run 0
     run 1    the ─── cat ─── ran
 
-Where numbers or room run out, a run is given up: of those whose tokens other runs have as well, but for a few, the one
-used longest ago. Its slots that an heir has, too, are places of the heir from then on; the others are lost, and are
-computed again when a row needs them. Nobody tells when a slot is free: one that is written again leaves its place.
+Where numbers or room run out, a run is given up, the one used longest ago of those that are cheap. Slots that an heir
+has too are places of the heir from then on; the others are computed again when a row needs them.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ CHEAP = 16
 
 
 class PathRow(Struct, frozen=True):
-    """A token that is to be computed."""
-
     token: int
     position: int
     prefix: Sequence[int]  # slots of its sequence's first tokens, as far as `below` does not begin, or further
@@ -46,7 +43,6 @@ class PathRow(Struct, frozen=True):
         return self.prefix[position] if position < first else self.below[position - first]
 
     def ancestor(self, position: int, token: int) -> PathRow:
-        """The row of another token on its path."""
         below = self.below[: max(len(self.below) - (self.position - position), 0)]
         return PathRow(token, position, self.prefix, below)
 
@@ -73,8 +69,7 @@ class Heir:
 
 class Runs:
     def __init__(self, most: int, copy: Callable[[int, int, int], None], remove: Callable[[int], None]) -> None:
-        """Of at most so many runs. `copy` has the engine begin a run (its second number) as another one (the first),
-        for so many tokens; `remove` has it forget one."""
+        """`copy` has the engine begin a run (its second number) as another one, for so many tokens."""
         self._copy, self._remove = copy, remove
         self._free = list(range(most - 1, -1, -1))
         self._run_of: dict[int, Run] = {}  # of a slot
@@ -94,8 +89,8 @@ class Runs:
         return [row.ancestor(n, self._tokens[row.slot_at(n)]) for n in range(first, row.position)]
 
     def must_wait(self, row: PathRow) -> bool:
-        """Whether what is queued must be decoded before the row can be placed: it begins a run as another one is that
-        is not decoded so far, or there is no number for it."""
+        """Whether what is queued must be decoded first: the row begins like a run that is not decoded so far, or no
+        number is free."""
         if row.position == 0:
             return not self._free and len(self._queued) == len(self._runs)
         parent = self._run_of[row.parent]
@@ -147,7 +142,6 @@ class Runs:
         self._queued.clear()
 
     def end_forward(self) -> None:
-        """Runs that no slot is in are forgotten."""
         self._now += 1
         for run in [run for run in self._runs.values() if not run.slots]:
             self._forget(run)
@@ -171,7 +165,6 @@ class Runs:
         return [heir for heir in run.heirs if self._runs.get(heir.run.number) is heir.run]
 
     def _alone(self, run: Run) -> int:
-        """Tokens that no other run has."""
         return run.end - max([run.shared, *(heir.shared for heir in self._living_heirs(run))])
 
     def _bequeath(self, run: Run, best: Heir, heirs: Sequence[Heir]) -> None:

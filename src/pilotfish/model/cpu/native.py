@@ -89,7 +89,6 @@ def _processor_flags() -> frozenset[str]:
 
 @functools.cache
 def _may_use_tiles() -> bool:
-    """Linux keeps the tiles from a process until it has asked for them."""
     call = map(ctypes.c_long, (_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA))
     return bool(ctypes.CDLL(None).syscall(*call) == 0)
 
@@ -110,9 +109,8 @@ def runs_native(head_dim: int, device: DeviceLike, *, eager: bool) -> bool:
 
 
 def load_kernels() -> bool:
-    """Build (under a minute, once, in $PILOTFISH_CACHE or the user's cache) and load the kernels. False, with one
-    logged line, where that fails; ParameterError as `instruction_set`. In a process without torch, that they are
-    built."""
+    """Builds them (under a minute, once, in $PILOTFISH_CACHE) and loads them. False, with one logged line, where that
+    fails. In a process without torch: whether they are built. ParameterError as `instruction_set`."""
     return _loaded() is not None
 
 
@@ -138,8 +136,8 @@ def _loaded() -> Path | None:
 
 @functools.cache
 def built_by() -> str:
-    """The compiler that built the kernels, which are loaded, by its own note in the library: where it joins products
-    and sums is its choice."""
+    """The compiler of the loaded kernels, by its note in the library: where it joins products and sums is its
+    choice."""
     library = _loaded()
     assert library is not None
     notes = re.findall(rb"(?:GCC: \([^()\0]*\)|clang version) [\w.+~-]+", library.read_bytes())
@@ -147,8 +145,7 @@ def built_by() -> str:
 
 
 def _build(library: Path) -> None:
-    """Loads it too. Each process builds in a directory of its own: a build lock that is shared would stay behind when
-    its owner is killed."""
+    """Each process builds in a directory of its own: a shared lock would stay behind when its owner is killed."""
     from torch.utils import cpp_extension
 
     flags, source = [*_FLAGS, *_flags()[instruction_set()]], str(_SOURCES / "ops.cpp")
@@ -174,9 +171,8 @@ def input_multiple(dtype: DtypeLike) -> int:
 
 
 def pack_weight(weight: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """[N, K] -> [ceil(N / 32), steps, 32, inputs of a step], the layout that `linear` reads (see kernels/linear.h): a
-    step is 1 input in float32 and 2 in bfloat16, and zeros fill whole tiles of AMX. `dtype` is the inputs', where it is
-    not the weight's."""
+    """[N, K] -> [ceil(N / 32), steps, 32, inputs of a step], the layout that `linear` reads (kernels/linear.h). `dtype`
+    is the inputs', where it is not the weight's."""
     import torch
 
     outputs, depth = weight.shape

@@ -37,7 +37,6 @@ class PackedWeight:
 
     @classmethod
     def of(cls, *weights: Tensor) -> PackedWeight:
-        """weights [N, K] of one format, their outputs end to end."""
         values = [getattr(weight, "qdata", weight).detach() for weight in weights]
         panels = pack_weight(torch.cat(values) if len(values) > 1 else values[0], weights[0].dtype)
         if panels.dtype != torch.int8:
@@ -83,8 +82,6 @@ class PackedGatedMLP(torch.nn.Module):
 
 
 class ActivatedMLP(torch.nn.Module):
-    """A feed-forward with biases or another gate: down(op(gate(x), up(x)))."""
-
     def __init__(self, gate: Linear, up: Linear, down: Linear, op: GateOp) -> None:
         super().__init__()
         self.gate_up, self.down, self.op = PackedLinear(gate, up), PackedLinear(down), op
@@ -97,7 +94,6 @@ class ActivatedMLP(torch.nn.Module):
 class FusedRMSNorm(RMSNorm):
     @classmethod
     def of(cls, norm: Any) -> FusedRMSNorm:
-        """In place of one of transformers'."""
         about = ARCHITECTURES[type(norm).__name__.replace("RMSNorm", "ForCausalLM")]
         weight = norm.weight.detach()
         weight = (weight.float() if about.get("rounds_once") else weight) + about.get("norm_offset", 0.0)
@@ -243,7 +239,7 @@ def gated_feed_forward(gate: Linear, up: Linear, down: Linear, kind: str) -> tor
 
 class PlainDecoder(torch.nn.Module):
     """Runs a plain decoder, its parts replaced already, in one call of the kernels: for small models the Python between
-    single kernels is most of a forward. The model's rotary embedding computes the angles of all positions, once."""
+    single kernels is most of a forward."""
 
     def __init__(self, model: Any, context: int) -> None:
         super().__init__()

@@ -1,5 +1,4 @@
-"""What executors of heads of every family share: whose rows they run, how unknown features are filled in, and how
-logits over a reduced vocabulary become the target's tokens."""
+"""What executors of heads of every family share: their rows, unknown features, and logits over a reduced vocabulary."""
 
 from __future__ import annotations
 
@@ -35,8 +34,6 @@ class HeadSetup:
 
 @dataclass(frozen=True)
 class DraftVocab:
-    """Which tokens a head can give."""
-
     target_size: int  # tokens that it reads
     size: int
     words: Tensor | slice  # `size` rows of its `lm_head`, so that the target's ids ascend
@@ -61,11 +58,8 @@ class HeadLogits:
 
 
 class HeadExecutor(ABC):
-    """Implements `core.executor.Executor`.
-
-    A head's row of token i takes the feature of token i - 1 and stands at its position. So there is no row of a first
-    token, which is never kept either. Whoever paces a head does it around `execute`.
-    """
+    """Implements `core.executor.Executor`. A head's row of token i takes the feature of token i - 1 and stands at its
+    position: there is no row of a first token, which is never kept either. Pacing is done around `execute`."""
 
     deepest = ANY_DEPTH
 
@@ -118,8 +112,8 @@ def without_first(rows: SequenceRows) -> SequenceRows:
 
 
 def filled(features: Features) -> tuple[Features, int]:
-    """Where a feature is not known (not finite), the last one known before it, and zeros where there is none: of how
-    many rows."""
+    """Where a feature is unknown (not finite), the last one known before it, and zeros where there is none: in how many
+    rows."""
     known = np.isfinite(features).all(axis=1)
     if known.all():
         return features, 0

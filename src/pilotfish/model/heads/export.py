@@ -52,9 +52,9 @@ def export_head(
     tokens: int = 0,
     lean: bool = False,
 ) -> None:
-    """Into `directory`, which is made. `verifier` is what others know the target by, `tokens` how many they guess;
-    0: as many as such heads commonly do. What is the target's own is left out where all readers take it from the
-    target; of EAGLE-3's only if `lean`, as the library's own loader leaves memory there as it is."""
+    """`verifier` is the target's public name, `tokens` how many others guess; 0: as many as such heads commonly do. The
+    target's own tensors are left out; of EAGLE-3's only if `lean`: the library's own loader leaves memory there as
+    is."""
     directory.mkdir(parents=True, exist_ok=True)
     tensors = dict(_tensors(files, target, lean))
     config = _config(files, target, verifier, tokens)

@@ -27,14 +27,12 @@ MAPPINGS = ("d2t", "t2d", "token_map")
 
 
 def read_spec(directory: Path, target: TargetFacts, layers: tuple[int, ...] | None = None) -> HeadSpec:
-    """What a head is, by its configuration and its tensors' names and shapes, all of which are checked."""
     return _read_layout(directory, target, layers)[1].spec
 
 
 def read_head(directory: Path, target: TargetFacts, layers: tuple[int, ...] | None = None) -> HeadFiles:
-    """All of a head. What it shares with its target comes from the target's files. `layers` are the hidden states that
-    it takes, in our numbers, where its own configuration is wrong or silent. ModelError for a head that is incomplete,
-    corrupt, of another target or not supported."""
+    """What it shares with its target comes from the target's files. `layers` are the hidden states that it takes, in
+    our numbers, where its configuration is wrong or silent. ModelError for what cannot be used with this target."""
     source, layout = _read_layout(directory, target, layers)
     loaded = read_tensors(source.headers, layout.names.values())
     tensors = {ours: loaded[name] for ours, name in layout.names.items()}
@@ -71,7 +69,6 @@ def _read_layout(directory: Path, target: TargetFacts, layers: tuple[int, ...] |
 
 
 def _check_told(layers: tuple[int, ...], target: TargetFacts) -> None:
-    """ParameterError for hidden states that the target has not, or that are named twice."""
     for layer in layers:
         if layer != FINAL and not 0 <= layer <= target.layers:
             allowed = f"0 to {target.layers}, or {FINAL}: after the final norm"
@@ -81,7 +78,6 @@ def _check_told(layers: tuple[int, ...], target: TargetFacts) -> None:
 
 
 def _check_count(layout: HeadLayout, source: HeadSource, layers: tuple[int, ...]) -> None:
-    """ParameterError for more or fewer hidden states than the head's tensors take."""
     columns = source.shape(layout.names.get("fc.weight", ""))[-1:] or (source.target.hidden,)
     count = columns[0] // source.target.hidden
     if len(layers) != count and columns[0] % source.target.hidden == 0:
@@ -90,7 +86,6 @@ def _check_count(layout: HeadLayout, source: HeadSource, layers: tuple[int, ...]
 
 
 def _check_tensors(source: HeadSource, layout: HeadLayout) -> None:
-    """ModelError for the first tensor that is one too many, lacks, or has another shape or type."""
     spec, names = layout.spec, layout.names
     shapes = spec.shapes(source.target.vocab)
     for ours, name in names.items():
@@ -214,7 +209,6 @@ def _mapping(source: HeadSource, layout: HeadLayout, tensors: Mapping[str, Tenso
 
 
 def _check_listed(source: HeadSource, tensors: Mapping[str, Tensor], ids: Tensor) -> None:
-    """t2d says the same again."""
     if "t2d" not in tensors:
         return
     listed = torch.zeros(source.target.vocab, dtype=torch.bool)

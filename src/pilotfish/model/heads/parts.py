@@ -41,8 +41,8 @@ class Parts:
         return self.kernels.linear(*affines)
 
     def norm(self, name: str, decoder: Decoder) -> RMSNorm | None:
-        """None where the head has none of this name. Where weights are offsets from 1, as in Qwen3-Next, they are kept
-        in float32, and the norm rounds once."""
+        """None where there is none. Weights that are offsets from 1 (Qwen3-Next) stay in float32: the norm rounds
+        once."""
         if f"{name}.weight" not in self:
             return None
         weight = self.tensor(f"{name}.weight")
@@ -84,14 +84,11 @@ class Angles:
             self._table = self._of(max(count, 2 * len(self._table[0])))
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Of positions within reach, int [rows] -> cosines and sines [rows, rotated part of a head]."""
         cos, sin = self._table
         return cos.index_select(0, positions), sin.index_select(0, positions)
 
 
 class HeadAttention(torch.nn.Module):
-    """Attention of a head's layer over its slots: queries, keys, values and gates come from one product."""
-
     def __init__(self, parts: Parts, shape: Decoder, layer: int) -> None:
         super().__init__()
         prefix = f"layers.{layer}.self_attn"

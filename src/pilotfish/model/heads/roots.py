@@ -1,5 +1,4 @@
-"""What a head computed at the roots of trees, for the nodes below them: of all depths at once, where one forward gives
-them."""
+"""What a head computed at the roots of trees, for the nodes below them: where one forward gives all depths."""
 
 from __future__ import annotations
 
@@ -24,8 +23,6 @@ _NONE: Mapping[int, Tensor] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class KeptRow:
-    """A root, or a node below it, whose children are wanted."""
-
     prefix: Slots  # of the sequence up to the root
     depth: int  # 0: the root
     token: int
@@ -43,8 +40,6 @@ def kept_rows(rows: SequenceRows) -> list[KeptRow]:
 
 
 class RootStates:
-    """States of the roots that were asked for last, each by its slot."""
-
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._states: OrderedDict[int, Tensor] = OrderedDict()
@@ -74,8 +69,7 @@ class RootSlots:
     def __init__(
         self, compute: Callable[[Sequence[KeptRow]], Tensor], logits: SlotLogits, slots: int, first: int
     ) -> None:
-        """`compute` gives those of roots, [roots, slots, hidden]. The slot of index `first` tells what follows a
-        root."""
+        """`compute` gives states of roots, [roots, slots, hidden]; the slot `first` tells what follows a root."""
         self._compute, self._logits = compute, logits
         self._slots, self._first = slots, first
         self._states = RootStates(ROOTS)  # [slots, hidden] each
@@ -84,9 +78,8 @@ class RootSlots:
     def below(
         self, kept: Sequence[KeptRow], padded: Callable[[int], int], fresh: Mapping[int, Tensor] = _NONE
     ) -> HeadLogits:
-        """Rows of one root and depth share their product with the output layer; those of the last depth have none.
-        `padded`: how many rows that product takes for some. `fresh`: states [slots, hidden] of roots of `kept` that
-        are known already, by slot."""
+        """Rows of one root and depth share their product with the output layer. `padded`: rows that the product takes
+        for some. `fresh`: states [slots, hidden] of roots that are known already, by slot."""
         states = self._states_of(kept, fresh)  # [roots, slots, hidden]
         slots = np.array([row.depth for row in kept]) + self._first
         beyond = slots >= self._slots

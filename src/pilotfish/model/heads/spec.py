@@ -1,9 +1,8 @@
-"""What a trained head is, whoever published it, and the names and shapes of the tensors that all families share.
+"""What a trained head is, whoever published it, and the tensors that families share.
 
 With each committed token a head gets a *feature*: what the target's projection makes of its hidden states at the token
-before. Hidden states are counted as transformers' `hidden_states` are: k is the residual stream before layer k (0: the
-embeddings; the number of layers: after all of them), without a norm. `FINAL` is the last one after the model's final
-norm.
+before. Hidden states are counted as transformers' `hidden_states` are: k is what layer k gets, without a norm; `FINAL`
+is the last one after the model's final norm.
 """
 
 from __future__ import annotations
@@ -26,13 +25,8 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Projection:
-    """What the target makes of its hidden states of a token. Its tensors stay with the target:
-
-    `input_norm.weight` [parts * target_hidden]         with `joined_norm`
-    `fc_norm.{i}.weight` [target_hidden]                with `part_norms`
-    `fc.weight` [width, parts * target_hidden], `fc.bias`   with `fc` and `bias`
-    `feature_norm.weight` [width]                       with `feature_norm`: DFlash's and DSpark's `hidden_norm`
-    """
+    """What the target makes of its hidden states of a token: `input_norm` [parts * target_hidden] or `fc_norm.{i}`
+    [target_hidden], then `fc` [width, parts * target_hidden], then `feature_norm` [width], each where there is one."""
 
     layers: tuple[int, ...]  # in the order in which they are concatenated; at least one
     width: int  # of a feature
@@ -61,13 +55,7 @@ class Projection:
 
 @dataclass(frozen=True)
 class Decoder:
-    """The layers of a head. Canonical tensors, for layer i:
-
-    `layers.{i}.self_attn.{q,k,v,o}_proj.weight` (and `.bias` with `attention_bias`),
-    `layers.{i}.self_attn.{q,k}_norm.weight` with `qk_norm`, `layers.{i}.mlp.{gate,up,down}_proj.weight`,
-    `layers.{i}.input_layernorm.weight` (absent: identity), `layers.{i}.post_attention_layernorm.weight`,
-    `norm.weight` (absent: identity).
-    """
+    """The layers of a head, as `shapes` has them; a norm that is absent is the identity."""
 
     layers: int
     hidden: int

@@ -1,5 +1,4 @@
-"""What a head's files are held against: facts of its target and tensors that heads share, and what the head's
-configuration says of the target that it was trained on, as sizes alone do not tell two targets apart."""
+"""A head's target: facts and tensors that its files are held against, and the target that it says it was trained on."""
 
 from __future__ import annotations
 
@@ -52,9 +51,8 @@ class TargetFacts:
         return self._tensor(_HEADS)
 
     def digest(self) -> str:
-        """Tells targets of equal sizes apart: SHA-256, in hex, of up to `SAMPLED` rows of the embedding, spread evenly,
-        as bfloat16. So a copy in another type, or with quantized layers, has the same. "" where there is no embedding
-        by a name that is known."""
+        """Tells targets of equal sizes apart: SHA-256 of up to `SAMPLED` rows of the embedding, spread evenly, as
+        bfloat16, so that a copy in another type has the same. "" without an embedding by a known name."""
         import torch
 
         headers = read_tensor_headers(tensor_files(self.directory))
@@ -83,8 +81,7 @@ class TrainedOn:
 
     @classmethod
     def read(cls, fields: HeadFields) -> TrainedOn:
-        """Of the whole configuration; ModelError for what is no text. Others than speculators' name an architecture of
-        their own alone."""
+        """ModelError for what is no text. Only speculators name the target's architecture."""
         verifier = fields.within("speculators_config").within("verifier")
         verifier.values()
         names = verifier.take("architectures", [])
@@ -93,8 +90,7 @@ class TrainedOn:
         return cls(verifier.text("name_or_path"), tuple(names), fields.text(DIGEST))
 
     def doubt(self, target: TargetFacts) -> str | None:
-        """What of the target that it was trained on is not so of `target`; None where nothing is known to be. Digests
-        say more than names: a copy may have been renamed."""
+        """Why `target` is not the one; None where nothing says so. Digests say more than names: copies are renamed."""
         if self.digest and (digest := target.digest()):
             other = f"other embeddings ({self.digest[:12]}) than {target.directory} ({digest[:12]})"
             return None if self.digest == digest else other

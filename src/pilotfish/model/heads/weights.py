@@ -1,5 +1,5 @@
-"""The files of a head: whether a directory holds one, by names alone; its tensors, headers first, then values. Imports
-no torch until values are read."""
+"""The files of a head: whether a directory holds one, by names alone, and its tensors. Imports torch for values
+only."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ def is_head(directory: Path) -> bool:
 
 
 def tensor_files(directory: Path) -> list[Path]:
-    """None where there are none."""
     if (directory / SAFETENSORS[0]).is_file() or not (directory / _INDEX).is_file():
         found = [directory / name for name in SAFETENSORS + PICKLED if (directory / name).is_file()]
         return found[:1]
@@ -94,7 +93,6 @@ def _unpickled(file: Path) -> Mapping[str, Tensor]:
 
 
 def read_tensors(headers: Mapping[str, TensorHeader], names: Iterable[str]) -> dict[str, Tensor]:
-    """Those of `names`, whole and in memory of their own."""
     tensors: dict[str, Tensor] = {}
     for file in sorted({headers[name].file for name in names}):
         own = [name for name in names if headers[name].file == file]

@@ -1,7 +1,5 @@
-"""A model's configuration, as the rest of the package takes it. Imports no torch.
-
-A field of attention or feed-forward layers that we do not know how to honour is an error here, so that no model is
-served wrong.
+"""A model's configuration, as the rest of the package takes it. A field that we do not know how to honour is an error,
+so that no model is served wrong. Imports no torch.
 """
 
 from __future__ import annotations
@@ -27,8 +25,8 @@ ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 
 def load_config(directory: Path, max_model_len: int = 0) -> Any:
-    """The model's configuration, with its `num_key_value_heads`, `head_dim` and `context`: `max_model_len` positions
-    unless that is 0. ModelError unless it is served, ParameterError for more positions than the model's."""
+    """With `num_key_value_heads`, `head_dim` and `context`: `max_model_len` positions unless that is 0. ModelError
+    unless the model is served, ParameterError for more positions than it has."""
     path = directory / "config.json"
     if not path.is_file():
         raise ModelError(f"model: {directory} has no config.json; a Hugging Face model directory is needed")
@@ -147,8 +145,7 @@ def _attention(config: Any) -> Iterator[str]:
 
 
 def _rope(config: Any) -> Iterator[str]:
-    """Longrope's angles depend on the longest sequence of the batch: a row's logits would depend on the rows beside
-    it. Part of a head is rotated by Phi-3 alone; transformers ignores the field elsewhere, or fails."""
+    """Longrope's angles depend on the longest sequence of the batch. Only Phi-3 rotates a part of a head."""
     parameters = getattr(config, "rope_parameters", None) or {}
     for rope in (x for x in (parameters, *parameters.values()) if isinstance(x, dict)):
         if rope.get("rope_type") == "longrope":

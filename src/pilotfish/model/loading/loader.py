@@ -59,8 +59,7 @@ def load_model(
     group: Group | None = None,
 ) -> LoadedModel:
     """All of a model or, with a `group`, which need not be connected yet, this rank's shard. ModelError for a model
-    that is incomplete, corrupt or not supported, ParameterError for a quantization that the device lacks, of weights or
-    of KV, a `max_model_len` above the model's context, or ranks that it does not divide into."""
+    that is incomplete, corrupt or not supported; ParameterError for options that the device or the model lacks."""
     check_quantization(quantization, dtype, device)
     kv_elements = element_type(kv_dtype, dtype, device)
     config = load_config(directory, max_model_len)
@@ -109,8 +108,7 @@ def load_weights(directory: Path, config: Any, dtype: torch.dtype, group: Group 
 
 
 def _refuse_untied(module: Any, config: Any, directory: Path) -> None:
-    """ModelError if the files hold a separate head although the configuration ties it to the embedding: transformers
-    would serve that head."""
+    """ModelError for a separate head in the files although config.json ties it: transformers would serve that head."""
     head, embedding = module.get_output_embeddings().weight, module.get_input_embeddings().weight
     if config.tie_word_embeddings and head is not embedding:
         raise ModelError(

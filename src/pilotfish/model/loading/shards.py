@@ -1,8 +1,7 @@
 """The part of a model that one of several ranks holds, and how it is read out of the weight files.
 
-Attention is divided by heads and feed-forwards by inner neurons: a rank computes its own of both, and what they return
-are partial sums (`collective.py`). Embedding and head are divided by tokens. Where there are fewer KV heads than ranks,
-some ranks hold the same ones. What is not named here, as norms and routers, is whole in every rank.
+Attention is divided by heads and feed-forwards by inner neurons (`collective.py` sums what they return), embedding and
+head by tokens. Where there are fewer KV heads than ranks, some ranks hold the same ones. The rest is whole in each.
 """
 
 from __future__ import annotations
@@ -169,7 +168,6 @@ class Part:
         return torch.cat([first, *others], self._cut.dim) if others else first
 
     def _read(self, part: slice) -> Tensor:
-        """With zeros for what lies beyond the tensor."""
         dim, total = self._cut.dim, self._shape[self._cut.dim]
         there = slice(min(part.start, total), min(part.stop, total))
         read: Tensor = self._source[(*[slice(None)] * dim, there)]

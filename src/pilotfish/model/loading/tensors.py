@@ -1,6 +1,5 @@
-"""What tensors a model's weight files hold, by their headers, and what its architecture needs, by its configuration.
-
-Imports no torch, and makes no module: what `architectures.toml` says of an architecture is enough.
+"""The tensors of a model's weight files, by their headers, and those that its architecture needs, by
+`architectures.toml`. Imports no torch, and makes no module.
 """
 
 from __future__ import annotations
@@ -162,8 +161,7 @@ def _norms(about: Mapping[str, Any], hidden: int) -> Iterator[Weight]:
 
 
 def is_whole(directory: Path, config: Any) -> bool:
-    """Whether the weight files hold exactly what the architecture needs. False decides nothing: transformers renames
-    and ignores more than this knows, and `check_weights` says what is wrong. ModelError as `weight_files`."""
+    """Whether the files hold exactly what the architecture needs. False decides nothing: `check_weights` knows more."""
     try:
         headers = {name: x for file in weight_files(directory) for name, x in safetensors_headers(file).items()}
         needed = {weight.name: weight.shape for weight in model_weights(config)}

@@ -40,10 +40,8 @@ SHARED = 64
 
 @dataclass(frozen=True)
 class BlockHead(DecoderHead):
-    """Slots of a block see each other and all context; K and V of context are projected from features, without a norm
-    before. Markov: logits of slot k += W2 W1[token of slot k - 1], `markov.w1.weight` and `markov.w2.weight`
-    [vocab, rank]; `gated` also `markov.gate.{weight,bias}`. Confidence: `confidence.weight` [1, hidden (+ rank)],
-    `confidence.bias`."""
+    """Markov: logits of slot k += W2 W1[token of slot k - 1], W1 and W2 [vocab, rank], maybe gated by the slot's state.
+    Confidence: the log-chance that a guess is accepted, from the slot's state, or that and W1[token]."""
 
     block: int  # rows of its forward, the anchor included
     mask_token: int
@@ -55,7 +53,6 @@ class BlockHead(DecoderHead):
 
     @property
     def first(self) -> int:
-        """The slot that gives the token after the anchor."""
         return 0 if self.anchored else 1
 
     def shapes(self, spec: HeadSpec, vocab: int) -> Shapes:
@@ -114,8 +111,8 @@ class BlockDecoder(torch.nn.Module):
             kv.write(slots, self.kernels.rotate(keys, cos, sin), rows[:, i, 1])
 
     def forward(self, anchors: Sequence[int], contexts: Sequence[Slots]) -> Tensor:
-        """States of the slots of blocks, after the last norm: a block begins with its anchor, behind the positions
-        whose K and V lie in its context. [blocks, block, hidden]"""
+        """States of the slots of blocks, after the last norm: each begins with its anchor, behind its context.
+        [blocks, block, hidden]"""
         parts = [slice(first, first + BLOCKS) for first in range(0, len(anchors), BLOCKS)]
         return torch.cat([self._forward(anchors[part], contexts[part]) for part in parts])
 
@@ -155,8 +152,8 @@ class BlockDecoder(torch.nn.Module):
         return AttentionMetadata(*(self._on_device(x) for x in rows))
 
     def _near(self, contexts: Sequence[Slots], own: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Of rows that see no further than a window in either direction, the last position and the path: what they see,
-        in order, behind no prefix. own [blocks, block] -> [rows], [rows, longest]"""
+        """Of rows with a window to both sides, the last position and the path: what they see, in order, behind no
+        prefix. own [blocks, block] -> [rows], [rows, longest]"""
         window, block = self.head.decoder.window, self.head.block
         positions, paths = np.zeros(own.size, np.int32), np.zeros((own.size, window + block), np.int32)
         for row in range(own.size):
@@ -190,8 +187,6 @@ class SlotHead(torch.nn.Module):
 
 
 class MarkovCorrection(torch.nn.Module):
-    """Corrects logits by the token before: W2 W1[token], its latent state gated by the slot's state or not."""
-
     def __init__(self, head: BlockHead, parts: Parts, words: Tensor | slice) -> None:
         super().__init__()
         self.before = parts.tensor("markov.w1.weight")  # [vocab, rank]
@@ -206,8 +201,8 @@ class MarkovCorrection(torch.nn.Module):
 
 
 class BlockExecutor(HeadExecutor):
-    """A committed token's row writes K and V of the position before it. A root's block is computed when its children,
-    or those of a node below it, are wanted for the first time."""
+    """A committed token's row writes K and V of the position before it. A root's block is computed when first
+    wanted."""
 
     def __init__(self, files: HeadFiles, setup: HeadSetup) -> None:
         head = cast(BlockHead, files.spec.head)

@@ -1,7 +1,5 @@
-"""DFlash and DSpark in the layouts of z-lab (SpecForge's and Model-Optimizer's too), speculators and DeepSpec.
-
-What decides most is silent: whether a block's first slot, the anchor's, already gives a token. DSpark's does, DFlash's
-does not, unless a field says otherwise.
+"""DFlash and DSpark in the layouts of z-lab (SpecForge's and Model-Optimizer's too), speculators and DeepSpec. Whether
+a block's first slot, the anchor's, gives a token is mostly silent: DSpark's does, DFlash's does not.
 """
 
 from __future__ import annotations
@@ -92,8 +90,8 @@ def _told_window(inner: HeadFields) -> int:
 
 
 def _told_or(source: HeadSource, fields: HeadFields, name: str, *, outputs: bool) -> tuple[int, ...]:
-    """Layers from a field, or from outside; () for neither. What counts outputs was trained with transformers, whose
-    last output is normed."""
+    """From a field, or from outside; () for neither. Who counts outputs used transformers, whose last output is
+    normed."""
     if fields.has(name):
         return hidden_ids(fields, name, source.target, outputs=outputs, normed=outputs)
     return source.layers or ()

@@ -71,8 +71,7 @@ class Renaming:
 
 
 def open_wrapper(source: HeadSource, kind: str) -> HeadFields:
-    """Of speculators' configuration: the fields of the decoder in it. How many tokens to guess, and for which target,
-    is said around it."""
+    """Of speculators' configuration: the fields of the decoder in it."""
     fields = source.fields
     fields.choice("speculators_model_type", (kind,), kind)
     fields.within("speculators_config").values()
@@ -87,8 +86,8 @@ def read_decoder(
     window: int | None = None,
     norm_offset: float = 0.0,
 ) -> Decoder:
-    """`names` by canonical name: they tell what configurations do not. The other arguments are for layouts that say
-    them elsewhere."""
+    """`names` by canonical name tell what configurations do not; the other arguments are said elsewhere in some
+    layouts."""
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     layers = layers or read_depth(fields)
     fields.only("mlp_bias", False, "linear layers without a bias")
@@ -163,8 +162,8 @@ def check_target(source: HeadSource, hidden: int, layers: HeadFields | None = No
 def hidden_ids(
     fields: HeadFields, name: str, target: TargetFacts, *, outputs: bool, normed: bool = False
 ) -> tuple[int, ...]:
-    """Layer ids of a field as numbers of hidden states: an output of layer i is what layer i + 1 gets. With `normed`
-    the last output is the one after the final norm, as transformers gives it."""
+    """Ids of layers as numbers of hidden states: an output of layer i is what layer i + 1 gets. With `normed` the last
+    output is the one after the final norm."""
     ids = fields.ids(name)
     assert ids is not None
     shifted = tuple(i + outputs for i in ids)

@@ -36,9 +36,8 @@ CHAINS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedHead(RecurrentHead):
-    """Rows of known tokens are a recurrent head's. Those of tokens to come have the embedding of `mask_token`
-    and, in place of a feature, the projection of `mask_hidden` [1, 1, parts * target_hidden]. They see what is above
-    them, the masks too, and no state is recycled."""
+    """Rows of tokens to come have the embedding of `mask_token` and, in place of a feature, the projection of
+    `mask_hidden` [1, 1, parts * target_hidden]; they see what is above them, and no state is recycled."""
 
     depth: int  # tokens that one forward gives below a root, at least 2: the root's own row gives the first
     mask_token: int
@@ -61,8 +60,7 @@ class MaskedHead(RecurrentHead):
 
 
 class MaskedExecutor(HeadExecutor):
-    """Nodes have no rows: those of one depth have the same children. A committed token without a feature has the
-    mask's state in its place."""
+    """Nodes have no rows: those of one depth have the same children."""
 
     def __init__(self, files: HeadFiles, setup: HeadSetup) -> None:
         head = cast(MaskedHead, files.spec.head)

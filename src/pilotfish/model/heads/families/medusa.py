@@ -1,5 +1,4 @@
-"""Medusa: several heads over one feature, one for each depth. No KV is kept, but the feature of the token before each
-root."""
+"""Medusa: several heads over one feature, one for each depth. Keeps no KV, but features of roots."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """MTP modules: DeepSeek's and GLM's layout, Qwen3-Next's and Qwen3.5's, MiMo's, speculators'. They come alone, or in a
-model's own checkpoint, whose other tensors are then left where they are.
-
-Their state is normed before a row below gets it, and before lm_head. The embedding comes first, but for MiMo.
+model's own checkpoint. Their state is normed before a row below gets it. The embedding comes first, but for MiMo.
 """
 
 from __future__ import annotations

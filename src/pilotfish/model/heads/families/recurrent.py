@@ -26,14 +26,10 @@ from pilotfish.model.kv_planes import KVPool, empty_kv, zeros
 class RecurrentHead(DecoderHead):
     """A feature h and the embedding e of the token after it, as layer 0 gets them:
 
-    wide     attention over [input_layernorm(e), hidden_norm(h)], 2 * hidden wide; the residual is h, or hidden_norm(h)
-             with `residual_normed` (EAGLE-3). Tensor `hidden_norm.weight`.
-    joined   x = input_proj([e, h]) or, with `hidden_first`, input_proj([h, e]); e and h normed before by
-             `embed_norm.weight` and `hidden_norm.weight` where those exist (EAGLE-1, MTP). Tensor `input_proj.weight`
-             [hidden, 2 * hidden], maybe `input_proj.bias`.
-
-    Besides: `embed_tokens.weight` [vocab, hidden] where the head has its own, else the target's; `lm_head.weight`
-    [draft vocab, hidden] likewise.
+    wide     attention over [input_layernorm(e), hidden_norm(h)]; the residual is h or, with `residual_normed`,
+             hidden_norm(h) (EAGLE-3)
+    joined   x = input_proj([e, h]) or, with `hidden_first`, input_proj([h, e]), both normed before by `embed_norm` and
+             `hidden_norm` where there are such (EAGLE-1, MTP)
     """
 
     entry: Literal["wide", "joined"]
@@ -118,7 +114,6 @@ class WideEntry(torch.nn.Module):
         self.state_norm = parts.norm("hidden_norm", head.decoder)
 
     def forward(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """The residual [rows, hidden] and what enters attention [rows, 2 * hidden]."""
         state = normed(self.state_norm, states)
         entering = torch.cat((normed(self.embed_norm, embedded), state), dim=-1)
         return (state if self.residual_normed else states), entering
@@ -158,8 +153,7 @@ class RecurrentRows:
 
 
 class RecurrentExecutor(HeadExecutor):
-    """Beside KV a slot keeps the state of its row. A node comes in a later forward than its parent; where that one is
-    computed again in the same forward, its state of before counts."""
+    """Beside KV a slot keeps the state of its row, for the rows of later forwards."""
 
     def __init__(self, files: HeadFiles, setup: HeadSetup) -> None:
         decoder = cast(RecurrentHead, files.spec.head).decoder
@@ -180,7 +174,6 @@ class RecurrentExecutor(HeadExecutor):
         return HeadLogits(logits[0] if len(logits) == 1 else torch.cat(logits))
 
     def _step(self, batch: Batch, entering: StatesBefore) -> Tensor:
-        """Logits, float32 [kept rows, draft vocab]."""
         step = self.rows(batch, self._states_before(entering))
         self.states.index_copy_(0, batch.metadata.row_slots.long().to(self._device), step.states)
         return cast(Tensor, self.rows.module.lm_head(step.outputs)[: batch.num_kept].float())
@@ -203,8 +196,8 @@ class StatesBefore:
 
     @classmethod
     def of(cls, sequences: Sequence[SequenceRows], padded: int, width: int, scratch: int) -> StatesBefore:
-        """Of sequences `without_first`, `padded` rows. Where the features of tokens begin unknown, the state of the
-        token before goes on."""
+        """`sequences` are `without_first`. Where their features begin unknown, the state of the token before goes
+        on."""
         slots, row = np.full(padded, scratch, np.int32), 0
         places, features = [np.zeros(0, np.int64)], [np.zeros((0, width), np.float32)]
         for s in sequences:

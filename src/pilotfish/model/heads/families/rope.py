@@ -23,8 +23,7 @@ _ORDERED = {"llama3": ("high_freq_factor", "low_freq_factor", 0.0, 0.0), "yarn":
 
 
 def read_rope(fields: HeadFields, window: int, head_dim: int) -> dict[str, Any]:
-    """From its newer place, else from the older fields; a base of 10000 unless the head says another: never the
-    target's."""
+    """From its newer place, else from the older fields; never the target's."""
     scaling = _place(fields, window)
     rope = {name: value for name, value in scaling.values().items() if not isinstance(value, dict | list)}
     rope.pop("type", None)

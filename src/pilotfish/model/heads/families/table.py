@@ -1,5 +1,4 @@
-"""Which family's head a directory holds, in whose layout: by the names of its tensors first, by its configuration
-second."""
+"""Which layout a directory has: by the names of its tensors first, by its configuration second."""
 
 from __future__ import annotations
 
