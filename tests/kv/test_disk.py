@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from kv_objects import (
     FILE_BYTES,
@@ -85,17 +84,6 @@ def test_an_object_is_written_once(store: DiskStore, directory: Path) -> None:
 # -- capacity and order
 
 
-def test_the_object_used_longest_ago_goes_first(store: DiskStore, directory: Path) -> None:
-    for seed in range(4):
-        store.put(some_kv(seed))
-    store.get(KV.key, KV.tokens)
-    store.put(some_kv(1))
-    for seed in (4, 5):
-        assert store.put(some_kv(seed))
-    assert [seed for seed in range(6) if store.contains(some_kv(seed).key)] == [0, 1, 4, 5]
-    assert store.counts.evictions == 2 and bytes_on_disk(directory) == store.bytes_used == 4 * FILE_BYTES
-
-
 def test_what_is_being_written_counts(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, most = store_in(directory, 2.5), 0
     true_rename = Path.rename
@@ -108,25 +96,6 @@ def test_what_is_being_written_counts(directory: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(Path, "rename", rename)
     assert all(store.put(some_kv(seed)) for seed in range(5))
     assert most == 2 * FILE_BYTES
-    store.close()
-
-
-def test_objects_and_their_order_survive_a_restart(directory: Path) -> None:
-    store = store_in(directory)
-    for seed in range(4):
-        store.put(some_kv(seed))
-    store.close()
-    for seed, seconds in enumerate((10, 40, 20, 30)):
-        age(directory, seed, seconds)
-    store = store_in(directory)
-    assert store.bytes_used == 4 * FILE_BYTES
-    kv = some_kv(1)
-    assert equal(store.get(kv.key, kv.tokens), kv)  # now the last to go
-    store.close()
-    store = store_in(directory)
-    for seed, gone in ((4, 3), (5, 2), (6, 0), (7, 1)):
-        store.put(some_kv(seed))
-        assert not store.contains(some_kv(gone).key)
     store.close()
 
 
@@ -203,13 +172,6 @@ def test_a_directory_in_place_of_an_object_takes_room_until_it_is_gone(store: Di
     assert not store.contains(KV.key) and store.bytes_used == FILE_BYTES and store.counts.failed_writes == 1
     path.rmdir()
     assert store.put(KV) and store.bytes_used == FILE_BYTES
-
-
-def test_a_file_that_others_removed_is_a_miss(store: DiskStore, directory: Path) -> None:
-    store.put(KV)
-    object_path(directory, KV.key).unlink()
-    assert store.get(KV.key, KV.tokens) is None and damaged(store) == {}
-    assert not store.contains(KV.key) and store.bytes_used == 0
 
 
 def test_a_file_that_others_removed_is_written_again(store: DiskStore, directory: Path) -> None:
@@ -475,9 +437,3 @@ def test_opening_removes_what_is_ours_and_wrong_and_nothing_else(directory: Path
     assert [path for path in [*foreign, *wrong, link] if path.exists()] == foreign
     assert store.bytes_used == FILE_BYTES and equal(store.get(KV.key, KV.tokens), KV)
     store.close()
-
-
-def test_tokens_may_be_of_any_integer_type(store: DiskStore) -> None:
-    store.put(KV)
-    for tokens in (KV.tokens.tolist(), KV.tokens.astype(np.int64)):
-        assert equal(store.get(KV.key, tokens), KV)

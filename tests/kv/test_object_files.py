@@ -44,7 +44,7 @@ def test_the_bytes_are_as_documented(path: Path) -> None:
     assert contents[96:352] == KV.tokens.astype("<u4").tobytes() and contents[352:] == KV.data.tobytes()
 
 
-@settings(max_examples=sized(120, 300), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=sized(40, 300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(bit=st.integers(0, 8 * FILE_BYTES - 1))
 def test_any_bit_that_flips_is_damage(path: Path, bit: int) -> None:
     contents = bytearray(path.read_bytes())

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from sizes import paired, sized
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, prefix_keys
 from pilotfish.core.cache.slots import Slots
@@ -138,9 +139,9 @@ def assert_loaded(pool: Pool, load: KVLoad, objects: int, at: int = 0) -> None:
     assert np.array_equal(pool.content[load.slots[: load.count]], saved[: load.count])
 
 
-@pytest.mark.parametrize(("host", "disk", "tier"), [(8, 0, HOST), (0, 8, DISK), (8, 8, HOST)])
-@pytest.mark.parametrize("skipped", [0, 1, 40, 63])
-def test_what_was_saved_comes_back(make: Make, pool: Pool, host: int, disk: int, tier: str, skipped: int) -> None:
+@pytest.mark.parametrize(("skipped", "sizes"), paired([0, 1, 40, 63], [(8, 0, HOST), (0, 8, DISK), (8, 8, HOST)]))
+def test_what_was_saved_comes_back(make: Make, pool: Pool, sizes: tuple[int, int, str], skipped: int) -> None:
+    host, disk, tier = sizes
     tiers = make(host, disk)
     save(tiers, 5)
     settle(tiers)
@@ -181,12 +182,12 @@ def test_disk_survives_a_restart_and_what_is_in_memory_goes_there_at_the_end(mak
 
 
 def test_tenants_share_no_object(make: Make, tmp_path: Path) -> None:
-    tiers = make(0, 400)
-    for pair in range(200):
+    tiers, pairs = make(0, 400), sized(20, 200)
+    for pair in range(pairs):
         save(tiers, 1, first=pair, salt="a")
         save(tiers, 1, first=pair, salt="b")
         settle(tiers)
-    assert len(list((tmp_path / "kv").rglob("*.kv"))) == 400
+    assert len(list((tmp_path / "kv").rglob("*.kv"))) == 2 * pairs
     keys = {salt: prefix_keys(tiers.root(salt), tokens_of(1)) for salt in (None, "", "a", "b", "c")}
     assert {salt: tiers.worth_loading(own, 0) for salt, own in keys.items()} == {None: 0, "": 0, "a": 1, "b": 1, "c": 0}
 

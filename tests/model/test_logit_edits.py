@@ -1,22 +1,14 @@
-"""Edits of logits against plain loops and against transformers' own processors."""
+"""Edits of logits against plain loops."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import RowSampling, sampling_of
-from transformers import (
-    LogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    NoBadWordsLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-)
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import Request
@@ -103,20 +95,3 @@ def test_a_smaller_vocabulary_skips_foreign_ids() -> None:
     whole, part = torch.randn(1, VOCAB), None
     part = edited(whole[:, :8], sampling_of([after(request)]))
     assert torch.equal(part, edited(whole, sampling_of([after(request)]))[:, :8])
-
-
-PROCESSORS: list[tuple[dict[str, Any], Any, LogitsProcessor]] = [
-    ({"repetition_penalty": 1.7}, (), RepetitionPenaltyLogitsProcessor(1.7)),
-    ({"logit_bias": {3: 2.5, 8: -1.0}}, (), SequenceBiasLogitsProcessor([[[3], 2.5], [[8], -1.0]])),
-    ({}, BAD, NoBadWordsLogitsProcessor(BAD, eos_token_id=None)),
-    ({"min_tokens": 3}, (), MinNewTokensLengthLogitsProcessor(3, 3, sorted(STOPS))),
-]
-
-
-@pytest.mark.parametrize(("params", "bad", "processor"), PROCESSORS, ids=lambda v: type(v).__name__)
-@pytest.mark.parametrize("output", [[], [1, 2], [2, 2, 9, 1]])
-def test_edits_are_those_of_transformers(params: Any, bad: Any, processor: Any, output: list[int]) -> None:
-    request = request_of(params, [1, 8, 2], output, bad)
-    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
-    want = processor(torch.tensor([request.tokens]), logits.clone())
-    torch.testing.assert_close(edited(logits, sampling_of([after(request)])).float(), want.float())

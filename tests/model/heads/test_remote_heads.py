@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from head_files import write_block, write_eagle3
+from sizes import sized
 from support import SNIPPETS, assert_idle, make_engine, run
 
 from pilotfish.core.cache.prefix_cache import PrefixCache
@@ -161,7 +162,7 @@ def remote(
         yield Remote(engine, drafter)
 
 
-@pytest.fixture(scope="module", params=["eagle3", "dspark"])
+@pytest.fixture(scope="module", params=sized(["dspark"], ["eagle3", "dspark"]))
 def head(request: pytest.FixtureRequest, llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory, target = tmp_path_factory.mktemp("head"), TargetFacts.read(llama)
     if request.param == "eagle3":
@@ -199,7 +200,7 @@ def test_lines_that_lose_and_damage_frames(llama: Path, head: Path, expected: li
         assert 0 < counts.features < len(drafting.drafter.line.features)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "fp8", "int8"])
+@pytest.mark.parametrize("dtype", sized(["int8"], ["bfloat16", "fp8", "int8"]))
 def test_rounded_features(llama: Path, head: Path, expected: list[list[int]], dtype: str) -> None:
     with remote(llama, head, dtype=dtype) as drafting:
         assert run(drafting.engine, PROMPTS, PARAMS) == expected
