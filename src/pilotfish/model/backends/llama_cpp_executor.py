@@ -21,7 +21,7 @@ from pilotfish.core.scheduling.executor import SequenceRows
 from pilotfish.errors import EngineError, ModelError, ParameterError
 from pilotfish.model.backends.llama_cpp_model import BATCH, MOST_SEQUENCES, load_gguf, new_context
 from pilotfish.model.backends.logits_executor import LogitsExecutor, no_logits
-from pilotfish.model.backends.runs import NOWHERE, PathRow, Run, Runs
+from pilotfish.model.backends.runs import NOWHERE, PathRow, PathRun, Runs
 
 #: Cells for what is given up and shared still, as a share of the slots.
 SPARE = 0.25
@@ -47,7 +47,7 @@ class LlamaCppExecutor(LogitsExecutor):
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
         self.runs = Runs(MOST_SEQUENCES, self._copy, self._remove)
-        self._queue: list[tuple[PathRow, Run]] = []
+        self._queue: list[tuple[PathRow, PathRun]] = []
 
     def unlike(self, texts: Sequence[str | None]) -> int:
         """How many of the vocabulary's first tokens have another text than these."""

@@ -48,7 +48,7 @@ class PathRow(Struct, frozen=True):
 
 
 @dataclass(eq=False)
-class Run:
+class PathRun:
     """`end` tokens long, of which `decoded` have KV."""
 
     number: int
@@ -57,13 +57,13 @@ class Run:
     used: int
     slots: dict[int, int] = field(default_factory=dict)  # positions of those that are places here
     heirs: list[Heir] = field(default_factory=list)
-    origin: Run | None = None  # of which it is an heir
+    origin: PathRun | None = None  # of which it is an heir
     shared: int = 0  # first tokens that are those of `origin`
 
 
 @dataclass(frozen=True)
 class Heir:
-    run: Run
+    run: PathRun
     shared: int  # tokens for which it is as the other
 
 
@@ -72,10 +72,10 @@ class Runs:
         """`copy` has the engine begin a run (its second number) as another one, for so many tokens."""
         self._copy, self._remove = copy, remove
         self._free = list(range(most - 1, -1, -1))
-        self._run_of: dict[int, Run] = {}  # of a slot
+        self._run_of: dict[int, PathRun] = {}  # of a slot
         self._tokens: dict[int, int] = {}  # of a slot
-        self._runs: dict[int, Run] = {}  # by number
-        self._queued: set[Run] = set()  # they end in rows that are not decoded yet
+        self._runs: dict[int, PathRun] = {}  # by number
+        self._queued: set[PathRun] = set()  # they end in rows that are not decoded yet
         self._now = 0
 
     def __len__(self) -> int:
@@ -99,7 +99,7 @@ class Runs:
             return False
         return parent.decoded < place or (not self._free and len(self._queued | {parent}) == len(self._runs))
 
-    def place(self, row: PathRow) -> Run:
+    def place(self, row: PathRow) -> PathRun:
         run = self._new(0) if row.position == 0 else self._after(row)
         self._leave(row.slot)
         run.slots[row.slot] = row.position
@@ -108,7 +108,7 @@ class Runs:
         self._queued.add(run)
         return run
 
-    def _after(self, row: PathRow) -> Run:
+    def _after(self, row: PathRow) -> PathRun:
         parent = self._run_of[row.parent]
         place = parent.slots[row.parent] + 1
         parent.used = self._now
@@ -124,10 +124,10 @@ class Runs:
         self._copy(parent.number, run.number, place)
         return run
 
-    def _new(self, length: int) -> Run:
+    def _new(self, length: int) -> PathRun:
         if not self._free:
             self.give_up_one()
-        run = Run(self._free.pop(), length, length, self._now)
+        run = PathRun(self._free.pop(), length, length, self._now)
         self._runs[run.number] = run
         return run
 
@@ -161,13 +161,13 @@ class Runs:
         self._forget(run)
         return True
 
-    def _living_heirs(self, run: Run) -> list[Heir]:
+    def _living_heirs(self, run: PathRun) -> list[Heir]:
         return [heir for heir in run.heirs if self._runs.get(heir.run.number) is heir.run]
 
-    def _alone(self, run: Run) -> int:
+    def _alone(self, run: PathRun) -> int:
         return run.end - max([run.shared, *(heir.shared for heir in self._living_heirs(run))])
 
-    def _bequeath(self, run: Run, best: Heir, heirs: Sequence[Heir]) -> None:
+    def _bequeath(self, run: PathRun, best: Heir, heirs: Sequence[Heir]) -> None:
         """What the heir has as well is found there from now on."""
         for slot, position in [item for item in run.slots.items() if item[1] < best.shared]:
             del run.slots[slot]
@@ -182,7 +182,7 @@ class Runs:
             run.origin.heirs.append(Heir(best.run, best.run.shared))
         run.heirs = []
 
-    def _forget(self, run: Run) -> None:
+    def _forget(self, run: PathRun) -> None:
         origin = run.origin
         for heir in self._living_heirs(run):
             heir.run.origin, heir.run.shared = origin, min(heir.shared, run.shared)

@@ -12,35 +12,16 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from pilotfish.model.heads.families import block_layouts, eagle, mtp
 from pilotfish.model.heads.families.block import BlockHead
 from pilotfish.model.heads.families.recurrent import RecurrentHead
 from pilotfish.model.heads.spec import Decoder, HeadFiles, HeadSpec
 from pilotfish.model.heads.target import TargetFacts
 
 #: The library's names of the classes that load them.
-_CLASSES = {
-    "eagle3": "Eagle3Speculator",
-    "dflash": "DFlashSpeculator",
-    "dspark": "DSparkSpeculator",
-    "mtp": "MTPDraftModel",
-}
-#: Beginnings of names: ours, and theirs.
-_RECURRENT = {"hidden_norm.": "layers.0.hidden_norm."}
-_BLOCK = {
-    "feature_norm.": "hidden_norm.",
-    "markov.w1.": "markov_head.markov_w1.",
-    "markov.w2.": "markov_head.markov_w2.",
-    "markov.gate.": "markov_head.gate_proj.",
-    "confidence.": "confidence_head.proj.",
-}
-_MTP = {
-    "input_proj.": "mtp_layers.0.input_proj.",
-    "hidden_norm.": "mtp_layers.0.hidden_layernorm.",
-    "embed_norm.": "mtp_layers.0.token_layernorm.",
-    "norm.": "mtp_layers.0.final_layernorm.",
-    "layers.0.": "mtp_layers.0.",
-}
-_NAMES = {"eagle3": _RECURRENT, "dflash": _BLOCK, "dspark": _BLOCK, "mtp": _MTP}
+_CLASSES = {"eagle3": "Eagle3Speculator", "dspark": "DSparkSpeculator", "mtp": "MTPDraftModel"}
+#: Beginnings of names: theirs, and ours.
+_NAMES = {"eagle3": eagle.LAYERS, "dspark": block_layouts.NAMES, "mtp": mtp.SPECULATORS}
 
 
 def export_head(
@@ -63,7 +44,7 @@ def export_head(
 
 
 def _tensors(files: HeadFiles, target: TargetFacts, lean: bool) -> Iterator[tuple[str, Tensor]]:
-    names = _NAMES[files.spec.kind]
+    names = {ours: theirs for theirs, ours in _NAMES[files.spec.kind].items()}
     shared = _shared(files, target) if lean or files.spec.kind != "eagle3" else set()
     for ours, tensor in files.tensors.items():
         if ours in shared:
@@ -118,10 +99,8 @@ def _tokens(head: RecurrentHead | BlockHead) -> int:
 def _recurrent_fields(head: RecurrentHead, spec: HeadSpec) -> dict[str, Any]:
     if spec.kind == "mtp":
         return {"num_nextn_predict_layers": 1}
-    wide = {} if head.decoder.hidden == spec.target_hidden else {"target_hidden_size": spec.target_hidden}
     return {
         "draft_vocab_size": spec.draft_vocab,
-        **wide,
         "eagle_aux_hidden_state_layer_ids": list(spec.projection.layers),
         "norm_before_residual": head.residual_normed,
         "norm_before_fc": spec.projection.joined_norm,
@@ -132,35 +111,23 @@ def _recurrent_fields(head: RecurrentHead, spec: HeadSpec) -> dict[str, Any]:
 
 
 def _block_fields(head: BlockHead, spec: HeadSpec) -> dict[str, Any]:
-    fields = {
+    return {
         "draft_vocab_size": spec.draft_vocab,
         "aux_hidden_state_layer_ids": list(spec.projection.layers),
         "block_size": head.block,
         "mask_token_id": head.mask_token,
         "sample_from_anchor": head.anchored,
-        "sliding_window_non_causal": head.decoder.window > 0 and not head.causal,
-    }
-    if spec.kind == "dflash":
-        return fields
-    return {
-        **fields,
         "markov_rank": head.markov_rank,
-        "markov_head_type": "gated" if head.markov == "gated" else "vanilla",
+        "markov_head_type": "vanilla",
         "enable_confidence_head": bool(head.confidence),
         "confidence_head_with_markov": head.confidence == "markov",
     }
 
 
 def _decoder_fields(decoder: Decoder, vocab: int) -> dict[str, Any]:
-    model = "qwen3_5_text" if decoder.gated_attention else "qwen3" if decoder.qk_norm else "llama"
-    attention = "sliding_attention" if decoder.window else "full_attention"
-    windows = {
-        "layer_types": [attention] * decoder.layers,
-        "sliding_window": decoder.window or None,
-        "use_sliding_window": decoder.window > 0,
-    }
+    """Trained heads have neither windows nor gates."""
     return {
-        "model_type": model,
+        "model_type": "qwen3" if decoder.qk_norm else "llama",
         "hidden_size": decoder.hidden,
         "intermediate_size": decoder.ffn,
         "num_hidden_layers": decoder.layers,
@@ -174,5 +141,4 @@ def _decoder_fields(decoder: Decoder, vocab: int) -> dict[str, Any]:
         "rope_parameters": dict(decoder.rope),
         "vocab_size": vocab,
         "tie_word_embeddings": False,
-        **({} if model == "llama" and not decoder.window else windows),
     }

@@ -22,7 +22,8 @@ from pilotfish.model.heads.families.layout import (
 from pilotfish.model.heads.fields import HeadFields
 from pilotfish.model.heads.spec import Decoder, HeadSpec, Projection
 
-_NAMES = {
+#: speculators' names.
+NAMES = {
     "hidden_norm.": "feature_norm.",
     "markov_head.markov_w1.": "markov.w1.",
     "markov_head.markov_w2.": "markov.w2.",
@@ -35,9 +36,9 @@ _OTHERS = {
     "markov_w2.": "markov.w2.",
     "gate_proj.": "markov.gate.",
     "confidence_proj.": "confidence.",
-    **{f"logit_head.{name}": ours for name, ours in _NAMES.items()},
+    **{f"logit_head.{name}": ours for name, ours in NAMES.items()},
 }
-_RENAMING = Renaming(_NAMES | _OTHERS)
+_RENAMING = Renaming(NAMES | _OTHERS)
 
 
 def speculators(source: HeadSource) -> HeadLayout:

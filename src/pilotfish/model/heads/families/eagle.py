@@ -27,7 +27,8 @@ from pilotfish.model.heads.fields import HeadFields
 from pilotfish.model.heads.spec import FINAL, Decoder, HeadSpec, Projection
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
-_LAYERS = Renaming({"layers.0.hidden_norm.": "hidden_norm."})
+LAYERS = {"layers.0.hidden_norm.": "hidden_norm."}
+_LAYERS = Renaming(LAYERS)
 _MIDLAYER = Renaming({"midlayer.hidden_norm.": "hidden_norm.", "midlayer.": "layers.0."})
 #: Makes the record of a head whose projection and layers are read.
 MakeHead = Callable[[Projection, Decoder], RecurrentHead]

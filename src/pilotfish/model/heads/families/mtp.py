@@ -24,14 +24,14 @@ from pilotfish.model.heads.spec import FINAL, Decoder, HeadSpec, Projection
 _OFFSET_NORMS = ("qwen3_next", "qwen3_5", "qwen3_5_text")
 #: Of a whole model: what a head may share, and what is none of its business.
 _OUTER = {"model.embed_tokens.": "embed_tokens.", "lm_head.": "lm_head.", "model.": "", "visual.": ""}
-_SPECULATORS = {
+SPECULATORS = {
     "mtp_layers.0.input_proj.": "input_proj.",
     "mtp_layers.0.hidden_layernorm.": "hidden_norm.",
     "mtp_layers.0.token_layernorm.": "embed_norm.",
     "mtp_layers.0.final_layernorm.": "norm.",
     "mtp_layers.0.": "layers.0.",
 }
-_MIMO = {f"model.{name}": ours for name, ours in _SPECULATORS.items()}
+_MIMO = {f"model.{name}": ours for name, ours in SPECULATORS.items()}
 _QWEN = {
     "mtp.fc.": "input_proj.",
     "mtp.pre_fc_norm_hidden.": "hidden_norm.",
@@ -46,7 +46,7 @@ def speculators(source: HeadSource) -> HeadLayout:
     source.fields.only("num_nextn_predict_layers", 1, "one module")
     inner.values()  # a whole model's: the layer's own facts are among them
     kind = inner.take("model_type", "qwen2")
-    return _layout(source, inner, Renaming(_SPECULATORS), "speculators", offset=kind in _OFFSET_NORMS)
+    return _layout(source, inner, Renaming(SPECULATORS), "speculators", offset=kind in _OFFSET_NORMS)
 
 
 def qwen(source: HeadSource) -> HeadLayout:
