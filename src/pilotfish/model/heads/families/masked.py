@@ -22,7 +22,7 @@ from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.model.batch import Batch
 from pilotfish.model.heads.executor import HeadExecutor, HeadLogits, HeadSetup
 from pilotfish.model.heads.families.eagle import MakeHead, input_ids, wide_layout
-from pilotfish.model.heads.families.layout import HeadLayout, HeadSource, Renaming, open_wrapper
+from pilotfish.model.heads.families.layout import HeadLayout, HeadSource, Renaming
 from pilotfish.model.heads.families.recurrent import RecurrentHead, RecurrentRows
 from pilotfish.model.heads.fields import HeadFields
 from pilotfish.model.heads.parts import Parts
@@ -157,7 +157,7 @@ def is_peagle(source: HeadSource) -> bool:
 
 
 def speculators(source: HeadSource) -> HeadLayout:
-    inner = open_wrapper(source, "peagle")
+    inner = source.open_wrapper("peagle")
     head = _masked(source, _MASKS[:1], _proposed(source))
     return wide_layout(source, inner, _NAMES.of(source), "speculators", input_ids(source), head, kind="peagle")
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from pilotfish.core.scheduling.executor import SequenceRows
 from pilotfish.model.batch import EXACT
 from pilotfish.model.heads.executor import DraftVocab, HeadExecutor, HeadLogits, HeadSetup, filled
-from pilotfish.model.heads.families.layout import HeadLayout, HeadSource, check_target
+from pilotfish.model.heads.families.layout import HeadLayout, HeadSource
 from pilotfish.model.heads.parts import Parts
 from pilotfish.model.heads.roots import KeptRow, RootStates, kept_rows
 from pilotfish.model.heads.spec import (
@@ -167,7 +167,7 @@ def vllm(source: HeadSource) -> HeadLayout:
 def _layout(source: HeadSource, names: dict[str, str], blocks: int, dialect: str) -> HeadLayout:
     fields, target = source.fields, source.target
     hidden = fields.count("hidden_size", target.hidden)
-    check_target(source, hidden)
+    source.check_target(hidden)
     if (vocab := fields.count("vocab_size", target.vocab)) != target.vocab:
         raise source.refused(f"is of a vocabulary of {vocab}; its target {target.directory} has {target.vocab}")
     rows = (source.shape(names.get("heads.0.lm_head.weight", "")) or (target.vocab,))[0]
@@ -175,8 +175,7 @@ def _layout(source: HeadSource, names: dict[str, str], blocks: int, dialect: str
     heads = 1 + max(int(found[1]) for found in (re.match(r"heads\.(\d+)\.", name) for name in names) if found)
     bias = "heads.0.blocks.0.bias" in names
     head = MedusaHead(Projection((FINAL,), hidden, fc=False), hidden, heads, blocks, bias)
-    spec = HeadSpec(head, "medusa", dialect, target.hidden, target.layers, rows)
-    return HeadLayout(spec, names)
+    return source.laid_out(head, "medusa", dialect, names, rows)
 
 
 def _count(source: HeadSource, pattern: str) -> int:

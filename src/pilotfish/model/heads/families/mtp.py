@@ -11,14 +11,11 @@ from pilotfish.model.heads.families.layout import (
     HeadLayout,
     HeadSource,
     Renaming,
-    check_target,
-    open_wrapper,
     read_decoder,
-    read_vocabulary,
 )
 from pilotfish.model.heads.families.recurrent import RecurrentHead
 from pilotfish.model.heads.fields import HeadFields
-from pilotfish.model.heads.spec import FINAL, Decoder, HeadSpec, Projection
+from pilotfish.model.heads.spec import FINAL, Decoder, Projection
 
 #: Models whose norms multiply by one more than their weights.
 _OFFSET_NORMS = ("qwen3_next", "qwen3_5", "qwen3_5_text")
@@ -42,7 +39,7 @@ _QWEN = {
 
 
 def speculators(source: HeadSource) -> HeadLayout:
-    inner = open_wrapper(source, "mtp")
+    inner = source.open_wrapper("mtp")
     source.fields.only("num_nextn_predict_layers", 1, "one module")
     inner.values()  # a whole model's: the layer's own facts are among them
     kind = inner.take("model_type", "qwen2")
@@ -105,7 +102,7 @@ def _layout(
         if re.search(r"\.(experts|shared_experts?|gate)\.|kv_a_proj|linear_attn", ours):
             raise source.refused(f"has tensor {name}: experts and latent attention are not supported in heads")
     fields.only("rope_interleave", False, "halves of a head are rotated together")
-    check_target(source, fields.count("hidden_size"))
+    source.check_target(fields.count("hidden_size"))
     decoder = read_decoder(fields, names, layers=1, window=0, norm_offset=float(offset))
     decoder = replace(decoder, gated_attention=_gated(source, names, decoder))
     projection = Projection((FINAL,), decoder.hidden, fc=False, eps=decoder.eps)
@@ -117,9 +114,7 @@ def _layout(
         recycles_normed=True,
         zero_first_embedding=zero_first,
     )
-    target = source.target
-    spec = HeadSpec(head, "mtp", dialect, target.hidden, target.layers, read_vocabulary(source, fields))
-    return HeadLayout(spec, names, of_target=True)
+    return source.laid_out(head, "mtp", dialect, names, source.vocabulary(fields), of_target=True)
 
 
 def _gated(source: HeadSource, names: dict[str, str], decoder: Decoder) -> bool:
