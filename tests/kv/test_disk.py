@@ -13,18 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from kv_objects import (
-    FILE_BYTES,
-    FORMAT,
-    OBJECT_BYTES,
-    SHAPE,
-    Clock,
-    bytes_on_disk,
-    equal,
-    files_of,
-    some_kv,
-    store_in,
-)
+from kv_objects import FILE_BYTES, FORMAT, OBJECT_BYTES, SHAPE, Clock, bytes_on_disk, equal, files_of, some_kv, store_in
 
 from pilotfish.errors import ParameterError
 from pilotfish.kv import disk

@@ -84,13 +84,7 @@ class Bench:
         """Tokens from `start` on, and all nodes of the tree."""
         slots = (prefix or []) + self.take(len(tokens) - len(prefix or []))
         nodes = NodeRows.of(tree, np.array(self.take(len(tree)), np.int32))
-        return SequenceRows(
-            start,
-            tokens[start:],
-            np.array(slots, np.int32),
-            nodes,
-            [len(tokens) - start - 1],
-        )
+        return SequenceRows(start, tokens[start:], np.array(slots, np.int32), nodes, [len(tokens) - start - 1])
 
     def logits(self, *sequences: SequenceRows) -> torch.Tensor:
         return self.executor.forward(sequences)
@@ -211,11 +205,7 @@ def test_chunks_of_a_prompt_give_the_bits_of_the_whole(directory: Path, dtype: t
         for start in range(0, len(tokens), size):
             end = min(start + size, len(tokens))
             rows = SequenceRows(
-                start,
-                tokens[start:end],
-                slots[:end],
-                NO_NODES,
-                kept=[end - start - 1] if end == len(tokens) else [],
+                start, tokens[start:end], slots[:end], NO_NODES, kept=[end - start - 1] if end == len(tokens) else []
             )
             logits = bench.logits(rows)
             assert len(logits) == (end == len(tokens))

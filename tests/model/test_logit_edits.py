@@ -78,10 +78,7 @@ def test_edits_are_the_documented_ones_row_by_row(rows: list[Any], seed: int) ->
 
 def test_rows_without_rules_keep_their_logits() -> None:
     logits = torch.randn(2, VOCAB)
-    plain, biased = (
-        request_of({}, [1], [], bad=()),
-        request_of({"logit_bias": {3: 1.0}}, [1], [], bad=()),
-    )
+    plain, biased = (request_of({}, [1], [], bad=()), request_of({"logit_bias": {3: 1.0}}, [1], [], bad=()))
     assert edited(logits, sampling_of([after(plain), after(plain)])) is logits
     mixed = edited(logits, sampling_of([after(plain), after(biased)]))
     assert torch.equal(mixed[0], logits[0].double())

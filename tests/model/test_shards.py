@@ -196,11 +196,7 @@ def test_no_rank_reads_all_weights(tiny_models: dict[str, Path], kind: str, monk
     [
         ({}, 3, "tensor_parallel: 3 is not allowed; expected a divisor or a multiple of the model's 2 KV heads"),
         ({}, 8, "tensor_parallel: 8 is not allowed; expected a divisor of the model's 4 attention heads"),
-        (
-            {"intermediate_size": 97},
-            2,
-            "tensor_parallel: 2 is not allowed; expected a divisor of the model's 97 n",
-        ),
+        ({"intermediate_size": 97}, 2, "tensor_parallel: 2 is not allowed; expected a divisor of the model's 97 n"),
     ],
 )
 def test_what_does_not_divide_is_refused(tmp_path: Path, options: dict[str, Any], ranks: int, line: str) -> None:

@@ -279,10 +279,7 @@ def test_fields_that_are_refused(fields: dict[str, Any], told: str, target: Targ
         ({"d2t": torch.arange(100).neg()}, "has a vocabulary (d2t) that is not 100 different tokens"),
         ({"d2t": torch.zeros(100, dtype=torch.int64)}, "d2t and t2d that contradict each other"),
         ({"midlayer.extra.weight": torch.ones(3)}, "has tensor midlayer.extra.weight, which has no place"),
-        (
-            {"mask_hidden": torch.ones(1, 1, 192)},
-            "names no token of its mask: mask_token_id or pard_token",
-        ),
+        ({"mask_hidden": torch.ones(1, 1, 192)}, "names no token of its mask: mask_token_id or pard_token"),
         ({"fc.weight": torch.ones(64, 190)}, "has tensor fc.weight of shape [64, 190]; [64, 192] is needed"),
         ({"norm.weight": torch.full((64,), torch.nan)}, "tensor norm.weight in"),
         ({"norm.weight": torch.ones(64, dtype=torch.float64)}, "has tensor norm.weight of F64"),

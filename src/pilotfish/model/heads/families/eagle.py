@@ -11,12 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from pilotfish.model.heads.families.layout import (
-    HeadLayout,
-    HeadSource,
-    Renaming,
-    read_decoder,
-)
+from pilotfish.model.heads.families.layout import HeadLayout, HeadSource, Renaming, read_decoder
 from pilotfish.model.heads.families.recurrent import RecurrentHead
 from pilotfish.model.heads.fields import HeadFields
 from pilotfish.model.heads.spec import FINAL, Decoder, Projection

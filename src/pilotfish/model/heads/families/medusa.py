@@ -18,16 +18,7 @@ from pilotfish.model.heads.executor import DraftVocab, HeadExecutor, HeadLogits,
 from pilotfish.model.heads.families.layout import HeadLayout, HeadSource
 from pilotfish.model.heads.parts import Parts
 from pilotfish.model.heads.roots import KeptRow, RootStates, kept_rows
-from pilotfish.model.heads.spec import (
-    FINAL,
-    POSITIONS,
-    Head,
-    HeadFiles,
-    HeadMemory,
-    HeadSpec,
-    Projection,
-    Shapes,
-)
+from pilotfish.model.heads.spec import FINAL, POSITIONS, Head, HeadFiles, HeadMemory, HeadSpec, Projection, Shapes
 
 #: Roots whose features are kept. Nodes below others get no children.
 KEPT_ROOTS = 4096

@@ -7,12 +7,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from pilotfish.model.heads.families.layout import (
-    HeadLayout,
-    HeadSource,
-    Renaming,
-    read_decoder,
-)
+from pilotfish.model.heads.families.layout import HeadLayout, HeadSource, Renaming, read_decoder
 from pilotfish.model.heads.families.recurrent import RecurrentHead
 from pilotfish.model.heads.fields import HeadFields
 from pilotfish.model.heads.spec import FINAL, Decoder, Projection
@@ -107,12 +102,7 @@ def _layout(
     decoder = replace(decoder, gated_attention=_gated(source, names, decoder))
     projection = Projection((FINAL,), decoder.hidden, fc=False, eps=decoder.eps)
     head = RecurrentHead(
-        projection,
-        decoder,
-        "joined",
-        hidden_first=hidden_first,
-        recycles_normed=True,
-        zero_first_embedding=zero_first,
+        projection, decoder, "joined", hidden_first=hidden_first, recycles_normed=True, zero_first_embedding=zero_first
     )
     return source.laid_out(head, "mtp", dialect, names, source.vocabulary(fields), of_target=True)
 
