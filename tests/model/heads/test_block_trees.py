@@ -9,7 +9,7 @@ import torch
 from block_heads import BlockFormulas, block_head, by_target, parallel_head, parallel_log_chances
 from recurrent_formulas import VOCAB as RECURRENT_VOCAB
 from recurrent_formulas import Formulas, random_head
-from sizes import paired
+from sizes import paired, sized
 from support import limits
 from torch import Tensor
 from tree_rig import Told, grow
@@ -54,7 +54,7 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", sized([0.8], [0.0, 0.8]))
 @pytest.mark.parametrize("kind", HEADS)
 def test_trees(kind: str, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
     files, formulas = HEADS[kind]

@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from block_heads import by_target
 from head_files import MASK, PEAGLE_DIALECTS, change_config, change_tensors, write_eagle3, write_peagle, write_target
 from msgspec import structs
 from recurrent_formulas import Formulas
 from recurrent_rig import Drafted, executor_of, free_slots, logits
 from torch import Tensor
-from tree_rig import Told, grow
 
 from pilotfish.core.scheduling.executor import SequenceRows
 from pilotfish.errors import ModelError
@@ -175,16 +173,6 @@ def test_the_masks_state_stands_for_unknown_features(heads: dict[str, HeadFiles]
     chunk.features[[1, 5, 6]] = np.nan
     sequence.features[[0, 4, 5]] = PeagleFormulas(files).mask().float().numpy()
     assert_as_formulas(executor, files, sequence, chunk)
-
-
-def test_trees(heads: dict[str, HeadFiles], monkeypatch: pytest.MonkeyPatch) -> None:
-    files = heads["speculators"]
-
-    def formulas(features: Tensor, tokens: list[int]) -> Told:
-        levels = [by_target(files, level, 512) for level in PeagleFormulas(files).levels(features, tokens)]
-        return lambda path: (levels[len(path)], torch.zeros(())) if len(path) < TOKENS else None
-
-    grow(files, formulas, TOKENS, 0.8, monkeypatch)
 
 
 # -- files
