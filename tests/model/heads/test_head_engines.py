@@ -131,17 +131,17 @@ def test_the_output_is_the_targets(drafting: Engine, expected: list[list[int]]) 
 
 
 @OF_EACH_EXECUTOR
+@pytest.mark.parametrize("dtype", sized(["float32"], ["float32", "int8", "fp8"]))
 def test_a_draft_worker_changes_nothing_either(
-    llama: Path, head: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    llama: Path, head: Path, dtype: str, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Features come to it over its socket, as they are or rounded."""
-    config: dict[str, Any] = {"draft": head, "mode": "async", "drafter": "lm"}
-    for dtype in ("float32", "int8"):
-        with inline_drafts(monkeypatch), make_engine(llama, **config, feature_dtype=dtype) as engine:
-            for _ in range(2):
-                assert run(engine, PROMPTS, PARAMS) == expected
-                assert_idle(engine)
-            assert dtype != "float32" or accepted(engine, PROMPTS[0], PARAMS[0]) > 0
+    config: dict[str, Any] = {"draft": head, "mode": "async", "drafter": "lm", "feature_dtype": dtype}
+    with inline_drafts(monkeypatch), make_engine(llama, **config) as engine:
+        for _ in range(2):
+            assert run(engine, PROMPTS, PARAMS) == expected
+            assert_idle(engine)
+        assert dtype != "float32" or accepted(engine, PROMPTS[0], PARAMS[0]) > 0
 
 
 @OF_EACH_EXECUTOR
