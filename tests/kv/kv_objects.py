@@ -38,7 +38,6 @@ def store_in(directory: Path, objects: float = 4, clock: Callable[[], float] | N
 
 
 def files_of(directory: Path) -> list[Path]:
-    """All that lies in subdirectories."""
     return sorted(directory.glob("*/*"))
 
 

@@ -50,7 +50,6 @@ def another_owner(directory: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def refusal(open_it: Callable[[], object]) -> str:
-    """The line of whoever refuses."""
     with pytest.raises(ParameterError) as refused:
         open_it()
     assert refused.value.field == "kv_disk" and "\n" not in str(refused.value)

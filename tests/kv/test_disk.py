@@ -332,7 +332,6 @@ report([store.put(objects[28])])
 
 
 def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
-    """A file system of 256 KiB, seen by one process: 20 objects of 16 KB do not fit."""
     script = ON_A_SMALL_DISK.format(tests=str(Path(__file__).parent))
     mount = 'mount -t tmpfs -o size=256k,mode=700 none "$1" 2> /dev/null || exit 77; exec "$2" -c "$3" "$1"'
     command = ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh", tmp_path, sys.executable, script]

@@ -25,7 +25,6 @@ KV = some_kv()
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A file with `KV`."""
     FORMAT.write(tmp_path / "object.kv", KV)
     return tmp_path / "object.kv"
 

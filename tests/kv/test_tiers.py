@@ -196,7 +196,6 @@ def test_tenants_share_no_object(make: Make, tmp_path: Path) -> None:
 
 
 def corrupt_host(tiers: KVTiers, place: int) -> None:
-    """Flip a bit of an object in memory."""
     assert tiers._host is not None
     kv = tiers._host.get(prefix_keys(tiers.root(None), tokens_of(5))[place])
     assert kv is not None
@@ -279,7 +278,6 @@ def test_a_hung_read_is_a_miss_and_the_disk_is_left_alone(
 
 
 def test_slots_of_an_aborted_load_are_not_written_any_more(make: Make, pool: Pool) -> None:
-    """The abort waits for an object that is being written, and for no other."""
     tiers, hang = make(8), Hang()
     save(tiers, 5)
     settle(tiers)

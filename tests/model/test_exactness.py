@@ -201,7 +201,6 @@ def worlds() -> dict[int, World]:
 
 @pytest.mark.parametrize(("vocab", "widths"), [(4, None), (4, (2, 2)), (5, None), (5, (1, 1)), (6, (2, 1))], ids=str)
 def test_outputs_follow_the_target(worlds: dict[int, World], vocab: int, widths: tuple[int, ...] | None) -> None:
-    """Random trees (None), and trees that mirror the noise."""
     world = worlds[vocab]
     trees = random_trees(world) if widths is None else mirror_trees(world, widths)
     assert p_value(outputs(world, trees, lossless), world.chances()) > 0.001
@@ -212,7 +211,6 @@ def test_a_wrong_rule_is_caught(worlds: dict[int, World]) -> None:
 
 
 def test_every_tree_gives_the_same_tokens() -> None:
-    """Stronger than the distribution: seed by seed."""
     world = World(6, SamplingParams(temperature=0.9), SEEDS[:5_000])
     alone = outputs(world, mirror_trees(world, ()), lossless)
     assert (outputs(world, random_trees(world), lossless) == alone).all()
@@ -229,7 +227,6 @@ def test_the_batched_tokens_are_those_of_sample() -> None:
 
 
 def test_mirrored_guesses_are_worth_making() -> None:
-    """The trees above are hit often, so the walks were not all one step."""
     world = World(6, SamplingParams(), SEEDS[:5_000])
     hits = [y in guesses for y, guesses in zip(world.sampled[()], world.guessed[()], strict=True)]
     assert np.mean(hits) > 0.7

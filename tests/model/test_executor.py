@@ -102,7 +102,6 @@ IN_TYPES = pytest.mark.parametrize(
 
 
 def test_heads_that_no_kernel_takes_run_without_kernels(tmp_path: Path) -> None:
-    """A head size of 24 is no multiple of 32."""
     reference = tiny_model("phi3", head_dim=24)
     reference.save_pretrained(tmp_path)
     model = native_model(tmp_path)
@@ -114,7 +113,6 @@ def test_heads_that_no_kernel_takes_run_without_kernels(tmp_path: Path) -> None:
 
 
 def test_no_product_is_left_to_a_library(directory: Path) -> None:
-    """Every weight but the embedding's is packed for a kernel."""
     left = [name for name, _ in native_model(directory).module.named_parameters()]
     assert [name.removeprefix("model.") for name in left] == ["embed_tokens.weight"]
 
@@ -213,7 +211,6 @@ def test_chunks_of_a_prompt_give_the_bits_of_the_whole(directory: Path, dtype: t
 
 
 def test_eager_rows_have_the_same_bits_in_a_tree_and_alone(directory: Path) -> None:
-    """float32 through the padded row buckets of the reference path."""
     bench = Bench(directory, torch.float32, eager=True)
     tokens, tree = tokens_of(30), random_tree(np.random.default_rng(1), VOCAB, sized(8, 20))
     together = bench.logits(bench.rows(tokens, tree))

@@ -24,7 +24,6 @@ CROSS = {"aarch64": ("aarch64-linux-gnu-g++", "qemu-aarch64")}
 
 
 def compiled(tmp_path: Path, compiler: str, *flags: str) -> Path:
-    """`check.cpp`, without torch."""
     program = tmp_path / "check"
     command = [compiler, *FLAGS, *flags, str(CHECK), "-o", str(program), "-pthread"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -54,7 +53,6 @@ def test_the_kernels_compile_for_what_this_processor_lacks(name: str, tmp_path: 
 
 @in_soak
 def test_amx_is_right_with_emulated_tiles(tmp_path: Path) -> None:
-    """On any processor: AMX's instructions in plain C++."""
     check(compiled(tmp_path, "c++", EMULATED_TILES))
 
 
@@ -72,7 +70,6 @@ def test_the_kernels_are_right_on_another_machine(machine: str, tmp_path: Path) 
 
 @in_soak
 def test_what_is_wrong_is_found(tmp_path: Path) -> None:
-    """A tile that takes only the first input of each step."""
     wrong = (HERE / "kernels" / "emulated_tiles.h").read_text().replace("i < 2", "i < 1")
     (tmp_path / "wrong.h").write_text(wrong)
     program = compiled(tmp_path, "c++", "-O0", f'-DPILOTFISH_EMULATED_TILES="{tmp_path / "wrong.h"}"')

@@ -300,7 +300,6 @@ def test_what_lies_before_a_window_is_not_read(dtype: torch.dtype, attention: Tr
 
 
 def test_the_dense_reference_is_softmax_attention() -> None:
-    """A sequence without a tree has torch's causal attention."""
     rows = tree_rows([3], nodes=0)
     got = dense_tree_attention(*rows.inputs(rows.everything), PLAIN)
     q, k, v = (x.transpose(0, 1) for x in (rows.q, rows.k, rows.v))

@@ -45,7 +45,6 @@ class Watch(LayerProgress):
 
 
 def kv_of(executor: TorchExecutor, layers: int, first: int = 0) -> list[Bytes]:
-    """Of the first layers of all rows."""
     slots, size = rows(first).prefix_slots, ROWS * layout_of(executor.kv).token_bytes
     copies = [np.zeros(size, np.uint8) for _ in range(layers)]
     for layer, copy in enumerate(copies):

@@ -23,7 +23,6 @@ def copy(llama: Path, tmp_path: Path) -> Path:
 
 
 def refusal(directory: Path) -> str:
-    """The line that `load_model` raises."""
     with pytest.raises(ModelError) as caught:
         load_model(directory, torch.float32, torch.device("cpu"), eager=True)
     assert isinstance(caught.value, ValueError)
@@ -243,7 +242,6 @@ def test_a_missing_tokenizer(copy: Path, kind: str) -> None:
 
 
 def test_a_tokenizer_is_loaded_without_a_word(copy: Path, foreign_lines: list[str]) -> None:
-    """Though transformers logs about the configuration beside it."""
     edit_config(copy, eos_token_id=10_000)
     load_tokenizer(copy)
     assert foreign_lines == []

@@ -86,7 +86,6 @@ def test_rows_without_rules_keep_their_logits() -> None:
 
 
 def test_a_smaller_vocabulary_skips_foreign_ids() -> None:
-    """A draft may cover a part of the target's vocabulary."""
     params = {"logit_bias": {11: 5.0, 1: 1.0}, "allowed_token_ids": (1, 9, 11), "repetition_penalty": 2.0}
     request = request_of(params, [9, 1], [])
     whole, part = torch.randn(1, VOCAB), None

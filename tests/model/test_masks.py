@@ -34,7 +34,6 @@ def with_masks(sampling: Sampling, masks: TokenMasks) -> Sampling:
 
 @pytest.mark.parametrize("vocab", [1, 31, 32, 33, 64, 100, 4096])
 def test_what_is_forbidden_is_minus_infinity_and_nothing_else_changes(vocab: int) -> None:
-    """Masks may know fewer or more tokens than a model gives."""
     rng, samples = np.random.default_rng(vocab), [0, 2, 3]
     for tokens, density in itertools.product((vocab, max(vocab - 40, 1), vocab + 40), (0.0, 0.03, 0.5, 1.0)):
         allowed = rng.random((3, tokens)) < density
@@ -59,7 +58,6 @@ def test_without_masks_logits_are_left_alone() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.2}])
 def test_filters_come_after_the_mask(temperature: float, filters: dict[str, float]) -> None:
-    """As if the vocabulary had no other tokens."""
     rng, vocab, draws = np.random.default_rng(1), 40, 4000
     logits, allowed = rng.normal(size=vocab).astype(np.float32), rng.random(vocab) < 0.3
     params = SamplingParams(temperature=temperature, **filters)

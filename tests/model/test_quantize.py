@@ -68,7 +68,6 @@ def test_a_tied_head_is_quantized_and_the_embedding_is_not() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_int8_is_exact(dtype: torch.dtype) -> None:
-    """A single input of 1: outputs are the weights themselves."""
     values = torch.arange(-128, 128).to(torch.int8)[:, None]
     scales = torch.full((256,), 0.5)
     y = torch.ops.pilotfish.linear(torch.ones(1, 1).to(dtype), pack_weight(values, dtype), 256, scales)
@@ -130,7 +129,6 @@ def test_logits_are_those_of_dequantized_weights(tiny_models: dict[str, Path], k
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("kind", DENSE)
 def test_a_node_has_the_bits_that_it_has_alone(tiny_models: dict[str, Path], kind: str, eager: bool) -> None:
-    """With the kernels, and padded to the row counts of the reference path."""
     executor = TorchExecutor(load_model(tiny_models[kind], torch.float32, CPU, eager=eager, quantization="int8"), 400)
     rng = np.random.default_rng(1)
     tokens, tree = rng.integers(0, VOCAB, 30).tolist(), random_tree(rng, VOCAB, 20)
@@ -151,7 +149,6 @@ def test_bytes_are_halved(llama: Path) -> None:
 
 
 def test_a_native_model_keeps_no_other_copy(llama: Path) -> None:
-    """The only parameter left is the embedding."""
     module = native_model(llama).module
     quantized = load_model(llama, torch.float32, CPU, eager=False, quantization="int8").module
     for model in (module, quantized):

@@ -50,7 +50,6 @@ class Ranks:
         self.executors = [TorchExecutor(model, SLOTS) for model in models]
 
     def forward(self, *rows: SequenceRows) -> Tensor:
-        """Rank 0's logits."""
         logits: Tensor = on_threads([partial(executor.forward, rows) for executor in self.executors])[0]
         return logits
 
@@ -101,7 +100,6 @@ def test_the_first_rank_has_whole_hidden_states(tiny_models: dict[str, Path], ki
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", sized(("llama", "gpt_oss"), tuple(KINDS)))
 def test_a_row_has_the_same_bits_in_any_company(tiny_models: dict[str, Path], kind: str, dtype: torch.dtype) -> None:
-    """At four ranks, whose sums have several orders to be added in."""
     ranks, mine = Ranks(tiny_models[kind], 4, dtype), rows_of(20, 8)
     bits = ranks.forward(mine)
     for count in (1, 7, 33):
@@ -132,7 +130,6 @@ def test_bits_of_a_sum_do_not_depend_on_rows(tmp_path: Path, ranks: int, dtype: 
 
 @pytest.mark.parametrize("kind", sized(("llama", "gpt_oss"), KINDS))
 def test_one_shard_is_the_model(tiny_models: dict[str, Path], kind: str) -> None:
-    """Every tensor, those included that no file holds, as transformers loads them."""
     whole = load_model(tiny_models[kind], torch.bfloat16, CPU, eager=True)
     shard = load_shard(tiny_models[kind], whole.config, torch.bfloat16, Shard())
     for tensors in ("named_parameters", "named_buffers"):

@@ -189,7 +189,6 @@ def test_cuda_takes_the_kernel_and_others_the_reference() -> None:
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2", "gpt_oss"])
 def test_a_model_runs_on_it(tiny_models: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Windows, a soft cap, sinks."""
     monkeypatch.setattr(native, "load_kernels", lambda: False)
     on_cpu = torch.device("cpu")
     tree = random_tree(np.random.default_rng(0), VOCAB, 4)
@@ -205,8 +204,6 @@ def test_a_model_runs_on_it(tiny_models: dict[str, Path], kind: str, monkeypatch
 
 
 class NoLaunch:
-    """A kernel that is not there."""
-
     def __getitem__(self, grid: object) -> Any:
         return lambda *_, **__: None
 

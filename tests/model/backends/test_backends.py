@@ -35,7 +35,6 @@ def test_logits_are_those_of_our_own_executor(backend: str, seed: int) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_children_are_those_of_our_own_executor(backend: str) -> None:
-    """Tokens and their chances, by the same noise and rules."""
     theirs, ours = shared(backend), own()
     params = SamplingParams(temperature=0.7, bad_token_ids=(11,))
     differing = total = 0

@@ -27,7 +27,6 @@ BLOCKS: dict[str, dict[str, Any]] = {
 
 
 def block_head(kind: str, seed: int = 0, **changes: Any) -> HeadFiles:
-    """One of `BLOCKS`, maybe changed."""
     fields = {**BLOCKS[kind], **changes}
     reduced, window = fields.pop("reduced", False), fields.pop("window", 0)
     decoder = Decoder(**{**vars(DECODER), "window": window})
@@ -39,7 +38,6 @@ def block_head(kind: str, seed: int = 0, **changes: Any) -> HeadFiles:
 
 
 def parallel_head(seed: int = 0, heads: int = 3, blocks: int = 2, *, reduced: bool = False) -> HeadFiles:
-    """Medusa."""
     head = MedusaHead(Projection((FINAL,), HIDDEN, fc=False), HIDDEN, heads, blocks)
     spec = HeadSpec(head, "medusa", "test", HIDDEN, 4, DRAFT_VOCAB if reduced else VOCAB)
     return _random(spec, seed, f"medusa {seed}", reduced=reduced)
@@ -61,8 +59,6 @@ def _random(spec: HeadSpec, seed: int, name: str, *, reduced: bool) -> HeadFiles
 
 @dataclass(frozen=True)
 class BlockFormulas:
-    """A block drafter by hand."""
-
     files: HeadFiles
 
     @property

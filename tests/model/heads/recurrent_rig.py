@@ -23,14 +23,11 @@ def executor_of(files: HeadFiles, *, eager: bool, vocab_size: int | None = None)
 
 
 def free_slots(seed: int = 0) -> Iterator[int]:
-    """All slots, in any order."""
     return iter(np.random.default_rng(seed).permutation(SLOTS).tolist())
 
 
 @dataclass
 class Drafted:
-    """A sequence that a head follows."""
-
     tokens: list[int]
     features: NDArray[np.float32]  # [tokens - 1 or more, HIDDEN]
     free: Iterator[int]
@@ -64,7 +61,6 @@ class Drafted:
         return SequenceRows(len(self.slots), [], np.array(self.slots, np.int32), nodes, ())
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """The tree is dropped."""
         self.tokens += tokens
         self.node_slots.clear()
 

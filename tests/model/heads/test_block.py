@@ -66,7 +66,6 @@ def test_states_are_kept_or_computed_again(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_lost_features() -> None:
-    """The last one known is taken, or zeros; what comes after is as always."""
     files = block_head("dspark")
     executor, sequence = executor_of(files), Sequenced.random(9, range(50), seed=3)
     chunk = sequence.chunk()

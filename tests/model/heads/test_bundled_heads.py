@@ -39,7 +39,6 @@ SECOND_FLOOR = 0.715
 
 @pytest.fixture(scope="module")
 def serving() -> Iterator[Callable[[Path], Engine]]:
-    """The engine with a head, made once."""
     options: dict[str, Any] = {"mode": "sync", "drafter": "lm"}
     with ExitStack() as stack:
         target = resolve_pair("pycode").target

@@ -108,7 +108,6 @@ def assert_as_formulas(executor: HeadExecutor, files: HeadFiles, sequence: Draft
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_those_of_the_formulas(kind: str, eager: bool, heads: dict[str, HeadFiles]) -> None:
-    """After a prompt in pieces, after nodes of all depths, and after a commit."""
     files = heads[kind]
     executor, sequence = executor_of(files, eager=eager, vocab_size=512), Drafted.random(17, free_slots())
     for end in (1, 2, 9):
@@ -119,7 +118,6 @@ def test_logits_are_those_of_the_formulas(kind: str, eager: bool, heads: dict[st
 
 
 def test_a_row_has_the_same_bits_in_any_company(eager: bool, heads: dict[str, HeadFiles]) -> None:
-    """Of more roots than one forward takes, and of each alone."""
     files, free, count = heads["vllm"], free_slots(), CHAINS + 2
     sequences = [Drafted.random(2 + i % 7, free, seed=i) for i in range(count)]
     chunks = [sequence.chunk() for sequence in sequences]

@@ -48,7 +48,6 @@ def test_logits_are_those_of_the_formulas(kind: str, eager: bool) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_has_the_same_bits_in_any_company(kind: str, eager: bool) -> None:
-    """Many sequences at once, each at another length; and one after the other."""
     files = random_head(kind)
     together, alone = (run(executor_of(files, eager=eager), size) for size in (8, 1))
     for found, expected in zip(together, alone, strict=True):
@@ -82,7 +81,6 @@ def test_an_unknown_feature_is_the_last_one_known(eager: bool) -> None:
 
 
 def test_without_one_in_the_chunk_the_state_before_goes_on(eager: bool) -> None:
-    """As if the tokens had been guessed, all of them from the same state."""
     files = random_head("eagle3.1")
     executor, sequence = executor_of(files, eager=eager), Drafted.random(12, free_slots())
     logits(executor, sequence.chunk(8))
@@ -109,7 +107,6 @@ def test_no_features_at_all_are_unknown_ones(eager: bool) -> None:
 
 
 def test_nodes_are_computed_again_beside_their_parents(eager: bool) -> None:
-    """In one forward, each from the state that its parent's row left before."""
     executor, sequence = executor_of(random_head("eagle3"), eager=eager), Drafted.random(4, free_slots())
     logits(executor, sequence.chunk())
     apart = torch.cat([logits(executor, sequence.level([path])) for path in ((3,), (3, 4), (3, 4, 5))]).double()
@@ -135,7 +132,6 @@ ROPES: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("rope", ROPES, ids=lambda rope: rope["rope_type"])
 def test_angles_are_those_of_transformers(rope: dict[str, Any]) -> None:
-    """At the first positions, and at some that come only later."""
     angles = Angles(Decoder(1, 64, 4, 2, 32, 96, rope=rope, context=2048), torch.float32, torch.device("cpu"))
     config = LlamaConfig(hidden_size=64, num_attention_heads=4, head_dim=32, max_position_embeddings=2048)
     config.rope_parameters = rope
