@@ -25,11 +25,6 @@ Tensors = dict[str, torch.Tensor]
 Refusal = Callable[[Path], str]
 
 
-@pytest.fixture
-def copy(llama: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(llama, tmp_path / "model"))
-
-
 def load(directory: Path, dtype: torch.dtype = torch.float32) -> LoadedModel:
     return load_model(directory, dtype, CPU, eager=True)
 

@@ -17,11 +17,6 @@ from pilotfish.model.loading.loader import load_model
 from pilotfish.model.loading.metadata import load_tokenizer, read_generation_config
 
 
-@pytest.fixture
-def copy(llama: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(llama, tmp_path / "model"))
-
-
 def refusal(directory: Path) -> str:
     with pytest.raises(ModelError) as caught:
         load_model(directory, torch.float32, torch.device("cpu"), eager=True)

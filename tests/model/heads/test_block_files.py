@@ -19,7 +19,6 @@ from head_files import (
     change_config,
     change_tensors,
     write_block,
-    write_target,
 )
 from safetensors.torch import load_file, save_file
 
@@ -29,11 +28,6 @@ from pilotfish.model.heads.files import read_head, read_spec
 from pilotfish.model.heads.spec import FINAL, Decoder, HeadSpec, Projection
 from pilotfish.model.heads.target import TargetFacts
 from pilotfish.model.heads.weights import is_head
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> TargetFacts:
-    return write_target(tmp_path_factory.mktemp("target"))
 
 
 def block(head: Path, target: TargetFacts) -> BlockHead:

@@ -31,11 +31,6 @@ from pilotfish.model.heads.weights import is_head
 IDS = "eagle_aux_hidden_state_layer_ids"
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> TargetFacts:
-    return write_target(tmp_path_factory.mktemp("target"))
-
-
 def decoder(**facts: Any) -> Decoder:
     return Decoder(1, 64, HEADS, KV_HEADS, HEAD_DIM, FFN, eps=1e-5, context=2048, **facts)
 

@@ -17,12 +17,6 @@ from pilotfish.model.heads.files import read_head
 from pilotfish.model.heads.spec import Head, HeadFiles
 from pilotfish.model.heads.target import TargetFacts
 
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> TargetFacts:
-    return write_target(tmp_path_factory.mktemp("target"))
-
-
 #: Heads of the kinds that are trained here, by a name: the function that writes them and its arguments.
 WRITTEN: dict[str, tuple[Any, dict[str, Any]]] = {
     "eagle3": (write_eagle3, {"draft_vocab": 100}),

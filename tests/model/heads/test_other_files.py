@@ -19,7 +19,6 @@ from head_files import (
     write_eagle1,
     write_medusa,
     write_mtp,
-    write_target,
 )
 from safetensors.torch import load_file
 
@@ -32,11 +31,6 @@ from pilotfish.model.heads.target import TargetFacts
 from pilotfish.model.heads.weights import is_head
 
 FINAL_STATE = Projection((FINAL,), 64, fc=False, eps=1e-5)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> TargetFacts:
-    return write_target(tmp_path_factory.mktemp("target"))
 
 
 def decoder(**facts: Any) -> Decoder:

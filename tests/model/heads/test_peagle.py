@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from head_files import MASK, PEAGLE_DIALECTS, change_config, change_tensors, write_eagle3, write_peagle, write_target
+from head_files import MASK, PEAGLE_DIALECTS, change_config, change_tensors, write_eagle3, write_peagle
 from msgspec import structs
 from recurrent_formulas import Formulas
 from recurrent_rig import Drafted, executor_of, free_slots, logits
@@ -39,11 +39,6 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> TargetFacts:
-    return write_target(tmp_path_factory.mktemp("target"))
-
-
-@pytest.fixture(scope="module")
 def heads(target: TargetFacts, tmp_path_factory: pytest.TempPathFactory) -> dict[str, HeadFiles]:
     root, read = tmp_path_factory.mktemp("heads"), {}
     for kind, about in KINDS.items():
@@ -53,11 +48,6 @@ def heads(target: TargetFacts, tmp_path_factory: pytest.TempPathFactory) -> dict
             change_tensors(head, {"fc.weight": None})
         read[kind] = read_head(head, target)
     return read
-
-
-@pytest.fixture(params=["kernels", "reference"])
-def eager(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param == "reference")
 
 
 # -- by the formulas

@@ -21,11 +21,6 @@ from pilotfish.model.heads.spec import Decoder
 LEVELS = [[(3,), (9,), (77,)], [(3, 4), (9, 4), (3, 8)], [(3, 4, 5), (9, 4, 1)], [(9, 4, 1, 150)]]
 
 
-@pytest.fixture(params=["kernels", "reference"])
-def eager(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param == "reference")
-
-
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-4)
 
