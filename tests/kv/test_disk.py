@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -290,61 +289,6 @@ def test_a_disk_that_cannot_be_written_is_read(store: DiskStore, monkeypatch: py
     store.put(KV)
     monkeypatch.setattr(os, "utime", failing(errno.EROFS))
     assert equal(store.get(KV.key, KV.tokens), KV)
-
-
-ON_A_SMALL_DISK = """
-import json, sys
-from pathlib import Path
-sys.path.insert(0, {tests!r})
-from kv_objects import Clock, bytes_on_disk, equal, some_kv
-from pilotfish.kv.disk import DiskStore, REST
-SIZE, directory, clock = 16_000, Path(sys.argv[1]), Clock()
-objects = [some_kv(seed, SIZE) for seed in range(30)]
-store = DiskStore(directory / "kv", 1 << 30, bytes(32), SIZE, clock)
-
-def report(put):
-    held = [seed for seed, kv in enumerate(objects) if store.contains(kv.key)]
-    assert bytes_on_disk(directory / "kv") == store.bytes_used == len(held) * (SIZE + 352)
-    assert all(equal(store.get(objects[seed].key, objects[seed].tokens), objects[seed]) for seed in held)
-    print(json.dumps([put, held, store.counts.failed_writes, store.counts.evictions]))
-
-def grow():
-    # Others take what is left
-    with open(directory / "of others", "ab", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError:
-            pass
-
-report([store.put(kv) for kv in objects[:20]])
-grow()
-clock.now = REST
-report([store.put(kv) for kv in objects[20:28]])
-true_unlink = Path.unlink
-Path.unlink = lambda path, **rest: (true_unlink(path, **rest), grow())
-clock.now = 2 * REST
-report([store.put(kv) for kv in objects[28:]])
-(Path.unlink, clock.now) = true_unlink, 3 * REST
-(directory / "of others").unlink()
-report([store.put(objects[28])])
-"""
-
-
-def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
-    script = ON_A_SMALL_DISK.format(tests=str(Path(__file__).parent))
-    mount = 'mount -t tmpfs -o size=256k,mode=700 none "$1" 2> /dev/null || exit 77; exec "$2" -c "$3" "$1"'
-    command = ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, "sh", tmp_path, sys.executable, script]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True)
-    if ended.returncode == 77 or ended.stderr.startswith("unshare:"):
-        pytest.skip("no file systems of one's own here")
-    assert (ended.returncode, ended.stderr) == (0, "")
-    filled, crowded, robbed, freed = map(json.loads, ended.stdout.splitlines())
-    gone = filled[-1]
-    assert 0 < gone < 18 and filled == [[True] * 20, list(range(gone, 20)), 1, gone]
-    assert crowded == [[True] * 8, list(range(gone + 8, 28)), 2, gone + 8]
-    assert robbed == [[False] * 2, list(range(gone + 9, 28)), 4, gone + 9]
-    assert freed == [[True], list(range(gone + 9, 29)), 4, gone + 9]
 
 
 # -- other threads, other processes

@@ -202,7 +202,7 @@ def corrupt_host(tiers: KVTiers, place: int) -> None:
     kv.data[17] ^= 1
 
 
-@pytest.mark.parametrize("place", range(5))
+@pytest.mark.parametrize("place", [0, 3])
 def test_a_flipped_bit_in_memory_ends_what_comes(make: Make, pool: Pool, place: int) -> None:
     tiers = make(8)
     save(tiers, 5)
@@ -215,8 +215,7 @@ def test_a_flipped_bit_in_memory_ends_what_comes(make: Make, pool: Pool, place: 
     assert tiers.worth_loading(load.keys, 0) == place  # and it is gone
 
 
-@pytest.mark.parametrize("place", range(3))
-@pytest.mark.parametrize("harm", ["flipped byte", "short", "gone"])
+@pytest.mark.parametrize(("place", "harm"), paired([0, 1, 2], ["flipped byte", "short", "gone"]))
 def test_a_bad_file_ends_what_comes(make: Make, pool: Pool, tmp_path: Path, place: int, harm: str) -> None:
     tiers = make(0, 8)
     save(tiers, 3)

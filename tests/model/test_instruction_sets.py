@@ -68,15 +68,6 @@ def test_the_kernels_are_right_on_another_machine(machine: str, tmp_path: Path) 
         check(emulator, compiled(tmp_path / name, compiler, "-static", *flags))
 
 
-@in_soak
-def test_what_is_wrong_is_found(tmp_path: Path) -> None:
-    wrong = (HERE / "kernels" / "emulated_tiles.h").read_text().replace("i < 2", "i < 1")
-    (tmp_path / "wrong.h").write_text(wrong)
-    program = compiled(tmp_path, "c++", "-O0", f'-DPILOTFISH_EMULATED_TILES="{tmp_path / "wrong.h"}"')
-    done = subprocess.run([program], capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "linear bfloat16" in done.stdout
-
-
 def test_the_best_that_the_processor_has_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(native.FORCED, raising=False)
     assert native.instruction_set() == usable()[0]
