@@ -69,8 +69,11 @@ def _drawn(
     if shared is not None:
         ids, columns = (torch.from_numpy(numbers).to(logits.device) for numbers in (shared.ids, shared.columns))
         usable = usable.index_select(1, columns)
-    if ids is not None and (not sampling.children or _names_tokens(sampling)):
-        usable, ids = _over_all_tokens(usable, ids), None
+    if ids is not None and (
+        not sampling.children or sampling.masks is not None or any(edit is not None for edit in sampling.edits)
+    ):
+        over_all = usable.new_full((len(usable), int(ids[-1]) + 1), -torch.inf)
+        usable, ids = over_all.index_copy_(1, ids, usable), None
     drawn = likely_tokens(usable, sampling, ids) if sampling.children else (np.array(sample(usable, sampling)), None)
     if broken:
         rows = np.arange(len(sampling)) if sampling.rows is None else sampling.rows
@@ -79,16 +82,8 @@ def _drawn(
     return drawn
 
 
-def _names_tokens(sampling: Sampling) -> bool:
-    return sampling.masks is not None or any(edit is not None for edit in sampling.edits)
-
-
-def _over_all_tokens(logits: Tensor, ids: Tensor) -> Tensor:
-    """Of a reduced vocabulary [samples, vocab] -> of all tokens up to its last."""
-    return logits.new_full((len(logits), int(ids[-1]) + 1), -torch.inf).index_copy_(1, ids, logits)
-
-
 def sample(logits: Tensor, sampling: Sampling) -> list[int]:
+    """NO_TOKEN where masks and rules leave none. logits float32 or float64 [samples, vocab]."""
     logits = edited(masked(logits, sampling.masks), sampling)
     greedy = sampling.greedy
     if greedy.all():

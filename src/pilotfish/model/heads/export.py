@@ -62,12 +62,8 @@ def _shared(files: HeadFiles, target: TargetFacts) -> set[str]:
     candidates = {"embed_tokens.weight": target.embedding}
     if files.d2t is None:
         candidates["lm_head.weight"] = target.lm_head
-    return {name for name, theirs in candidates.items() if _same(files.tensors[name], theirs())}
-
-
-def _same(own: Tensor, theirs: Tensor) -> bool:
-    """Whether a head's tensor is its target's, in whatever type it was stored: a reader brings both to its own."""
-    return torch.equal(own, theirs.to(own.dtype))
+    own = files.tensors  # maybe of another type: a reader brings both to its own
+    return {name for name, theirs in candidates.items() if torch.equal(own[name], theirs().to(own[name].dtype))}
 
 
 def _config(files: HeadFiles, target: TargetFacts, verifier: str | None, tokens: int) -> dict[str, Any]:

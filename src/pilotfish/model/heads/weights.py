@@ -54,15 +54,11 @@ def tensor_files(directory: Path) -> list[Path]:
 def read_tensor_headers(files: Iterable[Path]) -> dict[str, TensorHeader]:
     headers: dict[str, TensorHeader] = {}
     for file in files:
-        headers |= _pickled_headers(file) if file.name in PICKLED else _safetensors_headers(file)
+        try:
+            headers |= _pickled_headers(file) if file.name in PICKLED else safetensors_headers(file)
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"head: tensors in {file} cannot be read: {one_line(error)}") from error
     return headers
-
-
-def _safetensors_headers(file: Path) -> dict[str, TensorHeader]:
-    try:
-        return safetensors_headers(file)
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"head: tensors in {file} cannot be read: {one_line(error)}") from error
 
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32", "bool": "BOOL"}
