@@ -125,20 +125,20 @@ def test_a_row_has_the_same_bits_in_any_company(kept: Kept, features: dict[str, 
     rows = tree_rows([5, 260], nodes=3, dtype=dtype, stored=stored)
     together = attend(rows, rows.everything, **features)
     rng = np.random.default_rng(0)
-    for count in (1, 1, 3, 5):
+    for count in sized((1, 4), (1, 1, 3, 5)):
         chosen = rng.permutation(len(rows.rows))[:count].tolist()
         some = attend(rows, chosen, extra_width=300 * (count % 2), **features)
         assert torch.equal(some, together[chosen]), f"rows {chosen}"
 
 
-@pytest.mark.parametrize(("dtype", "stored"), KEPT, ids=str)
+@pytest.mark.parametrize(("dtype", "stored"), sized(KEPT[1:3], KEPT), ids=str)
 def test_where_the_keys_lie_does_not_matter(dtype: torch.dtype, stored: torch.dtype | None) -> None:
     one, other = (tree_rows([70, 9], nodes=2, dtype=dtype, stored=stored) for _ in range(2))
     other = shifted(other)
     assert torch.equal(attend(one, one.everything), attend(other, other.everything))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", sized(DTYPES[1:], DTYPES), ids=str)
 def test_a_path_that_has_become_prefix_gives_the_same_bits(dtype: torch.dtype) -> None:
     rows = tree_rows([255], nodes=6, dtype=dtype)
     as_tree = attend(rows, rows.everything)
@@ -187,7 +187,7 @@ def test_cuda_takes_the_kernel_and_others_the_reference() -> None:
     assert kernels_of(torch.device("cpu"), 32, eager=True).attend is dense_tree_attention
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("kind", sized(["gemma2"], ["qwen3", "gemma2", "gpt_oss"]))
 def test_a_model_runs_on_it(tiny_models: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "load_kernels", lambda: False)
     on_cpu = torch.device("cpu")
