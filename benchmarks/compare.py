@@ -26,7 +26,7 @@ from pilotfish.config.fields import GGUFWeights, available_cores
 from pilotfish.config.text import config_text
 from pilotfish.engine.memory import precision_here
 from pilotfish.errors import EngineError, ModelError, PromptError
-from pilotfish.model.heads.detect import is_head
+from pilotfish.model.heads.weights import is_head
 from pilotfish.model.loading.configuration import load_config
 from pilotfish.model.loading.metadata import load_tokenizer
 from pilotfish.model.loading.precision import library_dtype

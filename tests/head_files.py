@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.heads.target import TargetFacts
 
 #: A head's shape; the target's own is `TargetFacts`.
 HEADS, KV_HEADS, HEAD_DIM, FFN = 4, 2, 32, 96

@@ -97,7 +97,7 @@ def test_kernels_that_were_cut_short_are_built_anew(tmp_path: Path) -> None:
     script = """
 import shutil, sys
 from pathlib import Path
-from pilotfish.model import native
+from pilotfish.model.cpu import native
 whole = next(Path(sys.argv[1]).glob("*.so"))
 native._build = lambda library: shutil.copy(whole, library)
 print(native.load_kernels())

@@ -23,7 +23,7 @@ from peers.protocol import (
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from pilotfish.model.heads.detect import is_head
+from pilotfish.model.heads.weights import is_head
 from pilotfish.model.loading.loader import DTYPES
 from pilotfish.model.loading.quantize import quantize
 

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from pilotfish.engine.pairs import resolve_pair
 from pilotfish.model.cpu.native import load_kernels
-from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.heads.target import TargetFacts
 
 
 def test_a_model_that_would_run(pilotfish: Run, llama: Path) -> None:

@@ -29,7 +29,6 @@ def fill(arena: Arena, place: int, seed: int) -> bytes:
 
 
 def referred(arena: Arena, place: int) -> SegmentReference:
-    """To what is in a taken place."""
     buffer = arena.buffer(place)
     return SegmentReference(
         epoch=arena.epoch(place),
@@ -48,7 +47,6 @@ def referred(arena: Arena, place: int) -> SegmentReference:
 
 
 def put(arena: Arena, size: int, seed: int = 0) -> SegmentReference:
-    """A segment of random bytes."""
     place = arena.take(b"somebody", size)
     assert place is not None
     fill(arena, place, seed)
@@ -61,16 +59,12 @@ def expected_of(reference: SegmentReference) -> np.ndarray:
 
 
 class Told(msgspec.Struct):
-    """What an owner tells, a line each."""
-
     shared_memory: SharedMemory
     remote_memory: RemoteMemory | None
     reference: SegmentReference
 
 
 class Owner:
-    """A process that owns an arena."""
-
     def __init__(self, *arguments: str) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         command = [sys.executable, str(Path(__file__)), *arguments]

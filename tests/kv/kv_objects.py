@@ -9,8 +9,7 @@ import numpy as np
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, next_key, root_key
 from pilotfish.kv.disk import DiskStore
-from pilotfish.kv.object_files import ObjectFormat
-from pilotfish.kv.objects import KVObject
+from pilotfish.kv.objects import KVObject, ObjectFormat
 
 OBJECT_BYTES = 1000
 SHAPE, OTHER_SHAPE = bytes(range(32)), bytes(32)
@@ -39,7 +38,6 @@ def store_in(directory: Path, objects: float = 4, clock: Callable[[], float] | N
 
 
 def files_of(directory: Path) -> list[Path]:
-    """All that lies in subdirectories."""
     return sorted(directory.glob("*/*"))
 
 

@@ -77,7 +77,7 @@ class Arenas(RuleBasedStateMachine):
         assert self.arena.free_places == PLACES - len(self.live)
 
 
-Arenas.TestCase.settings = settings(max_examples=sized(35, 60), stateful_step_count=40)
+Arenas.TestCase.settings = settings(max_examples=sized(12, 60), stateful_step_count=40)
 TestArenas = Arenas.TestCase
 
 
@@ -132,7 +132,7 @@ def test_threads_never_have_one_place_together() -> None:
     arena, wrong = Arena(4 * SEGMENT_BYTES, SEGMENT_BYTES), []
 
     def work(name: int) -> None:
-        for _ in range(2000):
+        for _ in range(sized(500, 2000)):
             place = arena.take(bytes([name]), SEGMENT_BYTES)
             if place is not None:
                 arena.buffer(place)[:] = name

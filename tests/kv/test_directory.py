@@ -18,9 +18,9 @@ from kv_objects import OBJECT_BYTES, OTHER_SHAPE, SHAPE, equal, some_kv, store_i
 
 from pilotfish.errors import ParameterError
 from pilotfish.kv import directory as directories
-from pilotfish.kv.directory import DAMAGED, LOCK, MANIFEST, OwnedDirectory, owner
+from pilotfish.kv.directory import DAMAGED, LOCK, MANIFEST, owner
 from pilotfish.kv.disk import DiskStore
-from pilotfish.kv.object_files import Damage
+from pilotfish.kv.objects import Damage
 from pilotfish.kv.upkeep import purge
 
 OWNER = """
@@ -50,7 +50,6 @@ def another_owner(directory: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def refusal(open_it: Callable[[], object]) -> str:
-    """The line of whoever refuses."""
     with pytest.raises(ParameterError) as refused:
         open_it()
     assert refused.value.field == "kv_disk" and "\n" not in str(refused.value)
@@ -153,7 +152,7 @@ DAMAGES = (
 def test_what_is_ours_and_damaged_is_begun_anew(
     directory: Path, contents: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the objects that are whole: each is known by its own header. None: the manifest is gone."""
+    """With the objects that are whole: each is known by its own header. None: the manifest is gone. Or it is purged."""
     store = store_in(directory)
     assert store.put(KV)
     store.close()
@@ -169,6 +168,7 @@ def test_what_is_ours_and_damaged_is_begun_anew(
     assert caplog.messages[0].endswith("; it is begun anew") and str(directory) in caplog.messages[0]
     kept = directory / DAMAGED
     assert not kept.exists() if contents is None else kept.read_text("latin-1") == contents
+    (directory / MANIFEST).write_text("")
     purge(directory)
     assert list(directory.iterdir()) == []
 
@@ -189,13 +189,6 @@ def test_objects_of_others_are_misses_in_what_is_begun_anew(directory: Path) -> 
     store = store_in(directory)
     assert store.get(KV.key, KV.tokens) is None and store.counts.damaged[Damage.SHAPE] == 1
     store.close()
-
-
-def test_what_is_ours_and_damaged_can_be_purged(directory: Path) -> None:
-    store_in(directory).close()
-    (directory / MANIFEST).write_text("")
-    purge(directory)
-    assert list(directory.iterdir()) == []
 
 
 @pytest.mark.parametrize("foreign", ["icon.png", "4g", "src", LOCK])
@@ -312,9 +305,3 @@ def test_a_full_disk_does_not_keep_anyone_from_their_directory(
     store_in(directory).close()
     monkeypatch.setattr(os, "pwrite", fails)
     store_in(directory).close()
-
-
-def test_a_release_lets_others_in(directory: Path) -> None:
-    directory.mkdir()
-    OwnedDirectory("kv_disk", directory).release()
-    OwnedDirectory("kv_disk", directory).release()

@@ -129,4 +129,4 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStore = StoreMachine.TestCase
-TestStore.settings = settings(max_examples=sized(60, 100), stateful_step_count=40)
+TestStore.settings = settings(max_examples=sized(20, 100), stateful_step_count=40)

@@ -53,7 +53,6 @@ def test_a_segment_of_our_own_layout_is_not_copied() -> None:
 
 @pytest.mark.parametrize("layers", [range(1, 4), range(2, 5), range(4, 5)])
 def test_features_are_those_of_any_rank(layers: range) -> None:
-    """The fifth layer of each."""
     theirs, ours = (
         [msgspec.structs.replace(one, layers=5, features=7) for one in some]
         for some in ([rank(0, 5), rank(5, 3)], [MODEL])

@@ -97,7 +97,6 @@ def test_memory_that_is_no_arena(owner: Owner) -> None:
 
 
 def test_a_reader_closed_in_the_midst(owner: Owner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its memory stays, for the transfer may still write to it."""
     monkeypatch.setattr(nixl, "_unfinished", [])
     reader = NixlReader(memory_of(owner))
     monkeypatch.setattr(nixl, "DEADLINE", 0.2)

@@ -18,14 +18,13 @@ from hypothesis import strategies as st
 from kv_objects import FILE_BYTES, FORMAT, OBJECT_BYTES, OTHER_SHAPE, SHAPE, equal, some_kv
 from sizes import sized
 
-from pilotfish.kv.object_files import Damage, ObjectFormat
+from pilotfish.kv.objects import Damage, ObjectFormat
 
 KV = some_kv()
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A file with `KV`."""
     FORMAT.write(tmp_path / "object.kv", KV)
     return tmp_path / "object.kv"
 
@@ -44,7 +43,7 @@ def test_the_bytes_are_as_documented(path: Path) -> None:
     assert contents[96:352] == KV.tokens.astype("<u4").tobytes() and contents[352:] == KV.data.tobytes()
 
 
-@settings(max_examples=sized(120, 300), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=sized(40, 300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(bit=st.integers(0, 8 * FILE_BYTES - 1))
 def test_any_bit_that_flips_is_damage(path: Path, bit: int) -> None:
     contents = bytearray(path.read_bytes())

@@ -44,5 +44,4 @@ def test_data_is_not_copied() -> None:
 
 @given(data=st.binary(max_size=20_000))
 def test_a_segments_checksum_is_crc32_of_its_bytes(data: bytes) -> None:
-    """As the standard library computes it."""
     assert content(memoryview(data)) == zlib.crc32(data)

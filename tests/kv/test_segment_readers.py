@@ -85,7 +85,6 @@ def test_a_place_with_the_same_again_is_stale_nevertheless(arena: Arena, reader:
 def test_a_place_that_is_rewritten_before_it_is_read_to_its_end(
     arena: Arena, reader: SharedMemoryReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even with the same content: the epoch after the read tells."""
     reference, checks = put(arena, SEGMENT_BYTES), []
     check = SharedMemoryReader._check_epoch
 
@@ -101,7 +100,6 @@ def test_a_place_that_is_rewritten_before_it_is_read_to_its_end(
 
 
 def test_a_place_that_another_thread_rewrites(arena: Arena, reader: SharedMemoryReader) -> None:
-    """Whatever the moment: what is read is what was referred to, or an error."""
     wanted, stop, outcomes = [put(arena, SEGMENT_BYTES)], threading.Event(), set[str]()
 
     def rewrite() -> None:

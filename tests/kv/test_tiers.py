@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from sizes import paired, sized
 from support import eventually
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, prefix_keys
@@ -17,7 +18,7 @@ from pilotfish.core.cache.tiers import KVLoad
 from pilotfish.kv import tiers as module
 from pilotfish.kv.disk import DiskStore
 from pilotfish.kv.host import HostStore
-from pilotfish.kv.object_files import Damage, ObjectFormat
+from pilotfish.kv.objects import Damage, ObjectFormat
 from pilotfish.kv.tiers import DISK, HOST, KVTiers
 
 SHAPE = bytes(32)
@@ -131,9 +132,9 @@ def assert_loaded(pool: Pool, load: KVLoad, objects: int, at: int = 0) -> None:
     assert np.array_equal(pool.content[load.slots[: load.count]], saved[: load.count])
 
 
-@pytest.mark.parametrize(("host", "disk", "tier"), [(8, 0, HOST), (0, 8, DISK), (8, 8, HOST)])
-@pytest.mark.parametrize("skipped", [0, 1, 40, 63])
-def test_what_was_saved_comes_back(make: Make, pool: Pool, host: int, disk: int, tier: str, skipped: int) -> None:
+@pytest.mark.parametrize(("skipped", "sizes"), paired([0, 1, 40, 63], [(8, 0, HOST), (0, 8, DISK), (8, 8, HOST)]))
+def test_what_was_saved_comes_back(make: Make, pool: Pool, sizes: tuple[int, int, str], skipped: int) -> None:
+    host, disk, tier = sizes
     tiers = make(host, disk)
     save(tiers, 5)
     settle(tiers)
@@ -174,12 +175,12 @@ def test_disk_survives_a_restart_and_what_is_in_memory_goes_there_at_the_end(mak
 
 
 def test_tenants_share_no_object(make: Make, tmp_path: Path) -> None:
-    tiers = make(0, 400)
-    for pair in range(200):
+    tiers, pairs = make(0, 400), sized(20, 200)
+    for pair in range(pairs):
         save(tiers, 1, first=pair, salt="a")
         save(tiers, 1, first=pair, salt="b")
         settle(tiers)
-    assert len(list((tmp_path / "kv").rglob("*.kv"))) == 400
+    assert len(list((tmp_path / "kv").rglob("*.kv"))) == 2 * pairs
     keys = {salt: prefix_keys(tiers.root(salt), tokens_of(1)) for salt in (None, "", "a", "b", "c")}
     assert {salt: tiers.worth_loading(own, 0) for salt, own in keys.items()} == {None: 0, "": 0, "a": 1, "b": 1, "c": 0}
 
@@ -188,14 +189,13 @@ def test_tenants_share_no_object(make: Make, tmp_path: Path) -> None:
 
 
 def corrupt_host(tiers: KVTiers, place: int) -> None:
-    """Flip a bit of an object in memory."""
     assert tiers._host is not None
     kv = tiers._host.get(prefix_keys(tiers.root(None), tokens_of(5))[place])
     assert kv is not None
     kv.data[17] ^= 1
 
 
-@pytest.mark.parametrize("place", range(5))
+@pytest.mark.parametrize("place", [0, 3])
 def test_a_flipped_bit_in_memory_ends_what_comes(make: Make, pool: Pool, place: int) -> None:
     tiers = make(8)
     save(tiers, 5)
@@ -208,8 +208,7 @@ def test_a_flipped_bit_in_memory_ends_what_comes(make: Make, pool: Pool, place: 
     assert tiers.worth_loading(load.keys, 0) == place  # and it is gone
 
 
-@pytest.mark.parametrize("place", range(3))
-@pytest.mark.parametrize("harm", ["flipped byte", "short", "gone"])
+@pytest.mark.parametrize(("place", "harm"), paired([0, 1, 2], ["flipped byte", "short", "gone"]))
 def test_a_bad_file_ends_what_comes(make: Make, pool: Pool, tmp_path: Path, place: int, harm: str) -> None:
     tiers = make(0, 8)
     save(tiers, 3)
@@ -271,7 +270,6 @@ def test_a_hung_read_is_a_miss_and_the_disk_is_left_alone(
 
 
 def test_slots_of_an_aborted_load_are_not_written_any_more(make: Make, pool: Pool) -> None:
-    """The abort waits for an object that is being written, and for no other."""
     tiers, hang = make(8), Hang()
     save(tiers, 5)
     settle(tiers)
@@ -405,7 +403,6 @@ def test_a_disk_that_was_slow_is_measured_again_while_nobody_waits(make: Make, c
         assert tiers.worth_loading(keys, 0) in (0, 2)  # as measured last
         eventually(lambda: not tiers._io.waiting and tiers._io._began is None)
     assert tiers.worth_loading(keys, 0) == 2
-    assert tiers.disk is not None and tiers.disk.counts.hits == 0
 
 
 def test_a_slow_disk_pays_where_it_saves_more_in_memory(make: Make) -> None:

@@ -28,7 +28,6 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def store(directory: Path) -> Iterator[DiskStore]:
-    """A live owner."""
     store = store_in(directory)
     yield store
     store.close()

@@ -65,7 +65,6 @@ KERNELS = (
 
 
 def launches(target: GPUTarget, dtype: torch.dtype, stored: torch.dtype, head_dim: int) -> tuple[Launches, Launches]:
-    """Launches of calls of all shapes."""
     both = Launches(triton_kernels.attend_split, target), Launches(triton_kernels.combine_splits, target)
     triton_attention.attend_split, triton_attention.combine_splits = both
     sinks = torch.zeros(8, dtype=dtype) if dtype == torch.bfloat16 else None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,3 +22,9 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def copy(llama: Path, tmp_path: Path) -> Path:
+    """Of a model's directory."""
+    return Path(shutil.copytree(llama, tmp_path / "model"))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sizes import paired
 from support import VOCAB, native_model, random_tree, tiny_model
 
 from pilotfish.config.fields import KVDType
@@ -63,8 +64,7 @@ def logits_of(directory: Path, dtype: torch.dtype, kv_dtype: KVDType, *, whole: 
     return [executor.forward(step) for step in steps()]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+@pytest.mark.parametrize(("dtype", "kv_dtype"), paired([torch.float32, torch.bfloat16], ["auto", "int8"]))
 def test_a_decoder_in_one_call_has_the_bits_of_its_parts(
     directory: Path, dtype: torch.dtype, kv_dtype: KVDType, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Speculation draws from the target's distribution, exactly: 200,000 seeds, and wrong rules are caught."""
+"""Speculation draws from the target's distribution, exactly: 200,000 seeds, and a wrong rule is caught."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pilotfish.core.trees.tree import ROOT, Forest, Guesses, TokenTree, walk
 from pilotfish.model.cpu.native import load_kernels
 from pilotfish.model.sampling import filtered, sample
 
-NUM_SEEDS = sized(80_000, 200_000)
+NUM_SEEDS = sized(40_000, 200_000)
 LENGTH = 3
 Path = tuple[int, ...]
 Places = np.ndarray  # int64 [n], of seeds that are alike so far
@@ -43,8 +43,6 @@ class World:
         self.target = {p: torch.tensor(rng.normal(0, 1.5, (1, vocab))) for p in prefixes}
         self.draft = {p: x + torch.tensor(rng.normal(0, 0.7, (1, vocab))) for p, x in self.target.items()}
         self.target_probs = {p: reference_probs(x[0].numpy(), params) for p, x in self.target.items()}
-        self.draft_probs = {p: reference_probs(x[0].numpy(), params) for p, x in self.draft.items()}
-        self.uniform = np.random.default_rng(vocab).random
 
     def _topk(self, logits: torch.Tensor, position: int, k: int, salt: int = 0) -> np.ndarray:
         """perturbed_topk for every seed, less the cost of 200,000 objects a call. [seeds, k]."""
@@ -60,7 +58,7 @@ class World:
 
     @functools.cached_property
     def fresh(self) -> dict[Path, np.ndarray]:
-        """The same with other noise, for the wrong rules."""
+        """The same with other noise, for the wrong rule."""
         return {p: self._topk(logits, len(p), 1, salt=1)[:, 0] for p, logits in self.target.items()}
 
     @functools.cached_property
@@ -151,23 +149,6 @@ def drawn_anew(world: World, path: Path, seeds: Places) -> list[tuple[Path, Plac
     return [((*path, *token), part) for token, part in alike(world.fresh[path][seeds, None], seeds)]
 
 
-def accept_by_ratio(world: World, walks: Walks) -> list[tuple[Path, Places]]:
-    """WRONG: p / q acceptance of children that were not drawn from q."""
-    return [each for tree, prefix, seeds in walks for each in _accepted_by_ratio(world, tree, ROOT, prefix, seeds)]
-
-
-def _accepted_by_ratio(
-    world: World, tree: TokenTree, node: int, path: Path, seeds: Places
-) -> Iterator[tuple[Path, Places]]:
-    ratios = world.target_probs[path] / np.maximum(world.draft_probs[path], 1e-12)
-    for child in np.flatnonzero(tree.parents == node).tolist():
-        token = int(tree.tokens[child])
-        accepted = world.uniform(len(seeds)) < ratios[token]
-        yield from _accepted_by_ratio(world, tree, child, (*path, token), seeds[accepted])
-        seeds = seeds[~accepted]
-    yield from drawn_anew(world, path, seeds)
-
-
 @functools.cache
 def paths(tree: TokenTree, prefix: Path) -> list[Path]:
     """Tokens from the start to each node, the root first."""
@@ -220,19 +201,16 @@ def worlds() -> dict[int, World]:
 
 @pytest.mark.parametrize(("vocab", "widths"), [(4, None), (4, (2, 2)), (5, None), (5, (1, 1)), (6, (2, 1))], ids=str)
 def test_outputs_follow_the_target(worlds: dict[int, World], vocab: int, widths: tuple[int, ...] | None) -> None:
-    """Random trees (None), and trees that mirror the noise."""
     world = worlds[vocab]
     trees = random_trees(world) if widths is None else mirror_trees(world, widths)
     assert p_value(outputs(world, trees, lossless), world.chances()) > 0.001
 
 
-@pytest.mark.parametrize("rule", [fresh_bonus, accept_by_ratio])
-def test_wrong_rules_are_caught(worlds: dict[int, World], rule: Rule) -> None:
-    assert p_value(outputs(worlds[4], random_trees(worlds[4]), rule), worlds[4].chances()) < 1e-6
+def test_a_wrong_rule_is_caught(worlds: dict[int, World]) -> None:
+    assert p_value(outputs(worlds[4], random_trees(worlds[4]), fresh_bonus), worlds[4].chances()) < 1e-6
 
 
 def test_every_tree_gives_the_same_tokens() -> None:
-    """Stronger than the distribution: seed by seed."""
     world = World(6, SamplingParams(temperature=0.9), SEEDS[:5_000])
     alone = outputs(world, mirror_trees(world, ()), lossless)
     assert (outputs(world, random_trees(world), lossless) == alone).all()
@@ -249,7 +227,6 @@ def test_the_batched_tokens_are_those_of_sample() -> None:
 
 
 def test_mirrored_guesses_are_worth_making() -> None:
-    """The trees above are hit often, so the walks were not all one step."""
     world = World(6, SamplingParams(), SEEDS[:5_000])
     hits = [y in guesses for y, guesses in zip(world.sampled[()], world.guessed[()], strict=True)]
     assert np.mean(hits) > 0.7

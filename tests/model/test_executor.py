@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sizes import sized
+from sizes import paired, sized
 from support import CONTEXT, KINDS, VOCAB, WINDOW, native_model, random_tree, tiny_model
 from transformers import AutoModelForCausalLM
 
@@ -84,13 +84,7 @@ class Bench:
         """Tokens from `start` on, and all nodes of the tree."""
         slots = (prefix or []) + self.take(len(tokens) - len(prefix or []))
         nodes = NodeRows.of(tree, np.array(self.take(len(tree)), np.int32))
-        return SequenceRows(
-            start,
-            tokens[start:],
-            np.array(slots, np.int32),
-            nodes,
-            [len(tokens) - start - 1],
-        )
+        return SequenceRows(start, tokens[start:], np.array(slots, np.int32), nodes, [len(tokens) - start - 1])
 
     def logits(self, *sequences: SequenceRows) -> torch.Tensor:
         return self.executor.forward(sequences)
@@ -101,8 +95,13 @@ def directory(request: pytest.FixtureRequest, tiny_models: dict[str, Path]) -> P
     return tiny_models[request.param]
 
 
+#: Each architecture in one of the types.
+IN_TYPES = pytest.mark.parametrize(
+    ("directory", "dtype"), paired(KINDS, [torch.bfloat16, torch.float32]), indirect=["directory"], ids=str
+)
+
+
 def test_heads_that_no_kernel_takes_run_without_kernels(tmp_path: Path) -> None:
-    """A head size of 24 is no multiple of 32."""
     reference = tiny_model("phi3", head_dim=24)
     reference.save_pretrained(tmp_path)
     model = native_model(tmp_path)
@@ -114,7 +113,6 @@ def test_heads_that_no_kernel_takes_run_without_kernels(tmp_path: Path) -> None:
 
 
 def test_no_product_is_left_to_a_library(directory: Path) -> None:
-    """Every weight but the embedding's is packed for a kernel."""
     left = [name for name, _ in native_model(directory).module.named_parameters()]
     assert [name.removeprefix("model.") for name in left] == ["embed_tokens.weight"]
 
@@ -125,7 +123,7 @@ def tokens_of(count: int, seed: int = 0) -> list[int]:
 
 @pytest.mark.parametrize("options", OTHER_SHAPES)
 def test_other_attention_shapes_are_those_of_transformers(tmp_path: Path, options: dict[str, Any]) -> None:
-    for kind in KINDS:
+    for kind in sized(("qwen3", "gemma2", "gpt_oss"), KINDS):
         reference = tiny_model(kind, **options)
         reference.save_pretrained(tmp_path / kind)
         bench, tokens = Bench(tmp_path / kind, torch.float32), tokens_of(9)
@@ -153,9 +151,9 @@ def test_other_fields_are_honoured(tmp_path: Path, kind: str, options: dict[str,
 def test_logits_are_those_of_transformers(directory: Path, eager: bool) -> None:
     reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     bench = Bench(directory, torch.float32, eager=eager)
-    for length in (1, 2, 63, 64, 65, 200):
+    for length in sized((1, 64, 65, 150), (1, 2, 63, 64, 65, 200)):
         tokens = tokens_of(length, length)
-        tree = random_tree(np.random.default_rng(length), VOCAB, 6)
+        tree = random_tree(np.random.default_rng(length), VOCAB, sized(3, 6))
         got = bench.logits(bench.rows(tokens, tree))
         for row, node in enumerate((ROOT, *range(len(tree)))):
             ids = torch.tensor([tokens + tree.path_tokens(node)])
@@ -164,11 +162,11 @@ def test_logits_are_those_of_transformers(directory: Path, eager: bool) -> None:
             torch.testing.assert_close(got[row], expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@IN_TYPES
 def test_a_node_has_the_bits_that_it_has_alone(directory: Path, dtype: torch.dtype) -> None:
     """Tokens decoded along a node's path, a forward of one row each, against a single forward of the tree."""
     bench = Bench(directory, dtype)
-    tokens, tree = tokens_of(70), random_tree(np.random.default_rng(1), VOCAB, 15)
+    tokens, tree = tokens_of(70), random_tree(np.random.default_rng(1), VOCAB, sized(6, 15))
     together = bench.logits(bench.rows(tokens, tree))
     for node in range(len(tree)):
         whole = tokens + tree.path_tokens(node)
@@ -181,14 +179,14 @@ def test_a_node_has_the_bits_that_it_has_alone(directory: Path, dtype: torch.dty
         assert torch.equal(alone[0], together[1 + node]), f"node {node}"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@IN_TYPES
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_row_has_the_same_bits_in_any_company(directory: Path, dtype: torch.dtype, threads: int) -> None:
     bench, empty = Bench(directory, dtype), TokenTree.empty()
     tokens = tokens_of(66)
     alone = bench.logits(bench.rows(tokens, empty))[0]
     torch.set_num_threads(threads)
-    for count in range(0, 41, 3):
+    for count in range(0, 41, sized(8, 3)):
         other = bench.rows(tokens_of(1 + count % 5, count), random_tree(np.random.default_rng(count), VOCAB, count))
         mine = bench.rows(tokens, empty)
         assert torch.equal(bench.logits(other, mine)[-1], alone), f"after {other.num_rows} rows"
@@ -196,20 +194,16 @@ def test_a_row_has_the_same_bits_in_any_company(directory: Path, dtype: torch.dt
         assert torch.equal(bench.logits(mine, other)[0], alone), f"before {other.num_rows} rows"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@IN_TYPES
 def test_chunks_of_a_prompt_give_the_bits_of_the_whole(directory: Path, dtype: torch.dtype) -> None:
-    bench, tokens = Bench(directory, dtype), tokens_of(150)
+    bench, tokens = Bench(directory, dtype), tokens_of(sized(80, 150))
     whole = bench.logits(bench.rows(tokens, TokenTree.empty()))
-    for size in (1, 7, 64, 100):
+    for size in sized((1, 7, 64), (1, 7, 64, 100)):
         slots = np.array(bench.take(len(tokens)), np.int32)
         for start in range(0, len(tokens), size):
             end = min(start + size, len(tokens))
             rows = SequenceRows(
-                start,
-                tokens[start:end],
-                slots[:end],
-                NO_NODES,
-                kept=[end - start - 1] if end == len(tokens) else [],
+                start, tokens[start:end], slots[:end], NO_NODES, kept=[end - start - 1] if end == len(tokens) else []
             )
             logits = bench.logits(rows)
             assert len(logits) == (end == len(tokens))
@@ -217,9 +211,8 @@ def test_chunks_of_a_prompt_give_the_bits_of_the_whole(directory: Path, dtype: t
 
 
 def test_eager_rows_have_the_same_bits_in_a_tree_and_alone(directory: Path) -> None:
-    """float32 through the padded row buckets of the reference path."""
     bench = Bench(directory, torch.float32, eager=True)
-    tokens, tree = tokens_of(30), random_tree(np.random.default_rng(1), VOCAB, 20)
+    tokens, tree = tokens_of(30), random_tree(np.random.default_rng(1), VOCAB, sized(8, 20))
     together = bench.logits(bench.rows(tokens, tree))
     for node in range(len(tree)):
         alone = bench.logits(bench.rows(tokens + tree.path_tokens(node), TokenTree.empty()))

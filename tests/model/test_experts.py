@@ -9,7 +9,7 @@ import torch
 from support import tiny_model
 
 from pilotfish.model.cpu.native import load_kernels
-from pilotfish.model.cpu.native_modules import with_kernels
+from pilotfish.model.cpu.native_modules import NativeKernels
 from pilotfish.model.experts import ExpertRouter, Mixture
 
 ROWS = 300
@@ -30,7 +30,7 @@ def blocks(kind: str, options: dict[str, Any], native: bool) -> tuple[torch.nn.M
     if native:
         assert load_kernels()
         ours.config.architectures = [type(ours).__name__]  # as in a saved model
-        ours = with_kernels(ours, context=64)
+        ours = NativeKernels(torch.device("cpu")).replace(ours, 64, alone=True)
     return reference.model.layers[1].mlp, ours.model.layers[1].mlp  # type: ignore[union-attr, index, return-value]
 
 

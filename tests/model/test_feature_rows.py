@@ -51,7 +51,6 @@ def test_what_arrives_is_what_torch_makes_of_it(features: Features, kind: Featur
 
 @pytest.mark.parametrize("kind", FEATURE_TYPES)
 def test_all_numbers_of_a_type_arrive(kind: FeatureType) -> None:
-    """Every bit pattern, each beside the largest, so that scales are 1."""
     if kind in ("float32", "int8"):
         values = np.arange(-127, 128, dtype=np.float32)
     else:

@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sizes import paired
 from support import KINDS, VOCAB, native_model, random_tree, tiny_model
 from torch import Tensor
 
 from pilotfish.core.features.features import FINAL
 from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.errors import ModelError
-from pilotfish.model.cpu import native_modules
-from pilotfish.model.cpu.native_modules import PlainDecoder
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.feature_tap import FeatureTap
 from pilotfish.model.loading.loader import load_model
@@ -30,12 +29,6 @@ ALL = (LAYERS, 0, FINAL, 1)  # in no order
 def raw_tap(*layers: int) -> FeatureTap:
     """Features are the states themselves."""
     return FeatureTap(layers, len(layers) * HIDDEN, lambda states: states, "raw")
-
-
-def tapped(
-    directory: Path, tap: FeatureTap | None, dtype: torch.dtype = torch.float32, *, eager: bool
-) -> TorchExecutor:
-    return TorchExecutor(load_model(directory, dtype, CPU, eager=eager), SLOTS, tap=tap)
 
 
 def tree_below(tokens: Sequence[int], nodes: int, seed: int = 0) -> tuple[SequenceRows, list[list[int]]]:
@@ -61,8 +54,7 @@ def states_of(model: torch.nn.Module, text: Sequence[int]) -> dict[int, Tensor]:
     return {**ids, LAYERS: before[0][0, -1], FINAL: states[LAYERS][0, -1]}
 
 
-@pytest.mark.parametrize("eager", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "eager"), paired(KINDS, [True, False]))
 def test_each_row_has_the_hidden_states_of_transformers(kind: str, eager: bool, tmp_path: Path) -> None:
     """Of a prompt and of a tree's nodes, each along its own path. Logits keep the bits that they have without a tap."""
     reference = tiny_model(kind).eval()
@@ -84,26 +76,6 @@ def test_each_row_has_the_hidden_states_of_transformers(kind: str, eager: bool, 
 def test_a_layer_that_the_target_lacks_is_refused(llama: Path, layer: int) -> None:
     with pytest.raises(ModelError, match=rf"^features: layer {layer} is none of the target's; expected 0 to 2, or -1"):
         TorchExecutor(load_model(llama, torch.float32, CPU, eager=True), SLOTS, tap=raw_tap(0, layer))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
-def test_a_plain_decoder_keeps_the_bits_of_its_parts(
-    kind: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tiny_model(kind).save_pretrained(tmp_path)
-    rows, texts = tree_below(np.random.default_rng(5).integers(0, VOCAB, 70).tolist(), nodes=20)
-    whole, tap = load_model(tmp_path, dtype, CPU, eager=False), raw_tap(1, *ALL)
-    about = {name: {**each, "plain": False} for name, each in native_modules.ARCHITECTURES.items()}
-    monkeypatch.setattr(native_modules, "ARCHITECTURES", about)
-    apart = load_model(tmp_path, dtype, CPU, eager=False)
-    assert isinstance(whole.module, PlainDecoder) and not isinstance(apart.module, PlainDecoder)
-    untapped = TorchExecutor(whole, SLOTS).forward([rows])
-    together, separate = (TorchExecutor(model, SLOTS, tap=tap) for model in (whole, apart))
-    for executor in (together, separate):
-        assert torch.equal(executor.forward([rows]), untapped)
-    features = [executor.features(slots_of(rows)) for executor in (together, separate)]
-    assert np.array_equal(*features) and features[0].any(axis=1).all() and len(features[0]) == len(texts)
 
 
 @pytest.mark.parametrize(

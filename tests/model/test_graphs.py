@@ -83,7 +83,6 @@ def test_other_shapes_are_recorded_anew(plain: TorchExecutor, recorded: TorchExe
 
 
 def test_replays_keep_features(plain: TorchExecutor, recorder: Recorder) -> None:
-    """Of the rows that are replayed, in their own slots."""
     tap = FeatureTap((0, 2, FINAL), 5, lambda states: states[:, ::40], "every 40th")
     executor, recorded = (TorchExecutor(plain.model, 1000, tap=tap) for _ in range(2))
     recorded.buckets = CUDA[torch.float32]

@@ -16,7 +16,8 @@ from tree_rows import TreeRows, shifted
 
 from pilotfish.model.attention import Scoring, TreeAttention, dense_tree_attention
 from pilotfish.model.cpu.native import pack_weight
-from pilotfish.model.cpu.native_modules import PackedLinear
+from pilotfish.model.cpu.native_modules import PackedGatedMLP, PackedLinear, native_tree_attention
+from pilotfish.model.loading.quantize import quantize
 
 DTYPES = (torch.float32, torch.bfloat16)
 SHAPES = [(1, 1), (31, 7), (32, 256), (33, 257), (100, 300), (200, 64), (513, 600), (40, 5001)]  # outputs, inputs
@@ -40,44 +41,77 @@ SCORINGS = {
 pytestmark = pytest.mark.usefixtures("kernels")
 
 
-def native_tree_attention(*inputs: Any) -> torch.Tensor:
-    """As `TreeAttention` takes them."""
-    q, k, v, *records = inputs
-    fields = (field for record in records for field in vars(record).values())
-    return torch.ops.pilotfish.tree_attention(q, k, v, *fields)  # type: ignore[no-any-return]
-
-
 def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.ops.pilotfish.linear(x, pack_weight(weight), weight.shape[0])
 
 
+def linear_of(outputs: int, inputs: int, dtype: torch.dtype, *, int8: bool, bias: bool = False) -> torch.nn.Linear:
+    """Random weights, of another magnitude for each output; rounded by torchao, or not."""
+    torch.manual_seed(outputs + inputs)
+    module = torch.nn.Linear(inputs, outputs, bias=bias)
+    with torch.no_grad():
+        module.weight *= torch.logspace(-2, 2, outputs)[:, None]
+    module = module.to(dtype).requires_grad_(False)
+    if int8:
+        quantize(module, "int8")
+    return module
+
+
+def exact_weight(module: torch.nn.Linear) -> torch.Tensor:
+    """float64 [outputs, inputs]."""
+    weight: Any = module.weight
+    return weight.qdata.double() * weight.scale.double().view(-1, 1) if hasattr(weight, "qdata") else weight.double()
+
+
+@pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
-def test_linear_is_a_linear(outputs: int, inputs: int, dtype: torch.dtype) -> None:
-    torch.manual_seed(outputs)
-    weight = torch.randn(outputs, inputs).to(dtype)
-    for rows in (1, 2, 3, 5, 12, 13, 40):
+def test_linear_is_a_linear(dtype: torch.dtype, int8: bool) -> None:
+    for (outputs, inputs), rows in itertools.product(SHAPES, (1, 2, 5, 12, 13, 40)):
+        biased = outputs == 100 and dtype == torch.float32  # in bfloat16 the product is rounded first
+        module = linear_of(outputs, inputs, dtype, int8=int8, bias=biased)
+        packed, size = PackedLinear(module), exact_weight(module).abs().amax(dim=1)
+        bias = 0.0 if module.bias is None else module.bias.double()
         x = torch.randn(rows, inputs).to(dtype)
-        exact = x.double() @ weight.double().T
+        exact = (x.double() @ exact_weight(module).T + bias) / size
         tolerance = 1e-5 if dtype == torch.float32 else 2**-8
-        torch.testing.assert_close(linear(x, weight).double(), exact, rtol=tolerance, atol=tolerance * inputs**0.5)
+        torch.testing.assert_close(packed(x).double() / size, exact, rtol=tolerance, atol=tolerance * inputs**0.5 / 4)
 
 
+@pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("outputs", "inputs"), [(33, 257), (513, 600), (40, 5001)])
 def test_linear_gives_a_row_the_same_bits_in_any_company(
-    outputs: int, inputs: int, dtype: torch.dtype, threads: int
+    outputs: int, inputs: int, dtype: torch.dtype, int8: bool, threads: int
 ) -> None:
-    torch.manual_seed(threads)
-    weight, row = torch.randn(outputs, inputs).to(dtype), torch.randn(inputs).to(dtype)
+    packed, row = PackedLinear(linear_of(outputs, inputs, dtype, int8=int8)), torch.randn(inputs).to(dtype)
     torch.set_num_threads(1)
-    alone = linear(row[None], weight)[0]
+    alone = packed(row[None])[0]
     torch.set_num_threads(threads)
     for rows in range(1, 41):
         x, at = torch.randn(rows, inputs).to(dtype), 7 * rows % 11 % rows
         x[at] = x[-1] = row
-        y = linear(x, weight)
+        y = packed(x)
         assert torch.equal(y[at], alone) and torch.equal(y[-1], alone), f"{rows} rows, place {at}"
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("inner", "width"), [(1, 1), (33, 257), (513, 600), (1100, 64)])
+def test_gated_mlp_is_a_gated_mlp(inner: int, width: int, dtype: torch.dtype, int8: bool, threads: int) -> None:
+    torch.manual_seed(inner + threads)
+    layers = [torch.nn.Linear(*sizes, bias=False) for sizes in ((width, inner), (width, inner), (inner, width))]
+    mlp = torch.nn.ModuleList(layers).to(dtype).requires_grad_(False)
+    if int8:
+        quantize(mlp, "int8")
+    x, (gate, up, down) = torch.randn(40, width).to(dtype), map(exact_weight, layers)
+    between = (F.silu(x.double() @ gate.T) * (x.double() @ up.T)).to(dtype)
+    packed = PackedGatedMLP(*layers)
+    together = packed(x)
+    tolerance = 1e-5 if dtype == torch.float32 else 2**-6
+    torch.testing.assert_close(together.double(), between.double() @ down.T, rtol=tolerance, atol=tolerance)
+    torch.set_num_threads(1)
+    for rows in (1, 2, 5, 13, 24):
+        assert torch.equal(packed(x[:rows]), together[:rows]), f"{rows} rows"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -88,35 +122,11 @@ def test_no_rows_give_no_rows(dtype: torch.dtype) -> None:
     assert torch.ops.pilotfish.gated_mlp(none, packed, packed, packed, 8, 8).shape == (0, 8)
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_packed_module_is_the_module(bias: bool) -> None:
-    module = torch.nn.Linear(50, 70, bias=bias)
-    x = torch.randn(2, 3, 50)
-    torch.testing.assert_close(PackedLinear(module)(x), module(x), rtol=1e-5, atol=1e-5)
-
-
 def test_linear_refuses_what_does_not_fit() -> None:
     packed = pack_weight(torch.randn(32, 8))
     for x, outputs in ((torch.randn(1, 9), 32), (torch.randn(1, 8), 33), (torch.randn(1, 8).double(), 32)):
         with pytest.raises(RuntimeError, match="linear:"):
             torch.ops.pilotfish.linear(x, packed, outputs)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("inner", "width"), [(1, 1), (33, 257), (513, 600), (1100, 64)])
-def test_gated_mlp_is_a_gated_mlp(inner: int, width: int, dtype: torch.dtype, threads: int) -> None:
-    torch.manual_seed(inner + threads)
-    gate, up, x = (torch.randn(n, width).to(dtype) / width**0.5 for n in (inner, inner, 40))
-    down = torch.randn(width, inner).to(dtype) / inner**0.5
-    packed = pack_weight(gate), pack_weight(up), pack_weight(down), inner, width
-    between = (F.silu(x.double() @ gate.double().T) * (x.double() @ up.double().T)).to(dtype)
-    exact = between.double() @ down.double().T
-    together = torch.ops.pilotfish.gated_mlp(x, *packed)
-    tolerance = 1e-5 if dtype == torch.float32 else 2**-6
-    torch.testing.assert_close(together.double(), exact, rtol=tolerance, atol=tolerance)
-    torch.set_num_threads(1)
-    for rows in (1, 2, 5, 13, 24):
-        assert torch.equal(torch.ops.pilotfish.gated_mlp(x[:rows], *packed), together[:rows]), f"{rows} rows"
 
 
 def test_infinities_and_what_is_no_number_survive_rounding_to_bfloat16() -> None:
@@ -135,10 +145,15 @@ def test_a_sum_rounds_to_bfloat16_as_torch_does(inputs: tuple[float, float]) -> 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [1, 31, 32, 64, 257, 2048])
 @pytest.mark.parametrize("round_once", [False, True])
-def test_rms_norm_is_an_rms_norm(size: int, dtype: torch.dtype, round_once: bool, threads: int) -> None:
-    torch.manual_seed(threads)
+def test_rms_norm_is_an_rms_norm(dtype: torch.dtype, round_once: bool, threads: int) -> None:
+    for size in (1, 31, 32, 64, 257, 2048):
+        torch.set_num_threads(threads)
+        check_rms_norm(size, dtype, round_once)
+
+
+def check_rms_norm(size: int, dtype: torch.dtype, round_once: bool) -> None:
+    torch.manual_seed(size)
     x, weight = torch.randn(40, size).to(dtype), torch.randn(size).to(torch.float32 if round_once else dtype)
     exact = F.rms_norm(x.double(), (size,), weight.double(), 1e-6)
     together = torch.ops.pilotfish.rms_norm(x, weight, 1e-6)
@@ -216,8 +231,7 @@ GATES = {
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [1, 16, 37, 3000])
-@pytest.mark.parametrize("name", GATES)
+@pytest.mark.parametrize(("name", "size"), [("silu", 1), ("gelu", 16), ("clamped", 37), ("silu", 3000), ("gelu", 3000)])
 def test_a_gate_is_its_formula(name: str, size: int, dtype: torch.dtype, threads: int) -> None:
     op, formula = GATES[name]
     torch.manual_seed(threads)
@@ -264,36 +278,29 @@ def tree_rows(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("stored", STORED)
-@pytest.mark.parametrize("prefixes", [[1], [5], [63], [64], [65], [3, 200, 70]])
 @pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS)
-def test_attention_is_the_dense_reference(
-    prefixes: list[int], dtype: torch.dtype, stored: torch.dtype | None, scoring: Scoring, threads: int
-) -> None:
-    rows = tree_rows(prefixes, nodes=12, dtype=dtype, seed=sum(prefixes) + threads, stored=stored)
-    got = native_tree_attention(*rows.inputs(rows.everything), scoring)
-    expected = dense_tree_attention(*rows.inputs(rows.everything), scoring)
-    tolerance = 4e-6 if dtype == torch.float32 else 2**-7
-    torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
+def test_attention_is_the_dense_reference(dtype: torch.dtype, scoring: Scoring, threads: int) -> None:
+    for stored, prefixes in itertools.product(STORED, ([1], [5], [63], [64], [65], [3, 200, 70])):
+        rows = tree_rows(prefixes, nodes=12, dtype=dtype, seed=sum(prefixes) + threads, stored=stored)
+        got = native_tree_attention(*rows.inputs(rows.everything), scoring)
+        expected = dense_tree_attention(*rows.inputs(rows.everything), scoring)
+        tolerance = 4e-6 if dtype == torch.float32 else 2**-7
+        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("stored", STORED)
-@pytest.mark.parametrize("prefixes", [[63], [64], [65], [140], [3, 200, 70]])
 @pytest.mark.parametrize("attention", [native_tree_attention, dense_tree_attention])
 @pytest.mark.parametrize("scoring", [each for each in SCORINGS.values() if each.window], ids=str)
-def test_what_lies_before_a_window_is_not_read(
-    prefixes: list[int], dtype: torch.dtype, stored: torch.dtype | None, attention: TreeAttention, scoring: Scoring
-) -> None:
+def test_what_lies_before_a_window_is_not_read(dtype: torch.dtype, attention: TreeAttention, scoring: Scoring) -> None:
     """It may be NaN, or another sequence's."""
-    rows = tree_rows(prefixes, nodes=12, dtype=dtype, stored=stored)
-    before = attention(*rows.inputs(rows.everything), scoring)
-    rows.lose_unseen(scoring.window)
-    assert torch.equal(attention(*rows.inputs(rows.everything), scoring), before)
+    for stored, prefixes in itertools.product(STORED, sized(([64], [3, 200, 70]), ([63], [64], [65], [140]))):
+        rows = tree_rows(prefixes, nodes=12, dtype=dtype, stored=stored)
+        before = attention(*rows.inputs(rows.everything), scoring)
+        rows.lose_unseen(scoring.window)
+        assert torch.equal(attention(*rows.inputs(rows.everything), scoring), before)
 
 
 def test_the_dense_reference_is_softmax_attention() -> None:
-    """A sequence without a tree has torch's causal attention."""
     rows = tree_rows([3], nodes=0)
     got = dense_tree_attention(*rows.inputs(rows.everything), PLAIN)
     q, k, v = (x.transpose(0, 1) for x in (rows.q, rows.k, rows.v))

@@ -40,8 +40,7 @@ def bits(kv: SlotPlanes, slots: np.ndarray) -> list[torch.Tensor]:
     return [plane.view(torch.uint8)[index] for layer in kv for plane in layer]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-@pytest.mark.parametrize("count", [1, 63, 64])
+@pytest.mark.parametrize(("dtype", "count"), [(torch.float32, 1), (torch.bfloat16, 63), (torch.int8, 64)])
 @pytest.mark.parametrize("features", [False, True])
 def test_what_is_read_goes_to_other_slots(dtype: torch.dtype, count: int, features: bool) -> None:
     kv, order = pool(dtype, features=features), np.random.default_rng(1).permutation(SLOTS).astype(np.int32)
@@ -66,8 +65,7 @@ def test_layers_lie_one_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
-@pytest.mark.parametrize("layers", [range(1), range(1, 3), range(LAYERS)])
-@pytest.mark.parametrize("count", [1, 100])
+@pytest.mark.parametrize(("layers", "count"), [(range(1), 1), (range(1, 3), 100), (range(LAYERS), 100)])
 @pytest.mark.parametrize("features", [False, True])
 def test_a_segment_is_what_its_layout_says(dtype: torch.dtype, layers: range, count: int, features: bool) -> None:
     kv, order = pool(dtype, features=features), np.random.default_rng(2).permutation(SLOTS).astype(np.int32)

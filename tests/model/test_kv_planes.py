@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from support import KINDS
-from test_kernels import PLAIN, native_tree_attention
+from test_kernels import PLAIN
 from tree_rows import TreeRows
 
 from pilotfish.errors import ParameterError
 from pilotfish.model.attention import dense_tree_attention
+from pilotfish.model.cpu.native_modules import native_tree_attention
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.kv_planes import LARGEST, LayerKV, element_type, empty_kv, rounded
 from pilotfish.model.loading.configuration import load_config

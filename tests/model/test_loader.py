@@ -12,19 +12,12 @@ import torch
 from support import CONTEXT, VOCAB, WINDOW, edit_config, native_model, tiny_model, weights
 
 from pilotfish.errors import ModelError
-from pilotfish.model.loading.configuration import load_config
-from pilotfish.model.loading.layer_features import layer_windows
+from pilotfish.model.loading.configuration import layer_windows, load_config
 from pilotfish.model.loading.loader import load_model
 from pilotfish.model.loading.metadata import load_tokenizer, read_generation_config
 
 
-@pytest.fixture
-def copy(llama: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(llama, tmp_path / "model"))
-
-
 def refusal(directory: Path) -> str:
-    """The line that `load_model` raises."""
     with pytest.raises(ModelError) as caught:
         load_model(directory, torch.float32, torch.device("cpu"), eager=True)
     assert isinstance(caught.value, ValueError)
@@ -244,7 +237,6 @@ def test_a_missing_tokenizer(copy: Path, kind: str) -> None:
 
 
 def test_a_tokenizer_is_loaded_without_a_word(copy: Path, foreign_lines: list[str]) -> None:
-    """Though transformers logs about the configuration beside it."""
     edit_config(copy, eos_token_id=10_000)
     load_tokenizer(copy)
     assert foreign_lines == []

@@ -1,22 +1,14 @@
-"""Edits of logits against plain loops and against transformers' own processors."""
+"""Edits of logits against plain loops."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import RowSampling, sampling_of
-from transformers import (
-    LogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    NoBadWordsLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-)
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import Request
@@ -86,10 +78,7 @@ def test_edits_are_the_documented_ones_row_by_row(rows: list[Any], seed: int) ->
 
 def test_rows_without_rules_keep_their_logits() -> None:
     logits = torch.randn(2, VOCAB)
-    plain, biased = (
-        request_of({}, [1], [], bad=()),
-        request_of({"logit_bias": {3: 1.0}}, [1], [], bad=()),
-    )
+    plain, biased = (request_of({}, [1], [], bad=()), request_of({"logit_bias": {3: 1.0}}, [1], [], bad=()))
     assert edited(logits, sampling_of([after(plain), after(plain)])) is logits
     mixed = edited(logits, sampling_of([after(plain), after(biased)]))
     assert torch.equal(mixed[0], logits[0].double())
@@ -97,26 +86,8 @@ def test_rows_without_rules_keep_their_logits() -> None:
 
 
 def test_a_smaller_vocabulary_skips_foreign_ids() -> None:
-    """A draft may cover a part of the target's vocabulary."""
     params = {"logit_bias": {11: 5.0, 1: 1.0}, "allowed_token_ids": (1, 9, 11), "repetition_penalty": 2.0}
     request = request_of(params, [9, 1], [])
     whole, part = torch.randn(1, VOCAB), None
     part = edited(whole[:, :8], sampling_of([after(request)]))
     assert torch.equal(part, edited(whole, sampling_of([after(request)]))[:, :8])
-
-
-PROCESSORS: list[tuple[dict[str, Any], Any, LogitsProcessor]] = [
-    ({"repetition_penalty": 1.7}, (), RepetitionPenaltyLogitsProcessor(1.7)),
-    ({"logit_bias": {3: 2.5, 8: -1.0}}, (), SequenceBiasLogitsProcessor([[[3], 2.5], [[8], -1.0]])),
-    ({}, BAD, NoBadWordsLogitsProcessor(BAD, eos_token_id=None)),
-    ({"min_tokens": 3}, (), MinNewTokensLengthLogitsProcessor(3, 3, sorted(STOPS))),
-]
-
-
-@pytest.mark.parametrize(("params", "bad", "processor"), PROCESSORS, ids=lambda v: type(v).__name__)
-@pytest.mark.parametrize("output", [[], [1, 2], [2, 2, 9, 1]])
-def test_edits_are_those_of_transformers(params: Any, bad: Any, processor: Any, output: list[int]) -> None:
-    request = request_of(params, [1, 8, 2], output, bad)
-    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
-    want = processor(torch.tensor([request.tokens]), logits.clone())
-    torch.testing.assert_close(edited(logits, sampling_of([after(request)])).float(), want.float())

@@ -30,7 +30,6 @@ def random_logits(rows: int, vocab: int, seed: int = 0) -> torch.Tensor:
 
 
 def all_rows(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Each row, with some token."""
     rows = torch.arange(len(logits))
     return logits, rows, rows * 7 % logits.shape[1]
 
@@ -98,7 +97,6 @@ def test_rows_may_be_some_in_any_order(scores: Scores) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_as_records(dtype: torch.dtype) -> None:
-    """With kernels and, in a type that they do not take, without."""
     logits = torch.tensor([[0.0, 2.0, 1.0, 2.0], [5.0, -1.0, 0.0, 1.0]], dtype=dtype)
     first, second = token_logprobs(logits, [0, 1], [2, 0], 3)
     want = logits.double().log_softmax(-1)

@@ -12,6 +12,7 @@ import torch
 
 from pilotfish.config.hardware.pace import Pace
 from pilotfish.core.scheduling.executor import NO_NODES, NO_SAMPLING, SequenceRows
+from pilotfish.model.cpu.native_modules import NativeKernels
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.loading.loader import LoadedModel
 from pilotfish.model.loading.metadata import GenerationConfig
@@ -102,7 +103,7 @@ def executor_of(pacer: Pacer | None, run: Callable[[object], torch.Tensor]) -> T
     config, cpu = SimpleNamespace(**fields), torch.device("cpu")
     generation = GenerationConfig(frozenset(), {})
     types = torch.float32, torch.float32
-    model = LoadedModel(Mock(), config, config, generation, *types, cpu, native=True, recordable=False)
+    model = LoadedModel(Mock(), config, config, generation, *types, cpu, NativeKernels(cpu))
     executor = TorchExecutor(model, 16, pacer)
     executor.run = run  # type: ignore[method-assign, assign]
     return executor

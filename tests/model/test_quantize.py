@@ -8,53 +8,32 @@ import subprocess
 import sys
 import weakref
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from sizes import in_soak
 from support import DENSE, MIXTURES, VOCAB, native_model, random_tree, tiny_model
-from torch.nn import functional as F
+from test_kernels import exact_weight, linear_of
 from transformers import AutoModelForCausalLM
 
 from pilotfish.core.scheduling.executor import NodeRows, SequenceRows
 from pilotfish.core.trees.tree import TokenTree
 from pilotfish.errors import ParameterError
 from pilotfish.model.cpu.native import pack_weight
-from pilotfish.model.cpu.native_modules import PackedGatedMLP, PackedLinear, PackedWeight, fused, replace_modules
+from pilotfish.model.cpu.native_modules import PackedLinear, PackedWeight, fused
 from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.kernels import replace_modules
 from pilotfish.model.loading.loader import load_model
 from pilotfish.model.loading.quantize import quantize
 
 DTYPES = (torch.float32, torch.bfloat16)
-SHAPES = [(1, 1), (31, 7), (32, 256), (33, 257), (513, 600), (40, 5001)]  # outputs, inputs
+
+
 CPU = torch.device("cpu")
 
 
 pytestmark = pytest.mark.usefixtures("kernels")
-
-
-def quantized_linear(outputs: int, inputs: int, dtype: torch.dtype, *, bias: bool = False) -> torch.nn.Linear:
-    """Random int8 weights, of another magnitude for each output."""
-    torch.manual_seed(outputs + inputs)
-    linear = torch.nn.Linear(inputs, outputs, bias=bias)
-    with torch.no_grad():
-        linear.weight *= torch.logspace(-2, 2, outputs)[:, None]
-    linear = linear.to(dtype).requires_grad_(False)
-    quantize(linear, "int8")
-    return linear
-
-
-def int8_of(weight: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The values and scales of a weight that torchao has quantized."""
-    return weight.qdata, weight.scale.flatten()
-
-
-def dequantized(linear: torch.nn.Linear) -> torch.Tensor:
-    """float64 [outputs, inputs]."""
-    values, scales = int8_of(linear.weight)
-    return values.double() * scales.double()[:, None]
 
 
 # -- what torchao makes
@@ -65,10 +44,10 @@ def test_an_int8_weight_is_near_the_weight(dtype: torch.dtype) -> None:
     linear = torch.nn.Linear(257, 33).to(dtype)
     before = linear.weight.detach().double()
     quantize(linear, "int8")
-    values, scales = int8_of(linear.weight)
+    values, scales = linear.weight.qdata, linear.weight.scale.flatten()
     assert values.dtype == torch.int8 and values.shape == (33, 257)
     assert scales.dtype == torch.float32 and scales.shape == (33,)
-    error = (dequantized(linear) - before).abs() / scales.double()[:, None]
+    error = (exact_weight(linear) - before).abs() / scales.double()[:, None]
     assert error.max() < 0.6 and values.abs().amax() > 100  # rounded, and all of the range is used
 
 
@@ -81,28 +60,14 @@ def test_a_tied_head_is_quantized_and_the_embedding_is_not() -> None:
     before = model.get_input_embeddings().weight.detach().clone()
     quantize(model, "int8")
     assert torch.equal(model.get_input_embeddings().weight, before)
-    assert int8_of(model.lm_head.weight)[0].shape == before.shape
+    assert model.lm_head.weight.qdata.shape == before.shape
 
 
 # -- the kernels
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
-def test_linear_multiplies_dequantized_weights(outputs: int, inputs: int, dtype: torch.dtype) -> None:
-    linear = quantized_linear(outputs, inputs, dtype)
-    size = dequantized(linear).abs().amax(dim=1)
-    for rows in (1, 2, 5, 12, 13, 40):
-        x = torch.randn(rows, inputs).to(dtype)
-        exact = x.double() @ dequantized(linear).T / size
-        got = PackedLinear(linear)(x).double() / size
-        tolerance = 1e-5 if dtype == torch.float32 else 2**-8
-        torch.testing.assert_close(got, exact, rtol=tolerance, atol=tolerance * inputs**0.5 / 4)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_every_int8_is_exact(dtype: torch.dtype) -> None:
-    """A single input of 1: outputs are the weights themselves."""
     values = torch.arange(-128, 128).to(torch.int8)[:, None]
     scales = torch.full((256,), 0.5)
     y = torch.ops.pilotfish.linear(torch.ones(1, 1).to(dtype), pack_weight(values, dtype), 256, scales)
@@ -110,58 +75,15 @@ def test_every_int8_is_exact(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("outputs", "inputs"), [(33, 257), (513, 600), (40, 5001)])
-def test_linear_gives_a_row_the_same_bits_in_any_company(
-    outputs: int, inputs: int, dtype: torch.dtype, threads: int
-) -> None:
-    linear, row = PackedLinear(quantized_linear(outputs, inputs, dtype)), torch.randn(inputs).to(dtype)
-    torch.set_num_threads(1)
-    alone = linear(row[None])[0]
-    torch.set_num_threads(threads)
-    for rows in range(1, 41):
-        x, at = torch.randn(rows, inputs).to(dtype), 7 * rows % 11 % rows
-        x[at] = x[-1] = row
-        y = linear(x)
-        assert torch.equal(y[at], alone) and torch.equal(y[-1], alone), f"{rows} rows, place {at}"
-
-
-class MLP(torch.nn.Module):
-    """The linear layers of a gated MLP, by transformers' names."""
-
-    def __init__(self, width: int, inner: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.gate_proj, self.up_proj = (torch.nn.Linear(width, inner, bias=False) for _ in range(2))
-        self.down_proj = torch.nn.Linear(inner, width, bias=False)
-        self.to(dtype).requires_grad_(False)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("inner", "width"), [(1, 1), (33, 257), (513, 600), (1100, 64)])
-def test_gated_mlp_multiplies_dequantized_weights(inner: int, width: int, dtype: torch.dtype, threads: int) -> None:
-    torch.manual_seed(inner + threads)
-    mlp, x = MLP(width, inner, dtype), torch.randn(40, width).to(dtype)
-    quantize(mlp, "int8")
-    gate, up, down = (dequantized(linear) for linear in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
-    between = (F.silu(x.double() @ gate.T) * (x.double() @ up.T)).to(dtype)
-    packed = PackedGatedMLP(mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-    together = packed(x)
-    tolerance = 1e-5 if dtype == torch.float32 else 2**-6
-    torch.testing.assert_close(together.double(), between.double() @ down.T, rtol=tolerance, atol=tolerance)
-    torch.set_num_threads(1)
-    for rows in (1, 2, 5, 13, 24):
-        assert torch.equal(packed(x[:rows]), together[:rows]), f"{rows} rows"
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_concatenated_weights_multiply_as_each(dtype: torch.dtype) -> None:
-    linears = [quantized_linear(outputs, 60, dtype) for outputs in (40, 7, 33)]
+    linears = [linear_of(outputs, 60, dtype, int8=True) for outputs in (40, 7, 33)]
     x = torch.randn(2, 3, 60).to(dtype)
     each = torch.cat([PackedLinear(linear)(x) for linear in linears], dim=-1)
     assert torch.equal(PackedLinear(*linears)(x), each)
 
 
 def test_linear_refuses_what_does_not_fit() -> None:
-    weight = PackedWeight.of(quantized_linear(32, 8, torch.float32).weight)
+    weight = PackedWeight.of(linear_of(32, 8, torch.float32, int8=True).weight)
     plain, x = pack_weight(torch.randn(32, 8)), torch.randn(1, 8)
     for panels, scales in (
         (weight.panels, None),
@@ -192,7 +114,7 @@ def test_logits_are_those_of_dequantized_weights(tiny_models: dict[str, Path], k
             copy = torch.nn.Linear(module.in_features, module.out_features, bias=False)
             copy.weight = module.weight
             quantize(copy, "int8")
-            module.weight = torch.nn.Parameter(dequantized(copy).float(), requires_grad=False)
+            module.weight = torch.nn.Parameter(exact_weight(copy).float(), requires_grad=False)
     model = load_model(tiny_models[kind], torch.float32, CPU, eager=eager, quantization="int8")
     tokens = np.random.default_rng(0).integers(0, VOCAB, 70).tolist()
     got = TorchExecutor(model, 100).forward([rows_of(tokens, TokenTree.empty(), np.arange(70))])[0]
@@ -207,7 +129,6 @@ def test_logits_are_those_of_dequantized_weights(tiny_models: dict[str, Path], k
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("kind", DENSE)
 def test_a_node_has_the_bits_that_it_has_alone(tiny_models: dict[str, Path], kind: str, eager: bool) -> None:
-    """With the kernels, and padded to the row counts of the reference path."""
     executor = TorchExecutor(load_model(tiny_models[kind], torch.float32, CPU, eager=eager, quantization="int8"), 400)
     rng = np.random.default_rng(1)
     tokens, tree = rng.integers(0, VOCAB, 30).tolist(), random_tree(rng, VOCAB, 20)
@@ -228,7 +149,6 @@ def test_bytes_are_halved(llama: Path) -> None:
 
 
 def test_a_native_model_keeps_no_other_copy(llama: Path) -> None:
-    """The only parameter left is the embedding."""
     module = native_model(llama).module
     quantized = load_model(llama, torch.float32, CPU, eager=False, quantization="int8").module
     for model in (module, quantized):
@@ -280,7 +200,7 @@ def test_torchao_waits_for_its_use_and_says_nothing(llama: Path) -> None:
 import sys, torch
 from pathlib import Path
 import pilotfish.train.pair
-from pilotfish.model.loader import load_model
+from pilotfish.model.loading.loader import load_model
 load = lambda q: load_model(Path({str(llama)!r}), torch.float32, torch.device("cpu"), eager=True, quantization=q)
 load("none")
 assert not any(name.partition(".")[0] == "torchao" for name in sys.modules)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from scipy import stats
 from sizes import sized
 from support import RowSampling, reference_probs, sampling_of
-from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from pilotfish.core.sampling import noise
 from pilotfish.core.sampling.sampling_params import SamplingParams
@@ -164,20 +163,6 @@ def test_the_filter_kernel_drops_what_is_no_number() -> None:
     logits = torch.tensor([[1.0, math.nan, 3.0, math.nan]])
     kept = filtered_by(logits, [SamplingParams(min_p=0.01, top_k=3, top_p=0.9)]).isfinite()
     assert kept.tolist() == [[True, False, True, False]]
-
-
-@pytest.mark.parametrize("params", FILTERS, ids=str)
-def test_filters_are_those_of_transformers(params: dict[str, float]) -> None:
-    p = SamplingParams(**params)  # type: ignore[arg-type]
-    logits = random_logits(30, 100)
-    expected = TemperatureLogitsWarper(float(p.temperature))(None, logits.double())
-    for wanted, warper in (
-        (p.min_p > 0, lambda: MinPLogitsWarper(p.min_p)),
-        (p.top_k > 0, lambda: TopKLogitsWarper(p.top_k)),
-        (p.top_p < 1, lambda: TopPLogitsWarper(p.top_p)),
-    ):
-        expected = warper()(None, expected) if wanted else expected
-    torch.testing.assert_close(filtered_by(logits, [p] * 30), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_the_order_of_filters_is_min_p_then_top_k_then_top_p() -> None:

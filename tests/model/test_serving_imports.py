@@ -19,7 +19,7 @@ PARAMS = [SamplingParams(temperature=0.8, seed=index, max_tokens=12) for index i
 #: A worker: its imports, engines, outputs. Arguments: model directories.
 WORKER = """
 import sys
-from pilotfish.model.serving_imports import import_for_serving
+from pilotfish.model.loading.serving_imports import import_for_serving
 import_for_serving()
 from pathlib import Path
 from pilotfish import SamplingParams

@@ -32,7 +32,6 @@ def drawn_of(logits: torch.Tensor, shared: Sequence[SharedTokens | None], **opti
 
 
 def test_samples_of_several_vocabularies_are_drawn_as_if_apart() -> None:
-    """Ids, noise, masks and rules are each target's own."""
     generator = np.random.default_rng(1)
     kinds = [random_shared(generator, 90, 200, 40), None, random_shared(generator, 90, 64, 30)]
     logits = 3 * torch.randn(9, 90, generator=torch.Generator().manual_seed(0))

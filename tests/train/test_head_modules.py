@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
-from pilotfish.model.heads.executors.executor import make_head_executor
-from pilotfish.model.heads.executors.head_executor import HeadSetup
-from pilotfish.model.heads.spec import FINAL, BlockHead, Decoder, Head, HeadFiles, HeadSpec, ParallelHead, Projection
-from pilotfish.model.heads.spec import RecurrentHead as Recurrent
+from pilotfish.model.heads.executor import HeadSetup
+from pilotfish.model.heads.families.block import BlockHead
+from pilotfish.model.heads.families.medusa import MedusaHead
+from pilotfish.model.heads.families.recurrent import RecurrentHead as Recurrent
+from pilotfish.model.heads.spec import FINAL, Decoder, Head, HeadFiles, HeadSpec, Projection
 from pilotfish.train.head_shapes import trainee_of
 from pilotfish.train.heads.trainee import Lesson, Shared, Trainee
 from pilotfish.train.taught_recipe import head_recipe
@@ -37,7 +38,7 @@ HEADS: dict[str, Head] = {
         markov_rank=16,
         confidence="markov",
     ),
-    "medusa": ParallelHead(LAST, HIDDEN, heads=DEPTH, blocks=1),
+    "medusa": MedusaHead(LAST, HIDDEN, heads=DEPTH, blocks=1),
 }
 
 
@@ -73,7 +74,7 @@ def files(name: str, made: Trainee) -> HeadFiles:
 
 def drafted(name: str, made: Trainee, given: Lesson, place: int) -> Tensor:
     """[depth, vocabulary]: what the executor guesses below token `place` and the two after it."""
-    executor: Any = make_head_executor(files(name, made), HeadSetup(torch.device("cpu"), torch.float32, 64, eager=True))
+    executor: Any = files(name, made).executor(HeadSetup(torch.device("cpu"), torch.float32, 64, eager=True))
     tokens = given.tokens[0].tolist()
     features = made.features(given.states)[0].detach().numpy()
     before = np.concatenate([np.full((1, features.shape[1]), np.nan, np.float32), features])[: place + 1]

@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from pilotfish.errors import InputError, ModelError, ParameterError
-from pilotfish.model.heads.files import TargetFacts, read_head
+from pilotfish.model.heads.files import read_head
+from pilotfish.model.heads.target import TargetFacts
 from pilotfish.progress import PhaseProgress
 from pilotfish.train.distil import train_distil
 from pilotfish.train.evaluate_head import HeadEvaluation

@@ -25,7 +25,7 @@ from pilotfish.printable import one_line
 
 if TYPE_CHECKING:
     from pilotfish.engine.checks import CheckReport, ModelFacts
-    from pilotfish.model.heads.facts import HeadFacts
+    from pilotfish.model.heads.files import HeadFacts
 
 #: Options and their values with which a model that is whole is checked without torch.
 USUAL = {"device": "cpu", "quantization": "none", "eager": False, "tensor_parallel": 1}
@@ -91,7 +91,7 @@ def _start_again() -> NoReturn:
 def _report(engine: Given, directory: Path, draft: Path | None, target: Path | None) -> CheckReport:
     from pilotfish.engine.checks import check_models
     from pilotfish.engine.tapping import with_features
-    from pilotfish.model.heads.detect import is_head
+    from pilotfish.model.heads.weights import is_head
 
     if (directory / "target").is_dir():
         directory, draft = directory / "target", draft or directory / "draft"

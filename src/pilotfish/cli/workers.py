@@ -74,7 +74,7 @@ def _configuration(draft: Path | None, pair: str | None, pool: Given, engine: Gi
     if draft is not None and pair is None:
         found = draft if draft.suffix == GGUF and draft.is_file() else model_directory("draft", draft)
         return DraftConfig(model=EngineConfig(target=found, **engine), **pool)
-    from pilotfish.model.heads.detect import is_head
+    from pilotfish.model.heads.weights import is_head
 
     models = pairs.resolve_pair(pair or DEFAULT_PAIR, *([] if draft is None else [str(draft)]))
     target = {"target": models.target} if is_head(models.draft) else {}

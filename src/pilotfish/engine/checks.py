@@ -16,15 +16,14 @@ from pilotfish.engine.memory import MemoryPlan, plan_memory, planned_device, pre
 from pilotfish.errors import InputError, ModelError
 from pilotfish.grammar.compile import why_no_grammar
 from pilotfish.model.cpu.native import runs_native
-from pilotfish.model.heads.detect import is_head
-from pilotfish.model.heads.target_facts import TargetFacts
-from pilotfish.model.loading.configuration import load_config
-from pilotfish.model.loading.layer_features import layer_windows
+from pilotfish.model.heads.target import TargetFacts
+from pilotfish.model.heads.weights import is_head
+from pilotfish.model.loading.configuration import layer_windows, load_config
 from pilotfish.model.loading.metadata import load_tokenizer, read_generation_config
 from pilotfish.model.loading.tensors import is_whole, weight_files
 
 if TYPE_CHECKING:
-    from pilotfish.model.heads.facts import HeadFacts
+    from pilotfish.model.heads.files import HeadFacts
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def check_models(config: EngineConfig) -> CheckReport:
         report.target = model_facts(config.target, config)
     with report.noting_problems():
         if config.draft is not None and is_head(config.draft):
-            from pilotfish.model.heads.facts import head_facts
+            from pilotfish.model.heads.files import head_facts
 
             report.head = head_facts(config.draft, TargetFacts.read(config.target), config.draft_layers or None)
         elif config.draft is not None:
@@ -110,7 +109,7 @@ def model_facts(directory: Path, config: EngineConfig) -> ModelFacts:
         check_weights(directory, fields)
     files = weight_files(directory)
     generation = read_generation_config(directory, fields.eos_token_id, fields.vocab_size)
-    native, windows = runs_native(fields, device, eager=config.eager), Counter(layer_windows(fields))
+    native, windows = runs_native(fields.head_dim, device, eager=config.eager), Counter(layer_windows(fields))
     return ModelFacts(
         directory=str(directory),
         architecture=fields.architectures[0],

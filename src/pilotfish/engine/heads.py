@@ -18,16 +18,11 @@ from pilotfish.core.scheduling.executor import NO_NODES, Sampling, SequenceRows
 from pilotfish.errors import ParameterError
 from pilotfish.model.cpu.native import DtypeLike
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.heads.executors.executor import make_head_executor
-from pilotfish.model.heads.executors.head_executor import HeadSetup
-from pilotfish.model.heads.executors.parallel_executor import ROOTS as FEATURES_KEPT
-from pilotfish.model.heads.executors.roots import ROOTS
+from pilotfish.model.heads.executor import HeadSetup
 from pilotfish.model.heads.files import read_head, read_spec
-from pilotfish.model.heads.modules.block import BLOCKS
-from pilotfish.model.heads.modules.tap import feature_tap
-from pilotfish.model.heads.shapes import projection_shapes, tensor_shapes
-from pilotfish.model.heads.spec import BlockHead, HeadFiles, HeadSpec, MaskedHead, ParallelHead
-from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.heads.spec import HeadFiles, HeadSpec
+from pilotfish.model.heads.tap import feature_tap
+from pilotfish.model.heads.target import TargetFacts
 from pilotfish.model.loading.configuration import load_config
 from pilotfish.model.loading.footprint import Footprint
 from pilotfish.model.loading.loader import LoadedModel
@@ -80,22 +75,14 @@ class ConfiguredHead:
     def footprint(self, dtype: DtypeLike) -> Footprint:
         """Of its executor; the projection of hidden states stays with the target."""
         spec, size = self.spec(), dtype.itemsize
-        projected = projection_shapes(spec.projection, spec.target_hidden)
-        shapes = {name: x for name, x in tensor_shapes(spec, self.target.vocab).items() if name not in projected}
-        parameters = sum(map(prod, shapes.values()))
-        head, vocab = spec.head, spec.draft_vocab
-        if isinstance(head, ParallelHead):
-            slot, wide, kept = _TOKEN, head.hidden, FEATURES_KEPT * head.hidden
-        else:
-            decoder = head.decoder
-            keys = 2 * decoder.layers * decoder.kv_heads * decoder.head_dim
-            slot, wide = size * (keys + decoder.hidden) + _TOKEN, 8 * decoder.hidden + 3 * decoder.ffn
-            kept = _of_roots(head, keys) if isinstance(head, BlockHead | MaskedHead) else 0
-        return Footprint(parameters, size * (parameters + kept), slot, size * (wide + vocab) + 8 * vocab, 0)
+        memory, vocab = spec.head.memory(), spec.draft_vocab
+        parameters = sum(map(prod, spec.head.shapes(spec, self.target.vocab).values()))
+        weights = size * (parameters + memory.roots)
+        return Footprint(parameters, weights, size * memory.slot + _TOKEN, size * (memory.row + vocab) + 8 * vocab, 0)
 
     def tapped(self, target: Footprint, dtype: DtypeLike) -> Footprint:
         projection = self.spec().projection
-        shapes = projection_shapes(projection, self.target.hidden)
+        shapes = projection.shapes(self.target.hidden)
         states = len(projection.layers) * self.target.hidden + projection.width
         return replace(
             target,
@@ -127,14 +114,6 @@ def sharing(files: HeadFiles, target: LoadedModel) -> HeadFiles:
     return replace(files, tensors={**files.tensors, name: theirs.detach()}) if equal else files
 
 
-def _of_roots(head: BlockHead | MaskedHead, keys: int) -> int:
-    """Numbers kept beside KV of tokens, for heads with several levels in a forward: KV of those levels and states of
-    roots; for block drafters one product for keys and values of all layers."""
-    hidden, levels = head.decoder.hidden, head.block if isinstance(head, BlockHead) else head.depth
-    product = keys * hidden if isinstance(head, BlockHead) else 0
-    return BLOCKS * levels * keys + product + ROOTS * levels * hidden
-
-
 # -- notes of drafts that are of less use than their operators may think
 
 
@@ -143,7 +122,7 @@ def note_head(head: ConfiguredHead, files: HeadFiles, context: int) -> None:
     models guess for those that were tuned from them, too. And a line as of any draft."""
     if (doubt := files.trained_on.doubt(head.target)) is not None:
         logger.warning("head: %s was trained on %s: its guesses may seldom be right", head.directory, doubt)
-    _note_reach("head", head.directory, files.spec.context, context)
+    _note_reach("head", head.directory, files.spec.head.context, context)
 
 
 def note_model(draft: Path, context: int) -> None:
@@ -184,7 +163,7 @@ def agreement(files: HeadFiles, model: LoadedModel, tokens: list[int]) -> float:
     target = TorchExecutor(model, count, tap=tap)
     slots = np.arange(count, dtype=np.int32)
     first = target.execute([SequenceRows(0, tokens, slots, NO_NODES, range(1, count))], _greedy(1, count)).tokens
-    head = make_head_executor(files, HeadSetup(model.device, model.dtype, count, eager=not model.native))
+    head = files.executor(HeadSetup(model.device, model.dtype, count, eager=not model.native))
     features = np.concatenate((np.full((1, tap.width), np.nan, np.float32), target.features(slots[:-1])))
     rows = SequenceRows(0, tokens, slots, NO_NODES, range(1, count), features)
     guessed = head.execute([rows], _greedy(1, count, children=1)).tokens

@@ -14,7 +14,7 @@ from pilotfish.kv.host import HostStore
 from pilotfish.kv.tiers import KVTiers
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.kv_copy import copier_of
-from pilotfish.model.loading.layer_features import common_window
+from pilotfish.model.loading.configuration import common_window
 
 #: GiB on disk, where no size is given.
 DISK_SIZE = 16.0

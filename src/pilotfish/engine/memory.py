@@ -14,7 +14,7 @@ from pilotfish.config.engine import EngineConfig
 from pilotfish.engine.processes.host_memory import GIB, SHARE, free_memory, status_bytes
 from pilotfish.errors import ModelError, ParameterError
 from pilotfish.model.cpu.native import DeviceLike
-from pilotfish.model.heads.detect import is_head
+from pilotfish.model.heads.weights import is_head
 from pilotfish.model.loading.configuration import load_config
 from pilotfish.model.loading.footprint import Footprint, footprint
 from pilotfish.model.loading.precision import Precision, precision_of

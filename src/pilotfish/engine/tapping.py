@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.errors import ParameterError
-from pilotfish.model.heads.detect import is_head
+from pilotfish.model.heads.weights import is_head
 
 
 def with_features(config: EngineConfig) -> EngineConfig:

@@ -1,1 +1,2 @@
-"""KV outside the target's slots: its objects, and where they are kept."""
+"""KV outside the target's slots, as bytes. Objects of 64 tokens are kept in host memory and on disk (`tiers.py` first);
+segments of a prefill worker lie in an `arena.py`, which `readers.py` and `nixl.py` read."""

@@ -39,8 +39,6 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class ArenaPlan:
-    """Where what stands in an arena."""
-
     nonce: bytes
     place_bytes: int
     places: int
@@ -70,11 +68,9 @@ class ArenaPlan:
         return first + place * self.place_bytes
 
     def holds(self, reference: SegmentReference) -> bool:
-        """Whether there is such a place, and it is large enough."""
         return reference.place < self.places and reference.size <= self.place_bytes
 
     def epochs(self, memory: Bytes) -> NDArray[np.uint64]:
-        """[places], of an arena's whole memory."""
         return memory[self.epoch_at(0) : self.epoch_at(self.places)].view(np.uint64)
 
 
@@ -88,22 +84,20 @@ class Arena:
     """Its methods may be called from any thread. What is written into a place is the business of whoever took it."""
 
     def __init__(self, size: int, segment_bytes: int) -> None:
-        """Places for segments of up to `segment_bytes`, `size` bytes of them in all. EngineError where none fits, or
-        there is no such memory."""
+        """EngineError where no place fits into `size` bytes, or there is no such memory."""
+        self.segment_bytes = segment_bytes
         self.plan = ArenaPlan(secrets.token_bytes(NONCE_BYTES), segment_bytes, size // segment_bytes)
         if not self.plan.places:
             raise EngineError(f"segments: {size} bytes of memory have no room for one of {segment_bytes}")
-        self.segment_bytes, self.places = segment_bytes, self.plan.places
         self._descriptor, self.memory = _shared_memory(self.plan.size)  # [plan.size]
         self.memory[: ArenaPlan.HEAD_BYTES] = np.frombuffer(self.plan.head, np.uint8)
         self._epochs = self.plan.epochs(self.memory)
         self._lock = threading.Lock()  # around the next three
-        self._free = list(reversed(range(self.places)))  # what was used last is taken first: it is in caches
+        self._free = list(reversed(range(self.plan.places)))  # what was used last is taken first: it is in caches
         self._taken: dict[int, _Place] = {}
         self._held = Counter[bytes]()
 
     def offer(self) -> SharedMemory:
-        """How another process of this host finds it."""
         return SharedMemory(os.getpid(), self._descriptor, self.plan.nonce, self.plan.size)
 
     @property
@@ -111,10 +105,10 @@ class Arena:
         return len(self._free)
 
     def take(self, owner: bytes, size: int) -> int | None:
-        """A place for a segment of `size` bytes; None where the owner has as many as are free. So whoever takes what it
-        may and stalls has half of them, two have a third each, and there is room for somebody new."""
-        if not 1 <= size <= self.segment_bytes:
-            raise EngineError(f"segments: {size} bytes; 1 to {self.segment_bytes} fit into a place")
+        """None where the owner has as many as are free: one that stalls has half of them, two have a third each, and
+        there is room for somebody new."""
+        if not 1 <= size <= self.plan.place_bytes:
+            raise EngineError(f"segments: {size} bytes; 1 to {self.plan.place_bytes} fit into a place")
         with self._lock:
             if self._held[owner] >= len(self._free):
                 return None
@@ -142,8 +136,7 @@ class Arena:
             self._free.append(place)
 
     def view(self, reference: SegmentReference) -> memoryview | None:
-        """The segment's bytes, in place; None if it is not there, or not any more. They may change as soon as the place
-        is freed."""
+        """In place, until the place is freed; None if the segment is not there any more."""
         with self._lock:
             taken = self._taken.get(reference.place)
             if taken is None or (taken.size, self.epoch(reference.place)) != (reference.size, reference.epoch):
@@ -160,7 +153,6 @@ class Arena:
 
 
 def _shared_memory(size: int) -> tuple[int, Bytes]:
-    """A file without a name, and its memory."""
     descriptor = os.memfd_create("pilotfish segments", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, size)

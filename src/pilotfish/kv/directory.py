@@ -25,7 +25,7 @@ import msgspec
 
 from pilotfish.core.cache.prefix_keys import KEY_BYTES, Key
 from pilotfish.errors import ParameterError
-from pilotfish.kv.object_files import FORMAT_VERSION, SAFELY, UNFINISHED, ObjectFormat
+from pilotfish.kv.objects import FORMAT_VERSION, SAFELY, UNFINISHED, ObjectFormat
 from pilotfish.printable import one_line
 
 logger = logging.getLogger(__name__)
@@ -50,8 +50,6 @@ OURS = "an empty directory, or one that Pilotfish keeps KV in"
 
 
 class FoundFile(msgspec.Struct, frozen=True, gc=False):  # there may be a million
-    """A file with a name of ours."""
-
     parent: str
     name: str
     key: Key
@@ -96,27 +94,16 @@ class _Versioned(msgspec.Struct, frozen=True, tag_field="holds", tag="pilotfish 
     version: int
 
 
-class Manifest(_Versioned, frozen=True, tag_field="holds", tag="pilotfish kv"):
-    """What all objects of a directory have in common."""
-
+class _Manifest(_Versioned, frozen=True, tag_field="holds", tag="pilotfish kv"):
     shape: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
     object_bytes: Annotated[int, msgspec.Meta(gt=0)]
 
-    @classmethod
-    def of(cls, objects: ObjectFormat) -> Manifest:
-        return cls(FORMAT_VERSION, objects.shape.hex(), objects.object_bytes)
-
-    @property
-    def objects(self) -> ObjectFormat:
-        return ObjectFormat(bytes.fromhex(self.shape), self.object_bytes)
-
 
 class DamagedDirectoryError(ParameterError):
-    """It is ours by all that it holds, but its manifest is gone, damaged or of another format.
-    Whoever owns it may begin it anew: an object is known by its own header."""
+    """It is ours, but its manifest is gone, damaged or of another format. Its owner may begin it anew."""
 
 
-def read_manifest(field: str, directory: Path) -> Manifest | None:
+def read_manifest(field: str, directory: Path) -> ObjectFormat | None:
     """None of an empty directory. ParameterError, naming `field`, of one that is not ours; DamagedDirectoryError."""
     with refusing(field, directory):
         names = {entry.name for entry in os.scandir(directory)}
@@ -139,19 +126,21 @@ def _is_ours(directory: Path, names: set[str]) -> bool:
     return bool(_OWNER.fullmatch(_start_of(directory / LOCK)))
 
 
-def _decoded(contents: bytes) -> Manifest:
+def _decoded(contents: bytes) -> ObjectFormat:
     version = msgspec.json.decode(contents, type=_Versioned).version
     if version != FORMAT_VERSION:
         raise msgspec.DecodeError(f"format {version}, not {FORMAT_VERSION}, is for another Pilotfish")
-    return msgspec.json.decode(contents, type=Manifest)
+    manifest = msgspec.json.decode(contents, type=_Manifest)
+    return ObjectFormat(bytes.fromhex(manifest.shape), manifest.object_bytes)
 
 
-def write_manifest(directory: Path, manifest: Manifest) -> None:
+def write_manifest(directory: Path, objects: ObjectFormat) -> None:
     """Unlike an object it is flushed to the device: without it nobody takes the directory for ours."""
     unfinished = directory / _NEW_MANIFEST
     unfinished.unlink(missing_ok=True)
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
+        manifest = _Manifest(FORMAT_VERSION, objects.shape.hex(), objects.object_bytes)
         file.write(msgspec.json.encode(manifest) + b"\n")
         file.flush()
         os.fsync(descriptor)
@@ -165,7 +154,6 @@ class OwnedDirectory:
     """A directory that no other process owns until this one releases it, or ends."""
 
     def __init__(self, field: str, path: Path) -> None:
-        """ParameterError, naming `field`, where that cannot be."""
         self.path = path
         with suppress(DamagedDirectoryError):
             read_manifest(field, path)  # before a lock is left in what is not ours
@@ -180,7 +168,6 @@ class OwnedDirectory:
         self._lock.close()
 
     def _locked(self, field: str) -> int:
-        """A descriptor that holds the lock."""
         path = self.path / LOCK
         for _ in range(_TRIES):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | SAFELY, 0o600)
@@ -194,24 +181,22 @@ class OwnedDirectory:
         raise ParameterError(field, str(self.path), allowed)
 
 
-def own_for(field: str, directory: Path, manifest: Manifest) -> OwnedDirectory:
-    """A directory of objects as `manifest` describes them; made where its parent is there. ParameterError, naming
-    `field`, where that cannot be."""
+def own_for(field: str, directory: Path, objects: ObjectFormat) -> OwnedDirectory:
+    """Made where its parent is there. ParameterError, naming `field`, where it cannot be owned."""
     with refusing(field, directory):
         directory.mkdir(mode=0o700, exist_ok=True)
         owned = OwnedDirectory(field, directory)
         with releasing_if_it_fails(owned):
             written = _set_aside(field, directory)
             if written is None:
-                write_manifest(directory, manifest)
-            elif written != manifest:
+                write_manifest(directory, objects)
+            elif written != objects:
                 allowed = f"{OURS} of this model with these settings; this one's is of others, and may be purged"
                 raise ParameterError(field, str(directory), allowed)
     return owned
 
 
-def _set_aside(field: str, directory: Path) -> Manifest | None:
-    """The manifest; None where there is none, or none any more as it was damaged."""
+def _set_aside(field: str, directory: Path) -> ObjectFormat | None:
     try:
         return read_manifest(field, directory)
     except DamagedDirectoryError as error:
@@ -269,7 +254,6 @@ def releasing_if_it_fails(owned: OwnedDirectory) -> Iterator[None]:
 
 @contextmanager
 def refusing(field: str, directory: Path) -> Iterator[None]:
-    """Turns what the file system refuses into a line for whoever named the directory."""
     try:
         yield
     except OSError as error:

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, Key
 from pilotfish.errors import ParameterError
-from pilotfish.kv.directory import Manifest, found_files, object_path, own_for, refusing, releasing_if_it_fails
-from pilotfish.kv.object_files import Damage, ObjectFormat
-from pilotfish.kv.objects import KVObject
+from pilotfish.kv.directory import found_files, object_path, own_for, refusing, releasing_if_it_fails
+from pilotfish.kv.objects import Damage, KVObject, ObjectFormat
 
 #: Seconds without writes after one failed.
 REST = 30.0
@@ -31,10 +30,6 @@ _OUR_LACK = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 @dataclass
 class DiskCounts:
-    """Since the store was opened."""
-
-    hits: int = 0
-    misses: int = 0
     writes: int = 0
     evictions: int = 0
     damaged: dict[Damage, int] = field(default_factory=lambda: dict.fromkeys(Damage, 0))
@@ -43,10 +38,8 @@ class DiskCounts:
 
 
 class DiskStore:
-    """One thread calls `get` and `put`, which may wait for the disk, for ever if that hangs; `contains`, `bytes_used`
-    and `counts` are any thread's and never wait for it. Whatever is wrong with a file is a miss, and the end of it.
-
-    Others may remove files at any time; this store alone adds any."""
+    """One thread calls `get` and `put`, which may wait for the disk for ever; `contains`, `bytes_used` and `counts`
+    never wait. Whatever is wrong with a file is a miss, and the end of it. Others may remove files at any time."""
 
     def __init__(
         self,
@@ -68,12 +61,11 @@ class DiskStore:
         self._keys: OrderedDict[Key, None] = OrderedDict()  # used longest ago first
         self._stuck: set[Key] = set()  # their files could not be removed, and still take room
         self._directory = directory
-        self._owned = own_for("kv_disk", directory, Manifest.of(self._format))
+        self._owned = own_for("kv_disk", directory, self._format)
         with releasing_if_it_fails(self._owned), refusing("kv_disk", directory):
             self._rebuild()
 
     def close(self) -> None:
-        """Gives the directory back. Nothing else may be called afterwards."""
         self._owned.release()
 
     def contains(self, key: Key) -> bool:
@@ -82,7 +74,6 @@ class DiskStore:
 
     @property
     def newest(self) -> Key | None:
-        """The key used last."""
         with self._lock:
             return next(reversed(self._keys), None)
 
@@ -95,19 +86,8 @@ class DiskStore:
 
     def get(self, key: Key, tokens: Sequence[int] | NDArray[np.integer]) -> KVObject | None:
         """The object, every byte verified, if it is here and of these tokens."""
-        found = self._read(key, tokens) if self.contains(key) else None
-        if found is None:
-            self.counts.misses += 1
-        else:
-            self.counts.hits += 1
-        return found
-
-    def try_read(self, key: Key) -> None:
-        """Reads what `get` would, for the time that it takes; does not count as use."""
-        with suppress(OSError):
-            self._format.read(object_path(self._directory, key), key)
-
-    def _read(self, key: Key, tokens: Sequence[int] | NDArray[np.integer]) -> KVObject | None:
+        if not self.contains(key):
+            return None
         try:
             found = self._format.read(object_path(self._directory, key), key)
         except FileNotFoundError:
@@ -130,11 +110,16 @@ class DiskStore:
         self._touch(key)
         return found
 
+    def try_read(self, key: Key) -> None:
+        """Reads what `get` would, for the time that it takes; does not count as use."""
+        with suppress(OSError):
+            self._format.read(object_path(self._directory, key), key)
+
     # -- writing
 
     def put(self, kv: KVObject) -> bool:
-        """Whether the object is here now. Where the disk turns out full, one try is made with less of our own on it;
-        after any other failure there are none for a while."""
+        """Whether the object is here now. A full disk gets one more try, with less of ours on it; after any other
+        failure there are none for a while."""
         if self.contains(kv.key) and self._touch(kv.key):
             return True
         if self._clock() >= self._resume_at:
@@ -163,7 +148,6 @@ class DiskStore:
             self._stuck.discard(kv.key)
 
     def _make_room(self) -> bool:
-        """Evicts until one more object is within the limit; whether it is."""
         needed = self._format.file_bytes
         while self.bytes_used + needed > self._limit:
             if needed > self._limit or not self._evict():
@@ -180,7 +164,6 @@ class DiskStore:
         return True
 
     def _rest(self, limit: int) -> None:
-        """Uses only so many bytes for a while."""
         self._limit, self._resume_at = limit, self._clock() + REST
 
     # -- the index
@@ -199,7 +182,6 @@ class DiskStore:
         return True
 
     def _remove(self, key: Key) -> bool:
-        """The file and what is known of it; whether the file is gone."""
         try:
             object_path(self._directory, key).unlink(missing_ok=True)
         except OSError:
@@ -214,7 +196,6 @@ class DiskStore:
             self._keys.pop(key, None)
 
     def _rebuild(self) -> None:
-        """From what is in the directory; removes what nobody finished and what is of a wrong size."""
         for found in sorted(found_files(self._directory), key=lambda file: file.used_at):
             if found.whole and found.size == self._format.file_bytes:
                 self._keys[found.key] = None

@@ -9,8 +9,7 @@ from pilotfish.kv.objects import KVObject
 
 
 class HostStore:
-    """Not safe for threads: `KVTiers` has a lock around it. Whoever was given an object may read it for as long as it
-    likes, evicted or not."""
+    """Not safe for threads: `KVTiers` has a lock around it."""
 
     def __init__(self, capacity_bytes: int, object_bytes: int) -> None:
         self.most = capacity_bytes // object_bytes
@@ -29,7 +28,6 @@ class HostStore:
         return self._objects.get(key)
 
     def put(self, kv: KVObject) -> list[KVObject]:
-        """Keep an object; those evicted for it."""
         self._objects[kv.key] = kv
         self._objects.move_to_end(kv.key)
         evicted = [self._objects.popitem(last=False)[1] for _ in range(len(self._objects) - self.most)]
@@ -40,7 +38,6 @@ class HostStore:
         self._objects.pop(key, None)
 
     def take_all(self) -> list[KVObject]:
-        """All objects, used last first; it is empty afterwards."""
         objects = list(reversed(self._objects.values()))
         self._objects.clear()
         return objects

@@ -17,8 +17,7 @@ _END = 2
 
 
 class Lane:
-    """Jobs of one thread, urgent ones first. A job that raises is logged and ends alone. The thread ends with the
-    process, whatever it waits for."""
+    """Jobs of one thread, urgent ones first. A job that raises is logged and ends alone."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -33,11 +32,9 @@ class Lane:
 
     @property
     def waiting(self) -> int:
-        """Jobs that have not begun, about."""
         return self._jobs.qsize()
 
     def stuck(self, seconds: float) -> bool:
-        """Whether the present job has run for longer."""
         began = self._began
         return began is not None and self._clock() - began > seconds
 

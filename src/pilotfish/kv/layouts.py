@@ -1,9 +1,8 @@
 """Segments of one layout as those of another: where a model's KV heads are split over ranks, each rank has some.
+Whatever else differs is refused. Features have no heads.
 
-theirs   rank 0 [ head 0, 1 ]   rank 1 [ head 2, 3 ]          whatever else differs is refused: the bytes of a head
-ours            [ head 0, 1, 2, 3 ]    or [ head 1 ]          are what its model computed, and stay that
-
-Features have no heads: they are the same in all layouts that have them.
+theirs   rank 0 [ head 0, 1 ]   rank 1 [ head 2, 3 ]
+ours            [ head 0, 1, 2, 3 ]    or [ head 1 ]
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ def convertible(theirs: Sequence[KVLayout], ours: KVLayout) -> bool:
 
 
 def converted(parts: Sequence[tuple[KVLayout, Bytes]], ours: KVLayout, layers: range, tokens: int) -> Bytes:
-    """Segments of the same layers and tokens, each of a layout of its own, as one of ours. SegmentError where they have
-    not all that it needs. [tokens × ours.bytes_of(layers)]"""
+    """Segments of the same layers and tokens as one of ours. SegmentError where they lack a part of it.
+    [tokens × ours.bytes_of(layers)]"""
     theirs = [layout for layout, _ in parts]
     if theirs == [ours]:
         return parts[0][1]
@@ -50,7 +49,6 @@ def converted(parts: Sequence[tuple[KVLayout, Bytes]], ours: KVLayout, layers: r
 
 
 def _planes(data: Bytes, layout: KVLayout, layers: int, tokens: int) -> Iterator[Bytes]:
-    """Each plane of a segment, of all its layers of KV. [layers, tokens, heads, bytes]"""
     of_layer, first = tokens * layout.token_bytes, 0
     by_layer = data[: layers * of_layer].reshape(layers, of_layer)
     for size in layout.planes:

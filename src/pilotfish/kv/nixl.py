@@ -1,10 +1,9 @@
-"""Segments over NIXL (an optional extra), whose agents read memory of other processes and hosts: over RDMA where there
-is such a network.
+"""Segments over NIXL (an optional extra), whose agents read memory of other processes and hosts, over RDMA where there
+is.
 
-NIXL itself promises little: what it read may be of any moment, a transfer may take for ever, and what a failed one has
-written is anything. So the epoch is read after the segment, every wait has a deadline, and memory that a transfer may
-still write to is used for nothing else. Nothing of NIXL's that unpickles is used: the other side tells an address, and
-descriptors are built here. No notifications are used either, whose tags are compared by their beginning.
+What NIXL read may be of any moment, and a failed transfer may have written anything. So the epoch is read after the
+segment, every wait has a deadline, and memory that a transfer may still write to is used for nothing else. Nothing of
+NIXL's that unpickles is used, nor its notifications.
 """
 
 from __future__ import annotations
@@ -39,11 +38,9 @@ def nixl_installed() -> bool:
 
 
 class NixlOffer:
-    """Lets agents of other processes read an arena: whoever knows its metadata, for NIXL asks for no key. A thread of
-    NIXL's answers them, and is never idle."""
+    """Lets agents that know its metadata read an arena: NIXL asks for no key."""
 
     def __init__(self, arena: Arena) -> None:
-        """EngineError where NIXL cannot be used."""
         try:
             self._agent = _new_agent(answers=True)
             self._registered = _register(self._agent, arena.memory)
@@ -54,7 +51,6 @@ class NixlOffer:
         self.memory = RemoteMemory(metadata, arena.memory.ctypes.data, arena.memory.nbytes)
 
     def close(self) -> None:
-        """Nobody new reads."""
         self._agent.deregister_memory(self._registered)
 
 
@@ -100,7 +96,6 @@ class NixlReader:
             self._agent.remove_remote_agent(self._peer)
 
     def _staging(self, size: int) -> Bytes:
-        """Memory that NIXL may write to."""
         memory = np.zeros(size, np.uint8)
         _register(self._agent, memory)
         return memory
@@ -132,7 +127,6 @@ class NixlReader:
         return self._agent.get_xfer_descs([(address, size, 0)], mem_type="DRAM")
 
     def _busy(self) -> bool:
-        """Whether a transfer is still on its way."""
         if self._pending is None:
             return False
         with suppress(Exception):  # an error is an end
@@ -142,7 +136,6 @@ class NixlReader:
         return False
 
     def _release(self) -> None:
-        """Of a transfer that has ended."""
         pending, self._pending = self._pending, None
         if pending is not None:
             with suppress(Exception):
@@ -150,7 +143,6 @@ class NixlReader:
 
 
 def _new_agent(answers: bool) -> Any:
-    """With a name that no other has."""
     from nixl._api import nixl_agent, nixl_agent_config
 
     logging.getLogger("nixl").setLevel(logging.WARNING)  # it writes to stdout

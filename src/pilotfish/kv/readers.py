@@ -24,11 +24,9 @@ class SegmentReader(Protocol):
     transport: str
 
     def read(self, reference: SegmentReference) -> Bytes:
-        """A copy of the segment, its content checked, which stays until the next one. SegmentError where it cannot be
-        had, or not within the reader's deadline. [size]"""
+        """A checked copy, which stays until the next one. SegmentError where it cannot be had in time. [size]"""
 
-    def close(self) -> None:
-        """Nothing is read afterwards."""
+    def close(self) -> None: ...
 
 
 class SharedMemoryReader:
@@ -37,8 +35,7 @@ class SharedMemoryReader:
     transport = "shm"
 
     def __init__(self, offer: SharedMemory) -> None:
-        """OSError or ValueError where the offered memory is not to be had here: the worker is on another host, of
-        another user, or gone."""
+        """OSError or ValueError where the memory is not to be had here: of another host or user, or gone."""
         self.memory = _mapped(offer)
         self.plan = ArenaPlan.read(self.memory[: ArenaPlan.HEAD_BYTES].tobytes())
         if (self.plan.nonce, self.plan.size) != (offer.nonce, offer.size):
@@ -75,7 +72,6 @@ def check_content(reference: SegmentReference, data: memoryview) -> None:
 
 
 def content(data: memoryview) -> int:
-    """CRC-32, as for objects (`kv/objects.py`): against accidents. Who may send is the transport's business."""
     return isal_zlib.crc32(data)
 
 

@@ -5,9 +5,7 @@
     load ─────────────────► verify, write slots ◄────────── read
     poll ◄── what came
 
-An object is verified right before it goes into slots, wherever it was. A slot is written only under the lock of its
-load, and never after the load was ended: whoever ends it may give the slots to others. What is copied out of slots that
-were dropped meanwhile is thrown away.
+A slot is written only under the lock of its load, and never after the load was ended: others may have the slots then.
 """
 
 from __future__ import annotations
@@ -30,8 +28,7 @@ from pilotfish.core.trees.tree import Ints
 from pilotfish.kv.disk import DiskStore
 from pilotfish.kv.host import HostStore
 from pilotfish.kv.lanes import IDLE, URGENT, Lane
-from pilotfish.kv.object_files import Damage
-from pilotfish.kv.objects import KVObject
+from pilotfish.kv.objects import Damage, KVObject
 
 #: Objects that wait to be saved, and bytes of those that wait for the disk; what comes on top is given up.
 MAX_SAVING, MAX_UNWRITTEN = 256, 256 << 20
@@ -48,8 +45,6 @@ FLUSH = 10.0
 
 
 class SlotCopier(Protocol):
-    """Copies the KV of an object's tokens out of a pool's slots, and into them."""
-
     object_bytes: int
 
     def read(self, slots: Slots) -> NDArray[np.uint8]:
@@ -76,8 +71,6 @@ class Speed:
 
 @dataclass(eq=False)
 class Transfer:
-    """A load under way."""
-
     load: KVLoad
     began: float
     deadline: float
@@ -159,7 +152,6 @@ class KVTiers:
         return count
 
     def _measure_again(self, key: Key) -> None:
-        """Its disk may have become quicker."""
         if self.disk is not None and self._on_disk(key) and self._clock() - self._read.measured_at > STALE:
             self._read.measured_at = self._clock()
             self._io.put(IDLE, partial(self._try_read, self.disk, key))
@@ -171,7 +163,6 @@ class KVTiers:
         self._read.observe(self._clock() - began)
 
     def _load_seconds(self, key: Key) -> float | None:
-        """What an object takes, as far as is known; None where it is not."""
         copy = self._copy.seconds or 0.0
         with self._lock:
             if key in self._unwritten or (self._host is not None and key in self._host):
@@ -265,7 +256,6 @@ class KVTiers:
             self._event.set()
 
     def _forget(self, kv: KVObject) -> None:
-        """It is damaged in host memory."""
         with self._lock:
             self.counts.damaged += 1
             if self._host is not None:
@@ -317,7 +307,6 @@ class KVTiers:
         self._saved_slots[saving.slots] -= 1
 
     def _keep(self, kv: KVObject) -> None:
-        """In host memory; on disk what has no room there. The lock is held."""
         for evicted in [kv] if self._host is None else self._host.put(kv):
             self._put_on_disk(evicted)
 
@@ -349,7 +338,6 @@ class KVTiers:
         return not (self._saving or self._unwritten)
 
     def use(self) -> list[TierUse]:
-        """Of each tier; never waits for the disk."""
         tiers, size, counts = list[TierUse](), self._copier.object_bytes, self.counts
         if (host := self._host) is not None:
             damaged = {str(Damage.CHECKSUM): counts.damaged}
@@ -370,8 +358,8 @@ class KVTiers:
         self._most_saving, self._closes_at = 1 << 62, self._clock() + FLUSH
 
     def close(self) -> bool:
-        """Have what is under way done, and what is in memory on disk, as far as that goes in FLUSH seconds from
-        `closing` on; at once without that. Whether all is done."""
+        """Finishes what is under way and writes memory to disk, in FLUSH seconds from `closing` on. Whether all is
+        done."""
         end = self._closes_at or self._clock()
         done = self._copying.close(end - self._clock())
         with self._lock:

@@ -1,5 +1,4 @@
-"""What `pilotfish kv` does with a directory of objects. Looking at one asks nobody and changes nothing; whoever removes
-files owns the directory meanwhile."""
+"""What `pilotfish kv` does with a directory of objects. Only who removes files owns the directory meanwhile."""
 
 from __future__ import annotations
 
@@ -13,7 +12,6 @@ from pilotfish.errors import ParameterError
 from pilotfish.kv.directory import (
     NAMES,
     FoundFile,
-    Manifest,
     OwnedDirectory,
     found_files,
     owner,
@@ -21,7 +19,7 @@ from pilotfish.kv.directory import (
     refusing,
     subdirectories,
 )
-from pilotfish.kv.object_files import Damage, ObjectFormat
+from pilotfish.kv.objects import FORMAT_VERSION, Damage, ObjectFormat
 
 #: What errors name: the commands' argument.
 FIELD = "directory"
@@ -61,16 +59,16 @@ class Purged:
 
 
 def summary(directory: Path) -> DirectorySummary:
-    manifest = _manifest(directory)
+    layout = _manifest(directory)
     with refusing(FIELD, directory):
         found = list(found_files(directory))
         process = owner(directory)
     objects = [file for file in found if file.whole]
     uses = [file.used_at for file in objects]
     return DirectorySummary(
-        manifest.version,
-        manifest.shape,
-        manifest.object_bytes,
+        FORMAT_VERSION,
+        layout.shape.hex(),
+        layout.object_bytes,
         len(objects),
         len(objects) * OBJECT_TOKENS,
         sum(max(file.size, 0) for file in objects),
@@ -86,7 +84,7 @@ def verify(
 ) -> Verification:
     """Reads every object. `watched` hands on the files that it gets, and may say so."""
     with _owned(directory) if remove else nullcontext():
-        objects = _manifest(directory).objects
+        objects = _manifest(directory)
         with refusing(FIELD, directory):
             files = [file for file in found_files(directory) if file.whole]
         bad = [
@@ -98,7 +96,6 @@ def verify(
 
 
 def purge(directory: Path) -> Purged:
-    """Removes all that is ours, and nothing else."""
     with _owned(directory):
         removed = [file for file in found_files(directory) if _removed(file.path)]
         for parent in subdirectories(directory):
@@ -110,7 +107,7 @@ def purge(directory: Path) -> Purged:
     return Purged(len(objects), sum(file.size for file in objects))
 
 
-def _manifest(directory: Path) -> Manifest:
+def _manifest(directory: Path) -> ObjectFormat:
     if manifest := read_manifest(FIELD, directory):
         return manifest
     raise ParameterError(FIELD, str(directory), "a directory that Pilotfish keeps KV in; this one is empty")

@@ -1,15 +1,13 @@
-"""Attention of flattened tree rows over KV slots, as a transformers attention implementation.
+"""Attention of flattened tree rows over KV slots, as transformers' attention implementation `pilotfish`.
 
 The model is called on one flat batch: `input_ids` [1, rows], `position_ids` [1, rows], no cache of its own, and an
-`AttentionMetadata` that says where each row's keys lie. Registered under the names `pilotfish`, which takes the
-device's kernel, and `pilotfish_reference`.
+`AttentionMetadata` that says where each row's keys lie.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,9 +21,8 @@ from pilotfish.model.kv_planes import KVPool, LayerKV
 class AttentionMetadata:
     """Slots that rows write their KV to, and slots that they attend to. All int32, on the model's device.
 
-    A row at position p attends to positions 0 .. p along its path: those below `row_prefixes` lie in its
-    sequence's prefix (committed tokens), the others in its own path (tree ancestors and itself).
-    Padding rows have position -1 and write to the pool's scratch slot.
+    A row attends to positions 0 to its own: those below `row_prefixes` lie in its sequence's prefix, the others in its
+    path (tree ancestors and itself). Padding rows have position -1 and write to the pool's scratch slot.
     """
 
     row_slots: Tensor  # [rows]
@@ -41,11 +38,8 @@ class AttentionMetadata:
 
 @dataclass(frozen=True)
 class Scoring:
-    """How a layer turns queries and keys into weights.
-
-    A row at position p sees the positions p - window + 1 .. p of its path. Scores are q . k * scale, capped at
-    softcap * tanh(score / softcap). A sink is one more score of its head, without a value.
-    """
+    """A row at position p sees the positions p - window + 1 .. p. Scores are q . k * scale, capped at
+    softcap * tanh(score / softcap). A sink is one more score of its head, without a value."""
 
     scale: float
     window: int = 0  # 0: all positions
@@ -67,20 +61,16 @@ def slot_attention(
     scaling: float,
     metadata: AttentionMetadata,
     kv: KVPool,
+    attend: TreeAttention,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,  # [heads]
-    attention: TreeAttention | None = None,
     progress: LayerProgress | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Called by transformers in each layer that no kernel replaces. Returns [1, rows, heads, head_dim].
-
-    The loader serves only architectures that pass all they want of attention in these arguments.
-    """
+    """Called by transformers in each layer that no kernel replaces. Returns [1, rows, heads, head_dim]."""
     layer: int = module.layer_idx  # type: ignore[assignment]
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    attend = attention or attention_on(query.device)
     scoring = Scoring(scaling, sliding_window or 0, softcap or 0.0, s_aux)
     attended = attend(q, k, v, kv[layer], metadata, scoring)
     if progress is not None:
@@ -88,24 +78,11 @@ def slot_attention(
     return attended.unsqueeze(0), None
 
 
-def attention_on(device: torch.device, *, eager: bool = False) -> TreeAttention:
-    """Triton's kernel on CUDA unless `eager`, else the reference; the C++ kernel comes with modules of its own
-    (`native_modules`)."""
-    if device.type != "cuda" or eager:
-        return dense_tree_attention
-    from pilotfish.model.cuda.triton_attention import triton_tree_attention  # only CUDA builds of torch bring Triton
-
-    return triton_tree_attention
-
-
 def dense_tree_attention(
     q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, metadata: AttentionMetadata, scoring: Scoring
 ) -> Tensor:
-    """The reference on any device: every row gathers its own keys in position order.
-
-    Products and sums run in float64 and are rounded once at the end, so that a row's result does not
-    depend on how many rows or padded positions share the call.
-    """
+    """The reference on any device: every row gathers its own keys in position order. Sums run in float64 and are
+    rounded once, so that a row's result does not depend on how many rows or padded positions share the call."""
     kv.write(metadata.row_slots.long(), k, v)
     slots = key_slots(metadata)
     groups = q.shape[1] // k.shape[1]
@@ -137,4 +114,3 @@ def key_slots(metadata: AttentionMetadata) -> Tensor:
 
 
 AttentionInterface.register("pilotfish", slot_attention)
-AttentionInterface.register("pilotfish_reference", partial(slot_attention, attention=dense_tree_attention))

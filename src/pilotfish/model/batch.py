@@ -16,8 +16,6 @@ from pilotfish.model.attention import AttentionMetadata
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences flattened into the tensors of one forward."""
-
     input_ids: Tensor  # int64 [rows]
     keep: Tensor  # int64 [kept rows], padded like rows
     num_kept: int
@@ -66,7 +64,6 @@ class Batch:
         cut: slice,
         buckets: Buckets,
     ) -> Batch:
-        """The batch of some of the rows."""
         kept = [row - cut.start for row in keep if cut.start <= row < cut.stop]
         padding = [0] * (bucket(len(kept), buckets.rows) - len(kept))
         ids, slots, owners, positions, prefixes, path_slots = (torch.from_numpy(x[cut]) for x in rows)
@@ -89,8 +86,7 @@ POWERS = tuple(1 << exponent for exponent in range(21))
 
 @dataclass(frozen=True)
 class Buckets:
-    """Sizes that a forward's dimensions are padded to, ascending; a dimension without any takes every size. A row's
-    bits may depend on them, and a CUDA graph is recorded for each."""
+    """Sizes that a forward's dimensions are padded to, ascending; a dimension without any takes every size."""
 
     rows: tuple[int, ...] = ()
     sequences: tuple[int, ...] = ()
@@ -106,7 +102,6 @@ class Buckets:
 
 
 def bucket(size: int, sizes: tuple[int, ...]) -> int:
-    """The smallest of `sizes` that holds `size`; `size` itself if none does."""
     return next((each for each in sizes if each >= size), size)
 
 
@@ -121,5 +116,4 @@ CUDA = {torch.float32: Buckets(rows=(64,), **_WIDTHS), torch.bfloat16: Buckets(r
 
 
 def library_buckets(device: torch.device, dtype: torch.dtype) -> Buckets:
-    """For forwards whose matrix products are a library's."""
     return CUDA[dtype] if device.type == "cuda" else LIBRARY

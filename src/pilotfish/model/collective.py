@@ -1,8 +1,7 @@
-"""What ranks do together: sums of their parts, in a fixed order.
+"""Sums over ranks, in a fixed order.
 
-A partial sum travels whole to every rank, which adds all of them in float32, rank 0's first. No library reduces: which
-order and which pieces it would choose depends on how many rows there are, and a row's bits must not. So all ranks have
-the same bits in every row between two layers, and those of a row do not depend on its company.
+A partial sum travels whole to every rank, which adds all of them in float32, rank 0's first. No library reduces: it
+would choose an order by the number of rows, and a row's bits must not depend on that.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ PATIENCE = 60.0
 
 
 class Group(Protocol):
-    """The ranks of a model, as one of them knows them."""
-
     shard: Shard
 
     def all_gather(self, x: Tensor) -> Sequence[Tensor]:
@@ -45,8 +42,7 @@ class ProcessGroup:
         self._device = device
 
     def connect(self, meeting: Path) -> None:
-        """Meet the other ranks in a file that none has written before, which may go once this returns. RuntimeError
-        where one does not come."""
+        """Meets the other ranks in a file that none has written before. RuntimeError where one does not come."""
         store = _c10d.FileStore(str(meeting), self.shard.ranks)
         make = _nccl if self._device.type == "cuda" else _gloo
         self._backend = make(store, self.shard, timedelta(seconds=PATIENCE))
@@ -66,7 +62,6 @@ class ProcessGroup:
 
 
 def _gloo(store: Any, shard: Shard, timeout: timedelta) -> Any:
-    """Over this host's loopback."""
     options = _c10d.ProcessGroupGloo._Options()
     options._devices = [_c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=False)]
     options._timeout = timeout
@@ -89,8 +84,7 @@ def total(group: Group, x: Tensor) -> Tensor:
 
 
 def join_ranks(model: Any, config: Any, group: Group) -> None:
-    """Have a rank's causal LM, whole but for its weights, compute with those of the others, in place. `config` is the
-    whole model's."""
+    """Has a rank's causal LM compute with the others', in place. `config` is the whole model's."""
     decoder = model.model
     decoder.embed_tokens = SharedEmbedding(decoder.embed_tokens, config.vocab_size, group)
     for layer in decoder.layers:
@@ -103,8 +97,6 @@ def join_ranks(model: Any, config: Any, group: Group) -> None:
 
 
 class Summed(torch.nn.Module):
-    """A module of which each rank computes a partial sum: the first of what it returns, or all."""
-
     def __init__(self, part: torch.nn.Module, group: Group) -> None:
         super().__init__()
         self.part, self._group = part, group
@@ -117,39 +109,30 @@ class Summed(torch.nn.Module):
 
 
 class SharedEmbedding(torch.nn.Module):
-    """An embedding of which each rank holds some tokens: a token's is the sum of one rank's and of zeros."""
-
     def __init__(self, part: torch.nn.Module, vocab_size: int, group: Group) -> None:
         super().__init__()
         self.part, self._group = part, group
         self._tokens = group.shard.tokens(vocab_size)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """input_ids [1, rows] -> [1, rows, size]."""
         own = input_ids - self._tokens.start
         elsewhere = (own < 0) | (own >= len(self._tokens))
         return total(self._group, self.part(own.masked_fill(elsewhere, 0)).masked_fill(elsewhere[..., None], 0.0))
 
 
 class SharedHead(torch.nn.Module):
-    """A head of which each rank has the logits of some tokens. Rank 0 has all of them, the others their own."""
-
     def __init__(self, part: torch.nn.Module, vocab_size: int, group: Group) -> None:
         super().__init__()
         self.part, self._group, self._vocab_size = part, group, vocab_size
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., size] -> logits [..., vocab]."""
         own: Tensor = self.part(x)
         parts = self._group.gather(own)
         return torch.cat([*parts], -1)[..., : self._vocab_size] if parts else own
 
 
 class WideNorm(torch.nn.Module):
-    """A norm of the heads of all ranks together."""
-
     def __init__(self, norm: Any, heads: int, head_dim: int, group: Group) -> None:
-        """`heads` are the whole model's."""
         super().__init__()
         self.norm, self._group = norm, group
         own = group.shard.kv_heads(heads)
@@ -163,5 +146,4 @@ class WideNorm(torch.nn.Module):
         return normed
 
     def of_heads(self, x: Tensor) -> Tensor:
-        """As `FusedRMSNorm.of_heads`."""
         return self.forward(x.reshape(len(x), -1)).view(x.shape)

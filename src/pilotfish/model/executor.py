@@ -13,8 +13,7 @@ from torch import Tensor
 from pilotfish.core.cache.slots import Slots
 from pilotfish.core.features.features import Features
 from pilotfish.core.scheduling.executor import ANY_DEPTH, ForwardSeconds, LayerProgress, Outcome, Sampling, SequenceRows
-from pilotfish.model.batch import EXACT, Batch, library_buckets
-from pilotfish.model.cuda.graphs import CudaRecorder, GraphCache
+from pilotfish.model.batch import Batch
 from pilotfish.model.feature_tap import FeatureTap, capturing, empty_states, refuse_unknown_layers
 from pilotfish.model.kv_planes import SlotPlanes, empty_features, empty_kv
 from pilotfish.model.loading.loader import LoadedModel
@@ -26,11 +25,8 @@ Together = Callable[[Batch], AbstractContextManager[None]]
 
 
 class TorchExecutor:
-    """Implements `core.executor.Executor`: runs a loaded model over a pool of KV slots, and samples.
-
-    A row's logits do not depend on the rows that share its forward: with the C++ kernels by how they
-    reduce, otherwise because rows are padded to a few fixed counts (`Buckets`; bfloat16 on CUDA excepted).
-    """
+    """Implements `core.executor.Executor`: runs a loaded model over a pool of KV slots, and samples. A row's logits do
+    not depend on the rows that share its forward (`Buckets`; bfloat16 on CUDA excepted)."""
 
     def __init__(
         self,
@@ -41,9 +37,8 @@ class TorchExecutor:
         together: Together = lambda _: nullcontext(),
         tap: FeatureTap | None = None,
     ) -> None:
-        """`pacer` holds back the forward and sampling, as a target's pace does. Tokens from `vocab_size` on are never
-        given: models of one tokenizer may pad their vocabularies differently. `together` has other ranks run the same
-        batch meanwhile. With a `tap` slots keep features too. ModelError for one of layers that the model lacks."""
+        """Tokens from `vocab_size` on are never given: models of one tokenizer may pad their vocabularies differently.
+        `together` has other ranks run the same batch. ModelError for a tap of layers that the model lacks."""
         config = model.config
         self.model = model
         self.num_slots = num_slots
@@ -58,12 +53,12 @@ class TorchExecutor:
             self._plane = empty_features(tap.width, model.dtype, num_slots, model.device)
             self.kv = [*self._layers, self._plane]
         self.progress = LayerProgress(len(self.kv))
-        self.buckets = EXACT if model.native else library_buckets(model.device, model.dtype)
+        self.buckets = model.kernels.buckets(model.dtype)
         self._given = vocab_size
         self._together = together
         self._forward: Callable[[Batch], Tensor] = self._run_model
         if model.recordable:
-            self._forward = GraphCache(self._run_model, CudaRecorder(), model.device)
+            self._forward = model.kernels.recorded(self._run_model)
 
     @property
     def deepest(self) -> int:
@@ -93,18 +88,14 @@ class TorchExecutor:
         return Outcome(tokens, log_chances, broken, logprobs, ForwardSeconds(prepared - began, model, sampled))
 
     def forward(self, sequences: Sequence[SequenceRows]) -> Tensor:
-        """Write KV and return logits, float32 [kept rows, vocab]: of each sequence in order the committed rows
-        in `kept`, then its nodes."""
+        """Writes KV. Logits float32 [kept rows, vocab]: of each sequence its `kept` rows, then its nodes."""
         return self.run(self.prepare(sequences))
 
     def prepare(self, sequences: Sequence[SequenceRows]) -> list[Batch]:
-        """The tensors of a forward, in host memory; of several forwards, where there are more rows than the
-        largest bucket takes."""
         return Batch.build(sequences, self.buckets, self.num_slots)
 
     @torch.inference_mode()
     def run(self, batches: Sequence[Batch]) -> Tensor:
-        """The forward itself; see `forward`."""
         logits = []
         for batch in batches:
             with self._together(batch):
@@ -113,7 +104,6 @@ class TorchExecutor:
 
     @property
     def feature_width(self) -> int:
-        """0: there is no tap."""
         return 0 if self.tap is None else self.tap.width
 
     @torch.inference_mode()
@@ -122,8 +112,7 @@ class TorchExecutor:
         return self._plane.read(slots)
 
     def _run_model(self, batch: Batch) -> Tensor:
-        """Logits of the kept rows, padding included. [kept rows, vocab]. On CUDA nobody counts layers: they are
-        computed later than they are asked for."""
+        """[kept rows, vocab], padding included. On CUDA layers are not counted: they end later than the call."""
         progress = self.progress if batch.last and self.model.device.type == "cpu" else None
         batch = batch.map(lambda tensor: tensor.to(self.model.device))
         if self.tap is None:
@@ -145,6 +134,7 @@ class TorchExecutor:
             use_cache=False,
             metadata=batch.metadata,
             kv=self._layers,
+            attend=self.model.kernels.attend,
             progress=progress,
         )
         return output.logits[0]  # type: ignore[no-any-return]

@@ -1,7 +1,5 @@
-"""Mixtures of experts whose result for a row does not depend on the other rows.
-
-How many rows choose an expert changes from forward to forward, so an expert's products must not depend on
-their row count: they are the C++ kernels' (`native_modules.py`), or library products padded to fixed row counts.
+"""Mixtures of experts whose result for a row does not depend on the other rows: how many rows choose an expert changes
+from forward to forward, so its products are the C++ kernels' (`native_modules.py`), or padded to fixed row counts.
 """
 
 from __future__ import annotations
@@ -18,16 +16,13 @@ from pilotfish.model.batch import library_buckets
 
 
 class Affine(NamedTuple):
-    """The tensors of a linear layer, by torch's names."""
-
     weight: Tensor  # [outputs, inputs]
     bias: Tensor | None  # [outputs]
 
 
 def mixed(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """Runs each chosen one of a sequence of experts (modules or functions) once, over its rows. A row sums the results
-    of its experts in the order of its own choices. hidden_states [rows, size], chosen experts and their weights
-    [rows, k] -> [rows, size]."""
+    """Runs each chosen expert (module or function) once, over its rows; a row sums its experts' results in the order of
+    its choices. hidden_states [rows, size], experts and their weights [rows, k] -> [rows, size]."""
     rows, k = top_k_index.shape
     choices = top_k_index.flatten()
     counts = choices.bincount(minlength=len(experts)).tolist()
@@ -56,21 +51,17 @@ ExpertsInterface.register("pilotfish", library_mixture)
 
 
 class Mixture(torch.nn.ModuleList):
-    """Takes the place of transformers' stacked experts."""
-
     forward = mixed
 
 
 class ExpertRouter(torch.nn.Module):
-    """The best `k` experts of each row and their weights: shares of the softmax over all experts (`over_all`), or the
-    softmax over the chosen, which equals those shares scaled to a sum of 1."""
+    """The best `k` experts of each row, weighted by the softmax over all experts (`over_all`) or over the chosen."""
 
     def __init__(self, linear: torch.nn.Module, k: int, *, over_all: bool) -> None:
         super().__init__()
         self.linear, self.k, self.over_all = linear, k, over_all
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """hidden_states [rows, size] -> logits [rows, experts], weights float32 and experts [rows, k]."""
         logits = self.linear(hidden_states)
         if self.over_all:
             weights, chosen = logits.float().softmax(dim=-1).topk(self.k, dim=-1)
@@ -81,7 +72,6 @@ class ExpertRouter(torch.nn.Module):
 
 
 def expert_parts(experts: Any, index: int) -> tuple[Affine, Affine]:
-    """Gate and up in one, and down, of one of transformers' stacked experts: views, no copies."""
 
     def part(name: str) -> Affine:
         weight = getattr(experts, name)[index]
@@ -92,7 +82,6 @@ def expert_parts(experts: Any, index: int) -> tuple[Affine, Affine]:
 
 
 def halves(both: torch.nn.Linear | Affine, *, interleaved: bool = False) -> list[Affine]:
-    """Gate and up of a linear layer that computes both: gates before ups, or in turns."""
     half = len(both.weight) // 2
     parts = (slice(0, None, 2), slice(1, None, 2)) if interleaved else (slice(half), slice(half, None))
     return [Affine(both.weight[part], None if both.bias is None else both.bias[part]) for part in parts]

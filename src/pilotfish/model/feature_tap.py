@@ -24,8 +24,6 @@ from pilotfish.model.cpu.native_modules import PlainDecoder
 
 @dataclass(frozen=True)
 class FeatureTap:
-    """What a target makes of its hidden states of a token."""
-
     layers: tuple[int, ...]  # ids as above, in the order in which states are concatenated
     width: int  # of a feature
     #: States [rows, len(layers) * hidden], in the model's dtype -> [rows, width]. A row's bits depend on the row alone.
@@ -42,14 +40,12 @@ def refuse_unknown_layers(layers: Sequence[int], count: int) -> None:
 
 
 def capturing(model: Any, layers: Sequence[int], states: Tensor) -> AbstractContextManager[None]:
-    """A forward of a causal LM meanwhile writes the states of all its rows, padding included.
-    states [rows, len(layers) * hidden]"""
+    """A forward meanwhile writes the states of all its rows. states [rows, len(layers) * hidden]"""
     return model.capturing(layers, states) if isinstance(model, PlainDecoder) else _hooked(model, layers, states)
 
 
 @contextmanager
 def _hooked(model: Any, layers: Sequence[int], states: Tensor) -> Iterator[None]:
-    """Of transformers' classes, whatever their parts are."""
     inner, hidden = model.model, model.config.hidden_size
     with ExitStack() as stack:
         for layer, part in zip(layers, torch.split(states, hidden, dim=1), strict=True):

@@ -8,13 +8,13 @@ Features are one more layer, the last.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from itertools import chain
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.cache.slots import Slots
@@ -24,50 +24,11 @@ from pilotfish.model.kv_planes import FeatureKV, LayerKV, SlotPlanes
 Bytes = NDArray[np.uint8]
 
 
-class HostCopier:
-    """Of a pool in this process's memory. numpy leaves other threads the interpreter, and starts none of its own."""
+class KVCopier(ABC):
+    """Of one pool."""
 
     def __init__(self, kv: SlotPlanes) -> None:
-        self._layers = [[_as_bytes(plane).numpy() for plane in layer] for layer in kv]  # planes [slots + 1, bytes]
-        self.object_bytes = OBJECT_TOKENS * sum(plane.shape[1] for plane in chain(*self._layers))
-
-    def read(self, slots: Slots) -> Bytes:
-        """slots [OBJECT_TOKENS] -> [object_bytes]"""
-        data = np.empty(self.object_bytes, np.uint8)
-        self.read_layers(slots, range(len(self._layers)), data)
-        return data
-
-    def write(self, slots: Slots, data: Bytes) -> None:
-        """The object's last tokens into so many slots. data [object_bytes]"""
-        for plane, part in self._parts(range(len(self._layers)), OBJECT_TOKENS, data):
-            plane[slots] = part[OBJECT_TOKENS - len(slots) :]
-
-    def read_layers(self, slots: Slots, layers: range, out: Bytes) -> None:
-        """KV of slots [tokens] in these layers, as a segment. out [segment's bytes]"""
-        for plane, part in self._parts(layers, len(slots), out):
-            np.take(plane, slots, axis=0, out=part, mode="clip")
-
-    def write_layers(self, slots: Slots, layers: range, data: Bytes) -> None:
-        """A segment of these layers into slots [tokens]. data [segment's bytes]"""
-        for plane, part in self._parts(layers, len(slots), data):
-            plane[slots] = part
-
-    def _parts(self, layers: range, tokens: int, data: Bytes) -> Iterator[tuple[Bytes, Bytes]]:
-        """Each plane of these layers, and its part of `data`. [tokens, bytes]"""
-        first = 0
-        for plane in chain.from_iterable(self._layers[layer] for layer in layers):
-            end = first + tokens * plane.shape[1]
-            yield plane, data[first:end].reshape(tokens, -1)
-            first = end
-
-
-class DeviceCopier:
-    """Of a pool on CUDA: over a stream of its own, which is done when a call returns."""
-
-    def __init__(self, kv: SlotPlanes) -> None:
-        self._layers = [[_as_bytes(plane) for plane in layer] for layer in kv]  # planes [slots + 1, bytes]
-        self._device = self._layers[0][0].device
-        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._layers = [[plane.view(torch.uint8).view(len(plane), -1) for plane in layer] for layer in kv]
         self.object_bytes = OBJECT_TOKENS * sum(plane.shape[1] for plane in chain(*self._layers))
 
     def read(self, slots: Slots) -> Bytes:
@@ -80,22 +41,61 @@ class DeviceCopier:
         """The object's last tokens into so many slots. data [object_bytes]"""
         self._write(slots, range(len(self._layers)), OBJECT_TOKENS, data)
 
-    @torch.inference_mode()
+    @abstractmethod
     def read_layers(self, slots: Slots, layers: range, out: Bytes) -> None:
         """KV of slots [tokens] in these layers, as a segment. out [segment's bytes]"""
+
+    def write_layers(self, slots: Slots, layers: range, data: Bytes) -> None:
+        """A segment of these layers into slots [tokens]. data [segment's bytes]"""
+        self._write(slots, layers, len(slots), data)
+
+    @abstractmethod
+    def _write(self, slots: Slots, layers: range, tokens: int, data: Bytes) -> None:
+        """Of `data`, KV of so many tokens in these layers, the last tokens into the slots."""
+
+
+class HostCopier(KVCopier):
+    """Of a pool in this process's memory. numpy leaves other threads the interpreter, and starts none of its own."""
+
+    def __init__(self, kv: SlotPlanes) -> None:
+        super().__init__(kv)
+        self._arrays = [[plane.numpy() for plane in layer] for layer in self._layers]
+
+    def read_layers(self, slots: Slots, layers: range, out: Bytes) -> None:
+        for plane, part in self._parts(layers, len(slots), out):
+            np.take(plane, slots, axis=0, out=part, mode="clip")
+
+    def _write(self, slots: Slots, layers: range, tokens: int, data: Bytes) -> None:
+        for plane, part in self._parts(layers, tokens, data):
+            plane[slots] = part[tokens - len(slots) :]
+
+    def _parts(self, layers: range, tokens: int, data: Bytes) -> Iterator[tuple[Bytes, Bytes]]:
+        """Each plane of these layers, and its part of `data`. [tokens, bytes]"""
+        first = 0
+        for plane in chain.from_iterable(self._arrays[layer] for layer in layers):
+            end = first + tokens * plane.shape[1]
+            yield plane, data[first:end].reshape(tokens, -1)
+            first = end
+
+
+class DeviceCopier(KVCopier):
+    """Of a pool on CUDA: over a stream of its own, which is done when a call returns."""
+
+    def __init__(self, kv: SlotPlanes) -> None:
+        super().__init__(kv)
+        self._device = self._layers[0][0].device
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+    @torch.inference_mode()
+    def read_layers(self, slots: Slots, layers: range, out: Bytes) -> None:
         with torch.cuda.stream(self._stream):
             index = torch.from_numpy(slots).long().to(self._device)
             whole = torch.cat([plane[index].flatten() for layer in layers for plane in self._layers[layer]])
             torch.from_numpy(out).copy_(whole)
         self._stream.synchronize()
 
-    def write_layers(self, slots: Slots, layers: range, data: Bytes) -> None:
-        """A segment of these layers into slots [tokens]. data [segment's bytes]"""
-        self._write(slots, layers, len(slots), data)
-
     @torch.inference_mode()
     def _write(self, slots: Slots, layers: range, tokens: int, data: Bytes) -> None:
-        """Of `data`, KV of so many tokens in these layers, the last tokens into the slots."""
         with torch.cuda.stream(self._stream):
             index, first = torch.from_numpy(slots).long().to(self._device), 0
             whole = torch.from_numpy(data).to(self._device)
@@ -105,7 +105,7 @@ class DeviceCopier:
         self._stream.synchronize()
 
 
-def copier_of(kv: SlotPlanes) -> HostCopier | DeviceCopier:
+def copier_of(kv: SlotPlanes) -> KVCopier:
     plane = next(iter(kv[0]))
     return DeviceCopier(kv) if plane.device.type == "cuda" else HostCopier(kv)
 
@@ -116,8 +116,3 @@ def layout_of(kv: SlotPlanes) -> KVLayout:
     assert isinstance(first, LayerKV)
     heads, features = first.keys.shape[1], last.features[0].nbytes if isinstance(last, FeatureKV) else 0
     return KVLayout(len(kv), 0, heads, [plane[0].nbytes // heads for plane in first], features)
-
-
-def _as_bytes(plane: Tensor) -> Tensor:
-    """[slots + 1, …] -> [slots + 1, bytes], of the same memory."""
-    return plane.view(torch.uint8).view(len(plane), -1)

@@ -1,7 +1,5 @@
-"""KV of a layer: planes of slots, and how keys and values are rounded where the planes have elements of 8 bits.
-
-A head of a token is rounded by itself, to nearest with ties to even, and has one scale: what a slot holds depends on
-nothing but the key, or value, that was written to it. `kernels/attention.h` rounds and reads in the same way.
+"""KV of a layer: planes of slots, and how keys and values are rounded to elements of 8 bits: a head of a token by
+itself, to nearest with ties to even, with one scale. `kernels/attention.h` rounds and reads in the same way.
 """
 
 from __future__ import annotations
@@ -41,7 +39,6 @@ class LayerKV:
     value_scales: Tensor | None = None
 
     def __iter__(self) -> Iterator[Tensor]:
-        """All planes that there are, in this order."""
         planes = (self.keys, self.values, self.key_scales, self.value_scales)
         return (plane for plane in planes if plane is not None)
 
@@ -69,7 +66,6 @@ class FeatureKV:
     features: Tensor  # [slots + 1, width], contiguous
 
     def __iter__(self) -> Iterator[Tensor]:
-        """As of a layer: all planes that there are."""
         yield self.features
 
     def write(self, slots: Tensor, rows: Tensor) -> None:
@@ -80,7 +76,6 @@ class FeatureKV:
             self.features[slots.long()] = rows
 
     def read(self, slots: Slots) -> Features:
-        """[len(slots), width]"""
         if self.features.device.type != "cpu":
             rows: Features = (
                 self.features[torch.from_numpy(slots).long().to(self.features.device)].float().cpu().numpy()
@@ -93,7 +88,6 @@ class FeatureKV:
 
 
 def _elements(plane: Tensor) -> NDArray[Any]:
-    """For numpy, which starts no threads: float32, or the bits of bfloat16."""
     return plane.numpy() if plane.dtype == torch.float32 else plane.view(torch.uint16).numpy()
 
 
@@ -104,13 +98,12 @@ SlotPlanes = Sequence[LayerKV | FeatureKV]
 
 
 def bits(elements: Tensor) -> Tensor:
-    """Elements of 8 bits as bytes: not every device gathers and scatters 8-bit floats."""
     return elements.view(torch.uint8)
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Heads [..., head_dim] as elements of `dtype`, and their scales, float32 [...]. A head with an element that is not
-    finite becomes zeros with the scale NaN."""
+    """Heads [..., head_dim] as elements of `dtype`, and their scales, float32 [...]: zeros and NaN if one is not
+    finite."""
     x, most = x.float(), LARGEST[dtype]
     largest = x.abs().amax(dim=-1)
     quotient = largest / torch.full_like(largest, most)  # by a number it could be a product with its reciprocal

@@ -14,9 +14,8 @@ ROWS = 16
 
 
 def token_logprobs(logits: Tensor, rows: Sequence[int], tokens: Sequence[int], top: int) -> list[TokenLogprobs]:
-    """Log-probabilities of tokens[i] under rows[i], and of that row's `top` likeliest, in the model's own distribution.
-    logits [rows, vocab], raw. The rank counts tokens that are strictly likelier; equal ones in `top` stand in order of
-    their ids. NaN makes a row's log-probabilities NaN, and counts as the least likely."""
+    """Of tokens[i] under rows[i], and of that row's `top` likeliest. logits [rows, vocab], raw. A rank counts tokens
+    that are strictly likelier; equal ones in `top` stand in order of their ids. NaN counts as the least likely."""
     which, chosen = (torch.tensor(numbers, dtype=torch.int64, device=logits.device) for numbers in (rows, tokens))
     native = logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64)
     if native and hasattr(torch.ops.pilotfish, "token_logprobs"):
@@ -34,8 +33,7 @@ def token_logprobs_reference(
     tokens: Tensor,
     top: int,  # of at most vocab
 ) -> tuple[Tensor, ...]:
-    """The same in torch operations, for any device: log-probabilities and ranks of the tokens [rows], the likeliest and
-    theirs [rows, top]."""
+    """For any device: log-probabilities and ranks of the tokens [rows], the likeliest and theirs [rows, top]."""
     parts = zip(torch.split(rows, ROWS), torch.split(tokens, ROWS), strict=True)
     scored = [_scored_rows(logits[part], chosen[:, None], top) for part, chosen in parts]
     return tuple(torch.cat(column) for column in zip(*scored, strict=True))
@@ -49,8 +47,7 @@ def _scored_rows(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, ...]
 
 
 def _likeliest(logits: Tensor, k: int) -> Tensor:
-    """Columns of the k highest of each row, from the highest on; of equal ones the lower come first, which `topk` alone
-    does not promise: it is asked again, for different integers."""
+    """Columns of the k highest of each row; of equal ones the lower come first, which `topk` alone does not promise."""
     least, vocab = logits.topk(k, dim=-1).values[:, -1:], logits.shape[1]
     above, back = vocab * (logits > least), torch.arange(vocab, 0, -1, device=logits.device)
     columns = torch.where(logits >= least, above + back, 0).topk(k, dim=-1).indices.sort(dim=-1).values

@@ -36,7 +36,6 @@ class Pacer:
 
     @property
     def share(self) -> float:
-        """Of overruns in all forwards."""
         return self.overruns / self.forwards if self.forwards else 0.0
 
     @property
@@ -48,26 +47,22 @@ class Pacer:
         return f"{self.role} {self.pace.text}{row}, overruns {self.overruns} of {self.forwards}"
 
     def report(self) -> None:
-        """Log how well the pace was kept."""
         if self.valid:
             logger.info("paced: %s", self)
         else:
             logger.warning("this run is invalid, its device is too slow: %s", self)
 
     def reset(self) -> None:
-        """Count from here on."""
         self.forwards = self.overruns = 0
         self.taken.clear()
 
     def note(self, taken: float) -> None:
-        """Count a forward that took so much of its pace."""
         self.forwards += 1
         self.overruns += taken > 1
         self.taken.append(taken)
 
     def hold(self, began: float, rows: int) -> None:
-        """After a forward of `rows` rows, and sampling: returns when its time is over. `began` is of
-        `time.perf_counter`."""
+        """After a forward of `rows` rows that began then, by `time.perf_counter`: returns when its time is over."""
         seconds = self.pace.seconds(rows)
         self.note((time.perf_counter() - began) / seconds)
         deadline = began + seconds
@@ -76,7 +71,6 @@ class Pacer:
 
     @contextmanager
     def held(self, rows: int) -> Iterator[None]:
-        """Hold back all that is done within."""
         began = time.perf_counter()
         yield
         self.hold(began, rows)

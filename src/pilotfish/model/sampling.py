@@ -31,8 +31,8 @@ NOISE_SCALE = 0.5
 def draw(
     logits: Tensor, broken: Sequence[int], sampling: Sampling, ids: Tensor | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
-    """Tokens and chances as `Outcome` has them. logits [kept rows, vocab], raw; those of `broken` rows are not
-    finite. `ids` int64 [vocab], ascending, are the tokens of a reduced vocabulary: no others are given."""
+    """As `Outcome` has them. logits [kept rows, vocab], raw, not finite in `broken` rows. `ids` int64 [vocab],
+    ascending, are the tokens of a reduced vocabulary."""
     if not len(sampling):
         return np.zeros(0, np.int64), None
     if sampling.vocabularies:
@@ -43,7 +43,6 @@ def draw(
 def _drawn_by_vocabulary(
     logits: Tensor, broken: Sequence[int], sampling: Sampling
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Children of samples whose targets may know tokens by other ids than the model."""
     shape = len(sampling), sampling.children
     tokens, chances = np.zeros(shape, np.int64), np.full(shape, -np.inf)
     kinds = {id(one): one for one in sampling.vocabularies}
@@ -70,8 +69,11 @@ def _drawn(
     if shared is not None:
         ids, columns = (torch.from_numpy(numbers).to(logits.device) for numbers in (shared.ids, shared.columns))
         usable = usable.index_select(1, columns)
-    if ids is not None and (not sampling.children or _names_tokens(sampling)):
-        usable, ids = _over_all_tokens(usable, ids), None
+    if ids is not None and (
+        not sampling.children or sampling.masks is not None or any(edit is not None for edit in sampling.edits)
+    ):
+        over_all = usable.new_full((len(usable), int(ids[-1]) + 1), -torch.inf)
+        usable, ids = over_all.index_copy_(1, ids, usable), None
     drawn = likely_tokens(usable, sampling, ids) if sampling.children else (np.array(sample(usable, sampling)), None)
     if broken:
         rows = np.arange(len(sampling)) if sampling.rows is None else sampling.rows
@@ -80,18 +82,8 @@ def _drawn(
     return drawn
 
 
-def _names_tokens(sampling: Sampling) -> bool:
-    return sampling.masks is not None or any(edit is not None for edit in sampling.edits)
-
-
-def _over_all_tokens(logits: Tensor, ids: Tensor) -> Tensor:
-    """Of a reduced vocabulary [samples, vocab] -> of all tokens up to its last."""
-    return logits.new_full((len(logits), int(ids[-1]) + 1), -torch.inf).index_copy_(1, ids, logits)
-
-
 def sample(logits: Tensor, sampling: Sampling) -> list[int]:
-    """The target's token after each row, NO_TOKEN where its mask and rules leave none. logits float32 or float64
-    [samples, vocab]."""
+    """NO_TOKEN where masks and rules leave none. logits float32 or float64 [samples, vocab]."""
     logits = edited(masked(logits, sampling.masks), sampling)
     greedy = sampling.greedy
     if greedy.all():
@@ -109,13 +101,11 @@ def likely_tokens(
     logits: Tensor, sampling: Sampling, ids: Tensor | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """The k = `sampling.children` tokens (or as many as there are) that the target most likely *samples* after each
-    row, by a draft's logits float32 [samples, vocab], and the log of their chances: [samples, k] each.
+    row, and the log of their chances: [samples, k] each. logits float32 [samples, vocab], a draft's.
 
-    They are the top of draft logits / T + g with the target's own noise g. A token's chance is
-    softmax((log q / T + g) / b) over the k, at T = 0 its draft probability; -inf where fewer than k survive the
-    filters. `ids` int64 [vocab], ascending, are the tokens of a reduced vocabulary, where neither masks nor rules name
-    any.
-    """
+    They are the top of logits / T + g with the target's own noise g. A token's chance is softmax((log q / T + g) / b)
+    over the k, at T = 0 its draft probability; -inf where fewer than k survive the filters. `ids` int64 [vocab],
+    ascending, are the tokens of a reduced vocabulary, where neither masks nor rules name any."""
     logits = edited(masked(logits, sampling.masks), sampling)
     k, greedy = min(sampling.children, logits.shape[1]), sampling.greedy
     if greedy.all():
@@ -146,8 +136,7 @@ def non_finite_rows(logits: Tensor) -> list[int]:
 
 
 def masked(logits: Tensor, masks: TokenMasks | None) -> Tensor:
-    """Logits [samples, vocab] without what masks forbid; or `logits` itself where there are none. They may cover a part
-    of the vocabulary (a draft's)."""
+    """Logits [samples, vocab], or `logits` itself without masks, which may cover a part of the vocabulary."""
     if masks is None:
         return logits
     if logits.device.type == "cpu" and hasattr(torch.ops.pilotfish, "mask_logits") and logits.dtype == torch.float32:
@@ -158,7 +147,6 @@ def masked(logits: Tensor, masks: TokenMasks | None) -> Tensor:
 
 
 def masked_reference(logits: Tensor, masks: TokenMasks) -> Tensor:
-    """The same in torch operations, for any device."""
     bits = torch.from_numpy(masks.bits()).to(logits.device)
     places = torch.arange(32, dtype=torch.int32, device=logits.device)
     allowed = (bits[:, :, None] >> places & 1).bool().flatten(1)[:, : logits.shape[1]]
@@ -170,8 +158,8 @@ def masked_reference(logits: Tensor, masks: TokenMasks) -> Tensor:
 
 
 def edited(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Logits [samples, vocab] after each row's rules, float64; or `logits` itself where no row has any. They may cover
-    a part of the vocabulary (a draft's): ids beyond it are skipped."""
+    """Logits [samples, vocab] after each row's rules, float64; or `logits` itself where no row has any. Ids beyond the
+    vocabulary (a draft's may be smaller) are skipped."""
     present = [(row, edit) for row, edit in enumerate(sampling.edits) if edit is not None]
     if not present:
         return logits
@@ -220,7 +208,6 @@ def _penalize(scores: Tensor, present: Present, params: Sequence[SamplingParams]
 def _flat(
     scores: Tensor, places: Sequence[tuple[int, NDArray[np.int64]]], *columns: Sequence[NDArray[Any]]
 ) -> tuple[Tensor, ...]:
-    """Row and token of every place, and each column's values beside them, without tokens that `scores` lacks."""
     tokens = np.concatenate([ids for _, ids in places])
     rows = np.repeat([row for row, _ in places], [len(ids) for _, ids in places])
     inside = tokens < scores.shape[1]
@@ -255,7 +242,6 @@ def filtered_reference(
     top_k: Tensor,  # int64 [rows, 1]
     top_p: Tensor,
 ) -> Tensor:
-    """The same in torch operations, for any device."""
     scores = logits.double() / temperatures
     scores = scores.masked_fill(scores.isnan(), -torch.inf)
     if (floors > -torch.inf).any():
@@ -282,8 +268,8 @@ def _keep_top_p(scores: Tensor, top_p: Tensor) -> Tensor:
 
 
 def perturbed_topk(scores: Tensor, sampling: Sampling, k: int, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The k best columns of each row by score + noise: values float64 [rows, k] descending, columns int64. `ids` int64
-    [columns], ascending, are their tokens, whose noise it is; None: their numbers."""
+    """The k best columns of each row by score + noise: float64 [rows, k] descending, int64. `ids` int64 [columns],
+    ascending, are the tokens of the columns."""
     signed = np.array(sampling.seeds, np.uint64).view(np.int64)  # of the same bits
     seeds = torch.from_numpy(signed[sampling.sequences])
     positions = torch.from_numpy(sampling.positions)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pilotfish.model.heads.spec import FINAL, BlockHead, Decoder, Head, ParallelHead, Projection, RecurrentHead
+from pilotfish.model.heads.families.block import BlockHead
+from pilotfish.model.heads.families.medusa import MedusaHead
+from pilotfish.model.heads.families.recurrent import RecurrentHead
+from pilotfish.model.heads.spec import FINAL, Decoder, Head, Projection
 from pilotfish.train.heads.block import BlockTrainee
 from pilotfish.train.heads.parallel import ParallelTrainee
 from pilotfish.train.heads.recurrent import RecurrentTrainee
@@ -15,7 +18,7 @@ def head_of(recipe: HeadRecipe, target: TaughtTarget) -> Head:
     config = target.config
     width, eps = config.hidden_size, getattr(config, "rms_norm_eps", 1e-6)
     if recipe.kind == "medusa":
-        return ParallelHead(Projection((FINAL,), width, fc=False), width, recipe.depth, recipe.layers)
+        return MedusaHead(Projection((FINAL,), width, fc=False), width, recipe.depth, recipe.layers)
     decoder = Decoder(
         layers=recipe.layers,
         hidden=width,
@@ -52,6 +55,7 @@ def trainee_of(head: Head, shared: Shared, recipe: HeadRecipe) -> Trainee:
     elif isinstance(head, BlockHead):
         trainee = BlockTrainee(head, shared)
     else:
+        assert isinstance(head, MedusaHead)
         trainee = ParallelTrainee(head, shared)
     start(trainee, recipe.layers, recipe.seed)
     return trainee.to(shared.embedding.device)

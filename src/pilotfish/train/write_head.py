@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pilotfish.model.heads.export import export_head
-from pilotfish.model.heads.spec import Head, HeadFiles, HeadSpec, ParallelHead
-from pilotfish.model.heads.target_facts import TargetFacts
-from pilotfish.model.heads.trained_on import TrainedOn
+from pilotfish.model.heads.families.medusa import MedusaHead
+from pilotfish.model.heads.spec import Head, HeadFiles, HeadSpec
+from pilotfish.model.heads.target import TargetFacts, TrainedOn
 from pilotfish.train.heads.trainee import Trainee
 from pilotfish.train.taught_recipe import HeadRecipe
 from pilotfish.train.taught_target import TaughtTarget
@@ -27,7 +27,7 @@ def trained_files(
     """In bfloat16, with what it shares with its target."""
     shared = trainee.shared
     tensors = trainee.state_dict()
-    if not isinstance(head, ParallelHead):
+    if not isinstance(head, MedusaHead):
         tensors |= {"embed_tokens.weight": shared.embedding, "lm_head.weight": shared.output}
     spec = HeadSpec(head, recipe.kind, "pilotfish", shared.embedding.shape[1], target.layers, len(shared.output))
     stored = {name: tensor.detach().to("cpu", STORED).contiguous() for name, tensor in tensors.items()}
@@ -39,14 +39,14 @@ def write_head(files: HeadFiles, recipe: HeadRecipe, directory: Path) -> None:
     """What is there is replaced."""
     shutil.rmtree(directory, ignore_errors=True)
     head = files.spec.head
-    if isinstance(head, ParallelHead):
+    if isinstance(head, MedusaHead):
         _write_medusa(files, head, directory)
     else:
         export_head(files, directory, TargetFacts.read(recipe.target), tokens=recipe.depth, lean=recipe.lean)
     (directory / "model.safetensors").chmod(0o644)  # safetensors writes files for their owner alone
 
 
-def _write_medusa(files: HeadFiles, head: ParallelHead, directory: Path) -> None:
+def _write_medusa(files: HeadFiles, head: MedusaHead, directory: Path) -> None:
     directory.mkdir(parents=True)
     tensors = {
         name.replace("heads.", "blocks.", 1).replace(".blocks.", ".layers.")

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pilotfish.engine.pairs import resolve_pair
 from pilotfish.model.heads.files import read_head
-from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.heads.target import TargetFacts
 
 MEBIBYTE = 2**20
 PAIR = resolve_pair("pycode")

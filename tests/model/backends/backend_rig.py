@@ -39,7 +39,6 @@ BACKENDS = [
 
 
 def made(backend: str, slots: int = SLOTS, directory: Path = PAIR.draft, vocab: int = VOCAB) -> Any:
-    """In float32."""
     if backend == "openvino":
         from pilotfish.model.backends.openvino_executor import OpenVINOExecutor
 
@@ -70,8 +69,6 @@ def refused(capfd: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 @dataclass
 class Followed:
-    """A sequence with a tree below it."""
-
     tokens: list[int]
     slots: list[int] = field(default_factory=list)
     nodes: dict[tuple[int, ...], int] = field(default_factory=dict)  # slots by paths of tokens

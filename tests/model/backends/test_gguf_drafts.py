@@ -34,7 +34,6 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("most", [4, 12])
 def test_few_sequences_and_little_room(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    """Much is given up, and computed again."""
     for name, value in (("MOST_SEQUENCES", most), ("SPARE", 0.0), ("BATCH", 16)):
         monkeypatch.setattr(llama_cpp_executor, name, value)
     executor = made("llama.cpp", 256)

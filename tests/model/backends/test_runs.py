@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pilotfish.model.backends.runs import PathRow, Run, Runs
+from pilotfish.model.backends.runs import PathRow, PathRun, Runs
 
 
 class Engine:
@@ -18,7 +18,7 @@ class Engine:
         self.sequences: dict[int, list[object]] = {}
         self.runs = Runs(most, self.copy, self.remove)
         self.most, self.cells = most, cells
-        self.queue: list[tuple[PathRow, Run, list[int]]] = []
+        self.queue: list[tuple[PathRow, PathRun, list[int]]] = []
         self.computed = 0
 
     def copy(self, source: int, copy: int, length: int) -> None:

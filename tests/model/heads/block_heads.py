@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pilotfish.model.heads.spec import FINAL, BlockHead, Decoder, HeadFiles, HeadSpec, ParallelHead, Projection
+from pilotfish.model.heads.families.block import BlockHead
+from pilotfish.model.heads.families.medusa import MedusaHead
+from pilotfish.model.heads.spec import FINAL, Decoder, HeadFiles, HeadSpec, Projection
 
 VOCAB, DRAFT_VOCAB, HIDDEN, RANK = 96, 60, 48, 8
 DECODER = Decoder(layers=2, hidden=HIDDEN, heads=4, kv_heads=2, head_dim=32, ffn=56, qk_norm=True, context=512)
@@ -25,70 +27,31 @@ BLOCKS: dict[str, dict[str, Any]] = {
 
 
 def block_head(kind: str, seed: int = 0, **changes: Any) -> HeadFiles:
-    """One of `BLOCKS`, maybe changed."""
     fields = {**BLOCKS[kind], **changes}
     reduced, window = fields.pop("reduced", False), fields.pop("window", 0)
     decoder = Decoder(**{**vars(DECODER), "window": window})
     projection = Projection((1, 2), HIDDEN, feature_norm=True)
     head = BlockHead(projection, decoder, mask_token=VOCAB - 1, **fields)
     draft_vocab = DRAFT_VOCAB if reduced else VOCAB
-    shapes = {
-        **_decoder_shapes(decoder),
-        "embed_tokens.weight": (VOCAB, HIDDEN),
-        "lm_head.weight": (draft_vocab, HIDDEN),
-    }
-    if head.markov_rank:
-        shapes |= {"markov.w1.weight": (VOCAB, RANK), "markov.w2.weight": (draft_vocab, RANK)}
-    if head.markov == "gated":
-        shapes |= {"markov.gate.weight": (RANK, HIDDEN + RANK), "markov.gate.bias": (RANK,)}
-    if head.confidence:
-        width = HIDDEN + (RANK if head.confidence == "markov" else 0)
-        shapes |= {"confidence.weight": (1, width), "confidence.bias": (1,)}
-    tensors, generator = _random(shapes, seed)
-    d2t = torch.randperm(VOCAB, generator=generator)[:draft_vocab].sort().values if reduced else None
     spec = HeadSpec(head, "dspark" if head.anchored else "dflash", "test", HIDDEN, 4, draft_vocab)
-    return HeadFiles(spec, tensors, d2t, f"{kind} {seed}")
+    return _random(spec, seed, f"{kind} {seed}", reduced=reduced)
 
 
 def parallel_head(seed: int = 0, heads: int = 3, blocks: int = 2, *, reduced: bool = False) -> HeadFiles:
-    """Medusa."""
-    head = ParallelHead(Projection((FINAL,), HIDDEN, fc=False), HIDDEN, heads, blocks)
-    shapes, draft_vocab = dict[str, tuple[int, ...]](), DRAFT_VOCAB if reduced else VOCAB
-    for i in range(heads):
-        for j in range(blocks):
-            shapes[f"heads.{i}.blocks.{j}.weight"] = (HIDDEN, HIDDEN)
-            shapes[f"heads.{i}.blocks.{j}.bias"] = (HIDDEN,)
-        shapes[f"heads.{i}.lm_head.weight"] = (draft_vocab, HIDDEN)
-    tensors, generator = _random(shapes, seed)
-    d2t = torch.randperm(VOCAB, generator=generator)[:draft_vocab].sort().values if reduced else None
-    return HeadFiles(HeadSpec(head, "medusa", "test", HIDDEN, 4, draft_vocab), tensors, d2t, f"medusa {seed}")
+    head = MedusaHead(Projection((FINAL,), HIDDEN, fc=False), HIDDEN, heads, blocks)
+    spec = HeadSpec(head, "medusa", "test", HIDDEN, 4, DRAFT_VOCAB if reduced else VOCAB)
+    return _random(spec, seed, f"medusa {seed}", reduced=reduced)
 
 
-def _decoder_shapes(decoder: Decoder) -> dict[str, tuple[int, ...]]:
-    heads, kv = decoder.heads * decoder.head_dim, decoder.kv_heads * decoder.head_dim
-    shapes: dict[str, tuple[int, ...]] = {"norm.weight": (decoder.hidden,)}
-    for i in range(decoder.layers):
-        attention, mlp = f"layers.{i}.self_attn", f"layers.{i}.mlp"
-        shapes[f"{attention}.q_proj.weight"] = (heads, decoder.hidden)
-        shapes[f"{attention}.k_proj.weight"] = shapes[f"{attention}.v_proj.weight"] = (kv, decoder.hidden)
-        shapes[f"{attention}.o_proj.weight"] = (decoder.hidden, heads)
-        shapes[f"{attention}.q_norm.weight"] = shapes[f"{attention}.k_norm.weight"] = (decoder.head_dim,)
-        shapes[f"{mlp}.gate_proj.weight"] = shapes[f"{mlp}.up_proj.weight"] = (decoder.ffn, decoder.hidden)
-        shapes[f"{mlp}.down_proj.weight"] = (decoder.hidden, decoder.ffn)
-        shapes[f"layers.{i}.input_layernorm.weight"] = (decoder.hidden,)
-        shapes[f"layers.{i}.post_attention_layernorm.weight"] = (decoder.hidden,)
-    return shapes
-
-
-def _random(shapes: dict[str, tuple[int, ...]], seed: int) -> tuple[dict[str, Tensor], torch.Generator]:
+def _random(spec: HeadSpec, seed: int, name: str, *, reduced: bool) -> HeadFiles:
     """Weights of a size that lets every part of a head count; norms near 1."""
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for name, shape in shapes.items():
+    generator, tensors = torch.Generator().manual_seed(seed), {}
+    for tensor, shape in spec.head.shapes(spec, VOCAB).items():
         x = torch.randn(shape, generator=generator)
-        wide = len(shape) == 2 and "embed" not in name and "w1" not in name
-        tensors[name] = 1 + 0.3 * x if "norm" in name else x * (1.5 / math.sqrt(shape[1]) if wide else 0.7)
-    return tensors, generator
+        wide = len(shape) == 2 and "embed" not in tensor and "w1" not in tensor
+        tensors[tensor] = 1 + 0.3 * x if "norm" in tensor else x * (1.5 / math.sqrt(shape[1]) if wide else 0.7)
+    d2t = torch.randperm(VOCAB, generator=generator)[: spec.draft_vocab].sort().values if reduced else None
+    return HeadFiles(spec, tensors, d2t, name)
 
 
 # -- by the formulas
@@ -96,11 +59,7 @@ def _random(shapes: dict[str, tuple[int, ...]], seed: int) -> tuple[dict[str, Te
 
 @dataclass(frozen=True)
 class BlockFormulas:
-    """A block drafter by hand. Switches are the mistakes that loaders make."""
-
     files: HeadFiles
-    shift: int = 0  # added to the positions of the block
-    with_k_norm: bool = True
 
     @property
     def head(self) -> BlockHead:
@@ -127,7 +86,7 @@ class BlockFormulas:
         d, block, context = self.head.decoder, self.head.block, len(features)
         ids = torch.tensor([anchor] + [self.head.mask_token] * (block - 1))
         x, features = self.tensor("embed_tokens.weight")[ids], features.double()
-        own = torch.arange(context, context + block) + self.shift
+        own = torch.arange(context, context + block)
         positions = torch.cat([torch.arange(context), own])
         visible = torch.ones(block, context + block, dtype=torch.bool)
         distance = own[:, None] - positions
@@ -142,8 +101,7 @@ class BlockFormulas:
             q = self.norm((h @ self.tensor(f"{name}.q_proj.weight").T).view(block, d.heads, -1), f"{name}.q_norm")
             k = (both @ self.tensor(f"{name}.k_proj.weight").T).view(len(both), d.kv_heads, -1)
             v = (both @ self.tensor(f"{name}.v_proj.weight").T).view(len(both), d.kv_heads, -1)
-            if self.with_k_norm:
-                k = self.norm(k, f"{name}.k_norm")
+            k = self.norm(k, f"{name}.k_norm")
             q, k = self.rotated(q, own), self.rotated(k, positions)
             k, v = (y.repeat_interleave(d.heads // d.kv_heads, dim=1) for y in (k, v))
             scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(d.head_dim)
@@ -192,7 +150,7 @@ def by_target(files: HeadFiles, of_draft: Tensor, vocab: int = VOCAB) -> Tensor:
 def parallel_log_chances(files: HeadFiles, feature: Tensor, depth: int, vocab: int = VOCAB) -> Tensor:
     """Of the tokens `depth` below the root, from the feature of the token before the root. [vocab]"""
     head = files.spec.head
-    assert isinstance(head, ParallelHead)
+    assert isinstance(head, MedusaHead)
     if depth > head.heads:
         return torch.full((vocab,), -torch.inf, dtype=torch.float64)
     x, name = feature.double(), f"heads.{depth - 1}"

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import NO_NODES, Executor, NodeRows, SequenceRows
-from pilotfish.model.heads.executors.executor import make_head_executor
-from pilotfish.model.heads.executors.head_executor import HeadSetup
+from pilotfish.model.heads.executor import HeadSetup
 from pilotfish.model.heads.spec import HeadFiles
 
 CPU = torch.device("cpu")
@@ -22,7 +21,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 def executor_of(files: HeadFiles, *, eager: bool = False, num_slots: int = 400, vocab: int = VOCAB) -> Executor:
-    return make_head_executor(files, HeadSetup(CPU, torch.float32, num_slots, eager, vocab))
+    return files.executor(HeadSetup(CPU, torch.float32, num_slots, eager, vocab))
 
 
 @dataclass

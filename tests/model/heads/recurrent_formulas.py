@@ -4,7 +4,7 @@ random heads of every kind."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +12,8 @@ from head_files import Drawing
 from torch import Tensor
 
 from pilotfish.core.features.features import FINAL
-from pilotfish.model.heads.spec import Decoder, HeadFiles, HeadSpec, Projection, RecurrentHead
+from pilotfish.model.heads.families.recurrent import RecurrentHead
+from pilotfish.model.heads.spec import Decoder, HeadFiles, HeadSpec, Projection
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB = 64, 4, 2, 32, 96, 160
 
@@ -84,13 +85,11 @@ class Formulas:
         if d.qk_norm:
             q, k = self.norm(f"{at}q_norm", q), self.norm(f"{at}k_norm", k)
         q, k = self.rotate(q), self.rotate(k)
-        attended = torch.zeros(n, d.heads, d.head_dim, dtype=torch.float64)
-        for t in range(n):
-            seen = slice(max(0, t - d.window + 1) if d.window else 0, t + 1)
-            for head in range(d.heads):
-                own = head * d.kv_heads // d.heads
-                weights = (k[seen, own] @ q[t, head] / d.head_dim**0.5).softmax(0)
-                attended[t, head] = weights @ v[seen, own]
+        k, v = (x.repeat_interleave(d.heads // d.kv_heads, dim=1) for x in (k, v))
+        behind = torch.arange(n)[:, None] - torch.arange(n)
+        scores = torch.einsum("qhd,khd->hqk", q, k) / d.head_dim**0.5
+        unseen = (behind < 0) | (behind >= (d.window or n))
+        attended = torch.einsum("hqk,khd->qhd", scores.masked_fill(unseen, -torch.inf).softmax(-1), v)
         if gate is not None:
             attended = attended * torch.sigmoid(gate)
         return self.linear(f"{at}o_proj", attended.reshape(n, -1))
@@ -141,18 +140,19 @@ def random_head(kind: str, *, draft_vocab: int = VOCAB, seed: int = 0) -> HeadFi
     absent, biased = about.pop("absent", ()), about.pop("bias", ())
     decoder = Decoder(**{**_SHAPE, **about.pop("decoder", {})})
     head = RecurrentHead(Projection((FINAL,), HIDDEN, fc=False), decoder, **about)
-    draw = Drawing(seed)
-    tensors = {f"{name}.weight": draw(*shape) for name, shape in _products(head, draft_vocab).items()}
+    spec = HeadSpec(head, kind.split()[0], "formulas", HIDDEN, 4, draft_vocab)
+    draw, mean = Drawing(seed), 1.0 - decoder.norm_offset
+    tensors = {}
+    for tensor, shape in head.shapes(spec, VOCAB).items():
+        name, _, part = tensor.rpartition(".")
+        if part == "weight" and name not in absent:
+            tensors[tensor] = draw(*shape, mean=mean) if "norm" in name else draw(*shape)
     if "norm" in absent:  # states would grow with each step, and all that comes of them
         for name, factor in (("input_proj", 0.4), ("layers.0.self_attn.q_proj", 0.1), ("lm_head", 0.1)):
             tensors[f"{name}.weight"] *= factor
     tensors |= {f"{name}.bias": draw(len(tensors[f"{name}.weight"])) for name in biased}
     if any(name.startswith("layers.0.self_attn") for name in biased):  # all of a joined product have one, or none
         tensors |= {f"layers.0.self_attn.{x}_proj.bias": draw(KV_HEADS * HEAD_DIM) for x in "kv"}
-    sizes = {name: size for name, size in _norms(head).items() if name not in absent}
-    mean = 1.0 - decoder.norm_offset
-    tensors |= {f"{name}.weight": draw(size, mean=mean) for name, size in sizes.items()}
-    spec = HeadSpec(head, kind.split()[0], "formulas", HIDDEN, 4, draft_vocab)
     d2t = None
     if draft_vocab < VOCAB:
         d2t = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(seed))[:draft_vocab].sort().values
@@ -168,35 +168,3 @@ _SHAPE: dict[str, Any] = {
     "ffn": FFN,
     "context": 256,
 }
-
-
-def _products(head: RecurrentHead, draft_vocab: int) -> dict[str, tuple[int, int]]:
-    queries, keys = HEADS * HEAD_DIM * (2 if head.decoder.gated_attention else 1), KV_HEADS * HEAD_DIM
-    shapes = {"embed_tokens": (VOCAB, HIDDEN), "lm_head": (draft_vocab, HIDDEN)}
-    if head.entry == "joined":
-        shapes["input_proj"] = (HIDDEN, 2 * HIDDEN)
-    for i in range(head.decoder.layers):
-        columns = 2 * HIDDEN if i == 0 and head.entry == "wide" else HIDDEN
-        at = f"layers.{i}.self_attn."
-        shapes |= {f"{at}q_proj": (queries, columns), f"{at}k_proj": (keys, columns), f"{at}v_proj": (keys, columns)}
-        shapes |= {f"{at}o_proj": (HIDDEN, HEADS * HEAD_DIM), f"layers.{i}.mlp.down_proj": (HIDDEN, FFN)}
-        shapes |= {f"layers.{i}.mlp.{name}_proj": (FFN, HIDDEN) for name in ("gate", "up")}
-    return shapes
-
-
-def _norms(head: RecurrentHead) -> dict[str, int]:
-    names = ["norm", "hidden_norm", *(["embed_norm"] if head.entry == "joined" else [])]
-    sizes = dict.fromkeys(names, HIDDEN)
-    for i in range(head.decoder.layers):
-        sizes |= {f"layers.{i}.{name}_layernorm": HIDDEN for name in ("input", "post_attention")}
-        if head.decoder.qk_norm:
-            sizes |= {f"layers.{i}.self_attn.{x}_norm": HEAD_DIM for x in "qk"}
-    return sizes
-
-
-def changed(files: HeadFiles, **fields: Any) -> HeadFiles:
-    """The same tensors, read as another head; fields of its decoder too."""
-    head: RecurrentHead = files.spec.head  # type: ignore[assignment]
-    of_decoder = {name: fields.pop(name) for name in list(fields) if hasattr(head.decoder, name)}
-    head = replace(head, decoder=replace(head.decoder, **of_decoder), **fields)
-    return replace(files, spec=replace(files.spec, head=head))

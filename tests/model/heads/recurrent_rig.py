@@ -12,26 +12,22 @@ from recurrent_formulas import HIDDEN, VOCAB
 from torch import Tensor
 
 from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
-from pilotfish.model.heads.executors.executor import make_head_executor
-from pilotfish.model.heads.executors.head_executor import HeadExecutor, HeadSetup
+from pilotfish.model.heads.executor import HeadExecutor, HeadSetup
 from pilotfish.model.heads.spec import HeadFiles
 
 SLOTS = 600
 
 
 def executor_of(files: HeadFiles, *, eager: bool, vocab_size: int | None = None) -> HeadExecutor:
-    return make_head_executor(files, HeadSetup(torch.device("cpu"), torch.float32, SLOTS, eager, vocab_size))
+    return files.executor(HeadSetup(torch.device("cpu"), torch.float32, SLOTS, eager, vocab_size))
 
 
 def free_slots(seed: int = 0) -> Iterator[int]:
-    """All slots, in any order."""
     return iter(np.random.default_rng(seed).permutation(SLOTS).tolist())
 
 
 @dataclass
 class Drafted:
-    """A sequence that a head follows."""
-
     tokens: list[int]
     features: NDArray[np.float32]  # [tokens - 1 or more, HIDDEN]
     free: Iterator[int]
@@ -65,7 +61,6 @@ class Drafted:
         return SequenceRows(len(self.slots), [], np.array(self.slots, np.int32), nodes, ())
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """The tree is dropped."""
         self.tokens += tokens
         self.node_slots.clear()
 

@@ -3,17 +3,14 @@ without."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 import torch
 from block_heads import BLOCKS, BlockFormulas, block_head
 from block_rig import Sequenced, executor_of, log_chances
 from msgspec import structs
 
-from pilotfish.model.heads.executors.block_executor import BlockExecutor
-from pilotfish.model.heads.modules.block import BLOCKS as BLOCKS_AT_ONCE
+from pilotfish.model.heads.families.block import BLOCKS as BLOCKS_AT_ONCE
+from pilotfish.model.heads.families.block import BlockExecutor
 from pilotfish.model.heads.spec import HeadFiles
 
 PATHS = [[5], [9], [5, 2], [5, 2, 8], [1, 2, 3, 4], [3, 1, 4, 1, 5], [3, 1, 4, 1, 5, 9]]
@@ -55,7 +52,7 @@ def test_batches_are_alone(kind: str) -> None:
 def test_states_are_kept_or_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes below a root whose state was given up are what they would have been; others cost no block."""
     files = block_head("dspark")
-    monkeypatch.setattr("pilotfish.model.heads.executors.roots.ROOTS", 2)
+    monkeypatch.setattr("pilotfish.model.heads.roots.ROOTS", 2)
     executor = executor_of(files)
     assert isinstance(executor, BlockExecutor)
     sequences = [Sequenced.random(5 + i, range(40 * i, 40 * i + 40), seed=i) for i in range(3)]
@@ -69,7 +66,6 @@ def test_states_are_kept_or_computed_again(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_lost_features() -> None:
-    """The last one known is taken, or zeros; what comes after is as always."""
     files = block_head("dspark")
     executor, sequence = executor_of(files), Sequenced.random(9, range(50), seed=3)
     chunk = sequence.chunk()
@@ -79,33 +75,3 @@ def test_lost_features() -> None:
     sequence.features[0], sequence.features[4:6] = 0.0, sequence.features[3]
     told = log_chances(executor, [structs.replace(chunk, features=told)])
     assert_as_formulas(told, files, sequence, [[]])
-
-
-def test_mistakes_of_loaders_show() -> None:
-    """Each would be served without an error, at a low acceptance."""
-    files = block_head("dspark")
-    sequence = Sequenced.random(13, range(100, 160), seed=1)
-    executor = executor_of(files)
-    log_chances(executor, [sequence.chunk()])
-    told = log_chances(executor, [sequence.nodes([[5, 2]])])[0]
-    root, known = sequence.tokens[-1], sequence.known
-
-    def changed(**fields: Any) -> BlockFormulas:
-        head = replace(BlockFormulas(files).head, **fields)
-        return BlockFormulas(replace(files, spec=replace(files.spec, head=head)))
-
-    right = BlockFormulas(files)
-    mistakes = {
-        "read as a fill-in head": changed(anchored=False).log_chances(known, root, [5, 2]),
-        "the block one position further down": BlockFormulas(files, shift=1).log_chances(known, root, [5, 2]),
-        "no norm of keys": BlockFormulas(files, with_k_norm=False).log_chances(known, root, [5, 2]),
-        "Markov of the parent's token": right.log_chances(known, root, [2, 5]),
-        "causal": changed(causal=True).log_chances(known, root, [5, 2]),
-        "a window": changed(decoder=replace(right.head.decoder, window=8)).log_chances(known, root, [5, 2]),
-        "features of the token itself": right.log_chances(sequence.features[1 : len(known) + 1], root, [5, 2]),
-        "another mask": changed(mask_token=0).log_chances(known, root, [5, 2]),
-        "no confidence": changed(confidence="").log_chances(known, root, [5, 2]),
-    }
-    torch.testing.assert_close(told, right.log_chances(known, root, [5, 2]), atol=1e-4, rtol=0.0)
-    for mistake, wrong in mistakes.items():
-        assert (told - wrong).abs().max() > 0.02, mistake

@@ -19,19 +19,15 @@ from head_files import (
     change_config,
     change_tensors,
     write_block,
-    write_target,
 )
 from safetensors.torch import load_file, save_file
 
 from pilotfish.errors import ModelError
-from pilotfish.model.heads.files import is_head, read_head, read_spec
-from pilotfish.model.heads.spec import FINAL, BlockHead, Decoder, HeadSpec, Projection
-from pilotfish.model.heads.target_facts import TargetFacts
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> TargetFacts:
-    return write_target(tmp_path_factory.mktemp("target"))
+from pilotfish.model.heads.families.block import BlockHead
+from pilotfish.model.heads.files import read_head, read_spec
+from pilotfish.model.heads.spec import FINAL, Decoder, HeadSpec, Projection
+from pilotfish.model.heads.target import TargetFacts
+from pilotfish.model.heads.weights import is_head
 
 
 def block(head: Path, target: TargetFacts) -> BlockHead:

@@ -1,5 +1,4 @@
-"""Trees of block drafters and Medusa through the one grower: a node's children are those of its slot, or its depth's
-head, under the target's noise."""
+"""Trees of heads through the one grower: a node's children are those of the formulas, under the target's noise."""
 
 from __future__ import annotations
 
@@ -8,6 +7,10 @@ from functools import partial
 import pytest
 import torch
 from block_heads import BlockFormulas, block_head, by_target, parallel_head, parallel_log_chances
+from recurrent_formulas import VOCAB as RECURRENT_VOCAB
+from recurrent_formulas import Formulas, random_head
+from sizes import paired, sized
+from support import limits
 from torch import Tensor
 from tree_rig import Told, grow
 
@@ -34,6 +37,14 @@ def parallel_told(files: HeadFiles, features: Tensor, _tokens: list[int]) -> Tol
     return told
 
 
+def recurrent_told(files: HeadFiles, features: Tensor, tokens: list[int]) -> Told:
+    def told(path: list[int]) -> tuple[Tensor, Tensor]:
+        logits = Formulas(files).drafted(features, tokens, path)[-1]
+        return by_target(files, logits, RECURRENT_VOCAB), torch.zeros(())
+
+    return told
+
+
 HEADS = {
     "dflash": (block_head("dflash"), block_told),
     "dspark": (block_head("dspark"), block_told),
@@ -43,10 +54,16 @@ HEADS = {
 }
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("temperature", sized([0.8], [0.0, 0.8]))
 @pytest.mark.parametrize("kind", HEADS)
 def test_trees(kind: str, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
     files, formulas = HEADS[kind]
     head = files.spec.head
-    deepest = head.heads if kind == "medusa" else head.block - (0 if head.anchored else 1)
+    deepest = head.heads if kind == "medusa" else head.block - head.first
     grow(files, partial(formulas, files), deepest, temperature, monkeypatch)
+
+
+@pytest.mark.parametrize(("kind", "draft_vocab"), paired(["eagle3", "eagle3.1", "mtp deepseek"], [RECURRENT_VOCAB, 40]))
+def test_trees_of_states(kind: str, draft_vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = random_head(kind, draft_vocab=draft_vocab)
+    grow(files, partial(recurrent_told, files), 3, 0.8, monkeypatch, limits(nodes=24, levels=3))

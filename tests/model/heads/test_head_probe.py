@@ -21,7 +21,7 @@ from pilotfish.engine.heads import PROBE, PROBE_TOKENS, ConfiguredHead, agreemen
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.feature_tap import FeatureTap
 from pilotfish.model.heads.spec import HeadFiles
-from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.heads.target import TargetFacts
 from pilotfish.model.loading.loader import LoadedModel
 from pilotfish.model.loading.metadata import load_tokenizer
 
@@ -68,7 +68,6 @@ def head(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_right_layers_agree_with_the_target(target: Path, head: Path) -> None:
-    """A position off by one would have them agree on nothing, too."""
     facts, model, tokens = TargetFacts.read(target), native_model(target), probe_tokens(target)
     shares = [agreement(ConfiguredHead(head, facts, layers).read(), model, tokens) for layers in (LAYERS, OTHERS)]
     assert shares[0] > 0.9 and shares[1] < 0.3
@@ -78,7 +77,6 @@ def test_the_right_layers_agree_with_the_target(target: Path, head: Path) -> Non
 def test_a_head_is_read_as_it_agrees_or_as_it_is_told(
     given: tuple[int, ...], expected: tuple[int, ...], target: Path, head: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And both figures are logged, where it was tried."""
     with caplog.at_level(logging.INFO), opened(target, head, draft_layers=given) as engine:
         assert engine.executor.tap is not None and engine.executor.tap.layers == expected
     lines = [record.getMessage() for record in caplog.records if "agrees with the target" in record.getMessage()]
@@ -87,7 +85,6 @@ def test_a_head_is_read_as_it_agrees_or_as_it_is_told(
 
 
 def test_the_probe_is_no_longer_than_the_target_s_context(target: Path, head: Path, monkeypatch: Any) -> None:
-    """Nobody knows the angles of positions beyond."""
     lengths = []
 
     def counted(files: HeadFiles, model: LoadedModel, tokens: list[int]) -> float:

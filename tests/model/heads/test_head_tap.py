@@ -10,12 +10,11 @@ import torch
 from head_files import write_eagle3, write_target
 from torch import Tensor
 
-from pilotfish.model.cpu import native
+from pilotfish.model.devices import kernels_of
 from pilotfish.model.heads.files import read_head
-from pilotfish.model.heads.modules.parts import Parts
-from pilotfish.model.heads.modules.tap import Project, feature_tap
-from pilotfish.model.heads.shapes import projection_shapes
+from pilotfish.model.heads.parts import Parts
 from pilotfish.model.heads.spec import FINAL, HeadFiles, Projection
+from pilotfish.model.heads.tap import Project, feature_tap
 
 CPU, HIDDEN, LAYERS = torch.device("cpu"), 64, (2, 4, 5)
 ROWS = torch.randn(7, len(LAYERS) * HIDDEN, generator=torch.Generator().manual_seed(1)) * 3
@@ -52,16 +51,15 @@ def test_features_are_those_of_the_formula(norm: str, eager: bool, tmp_path: Pat
     "fields",
     [
         {"bias": True, "feature_norm": True},
-        {"part_norms": True, "joined_norm": True, "feature_norm": True},
+        {"part_norms": True, "feature_norm": True},
         {"layers": (FINAL,), "fc": False, "width": HIDDEN},
         {"layers": (3,), "fc": False, "width": HIDDEN, "part_norms": True},
     ],
     ids=str,
 )
 def test_every_part_of_a_projection(fields: dict[str, Any], packed: bool, dtype: torch.dtype) -> None:
-    assert native.load_kernels()
     projection = Projection(**{"layers": LAYERS, "width": 48, "eps": 1e-4, **fields})
-    made, shapes = torch.Generator().manual_seed(2), projection_shapes(projection, HIDDEN)
+    made, shapes = torch.Generator().manual_seed(2), projection.shapes(HIDDEN)
     tensors = {name: torch.randn(shape, generator=made).to(dtype) for name, shape in shapes.items()}
     rows = ROWS[:, : len(projection.layers) * HIDDEN].to(dtype).contiguous()
     wide, of = rows.double(), {name: tensor.double() for name, tensor in tensors.items()}
@@ -74,7 +72,7 @@ def test_every_part_of_a_projection(fields: dict[str, Any], packed: bool, dtype:
         wide = wide @ of["fc.weight"].T + (of["fc.bias"] if projection.bias else 0.0)
     if projection.feature_norm:
         wide = normed(wide, of["feature_norm.weight"], 1e-4)
-    project = Project.of(projection, Parts(tensors, CPU, dtype, packed=packed), HIDDEN)
+    project = Project.of(projection, Parts(tensors, kernels_of(CPU, 0, eager=not packed), dtype))
     features = project(rows)
     assert features.dtype == dtype and features.shape == (len(ROWS), projection.width)
     error = (features.double() - wide).abs().max() / wide.abs().max()

@@ -19,21 +19,18 @@ from head_files import (
     write_eagle1,
     write_medusa,
     write_mtp,
-    write_target,
 )
 from safetensors.torch import load_file
 
 from pilotfish.errors import ModelError
-from pilotfish.model.heads.files import is_head, read_head, read_spec
-from pilotfish.model.heads.spec import FINAL, Decoder, HeadSpec, ParallelHead, Projection, RecurrentHead
-from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.heads.families.medusa import MedusaHead
+from pilotfish.model.heads.families.recurrent import RecurrentHead
+from pilotfish.model.heads.files import read_head, read_spec
+from pilotfish.model.heads.spec import FINAL, Decoder, HeadSpec, Projection
+from pilotfish.model.heads.target import TargetFacts
+from pilotfish.model.heads.weights import is_head
 
 FINAL_STATE = Projection((FINAL,), 64, fc=False, eps=1e-5)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> TargetFacts:
-    return write_target(tmp_path_factory.mktemp("target"))
 
 
 def decoder(**facts: Any) -> Decoder:
@@ -102,10 +99,15 @@ def test_medusas_weights_say_how_many_heads_there_are(
 ) -> None:
     head = write_medusa(tmp_path, dialect, target=target, blocks=blocks)
     files = read_head(head, target)
-    expected = ParallelHead(Projection((FINAL,), 64, fc=False), 64, 3, blocks, bias=dialect == "medusa")
+    expected = MedusaHead(Projection((FINAL,), 64, fc=False), 64, 3, blocks, bias=dialect == "medusa")
     assert is_head(head)
     assert files.spec == HeadSpec(expected, "medusa", dialect, 64, 8, 512)
-    assert {f"heads.2.blocks.{blocks - 1}.weight", "heads.2.lm_head.weight"} <= set(files.tensors)
+    read = torch.load if dialect == "medusa" else load_file
+    published = read(next(path for path in tmp_path.iterdir() if path.name != "config.json"))
+    last = blocks - 1
+    names = (f"2.{last}.linear", f"2.{blocks}") if dialect == "medusa" else (f"blocks.2.layers.{last}", "lm_heads.2")
+    for ours, theirs in zip((f"heads.2.blocks.{last}", "heads.2.lm_head"), names, strict=True):
+        assert torch.equal(files.tensors[f"{ours}.weight"], published[f"{theirs}.weight"])
 
 
 def test_medusas_vocabulary_is_a_list_of_ids(target: TargetFacts, tmp_path: Path) -> None:

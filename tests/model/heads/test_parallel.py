@@ -21,7 +21,6 @@ def expected(files: HeadFiles, sequence: Sequenced, paths: list[list[int]]) -> t
 @pytest.mark.parametrize("eager", [False, True], ids=["kernels", "torch"])
 @pytest.mark.parametrize("reduced", [False, True])
 def test_formulas(eager: bool, reduced: bool) -> None:
-    """Two sequences: after their prompts, below, and after a commit."""
     files = parallel_head(reduced=reduced)
     executor = executor_of(files, eager=eager)
     one, other = Sequenced.random(9, range(100), seed=1), Sequenced.random(4, range(100, 200), seed=2)
@@ -47,7 +46,6 @@ def test_batches_are_alone() -> None:
 
 
 def test_lost_features() -> None:
-    """The last one known is taken, or that of the root before, or zeros."""
     files = parallel_head()
     executor, sequence = executor_of(files), Sequenced.random(6, range(50), seed=3)
     chunk = sequence.chunk()
@@ -64,7 +62,6 @@ def test_lost_features() -> None:
 
 
 def test_slots_of_others() -> None:
-    """What lay in a slot before is nobody's root."""
     executor, sequence = executor_of(parallel_head()), Sequenced.random(6, range(50), seed=3)
     log_chances(executor, [sequence.chunk()])
     nodes = sequence.nodes(PATHS)

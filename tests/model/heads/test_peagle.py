@@ -11,22 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from block_heads import by_target
-from head_files import MASK, PEAGLE_DIALECTS, change_config, change_tensors, write_eagle3, write_peagle, write_target
+from head_files import MASK, PEAGLE_DIALECTS, change_config, change_tensors, write_eagle3, write_peagle
 from msgspec import structs
 from recurrent_formulas import Formulas
 from recurrent_rig import Drafted, executor_of, free_slots, logits
 from torch import Tensor
-from tree_rig import Told, grow
 
 from pilotfish.core.scheduling.executor import SequenceRows
 from pilotfish.errors import ModelError
-from pilotfish.model.heads.executors.head_executor import HeadExecutor
-from pilotfish.model.heads.executors.masked_executor import MaskedExecutor
-from pilotfish.model.heads.files import is_head, read_head, read_spec
-from pilotfish.model.heads.modules.block import BLOCKS
-from pilotfish.model.heads.spec import FINAL, HeadFiles, MaskedHead
-from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.heads.executor import HeadExecutor
+from pilotfish.model.heads.families.masked import CHAINS, MaskedExecutor, MaskedHead
+from pilotfish.model.heads.files import read_head, read_spec
+from pilotfish.model.heads.spec import FINAL, HeadFiles
+from pilotfish.model.heads.target import TargetFacts
+from pilotfish.model.heads.weights import is_head
 
 TOKENS = 4
 #: Nodes at every depth below a root, the last of which has no children.
@@ -41,11 +39,6 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> TargetFacts:
-    return write_target(tmp_path_factory.mktemp("target"))
-
-
-@pytest.fixture(scope="module")
 def heads(target: TargetFacts, tmp_path_factory: pytest.TempPathFactory) -> dict[str, HeadFiles]:
     root, read = tmp_path_factory.mktemp("heads"), {}
     for kind, about in KINDS.items():
@@ -55,11 +48,6 @@ def heads(target: TargetFacts, tmp_path_factory: pytest.TempPathFactory) -> dict
             change_tensors(head, {"fc.weight": None})
         read[kind] = read_head(head, target)
     return read
-
-
-@pytest.fixture(params=["kernels", "reference"])
-def eager(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param == "reference")
 
 
 # -- by the formulas
@@ -110,7 +98,6 @@ def assert_as_formulas(executor: HeadExecutor, files: HeadFiles, sequence: Draft
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_those_of_the_formulas(kind: str, eager: bool, heads: dict[str, HeadFiles]) -> None:
-    """After a prompt in pieces, after nodes of all depths, and after a commit."""
     files = heads[kind]
     executor, sequence = executor_of(files, eager=eager, vocab_size=512), Drafted.random(17, free_slots())
     for end in (1, 2, 9):
@@ -121,8 +108,7 @@ def test_logits_are_those_of_the_formulas(kind: str, eager: bool, heads: dict[st
 
 
 def test_a_row_has_the_same_bits_in_any_company(eager: bool, heads: dict[str, HeadFiles]) -> None:
-    """Of more roots than one forward takes, and of each alone."""
-    files, free, count = heads["vllm"], free_slots(), BLOCKS + 2
+    files, free, count = heads["vllm"], free_slots(), CHAINS + 2
     sequences = [Drafted.random(2 + i % 7, free, seed=i) for i in range(count)]
     chunks = [sequence.chunk() for sequence in sequences]
     nodes = [sequence.level(PATHS[: 1 + i % 5]) for i, sequence in enumerate(sequences)]
@@ -151,7 +137,7 @@ def test_several_roots_of_a_chunk(heads: dict[str, HeadFiles]) -> None:
 
 
 def test_chains_are_kept_or_computed_again(heads: dict[str, HeadFiles], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pilotfish.model.heads.executors.roots.ROOTS", 2)
+    monkeypatch.setattr("pilotfish.model.heads.roots.ROOTS", 2)
     files, free = heads["normed"], free_slots()
     executor = executor_of(files, eager=False)
     assert isinstance(executor, MaskedExecutor)
@@ -175,38 +161,6 @@ def test_the_masks_state_stands_for_unknown_features(heads: dict[str, HeadFiles]
     chunk.features[[1, 5, 6]] = np.nan
     sequence.features[[0, 4, 5]] = PeagleFormulas(files).mask().float().numpy()
     assert_as_formulas(executor, files, sequence, chunk)
-
-
-def test_mistakes_of_loaders_show(heads: dict[str, HeadFiles]) -> None:
-    """Each would be served without an error, at a low acceptance."""
-    files, sequence = heads["speculators"], Drafted.random(12, free_slots())
-    right = PeagleFormulas(files)
-
-    def other(features: Tensor = sequence.known, tensors: dict[str, Tensor] | None = None, **fields: Any) -> Tensor:
-        spec = replace(files.spec, head=replace(right.head, **fields))
-        changed = replace(files, spec=spec, tensors={**files.tensors, **(tensors or {})})
-        return PeagleFormulas(changed).levels(features, sequence.tokens)
-
-    mistakes = {
-        "another mask": other(mask_token=0),
-        "no state of the mask": other(tensors={"mask_hidden": torch.zeros_like(files.tensors["mask_hidden"])}),
-        "the normed residual": other(residual_normed=True),
-        "features of the token itself": other(torch.from_numpy(sequence.features[1 : len(sequence.tokens)])),
-        "one mask more": other(depth=TOKENS + 1)[1:],
-    }
-    expected = right.levels(sequence.known, sequence.tokens)
-    for mistake, wrong in mistakes.items():
-        assert (expected - wrong)[-1].abs().max() > 1e-2, mistake
-
-
-def test_trees(heads: dict[str, HeadFiles], monkeypatch: pytest.MonkeyPatch) -> None:
-    files = heads["speculators"]
-
-    def formulas(features: Tensor, tokens: list[int]) -> Told:
-        levels = [by_target(files, level, 512) for level in PeagleFormulas(files).levels(features, tokens)]
-        return lambda path: (levels[len(path)], torch.zeros(())) if len(path) < TOKENS else None
-
-    grow(files, formulas, TOKENS, 0.8, monkeypatch)
 
 
 # -- files

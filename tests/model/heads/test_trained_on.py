@@ -16,13 +16,7 @@ from pilotfish.engine.heads import ConfiguredHead, note_head
 from pilotfish.errors import ModelError
 from pilotfish.model.heads.export import export_head
 from pilotfish.model.heads.files import read_head
-from pilotfish.model.heads.target_facts import SAMPLED, TargetFacts
-from pilotfish.model.heads.trained_on import DIGEST, TrainedOn
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> TargetFacts:
-    return write_target(tmp_path_factory.mktemp("target"))
+from pilotfish.model.heads.target import DIGEST, SAMPLED, TargetFacts, TrainedOn
 
 
 @pytest.fixture(scope="module")

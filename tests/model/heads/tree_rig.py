@@ -14,6 +14,7 @@ from support import RowSampling, limits, paths_of, proposed, sampling_of
 from torch import Tensor
 
 from pilotfish.core.cache.slots import Slots
+from pilotfish.core.drafting.drafter import DraftLimits
 from pilotfish.core.features.features import Features
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import Request
@@ -78,6 +79,7 @@ def grow(
     deepest: int,
     temperature: float,
     monkeypatch: pytest.MonkeyPatch,
+    most: DraftLimits = PLENTY,
 ) -> None:
     """Trees of two requests together: as deep as the head reaches, from the prompt and from roots further on.
     `formulas` get features of all tokens before the last, and the tokens."""
@@ -89,14 +91,14 @@ def grow(
     drafter = LMDrafter(executor, width=6, children=CHILDREN, source=source)
     requests = [source.request(number, length, temperature) for number, length in enumerate((11, 4))]
     for tokens in ([3, 1], [7], [2, 2, 2]):
-        trees = proposed(drafter, requests, PLENTY)
+        trees = proposed(drafter, requests, most)
         for request, tree in zip(requests, trees, strict=True):
             told = formulas(source.before(request), request.tokens)
             assert check(told, request, paths_of(tree)) == deepest
             session = next(session for session in drafter.table if session.key.number == request.id)
             assert max(map(session.tree.depth, session.tree.expanded)) == deepest - 1  # what is below is not asked for
             alone = LMDrafter(executor_of(files, vocab=vocab), 6, CHILDREN, source=source)
-            assert paths_of(tree) == paths_of(proposed(alone, [request], PLENTY)[0])
+            assert paths_of(tree) == paths_of(proposed(alone, [request], most)[0])
         for request in requests:
             request.extend(tokens)
             drafter.commit(request, tokens)

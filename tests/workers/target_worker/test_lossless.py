@@ -14,8 +14,7 @@ from support import DENSE, KINDS, MIXTURES, SETTINGS, SNIPPETS, VOCAB, RandomDra
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.pairs import resolve_pair
-from pilotfish.model.loading.configuration import load_config
-from pilotfish.model.loading.layer_features import common_window
+from pilotfish.model.loading.configuration import common_window, load_config
 
 LENGTH = 24
 LM: dict[str, Any] = {"mode": "sync", "drafter": "lm"}

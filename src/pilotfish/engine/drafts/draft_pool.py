@@ -30,9 +30,8 @@ from pilotfish.errors import ParameterError
 from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.threads import GrammarThreads
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.heads.detect import is_head
-from pilotfish.model.heads.executors.executor import make_head_executor
-from pilotfish.model.heads.executors.head_executor import HeadSetup
+from pilotfish.model.heads.executor import HeadSetup
+from pilotfish.model.heads.weights import is_head
 from pilotfish.model.loading.configuration import load_config
 from pilotfish.model.loading.metadata import load_tokenizer, read_generation_config
 from pilotfish.model.pacer import Pacer
@@ -147,7 +146,7 @@ def _load_head(config: DraftConfig) -> LoadedDraft:
         note_head(head, files[0], fields.context)
     vocab_size = min(len(tokenizer), fields.vocab_size)
     setup = HeadSetup(device_of(model), precision.dtype, memory.slots, model.eager, vocab_size)
-    executor = make_head_executor(files[0], setup)
+    executor = files[0].executor(setup)
     eos_ids = read_generation_config(target, fields.eos_token_id, fields.vocab_size).eos_ids
     need = FeatureNeed(tuple(one.digest for one in files), executor.feature_width, head.target.digest())
     return LoadedDraft(executor, tokenizer, eos_ids, need)

@@ -19,8 +19,7 @@ from pilotfish.engine.heads import note_model, sharing
 from pilotfish.engine.memory import load_configured
 from pilotfish.grammar.threads import GrammarThreads
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.heads.executors.executor import make_head_executor
-from pilotfish.model.heads.executors.head_executor import HeadSetup
+from pilotfish.model.heads.executor import HeadSetup
 from pilotfish.model.heads.spec import HeadFiles
 from pilotfish.model.pacer import Pacer
 from pilotfish.workers.lm import LMDrafter
@@ -108,7 +107,7 @@ class Drafters:
         files = sharing(self._head, model)
         self._head = None
         setup = HeadSetup(model.device, model.dtype, slots, self._config.eager, self._target.vocab_size)
-        return make_head_executor(files, setup), frozenset()
+        return files.executor(setup), frozenset()
 
     def _make_remote(self) -> RemoteDrafter:
         config = self._config

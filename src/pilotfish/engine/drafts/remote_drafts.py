@@ -36,7 +36,7 @@ from pilotfish.engine.memory import device_named
 from pilotfish.engine.pools.remote_pools import RemotePools, salt_key
 from pilotfish.engine.processes.placement import split_cores
 from pilotfish.errors import UnknownTypeError, WireError
-from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.heads.target import TargetFacts
 from pilotfish.wire.channel import Received, decode_to_target, framed, type_of
 
 logger = logging.getLogger(__name__)

@@ -31,10 +31,9 @@ from pilotfish.errors import ModelError, ParameterError
 from pilotfish.kv.arena import Arena
 from pilotfish.kv.nixl import NixlOffer, nixl_installed
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.heads.modules.tap import feature_tap
+from pilotfish.model.heads.tap import feature_tap
 from pilotfish.model.kv_copy import copier_of
-from pilotfish.model.loading.configuration import load_config
-from pilotfish.model.loading.layer_features import common_window
+from pilotfish.model.loading.configuration import common_window, load_config
 from pilotfish.model.loading.metadata import load_tokenizer
 from pilotfish.model.pacer import Pacer
 from pilotfish.wire.channel import Channel, ChannelThread

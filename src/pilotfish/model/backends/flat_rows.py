@@ -1,8 +1,6 @@
-"""The rows of a forward one after the other, and which others each of them sees: what an engine needs that knows
-nothing of our slots.
+"""The rows of a forward one after the other, and which others each sees: for engines that know nothing of slots.
 
-    columns    [ earlier: slots with KV that some row sees ][ rows of this forward ]
-    row        sees the columns on its own path: of its prefix, of its ancestors, and its own
+columns    [ earlier: slots with KV that some row sees ][ rows of this forward ]
 """
 
 from __future__ import annotations
@@ -20,8 +18,6 @@ from pilotfish.core.trees.tree import Ints
 
 @dataclass(frozen=True)
 class FlatRows:
-    """Rows of many sequences: of each the committed ones, then its nodes."""
-
     tokens: Ints  # [rows]
     positions: Ints  # [rows]
     slots: Slots  # [rows], where their KV is to be
@@ -77,7 +73,6 @@ def _earlier(sequences: Sequence[SequenceRows], row_of: Ints) -> Slots:
 
 
 def _see(sees: NDArray[np.bool_], sequence: SequenceRows, column: Ints) -> None:
-    """Fill the rows of one sequence."""
     count, prefix = len(sequence.tokens), column[sequence.prefix_slots]
     for place in range(count):
         sees[place, prefix[: sequence.start + place + 1]] = True
@@ -93,8 +88,7 @@ def _see(sees: NDArray[np.bool_], sequence: SequenceRows, column: Ints) -> None:
 def forwards(
     sequences: Sequence[SequenceRows], num_slots: int, most_rows: int, most_earlier: int | None = None
 ) -> Iterator[FlatRows]:
-    """The rows in their order, in forwards of so many rows at most. A forward sees at most `most_earlier` columns of
-    earlier ones, where no path is longer than that."""
+    """In forwards of so many rows at most, each of which sees at most `most_earlier` earlier columns."""
     count = sum(sequence.num_rows for sequence in sequences)
     if count <= most_rows:
         flat = FlatRows.of(sequences, num_slots)
@@ -106,7 +100,6 @@ def forwards(
 
 
 def _halves(sequences: Sequence[SequenceRows], first: int) -> tuple[list[SequenceRows], list[SequenceRows]]:
-    """The first so many rows, and the rest."""
     head, tail = list[SequenceRows](), list[SequenceRows]()
     for sequence in sequences:
         if sequence.num_rows <= first:

@@ -1,5 +1,4 @@
-"""Models as GGUF files, the format of llama.cpp, from which OpenVINO GenAI makes its own: the same weights, not
-quantized."""
+"""Models as GGUF files, the format of llama.cpp: the same weights, not quantized."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ SPLIT = "llama-bpe"
 
 
 def gguf_of(model: Path, weights: GGUFWeights) -> Path:
-    """The cached file of the model in a directory, written on first use: `<name>-<weights>-<digest>.gguf`. ModelError
-    for what this cannot write."""
+    """The cached file, written on first use. ModelError for what this cannot write."""
     cached = cache_folder("gguf") / f"{model.name}-{weights}-{digest(model)}.gguf"
     return made_once(cached, lambda made: write_gguf(model, made, weights))
 
@@ -119,8 +117,7 @@ def _add_vocabulary(writer: Any, model: Path, size: int) -> None:
 
 
 def _interleaved(name: str, tensor: Tensor, config: Any) -> Tensor:
-    """llama.cpp's Llama rotates neighbours, transformers' the first half of a head with the second: their rows of
-    queries and keys are in another order."""
+    """llama.cpp's Llama rotates neighbours, transformers' the first half of a head with the second."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     of_one = next((number for part, number in heads.items() if f".{part}." in name), 0)
     if not of_one:

@@ -1,8 +1,6 @@
-"""A draft on llama.cpp: Vulkan, Metal, ROCm, CUDA, CPUs.
-
-llama.cpp keeps KV in cells. A cell has a position, and a set of sequences, of which there are at most 256; a token of a
-sequence sees the cells of that sequence. So each path that is grown is a sequence of its own, which shares the cells of
-what comes before it with others (`runs.py`):
+"""A draft on llama.cpp: Vulkan, Metal, ROCm, CUDA, CPUs. llama.cpp keeps KV in cells of sequences, of which there are
+at most 256; a token sees the cells of its sequence. So each path that is grown is a sequence, which shares cells with
+others (`runs.py`):
 
     sequence 0    the ─── cat ─── sat                slot of `sat`: sequence 0, position 2
     sequence 1    the ─── cat ─── ran ─── off        made of sequence 0 up to `cat`; no KV was copied
@@ -23,7 +21,7 @@ from pilotfish.core.scheduling.executor import SequenceRows
 from pilotfish.errors import EngineError, ModelError, ParameterError
 from pilotfish.model.backends.llama_cpp_model import BATCH, MOST_SEQUENCES, load_gguf, new_context
 from pilotfish.model.backends.logits_executor import LogitsExecutor, no_logits
-from pilotfish.model.backends.runs import NOWHERE, PathRow, Run, Runs
+from pilotfish.model.backends.runs import NOWHERE, PathRow, PathRun, Runs
 
 #: Cells for what is given up and shared still, as a share of the slots.
 SPARE = 0.25
@@ -32,13 +30,11 @@ NO_CELLS = 1
 
 
 class LlamaCppExecutor(LogitsExecutor):
-    """A GGUF file over a context of llama.cpp's."""
-
     def __init__(
         self, file: Path, num_slots: int, threads: int, given: int, *, on_gpu: bool = False, wide_kv: bool = False
     ) -> None:
-        """`on_gpu`: all layers on the device that llama.cpp was built for. `wide_kv`: KV in float32, not float16.
-        ModelError for a file that cannot be run, ParameterError for a device that is not there."""
+        """`on_gpu`: on the device that llama.cpp was built for. `wide_kv`: KV in float32, not float16. ModelError for a
+        file that cannot be run, ParameterError for a device that is not there."""
         if on_gpu and not llama_cpp.llama_supports_gpu_offload():
             raise ParameterError("backend_device", "gpu", "cpu: llama.cpp was built for no other device here")
         self._model = load_gguf(file, on_gpu)
@@ -51,7 +47,7 @@ class LlamaCppExecutor(LogitsExecutor):
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
         self.runs = Runs(MOST_SEQUENCES, self._copy, self._remove)
-        self._queue: list[tuple[PathRow, Run]] = []
+        self._queue: list[tuple[PathRow, PathRun]] = []
 
     def unlike(self, texts: Sequence[str | None]) -> int:
         """How many of the vocabulary's first tokens have another text than these."""
@@ -70,7 +66,6 @@ class LlamaCppExecutor(LogitsExecutor):
         return torch.from_numpy(found) if kept else no_logits(self.vocab_size)
 
     def _compute(self, row: PathRow, found: Any) -> None:
-        """In the next decode, after its parent's."""
         if len(self._queue) >= BATCH or self.runs.must_wait(row):
             self._decode(found)
         self._queue.append((row, self.runs.place(row)))

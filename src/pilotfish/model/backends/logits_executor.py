@@ -49,5 +49,4 @@ class LogitsExecutor(ABC):
 
 
 def no_logits(vocab_size: int) -> Tensor:
-    """Of a forward that keeps no row."""
     return torch.zeros((0, vocab_size))

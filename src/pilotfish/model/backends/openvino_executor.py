@@ -1,10 +1,6 @@
-"""A draft on OpenVINO: Intel's CPUs, GPUs and NPUs.
-
-OpenVINO knows no slots, so KV stays here, and the model is a function without state:
-
-    tokens, positions, keys and values of earlier tokens, who sees whom ──► logits, keys and values of the rows
-
-An NPU compiles a model for fixed sizes alone: rows and earlier tokens are padded there to the next of a few.
+"""A draft on OpenVINO: Intel's CPUs, GPUs and NPUs. OpenVINO knows no slots, so KV stays here, and the model is a
+function without state. An NPU compiles it for fixed sizes alone: rows and earlier tokens are padded to the next of a
+few.
 """
 
 from __future__ import annotations
@@ -38,8 +34,6 @@ MOST_ROWS = 512
 
 @dataclass(frozen=True)
 class Sizes:
-    """Those that a device compiles a model for, ascending; without any it takes all."""
-
     rows: tuple[int, ...] = ()
     earlier: tuple[int, ...] = ()
 
@@ -54,8 +48,6 @@ FIXED = {"NPU": Sizes((8, 64), (512, 2048))}
 
 
 class OpenVINOExecutor(LogitsExecutor):
-    """A loaded model, compiled for one of OpenVINO's devices."""
-
     def __init__(
         self,
         directory: Path,
@@ -66,8 +58,8 @@ class OpenVINOExecutor(LogitsExecutor):
         given: int,
         sizes: Sizes | None = None,
     ) -> None:
-        """`dtype` is a key of PRECISIONS; without `sizes` they are the device's. ParameterError for a device that
-        OpenVINO does not have here, ModelError for a model that this cannot run."""
+        """`dtype` is a key of PRECISIONS; without `sizes` they are the device's. ParameterError for a device that is
+        not there, ModelError for a model that cannot run."""
         core = openvino.Core()
         kind = _kind_of(device, core.available_devices)
         self.sizes = sizes or FIXED.get(kind, ANY_SIZE)
@@ -106,7 +98,6 @@ class OpenVINOExecutor(LogitsExecutor):
         return found
 
     def _run(self, flat: FlatRows) -> NDArray[np.float32]:
-        """Keep KV of the rows; logits of those that are kept."""
         fixed = bool(self.sizes.rows)
         rows, earlier = bucket(len(flat), self.sizes.rows), bucket(len(flat.earlier), self.sizes.earlier)
         request = self._requests[(rows, earlier) if fixed else (0, 0)]
@@ -135,7 +126,6 @@ def unseen(flat: FlatRows, rows: int, earlier: int) -> NDArray[np.float32]:
 
 
 def _filled(values: NDArray[Any], size: int) -> NDArray[Any]:
-    """With zeros after them."""
     return values if len(values) == size else np.concatenate((values, np.zeros(size - len(values), values.dtype)))
 
 

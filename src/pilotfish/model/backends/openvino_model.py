@@ -13,7 +13,7 @@ from transformers import AttentionInterface
 
 from pilotfish.errors import ModelError
 from pilotfish.model.cuda.graphs import recordable
-from pilotfish.model.loading.layer_features import layer_windows
+from pilotfish.model.loading.configuration import layer_windows
 from pilotfish.model.loading.loader import LoadedModel
 from pilotfish.model.loading.metadata import quiet
 
@@ -22,8 +22,6 @@ UNSEEN = -3e4
 
 
 class StatelessModel(torch.nn.Module):
-    """A causal LM over rows that see what a mask says."""
-
     def __init__(self, loaded: LoadedModel) -> None:
         super().__init__()
         module: Any = loaded.module
@@ -68,8 +66,8 @@ def stateless_attention(
     s_aux: Tensor | None = None,  # [heads]
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Called by transformers in each layer. Returns [1, rows, heads, head_dim]; notes the rows' keys and values. Scores
-    of earlier tokens and of the rows are computed apart, so that no KV is copied."""
+    """Called by transformers in each layer. Returns [1, rows, heads, head_dim]; notes the rows' keys and values.
+    Earlier tokens and rows are scored apart, so that no KV is copied."""
     layer: int = module.layer_idx  # type: ignore[assignment]
     key, value = key.squeeze(0), value.squeeze(0)
     fresh.append((key, value))

@@ -1,14 +1,13 @@
 """Slots as places in sequences that share what they begin with, for an engine that knows sequences alone.
 
-A *run* is such a sequence: one path from the first token on. A slot is a place in a run, and stands for the path up to
-there. The row after a slot goes on with its run, if the slot is the run's end, or with a new run that begins alike:
+A *run* is one path from the first token on; a slot is a place in a run. The row after a slot goes on with its run, if
+the slot is the run's end, or with a new run that begins alike:
 
     run 0    the ─── cat ─── sat             run 1 begins as run 0 does, for two tokens: it is an heir of run 0
     run 1    the ─── cat ─── ran
 
-Where numbers or room run out, a run is given up: of those whose tokens other runs have as well, but for a few, the one
-used longest ago. Its slots that an heir has, too, are places of the heir from then on; the others are lost, and are
-computed again when a row needs them. Nobody tells when a slot is free: one that is written again leaves its place.
+Where numbers or room run out, a run is given up, the one used longest ago of those that are cheap. Slots that an heir
+has too are places of the heir from then on; the others are computed again when a row needs them.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ CHEAP = 16
 
 
 class PathRow(Struct, frozen=True):
-    """A token that is to be computed."""
-
     token: int
     position: int
     prefix: Sequence[int]  # slots of its sequence's first tokens, as far as `below` does not begin, or further
@@ -42,18 +39,16 @@ class PathRow(Struct, frozen=True):
         return self.slot_at(self.position - 1)
 
     def slot_at(self, position: int) -> int:
-        """On its path."""
         first = self.position + 1 - len(self.below)
         return self.prefix[position] if position < first else self.below[position - first]
 
     def ancestor(self, position: int, token: int) -> PathRow:
-        """The row of another token on its path."""
         below = self.below[: max(len(self.below) - (self.position - position), 0)]
         return PathRow(token, position, self.prefix, below)
 
 
 @dataclass(eq=False)
-class Run:
+class PathRun:
     """`end` tokens long, of which `decoded` have KV."""
 
     number: int
@@ -62,28 +57,25 @@ class Run:
     used: int
     slots: dict[int, int] = field(default_factory=dict)  # positions of those that are places here
     heirs: list[Heir] = field(default_factory=list)
-    origin: Run | None = None  # of which it is an heir
+    origin: PathRun | None = None  # of which it is an heir
     shared: int = 0  # first tokens that are those of `origin`
 
 
 @dataclass(frozen=True)
 class Heir:
-    run: Run
+    run: PathRun
     shared: int  # tokens for which it is as the other
 
 
 class Runs:
-    """Which slot is where."""
-
     def __init__(self, most: int, copy: Callable[[int, int, int], None], remove: Callable[[int], None]) -> None:
-        """Of at most so many runs. `copy` has the engine begin a run (its second number) as another one (the first),
-        for so many tokens; `remove` has it forget one."""
+        """`copy` has the engine begin a run (its second number) as another one, for so many tokens."""
         self._copy, self._remove = copy, remove
         self._free = list(range(most - 1, -1, -1))
-        self._run_of: dict[int, Run] = {}  # of a slot
+        self._run_of: dict[int, PathRun] = {}  # of a slot
         self._tokens: dict[int, int] = {}  # of a slot
-        self._runs: dict[int, Run] = {}  # by number
-        self._queued: set[Run] = set()  # they end in rows that are not decoded yet
+        self._runs: dict[int, PathRun] = {}  # by number
+        self._queued: set[PathRun] = set()  # they end in rows that are not decoded yet
         self._now = 0
 
     def __len__(self) -> int:
@@ -97,8 +89,8 @@ class Runs:
         return [row.ancestor(n, self._tokens[row.slot_at(n)]) for n in range(first, row.position)]
 
     def must_wait(self, row: PathRow) -> bool:
-        """Whether what is queued must be decoded before the row can be placed: it begins a run as another one is that
-        is not decoded so far, or there is no number for it."""
+        """Whether what is queued must be decoded first: the row begins like a run that is not decoded so far, or no
+        number is free."""
         if row.position == 0:
             return not self._free and len(self._queued) == len(self._runs)
         parent = self._run_of[row.parent]
@@ -107,8 +99,7 @@ class Runs:
             return False
         return parent.decoded < place or (not self._free and len(self._queued | {parent}) == len(self._runs))
 
-    def place(self, row: PathRow) -> Run:
-        """Where the row goes, whose parent has a place."""
+    def place(self, row: PathRow) -> PathRun:
         run = self._new(0) if row.position == 0 else self._after(row)
         self._leave(row.slot)
         run.slots[row.slot] = row.position
@@ -117,7 +108,7 @@ class Runs:
         self._queued.add(run)
         return run
 
-    def _after(self, row: PathRow) -> Run:
+    def _after(self, row: PathRow) -> PathRun:
         parent = self._run_of[row.parent]
         place = parent.slots[row.parent] + 1
         parent.used = self._now
@@ -133,27 +124,24 @@ class Runs:
         self._copy(parent.number, run.number, place)
         return run
 
-    def _new(self, length: int) -> Run:
+    def _new(self, length: int) -> PathRun:
         if not self._free:
             self.give_up_one()
-        run = Run(self._free.pop(), length, length, self._now)
+        run = PathRun(self._free.pop(), length, length, self._now)
         self._runs[run.number] = run
         return run
 
     def _leave(self, slot: int) -> None:
-        """What was in the slot is not needed any more."""
         run = self._run_of.pop(slot, None)
         if run is not None:
             del run.slots[slot]
 
     def decoded(self) -> None:
-        """All that was queued has KV."""
         for run in self._queued:
             run.decoded = run.end
         self._queued.clear()
 
     def end_forward(self) -> None:
-        """Runs that no slot is in are forgotten."""
         self._now += 1
         for run in [run for run in self._runs.values() if not run.slots]:
             self._forget(run)
@@ -173,14 +161,13 @@ class Runs:
         self._forget(run)
         return True
 
-    def _living_heirs(self, run: Run) -> list[Heir]:
+    def _living_heirs(self, run: PathRun) -> list[Heir]:
         return [heir for heir in run.heirs if self._runs.get(heir.run.number) is heir.run]
 
-    def _alone(self, run: Run) -> int:
-        """Tokens that no other run has."""
+    def _alone(self, run: PathRun) -> int:
         return run.end - max([run.shared, *(heir.shared for heir in self._living_heirs(run))])
 
-    def _bequeath(self, run: Run, best: Heir, heirs: Sequence[Heir]) -> None:
+    def _bequeath(self, run: PathRun, best: Heir, heirs: Sequence[Heir]) -> None:
         """What the heir has as well is found there from now on."""
         for slot, position in [item for item in run.slots.items() if item[1] < best.shared]:
             del run.slots[slot]
@@ -195,7 +182,7 @@ class Runs:
             run.origin.heirs.append(Heir(best.run, best.run.shared))
         run.heirs = []
 
-    def _forget(self, run: Run) -> None:
+    def _forget(self, run: PathRun) -> None:
         origin = run.origin
         for heir in self._living_heirs(run):
             heir.run.origin, heir.run.shared = origin, min(heir.shared, run.shared)

@@ -1,9 +1,7 @@
 """The C++ kernels: built once for an instruction set with the machine's own compiler, then cached. Imports torch to run
 them, not to tell whether they would run.
 
-They are `torch.ops.pilotfish` and `torch.classes.pilotfish`, documented in `kernels/`; `native_modules` runs models on
-them. The references are transformers' own modules, `attention.dense_tree_attention`, `sampling.filtered_reference`,
-`sampling.perturbed_topk_reference` and `logprobs.token_logprobs_reference`.
+They are `torch.ops.pilotfish` and `torch.classes.pilotfish`, documented in `kernels/`.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import platform
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pilotfish.config.cache import cache_folder, made_once
 from pilotfish.errors import ParameterError
@@ -74,7 +72,6 @@ def instruction_set() -> str:
 
 
 def _flags() -> dict[str, list[str]]:
-    """Compiler flags by instruction set, of this kind of machine; of an unknown kind the compiler's own choice."""
     machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
     return INSTRUCTION_SETS.get(machine, {"portable": []})
 
@@ -92,40 +89,33 @@ def _processor_flags() -> frozenset[str]:
 
 @functools.cache
 def _may_use_tiles() -> bool:
-    """Linux keeps the tiles from a process until it has asked for them."""
     call = map(ctypes.c_long, (_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA))
     return bool(ctypes.CDLL(None).syscall(*call) == 0)
 
 
 class DeviceLike(Protocol):
-    """What a `torch.device` says of itself, beside its name as text."""
-
     @property
     def type(self) -> str: ...
 
 
 class DtypeLike(Protocol):
-    """What a `torch.dtype` says of itself."""
-
     @property
     def itemsize(self) -> int: ...
 
 
-def runs_native(config: Any, device: DeviceLike, *, eager: bool) -> bool:
-    """Whether the C++ kernels run such a model. Builds them if they are not built yet."""
-    return not eager and device.type == "cpu" and config.head_dim % PANEL == 0 and load_kernels()
+def runs_native(head_dim: int, device: DeviceLike, *, eager: bool) -> bool:
+    """Whether the C++ kernels run models with such heads. Builds them if they are not built yet."""
+    return not eager and device.type == "cpu" and head_dim % PANEL == 0 and load_kernels()
 
 
 def load_kernels() -> bool:
-    """Build (under a minute, once, in $PILOTFISH_CACHE or the user's cache) and load the kernels. False, with one
-    logged line, where that fails; ParameterError as `instruction_set`. In a process without torch, that they are
-    built."""
+    """Builds them (under a minute, once, in $PILOTFISH_CACHE) and loads them. False, with one logged line, where that
+    fails. In a process without torch: whether they are built. ParameterError as `instruction_set`."""
     return _loaded() is not None
 
 
 @functools.cache
 def _loaded() -> Path | None:
-    """The library, once it is loaded, or built where torch is left out."""
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:
         logger.warning("no C++ compiler (%s): slower reference kernels are used", compiler)
@@ -146,8 +136,8 @@ def _loaded() -> Path | None:
 
 @functools.cache
 def built_by() -> str:
-    """The compiler that built the kernels, which are loaded, by its own note in the library: where it joins products
-    and sums is its choice."""
+    """The compiler of the loaded kernels, by its note in the library: where it joins products and sums is its
+    choice."""
     library = _loaded()
     assert library is not None
     notes = re.findall(rb"(?:GCC: \([^()\0]*\)|clang version) [\w.+~-]+", library.read_bytes())
@@ -155,8 +145,7 @@ def built_by() -> str:
 
 
 def _build(library: Path) -> None:
-    """Loads it too. Each process builds in a directory of its own: a build lock that is shared would stay behind when
-    its owner is killed."""
+    """Each process builds in a directory of its own: a shared lock would stay behind when its owner is killed."""
     from torch.utils import cpp_extension
 
     flags, source = [*_FLAGS, *_flags()[instruction_set()]], str(_SOURCES / "ops.cpp")
@@ -172,7 +161,6 @@ def build_digest() -> str:
 
 
 def step_inputs(dtype: DtypeLike) -> int:
-    """Inputs of a step of `linear`: two of bfloat16."""
     return 2 if dtype.itemsize == 2 else 1
 
 
@@ -183,9 +171,8 @@ def input_multiple(dtype: DtypeLike) -> int:
 
 
 def pack_weight(weight: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """[N, K] -> [ceil(N / 32), steps, 32, inputs of a step], the layout that `linear` reads (see kernels/linear.h): a
-    step is 1 input in float32 and 2 in bfloat16, and zeros fill whole tiles of AMX. `dtype` is the inputs', where it is
-    not the weight's."""
+    """[N, K] -> [ceil(N / 32), steps, 32, inputs of a step], the layout that `linear` reads (kernels/linear.h). `dtype`
+    is the inputs', where it is not the weight's."""
     import torch
 
     outputs, depth = weight.shape

@@ -1,4 +1,4 @@
-"""Modules that run on the C++ kernels, in place of transformers' own."""
+"""Modules that run on the C++ kernels, in place of transformers' own, and for heads."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from torch import Tensor
 
 from pilotfish.core.scheduling.executor import LayerProgress
 from pilotfish.model.attention import AttentionMetadata, Scoring
+from pilotfish.model.batch import EXACT, Buckets
 from pilotfish.model.cpu.native import PANEL, pack_weight
 from pilotfish.model.experts import Affine, ExpertRouter, Mixture, expert_parts, halves
-from pilotfish.model.kv_planes import KVPool
-from pilotfish.model.loading.layer_features import ARCHITECTURES, activation, layer_windows
+from pilotfish.model.kernels import Kernels, RMSNorm, replace_modules
+from pilotfish.model.kv_planes import KVPool, LayerKV
+from pilotfish.model.loading.configuration import ARCHITECTURES, activation, layer_windows
 
 #: What kernels replace, as transformers' names of such modules end.
 _PARTS = ("Attention", "RMSNorm", "MLP", "Experts", "TopKRouter")
@@ -35,7 +37,6 @@ class PackedWeight:
 
     @classmethod
     def of(cls, *weights: Tensor) -> PackedWeight:
-        """weights [N, K] of one format, their outputs end to end."""
         values = [getattr(weight, "qdata", weight).detach() for weight in weights]
         panels = pack_weight(torch.cat(values) if len(values) > 1 else values[0], weights[0].dtype)
         if panels.dtype != torch.int8:
@@ -45,8 +46,6 @@ class PackedWeight:
 
 
 class PackedLinear(torch.nn.Module):
-    """One product for several linear layers, their outputs end to end."""
-
     def __init__(self, *linears: Linear) -> None:
         super().__init__()
         self.out_features = sum(linear.weight.shape[0] for linear in linears)
@@ -56,7 +55,6 @@ class PackedLinear(torch.nn.Module):
         self.cap = 0.0  # of outputs (the head of Gemma 2): cap * tanh(output / cap); 0: none
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., K] -> [..., N]."""
         w = self.weight
         rows = x.reshape(-1, x.shape[-1])
         y: Tensor = torch.ops.pilotfish.linear(rows, w.panels, self.out_features, w.scales)
@@ -76,7 +74,6 @@ class PackedGatedMLP(torch.nn.Module):
         self.gate, self.up, self.down = (PackedWeight.of(linear.weight) for linear in (gate, up, down))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., K] -> [..., K]."""
         weights = self.gate, self.up, self.down
         panels, scales = [w.panels for w in weights], [w.scales for w in weights]
         rows = x.reshape(-1, x.shape[-1])
@@ -85,34 +82,27 @@ class PackedGatedMLP(torch.nn.Module):
 
 
 class ActivatedMLP(torch.nn.Module):
-    """A feed-forward with biases or another gate: down(op(gate(x), up(x)))."""
-
     def __init__(self, gate: Linear, up: Linear, down: Linear, op: GateOp) -> None:
         super().__init__()
         self.gate_up, self.down, self.op = PackedLinear(gate, up), PackedLinear(down), op
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., K] -> [..., K]."""
         y: Tensor = self.down(self.op(self.gate_up(x.reshape(-1, x.shape[-1]))))
         return y.view_as(x)
 
 
-class FusedRMSNorm(torch.nn.Module):
-    """An RMS norm in one call. With a float32 weight the op rounds once, after the product."""
-
-    def __init__(self, norm: Any) -> None:
-        super().__init__()
+class FusedRMSNorm(RMSNorm):
+    @classmethod
+    def of(cls, norm: Any) -> FusedRMSNorm:
         about = ARCHITECTURES[type(norm).__name__.replace("RMSNorm", "ForCausalLM")]
         weight = norm.weight.detach()
-        self.weight = (weight.float() if about.get("rounds_once") else weight) + about.get("norm_offset", 0.0)
-        self.eps = float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
+        weight = (weight.float() if about.get("rounds_once") else weight) + about.get("norm_offset", 0.0)
+        return cls(weight, float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., size] -> [..., size]."""
-        return torch.ops.pilotfish.rms_norm(x, self.weight, self.eps)  # type: ignore[no-any-return]
+        return torch.ops.pilotfish.rms_norm(x, self.weight, self.eps, self.parts)  # type: ignore[no-any-return]
 
     def of_sum(self, residual: Tensor, x: Tensor) -> Tensor:
-        """Adds x to the residual in place, and norms that. Both [rows, size]."""
         return torch.ops.pilotfish.add_rms_norm(residual, x, self.weight, self.eps)  # type: ignore[no-any-return]
 
     def of_heads(self, x: Tensor) -> Tensor:
@@ -140,7 +130,7 @@ class PackedAttention(torch.nn.Module):
         self.joined = PackedLinear(*([qkv] if qkv else (attention.q_proj, attention.k_proj, attention.v_proj)))
         self.out = PackedLinear(attention.o_proj)
         norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
-        self.q_norm, self.k_norm = (None if norm is None else FusedRMSNorm(norm) for norm in norms)
+        self.q_norm, self.k_norm = (None if norm is None else FusedRMSNorm.of(norm) for norm in norms)
 
     def forward(
         self,
@@ -167,31 +157,47 @@ class PackedAttention(torch.nn.Module):
             q, k = self.q_norm.of_heads(q), self.k_norm.of_heads(k)
         for x in (q, k):
             torch.ops.pilotfish.rotate(x[..., : self.rotated_per_angle * cos.shape[1]], cos, sin)
-        fields = (field for record in (kv[self.layer], metadata, self.scoring) for field in vars(record).values())
-        out = torch.ops.pilotfish.tree_attention(q, k, v, *fields)  # the kernel takes them in their order
+        out = native_tree_attention(q, k, v, kv[self.layer], metadata, self.scoring)
         attended: Tensor = self.out(out.view(-1, self.heads * self.head_dim))
         return attended
 
 
-def with_kernels(model: Any, context: int, *, alone: bool = True) -> Any:
-    """Replace, in place, every part of a transformers causal LM that a kernel computes; a plain decoder altogether, if
-    its feed-forwards are gated by silu and have no biases, and it is `alone`: ranks meet between its parts."""
-    replace_modules(model, fused)
-    model.lm_head.cap = getattr(model.config, "final_logit_softcapping", None) or 0.0
-    model.config.final_logit_softcapping = None
-    plain = ARCHITECTURES[type(model).__name__].get("plain", False)
-    gated = all(isinstance(layer.mlp, PackedGatedMLP) for layer in model.model.layers)
-    return PlainDecoder(model, context) if plain and gated and alone else model
+def native_tree_attention(
+    q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, metadata: AttentionMetadata, scoring: Scoring
+) -> Tensor:
+    fields = (field for record in (kv, metadata, scoring) for field in vars(record).values())  # in the kernel's order
+    return torch.ops.pilotfish.tree_attention(q, k, v, *fields)  # type: ignore[no-any-return]
 
 
-def replace_modules(module: torch.nn.Module, replacement: Callable[[Any], torch.nn.Module | None]) -> None:
-    """Replace descendants of `module`, in place; where `replacement` has none the children's are looked for."""
-    for name, child in list(module.named_children()):
-        replaced = replacement(child)
-        if replaced is None:
-            replace_modules(child, replacement)
-        else:
-            setattr(module, name, replaced)
+class NativeKernels(Kernels):
+    native = True
+    attend = staticmethod(native_tree_attention)
+
+    def buckets(self, dtype: torch.dtype) -> Buckets:  # noqa: ARG002
+        return EXACT
+
+    def replace(self, model: Any, context: int, *, alone: bool) -> Any:
+        """Every part that a kernel computes; a plain decoder altogether, if its feed-forwards are gated by silu and
+        have no biases."""
+        replace_modules(model, fused)
+        model.lm_head.cap = getattr(model.config, "final_logit_softcapping", None) or 0.0
+        model.config.final_logit_softcapping = None
+        plain = ARCHITECTURES[type(model).__name__].get("plain", False)
+        gated = all(isinstance(layer.mlp, PackedGatedMLP) for layer in model.model.layers)
+        return PlainDecoder(model, context) if plain and gated and alone else model
+
+    def linear(self, *affines: Affine) -> PackedLinear:
+        return PackedLinear(*affines)
+
+    def rms_norm(self, weight: Tensor, eps: float, parts: int = 1) -> FusedRMSNorm:
+        return FusedRMSNorm(weight, eps, parts)
+
+    def feed_forward(self, gate: Affine, up: Affine, down: Affine, activation: str) -> torch.nn.Module:
+        return gated_feed_forward(gate, up, down, activation)
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        torch.ops.pilotfish.rotate(x[..., : cos.shape[1]], cos, sin)
+        return x
 
 
 def fused(module: Any) -> torch.nn.Module | None:
@@ -202,7 +208,7 @@ def fused(module: Any) -> torch.nn.Module | None:
         case "Attention":
             return PackedAttention(module)
         case "RMSNorm":
-            return FusedRMSNorm(module)
+            return FusedRMSNorm.of(module)
         case "MLP" if hasattr(module, "down_proj"):
             both = getattr(module, "gate_up_proj", None)
             gate, up = (module.gate_proj, module.up_proj) if both is None else halves(both)
@@ -225,7 +231,6 @@ def _packed_expert(experts: Any, index: int) -> torch.nn.Module:
 
 
 def gated_feed_forward(gate: Linear, up: Linear, down: Linear, kind: str) -> torch.nn.Module:
-    """`kind` is one of `features.ACTIVATIONS`."""
     if kind == "silu" and all(x.bias is None for x in (gate, up, down)):
         return PackedGatedMLP(gate, up, down)
     ops = {"silu": torch.ops.pilotfish.gate_silu, "gelu_pytorch_tanh": torch.ops.pilotfish.gate_gelu}
@@ -234,7 +239,7 @@ def gated_feed_forward(gate: Linear, up: Linear, down: Linear, kind: str) -> tor
 
 class PlainDecoder(torch.nn.Module):
     """Runs a plain decoder, its parts replaced already, in one call of the kernels: for small models the Python between
-    single kernels is most of a forward. The model's rotary embedding computes the angles of all positions, once."""
+    single kernels is most of a forward."""
 
     def __init__(self, model: Any, context: int) -> None:
         super().__init__()
@@ -276,7 +281,6 @@ class PlainDecoder(torch.nn.Module):
 
     @contextmanager
     def capturing(self, layers: Sequence[int], states: Tensor) -> Iterator[None]:
-        """As `feature_tap.capturing`."""
         self._captured = ([*layers], states)
         try:
             yield

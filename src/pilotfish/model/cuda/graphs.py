@@ -25,7 +25,6 @@ class GraphCache:
         self._graphs: dict[tuple[torch.Size, ...], tuple[Batch, Callable[[], None], Tensor]] = {}
 
     def __call__(self, batch: Batch) -> Tensor:
-        """The forward's result for this batch, in memory of its own."""
         shapes = tuple(tensor.shape for tensor in batch.tensors())
         if shapes not in self._graphs:
             own = batch.map(lambda tensor: tensor.to(self._device, copy=True))
@@ -38,10 +37,8 @@ class GraphCache:
 
 
 class CudaRecorder:
-    """Records CUDA graphs that share scratch memory: they run one after another, each result is copied at once.
-
-    Only this thread's calls can spoil a recording: KV is copied by other threads meanwhile (`kv_copy.DeviceCopier`),
-    which allocate and wait as they like."""
+    """Graphs share scratch memory: they run one after another, each result is copied at once. Other threads copy KV
+    meanwhile (`kv_copy.DeviceCopier`): only this thread's calls can spoil a recording."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -59,8 +56,7 @@ class CudaRecorder:
 
 
 def recordable(config: Any) -> bool:
-    """Whether a forward of this architecture never reads back its own results: dynamic rotary embeddings and experts
-    do."""
+    """Whether a forward never reads back its own results: dynamic rotary embeddings and experts do."""
     settings = config.to_dict()
     experts = any("experts" in name and value for name, value in settings.items())
     return not experts and "dynamic" not in str(settings.get("rope_parameters"))

@@ -1,4 +1,4 @@
-"""Attention of tree rows over KV slots as Triton kernels, for CUDA. The reference is `attention.dense_tree_attention`.
+"""Attention of tree rows over KV slots as Triton kernels. The reference is `attention.dense_tree_attention`.
 
 Positions are cut into *splits* of `SPLIT`, whose borders depend on nothing but the position, and a split into blocks:
 
@@ -6,11 +6,10 @@ Positions are cut into *splits* of `SPLIT`, whose borders depend on nothing but 
     slots     prefix_slots of the row's sequence ... | path_slots of the row ...
                                                      ^ row_prefixes
 
-A program of `attend_split` takes one row, one split and all query heads of one KV head, padded to 16 rows of a tensor
-core, and runs an online softmax over the split's blocks in position order. `combine_splits` then joins a row's splits,
-also in order (split-KV, Flash-Decoding). So a row's bits do not depend on the rows beside it, on the shape of the tree
-or on where its keys lie. Sums are in float32, and float32 products are not rounded to TF32. Nothing is tuned at run
-time, and one binary serves every width: either could change the order of a sum.
+A program of `attend_split` takes one row, one split and all query heads of one KV head, and runs an online softmax over
+the split's blocks in order; `combine_splits` joins a row's splits, also in order (split-KV, Flash-Decoding). So a row's
+bits do not depend on other rows, on the tree's shape or on where its keys lie: nothing is tuned at run time, one binary
+serves every width, and float32 products are not rounded to TF32.
 """
 
 from __future__ import annotations
@@ -34,9 +33,8 @@ WARPS, STAGES = 4, 2
 def triton_tree_attention(
     q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, metadata: AttentionMetadata, scoring: Scoring
 ) -> Tensor:
-    """As `dense_tree_attention`. float32 or bfloat16, any head_dim that is built for the device (256 and less fit all).
-    Waits for nothing: a CUDA graph can record it, once a first call has compiled it.
-    """
+    """As `dense_tree_attention`, in float32 or bfloat16. Waits for nothing: a CUDA graph can record it, once
+    compiled."""
     kv.write(metadata.row_slots.long(), k, v)
     splits = -(-(metadata.prefix_slots.shape[1] + metadata.path_slots.shape[1]) // SPLIT.value)
     chunk = max(1, PARTIAL_BYTES // (4 * q.shape[1] * splits * q.shape[2]))
@@ -49,7 +47,6 @@ def triton_tree_attention(
 
 
 def _attend(out: Tensor, q: Tensor, kv: LayerKV, metadata: AttentionMetadata, scoring: Scoring, splits: int) -> None:
-    """Both kernels over some rows, into `out`."""
     rows, heads, head_dim = q.shape
     row_positions, prefix_slots, path_slots = metadata.row_positions, metadata.prefix_slots, metadata.path_slots
     tops, masses = (q.new_empty(rows, heads, splits, dtype=torch.float32) for _ in range(2))
@@ -69,8 +66,8 @@ def _attend(out: Tensor, q: Tensor, kv: LayerKV, metadata: AttentionMetadata, sc
 
 
 def attention_sizes(heads: int, kv_heads: int, head_dim: int, element_size: int) -> dict[str, int]:
-    """Sizes that `attend_split` is compiled for: powers of two that hold a head and a group of heads, and the positions
-    of a block."""
+    """Constants of `attend_split`: powers of two that hold a head and a group of heads, and the positions of a
+    block."""
     dims = max(TENSOR_CORE, triton.next_power_of_2(head_dim))
     group = max(TENSOR_CORE, triton.next_power_of_2(heads // kv_heads))
     block = min(64, max(TENSOR_CORE, BLOCK_BYTES // (dims * element_size)))

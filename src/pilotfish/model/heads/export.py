@@ -1,5 +1,5 @@
-"""Writes a head in speculators' layout, which that library, vLLM and SGLang load; `files.read_head` reads it back as it
-was."""
+"""Writes a head of a kind that is trained here in speculators' layout, which that library, vLLM and SGLang load;
+`files.read_head` reads it back as it was."""
 
 from __future__ import annotations
 
@@ -12,34 +12,16 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pilotfish.errors import ModelError
-from pilotfish.model.heads.spec import FINAL, BlockHead, Decoder, HeadFiles, HeadSpec, ParallelHead, RecurrentHead
-from pilotfish.model.heads.target_facts import TargetFacts
+from pilotfish.model.heads.families import block_layouts, eagle, mtp
+from pilotfish.model.heads.families.block import BlockHead
+from pilotfish.model.heads.families.recurrent import RecurrentHead
+from pilotfish.model.heads.spec import Decoder, HeadFiles, HeadSpec
+from pilotfish.model.heads.target import TargetFacts
 
 #: The library's names of the classes that load them.
-_CLASSES = {
-    "eagle3": "Eagle3Speculator",
-    "dflash": "DFlashSpeculator",
-    "dspark": "DSparkSpeculator",
-    "mtp": "MTPDraftModel",
-}
-#: How our names begin, and theirs.
-_RECURRENT = {"hidden_norm.": "layers.0.hidden_norm."}
-_BLOCK = {
-    "feature_norm.": "hidden_norm.",
-    "markov.w1.": "markov_head.markov_w1.",
-    "markov.w2.": "markov_head.markov_w2.",
-    "markov.gate.": "markov_head.gate_proj.",
-    "confidence.": "confidence_head.proj.",
-}
-_MTP = {
-    "input_proj.": "mtp_layers.0.input_proj.",
-    "hidden_norm.": "mtp_layers.0.hidden_layernorm.",
-    "embed_norm.": "mtp_layers.0.token_layernorm.",
-    "norm.": "mtp_layers.0.final_layernorm.",
-    "layers.0.": "mtp_layers.0.",
-}
-_NAMES = {"eagle3": _RECURRENT, "dflash": _BLOCK, "dspark": _BLOCK, "mtp": _MTP}
+_CLASSES = {"eagle3": "Eagle3Speculator", "dspark": "DSparkSpeculator", "mtp": "MTPDraftModel"}
+#: Beginnings of names: theirs, and ours.
+_NAMES = {"eagle3": eagle.LAYERS, "dspark": block_layouts.NAMES, "mtp": mtp.SPECULATORS}
 
 
 def export_head(
@@ -51,12 +33,9 @@ def export_head(
     tokens: int = 0,
     lean: bool = False,
 ) -> None:
-    """Into `directory`, which is made. `verifier` is what others know the target by, `tokens` how many they guess;
-    0: as many as such heads commonly do. What is the target's own is left out where all readers take it from the
-    target; of EAGLE-3's only if `lean`, as the library's own loader leaves memory there as it is.
-    ModelError for a head that has no place in this layout."""
-    for reason in _obstacles(files, target):
-        raise ModelError(f"head: it cannot be written in speculators' layout: {reason}")
+    """`verifier` is the target's public name, `tokens` how many others guess; 0: as many as such heads commonly do. The
+    target's own tensors are left out; of EAGLE-3's only if `lean`: the library's own loader leaves memory there as
+    is."""
     directory.mkdir(parents=True, exist_ok=True)
     tensors = dict(_tensors(files, target, lean))
     config = _config(files, target, verifier, tokens)
@@ -64,53 +43,8 @@ def export_head(
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
-def _obstacles(files: HeadFiles, target: TargetFacts) -> Iterator[str]:
-    spec, head = files.spec, files.spec.head
-    if isinstance(head, ParallelHead) or spec.kind not in _CLASSES:
-        yield f"a head of {spec.kind} is none of {', '.join(_CLASSES)}"
-        return
-    decoder, projection = head.decoder, spec.projection
-    if files.d2t is not None and spec.draft_vocab == target.vocab:
-        yield "its vocabulary is the target's in another order"
-    if projection.bias or projection.eps != decoder.eps:
-        yield "fc has a bias, or its norms another eps than the layers'"
-    if spec.kind != "mtp" and FINAL in projection.layers:
-        yield "it takes the state after the final norm, of which there is no number"
-    if decoder.attention_bias != ("layers.0.self_attn.o_proj.bias" in files.tensors):
-        yield "it has biases of queries, keys and values, and none of outputs"
-    if isinstance(head, BlockHead):
-        yield from _block_obstacles(head, spec)
-    else:
-        yield from _recurrent_obstacles(head, spec, target.vocab)
-
-
-def _block_obstacles(head: BlockHead, spec: HeadSpec) -> Iterator[str]:
-    if not head.decoder.qk_norm:
-        yield "block drafters there norm queries and keys"
-    if head.decoder.hidden != spec.target_hidden:
-        yield "block drafters there are as wide as their target"
-    if head.causal and not head.decoder.window:
-        yield "blocks there are causal in windows alone"
-
-
-def _recurrent_obstacles(head: RecurrentHead, spec: HeadSpec, vocab: int) -> Iterator[str]:
-    decoder = head.decoder
-    if spec.kind == "eagle3" and (decoder.gated_attention or decoder.norm_offset):
-        yield "its attention has gates, or its norms an offset"
-    if spec.kind != "mtp":
-        return
-    if not decoder.qk_norm or decoder.window or decoder.layers > 1:
-        yield "modules there are one layer, without a window, and norm queries and keys"
-    if decoder.gated_attention != bool(decoder.norm_offset) or decoder.norm_offset not in (0.0, 1.0):
-        yield "gated attention and norms with an offset of 1 go together there"
-    if head.hidden_first or head.zero_first_embedding:
-        yield "modules there take the embedding first, and that of position 0 as it is"
-    if spec.draft_vocab != vocab:
-        yield "modules there have the target's vocabulary"
-
-
 def _tensors(files: HeadFiles, target: TargetFacts, lean: bool) -> Iterator[tuple[str, Tensor]]:
-    names = _NAMES[files.spec.kind]
+    names = {ours: theirs for theirs, ours in _NAMES[files.spec.kind].items()}
     shared = _shared(files, target) if lean or files.spec.kind != "eagle3" else set()
     for ours, tensor in files.tensors.items():
         if ours in shared:
@@ -125,21 +59,16 @@ def _tensors(files: HeadFiles, target: TargetFacts, lean: bool) -> Iterator[tupl
 
 
 def _shared(files: HeadFiles, target: TargetFacts) -> set[str]:
-    """Tensors that are the target's."""
     candidates = {"embed_tokens.weight": target.embedding}
     if files.d2t is None:
         candidates["lm_head.weight"] = target.lm_head
-    return {name for name, theirs in candidates.items() if _same(files.tensors[name], theirs())}
-
-
-def _same(own: Tensor, theirs: Tensor) -> bool:
-    """Whether a head's tensor is its target's, in whatever type it was stored: a reader brings both to its own."""
-    return torch.equal(own, theirs.to(own.dtype))
+    own = files.tensors  # maybe of another type: a reader brings both to its own
+    return {name for name, theirs in candidates.items() if torch.equal(own[name], theirs().to(own[name].dtype))}
 
 
 def _config(files: HeadFiles, target: TargetFacts, verifier: str | None, tokens: int) -> dict[str, Any]:
     spec, head = files.spec, files.spec.head
-    assert not isinstance(head, ParallelHead)
+    assert isinstance(head, RecurrentHead | BlockHead)
     greedy = {"proposal_type": "greedy", "speculative_tokens": tokens or _tokens(head)}
     about = {"name_or_path": verifier or files.trained_on.name or None, "architectures": [target.architecture]}
     fields: dict[str, Any] = {
@@ -160,16 +89,14 @@ def _config(files: HeadFiles, target: TargetFacts, verifier: str | None, tokens:
 
 
 def _tokens(head: RecurrentHead | BlockHead) -> int:
-    return 3 if isinstance(head, RecurrentHead) else head.block - (not head.anchored)
+    return 3 if isinstance(head, RecurrentHead) else head.block - head.first
 
 
 def _recurrent_fields(head: RecurrentHead, spec: HeadSpec) -> dict[str, Any]:
     if spec.kind == "mtp":
         return {"num_nextn_predict_layers": 1}
-    wide = {} if head.decoder.hidden == spec.target_hidden else {"target_hidden_size": spec.target_hidden}
     return {
         "draft_vocab_size": spec.draft_vocab,
-        **wide,
         "eagle_aux_hidden_state_layer_ids": list(spec.projection.layers),
         "norm_before_residual": head.residual_normed,
         "norm_before_fc": spec.projection.joined_norm,
@@ -180,36 +107,23 @@ def _recurrent_fields(head: RecurrentHead, spec: HeadSpec) -> dict[str, Any]:
 
 
 def _block_fields(head: BlockHead, spec: HeadSpec) -> dict[str, Any]:
-    fields = {
+    return {
         "draft_vocab_size": spec.draft_vocab,
         "aux_hidden_state_layer_ids": list(spec.projection.layers),
         "block_size": head.block,
         "mask_token_id": head.mask_token,
         "sample_from_anchor": head.anchored,
-        "sliding_window_non_causal": head.decoder.window > 0 and not head.causal,
-    }
-    if spec.kind == "dflash":
-        return fields
-    return {
-        **fields,
         "markov_rank": head.markov_rank,
-        "markov_head_type": "gated" if head.markov == "gated" else "vanilla",
+        "markov_head_type": "vanilla",
         "enable_confidence_head": bool(head.confidence),
         "confidence_head_with_markov": head.confidence == "markov",
     }
 
 
 def _decoder_fields(decoder: Decoder, vocab: int) -> dict[str, Any]:
-    """As transformers' configurations have them."""
-    model = "qwen3_5_text" if decoder.gated_attention else "qwen3" if decoder.qk_norm else "llama"
-    attention = "sliding_attention" if decoder.window else "full_attention"
-    windows = {
-        "layer_types": [attention] * decoder.layers,
-        "sliding_window": decoder.window or None,
-        "use_sliding_window": decoder.window > 0,
-    }
+    """Trained heads have neither windows nor gates."""
     return {
-        "model_type": model,
+        "model_type": "qwen3" if decoder.qk_norm else "llama",
         "hidden_size": decoder.hidden,
         "intermediate_size": decoder.ffn,
         "num_hidden_layers": decoder.layers,
@@ -223,5 +137,4 @@ def _decoder_fields(decoder: Decoder, vocab: int) -> dict[str, Any]:
         "rope_parameters": dict(decoder.rope),
         "vocab_size": vocab,
         "tie_word_embeddings": False,
-        **({} if model == "llama" and not decoder.window else windows),
     }

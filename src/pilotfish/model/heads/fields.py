@@ -25,8 +25,6 @@ _SILENT = frozenset((
 
 
 class HeadFields:
-    """Fields of a file, or of an object in it."""
-
     def __init__(self, values: Mapping[str, Any], path: Path, prefix: str = "") -> None:
         self.path = path
         self._values, self._prefix = values, prefix
@@ -45,7 +43,6 @@ class HeadFields:
         return default if value is None else value
 
     def values(self) -> dict[str, Any]:
-        """All of them, as read."""
         self._read |= set(self._values)
         return dict(self._values)
 
@@ -86,7 +83,6 @@ class HeadFields:
         return value
 
     def only(self, name: str, value: Any, why: str) -> None:
-        """Refused unless absent or `value`."""
         if self.take(name, value) != value:
             raise self.refused(name, f"{value!r}: {why}")
 

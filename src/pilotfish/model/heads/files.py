@@ -6,38 +6,33 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from pilotfish.errors import ModelError, ParameterError
-from pilotfish.model.heads.detect import is_head
-from pilotfish.model.heads.dialects.layout import HeadLayout, HeadSource, with_layers
-from pilotfish.model.heads.dialects.table import find_dialect
+from pilotfish.model.heads.families.layout import HeadLayout, HeadSource, with_layers
+from pilotfish.model.heads.families.table import find_layout
 from pilotfish.model.heads.fields import HeadFields
-from pilotfish.model.heads.modules.vocabulary import MAPPINGS, target_ids
-from pilotfish.model.heads.shapes import SHARED, optional_tensors, projection_shapes, tensor_shapes
-from pilotfish.model.heads.spec import FINAL, HeadFiles, HeadSpec, ParallelHead
-from pilotfish.model.heads.target_facts import TargetFacts
-from pilotfish.model.heads.trained_on import TrainedOn
+from pilotfish.model.heads.spec import FINAL, POSITIONS, HeadFiles, HeadSpec
+from pilotfish.model.heads.target import TargetFacts, TrainedOn
 from pilotfish.model.heads.weights import read_tensor_headers, read_tensors, tensor_files
 from pilotfish.model.loading.metadata import read_object
 
-__all__ = ["TargetFacts", "is_head", "read_head", "read_spec"]
-
 _FLOATS = ("F32", "F16", "BF16")
+#: Tensors that are no weights: differences draft id -> target's id, the target's tokens that are listed, and ids.
+MAPPINGS = ("d2t", "t2d", "token_map")
 
 
 def read_spec(directory: Path, target: TargetFacts, layers: tuple[int, ...] | None = None) -> HeadSpec:
-    """What a head is, by its configuration and its tensors' names and shapes, all of which are checked."""
     return _read_layout(directory, target, layers)[1].spec
 
 
 def read_head(directory: Path, target: TargetFacts, layers: tuple[int, ...] | None = None) -> HeadFiles:
-    """All of a head. What it shares with its target comes from the target's files. `layers` are the hidden states that
-    it takes, in our numbers, where its own configuration is wrong or silent. ModelError for a head that is incomplete,
-    corrupt, of another target or not supported."""
+    """What it shares with its target comes from the target's files. `layers` are the hidden states that it takes, in
+    our numbers, where its configuration is wrong or silent. ModelError for what cannot be used with this target."""
     source, layout = _read_layout(directory, target, layers)
     loaded = read_tensors(source.headers, layout.names.values())
     tensors = {ours: loaded[name] for ours, name in layout.names.items()}
@@ -62,7 +57,7 @@ def _read_layout(directory: Path, target: TargetFacts, layers: tuple[int, ...] |
     source = HeadSource(fields, read_tensor_headers(files), target, layers)
     if layers is not None:
         _check_told(layers, target)
-    layout = find_dialect(source)(source)
+    layout = find_layout(source)(source)
     TrainedOn.read(fields)  # so that its fields are checked, and none of them is one that nobody read
     if not layout.of_target:
         fields.refuse_unread(layout.spec.kind)
@@ -74,7 +69,6 @@ def _read_layout(directory: Path, target: TargetFacts, layers: tuple[int, ...] |
 
 
 def _check_told(layers: tuple[int, ...], target: TargetFacts) -> None:
-    """ParameterError for hidden states that the target has not, or that are named twice."""
     for layer in layers:
         if layer != FINAL and not 0 <= layer <= target.layers:
             allowed = f"0 to {target.layers}, or {FINAL}: after the final norm"
@@ -84,7 +78,6 @@ def _check_told(layers: tuple[int, ...], target: TargetFacts) -> None:
 
 
 def _check_count(layout: HeadLayout, source: HeadSource, layers: tuple[int, ...]) -> None:
-    """ParameterError for more or fewer hidden states than the head's tensors take."""
     columns = source.shape(layout.names.get("fc.weight", ""))[-1:] or (source.target.hidden,)
     count = columns[0] // source.target.hidden
     if len(layers) != count and columns[0] % source.target.hidden == 0:
@@ -93,9 +86,8 @@ def _check_count(layout: HeadLayout, source: HeadSource, layers: tuple[int, ...]
 
 
 def _check_tensors(source: HeadSource, layout: HeadLayout) -> None:
-    """ModelError for the first tensor that is one too many, lacks, or has another shape or type."""
     spec, names = layout.spec, layout.names
-    shapes = tensor_shapes(spec, source.target.vocab)
+    shapes = spec.shapes(source.target.vocab)
     for ours, name in names.items():
         if ours in MAPPINGS:
             continue
@@ -108,16 +100,14 @@ def _check_tensors(source: HeadSource, layout: HeadLayout) -> None:
         if header.dtype not in _FLOATS:
             raise source.refused(f"has tensor {name} of {header.dtype}; float32, float16 or bfloat16 is needed")
     for ours in shapes:
-        if ours not in names and ours not in layout.absent and ours not in optional_tensors(spec):
+        if ours not in names and ours not in layout.absent and ours not in spec.head.optional():
             raise source.refused(f"lacks tensor {ours}, which its config.json needs")
 
 
 def _shared(spec: HeadSpec, own: Mapping[str, Tensor], d2t: Tensor | None, target: TargetFacts) -> dict[str, Tensor]:
     """The target's embedding and lm_head, where the head has none."""
-    if isinstance(spec.head, ParallelHead):
-        return {}
-    lacking = [name for name in SHARED if name not in own]
-    if lacking and (hidden := spec.head.decoder.hidden) != target.hidden:
+    lacking = [name for name in spec.head.shared if name not in own]
+    if lacking and (hidden := spec.shapes(target.vocab)[lacking[0]][1]) != target.hidden:
         raise ModelError(f"head: it lacks {lacking[0]}, and its width of {hidden} is not its target's, {target.hidden}")
     shared: dict[str, Tensor] = {}
     if "embed_tokens.weight" in lacking:
@@ -136,7 +126,92 @@ def projection_digest(spec: HeadSpec, tensors: Mapping[str, Tensor]) -> str:
         "layers_of_target": spec.target_layers,
     }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-    for name in projection_shapes(spec.projection, spec.target_hidden):
+    for name in spec.projection.shapes(spec.target_hidden):
         digest.update(f"{name} {tensors[name].dtype}".encode())
         digest.update(tensors[name].contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+# -- for people
+
+
+@dataclass(frozen=True)
+class HeadFacts:
+    directory: str
+    trained_on: str  # what it says, and whether that is so of the target
+    kind: str
+    dialect: str
+    guesses: str  # how
+    hidden_states: str  # of the target, that it takes
+    other_hidden_states: str  # those of the other reading of its configuration; "" where there is one
+    feature_width: int
+    context: int  # positions up to which it guesses; 0: any
+    vocab_size: int  # tokens that it can guess
+    parameters: int
+    files: int
+    file_bytes: int
+    digest: str
+
+
+def head_facts(directory: Path, target: TargetFacts, layers: tuple[int, ...] | None = None) -> HeadFacts:
+    """InputError if the head cannot be used with its target. Reads all of it."""
+    files, paths = read_head(directory, target, layers), tensor_files(directory)
+    spec = files.spec
+    return HeadFacts(
+        directory=str(directory),
+        trained_on=files.trained_on.told(target),
+        kind=spec.kind,
+        dialect=spec.dialect,
+        guesses=spec.head.guesses,
+        hidden_states=_states(spec.projection.layers, spec.target_layers),
+        other_hidden_states=_states(spec.other_layers, spec.target_layers),
+        feature_width=spec.projection.width,
+        context=spec.head.context if spec.head.context < POSITIONS else 0,
+        vocab_size=spec.draft_vocab,
+        parameters=sum(tensor.numel() for tensor in files.tensors.values()),
+        files=len(paths),
+        file_bytes=sum(path.stat().st_size for path in paths),
+        digest=files.digest,
+    )
+
+
+def _states(layers: tuple[int, ...], count: int) -> str:
+    named = {FINAL: "final", 0: "embeddings"}
+    return ", ".join(named.get(layer, str(layer)) for layer in layers) + (f" of {count}" if layers else "")
+
+
+# -- a vocabulary of its own
+
+
+def target_ids(source: HeadSource, layout: HeadLayout, tensors: Mapping[str, Tensor]) -> Tensor | None:
+    """int64 [draft vocab], ascending or not; None where both vocabularies are the same."""
+    count, vocab = layout.spec.draft_vocab, source.target.vocab
+    if "token_map" in tensors:
+        ids = _mapping(source, layout, tensors, "token_map", count)
+    elif "d2t" in tensors:
+        ids = _mapping(source, layout, tensors, "d2t", count) + torch.arange(count)
+    elif count == vocab:
+        return None
+    else:
+        raise source.refused(f"lacks tensor d2t: its vocabulary is {count} of the target's {vocab} tokens")
+    if len(set(ids.tolist())) != count or ids.min() < 0 or ids.max() >= vocab:
+        raise source.refused(f"has a vocabulary (d2t) that is not {count} different tokens below {vocab}")
+    _check_listed(source, tensors, ids)
+    return None if count == vocab and torch.equal(ids, torch.arange(count)) else ids
+
+
+def _mapping(source: HeadSource, layout: HeadLayout, tensors: Mapping[str, Tensor], name: str, count: int) -> Tensor:
+    tensor = tensors[name]
+    if tensor.shape != (count,) or tensor.dtype not in (torch.int64, torch.int32):
+        told = f"{str(tensor.dtype)[6:]} of shape {list(tensor.shape)}"
+        raise source.refused(f"has tensor {layout.names[name]} of {told}; int64 of shape {[count]} is needed")
+    return tensor.long()
+
+
+def _check_listed(source: HeadSource, tensors: Mapping[str, Tensor], ids: Tensor) -> None:
+    if "t2d" not in tensors:
+        return
+    listed = torch.zeros(source.target.vocab, dtype=torch.bool)
+    listed[ids] = True
+    if tensors["t2d"].shape != listed.shape or not torch.equal(tensors["t2d"].bool(), listed):
+        raise source.refused("has tensors d2t and t2d that contradict each other")

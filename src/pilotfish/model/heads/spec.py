@@ -1,43 +1,32 @@
-"""What a trained head is, whoever published it: one record for each family, and the names that its tensors have here.
+"""What a trained head is, whoever published it, and the tensors that families share.
 
-Four families. All get, with each committed token, a *feature*: what the target's projection makes of its hidden states
-at the token before.
-
-    recurrent   EAGLE-1, EAGLE-2, EAGLE-3, MTP: a row is (feature of t, token t + 1) and gives logits of t + 2. Its own
-                state takes the place of the feature in the rows below it.
-    masked      P-EAGLE: EAGLE-3's rows, and below a root, in the same forward, rows of a mask: each gives a level.
-    block       DFlash, DSpark: features are context; one forward over [anchor, mask, …] gives every slot of a block.
-    parallel    Medusa: several heads over one feature, one for each depth.
-
-Hidden states are counted as transformers' `hidden_states` are: k is the residual stream before layer k (0: the
-embeddings; the number of layers: after all of them), without a norm. `FINAL` is the last one after the model's final
-norm.
+With each committed token a head gets a *feature*: what the target's projection makes of its hidden states at the token
+before. Hidden states are counted as transformers' `hidden_states` are: k is what layer k gets, without a norm; `FINAL`
+is the last one after the model's final norm.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
 from pilotfish.core.features.features import FINAL as FINAL
-from pilotfish.model.heads.trained_on import NOTHING_SAID, TrainedOn
+from pilotfish.model.heads.executor import HeadExecutor, HeadSetup
+from pilotfish.model.heads.target import NOTHING_SAID, TrainedOn
 
 #: Of a head whose own number of them is not said, or that has no use for them.
 POSITIONS = 1 << 20
+Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Projection:
-    """What the target makes of its hidden states of a token. Its tensors stay with the target:
-
-    `input_norm.weight` [parts * target_hidden]         with `joined_norm`
-    `fc_norm.{i}.weight` [target_hidden]                with `part_norms`
-    `fc.weight` [width, parts * target_hidden], `fc.bias`   with `fc` and `bias`
-    `feature_norm.weight` [width]                       with `feature_norm`: DFlash's and DSpark's `hidden_norm`
-    """
+    """What the target makes of its hidden states of a token: `input_norm` [parts * target_hidden] or `fc_norm.{i}`
+    [target_hidden], then `fc` [width, parts * target_hidden], then `feature_norm` [width], each where there is one."""
 
     layers: tuple[int, ...]  # in the order in which they are concatenated; at least one
     width: int  # of a feature
@@ -48,16 +37,25 @@ class Projection:
     feature_norm: bool = False  # after fc
     eps: float = 1e-6
 
+    def shapes(self, target_hidden: int) -> Shapes:
+        parts, width = len(self.layers), self.width
+        shapes: Shapes = {}
+        if self.joined_norm:
+            shapes["input_norm.weight"] = (parts * target_hidden,)
+        if self.part_norms:
+            shapes |= {f"fc_norm.{i}.weight": (target_hidden,) for i in range(parts)}
+        if self.fc:
+            shapes["fc.weight"] = (width, parts * target_hidden)
+        if self.fc and self.bias:
+            shapes["fc.bias"] = (width,)
+        if self.feature_norm:
+            shapes["feature_norm.weight"] = (width,)
+        return shapes
+
 
 @dataclass(frozen=True)
 class Decoder:
-    """The layers of a head. Canonical tensors, for layer i:
-
-    `layers.{i}.self_attn.{q,k,v,o}_proj.weight` (and `.bias` with `attention_bias`),
-    `layers.{i}.self_attn.{q,k}_norm.weight` with `qk_norm`, `layers.{i}.mlp.{gate,up,down}_proj.weight`,
-    `layers.{i}.input_layernorm.weight` (absent: identity), `layers.{i}.post_attention_layernorm.weight`,
-    `norm.weight` (absent: identity).
-    """
+    """The layers of a head, as `shapes` has them; a norm that is absent is the identity."""
 
     layers: int
     hidden: int
@@ -76,79 +74,97 @@ class Decoder:
     rope: Mapping[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
     context: int = POSITIONS  # positions that its rope knows
 
+    @property
+    def kv_size(self) -> int:
+        """Numbers that a token's keys and values are."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+    def shapes(self, *, wide: bool = False) -> Shapes:
+        """`wide`: attention of the first layer gets rows twice as wide."""
+        shapes: Shapes = {"norm.weight": (self.hidden,)}
+        for i in range(self.layers):
+            inner = self._layer_shapes(self.hidden * (2 if wide and i == 0 else 1))
+            shapes |= {f"layers.{i}.{name}": shape for name, shape in inner.items()}
+        return shapes
+
+    def _layer_shapes(self, columns: int) -> Shapes:
+        hidden, size = self.hidden, self.head_dim
+        queries, keys = self.heads * size, self.kv_heads * size
+        rows = {"q": queries * (2 if self.gated_attention else 1), "k": keys, "v": keys}
+        shapes: Shapes = {f"self_attn.{x}_proj.weight": (count, columns) for x, count in rows.items()}
+        shapes["self_attn.o_proj.weight"] = (hidden, queries)
+        if self.attention_bias:
+            shapes |= {f"self_attn.{x}_proj.bias": (count,) for x, count in {**rows, "o": hidden}.items()}
+        if self.qk_norm:
+            shapes |= {f"self_attn.{x}_norm.weight": (size,) for x in "qk"}
+        shapes |= {f"mlp.{x}_proj.weight": (self.ffn, hidden) for x in ("gate", "up")}
+        shapes["mlp.down_proj.weight"] = (hidden, self.ffn)
+        return shapes | {f"{x}_layernorm.weight": (hidden,) for x in ("input", "post_attention")}
+
+
+class HeadMemory(NamedTuple):
+    """Numbers, each of the head's type, that its executor keeps beside the weights."""
+
+    slot: int  # in each slot
+    row: int  # of each row of a forward, while it runs
+    roots: int = 0  # of roots, at most
+
 
 @dataclass(frozen=True)
-class RecurrentHead:
-    """A feature h and the embedding e of the token after it, as layer 0 gets them:
-
-    wide     attention over [input_layernorm(e), hidden_norm(h)], 2 * hidden wide; the residual is h, or hidden_norm(h)
-             with `residual_normed` (EAGLE-3). Tensor `hidden_norm.weight`.
-    joined   x = input_proj([e, h]) or, with `hidden_first`, input_proj([h, e]); e and h normed before by
-             `embed_norm.weight` and `hidden_norm.weight` where those exist (EAGLE-1, MTP). Tensor `input_proj.weight`
-             [hidden, 2 * hidden], maybe `input_proj.bias`.
-
-    Besides: `embed_tokens.weight` [vocab, hidden] where the head has its own, else the target's; `lm_head.weight`
-    [draft vocab, hidden] likewise.
-    """
+class Head(ABC):
+    """What a family's record says of one head; tensors by canonical names."""
 
     projection: Projection
-    decoder: Decoder
-    entry: Literal["wide", "joined"]
-    residual_normed: bool = False
-    hidden_first: bool = False
-    recycles_normed: bool = False  # whether the state that rows below get is the one after `norm`
-    zero_first_embedding: bool = False  # that of position 0
+    shared: ClassVar[tuple[str, ...]] = ("embed_tokens.weight", "lm_head.weight")  # tensors that may be the target's
 
+    @property
+    @abstractmethod
+    def context(self) -> int:
+        """Positions up to which it can guess."""
 
-@dataclass(frozen=True, kw_only=True)
-class MaskedHead(RecurrentHead):
-    """P-EAGLE. Rows of known tokens are a recurrent head's. Those of tokens to come have the embedding of `mask_token`
-    and, in place of a feature, the projection of `mask_hidden` [1, 1, parts * target_hidden]. They see what is above
-    them, the masks too, and no state is recycled."""
+    @abstractmethod
+    def shapes(self, spec: HeadSpec, vocab: int) -> Shapes:
+        """Of every tensor that such a head can have, but for the projection's. `vocab` is the target's."""
 
-    depth: int  # tokens that one forward gives below a root, at least 2: the root's own row gives the first
-    mask_token: int
+    def optional(self) -> frozenset[str]:
+        """Tensors that such a head may lack, whatever its layout."""
+        return frozenset(self.shared)
 
+    @property
+    @abstractmethod
+    def guesses(self) -> str: ...
 
-@dataclass(frozen=True)
-class BlockHead:
-    """Slots of a block see each other and all context; K and V of context are projected from features, without a norm
-    before. Markov: logits of slot k += W2 W1[token of slot k - 1], `markov.w1.weight` and `markov.w2.weight`
-    [vocab, rank]; `gated` also `markov.gate.{weight,bias}`. Confidence: `confidence.weight` [1, hidden (+ rank)],
-    `confidence.bias`."""
+    @abstractmethod
+    def memory(self) -> HeadMemory: ...
 
-    projection: Projection
-    decoder: Decoder
-    block: int  # rows of its forward, the anchor included
-    mask_token: int
-    anchored: (
-        bool  # True: slot k gives the token after position k (DSpark); False: the token at it, slot 0 none (DFlash)
-    )
-    causal: bool = False
-    markov_rank: int = 0  # 0: none
-    markov: Literal["plain", "gated"] = "plain"
-    confidence: Literal["", "hidden", "markov"] = ""  # what it looks at; "": there is none
+    @abstractmethod
+    def executor(self, files: HeadFiles, setup: HeadSetup) -> HeadExecutor: ...
 
 
 @dataclass(frozen=True)
-class ParallelHead:
-    """Medusa. Head i, from 0: `heads.{i}.blocks.{j}.{weight,bias}` [hidden, hidden], x + silu(W x + b) each, then
-    `heads.{i}.lm_head.weight` [draft vocab, hidden]."""
+class DecoderHead(Head):
+    """A head with layers of attention and feed-forwards."""
 
-    projection: Projection  # the final normed state itself
-    hidden: int
-    heads: int
-    blocks: int
-    bias: bool = True
+    decoder: Decoder
 
+    @property
+    def context(self) -> int:
+        return self.decoder.context
 
-Head = RecurrentHead | BlockHead | ParallelHead
+    def optional(self) -> frozenset[str]:
+        return super().optional() | {f"layers.{i}.self_attn.o_proj.bias" for i in range(self.decoder.layers)}
+
+    def shapes(self, spec: HeadSpec, vocab: int) -> Shapes:
+        hidden = self.decoder.hidden
+        return {"embed_tokens.weight": (vocab, hidden), "lm_head.weight": (spec.draft_vocab, hidden)}
+
+    def memory(self) -> HeadMemory:
+        decoder = self.decoder
+        return HeadMemory(decoder.kv_size + decoder.hidden, 8 * decoder.hidden + 3 * decoder.ffn)
 
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """A head as `model/heads/files.py` reads it."""
-
     head: Head
     kind: str  # eagle1, eagle3, peagle, mtp, dflash, dspark, medusa: what its publishers call it
     dialect: str  # whose layout its files have
@@ -162,22 +178,17 @@ class HeadSpec:
     def projection(self) -> Projection:
         return self.head.projection
 
-    @property
-    def context(self) -> int:
-        """Positions up to which it can guess."""
-        return POSITIONS if isinstance(self.head, ParallelHead) else self.head.decoder.context
-
-    @property
-    def shift_unsure(self) -> bool:
-        return bool(self.other_layers)
+    def shapes(self, vocab: int) -> Shapes:
+        return self.projection.shapes(self.target_hidden) | self.head.shapes(self, vocab)
 
 
 @dataclass(frozen=True)
 class HeadFiles:
-    """A head, read."""
-
     spec: HeadSpec
     tensors: Mapping[str, Tensor]  # by canonical names, the projection's too
     d2t: Tensor | None  # int64 [draft vocab], the target's id of each draft id; None: they are the same
     digest: str
     trained_on: TrainedOn = NOTHING_SAID
+
+    def executor(self, setup: HeadSetup) -> HeadExecutor:
+        return self.spec.head.executor(self, setup)

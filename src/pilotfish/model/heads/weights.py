@@ -1,4 +1,5 @@
-"""The tensors of a head's files: names and shapes first, values when all of those are right."""
+"""The files of a head: whether a directory holds one, by names alone, and its tensors. Imports torch for values
+only."""
 
 from __future__ import annotations
 
@@ -19,10 +20,28 @@ _INDEX = "model.safetensors.index.json"
 #: Files of tensors, the first that is there.
 SAFETENSORS = ("model.safetensors", "medusa_lm_head.safetensors")
 PICKLED = ("pytorch_model.bin", "medusa_lm_head.pt")
+#: Fields of config.json that only heads have.
+_OF_HEADS = ("speculators_model_type", "eagle_config", "dflash_config", "medusa_num_heads", "target_layer_ids")
+#: How names of tensors begin that only heads have.
+_BEGINNINGS = ("midlayer.", "fc.", "mtp.", "mtp_layers.", "model.mtp_layers.", "0.0.linear.", "blocks.0.layers.")
+
+
+def is_head(directory: Path) -> bool:
+    """False also for what cannot be read: whoever loads it as a model says why."""
+    try:
+        fields = read_object(directory / "config.json") if (directory / "config.json").is_file() else {}
+        if any(fields.get(name) is not None for name in _OF_HEADS):
+            return True
+        files = tensor_files(directory)
+        if any(file.name.startswith("medusa_lm_head") for file in files):
+            return True
+        names = read_tensor_headers(files)
+    except (ModelError, OSError):
+        return False
+    return any(name.startswith(_BEGINNINGS) or name.endswith(".eh_proj.weight") for name in names)
 
 
 def tensor_files(directory: Path) -> list[Path]:
-    """None where there are none."""
     if (directory / SAFETENSORS[0]).is_file() or not (directory / _INDEX).is_file():
         found = [directory / name for name in SAFETENSORS + PICKLED if (directory / name).is_file()]
         return found[:1]
@@ -35,15 +54,11 @@ def tensor_files(directory: Path) -> list[Path]:
 def read_tensor_headers(files: Iterable[Path]) -> dict[str, TensorHeader]:
     headers: dict[str, TensorHeader] = {}
     for file in files:
-        headers |= _pickled_headers(file) if file.name in PICKLED else _safetensors_headers(file)
+        try:
+            headers |= _pickled_headers(file) if file.name in PICKLED else safetensors_headers(file)
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"head: tensors in {file} cannot be read: {one_line(error)}") from error
     return headers
-
-
-def _safetensors_headers(file: Path) -> dict[str, TensorHeader]:
-    try:
-        return safetensors_headers(file)
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"head: tensors in {file} cannot be read: {one_line(error)}") from error
 
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32", "bool": "BOOL"}
@@ -74,7 +89,6 @@ def _unpickled(file: Path) -> Mapping[str, Tensor]:
 
 
 def read_tensors(headers: Mapping[str, TensorHeader], names: Iterable[str]) -> dict[str, Tensor]:
-    """Those of `names`, whole and in memory of their own."""
     tensors: dict[str, Tensor] = {}
     for file in sorted({headers[name].file for name in names}):
         own = [name for name in names if headers[name].file == file]

@@ -30,7 +30,6 @@ Headers = Mapping[str, tuple[Path, Tensor]]
 
 
 def read_headers(files: Sequence[Path]) -> Headers:
-    """ModelError for a file that is missing or cut off."""
     headers: dict[str, tuple[Path, Tensor]] = {}
     for file in files:
         try:
@@ -42,10 +41,8 @@ def read_headers(files: Sequence[Path]) -> Headers:
 
 
 def check_weights(directory: Path, config: Any) -> None:
-    """ModelError, naming the first tensor, unless the files hold what the architecture needs and nothing else.
-
-    transformers' own loading runs on tensors without values, so that tensors which it renames or joins (experts) are
-    checked as they would be loaded."""
+    """ModelError, naming the first tensor, unless the files hold what the architecture needs and nothing else: by
+    transformers' own loading, run on tensors without values."""
     headers = read_headers(weight_files(directory))
     _refuse_expert_gaps(directory, headers, config)
     info, ignored = _load_without_values(headers, config)
@@ -66,8 +63,7 @@ def check_weights(directory: Path, config: Any) -> None:
 
 
 def _load_without_values(headers: Headers, config: Any) -> tuple[LoadStateDictInfo, set[str]]:
-    """transformers' account of differences, by the names that tensors have in the model, and the names of tensors that
-    are surplus and harmless."""
+    """transformers' account of differences by the model's names of tensors, and names that are surplus and harmless."""
     module = meta_module(config)
     tensors = {name: tensor for name, (_, tensor) in headers.items()}
     mapping = get_model_conversion_mapping(module)
@@ -82,8 +78,8 @@ def _load_without_values(headers: Headers, config: Any) -> tuple[LoadStateDictIn
 
 @contextmanager
 def without_decompositions() -> Iterator[None]:
-    """While transformers builds modules on the device `meta`: no random numbers are drawn, and `torch.arange` makes its
-    small tensors on the CPU. For both torch would import its compiler and sympy, over a second of work."""
+    """While transformers builds modules on the device `meta`: random numbers and `torch.arange` there would have torch
+    import its compiler and sympy, over a second of work."""
     arange = torch.arange
     torch.arange = partial(arange, device="cpu")
     try:
@@ -94,7 +90,6 @@ def without_decompositions() -> Iterator[None]:
 
 
 def meta_module(config: Any, dtype: torch.dtype | None = None) -> Any:
-    """The module of a configuration, its parameters on the device `meta`: shapes without memory."""
     with torch.device("meta"), without_decompositions():
         module = AutoModelForCausalLM.from_config(config, dtype=dtype)
     module.tie_weights()  # part of the initialization that is left out
@@ -102,8 +97,7 @@ def meta_module(config: Any, dtype: torch.dtype | None = None) -> Any:
 
 
 def _refuse_expert_gaps(directory: Path, headers: Headers, config: Any) -> None:
-    """ModelError unless every expert of a layer has the same tensors: transformers joins those that are there, and
-    names neither a missing one nor one too many."""
+    """ModelError unless every expert of a layer has the same tensors: transformers joins those that are there."""
     count = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None) or 0
     matches = (re.fullmatch(r"(.*\.experts)\.(\d+)\.(.+)", name) for name in headers)
     experts = [(found[1], int(found[2]), found[3]) for found in matches if found]

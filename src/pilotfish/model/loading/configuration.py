@@ -1,22 +1,32 @@
-"""A model's configuration, as the rest of the package takes it. Imports no torch."""
+"""A model's configuration, as the rest of the package takes it. A field that we do not know how to honour is an error,
+so that no model is served wrong. Imports no torch.
+"""
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from pilotfish.errors import ModelError, ParameterError
-from pilotfish.model.loading.layer_features import refuse_nonsense, refuse_unsupported
 from pilotfish.model.loading.metadata import eos_ids, one_line, quiet, read_object
+
+#: What sets apart the architectures that are served; the file explains its fields.
+ARCHITECTURES: dict[str, dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_name("architectures.toml").read_text("utf-8")
+)
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 
 def load_config(directory: Path, max_model_len: int = 0) -> Any:
-    """The model's configuration, with its `num_key_value_heads`, `head_dim` and `context`: `max_model_len` positions
-    unless that is 0. ModelError unless it is served, ParameterError for more positions than the model's."""
+    """With `num_key_value_heads`, `head_dim` and `context`: `max_model_len` positions unless that is 0. ModelError
+    unless the model is served, ParameterError for more positions than it has."""
     path = directory / "config.json"
     if not path.is_file():
         raise ModelError(f"model: {directory} has no config.json; a Hugging Face model directory is needed")
@@ -50,3 +60,104 @@ def _complete(config: Any, directory: Path, max_model_len: int) -> None:
         allowed = f"at most {config.max_position_embeddings}, the model's context"
         raise ParameterError("max_model_len", max_model_len, allowed)
     config.context = max_model_len or config.max_position_embeddings
+
+
+def layer_windows(config: Any) -> tuple[int, ...]:
+    """Positions that each layer sees, the row's own included; 0: all, also where no sequence can outgrow a window."""
+    rule = ARCHITECTURES[config.architectures[0]]["windows"]
+    window: int = getattr(config, "sliding_window", None) or 0
+    if rule == "none" or window >= config.max_position_embeddings:
+        window = 0
+    if rule != "by layer":
+        return tuple([window] * config.num_hidden_layers)
+    return tuple(window if kind == "sliding_attention" else 0 for kind in config.layer_types)
+
+
+def common_window(config: Any) -> int:
+    """Positions beyond which no layer sees; 0: some layer sees all."""
+    windows = layer_windows(config)
+    return max(windows) if all(windows) else 0
+
+
+def activation(config: Any) -> str:
+    return getattr(config, "hidden_activation", None) or config.hidden_act  # type: ignore[no-any-return]
+
+
+#: Fields that are positive integers if they are given.
+_COUNTS = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings",
+)  # fmt: skip
+
+
+def refuse_nonsense(fields: Mapping[str, Any], path: Path) -> None:
+    """ModelError for the first of a config.json's `fields` that describes no model at all."""
+    names = fields.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise ModelError(
+            f"model: {path}: architectures is {names!r}; a list of one of {', '.join(ARCHITECTURES)} is needed"
+        )
+    for name in _COUNTS:
+        value = fields.get(name)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ModelError(f"model: {path}: {name}: {value!r} is not allowed; expected an integer of at least 1")
+
+
+def refuse_unsupported(config: Any, directory: Path) -> None:
+    """ModelError, in one line, for the first field that we could not serve exactly."""
+    architecture = config.architectures[0]
+    if architecture not in ARCHITECTURES:
+        raise ModelError(f"model: {directory} is a {architecture}; supported are {', '.join(ARCHITECTURES)}")
+    for check in (_class, _quantization, _layers, _attention, _rope, _feed_forward):
+        for problem in check(config):
+            raise ModelError(f"model: {directory} {problem}")
+
+
+def _class(config: Any) -> Iterator[str]:
+    if MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type) != config.architectures[0]:
+        yield f"has model_type {config.model_type}, which is no {config.architectures[0]}"
+
+
+def _quantization(config: Any) -> Iterator[str]:
+    quantization = getattr(config, "quantization_config", None)
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization.quant_method
+        yield f"has weights quantized by {getattr(method, 'value', method)}; float32 or bfloat16 weights are needed"
+
+
+def _layers(config: Any) -> Iterator[str]:
+    kinds = set(getattr(config, "layer_types", None) or ())
+    unknown = sorted(kinds - {"full_attention", "sliding_attention"})
+    if unknown:
+        yield f"has layers of {', '.join(unknown)}; full_attention and sliding_attention are supported"
+    window = getattr(config, "sliding_window", None)
+    if "sliding_attention" in kinds and window is None:
+        yield "has layers of sliding_attention and no sliding_window"
+    if window is not None and window < 1:
+        yield f"has a sliding_window of {window}; at least 1 is needed"
+
+
+def _attention(config: Any) -> Iterator[str]:
+    if getattr(config, "use_bidirectional_attention", None):
+        yield "has use_bidirectional_attention; only causal attention is supported"
+    if config.architectures[0] == "Gemma3ForCausalLM" and config.attn_logit_softcapping is not None:
+        yield "has attn_logit_softcapping, which transformers ignores for Gemma 3; only null is supported"
+
+
+def _rope(config: Any) -> Iterator[str]:
+    """Longrope's angles depend on the longest sequence of the batch. Only Phi-3 rotates a part of a head."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    for rope in (x for x in (parameters, *parameters.values()) if isinstance(x, dict)):
+        if rope.get("rope_type") == "longrope":
+            yield "has rotary embeddings of type longrope, which are not supported"
+        partial = rope.get("partial_rotary_factor") or 1.0
+        if partial != 1.0 and config.architectures[0] != "Phi3ForCausalLM":
+            yield f"has a partial_rotary_factor of {partial}; {config.architectures[0]} is supported with 1.0"
+
+
+def _feed_forward(config: Any) -> Iterator[str]:
+    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    if experts and not 1 <= config.num_experts_per_tok <= experts:
+        yield f"has num_experts_per_tok {config.num_experts_per_tok}; 1 to its {experts} experts are needed"
+    if config.architectures[0] != "GptOssForCausalLM" and activation(config) not in ACTIVATIONS:  # gpt-oss has its own
+        yield f"has activation {activation(config)}; supported are {', '.join(ACTIVATIONS)}"

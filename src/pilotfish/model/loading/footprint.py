@@ -1,5 +1,5 @@
-"""What memory a model takes, by its configuration. Reads no weights, and imports no torch where one rank on a CPU has
-them all."""
+"""The memory that a model takes, by its configuration. Reads no weights; imports torch only for several ranks or
+CUDA."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 from pilotfish.config.fields import KVDType, Quantization
 from pilotfish.model.cpu import native
 from pilotfish.model.cpu.native import DeviceLike, DtypeLike, runs_native
-from pilotfish.model.loading.configuration import load_config
-from pilotfish.model.loading.layer_features import ARCHITECTURES
+from pilotfish.model.loading.configuration import ARCHITECTURES, load_config
 from pilotfish.model.loading.tensors import expert_sizes, model_weights
 
 #: Bytes per weight of the layer that torchao quantizes: its own, and copies in float32.
@@ -40,11 +39,10 @@ def footprint(
     max_model_len: int = 0,
     ranks: int = 1,
 ) -> Footprint:
-    """Of the model as `load_model` would keep it; of several ranks, that of rank 0, which has all logits. Its errors
-    are those of `load_model` that need no weights."""
+    """Of rank 0, which has all logits. Its errors are those of `load_model` that need no weights."""
     config = load_config(directory, max_model_len)
     part = config if ranks == 1 else _first_part(config, ranks)
-    size, packed = dtype.itemsize, runs_native(config, device, eager=eager)
+    size, packed = dtype.itemsize, runs_native(config.head_dim, device, eager=eager)
     linears = [weight for weight in model_weights(part) if weight.linear]
     inner = max(weight.shape[0] for weight in linears[:-1])  # all but the head
     plain = packed and ranks == 1 and ARCHITECTURES[config.architectures[0]].get("plain", False)
@@ -73,9 +71,8 @@ def _parameters(config: Any) -> int:
 
 
 def _weight_bytes(config: Any, dtype: DtypeLike, *, packed: bool, quantized: bool) -> int:
-    """Of all weights. Packed and quantized heads are never the embedding; a quantized weight takes a byte, and an
-    output a float32 scale. Packed ones are padded to whole panels of outputs and tiles of inputs, which counts for
-    small experts only."""
+    """Packed and quantized heads are never the embedding; a quantized weight takes a byte, and an output a float32
+    scale. Packed weights are padded to whole panels and tiles, which counts for small experts only."""
     size, weights = dtype.itemsize, model_weights(config)
     tied = 0 if packed or quantized or not config.tie_word_embeddings else weights[-1].numel
     saved = sum((size - 1) * weight.numel - 4 * weight.shape[0] for weight in weights if weight.linear and quantized)
@@ -95,7 +92,6 @@ def _element_size(kv_dtype: KVDType, dtype: DtypeLike, device: DeviceLike) -> in
 
 
 def slot_bytes(config: Any, size: int) -> int:
-    """What a token takes in a pool with elements of `size` bytes, without features. Of 8 bits, a head has a float32
-    scale."""
+    """Of a token's keys and values, in elements of `size` bytes. Of 8 bits, a head has a float32 scale."""
     head = config.head_dim * size + (4 if size == 1 else 0)
     return int(config.num_hidden_layers * 2 * config.num_key_value_heads * head)

@@ -14,9 +14,8 @@ from pilotfish.config.fields import KVDType, Quantization
 from pilotfish.errors import ModelError
 from pilotfish.model import attention, experts  # noqa: F401  # attention and experts register themselves
 from pilotfish.model.collective import Group, join_ranks
-from pilotfish.model.cpu.native import runs_native
-from pilotfish.model.cpu.native_modules import with_kernels
-from pilotfish.model.cuda import graphs  # attention and experts register themselves
+from pilotfish.model.devices import kernels_of
+from pilotfish.model.kernels import Kernels
 from pilotfish.model.kv_planes import element_type
 from pilotfish.model.loading.checkpoint import check_weights, refuse_non_finite, without_decompositions
 from pilotfish.model.loading.configuration import load_config
@@ -39,9 +38,13 @@ class LoadedModel:
     dtype: torch.dtype
     kv_dtype: torch.dtype  # of the elements of its KV
     device: torch.device
-    native: bool  # whether the C++ kernels run it
-    recordable: bool  # whether CUDA graphs can record it
+    kernels: Kernels
+    recordable: bool = False  # whether `kernels` may record its forward
     scored_cost: float = 1.0  # of a row with log-probabilities, in rows without logits
+
+    @property
+    def native(self) -> bool:
+        return self.kernels.native
 
 
 def load_model(
@@ -56,40 +59,33 @@ def load_model(
     group: Group | None = None,
 ) -> LoadedModel:
     """All of a model or, with a `group`, which need not be connected yet, this rank's shard. ModelError for a model
-    that is incomplete, corrupt or not supported, ParameterError for a quantization that the device lacks, of weights or
-    of KV, a `max_model_len` above the model's context, or ranks that it does not divide into."""
+    that is incomplete, corrupt or not supported; ParameterError for options that the device or the model lacks."""
     check_quantization(quantization, dtype, device)
     kv_elements = element_type(kv_dtype, dtype, device)
     config = load_config(directory, max_model_len)
     generation = read_generation_config(directory, config.eos_token_id, config.vocab_size)
-    if device.type == "cuda":
-        graphs.use_reproducible_products()
-    config._attn_implementation = "pilotfish_reference" if eager else "pilotfish"
+    kernels = kernels_of(device, config.head_dim, eager=eager)
+    config._attn_implementation = "pilotfish"
     config._experts_implementation = "pilotfish"  # `experts.library_mixture`
     config.output_router_logits = False  # for training only
     module = load_weights(directory, config, dtype, group).to(device).eval().requires_grad_(False)
     scored_cost = _scored_cost(module, config)
     refuse_non_finite(module, directory)
     _refuse_untied(module, config, directory)
-    use_native = runs_native(config, device, eager=eager)
     if quantization != "none":
         quantize(module, quantization)
-    if use_native:
-        module = with_kernels(module, config.context, alone=group is None)
+    module = kernels.replace(module, config.context, alone=group is None)
     if group is not None:
         join_ranks(module, config, group)
     if device.type == "cpu":
         for tensor in chain(module.parameters(), module.buffers()):
             tensor.data = tensor.data.clone()  # out of the mapped weight files, so that their pages can go
-    recordable = not eager and device.type == "cuda" and group is None and graphs.recordable(config)
+    recordable = group is None and kernels.records(config)
     part = config if group is None else part_config(config, group.shard)
-    return LoadedModel(
-        module, config, part, generation, dtype, kv_elements, device, use_native, recordable, scored_cost
-    )
+    return LoadedModel(module, config, part, generation, dtype, kv_elements, device, kernels, recordable, scored_cost)
 
 
 def _scored_cost(module: Any, config: Any) -> float:
-    """As `LoadedModel` has it: by the weights that a row is multiplied with."""
     head, modules = module.lm_head.weight.numel(), [*module.modules()]
     linears = sum(m.weight.numel() for m in modules if isinstance(m, torch.nn.Linear))
     mixtures = [m for m in modules if type(m).__name__.endswith("Experts")]
@@ -112,8 +108,7 @@ def load_weights(directory: Path, config: Any, dtype: torch.dtype, group: Group 
 
 
 def _refuse_untied(module: Any, config: Any, directory: Path) -> None:
-    """ModelError if the files hold a separate head although the configuration ties it to the embedding: transformers
-    would serve that head."""
+    """ModelError for a separate head in the files although config.json ties it: transformers would serve that head."""
     head, embedding = module.get_output_embeddings().weight, module.get_input_embeddings().weight
     if config.tie_word_embeddings and head is not embedding:
         raise ModelError(

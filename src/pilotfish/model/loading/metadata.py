@@ -1,7 +1,4 @@
-"""Model metadata that can be read without loading weights: JSON files, the tokenizer, generation_config.json.
-
-Imports no torch: the HTTP server's process has none.
-"""
+"""Model metadata that can be read without loading weights. Imports no torch: the HTTP server's process has none."""
 
 from __future__ import annotations
 
@@ -47,8 +44,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def config_digest(directory: Path) -> str:
-    """Of the model's config.json, but for what says where it is and who wrote it; "" where there is none: a server
-    whose targets are elsewhere needs none. ModelError for what is no configuration."""
+    """Of config.json, but for where it is and who wrote it; "" where there is none."""
     if not (directory / "config.json").is_file():
         return ""
     fields = read_object(directory / "config.json")
@@ -57,8 +53,7 @@ def config_digest(directory: Path) -> str:
 
 
 def load_tokenizer(directory: Path) -> Any:
-    """The model's tokenizer, without entries that its embedding lacks, as far as config.json tells; ModelError, naming
-    the file, when the directory has none that can be used."""
+    """Without entries that the embedding lacks, as far as config.json tells. ModelError, naming the file."""
     if not directory.is_dir():
         raise ModelError(f"model: {directory} is not a directory")
     found = [directory / name for name in VOCABULARIES if (directory / name).is_file()]
@@ -83,7 +78,6 @@ def load_tokenizer(directory: Path) -> Any:
 
 
 def _vocab_size(directory: Path) -> int | None:
-    """As config.json has it; None where it says nothing that can be."""
     path = directory / "config.json"
     size = read_object(path).get("vocab_size") if path.is_file() else None
     return size if isinstance(size, int) and size > 0 else None
@@ -96,9 +90,8 @@ class GenerationConfig:
 
 
 def read_generation_config(directory: Path, config_eos: Any = None, vocab_size: int | None = None) -> GenerationConfig:
-    """generation_config.json; ModelError if it cannot be read or has values that cannot be. `config_eos`, config.json's
-    end of sequence, holds if the file has none. `vocab_size` is None where it is not known. As in vLLM `do_sample` does
-    not count: a request asks for `temperature` 0."""
+    """ModelError for values that cannot be. `config_eos`, config.json's end of sequence, holds if the file has none. As
+    in vLLM `do_sample` does not count: a request asks for `temperature` 0."""
     path = directory / "generation_config.json"
     fields = read_object(path) if path.is_file() else {}
     for name, idle in _FIELDS["unsupported"].items():
@@ -116,7 +109,6 @@ def read_generation_config(directory: Path, config_eos: Any = None, vocab_size: 
 
 
 def _number(value: Any) -> Any:
-    """50.0 is 50: some files write integers with a point."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

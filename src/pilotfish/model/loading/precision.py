@@ -1,5 +1,5 @@
-"""The precision that a model runs in on the device at hand. `auto` is the one that it is quick in. Where the kernels
-decide, no torch is imported."""
+"""The precision that a model runs in. `auto` is the one that the device is quick in. Imports no torch where kernels
+decide."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Precision:
 
 
 def precision_of(asked: DType, config: Any, device: DeviceLike, *, eager: bool) -> Precision:
-    """For a model with this configuration, as `load_config` gives it. ParameterError for bfloat16 that PyTorch would
-    multiply without instructions, a hundred times slower than float32."""
+    """ParameterError for bfloat16 that PyTorch would multiply without instructions, a hundred times slower than
+    float32."""
     if asked == "float32":
         return Precision(asked, why="")
-    kernels = runs_native(config, device, eager=eager)
+    kernels = runs_native(config.head_dim, device, eager=eager)
     if asked == "auto":
         return quickest(device, kernels=kernels)
     if not (kernels or multiplies_bfloat16(device)):
@@ -55,17 +55,16 @@ def precision_of(asked: DType, config: Any, device: DeviceLike, *, eager: bool) 
 
 
 def quickest(device: DeviceLike, *, kernels: bool) -> Precision:
-    """What `auto` stands for, with the C++ kernels or without. The kernels widen bfloat16 to float32 in registers, at
-    float32's speed, where the processor has no instructions for it."""
+    """The kernels widen bfloat16 to float32 in registers, at float32's speed, where there are no instructions for
+    it."""
     if kernels:
         return Precision("bfloat16", _KERNELS)
     return Precision("bfloat16", _INSTRUCTIONS) if multiplies_bfloat16(device) else Precision("float32", _NEITHER)
 
 
 def multiplies_bfloat16(device: DeviceLike) -> bool:
-    """Whether PyTorch has instructions for products of bfloat16 there. Without them its products take a hundred times
-    as long as those of float32; our kernels, which widen to float32, do not. On a CPU oneDNN multiplies for PyTorch,
-    and leaves the instructions that its own variable forbids; $ATEN_CPU_CAPABILITY changes nothing of it."""
+    """Whether PyTorch has instructions for products of bfloat16. On a CPU oneDNN multiplies for it, and leaves out what
+    its own variable forbids."""
     import torch
 
     if device.type == "cuda":
@@ -76,8 +75,7 @@ def multiplies_bfloat16(device: DeviceLike) -> bool:
 
 
 def library_dtype(dtype: torch.dtype, device: DeviceLike) -> torch.dtype:
-    """In which PyTorch's own products are to stand in for ours of `dtype`: float32 where it has no instructions for
-    bfloat16."""
+    """In which PyTorch's own products stand in for ours of `dtype`."""
     import torch
 
     slow = dtype == torch.bfloat16 and not multiplies_bfloat16(device)

@@ -1,7 +1,5 @@
-"""Quantization by torchao: int8 for weights alone, fp8 for weights and activations.
-
-`quantize` replaces the weights of a module's linear layers by torchao's tensors, which know how to multiply; the C++
-kernels take their int8 values out of them (`PackedWeight`) and multiply by themselves.
+"""Quantization by torchao: int8 for weights alone, fp8 for weights and activations. The C++ kernels take the int8
+values out of torchao's tensors (`PackedWeight`) and multiply by themselves.
 """
 
 from __future__ import annotations
@@ -33,11 +31,9 @@ def check_quantization(quantization: Quantization, dtype: torch.dtype, device: D
 
 
 def quantize(module: torch.nn.Module, quantization: Literal["int8", "fp8"]) -> None:
-    """Replace, in place and one at a time, the weights of all linear layers. A head tied to the embedding becomes a
-    weight of its own, and the embedding stays as it is. ParameterError for stacked experts, which are no such layers.
-
-    int8: symmetric, one scale an output channel. fp8 (e4m3): one scale an output channel, and one a row of activations.
-    """
+    """Replaces the weights of all linear layers, in place and one at a time; a head tied to the embedding becomes a
+    weight of its own. One scale an output channel; fp8 (e4m3) has one a row of activations too. ParameterError for
+    experts."""
     if any(type(part).__name__.endswith("Experts") for part in module.modules()):
         raise ParameterError("quantization", quantization, "none for a mixture of experts")
     ao = load_torchao()
@@ -53,8 +49,7 @@ def quantize(module: torch.nn.Module, quantization: Literal["int8", "fp8"]) -> N
 
 
 def load_torchao() -> Any:
-    """torchao's quantization module. Lazily: the import takes seconds and about 70 MiB. It logs which of its CUDA
-    libraries do not load, and how it uses torch."""
+    """Lazily: the import takes seconds and about 70 MiB, and logs much."""
     with quiet("torchao", "torch.utils._pytree", level=logging.ERROR), warnings.catch_warnings(action="ignore"):
         import torchao.quantization
 

@@ -1,8 +1,5 @@
-"""Imports of a process that serves models and does nothing else.
-
-transformers' model classes import torch's compiler, FSDP, tensor sharding and sympy, for decorators and type names that
-only training and transformers' own server need. They take half of a worker's start and a quarter of its memory. Here
-stand-ins answer for them while transformers is imported.
+"""Imports of a process that serves models and does nothing else. transformers' model classes import torch's compiler,
+FSDP and sympy for decorators and type names: half of a worker's start. Here stand-ins answer for them.
 """
 
 from __future__ import annotations
@@ -29,9 +26,8 @@ _STAND_INS = (_COMPILER, _INDEXING, "scipy", "scipy.optimize")  # decorators; lo
 
 
 def import_for_serving() -> None:
-    """Import transformers' model classes in half of the time, before anything else does. For processes of our own: code
-    of others in the process would miss the modules that are left out. If transformers cannot be imported so, a later
-    import takes all of it."""
+    """transformers' model classes in half of the time, before anything else imports them. For processes of our own:
+    code of others would miss the modules that are left out."""
     if "transformers.modeling_utils" in sys.modules:
         return
     before = set(sys.modules)
@@ -61,8 +57,6 @@ def _stand_ins() -> Iterator[None]:
 
 
 class _StandIn(ModuleType):
-    """A package of decorators, and of one class."""
-
     __path__: list[str] = []  # noqa: RUF012  # so that it is a package
 
     def __getattr__(self, name: str) -> Any:
@@ -72,10 +66,8 @@ class _StandIn(ModuleType):
 
 
 def _unchanged(decorated: Any = None, *_: Any, **__: Any) -> Any:
-    """A decorator, with or without arguments, that changes nothing."""
     return decorated if isinstance(decorated, Callable) else _unchanged  # type: ignore[arg-type]
 
 
 def _real_indexing() -> Any:
-    """An instance of the class that `_StandIn` stands for, imported when first needed."""
     return importlib.import_module(_INDEXING).TransformGetItemToIndex()

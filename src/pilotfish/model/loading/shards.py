@@ -1,8 +1,7 @@
 """The part of a model that one of several ranks holds, and how it is read out of the weight files.
 
-Attention is divided by heads and feed-forwards by inner neurons: a rank computes its own of both, and what they return
-are partial sums (`collective.py`). Embedding and head are divided by tokens. Where there are fewer KV heads than ranks,
-some ranks hold the same ones. What is not named here, as norms and routers, is whole in every rank.
+Attention is divided by heads and feed-forwards by inner neurons (`collective.py` sums what they return), embedding and
+head by tokens. Where there are fewer KV heads than ranks, some ranks hold the same ones. The rest is whole in each.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 
 from pilotfish.errors import ModelError, ParameterError
 from pilotfish.model.loading.checkpoint import without_decompositions
-from pilotfish.model.loading.layer_features import ARCHITECTURES
+from pilotfish.model.loading.configuration import ARCHITECTURES
 from pilotfish.model.loading.metadata import quiet
 from pilotfish.model.loading.tensors import weight_files
 
@@ -38,7 +37,6 @@ class Shard:
     ranks: int = 1
 
     def of(self, total: int) -> slice:
-        """This rank's part of things that divide into equal parts."""
         return slice(total * self.rank // self.ranks, total * (self.rank + 1) // self.ranks)
 
     def kv_heads(self, total: int) -> slice:
@@ -92,18 +90,15 @@ def _equal(total: int, config: Any, shard: Shard) -> Sequence[slice]:  # noqa: A
 
 
 def _halves(total: int, config: Any, shard: Shard) -> Sequence[slice]:  # noqa: ARG001
-    """Of gates, and of as many ups."""
     return _end_to_end([shard.of(total // 2)] * 2, [total // 2] * 2)
 
 
 def _keys(total: int, config: Any, shard: Shard) -> Sequence[slice]:
-    """Keys, or values."""
     heads, size = shard.kv_heads(config.num_key_value_heads), total // config.num_key_value_heads
     return [slice(heads.start * size, heads.stop * size)]
 
 
 def _joined(total: int, config: Any, shard: Shard) -> Sequence[slice]:
-    """Queries, keys and values."""
     sizes = [heads * config.head_dim for heads in (config.num_attention_heads, *[config.num_key_value_heads] * 2)]
     assert sum(sizes) == total
     own = [*_equal(sizes[0], config, shard), *_keys(sizes[1], config, shard), *_keys(sizes[2], config, shard)]
@@ -138,8 +133,6 @@ _FIRST_RANKS = ("down_proj_bias",)
 
 @dataclass(frozen=True)
 class Cut:
-    """What a rank has of a tensor: parts of one dimension; zeros where `absent`."""
-
     dim: int = 0
     parts: Sequence[slice] = ()  # none: all of it
     absent: bool = False
@@ -175,7 +168,6 @@ class Part:
         return torch.cat([first, *others], self._cut.dim) if others else first
 
     def _read(self, part: slice) -> Tensor:
-        """With zeros for what lies beyond the tensor."""
         dim, total = self._cut.dim, self._shape[self._cut.dim]
         there = slice(min(part.start, total), min(part.stop, total))
         read: Tensor = self._source[(*[slice(None)] * dim, there)]

@@ -1,6 +1,5 @@
-"""What tensors a model's weight files hold, by their headers, and what its architecture needs, by its configuration.
-
-Imports no torch, and makes no module: what `architectures.toml` says of an architecture is enough.
+"""The tensors of a model's weight files, by their headers, and those that its architecture needs, by
+`architectures.toml`. Imports no torch, and makes no module.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from pilotfish.errors import ModelError
-from pilotfish.model.loading.layer_features import ARCHITECTURES
+from pilotfish.model.loading.configuration import ARCHITECTURES
 from pilotfish.model.loading.metadata import GENERATION_FIELDS, read_object
 
 _HEAD = "lm_head.weight"
@@ -64,8 +63,6 @@ def safetensors_headers(file: Path) -> dict[str, TensorHeader]:
 
 @dataclass(frozen=True)
 class Weight:
-    """A tensor of the files, by the name that it has there."""
-
     name: str
     shape: tuple[int, ...]
     linear: bool = False  # whether it is the weight of a linear layer; routers and experts have other modules
@@ -77,8 +74,6 @@ class Weight:
 
 @dataclass(frozen=True)
 class ExpertSizes:
-    """Of the mixture of one layer."""
-
     count: int
     inner: int  # neurons of each
 
@@ -166,8 +161,7 @@ def _norms(about: Mapping[str, Any], hidden: int) -> Iterator[Weight]:
 
 
 def is_whole(directory: Path, config: Any) -> bool:
-    """Whether the weight files hold exactly what the architecture needs. False decides nothing: transformers renames
-    and ignores more than this knows, and `check_weights` says what is wrong. ModelError as `weight_files`."""
+    """Whether the files hold exactly what the architecture needs. False decides nothing: `check_weights` knows more."""
     try:
         headers = {name: x for file in weight_files(directory) for name, x in safetensors_headers(file).items()}
         needed = {weight.name: weight.shape for weight in model_weights(config)}

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pilotfish.model.heads.spec import BlockHead
+from pilotfish.model.heads.families.block import BlockHead
 from pilotfish.train.heads.layers import Layer, Norm, scores_of
 from pilotfish.train.heads.trainee import Chains, Lesson, Shared, Trainee
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pilotfish.model.heads.spec import ParallelHead
+from pilotfish.model.heads.families.medusa import MedusaHead
 from pilotfish.train.heads.trainee import Chains, Lesson, Shared, Trainee
 
 
 class DepthHead(nn.Module):
     """Its output matrix starts as the target's own."""
 
-    def __init__(self, head: ParallelHead, output: Tensor) -> None:
+    def __init__(self, head: MedusaHead, output: Tensor) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Linear(head.hidden, head.hidden, bias=head.bias) for _ in range(head.blocks))
         self.lm_head = nn.Linear(head.hidden, len(output), bias=False)
@@ -27,7 +27,7 @@ class DepthHead(nn.Module):
 class ParallelTrainee(Trainee):
     """Places of a lesson are 1, 2, …: what is guessed below a token comes of the feature before it."""
 
-    def __init__(self, head: ParallelHead, shared: Shared) -> None:
+    def __init__(self, head: MedusaHead, shared: Shared) -> None:
         super().__init__(head.projection, shared)
         self.heads = nn.ModuleList(DepthHead(head, shared.output) for _ in range(head.heads))
 

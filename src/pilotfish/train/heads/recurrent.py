@@ -16,7 +16,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from pilotfish.model.heads.spec import RecurrentHead
+from pilotfish.model.heads.families.recurrent import RecurrentHead
 from pilotfish.train.heads.layers import Keys, Layer, Norm, scores_of
 from pilotfish.train.heads.trainee import Chains, Lesson, Shared, Trainee
 

@@ -1,5 +1,5 @@
-"""EAGLE-3 in the layouts of SafeAILab and SpecForge (`midlayer.`), speculators, NVIDIA's Model-Optimizer and DeepSpec
-(`layers.0.`).
+"""EAGLE-1 and EAGLE-2, whose weights are of one kind, in SafeAILab's layout; EAGLE-3 in the layouts of SafeAILab and
+SpecForge (`midlayer.`), speculators, NVIDIA's Model-Optimizer and DeepSpec (`layers.0.`).
 
 Layer ids are published in two conventions: speculators, and vLLM beside it, count what a layer gets, as we do;
 Model-Optimizer, TensorRT-LLM, SGLang and DeepSpec count what a layer puts out. Files of both are found under the names
@@ -11,29 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from pilotfish.model.heads.dialects.layout import (
-    HeadLayout,
-    HeadSource,
-    Renaming,
-    check_target,
-    default_ids,
-    hidden_ids,
-    open_wrapper,
-    read_decoder,
-    read_vocabulary,
-)
+from pilotfish.model.heads.families.layout import HeadLayout, HeadSource, Renaming, read_decoder
+from pilotfish.model.heads.families.recurrent import RecurrentHead
 from pilotfish.model.heads.fields import HeadFields
-from pilotfish.model.heads.spec import FINAL, Decoder, HeadSpec, Projection, RecurrentHead
+from pilotfish.model.heads.spec import FINAL, Decoder, Projection
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
-_LAYERS = Renaming({"layers.0.hidden_norm.": "hidden_norm."})
+LAYERS = {"layers.0.hidden_norm.": "hidden_norm."}
+_LAYERS = Renaming(LAYERS)
 _MIDLAYER = Renaming({"midlayer.hidden_norm.": "hidden_norm.", "midlayer.": "layers.0."})
 #: Makes the record of a head whose projection and layers are read.
 MakeHead = Callable[[Projection, Decoder], RecurrentHead]
 
 
 def speculators(source: HeadSource) -> HeadLayout:
-    fields, inner = source.fields, open_wrapper(source, "eagle3")
+    fields, inner = source.fields, source.open_wrapper("eagle3")
     head = _recurrent(
         residual_normed=fields.flag("norm_before_residual", True),  # as vLLM takes it; the trainer writes it
         recycles_normed=fields.flag("norm_output", False),
@@ -52,8 +44,8 @@ def safeailab(source: HeadSource) -> HeadLayout:
 
 
 def deepspec(source: HeadSource) -> HeadLayout:
-    layers = hidden_ids(source.fields, "target_layer_ids", source.target, outputs=True, normed=True)
-    check_target(source, source.target.hidden, source.fields)
+    layers = source.hidden_ids(source.fields, "target_layer_ids", outputs=True, normed=True)
+    source.check_target(source.target.hidden, source.fields)
     return wide_layout(source, source.fields, _LAYERS.of(source), "deepspec", layers, _recurrent())
 
 
@@ -76,7 +68,7 @@ def modelopt(source: HeadSource) -> HeadLayout:
 def input_ids(source: HeadSource) -> tuple[int, ...]:
     """Of layouts that count what a layer gets."""
     fields = source.fields
-    return hidden_ids(fields, _IDS, source.target, outputs=False) if fields.has(_IDS) else default_ids(source)
+    return source.hidden_ids(fields, _IDS, outputs=False) if fields.has(_IDS) else source.default_ids()
 
 
 def _ids_by_guess(source: HeadSource, inner: HeadFields) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -86,13 +78,13 @@ def _ids_by_guess(source: HeadSource, inner: HeadFields) -> tuple[tuple[int, ...
     if inner.has(_IDS) and fields.has(_IDS):
         raise inner.refused(_IDS, f"only one of this and {_IDS} outside of it")
     if not (inner.has(_IDS) or fields.has(_IDS)):
-        return default_ids(source), ()
+        return source.default_ids(), ()
     holder = inner if inner.has(_IDS) else fields
     ids = holder.ids(_IDS) or ()
-    inputs = hidden_ids(holder, _IDS, target, outputs=False)
+    inputs = source.hidden_ids(holder, _IDS, outputs=False)
     if max(ids) == count or min(ids) == 0:  # no layer puts out what is after the last; nobody takes the first's output
         return inputs, ()
-    outputs = hidden_ids(holder, _IDS, target, outputs=True)
+    outputs = source.hidden_ids(holder, _IDS, outputs=True)
     if ids == (1, count // 2 - 1, count - 4):  # the default of those who count outputs
         return outputs, ()
     return (outputs, inputs) if holder is inner else (inputs, outputs)
@@ -113,12 +105,10 @@ def wide_layout(
     kind: str = "eagle3",
 ) -> HeadLayout:
     """Of a head whose first layer's attention sees embedding and state side by side."""
-    decoder, target = read_decoder(decoder_fields, names), source.target
-    check_target(source, source.fields.count("target_hidden_size", decoder.hidden))
+    decoder = read_decoder(decoder_fields, names)
+    source.check_target(source.fields.count("target_hidden_size", decoder.hidden))
     head = make_head(_projection(source, layers, decoder.hidden, decoder.eps), decoder)
-    draft_vocab = read_vocabulary(source, decoder_fields)
-    spec = HeadSpec(head, kind, dialect, target.hidden, target.layers, draft_vocab, other_layers)
-    return HeadLayout(spec, names)
+    return source.laid_out(head, kind, dialect, names, source.vocabulary(decoder_fields), other_layers)
 
 
 def _projection(source: HeadSource, layers: tuple[int, ...], width: int, eps: float) -> Projection:
@@ -129,3 +119,26 @@ def _projection(source: HeadSource, layers: tuple[int, ...], width: int, eps: fl
     if joined and parts:
         raise fields.refused("fc_norm", "false beside norm_before_fc, which norms the same states another way")
     return Projection(layers, width, joined_norm=joined, part_norms=parts, fc=layers != (FINAL,), eps=eps)
+
+
+# -- EAGLE-1; HASS adds norms before the product
+
+_JOINED = Renaming(
+    {"fc.": "input_proj.", "embedding_layernorm.": "embed_norm.", "hidden_states_layernorm.": "hidden_norm."}
+)
+#: Most have none of these.
+_NORMS = ("layers.0.input_layernorm.weight", "norm.weight", "embed_norm.weight", "hidden_norm.weight")
+
+
+def eagle1(source: HeadSource) -> HeadLayout:
+    fields, names = source.fields, _JOINED.of(source)
+    biased = "input_proj.bias" in names
+    if fields.flag("bias", biased) != biased:
+        raise fields.refused("bias", f"{biased}, as there {'is' if biased else 'is no'} tensor fc.bias")
+    decoder = read_decoder(fields, names)
+    source.check_target(decoder.hidden)
+    if ("embed_norm.weight" in names) != ("hidden_norm.weight" in names):
+        raise source.refused("has one of the tensors embedding_layernorm and hidden_states_layernorm; both are needed")
+    projection = Projection((FINAL,), decoder.hidden, fc=False, eps=decoder.eps)
+    head, absent = RecurrentHead(projection, decoder, "joined"), frozenset(name for name in _NORMS if name not in names)
+    return source.laid_out(head, "eagle1", "safeailab", names, source.vocabulary(fields), absent=absent)

@@ -1,5 +1,4 @@
-"""What executors of heads of every family share: whose rows they run, how unknown features are filled in, and how
-logits over a reduced vocabulary become the target's tokens."""
+"""What executors of heads of every family share: their rows, unknown features, and logits over a reduced vocabulary."""
 
 from __future__ import annotations
 
@@ -16,61 +15,56 @@ from torch import Tensor
 from pilotfish.core.features.features import Features
 from pilotfish.core.scheduling.executor import ANY_DEPTH, ForwardSeconds, Outcome, Sampling, SequenceRows
 from pilotfish.model.batch import Buckets
-from pilotfish.model.heads.spec import HeadFiles
+from pilotfish.model.devices import kernels_of
+from pilotfish.model.kernels import Kernels
 from pilotfish.model.sampling import draw, non_finite_rows
 
 
 @dataclass(frozen=True)
 class HeadSetup:
-    """Where and how a head runs."""
-
     device: torch.device
     dtype: torch.dtype  # of weights, states and KV
     num_slots: int
     eager: bool  # in plain torch
     vocab_size: int | None = None  # tokens from there on are never given
 
+    def kernels(self, head_dim: int = 0) -> Kernels:
+        return kernels_of(self.device, head_dim, eager=self.eager)
+
 
 @dataclass(frozen=True)
 class DraftVocab:
-    """Which tokens a head can give."""
-
     target_size: int  # tokens that it reads
     size: int
     words: Tensor | slice  # `size` rows of its `lm_head`, so that the target's ids ascend
     ids: Tensor | None  # int64 [size], the target's ids of them; None: the first ones
 
     @classmethod
-    def of(cls, files: HeadFiles, target_size: int, setup: HeadSetup) -> DraftVocab:
-        """`target_size`: tokens that it reads."""
+    def of(cls, draft_size: int, d2t: Tensor | None, target_size: int, setup: HeadSetup) -> DraftVocab:
+        """`d2t` as `HeadFiles` has it, `target_size`: tokens that it reads."""
         most = target_size if setup.vocab_size is None else min(target_size, setup.vocab_size)
-        if files.d2t is None:
-            size = min(files.spec.draft_vocab, most)
+        if d2t is None:
+            size = min(draft_size, most)
             return cls(target_size, size, slice(0, size), None)
-        words = files.d2t.argsort()
-        words = words[files.d2t[words] < most]
-        return cls(target_size, len(words), words, files.d2t[words].to(setup.device))
+        words = d2t.argsort()
+        words = words[d2t[words] < most]
+        return cls(target_size, len(words), words, d2t[words].to(setup.device))
 
 
 @dataclass(frozen=True)
 class HeadLogits:
-    """Of kept rows."""
-
     values: Tensor  # float32 [kept rows, draft vocab], raw
     confidences: Tensor | None = None  # float64 [kept rows], log-chance that any child of a row is accepted; None: 0
 
 
 class HeadExecutor(ABC):
-    """Implements `core.executor.Executor`.
-
-    A head's row of token i takes the feature of token i - 1 and stands at its position. So there is no row of a first
-    token, which is never kept either. Whoever paces a head does it around `execute`.
-    """
+    """Implements `core.executor.Executor`. A head's row of token i takes the feature of token i - 1 and stands at its
+    position: there is no row of a first token, which is never kept either. Pacing is done around `execute`."""
 
     deepest = ANY_DEPTH
 
-    def __init__(self, files: HeadFiles, setup: HeadSetup, context: int, vocab: DraftVocab, buckets: Buckets) -> None:
-        self.feature_width = files.spec.projection.width
+    def __init__(self, feature_width: int, setup: HeadSetup, context: int, vocab: DraftVocab, buckets: Buckets) -> None:
+        self.feature_width = feature_width
         self.num_slots, self.context = setup.num_slots, context
         self.vocab, self.buckets = vocab, buckets
         self._device = setup.device
@@ -118,8 +112,8 @@ def without_first(rows: SequenceRows) -> SequenceRows:
 
 
 def filled(features: Features) -> tuple[Features, int]:
-    """Where a feature is not known (not finite), the last one known before it, and zeros where there is none: of how
-    many rows."""
+    """Where a feature is unknown (not finite), the last one known before it, and zeros where there is none: in how many
+    rows."""
     known = np.isfinite(features).all(axis=1)
     if known.all():
         return features, 0

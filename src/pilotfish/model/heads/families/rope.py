@@ -23,8 +23,7 @@ _ORDERED = {"llama3": ("high_freq_factor", "low_freq_factor", 0.0, 0.0), "yarn":
 
 
 def read_rope(fields: HeadFields, window: int, head_dim: int) -> dict[str, Any]:
-    """From its newer place, else from the older fields; a base of 10000 unless the head says another: never the
-    target's."""
+    """From its newer place, else from the older fields; never the target's."""
     scaling = _place(fields, window)
     rope = {name: value for name, value in scaling.values().items() if not isinstance(value, dict | list)}
     rope.pop("type", None)
@@ -69,7 +68,6 @@ def _check_numbers(scaling: HeadFields, kind: str) -> None:
 
 
 def _rotated(fields: HeadFields, scaling: HeadFields, head_dim: int) -> float:
-    """The part of a head that is rotated."""
     partial = fields.number("partial_rotary_factor", scaling.number("partial_rotary_factor", 1.0))
     if partial > 1 or int(head_dim * partial) < 2:
         holder = fields if fields.has("partial_rotary_factor") else scaling

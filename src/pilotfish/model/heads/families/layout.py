@@ -1,17 +1,17 @@
-"""What all dialects share: what they are given, what they give back, and fields that mean the same everywhere."""
+"""What all layouts share: what they are given, what they give back, and fields that mean the same everywhere."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from pilotfish.errors import ModelError
-from pilotfish.model.heads.dialects.rope import read_rope
+from pilotfish.model.heads.families.rope import read_rope
 from pilotfish.model.heads.fields import HeadFields
-from pilotfish.model.heads.spec import FINAL, POSITIONS, Decoder, HeadSpec
-from pilotfish.model.heads.target_facts import TargetFacts
-from pilotfish.model.loading.layer_features import ACTIVATIONS
+from pilotfish.model.heads.spec import FINAL, POSITIONS, Decoder, Head, HeadSpec
+from pilotfish.model.heads.target import TargetFacts
+from pilotfish.model.loading.configuration import ACTIVATIONS
 from pilotfish.model.loading.tensors import TensorHeader
 
 _ATTENTIONS = ("full_attention", "sliding_attention")
@@ -23,8 +23,6 @@ _BUFFERS = ("rotary_emb.inv_freq", "verifier_lm_head.weight", "verifier_norm.wei
 
 @dataclass(frozen=True)
 class HeadSource:
-    """A head's directory, before its layout is known."""
-
     fields: HeadFields
     headers: Mapping[str, TensorHeader]
     target: TargetFacts
@@ -37,6 +35,71 @@ class HeadSource:
         """() where there is no such tensor."""
         return self.headers[name].shape if name in self.headers else ()
 
+    def open_wrapper(self, kind: str) -> HeadFields:
+        """Of speculators' configuration: the fields of the decoder in it."""
+        fields = self.fields
+        fields.choice("speculators_model_type", (kind,), kind)
+        fields.within("speculators_config").values()
+        return fields.within("transformer_layer_config")
+
+    def vocabulary(self, fields: HeadFields) -> int:
+        """Rows of the head's lm_head. ModelError for another target's vocabulary."""
+        vocab = self.target.vocab
+        if (own := fields.count("vocab_size", vocab)) != vocab:
+            raise self.refused(f"is of a vocabulary of {own}; its target {self.target.directory} has {vocab}")
+        listed = self.shape("d2t")
+        outer = self.fields.take("draft_vocab_size")
+        if outer is None:
+            return listed[0] if listed else vocab
+        count = self.fields.count("draft_vocab_size")
+        if count > vocab:
+            raise self.fields.refused("draft_vocab_size", f"at most {vocab}, the target's vocabulary")
+        return count
+
+    def check_target(self, hidden: int, layers: HeadFields | None = None) -> None:
+        """ModelError for a target of another width, or of another number of layers where that is said."""
+        target = self.target
+        if hidden != target.hidden:
+            raise self.refused(f"is of a target of hidden size {hidden}; {target.directory} has {target.hidden}")
+        if layers is not None and layers.count("num_target_layers", target.layers) != target.layers:
+            raise layers.refused("num_target_layers", f"{target.layers}, the layers of {target.directory}")
+
+    def hidden_ids(self, fields: HeadFields, name: str, *, outputs: bool, normed: bool = False) -> tuple[int, ...]:
+        """Ids of layers as numbers of hidden states: an output of layer i is what layer i + 1 gets. With `normed` the
+        last output is the one after the final norm."""
+        ids, target = fields.ids(name), self.target
+        assert ids is not None
+        shifted = tuple(i + outputs for i in ids)
+        if not all(0 <= i <= target.layers for i in shifted):
+            raise fields.refused(
+                name, f"layers {-outputs} to {target.layers - outputs} of a target with {target.layers}"
+            )
+        return tuple(FINAL if normed and i == target.layers else i for i in shifted)
+
+    def default_ids(self) -> tuple[int, ...]:
+        """EAGLE-3's of old: what layers 2, n // 2 and n - 3 get."""
+        count = self.target.layers
+        if self.layers is not None:
+            return self.layers
+        if count < 6:
+            raise self.refused(
+                f"names no layers, and its target has {count}: too few for the default of 2, n // 2, n - 3"
+            )
+        return (2, count // 2, count - 3)
+
+    def laid_out(
+        self,
+        head: Head,
+        kind: str,
+        dialect: str,
+        names: Mapping[str, str],
+        draft_vocab: int,
+        other_layers: tuple[int, ...] = (),
+        **about: Any,
+    ) -> HeadLayout:
+        spec = HeadSpec(head, kind, dialect, self.target.hidden, self.target.layers, draft_vocab, other_layers)
+        return HeadLayout(spec, names, **about)
+
 
 @dataclass(frozen=True)
 class HeadLayout:
@@ -46,7 +109,7 @@ class HeadLayout:
     of_target: bool = False  # whether the configuration is a whole model's, much of which is not about the head
 
 
-Dialect: TypeAlias = Callable[[HeadSource], HeadLayout]
+ReadLayout: TypeAlias = Callable[[HeadSource], HeadLayout]
 
 
 @dataclass(frozen=True)
@@ -72,15 +135,6 @@ class Renaming:
         return names
 
 
-def open_wrapper(source: HeadSource, kind: str) -> HeadFields:
-    """Of speculators' configuration: the fields of the decoder in it. How many tokens to guess, and for which target,
-    is said around it."""
-    fields = source.fields
-    fields.choice("speculators_model_type", (kind,), kind)
-    fields.within("speculators_config").values()
-    return fields.within("transformer_layer_config")
-
-
 def read_decoder(
     fields: HeadFields,
     names: Mapping[str, str],
@@ -89,8 +143,8 @@ def read_decoder(
     window: int | None = None,
     norm_offset: float = 0.0,
 ) -> Decoder:
-    """`names` by canonical name: they tell what configurations do not. The other arguments are for layouts that say
-    them elsewhere."""
+    """`names` by canonical name tell what configurations do not; the other arguments are said elsewhere in some
+    layouts."""
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     layers = layers or read_depth(fields)
     fields.only("mlp_bias", False, "linear layers without a bias")
@@ -136,55 +190,6 @@ def read_window(fields: HeadFields, layers: int) -> int:
     if kinds[0] == "full_attention":
         return 0
     return fields.count("sliding_window", window)
-
-
-def read_vocabulary(source: HeadSource, fields: HeadFields) -> int:
-    """Rows of the head's lm_head. ModelError for another target's vocabulary."""
-    vocab = source.target.vocab
-    if (own := fields.count("vocab_size", vocab)) != vocab:
-        raise source.refused(f"is of a vocabulary of {own}; its target {source.target.directory} has {vocab}")
-    listed = source.shape("d2t")
-    outer = source.fields.take("draft_vocab_size")
-    if outer is None:
-        return listed[0] if listed else vocab
-    count = source.fields.count("draft_vocab_size")
-    if count > vocab:
-        raise source.fields.refused("draft_vocab_size", f"at most {vocab}, the target's vocabulary")
-    return count
-
-
-def check_target(source: HeadSource, hidden: int, layers: HeadFields | None = None) -> None:
-    """ModelError for a target of another width, or of another number of layers where that is said."""
-    target = source.target
-    if hidden != target.hidden:
-        raise source.refused(f"is of a target of hidden size {hidden}; {target.directory} has {target.hidden}")
-    if layers is not None and layers.count("num_target_layers", target.layers) != target.layers:
-        raise layers.refused("num_target_layers", f"{target.layers}, the layers of {target.directory}")
-
-
-def hidden_ids(
-    fields: HeadFields, name: str, target: TargetFacts, *, outputs: bool, normed: bool = False
-) -> tuple[int, ...]:
-    """Layer ids of a field as numbers of hidden states: an output of layer i is what layer i + 1 gets. With `normed`
-    the last output is the one after the final norm, as transformers gives it."""
-    ids = fields.ids(name)
-    assert ids is not None
-    shifted = tuple(i + outputs for i in ids)
-    if not all(0 <= i <= target.layers for i in shifted):
-        raise fields.refused(name, f"layers {-outputs} to {target.layers - outputs} of a target with {target.layers}")
-    return tuple(FINAL if normed and i == target.layers else i for i in shifted)
-
-
-def default_ids(source: HeadSource) -> tuple[int, ...]:
-    """EAGLE-3's of old: what layers 2, n // 2 and n - 3 get."""
-    count = source.target.layers
-    if source.layers is not None:
-        return source.layers
-    if count < 6:
-        raise source.refused(
-            f"names no layers, and its target has {count}: too few for the default of 2, n // 2, n - 3"
-        )
-    return (2, count // 2, count - 3)
 
 
 def with_layers(spec: HeadSpec, layers: tuple[int, ...]) -> HeadSpec:

@@ -1,29 +1,25 @@
-"""DFlash and DSpark in the layouts of z-lab (SpecForge's and Model-Optimizer's too), speculators and DeepSpec.
-
-What decides most is silent: whether a block's first slot, the anchor's, already gives a token. DSpark's does, DFlash's
-does not, unless a field says otherwise.
+"""DFlash and DSpark in the layouts of z-lab (SpecForge's and Model-Optimizer's too), speculators and DeepSpec. Whether
+a block's first slot, the anchor's, gives a token is mostly silent: DSpark's does, DFlash's does not.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pilotfish.model.heads.dialects.layout import (
+from pilotfish.model.heads.families.block import BlockHead
+from pilotfish.model.heads.families.layout import (
     HeadLayout,
     HeadSource,
     Renaming,
-    check_target,
-    hidden_ids,
-    open_wrapper,
     read_decoder,
     read_depth,
-    read_vocabulary,
     read_window,
 )
 from pilotfish.model.heads.fields import HeadFields
-from pilotfish.model.heads.spec import BlockHead, Decoder, HeadSpec, Projection
+from pilotfish.model.heads.spec import Decoder, Projection
 
-_NAMES = {
+#: speculators' names.
+NAMES = {
     "hidden_norm.": "feature_norm.",
     "markov_head.markov_w1.": "markov.w1.",
     "markov_head.markov_w2.": "markov.w2.",
@@ -36,22 +32,22 @@ _OTHERS = {
     "markov_w2.": "markov.w2.",
     "gate_proj.": "markov.gate.",
     "confidence_proj.": "confidence.",
-    **{f"logit_head.{name}": ours for name, ours in _NAMES.items()},
+    **{f"logit_head.{name}": ours for name, ours in NAMES.items()},
 }
-_RENAMING = Renaming(_NAMES | _OTHERS)
+_RENAMING = Renaming(NAMES | _OTHERS)
 
 
 def speculators(source: HeadSource) -> HeadLayout:
     fields = source.fields
     kind = fields.choice("speculators_model_type", ("dflash", "dspark"), "dflash")
-    inner = open_wrapper(source, kind)
+    inner = source.open_wrapper(kind)
     names = _RENAMING.of(source)
     decoder = read_decoder(inner, names)
     layers = _told_or(source, fields, "aux_hidden_state_layer_ids", outputs=False)
     causal = decoder.window > 0 and not fields.flag("sliding_window_non_causal", False)
     anchored = fields.flag("sample_from_anchor", kind == "dspark")
     head = _Parts(source, [fields], names, inner).head(decoder, layers, anchored=anchored, causal=causal)
-    return _layout(source, inner, head, kind, "speculators", names)
+    return source.laid_out(head, kind, "speculators", names, source.vocabulary(inner))
 
 
 def deepspec(source: HeadSource) -> HeadLayout:
@@ -60,7 +56,7 @@ def deepspec(source: HeadSource) -> HeadLayout:
     layers = _told_or(source, fields, "target_layer_ids", outputs=True)
     decoder = read_decoder(fields, names)
     head = _Parts(source, [fields], names, fields).head(decoder, layers, anchored=True, causal=False)
-    return _layout(source, fields, head, "dspark", "deepspec", names)
+    return source.laid_out(head, "dspark", "deepspec", names, source.vocabulary(fields))
 
 
 def zlab(source: HeadSource) -> HeadLayout:
@@ -81,7 +77,7 @@ def zlab(source: HeadSource) -> HeadLayout:
     causal = fields.flag("is_causal", inner.flag("causal", decoder.window > 0))  # vLLM's rule
     anchored = inner.flag("shift_label", kind == "dspark")
     head = parts.head(decoder, layers, anchored=anchored, causal=causal)
-    return _layout(source, fields, head, kind, "z-lab", names)
+    return source.laid_out(head, kind, "z-lab", names, source.vocabulary(fields))
 
 
 def _told_window(inner: HeadFields) -> int:
@@ -91,10 +87,10 @@ def _told_window(inner: HeadFields) -> int:
 
 
 def _told_or(source: HeadSource, fields: HeadFields, name: str, *, outputs: bool) -> tuple[int, ...]:
-    """Layers from a field, or from outside; () for neither. What counts outputs was trained with transformers, whose
-    last output is normed."""
+    """From a field, or from outside; () for neither. Who counts outputs used transformers, whose last output is
+    normed."""
     if fields.has(name):
-        return hidden_ids(fields, name, source.target, outputs=outputs, normed=outputs)
+        return source.hidden_ids(fields, name, outputs=outputs, normed=outputs)
     return source.layers or ()
 
 
@@ -119,7 +115,6 @@ class _Parts:
         self._hidden = decoder_fields.count("hidden_size")
 
     def said(self, name: str, default: object) -> object:
-        """The field's one value, wherever it is."""
         found = [holder for holder in self._holders if holder.has(name)]
         values = [holder.take(name) for holder in found]
         if any(value != values[0] for value in values[1:]):
@@ -132,7 +127,7 @@ class _Parts:
 
     def head(self, decoder: Decoder, layers: tuple[int, ...], *, anchored: bool, causal: bool) -> BlockHead:
         source = self._source
-        check_target(source, source.fields.count("target_hidden_size", source.target.hidden), source.fields)
+        source.check_target(source.fields.count("target_hidden_size", source.target.hidden), source.fields)
         if not layers:
             raise source.refused("names no layers of its target")
         rank = self.count("markov_rank", 0, self._shape("markov.w1.weight")[-1])
@@ -174,11 +169,3 @@ class _Parts:
             return ""
         wide = self.said("confidence_head_with_markov", seen != self._hidden and rank > 0)
         return "markov" if wide else "hidden"
-
-
-def _layout(
-    source: HeadSource, decoder_fields: HeadFields, head: BlockHead, kind: str, dialect: str, names: dict[str, str]
-) -> HeadLayout:
-    target = source.target
-    draft_vocab = read_vocabulary(source, decoder_fields)
-    return HeadLayout(HeadSpec(head, kind, dialect, target.hidden, target.layers, draft_vocab), names)

@@ -1,4 +1,5 @@
-"""The modules of block drafters (DFlash, DSpark).
+"""DFlash and DSpark: features are context; one forward over [anchor, mask, …] gives every slot of a block, and nodes
+below the root are products with the output layer alone.
 
     position   0 ......... p - 1    p        p + 1 ... p + block - 1
     embedding                       anchor   mask ....
@@ -11,8 +12,8 @@ other, whatever comes first, unless the head is causal.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -21,10 +22,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pilotfish.core.cache.slots import Slots
+from pilotfish.core.features.features import Features
+from pilotfish.core.scheduling.executor import SequenceRows
 from pilotfish.model.attention import AttentionMetadata
-from pilotfish.model.heads.executors.head_executor import HeadLogits
-from pilotfish.model.heads.modules.parts import Angles, HeadLayer, Parts, RotatedRows, kv_shape, normed, rotated
-from pilotfish.model.heads.spec import BlockHead
+from pilotfish.model.batch import EXACT
+from pilotfish.model.heads.executor import DraftVocab, HeadExecutor, HeadLogits, HeadSetup, filled
+from pilotfish.model.heads.parts import Angles, HeadLayer, Parts, RotatedRows, kv_shape, normed
+from pilotfish.model.heads.roots import ROOTS, KeptRow, RootSlots, kept_rows
+from pilotfish.model.heads.spec import DecoderHead, HeadFiles, HeadMemory, HeadSpec, Shapes
 from pilotfish.model.kv_planes import empty_kv
 
 #: Blocks that one forward takes.
@@ -33,18 +38,62 @@ BLOCKS = 32
 SHARED = 64
 
 
+@dataclass(frozen=True)
+class BlockHead(DecoderHead):
+    """Markov: logits of slot k += W2 W1[token of slot k - 1], W1 and W2 [vocab, rank], maybe gated by the slot's state.
+    Confidence: the log-chance that a guess is accepted, from the slot's state, or that and W1[token]."""
+
+    block: int  # rows of its forward, the anchor included
+    mask_token: int
+    anchored: bool  # slot k gives the token after position k (DSpark), not the token at it, slot 0 none (DFlash)
+    causal: bool = False
+    markov_rank: int = 0  # 0: none
+    markov: Literal["plain", "gated"] = "plain"
+    confidence: Literal["", "hidden", "markov"] = ""  # what it looks at; "": there is none
+
+    @property
+    def first(self) -> int:
+        return 0 if self.anchored else 1
+
+    def shapes(self, spec: HeadSpec, vocab: int) -> Shapes:
+        hidden, rank = self.decoder.hidden, self.markov_rank
+        shapes = super().shapes(spec, vocab) | self.decoder.shapes()
+        if rank:
+            shapes |= {"markov.w1.weight": (vocab, rank), "markov.w2.weight": (spec.draft_vocab, rank)}
+        if rank and self.markov == "gated":
+            shapes |= {"markov.gate.weight": (rank, hidden + rank), "markov.gate.bias": (rank,)}
+        if self.confidence:
+            seen = hidden + (rank if self.confidence == "markov" else 0)
+            shapes |= {"confidence.weight": (1, seen), "confidence.bias": (1,)}
+        return shapes
+
+    @property
+    def guesses(self) -> str:
+        markov = ", each after the one before" if self.markov_rank else ""
+        return f"{self.block - self.first} tokens at once{markov}, by {self.decoder.layers} layers"
+
+    def memory(self) -> HeadMemory:
+        decoder = self.decoder
+        product = decoder.kv_size * decoder.hidden  # one for keys and values of all layers
+        roots = self.block * (BLOCKS * decoder.kv_size + ROOTS * decoder.hidden)
+        return super().memory()._replace(roots=product + roots)
+
+    def executor(self, files: HeadFiles, setup: HeadSetup) -> HeadExecutor:
+        return BlockExecutor(files, setup)
+
+
 class BlockDecoder(torch.nn.Module):
     """The backbone. `kv` has slots of tokens, then those of the blocks of a forward."""
 
-    def __init__(self, head: BlockHead, parts: Parts, num_slots: int, *, eager: bool) -> None:
+    def __init__(self, head: BlockHead, parts: Parts, num_slots: int) -> None:
         super().__init__()
-        self.head, self.device = head, parts.device
+        self.head, self.kernels, self.device = head, parts.kernels, parts.device
         decoder, bare = head.decoder, replace(head.decoder, window=head.decoder.window if head.causal else 0)
         self.kv = empty_kv(kv_shape(decoder), parts.dtype, num_slots + BLOCKS * head.block, parts.device)
         self.first_own = num_slots
         self.embedding = parts.tensor("embed_tokens.weight")
         self.angles = Angles(decoder, parts.dtype, parts.device)
-        self.layers = [HeadLayer(parts, bare, i, eager=eager) for i in range(decoder.layers)]
+        self.layers = [HeadLayer(parts, bare, i) for i in range(decoder.layers)]
         products = [f"layers.{i}.self_attn.{name}_proj" for i in range(decoder.layers) for name in "kv"]
         self.context = parts.product(*map(parts.affine, products))
         self.norm = parts.norm("norm", decoder)
@@ -59,11 +108,11 @@ class BlockDecoder(torch.nn.Module):
         cos, sin = self.angles(positions)
         for i, (layer, kv) in enumerate(zip(self.layers, self.kv, strict=True)):
             keys = normed(layer.attention.k_norm, rows[:, i, 0])
-            kv.write(slots, rotated(keys, cos, sin), rows[:, i, 1])
+            kv.write(slots, self.kernels.rotate(keys, cos, sin), rows[:, i, 1])
 
     def forward(self, anchors: Sequence[int], contexts: Sequence[Slots]) -> Tensor:
-        """States of the slots of blocks, after the last norm: a block begins with its anchor, behind the positions
-        whose K and V lie in its context. [blocks, block, hidden]"""
+        """States of the slots of blocks, after the last norm: each begins with its anchor, behind its context.
+        [blocks, block, hidden]"""
         parts = [slice(first, first + BLOCKS) for first in range(0, len(anchors), BLOCKS)]
         return torch.cat([self._forward(anchors[part], contexts[part]) for part in parts])
 
@@ -103,8 +152,8 @@ class BlockDecoder(torch.nn.Module):
         return AttentionMetadata(*(self._on_device(x) for x in rows))
 
     def _near(self, contexts: Sequence[Slots], own: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Of rows that see no further than a window in either direction, the last position and the path: what they see,
-        in order, behind no prefix. own [blocks, block] -> [rows], [rows, longest]"""
+        """Of rows with a window to both sides, the last position and the path: what they see, in order, behind no
+        prefix. own [blocks, block] -> [rows], [rows, longest]"""
         window, block = self.head.decoder.window, self.head.block
         positions, paths = np.zeros(own.size, np.int32), np.zeros((own.size, window + block), np.int32)
         for row in range(own.size):
@@ -119,7 +168,6 @@ class SlotHead(torch.nn.Module):
     """What comes after a node: from the state of its slot, and from its own token."""
 
     def __init__(self, head: BlockHead, parts: Parts, words: Tensor | slice) -> None:
-        """`words`: rows of `lm_head` that are used."""
         super().__init__()
         self.lm_head = parts.product(parts.affine("lm_head", words))
         self.markov = MarkovCorrection(head, parts, words) if head.markov_rank else None
@@ -139,8 +187,6 @@ class SlotHead(torch.nn.Module):
 
 
 class MarkovCorrection(torch.nn.Module):
-    """Corrects logits by the token before: W2 W1[token], its latent state gated by the slot's state or not."""
-
     def __init__(self, head: BlockHead, parts: Parts, words: Tensor | slice) -> None:
         super().__init__()
         self.before = parts.tensor("markov.w1.weight")  # [vocab, rank]
@@ -148,8 +194,45 @@ class MarkovCorrection(torch.nn.Module):
         self.gate = parts.product(parts.affine("markov.gate")) if head.markov == "gated" else None
 
     def forward(self, states: Tensor, before: Tensor) -> Tensor:
-        """states [nodes, hidden], before [nodes, rank] -> [nodes, draft vocab]"""
         if self.gate is not None:
             gates = self.gate(torch.cat((states, before), dim=-1))
             before = before * gates.double().sigmoid().to(before.dtype)  # as in `HeadAttention`
         return cast(Tensor, self.correction(before))
+
+
+class BlockExecutor(HeadExecutor):
+    """A committed token's row writes K and V of the position before it. A root's block is computed when first
+    wanted."""
+
+    def __init__(self, files: HeadFiles, setup: HeadSetup) -> None:
+        head = cast(BlockHead, files.spec.head)
+        parts = Parts(files.tensors, setup.kernels(head.decoder.head_dim), setup.dtype)
+        vocab = DraftVocab.of(files.spec.draft_vocab, files.d2t, len(parts.tensors["embed_tokens.weight"]), setup)
+        super().__init__(head.projection.width, setup, head.context, vocab, EXACT)
+        self.decoder = BlockDecoder(head, parts, setup.num_slots)
+        self.deepest = head.block - head.first
+        self._slots = RootSlots(self._compute, SlotHead(head, parts, vocab.words), head.block, head.first)
+        self._tokens = np.zeros(setup.num_slots, np.int64)  # by slot, the committed one there
+
+    def run(self, rows: Sequence[SequenceRows]) -> HeadLogits:
+        committed = [s for s in rows if len(s.tokens)]
+        if committed:
+            self._add_context(committed)
+        kept = [row for s in rows for row in kept_rows(s)]
+        return self._slots.below(kept, self.padded) if kept else HeadLogits(torch.zeros(0, self.vocab.size))
+
+    def _add_context(self, rows: Sequence[SequenceRows]) -> None:
+        slots = np.concatenate([s.prefix_slots[s.start :] for s in rows]).astype(np.int64)
+        positions = np.concatenate([np.arange(s.start, len(s.prefix_slots)) for s in rows])
+        features = np.concatenate([self._features(s) for s in rows])
+        self._tokens[slots] = np.concatenate([s.tokens for s in rows])
+        self._slots.forget(slots.tolist())
+        self.decoder.add_context(*(torch.from_numpy(x).to(self._device) for x in (features, positions, slots)))
+
+    def _features(self, rows: SequenceRows) -> Features:
+        if rows.features is None:
+            return np.zeros((len(rows.tokens), self.feature_width), np.float32)
+        return filled(rows.features)[0]
+
+    def _compute(self, roots: Sequence[KeptRow]) -> Tensor:
+        return cast(Tensor, self.decoder(self._tokens[[row.root for row in roots]], [row.prefix for row in roots]))

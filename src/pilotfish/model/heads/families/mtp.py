@@ -1,7 +1,5 @@
 """MTP modules: DeepSeek's and GLM's layout, Qwen3-Next's and Qwen3.5's, MiMo's, speculators'. They come alone, or in a
-model's own checkpoint, whose other tensors are then left where they are.
-
-Their state is normed before a row below gets it, and before lm_head. The embedding comes first, but for MiMo.
+model's own checkpoint. Their state is normed before a row below gets it. The embedding comes first, but for MiMo.
 """
 
 from __future__ import annotations
@@ -9,30 +7,23 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from pilotfish.model.heads.dialects.layout import (
-    HeadLayout,
-    HeadSource,
-    Renaming,
-    check_target,
-    open_wrapper,
-    read_decoder,
-    read_vocabulary,
-)
+from pilotfish.model.heads.families.layout import HeadLayout, HeadSource, Renaming, read_decoder
+from pilotfish.model.heads.families.recurrent import RecurrentHead
 from pilotfish.model.heads.fields import HeadFields
-from pilotfish.model.heads.spec import FINAL, Decoder, HeadSpec, Projection, RecurrentHead
+from pilotfish.model.heads.spec import FINAL, Decoder, Projection
 
 #: Models whose norms multiply by one more than their weights.
 _OFFSET_NORMS = ("qwen3_next", "qwen3_5", "qwen3_5_text")
 #: Of a whole model: what a head may share, and what is none of its business.
 _OUTER = {"model.embed_tokens.": "embed_tokens.", "lm_head.": "lm_head.", "model.": "", "visual.": ""}
-_SPECULATORS = {
+SPECULATORS = {
     "mtp_layers.0.input_proj.": "input_proj.",
     "mtp_layers.0.hidden_layernorm.": "hidden_norm.",
     "mtp_layers.0.token_layernorm.": "embed_norm.",
     "mtp_layers.0.final_layernorm.": "norm.",
     "mtp_layers.0.": "layers.0.",
 }
-_MIMO = {f"model.{name}": ours for name, ours in _SPECULATORS.items()}
+_MIMO = {f"model.{name}": ours for name, ours in SPECULATORS.items()}
 _QWEN = {
     "mtp.fc.": "input_proj.",
     "mtp.pre_fc_norm_hidden.": "hidden_norm.",
@@ -43,11 +34,11 @@ _QWEN = {
 
 
 def speculators(source: HeadSource) -> HeadLayout:
-    inner = open_wrapper(source, "mtp")
+    inner = source.open_wrapper("mtp")
     source.fields.only("num_nextn_predict_layers", 1, "one module")
     inner.values()  # a whole model's: the layer's own facts are among them
     kind = inner.take("model_type", "qwen2")
-    return _layout(source, inner, Renaming(_SPECULATORS), "speculators", offset=kind in _OFFSET_NORMS)
+    return _layout(source, inner, Renaming(SPECULATORS), "speculators", offset=kind in _OFFSET_NORMS)
 
 
 def qwen(source: HeadSource) -> HeadLayout:
@@ -106,21 +97,14 @@ def _layout(
         if re.search(r"\.(experts|shared_experts?|gate)\.|kv_a_proj|linear_attn", ours):
             raise source.refused(f"has tensor {name}: experts and latent attention are not supported in heads")
     fields.only("rope_interleave", False, "halves of a head are rotated together")
-    check_target(source, fields.count("hidden_size"))
+    source.check_target(fields.count("hidden_size"))
     decoder = read_decoder(fields, names, layers=1, window=0, norm_offset=float(offset))
     decoder = replace(decoder, gated_attention=_gated(source, names, decoder))
     projection = Projection((FINAL,), decoder.hidden, fc=False, eps=decoder.eps)
     head = RecurrentHead(
-        projection,
-        decoder,
-        "joined",
-        hidden_first=hidden_first,
-        recycles_normed=True,
-        zero_first_embedding=zero_first,
+        projection, decoder, "joined", hidden_first=hidden_first, recycles_normed=True, zero_first_embedding=zero_first
     )
-    target = source.target
-    spec = HeadSpec(head, "mtp", dialect, target.hidden, target.layers, read_vocabulary(source, fields))
-    return HeadLayout(spec, names, of_target=True)
+    return source.laid_out(head, "mtp", dialect, names, source.vocabulary(fields), of_target=True)
 
 
 def _gated(source: HeadSource, names: dict[str, str], decoder: Decoder) -> bool:

@@ -1,5 +1,4 @@
-"""What a head computed at the roots of trees, for the nodes below them: of all depths at once, where one forward gives
-them."""
+"""What a head computed at the roots of trees, for the nodes below them: where one forward gives all depths."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from pilotfish.core.cache.slots import Slots
 from pilotfish.core.scheduling.executor import SequenceRows
-from pilotfish.model.heads.executors.head_executor import HeadLogits
+from pilotfish.model.heads.executor import HeadLogits
 
 #: Roots whose states of all slots are kept; those of others are computed again.
 ROOTS = 256
@@ -24,15 +23,12 @@ _NONE: Mapping[int, Tensor] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class KeptRow:
-    """A root, or a node below it, whose children are wanted."""
-
     prefix: Slots  # of the sequence up to the root
     depth: int  # 0: the root
     token: int
 
     @property
     def root(self) -> int:
-        """The slot of the root."""
         return int(self.prefix[-1])
 
 
@@ -44,8 +40,6 @@ def kept_rows(rows: SequenceRows) -> list[KeptRow]:
 
 
 class RootStates:
-    """States of the roots that were asked for last, each by its slot."""
-
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._states: OrderedDict[int, Tensor] = OrderedDict()
@@ -61,7 +55,6 @@ class RootStates:
             self._states.popitem(last=False)
 
     def forget(self, slots: Iterable[int]) -> None:
-        """Other tokens are in these slots now."""
         for slot in slots:
             self._states.pop(slot, None)
 
@@ -76,8 +69,7 @@ class RootSlots:
     def __init__(
         self, compute: Callable[[Sequence[KeptRow]], Tensor], logits: SlotLogits, slots: int, first: int
     ) -> None:
-        """`compute` gives those of roots, [roots, slots, hidden]. The slot of index `first` tells what follows a
-        root."""
+        """`compute` gives states of roots, [roots, slots, hidden]; the slot `first` tells what follows a root."""
         self._compute, self._logits = compute, logits
         self._slots, self._first = slots, first
         self._states = RootStates(ROOTS)  # [slots, hidden] each
@@ -86,9 +78,8 @@ class RootSlots:
     def below(
         self, kept: Sequence[KeptRow], padded: Callable[[int], int], fresh: Mapping[int, Tensor] = _NONE
     ) -> HeadLogits:
-        """Rows of one root and depth share their product with the output layer; those of the last depth have none.
-        `padded`: how many rows that product takes for some. `fresh`: states [slots, hidden] of roots of `kept` that
-        are known already, by slot."""
+        """Rows of one root and depth share their product with the output layer. `padded`: rows that the product takes
+        for some. `fresh`: states [slots, hidden] of roots that are known already, by slot."""
         states = self._states_of(kept, fresh)  # [roots, slots, hidden]
         slots = np.array([row.depth for row in kept]) + self._first
         beyond = slots >= self._slots
@@ -103,7 +94,6 @@ class RootSlots:
         return logits
 
     def _states_of(self, kept: Sequence[KeptRow], fresh: Mapping[int, Tensor]) -> Tensor:
-        """Of the distinct roots, by slot."""
         roots = {row.root: row for row in kept}
         states = {root: fresh[root] if root in fresh else self._states.get(root) for root in sorted(roots)}
         missing = [root for root, state in states.items() if state is None]

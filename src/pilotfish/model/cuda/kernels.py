@@ -1,0 +1,20 @@
+"""How CUDA runs models: attention by Triton, forwards recorded as graphs. A fused module is added in `replace`, by
+`replace_modules` as on the CPU, with its Triton kernels in a file beside this one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pilotfish.model.cuda.graphs import CudaRecorder, GraphCache, recordable
+from pilotfish.model.cuda.triton_attention import triton_tree_attention
+from pilotfish.model.kernels import Forward, Kernels
+
+
+class CUDAKernels(Kernels):
+    attend = staticmethod(triton_tree_attention)
+
+    def records(self, config: Any) -> bool:
+        return recordable(config)
+
+    def recorded(self, forward: Forward) -> Forward:
+        return GraphCache(forward, CudaRecorder(), self.device)

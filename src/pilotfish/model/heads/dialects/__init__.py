@@ -1,1 +1,0 @@
-"""How publishers lay out heads: each module here makes the one record (`model/heads/spec.py`) of one family's files."""

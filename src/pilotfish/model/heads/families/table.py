@@ -1,0 +1,47 @@
+"""Which layout a directory has: by the names of its tensors first, by its configuration second."""
+
+from __future__ import annotations
+
+from pilotfish.model.heads.families import block_layouts, eagle, masked, medusa, mtp
+from pilotfish.model.heads.families.layout import HeadSource, ReadLayout
+
+
+def find_layout(source: HeadSource) -> ReadLayout:
+    names = source.headers
+    if masked.is_peagle(source):
+        return masked.speculators if source.fields.has("speculators_model_type") else masked.vllm
+    for beginning, layout in _BEGINNINGS.items():
+        if any(name.startswith(beginning) for name in names):
+            return layout
+    if any(name.endswith(".eh_proj.weight") for name in names):
+        return mtp.deepseek
+    if "layers.0.hidden_norm.weight" in names:
+        return _wide(source)
+    if "hidden_norm.weight" in names:
+        return _block(source)
+    if "fc.weight" in names and "layers.0.self_attn.q_proj.weight" in names:
+        return eagle.eagle1
+    raise source.refused("has tensors of no head that is known")
+
+
+#: How a name begins that only one layout has.
+_BEGINNINGS: dict[str, ReadLayout] = {
+    "midlayer.": eagle.safeailab,
+    "mtp_layers.": mtp.speculators,
+    "mtp.": mtp.qwen,
+    "model.mtp_layers.": mtp.mimo,
+    "0.0.linear.": medusa.original,
+    "blocks.0.layers.": medusa.vllm,
+}
+
+
+def _wide(source: HeadSource) -> ReadLayout:
+    if source.fields.has("speculators_model_type"):
+        return eagle.speculators
+    return eagle.deepspec if source.fields.has("target_layer_ids") else eagle.modelopt
+
+
+def _block(source: HeadSource) -> ReadLayout:
+    if source.fields.has("speculators_model_type"):
+        return block_layouts.speculators
+    return block_layouts.zlab if source.fields.has("dflash_config") else block_layouts.deepspec

@@ -1,0 +1,114 @@
+"""A head's target: facts and tensors that its files are held against, and the target that it says it was trained on."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pilotfish.errors import ModelError
+from pilotfish.model.heads.fields import HeadFields
+from pilotfish.model.heads.weights import read_rows, read_tensor_headers, read_tensors, tensor_files
+from pilotfish.model.loading.metadata import read_object
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: The field of config.json that heads trained here carry. Loaders of others ignore it.
+DIGEST = "target_embedding_digest"
+#: Rows of an embedding that its digest is of.
+SAMPLED = 256
+_EMBEDDINGS = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight")
+_HEADS = ("lm_head.weight", *_EMBEDDINGS)  # a tied head is the embedding, and mostly in no file
+
+
+@dataclass(frozen=True)
+class TargetFacts:
+    directory: Path
+    architecture: str
+    hidden: int
+    layers: int
+    vocab: int
+
+    @classmethod
+    def read(cls, directory: Path) -> TargetFacts:
+        values = read_object(directory / "config.json")
+        fields = HeadFields(values, directory / "config.json")
+        inner = fields.within("text_config") if fields.has("text_config") else fields
+        return cls(
+            directory,
+            str((fields.take("architectures") or [""])[0]),
+            inner.count("hidden_size"),
+            inner.count("num_hidden_layers"),
+            inner.count("vocab_size"),
+        )
+
+    def embedding(self) -> Tensor:
+        return self._tensor(_EMBEDDINGS)
+
+    def lm_head(self) -> Tensor:
+        return self._tensor(_HEADS)
+
+    def digest(self) -> str:
+        """Tells targets of equal sizes apart: SHA-256 of up to `SAMPLED` rows of the embedding, spread evenly, as
+        bfloat16, so that a copy in another type has the same. "" without an embedding by a known name."""
+        import torch
+
+        headers = read_tensor_headers(tensor_files(self.directory))
+        name = next((name for name in _EMBEDDINGS if name in headers), None)
+        if name is None or not headers[name].shape:
+            return ""
+        count = headers[name].shape[0]
+        rows = read_rows(headers[name], name, sorted({i * count // SAMPLED for i in range(SAMPLED)}))
+        return hashlib.sha256(rows.to(torch.bfloat16).view(torch.uint8).numpy().tobytes()).hexdigest()
+
+    def _tensor(self, names: tuple[str, ...]) -> Tensor:
+        headers = read_tensor_headers(tensor_files(self.directory))
+        found = next((name for name in names if name in headers), None)
+        if found is None:
+            raise ModelError(f"head: target {self.directory} has no tensor {names[0]}, which the head shares")
+        return read_tensors(headers, [found])[found]
+
+
+@dataclass(frozen=True)
+class TrainedOn:
+    """All that is said; "" and () where nothing is."""
+
+    name: str = ""  # as its publishers call it
+    architectures: tuple[str, ...] = ()
+    digest: str = ""  # `TargetFacts.digest`
+
+    @classmethod
+    def read(cls, fields: HeadFields) -> TrainedOn:
+        """ModelError for what is no text. Only speculators name the target's architecture."""
+        verifier = fields.within("speculators_config").within("verifier")
+        verifier.values()
+        names = verifier.take("architectures", [])
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise verifier.refused("architectures", "a list of names")
+        return cls(verifier.text("name_or_path"), tuple(names), fields.text(DIGEST))
+
+    def doubt(self, target: TargetFacts) -> str | None:
+        """Why `target` is not the one; None where nothing says so. Digests say more than names: copies are renamed."""
+        if self.digest and (digest := target.digest()):
+            other = f"other embeddings ({self.digest[:12]}) than {target.directory} ({digest[:12]})"
+            return None if self.digest == digest else other
+        if self.architectures and target.architecture and target.architecture not in self.architectures:
+            said = ", ".join(filter(None, (self.name, *self.architectures)))
+            return f"{said}, not on {target.directory} ({target.architecture})"
+        return None
+
+    def told(self, target: TargetFacts) -> str:
+        if (doubt := self.doubt(target)) is not None:
+            return f"another target: {doubt}"
+        if self.digest and target.digest():
+            return "a target with these embeddings"
+        return f"{self.name}, as it says" if self.name else "a target that it does not name"
+
+    def fields(self) -> dict[str, Any]:
+        """Of the digest alone, for config.json."""
+        return {DIGEST: self.digest} if self.digest else {}
+
+
+NOTHING_SAID = TrainedOn()

@@ -1,0 +1,122 @@
+"""How a device runs a model: `Kernels` is the one seam between modules and devices, and in itself the reference, in
+torch operations on any device. `cpu/native_modules.py` and `cuda/kernels.py` are its faster makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pilotfish.model.attention import TreeAttention, dense_tree_attention
+from pilotfish.model.batch import Batch, Buckets, library_buckets
+from pilotfish.model.experts import Affine
+
+Forward = Callable[[Batch], Tensor]
+
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
+
+
+class Kernels:
+    """A subclass overrides only what its device does faster."""
+
+    native = False  # whether the C++ kernels compute, so that a row's bits do not depend on the other rows
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    #: Attention of all layers whose module is not replaced.
+    attend: TreeAttention = staticmethod(dense_tree_attention)
+
+    def buckets(self, dtype: torch.dtype) -> Buckets:
+        return library_buckets(self.device, dtype)
+
+    # -- whole models
+
+    def replace(self, model: Any, context: int, *, alone: bool) -> Any:  # noqa: ARG002
+        """A causal LM of transformers, with modules of the device's own (`replace_modules`); if it is `alone`, and no
+        other ranks meet between its parts, maybe another module altogether."""
+        return model
+
+    def records(self, config: Any) -> bool:  # noqa: ARG002
+        """Whether `recorded` may be asked for such a model."""
+        return False
+
+    def recorded(self, forward: Forward) -> Forward:
+        """A forward that is replayed without Python."""
+        raise NotImplementedError
+
+    # -- modules of heads
+
+    def linear(self, *affines: Affine) -> torch.nn.Module:
+        """One product for several linear layers, their outputs end to end: x [rows, inputs] -> [rows, outputs]."""
+        return JoinedLinear(*affines)
+
+    def rms_norm(self, weight: Tensor, eps: float, parts: int = 1) -> RMSNorm:
+        """`weight` [size]; a row is normed in so many equal parts, each by itself."""
+        return RMSNorm(weight, eps, parts)
+
+    def feed_forward(self, gate: Affine, up: Affine, down: Affine, activation: str) -> torch.nn.Module:
+        """x [rows, hidden] -> [rows, hidden]; `activation` is a key of GATES."""
+        return GatedFeedForward(self.linear(gate, up), self.linear(down), activation)
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [rows, heads, head_dim], maybe in place; cos and sin [rows, rotated part of a head]"""
+        size = cos.shape[1]
+        turned, rest = x[..., :size], x[..., size:]
+        halves = torch.cat((-turned[..., size // 2 :], turned[..., : size // 2]), dim=-1)
+        return torch.cat((turned * cos[:, None] + halves * sin[:, None], rest), dim=-1)
+
+
+def replace_modules(module: torch.nn.Module, replacement: Callable[[Any], torch.nn.Module | None]) -> None:
+    """Replace descendants of `module`, in place; where `replacement` has none the children's are looked for."""
+    for name, child in list(module.named_children()):
+        replaced = replacement(child)
+        if replaced is None:
+            replace_modules(child, replacement)
+        else:
+            setattr(module, name, replaced)
+
+
+class JoinedLinear(torch.nn.Module):
+    def __init__(self, *affines: Affine) -> None:
+        super().__init__()
+        self.weight = torch.cat([affine.weight for affine in affines])
+        biases = [affine.bias for affine in affines if affine.bias is not None]
+        self.bias = torch.cat(biases) if biases else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class GatedFeedForward(torch.nn.Module):
+    """down(activation(gate(x)) * up(x))"""
+
+    def __init__(self, gate_up: torch.nn.Module, down: torch.nn.Module, activation: str) -> None:
+        super().__init__()
+        self.gate_up, self.down, self.gate = gate_up, down, GATES[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return cast(Tensor, self.down(self.gate(gate) * up))
+
+
+class RMSNorm(torch.nn.Module):
+    def __init__(self, weight: Tensor, eps: float, parts: int = 1) -> None:
+        super().__init__()
+        self.weight, self.eps, self.parts = weight, eps, parts
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., size] -> [..., size]. With a float32 weight rounds once, after the product."""
+        wide = x.float().reshape(*x.shape[:-1], self.parts, -1)
+        normed = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
+        return (self.weight * normed.to(self.weight.dtype).view_as(x)).to(x.dtype)
+
+    def of_sum(self, residual: Tensor, x: Tensor) -> Tensor:
+        return cast(Tensor, self(residual.add_(x)))
