@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scripted_executor import ScriptedExecutor
 
 from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import SlotPool
@@ -24,7 +25,7 @@ from pilotfish.plan.fleets.simulated_pools import Acceptance, DraftPlan, Prefill
 from pilotfish.plan.fleets.simulated_server import ServerPlan
 from pilotfish.plan.fleets.simulated_target import TargetPlan
 from pilotfish.plan.fleets.traffic import ConversationTraffic, RecordedRequest, RecordedTraffic, SimulatedRequest
-from pilotfish.plan.simulation.simulated import SimulatedExecutor, VirtualClock
+from pilotfish.plan.simulation.events import VirtualClock
 from pilotfish.workers.target import TargetWorker
 
 SLOTS, ROWS, REQUESTS = 3000, 64, 6
@@ -61,7 +62,7 @@ class ByScheduler:
     def __init__(self, requests: Sequence[SimulatedRequest]) -> None:
         self.clock, self.pool = VirtualClock(), SlotPool(SLOTS)
         scheduler = Scheduler(self.pool, ROWS, REQUESTS, PrefixCache(self.pool))
-        model = SimulatedExecutor(lambda _: np.array([1.0, 0.0]), 2, SLOTS, SLOTS, forward, self.clock)
+        model = ScriptedExecutor(lambda _: np.array([1.0, 0.0]), 2, SLOTS, SLOTS, forward, self.clock)
         self.worker = TargetWorker(model, scheduler, NoDrafter(), FixedBudget(0, 0), self.clock)
         self.first: dict[int, float] = {}
         self.last: dict[int, float] = {}

@@ -31,7 +31,7 @@ def setup(mode: str, draft: float = 0.002, **fields: object) -> Setup:
 @pytest.mark.parametrize("mode", MODES)
 def test_outputs_are_the_traces_tokens(mode: str, ngrams: bool) -> None:
     speculation = Speculation(mode=mode, ngrams=ngrams)  # type: ignore[arg-type]
-    simulation = run._Simulation(setup(mode, speculation=speculation), TRACE)
+    simulation = run.Simulation(setup(mode, speculation=speculation), TRACE)
     simulation.play(closed_load(5, 2, 40, 3))
     for request, sequence in zip(simulation.requests, (0, 1, 2, 0, 1), strict=True):
         first = int(TRACE.first[sequence])

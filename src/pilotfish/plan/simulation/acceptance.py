@@ -144,16 +144,6 @@ def drawn_acceptance(
     return AcceptanceTrace(pair, prompts, np.arange(sequences) * output, tokens, *_falling(guesses, chances))
 
 
-def redrawn_acceptance(trace: AcceptanceTrace, acceptance: float, seed: int = 0) -> AcceptanceTrace:
-    """Of the same target, and a draft that is drawn as in `drawn_acceptance`."""
-    random, vocab = np.random.default_rng(seed), trace.pair.vocab_size
-    chances = _drawn_chances(random, acceptance, len(trace.tokens), trace.width)
-    first = trace.tokens - _drawn_ranks(random, chances)
-    guesses = (first[:, None] + np.arange(trace.width)) % vocab
-    pair = TracedPair(trace.pair.target, f"{acceptance:g}", trace.pair.temperature, vocab)
-    return AcceptanceTrace(pair, trace.prompts, trace.first, trace.tokens, *_falling(guesses, chances))
-
-
 def _drawn_chances(random: np.random.Generator, acceptance: float, count: int, width: int) -> Floats:
     """[count, width], of one guess and of others."""
     first = random.beta(CONCENTRATION * acceptance, CONCENTRATION * (1 - acceptance), count)

@@ -22,10 +22,9 @@ from pilotfish.core.drafting.target_machine import RemoteOptions, TargetMachine
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.lookahead import NewNodes
 from pilotfish.core.trees.tree import Forest, Guesses
-from pilotfish.plan.simulation.events import Events
+from pilotfish.plan.simulation.events import Events, VirtualClock
 from pilotfish.plan.simulation.models import Cost, Replay, ReplayedModel
 from pilotfish.plan.simulation.setup import Setup
-from pilotfish.plan.simulation.simulated import VirtualClock
 from pilotfish.workers.draft import Grower
 from pilotfish.workers.lm import LMDrafter
 from pilotfish.workers.ngram import NgramDrafter

@@ -11,7 +11,7 @@ from pilotfish.config.hardware.cost import ForwardLoad
 from pilotfish.core.scheduling.executor import ANY_DEPTH, ForwardSeconds, Outcome, Sampling, SequenceRows
 from pilotfish.core.trees.tree import Ints
 from pilotfish.plan.simulation.acceptance import AcceptanceTrace
-from pilotfish.plan.simulation.simulated import VirtualClock
+from pilotfish.plan.simulation.events import VirtualClock
 
 #: Seconds of a forward.
 Cost = Callable[[ForwardLoad], float]
@@ -24,12 +24,6 @@ class Replay:
     def __init__(self, trace: AcceptanceTrace) -> None:
         self.trace = trace
         self._shifts: list[int] = []  # of each seed: from a position in its sequence to one in the trace
-
-    def beside(self, trace: AcceptanceTrace) -> Replay:
-        """The same requests in a trace of the same target with another draft."""
-        other = Replay(trace)
-        other._shifts = self._shifts
-        return other
 
     def add(self, sequence: int, prompt: int) -> int:
         """The seed of a request with a prompt of so many tokens, whose output begins as that of a sequence."""

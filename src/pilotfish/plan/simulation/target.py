@@ -15,10 +15,9 @@ from pilotfish.core.scheduling.executor import Outcome
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.core.scheduling.step import RequestCommit
-from pilotfish.plan.simulation.events import Events
+from pilotfish.plan.simulation.events import Events, VirtualClock
 from pilotfish.plan.simulation.models import Replay, ReplayedModel
 from pilotfish.plan.simulation.setup import Setup, Speculation
-from pilotfish.plan.simulation.simulated import VirtualClock
 from pilotfish.workers.target import BegunStep, TargetWorker
 
 #: Rows whose cost a budget is told at the start.

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripted_executor import ScriptedExecutor
 from support import RandomDrafter
 
 from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting.drafter import Drafter, NoDrafter
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.budget import FixedBudget
-from pilotfish.core.scheduling.executor import NO_NODES, NO_SAMPLING, Outcome, Sampling, SequenceRows
+from pilotfish.core.scheduling.executor import Outcome, Sampling, SequenceRows
 from pilotfish.core.scheduling.request import FinishReason, Request
 from pilotfish.core.scheduling.scheduler import Scheduler
-from pilotfish.errors import EngineError
-from pilotfish.plan.simulation.simulated import SimulatedExecutor, VirtualClock
+from pilotfish.plan.simulation.events import VirtualClock
 from pilotfish.workers.lm import LMDrafter
 from pilotfish.workers.target import TargetWorker
 
@@ -35,9 +35,9 @@ def scripted(seed: int) -> object:
     return logits
 
 
-def executor(clock: VirtualClock, seed: int = 0, seconds: float = 1.0) -> SimulatedExecutor:
+def executor(clock: VirtualClock, seed: int = 0, seconds: float = 1.0) -> ScriptedExecutor:
     """A forward costs `seconds` and a hundredth of it for each row."""
-    return SimulatedExecutor(scripted(seed), VOCAB, SLOTS, CONTEXT, lambda rows: seconds * (1 + rows / 100), clock)
+    return ScriptedExecutor(scripted(seed), VOCAB, SLOTS, CONTEXT, lambda rows: seconds * (1 + rows / 100), clock)
 
 
 def make_worker(drafter: Drafter, clock: VirtualClock, slots: int = SLOTS) -> TargetWorker:
@@ -85,7 +85,7 @@ def test_a_draft_that_is_the_target_is_always_right_and_saves_virtual_time() -> 
 
 
 def test_a_forward_that_fails_ends_its_requests_and_frees_all_slots() -> None:
-    class Failing(SimulatedExecutor):
+    class Failing(ScriptedExecutor):
         def execute(self, rows: Sequence[SequenceRows], sampling: Sampling) -> Outcome:
             if self.clock.now > 5:
                 raise ZeroDivisionError
@@ -145,35 +145,3 @@ def test_a_commit_that_fails_ends_its_requests_and_frees_all_slots(
     assert {r.finish_reason for r in (requests[0], *requests[2:4])} == {FinishReason.ABORT}
     assert worker.scheduler.pool.num_free == SLOTS and len(worker.scheduler.waiting) == 2
     assert sorted(closed) == [0, 1, 2, 3]
-
-
-def test_a_slot_that_holds_another_token_is_found() -> None:
-    model, slots = executor(VirtualClock()), np.arange(4, dtype=np.int32)
-    model.execute([SequenceRows(0, [1, 2, 3, 4], slots, NO_NODES, [3])], NO_SAMPLING)
-    with pytest.raises(EngineError, match="slots: 2 does not hold the token at position 3"):
-        model.execute(
-            [SequenceRows(4, [5], np.array([0, 1, 3, 2, 4], np.int32)[[0, 1, 3, 3, 4]], NO_NODES, [0])], NO_SAMPLING
-        )
-
-
-def test_log_probabilities_are_those_of_the_script() -> None:
-    clock = VirtualClock()
-    worker = make_worker(RandomDrafter(VOCAB), clock)
-    (request,) = make_requests(1, temperature=0.5, logprobs=2)
-    worker.scheduler.add(request)
-    entries = []
-    while worker.scheduler.busy:
-        entries += [entry for commit in worker.step() for entry in commit.logprobs]
-    assert [entry.token for entry in entries] == request.output
-    for place, entry in enumerate(entries, request.num_prompt_tokens):
-        logits = scripted(0)(request.tokens[:place])  # type: ignore[operator]
-        want = logits - np.log(np.exp(logits).sum())
-        assert entry.logprob == pytest.approx(want[entry.token])
-        assert [token for token, _ in entry.top] == np.argsort(-want)[:2].tolist()
-
-
-def test_what_a_script_cannot_sample_is_refused() -> None:
-    worker = make_worker(NoDrafter(), VirtualClock())
-    worker.scheduler.add(make_requests(1, top_k=3)[0])
-    with pytest.raises(NotImplementedError, match="temperatures only"):
-        worker.step()
