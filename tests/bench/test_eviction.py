@@ -12,7 +12,7 @@ from pilotfish.bench import app
 from pilotfish.bench.eviction import distinct_blocks, hit_rate, tenants
 from pilotfish.bench.workload import parse_shares
 from pilotfish.errors import ParameterError
-from pilotfish.plan.fleets.trace import BLOCK_TOKENS, TracedRequest, read_trace
+from pilotfish.plan.trace import BLOCK_TOKENS, TracedRequest, read_trace
 
 #: Three conversations in turn, each of two turns; the last block of a prompt is not full.
 CONVERSATIONS = [TracedRequest(2 * BLOCK_TOKENS - 12, [10 * i, 10 * i + 1]) for i in range(3)]

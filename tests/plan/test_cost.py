@@ -77,12 +77,6 @@ def test_windows_bound_what_is_read() -> None:
     assert one.context_seconds(128_000) < 0.51 * 1000 * one.context_seconds(128)
 
 
-def test_weights_need_devices() -> None:
-    two = placed("llama-3.1-70b", "h100", 2)
-    assert placed("llama-3.1-70b", "h100").devices_needed == 2 and two.missing == 0
-    assert placed("llama-3.1-70b", "h100").missing == pytest.approx(141.1e9 - 80e9, rel=1e-3)
-
-
 @given(models, devices, st.integers(1, 64), loads, loads)
 def test_seconds_never_fall_with_rows_sequences_or_context(
     model: str, device: str, count: int, load: ForwardLoad, more: ForwardLoad

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.config.hardware.cost import ForwardLoad
+from pilotfish.config.hardware.cost import ForwardLoad, place
 from pilotfish.config.hardware.pace import FLAT_ROWS, MAX_ROWS, Pace, Paces
-from pilotfish.config.hardware.placement import place
 from pilotfish.errors import ParameterError
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pilotfish.errors import InputError
-from pilotfish.plan.fleets.trace import TimedRequest, TracedRequest, read_trace
+from pilotfish.plan.trace import TimedRequest, TracedRequest, read_trace
 
 TIMED = '{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}\n'
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from pilotfish.config.hardware.cost import KV, ForwardLoad, PlacedModel, Weights
+from pilotfish.config.hardware.cost import KV, ForwardLoad, PlacedModel, Weights, place
 from pilotfish.config.hardware.engines import ENGINES
-from pilotfish.config.hardware.placement import place
 from pilotfish.config.hardware.tables import look_up
 from pilotfish.plan.rounds import (
     chain_speedup,

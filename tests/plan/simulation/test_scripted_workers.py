@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_executor import ScriptedExecutor
+from sizes import sized
 from support import RandomDrafter
 
 from pilotfish.core.cache.slots import SlotPool
@@ -60,7 +61,7 @@ def run(worker: TargetWorker, requests: list[Request]) -> list[list[int]]:
 
 
 @given(temperature=st.sampled_from([0.0, 0.7]), slots=st.sampled_from([SLOTS, 90]), seed=st.integers(0, 99))
-@settings(max_examples=6)
+@settings(max_examples=sized(2, 20))
 def test_no_drafter_changes_an_output(temperature: float, slots: int, seed: int) -> None:
     plain = run(make_worker(NoDrafter(), VirtualClock()), make_requests(5, temperature=temperature))
     clock = VirtualClock()

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from pilotfish.config.hardware.cost import ForwardLoad
 from pilotfish.config.hardware.engines import PILOTFISH
 from pilotfish.errors import ParameterError
-from pilotfish.plan.simulation.acceptance import drawn_acceptance
-from pilotfish.plan.simulation.calibration import MachineCalibration
-from pilotfish.plan.simulation.inputs import BUNDLED, cost_of, host_of, trace_of
+from pilotfish.plan.simulation.acceptance import BUNDLED, drawn_acceptance, trace_of
+from pilotfish.plan.simulation.calibration import MachineCalibration, host_of
+from pilotfish.plan.simulation.models import cost_of
 from pilotfish.plan.simulation.setup import HostCosts, Setup, poisson_load
 from pilotfish.plan.simulation.sweep import Sweep, SweepPoint, crossover
 
@@ -24,8 +24,8 @@ SWEEP = Sweep(
     trace=TRACE,
     modes=["sync"],
     loads=[1, 8, 32],
-    requests=32,
-    output=24,
+    requests=24,
+    output=16,
 )
 
 

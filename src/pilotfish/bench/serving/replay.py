@@ -10,7 +10,7 @@ from typing import Any
 from pilotfish.bench.serving.options import ServeBenchOptions
 from pilotfish.bench.serving.requests import RequestSession, ServerRequest
 from pilotfish.bench.serving.texts import TextMaker
-from pilotfish.plan.fleets.trace import BLOCK_TOKENS, TimedRequest, read_trace
+from pilotfish.plan.trace import BLOCK_TOKENS, TimedRequest, read_trace
 
 #: Keeps draws of a block's text apart from others with the same seed.
 _BLOCK = 3

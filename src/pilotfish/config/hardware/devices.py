@@ -31,5 +31,5 @@ class Interconnect(Sourced, frozen=True, kw_only=True):
         return 2 * (self.latency or 0.0) + (size / self.bandwidth if self.bandwidth else 0.0)
 
 
-DEVICES = read_table("devices", dict[str, Device])
-LINKS = read_table("links", dict[str, Interconnect])
+DEVICES = read_table(__file__, "devices", dict[str, Device])
+LINKS = read_table(__file__, "links", dict[str, Interconnect])

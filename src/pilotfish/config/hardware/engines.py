@@ -40,7 +40,7 @@ class EngineTable(Struct, frozen=True, forbid_unknown_fields=True):
     engines: dict[str, EngineConstants]
 
 
-_TABLE = read_table("engines", EngineTable)
+_TABLE = read_table(__file__, "engines", EngineTable)
 SHARES = _TABLE.shares
 #: By `engine@hardware`; `any` is hardware that nothing was published of.
 ENGINES = _TABLE.engines

@@ -61,9 +61,14 @@ class ModelShape(Sourced, frozen=True, kw_only=True):
         return self.vocab * self.hidden
 
     @property
+    def embeddings(self) -> int:
+        """Weights of the input and the output embedding."""
+        return self.head * (1 if self.tied else 2)
+
+    @property
     def parameters(self) -> int:
         routed = self._expert_layers * self.experts.count * self._expert if self.experts else 0
-        return self._shared + routed + self.head * (1 if self.tied else 2)
+        return self._shared + routed + self.embeddings
 
     def read(self, rows: int) -> float:
         """Weights of the layers that a forward of `rows` rows reads."""
@@ -123,4 +128,4 @@ class ModelShape(Sourced, frozen=True, kw_only=True):
         return 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
 
 
-MODELS = read_table("models", dict[str, ModelShape])
+MODELS = read_table(__file__, "models", dict[str, ModelShape])

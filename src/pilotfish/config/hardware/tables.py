@@ -1,4 +1,4 @@
-"""Tables beside this file: every entry with its sources, looked up by name."""
+"""Tables in TOML: every entry with its sources, looked up by name."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ class Sourced(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     note: str = ""
 
 
-def read_table(name: str, kind: type[T]) -> T:
-    """What `name`.toml holds. msgspec.ValidationError where a field is missing, unknown or of another type."""
-    return convert(tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8")), kind)
+def read_table(beside: str, name: str, kind: type[T]) -> T:
+    """What `name`.toml beside a file holds. msgspec.ValidationError where a field is missing, unknown or of another
+    type."""
+    return convert(tomllib.loads(Path(beside).with_name(f"{name}.toml").read_text(encoding="utf-8")), kind)
 
 
 def look_up(table: Mapping[str, T], field: str, what: str, name: str) -> T:

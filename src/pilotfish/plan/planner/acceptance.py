@@ -67,7 +67,7 @@ class PairAcceptance(Sourced, frozen=True, kw_only=True):
         return self.trees[0].gained if self.rate is None else self.rate
 
 
-PAIRS = read_table("drafts", dict[str, dict[str, PairAcceptance]])
+PAIRS = read_table(__file__, "drafts", dict[str, dict[str, PairAcceptance]])
 
 
 def published_acceptance(target: str, draft: str) -> PairAcceptance:

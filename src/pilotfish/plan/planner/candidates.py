@@ -6,11 +6,10 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from pilotfish.config.hardware.cost import KV_MEMORY, ModelPlacement, PlacedModel, peak_of
+from pilotfish.config.hardware.cost import KV_MEMORY, PlacedModel, parse_devices, peak_of
 from pilotfish.config.hardware.devices import LINKS, Device
-from pilotfish.config.hardware.placement import parse_devices
 from pilotfish.config.hardware.shapes import MODELS
 from pilotfish.config.hardware.tables import look_up
 from pilotfish.errors import ParameterError
@@ -53,7 +52,7 @@ def with_prefill(situation: Situation, deployment: Deployment) -> Iterator[Deplo
             yield replace(deployment, prefill=PrefillPlacement(placed=placed, workers=workers))
 
 
-def _targets(situation: Situation) -> Iterator[ModelPlacement]:
+def _targets(situation: Situation) -> Iterator[PlacedModel]:
     if situation.placements:
         for offer in situation.placements:
             yield _placed(situation, offer)
@@ -76,22 +75,23 @@ def _on(situation: Situation, device: Device, count: int) -> PlacedModel:
     )
 
 
-def _placed(situation: Situation, offer: OfferedPlacement) -> ModelPlacement:
+def _placed(situation: Situation, offer: OfferedPlacement) -> PlacedModel:
     placed = _named(situation, offer.on)
     if offer.ffn_on is not None:
         if offer.tier is not None:
             raise ParameterError("placements", offer.on, "either a tier or ffn_on, not both")
         link = look_up(LINKS, "ffn_link", "links", offer.ffn_link)
-        split = SplitModel(attention=placed, ffn=_named(situation, offer.ffn_on), link=link, batches=offer.batches)
+        ffn = _named(situation, offer.ffn_on)
+        split = SplitModel(**asdict(placed), ffn=ffn, link=link, batches=offer.batches)
         return _that_fits(split, offer.on)
     if offer.tier is None:
         return _that_fits(placed, offer.on)
     tier = _tier(offer.tier)
-    whole = TieredModel(placed=placed, tier=tier, weights_share=offer.tier.weights, kv_share=offer.tier.kv)
+    whole = TieredModel(**asdict(placed), tier=tier, weights_share=offer.tier.weights, kv_share=offer.tier.kv)
     return _that_fits(whole, offer.on)
 
 
-def _that_fits(placement: ModelPlacement, text: str) -> ModelPlacement:
+def _that_fits(placement: PlacedModel, text: str) -> PlacedModel:
     if placement.kv_room <= 0:
         missing = f"{-placement.kv_room / 1e9:.1f} GB more memory, or smaller weights: no KV fits beside them"
         raise ParameterError("placements", text, missing)

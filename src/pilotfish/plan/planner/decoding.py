@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from pilotfish.config.hardware.cost import ForwardLoad, ForwardParts, ModelPlacement
+from pilotfish.config.hardware.cost import ForwardLoad, ForwardParts, PlacedModel
 from pilotfish.plan.planner.acceptance import GuessedTree
 from pilotfish.plan.planner.deployment import Deployment, DraftPlacement
 from pilotfish.plan.published import PUBLISHED
@@ -36,7 +36,7 @@ class DecodingStep(Struct, frozen=True, kw_only=True):
         return self.tokens / self.seconds
 
 
-def plain_step(target: ModelPlacement, sequences: int, context: float) -> DecodingStep:
+def plain_step(target: PlacedModel, sequences: int, context: float) -> DecodingStep:
     forward = target.parts(ForwardLoad(rows=sequences, sequences=sequences, context=context))
     host = target.engine.step.value
     return DecodingStep(seconds=forward.seconds + host, tokens=1.0, parts=_named(forward, host))
@@ -73,7 +73,7 @@ def level_seconds(deployment: Deployment, draft: DraftPlacement, sequences: int,
     return forward + draft.placed.engine.level.value
 
 
-def _verify(target: ModelPlacement, tree: GuessedTree, sequences: int, context: float) -> ForwardParts:
+def _verify(target: PlacedModel, tree: GuessedTree, sequences: int, context: float) -> ForwardParts:
     load = ForwardLoad(rows=sequences * (1 + tree.nodes), sequences=sequences, context=context)
     return target.parts(load)
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from pilotfish.config.hardware.cost import ModelPlacement, PlacedModel
+from pilotfish.config.hardware.cost import PlacedModel
 from pilotfish.config.hardware.devices import LINKS, Interconnect
 from pilotfish.plan.planner.acceptance import PairAcceptance
 
@@ -32,7 +32,7 @@ class PrefillPlacement(Struct, frozen=True, kw_only=True):
 
 
 class Deployment(Struct, frozen=True, kw_only=True):
-    target: ModelPlacement
+    target: PlacedModel
     replicas: int
     mode: Mode = "off"
     draft: DraftPlacement | None = None  # None: mode off

@@ -6,7 +6,7 @@ import math
 
 from msgspec import Struct
 
-from pilotfish.config.hardware.cost import ForwardLoad, ModelPlacement
+from pilotfish.config.hardware.cost import ForwardLoad, PlacedModel
 from pilotfish.plan.fleets.fleet_plan import CHUNK, EXPOSED
 from pilotfish.plan.planner.demand import Demand
 from pilotfish.plan.planner.deployment import Deployment
@@ -20,7 +20,7 @@ class PromptTime(Struct, frozen=True, kw_only=True):
     beside: float  # seconds that it adds to forwards that there are anyway
 
 
-def prompt_time(placed: ModelPlacement, tokens: int, shared: float, sequences: int = 1) -> PromptTime:
+def prompt_time(placed: PlacedModel, tokens: int, shared: float, sequences: int = 1) -> PromptTime:
     """Of `tokens`, of which the cache has `shared`, in even chunks beside the steps of so many sequences.
 
     Each chunk reads the KV before it once; each row multiplies its query with all tokens before it.
@@ -54,7 +54,7 @@ def prompts_beside(deployment: Deployment, demand: Demand, sequences: int) -> Pr
     too."""
     if deployment.prefill is not None:
         return PromptWork(busy=0.0, busy_squared=0.0, chunks=0.0)
-    models: list[ModelPlacement] = [deployment.target]
+    models: list[PlacedModel] = [deployment.target]
     if deployment.draft is not None and deployment.draft.resident:
         models.append(deployment.draft.placed)
     times = [[prompt_time(m, k.prompt, demand.shared, sequences) for m in models] for k in demand.requests]

@@ -25,6 +25,8 @@ LogChance = Annotated[float, Meta(le=0)]
 #: Of drawn traces: how alike the chances of a draft's first guess are at different positions. Those of real drafts are
 #: near 0 or 1 at most of them.
 CONCENTRATION = 0.8
+#: Traces in this package, by name.
+BUNDLED = {"pycode": Path(__file__).with_name("pycode.jsonl.gz")}
 
 
 class TracedPair(Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,6 +94,15 @@ def _check(sequence: TracedSequence, width: int) -> None:
     if rows != {width} or not width or len(counts) > 1:
         expected = "as many guesses and log_chances for each token, and as many of each in the whole trace"
         raise ParameterError("trace", sequence.id, expected)
+
+
+def trace_of(trace: str, acceptance: float | None) -> AcceptanceTrace:
+    """The bundled one of that name, or that file's; with an `acceptance` one is drawn instead."""
+    if acceptance is None:
+        return read_acceptance(BUNDLED.get(trace, Path(trace)))
+    if not 0 < acceptance < 1:
+        raise ParameterError("acceptance", acceptance, "a number between 0 and 1")
+    return drawn_acceptance(acceptance)
 
 
 def read_acceptance(path: Path) -> AcceptanceTrace:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
+from pilotfish.config.hardware.engines import PILOTFISH
 from pilotfish.config.hardware.pace import Pace
 from pilotfish.core.trees.tree import Floats
 from pilotfish.errors import ParameterError
@@ -33,6 +34,14 @@ def read_calibration(path: Path) -> MachineCalibration:
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ParameterError("machine", str(path), f"a file of `pilotfish plan calibrate`: {error}") from None
     return read
+
+
+def host_of(machine: Path | None) -> HostCosts:
+    """That of a file of `pilotfish plan calibrate`; without one what the cost model assumes of this project's loops."""
+    if machine is not None:
+        return read_calibration(machine).host
+    level = PILOTFISH.level.value
+    return HostCosts(step=PILOTFISH.step.value, level=level, waited=level)
 
 
 def fitted(counts: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:

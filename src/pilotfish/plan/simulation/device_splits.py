@@ -9,9 +9,8 @@ from functools import partial
 
 from msgspec import Struct
 
-from pilotfish.config.hardware.cost import ForwardLoad, Weights
+from pilotfish.config.hardware.cost import ForwardLoad, Weights, place
 from pilotfish.config.hardware.engines import ENGINES
-from pilotfish.config.hardware.placement import place
 from pilotfish.config.hardware.tables import Sourced, read_table
 from pilotfish.plan.simulation.acceptance import AcceptanceTrace, drawn_acceptance
 from pilotfish.plan.simulation.run import SimulatedRun, simulate
@@ -101,7 +100,7 @@ class SplitCurve(Struct, frozen=True):
         return self.points[target - 1].rate / self.best.rate - 1
 
 
-SPLITS = read_table("device_splits", SplitTable)
+SPLITS = read_table(__file__, "device_splits", SplitTable)
 
 
 def decode_rate(run: SimulatedRun) -> float:
