@@ -11,7 +11,7 @@ from pilotfish.core.cache.slots import Slots
 from pilotfish.core.sampling.noise import gumbel
 from pilotfish.core.scheduling.executor import ANY_DEPTH, ForwardSeconds, Outcome, Sampling, SequenceRows
 from pilotfish.core.trees.tree import Floats
-from pilotfish.plan.simulation.events import VirtualClock
+from pilotfish.plan.events import VirtualClock
 
 #: Logits [vocab] of the token after these, the whole sequence.
 ScriptedModel = Callable[[Sequence[int]], Floats]

@@ -166,7 +166,8 @@ def test_a_resident_draft_takes_room() -> None:
 
 def test_a_draft_on_one_of_several_devices_bounds_all() -> None:
     four = replace(THREE.beside(), target=placed(count=4))
-    assert four.draft_weight_bytes == pytest.approx(4 * four.draft.placed.weight_bytes)
+    room = placed(count=4).kv_room - 4 * four.draft.placed.weight_bytes
+    assert four.kv_tokens == pytest.approx(room / (131072 + 4 * 32768))
 
 
 def test_money_and_joules() -> None:

@@ -20,7 +20,7 @@ from pilotfish.core.scheduling.budget import FixedBudget
 from pilotfish.core.scheduling.executor import Outcome, Sampling, SequenceRows
 from pilotfish.core.scheduling.request import FinishReason, Request
 from pilotfish.core.scheduling.scheduler import Scheduler
-from pilotfish.plan.simulation.events import VirtualClock
+from pilotfish.plan.events import VirtualClock
 from pilotfish.workers.lm import LMDrafter
 from pilotfish.workers.target import TargetWorker
 

@@ -9,9 +9,9 @@ import numpy as np
 from pilotfish.config.hardware.cost import ForwardLoad, PlacedModel
 from pilotfish.config.hardware.engines import PILOTFISH
 from pilotfish.core.scheduling.budget import BUCKETS
-from pilotfish.plan.fleets.simulated_pools import Acceptance, DraftPlan, PrefillPlan
+from pilotfish.plan.fleets.simulated_pools import NO_GUESSES, Acceptance, DraftPlan, Guessing, PrefillPlan
 from pilotfish.plan.fleets.simulated_server import ServerPlan
-from pilotfish.plan.fleets.simulated_target import NO_GUESSES, Guessing, TargetPlan
+from pilotfish.plan.fleets.simulated_target import TargetPlan
 
 #: Tokens of a sequence for which a target's guesses are chosen; rows of a forward in which a draft reads prompts.
 CONTEXT, CHUNK = 4096, 2048

@@ -10,7 +10,7 @@ import numpy as np
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.routing.held_prefixes import HeldCopies, Replica, RoutingKey
-from pilotfish.core.routing.router import ReplicaLoad, Route, Router, RouteRequest, Routing
+from pilotfish.core.routing.router import ReplicaLoad, Route, RouteRequest, Routing
 from pilotfish.plan.fleets.run_cache import KnownRun
 from pilotfish.plan.fleets.simulated_pools import Average
 from pilotfish.plan.fleets.traffic import RunId, SimulatedRequest
@@ -56,13 +56,6 @@ class SimulatedHeld(HeldCopies):
         for key in keys:
             found |= self._ends.get(key, {})
         return {replica: end // OBJECT_TOKENS for replica, end in found.items()}
-
-
-def following(routing: Routing, held: SimulatedHeld) -> Routing:
-    """Have a router look there."""
-    if isinstance(routing, Router):
-        routing.held = held
-    return routing
 
 
 class LoadBoard:

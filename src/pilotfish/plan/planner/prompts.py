@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
@@ -59,7 +60,7 @@ def prompts_beside(deployment: Deployment, demand: Demand, sequences: int) -> Pr
         models.append(deployment.draft.placed)
     times = [[prompt_time(m, k.prompt, demand.shared, sequences) for m in models] for k in demand.requests]
     busy = [sum(time.beside for time in kind) for kind in times]
-    return _mean(demand, busy, [kind[0].chunks for kind in times])
+    return _work(demand, busy, [kind[0].chunks for kind in times])
 
 
 def prompts_apart(deployment: Deployment, demand: Demand) -> PromptWork | None:
@@ -67,7 +68,7 @@ def prompts_apart(deployment: Deployment, demand: Demand) -> PromptWork | None:
     if deployment.prefill is None:
         return None
     times = [prompt_time(deployment.prefill.placed, kind.prompt, demand.shared) for kind in demand.requests]
-    return _mean(demand, [time.alone for time in times], [time.chunks for time in times])
+    return _work(demand, [time.alone for time in times], [time.chunks for time in times])
 
 
 def prompts_of_draft(deployment: Deployment, demand: Demand) -> float:
@@ -75,8 +76,7 @@ def prompts_of_draft(deployment: Deployment, demand: Demand) -> float:
     draft = deployment.draft
     if draft is None or draft.resident:
         return 0.0
-    times = (prompt_time(draft.placed, kind.prompt, demand.shared).alone for kind in demand.requests)
-    return sum(weight * time for weight, time in zip(demand.weights, times, strict=True))
+    return demand.mean(prompt_time(draft.placed, kind.prompt, demand.shared).alone for kind in demand.requests)
 
 
 def hand_over_seconds(deployment: Deployment, demand: Demand) -> float:
@@ -92,10 +92,6 @@ def wait_seconds(arrivals: float, load: PromptWork) -> float:
     return arrivals * load.busy_squared / (2 * (1 - utilisation))
 
 
-def _mean(demand: Demand, busy: list[float], chunks: list[int]) -> PromptWork:
-    weighted = list(zip(demand.weights, busy, chunks, strict=True))
-    return PromptWork(
-        busy=sum(weight * seconds for weight, seconds, _ in weighted),
-        busy_squared=sum(weight * seconds**2 for weight, seconds, _ in weighted),
-        chunks=sum(weight * count for weight, _, count in weighted),
-    )
+def _work(demand: Demand, busy: Sequence[float], chunks: Iterable[int]) -> PromptWork:
+    squares = demand.mean(seconds**2 for seconds in busy)
+    return PromptWork(busy=demand.mean(busy), busy_squared=squares, chunks=demand.mean(chunks))

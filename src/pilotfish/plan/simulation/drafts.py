@@ -22,7 +22,7 @@ from pilotfish.core.drafting.target_machine import RemoteOptions, TargetMachine
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.lookahead import NewNodes
 from pilotfish.core.trees.tree import Forest, Guesses
-from pilotfish.plan.simulation.events import Events, VirtualClock
+from pilotfish.plan.events import Events, VirtualClock
 from pilotfish.plan.simulation.models import Cost, Replay, ReplayedModel
 from pilotfish.plan.simulation.setup import Setup
 from pilotfish.workers.draft import Grower

@@ -12,8 +12,8 @@ from pilotfish.config.hardware.pace import Pace
 from pilotfish.core.scheduling.executor import ANY_DEPTH, ForwardSeconds, Outcome, Sampling, SequenceRows
 from pilotfish.core.trees.tree import Ints
 from pilotfish.errors import ParameterError
+from pilotfish.plan.events import VirtualClock
 from pilotfish.plan.simulation.acceptance import AcceptanceTrace
-from pilotfish.plan.simulation.events import VirtualClock
 
 #: Seconds of a forward.
 Cost = Callable[[ForwardLoad], float]

@@ -12,9 +12,9 @@ from pilotfish.core.drafting.messages import Peer, ToDraft, ToTarget
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import Request, RequestStats
 from pilotfish.core.scheduling.step import RequestCommit
+from pilotfish.plan.events import Events, VirtualClock
 from pilotfish.plan.simulation.acceptance import AcceptanceTrace
 from pilotfish.plan.simulation.drafts import PooledDrafter, PoolUse, VirtualPool, local_drafter, pool_peer, with_ngrams
-from pilotfish.plan.simulation.events import Events, VirtualClock
 from pilotfish.plan.simulation.models import Replay
 from pilotfish.plan.simulation.setup import LoadItem, Setup, SimulatedLoad
 from pilotfish.plan.simulation.target import VirtualTarget

@@ -15,7 +15,7 @@ from pilotfish.core.scheduling.executor import Outcome
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.core.scheduling.step import RequestCommit
-from pilotfish.plan.simulation.events import Events, VirtualClock
+from pilotfish.plan.events import Events, VirtualClock
 from pilotfish.plan.simulation.models import Replay, ReplayedModel
 from pilotfish.plan.simulation.setup import Setup, Speculation
 from pilotfish.workers.target import BegunStep, TargetWorker

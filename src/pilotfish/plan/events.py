@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -29,6 +30,7 @@ class Events:
     def run_to(self, time: float) -> None:
         """All that is planned up to then."""
         self.run(lambda: self._planned[0][0] > time)
+        self.now = max(self.now, time) if time < math.inf else self.now
 
 
 @dataclass
