@@ -63,7 +63,6 @@ def wanted(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
 
 
 def scaled_by_demand(least: int, most: int, up_after: float, down_after: float) -> AutoscalingConfig:
-    """For replicas that record a `demand`."""
     return AutoscalingConfig(
         min_replicas=least,
         max_replicas=most,

@@ -37,7 +37,6 @@ class Attendant:
 
     @property
     def demand(self) -> float:
-        """As `core.autoscaling` has it."""
         if (status := self.status) is None:
             return 0.0
         slots = status.identity.kv_slots

@@ -139,7 +139,6 @@ def _setups(config: ClusterConfig) -> dict[Role, str]:
 
 
 def _wait(config: ClusterConfig, say: Say) -> None:
-    """Until all roles serve."""
     deadline = time.monotonic() + config.start_timeout
     waiting = list(config.present)
     while waiting:
@@ -196,7 +195,6 @@ def members_of(config: ClusterConfig) -> Iterator[Path]:
 
 
 def rows(config: ClusterConfig) -> list[dict[str, Any]]:
-    """A row for each process, with equal fields."""
     there, hosts = _deployed(config), {host.id: host.name for host in cluster_hosts()}
     listing = Listing(config, there)
     with closing(listing):
@@ -227,7 +225,6 @@ def _row(role: Role, host: str, state: str, one: Listed | None) -> dict[str, Any
 
 
 def down(config: ClusterConfig) -> None:
-    """End all processes of the cluster; Ray's own go on."""
     _take_down([config.application(role) for role in _deployed(config)])
     if not serve.status().applications:
         serve.shutdown()

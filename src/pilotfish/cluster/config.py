@@ -121,12 +121,10 @@ class ClusterConfig:
 
     @property
     def ranks(self) -> int:
-        """Of a target."""
         return self.engine.tensor_parallel
 
     @property
     def pools(self) -> tuple[Role, ...]:
-        """The roles that targets are to be told of."""
         return tuple(role for role in self.present if role in ("draft", "prefill"))
 
     def setup_of(self, role: Role) -> str:
@@ -138,14 +136,12 @@ class ClusterConfig:
 
     @property
     def present(self) -> tuple[Role, ...]:
-        """The roles that have processes."""
         return tuple(role for role in ROLES if self.of(role).count)
 
     # -- what the processes of a role are told
 
     @property
     def engine(self) -> EngineConfig:
-        """Of a target."""
         mode: dict[str, Any] = {"mode": "async"} if self.of("draft").count else {}
         given = {"draft": self.of("draft").model, **self.of("target").options, **mode}
         return EngineConfig(target=self.model_of("target"), **given)
@@ -170,7 +166,6 @@ class ClusterConfig:
 
 
 def known_options(role: Role) -> dict[str, Option]:
-    """The options that a role's processes can be given, by name."""
     if role == "api":
         return _told(ServerConfig, _OF_SERVERS)
     if role == "target":
@@ -185,7 +180,6 @@ def _told(cls: type, without: frozenset[str]) -> dict[str, Option]:
 
 
 def _divided(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Those of a pool's model, and the pool's own."""
     model = {name: value for name, value in options.items() if name in options_of(EngineConfig)}
     return model, {name: value for name, value in options.items() if name not in model}
 
@@ -281,7 +275,6 @@ def _path(field: str, value: Any) -> Path:
 
 @contextmanager
 def _within(prefix: str) -> Iterator[None]:
-    """Errors say where they are."""
     try:
         yield
     except InputError as error:

@@ -28,8 +28,6 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class Host:
-    """A machine of the cluster, as Ray knows it."""
-
     id: str  # Ray's
     name: str  # for people
     has: Resources
@@ -39,8 +37,6 @@ class Host:
 
 @dataclass(frozen=True)
 class HostReport:
-    """What a host found on itself."""
-
     version: str
     models: Mapping[Role, Mapping[str, str]]  # digests, by file
     key: str = ""  # its public half
@@ -117,7 +113,6 @@ def _check_places(config: ClusterConfig, wanted: Mapping[Role, Resources], hosts
 
 
 def possible_roles(config: ClusterConfig, host: Host) -> list[Role]:
-    """Those of which a process may be placed on this host."""
     return [role for role in config.present if fits(config, role, host, host.has)]
 
 

@@ -15,8 +15,6 @@ from pilotfish.wire.curve_keys import TargetKeys, load_key_pair
 
 
 class ServedWorker:
-    """A worker, and what it tells."""
-
     role: Role
 
     async def __init__(self, config: ClusterConfig) -> None:  # type: ignore[misc]  # Serve awaits it

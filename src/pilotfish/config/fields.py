@@ -36,7 +36,6 @@ def drafter_kinds(drafter: str) -> tuple[DrafterKind, ...]:
 
 
 def available_cores() -> int:
-    """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -68,7 +68,6 @@ class DraftConfig:
 
     @property
     def is_gguf(self) -> bool:
-        """Whether the draft is one file of llama.cpp's."""
         return self.model.target.suffix == GGUF
 
     @property

@@ -53,8 +53,6 @@ class _Observation:
 
 
 class Arm(Struct, kw_only=True):
-    """The requests of a variant."""
-
     requests: Count = 0  # without those below
     tokens: Count = 0
     cut: Count = 0  # requests that ran without speculation because the variant was cut
@@ -75,8 +73,6 @@ class Arm(Struct, kw_only=True):
 
 
 class RolloutArms(Struct, kw_only=True):
-    """The arms of a server, or of several."""
-
     holdout: str  # the name of a variant; "": there is none
     since: Annotated[float, Meta(ge=0, lt=1e11)]  # seconds since the epoch: when the first request may have ended
     sticky: Literal["client", "request"] = "request"  # what keeps its variant
@@ -85,7 +81,6 @@ class RolloutArms(Struct, kw_only=True):
 
     @property
     def compared(self) -> list[str]:
-        """Variants beside the holdout."""
         return [name for name in self.arms if name != self.holdout]
 
     def add(self, outcome: RequestOutcome) -> None:
@@ -104,7 +99,6 @@ class RolloutArms(Struct, kw_only=True):
             self._observe(outcome, arm, list(_observations(outcome)))
 
     def add_score(self, outcome: RequestOutcome) -> None:
-        """Take feedback on a request that was added without."""
         arm = self.arms.get(outcome.variant)
         if arm is not None and outcome.score is not None and not (outcome.pinned or outcome.cut):
             self._observe(outcome, arm, [_Observation("score", outcome.score)])

@@ -60,7 +60,6 @@ class SmallModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def engine_fields(self) -> dict[str, Any]:
-        """Those of EngineConfig that are given, beside the target."""
         given = {
             name: getattr(self, name) for name in self.__struct_fields__ if name not in ("target", "pools", "keys")
         }
@@ -68,8 +67,6 @@ class SmallModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class CascadePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file of it."""
-
     name: str
     small: SmallModelConfig
     threshold: float
@@ -96,7 +93,6 @@ class Confidence:
         self._open = set(range(outputs))  # not judged yet
 
     def add(self, output: int, logprobs: Sequence[float], *, ended: bool) -> None:
-        """An output has grown by tokens with these log-probabilities, or has ended."""
         if output not in self._open:
             return
         taken = [max(one, LEAST) for one in logprobs[: self._tokens - self._counts[output]]]
@@ -117,8 +113,6 @@ class Confidence:
 
 @dataclass
 class CascadeAnswer:
-    """Who answers a request, as far as that is known."""
-
     answered_by: str | None = None  # the model's name
     escalated: Escalation | None = None
     confidence: float | None = None  # the small model's, where it was judged
@@ -136,7 +130,6 @@ class CascadeAnswer:
 
     @property
     def reason(self) -> str:
-        """For metrics."""
         return self.escalated or "sure"
 
 
@@ -149,7 +142,6 @@ def read_cascade(text: str) -> CascadePolicy:
 
 
 def _faults(policy: CascadePolicy) -> Iterator[tuple[str, object, str]]:
-    """Field, value, and what is allowed."""
     if not (1 <= len(policy.name) <= MAX_NAME and policy.name.isprintable()):
         yield "cascade.name", policy.name[:MAX_NAME], f"1 to {MAX_NAME} printable characters"
     if not LEAST <= policy.threshold <= NOBODY:  # no number is neither

@@ -21,8 +21,6 @@ Positive = Annotated[float, Meta(ge=0)]
 
 
 class Moments(Struct):
-    """Number, mean, and sum of squared deviations from it."""
-
     count: Count = 0
     mean: float = 0.0
     squares: Positive = 0.0
@@ -77,7 +75,6 @@ class PeriodSums(Struct):
     holdout: ArmPart = field(default_factory=ArmPart)
 
     def add(self, variant: Moments, holdout: Moments) -> None:
-        """A period."""
         if variant.count and holdout.count:
             weight = variant.count * holdout.count / (variant.count + holdout.count)
             self.weight += weight
@@ -146,7 +143,6 @@ class Contrast(Struct):
         self.holdout.add(value)
 
     def total(self) -> PeriodSums:
-        """Past and present."""
         sums = PeriodSums()
         sums.merge(self.past)
         sums.add(self.variant, self.holdout)

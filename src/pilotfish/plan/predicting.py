@@ -18,8 +18,6 @@ from pilotfish.plan.rounds import (
 
 
 class RunModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model on devices, in an engine."""
-
     on: str  # model@devicexcount
     engine: str
     weights: Weights = "bf16"

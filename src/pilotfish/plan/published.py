@@ -57,8 +57,6 @@ class PublishedRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class PublishedGroup(Sourced, frozen=True, kw_only=True):
-    """Rows with the same sources."""
-
     about: str
     rows: dict[str, PublishedRow]
 
@@ -98,7 +96,6 @@ def error_band(*modes: Mode) -> ErrorBand:
 
 
 def summaries() -> dict[Mode, ErrorSummary]:
-    """By mode."""
     errors: dict[Mode, list[float]] = {}
     for row, error in _errors():
         errors.setdefault(row.mode, []).append(abs(error))

@@ -29,7 +29,6 @@ class SplitModel(PlacedModel, frozen=True, kw_only=True):
     batches: int = 1
 
     def __post_init__(self) -> None:
-        """ParameterError naming `split` where it makes no sense."""
         if self.link.bandwidth is None:
             raise ParameterError("split", "its link", "a link whose bandwidth is known")
         if self.model is not self.ffn.model:

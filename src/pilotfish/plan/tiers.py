@@ -35,7 +35,6 @@ class TieredModel(PlacedModel, frozen=True, kw_only=True):
     kv_share: float = 0.0
 
     def __post_init__(self) -> None:
-        """ParameterError naming `tier` where it makes no sense."""
         for share in (self.weights_share, self.kv_share):
             if not 0 <= share <= 1:
                 raise ParameterError("tier", share, "shares of weights and KV from 0 to 1")

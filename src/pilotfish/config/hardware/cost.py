@@ -33,8 +33,6 @@ _DEVICES = re.compile(r"(.*?)(?:x([1-9][0-9]{0,3}))?", re.DOTALL)  # matches wha
 
 
 class ForwardLoad(Struct, frozen=True, kw_only=True):
-    """What one forward computes."""
-
     rows: int  # of all sequences
     sequences: int = 1
     context: float = 0.0  # tokens before a sequence's rows
@@ -67,7 +65,6 @@ class PlacedModel(Struct, frozen=True, kw_only=True):
     kv: KV = "bf16"
 
     def seconds(self, load: ForwardLoad) -> float:
-        """Of one forward."""
         return self.parts(load).seconds
 
     def parts(self, load: ForwardLoad) -> ForwardParts:
@@ -108,7 +105,6 @@ class PlacedModel(Struct, frozen=True, kw_only=True):
 
     @property
     def devices(self) -> tuple[tuple[Device, int], ...]:
-        """Kinds, and how many of each."""
         return ((self.device, self.count),)
 
     @property
@@ -155,7 +151,6 @@ def place(
 
 
 def parse_devices(text: str) -> tuple[str, int]:
-    """The kind and the number of `h200x4`; 1 where it says none."""
     match = _DEVICES.fullmatch(text)
     assert match is not None
     return match[1], int(match[2] or 1)

@@ -21,8 +21,6 @@ class Device(Sourced, frozen=True, kw_only=True):
 
 
 class Interconnect(Sourced, frozen=True, kw_only=True):
-    """A link, or storage."""
-
     bandwidth: float | None = None  # bytes a second one way
     latency: float | None = None  # seconds
 

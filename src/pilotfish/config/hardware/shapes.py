@@ -57,12 +57,10 @@ class ModelShape(Sourced, frozen=True, kw_only=True):
 
     @property
     def head(self) -> int:
-        """Weights of the output embedding."""
         return self.vocab * self.hidden
 
     @property
     def embeddings(self) -> int:
-        """Weights of the input and the output embedding."""
         return self.head * (1 if self.tied else 2)
 
     @property
@@ -82,7 +80,6 @@ class ModelShape(Sourced, frozen=True, kw_only=True):
 
     @property
     def attention(self) -> int:
-        """Weights of all layers' attention."""
         each = self.latent.weights(self.hidden, self.heads) if self.latent else self._grouped_attention
         return self.layers * each
 

@@ -18,8 +18,6 @@ NEAREST = 3
 
 
 class Sourced(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An entry of a table."""
-
     sources: tuple[str, ...]  # addresses, or repository:path
     unverified: tuple[str, ...] = ()  # fields that no source was found for
     note: str = ""

@@ -121,7 +121,6 @@ def _has_manifest(path: Path) -> bool:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether nobody else makes such a folder."""
     names = set(os.listdir(path))  # noqa: PTH208
     others = names - _BEFORE_MANIFEST - {MANIFEST}
     return LOCK in names and all(_PARTITION.fullmatch(name) for name in others)
@@ -208,7 +207,6 @@ def _begin_manifest(path: Path) -> None:
 
 
 def _write_once(path: Path, contents: bytes) -> None:
-    """Whole or not at all."""
     unfinished = path.with_name(f"{path.name}.tmp")
     unfinished.unlink(missing_ok=True)
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -221,7 +219,6 @@ def _write_once(path: Path, contents: bytes) -> None:
 
 @contextmanager
 def refusing(path: Path) -> Iterator[None]:
-    """Turns what the file system refuses into a line for whoever named the folder."""
     try:
         yield
     except OSError as error:

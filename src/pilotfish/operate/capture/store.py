@@ -120,7 +120,6 @@ class CaptureStore:
 
 
 def _size(path: Path) -> int:
-    """0 where it is gone."""
     with suppress(FileNotFoundError):
         return path.stat(follow_symlinks=False).st_size
     return 0

@@ -93,7 +93,6 @@ def purge_before(path: Path, time: float) -> PurgedRows:
 
 
 def purge_rows(path: Path) -> PurgedRows:
-    """All rows. The folder can be written into further on."""
     check_folder(path)
     with refusing(path):
         return _purge(found_rows(path))

@@ -50,7 +50,6 @@ class FoundCause:
 
 
 def find_causes(cells: PairedCells) -> list[FoundCause]:
-    """The largest first."""
     change = cells.by().decomposition.change
     mixes = list(_mixes(cells, change))
     within = _drifts(cells, [one.dimension for one in mixes], change)
@@ -116,7 +115,6 @@ class DimensionMix:
 
 
 def _mixes(cells: PairedCells, change: float) -> Iterator[DimensionMix]:
-    """In the order in which they were taken."""
     chosen: list[str] = []
     candidates = [_mix(cells, [], name) for name in DIRECTNESS]
     while notable := [one for one in candidates if _is_notable(one.effect, one.error, change)]:

@@ -68,7 +68,6 @@ class Cell(Struct, kw_only=True, omit_defaults=True):
     accepted_by_depth: list[Count] = []
 
     def take(self, outcome: RequestOutcome) -> None:
-        """Count a request."""
         if outcome.cut:
             self.cut += 1
             return

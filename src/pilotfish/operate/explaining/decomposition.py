@@ -100,17 +100,14 @@ class Decomposition:
 
     @property
     def mix(self) -> float:
-        """What the shares' change does at the rates of before."""
         return fsum(self.mixes)
 
     @property
     def within(self) -> float:
-        """What the rates' change does at the shares of before."""
         return fsum(self.before.shares * self.rate_changes)
 
     @property
     def interaction(self) -> float:
-        """What neither does alone: shares grew where rates rose, or fell."""
         return fsum(self.share_changes * self.rate_changes)
 
 

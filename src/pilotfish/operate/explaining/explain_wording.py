@@ -74,7 +74,6 @@ def headline(cause: Cause) -> str:
 
 
 def place(cause: Cause) -> str:
-    """As in `draft r2`, of a cause that has one."""
     more = f" and {len(cause.values) - NAMED} more" if len(cause.values) > NAMED else ""
     return f"{cause.dimension} {', '.join(map(printable, cause.values[:NAMED]))}{more}"
 

@@ -22,8 +22,6 @@ _COLUMN = {name: column for column, name in enumerate(SUMS)}
 
 @dataclass(frozen=True)
 class CellSums:
-    """Sums of cells of one window."""
-
     matrix: Floats  # [cohorts, SUMS, then both of BY_DEPTH]
 
     @classmethod

@@ -38,7 +38,6 @@ class GuardPolicy(Struct, frozen=True, kw_only=True):
     patience: float = 30.0  # twice as many do after each such time that has decided nothing
 
     def __post_init__(self) -> None:
-        """ParameterError for what is out of bounds."""
         if not 0 < self.allowance <= 1:
             raise ParameterError("allowance", self.allowance, "more than 0 and at most 1")
         if not 0 < self.pause < inf:
@@ -73,8 +72,6 @@ class GuardedVariant(Struct, frozen=True, kw_only=True):
 
 
 class VariantGuard:
-    """One variant's state, and what leads from one to the next."""
-
     def __init__(self, name: str, policy: GuardPolicy) -> None:
         self.state: VariantState = "live"
         self._name, self._policy = name, policy
@@ -158,7 +155,6 @@ class Guard:
 
     @property
     def events(self) -> Sequence[GuardEvent]:
-        """The newest 256, the oldest of them first."""
         return tuple(self._events)
 
     def set_variants(self, holdout: str, variants: Sequence[str]) -> None:
@@ -187,7 +183,6 @@ class Guard:
         return self._variants[variant].share
 
     def told(self) -> dict[str, GuardedVariant]:
-        """All but the holdout, by name."""
         return {name: guarded.told() for name, guarded in self._variants.items()}
 
     def _observed(self, readings: Mapping[str, GuardReading], now: float) -> Iterator[GuardEvent]:

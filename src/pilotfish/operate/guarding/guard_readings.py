@@ -50,12 +50,10 @@ class GuardReading(Struct, frozen=True, kw_only=True):
 
     @property
     def acceptance(self) -> float:
-        """Accepted tokens a step that was guessable."""
         return self.accepted / self.guessable
 
     @property
     def log_step_tokens(self) -> float:
-        """The logarithm of the tokens that a step gave an output."""
         return log(self.tokens / self.steps)
 
 
@@ -75,7 +73,6 @@ class Comparison(Struct, frozen=True):
 
     @property
     def scale(self) -> float:
-        """Of the noise in that."""
         return 1 / self.own.tokens + 1 / self.holdout.tokens
 
     def unbiased_slowdown(self, variance: float) -> float:
@@ -98,7 +95,6 @@ class ReadingPairs:
         self._own = self._holdout = NOTHING
 
     def add(self, own: GuardReading, holdout: GuardReading) -> Comparison | None:
-        """None: there is not enough yet."""
         if not (own.has_times and holdout.has_times):
             return None
         own, holdout = self._own + own, self._holdout + holdout

@@ -86,16 +86,13 @@ def _guessing(sequences: int, costs: np.ndarray, acceptance: Acceptance) -> Gues
 
 
 def draft_of(placed: PlacedModel, leaves: int) -> DraftPlan:
-    """A draft whose levels expand so many leaves, and which reads prompts in chunks."""
     level = placed.seconds(ForwardLoad(rows=leaves)) + LEVEL_HOST
     return DraftPlan(leaves / level, _slots(placed), _reading_seconds(placed))
 
 
 def prefill_of(placed: PlacedModel) -> PrefillPlan:
-    """A worker that is like a target."""
     return PrefillPlan(_reading_seconds(placed), EXPOSED * placed.kv_bytes / LINK)
 
 
 def _reading_seconds(placed: PlacedModel) -> float:
-    """Of a prompt's token."""
     return placed.seconds(ForwardLoad(rows=CHUNK)) / CHUNK

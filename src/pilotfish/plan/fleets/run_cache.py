@@ -51,7 +51,6 @@ class RunCache:
 
     @property
     def live(self) -> int:
-        """Slots that requests own."""
         return self.own + self.owned
 
     def known(self, request: SimulatedRequest) -> int:
@@ -129,7 +128,6 @@ class RunCache:
         return run
 
     def _lengthen(self, run: KnownRun, end: int) -> None:
-        """An owned run is known up to `end`."""
         before, added = run.end, end - run.end
         if added > 0:
             run.tokens += added
@@ -160,7 +158,6 @@ class RunCache:
         return count
 
     def _cut(self, run: KnownRun, count: int) -> None:
-        """Drop its last tokens."""
         before = run.end
         run.tokens -= count
         self.kept -= count
@@ -181,7 +178,6 @@ class RunCache:
         return self._proven if run.proven else self._fresh
 
     def _move(self, run: KnownRun) -> None:
-        """To the end of the other list."""
         del self._listed(run)[run]
         run.proven = not run.proven
         self._listed(run)[run] = None
@@ -202,7 +198,6 @@ class RunCache:
 
 
 def _ancestry(run: KnownRun | None) -> list[KnownRun]:
-    """From the first run to this one."""
     path: list[KnownRun] = []
     while run is not None:
         path.append(run)

@@ -46,8 +46,6 @@ class TargetPlan:
 
 @dataclass(slots=True, eq=False)
 class SimulatedJob:
-    """A request at a target."""
-
     request: SimulatedRequest
     pace: float  # tokens that it commits a step, over those of the mean
     server: int
@@ -234,7 +232,6 @@ class SimulatedTarget:
         self._next = None
 
     def _begin(self, now: float) -> None:
-        """The next stretch, if there is anything to do."""
         self._admit(now)
         self._stretch, self.ends_at = None, None
         if self.prefilling or self.decoding:

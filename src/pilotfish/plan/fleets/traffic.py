@@ -67,7 +67,6 @@ class ConversationTraffic:
         return float(within.sum() + within[-1] * self.goes_on[-1] / (1 - self.goes_on[-1]))
 
     def __iter__(self) -> Iterator[SimulatedRequest]:
-        """In order of arrival."""
         draw, names = np.random.default_rng(self.seed), count(self.tenants)
         often = 1 / np.arange(1, self.tenants + 1)
         shares = np.cumsum(often / often.sum())

@@ -31,7 +31,6 @@ class PairAcceptance(Sourced, frozen=True, kw_only=True):
     why: str = ""
 
     def __post_init__(self) -> None:
-        """ParameterError naming `acceptance`."""
         if (self.rate is None) == (not self.trees):
             raise ParameterError("acceptance", self.rate, "either a rate of each guess or trees")
         if self.rate is not None and not 0 <= self.rate <= 1:
@@ -42,7 +41,6 @@ class PairAcceptance(Sourced, frozen=True, kw_only=True):
 
     @property
     def guesses(self) -> tuple[GuessedTree, ...]:
-        """What may be guessed in a step."""
         if self.rate is None:
             return self.trees
         gains = ((guesses, tokens_of_chain(self.rate, guesses) - 1) for guesses in CHAINS)

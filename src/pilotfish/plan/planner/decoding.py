@@ -32,7 +32,6 @@ class DecodingStep(Struct, frozen=True, kw_only=True):
 
     @property
     def speed(self) -> float:
-        """Tokens a second of each sequence."""
         return self.tokens / self.seconds
 
 

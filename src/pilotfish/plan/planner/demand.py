@@ -24,7 +24,6 @@ class Demand(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     users: int | None = None
 
     def __post_init__(self) -> None:
-        """ParameterError naming the field."""
         if not self.requests:
             raise ParameterError("requests", self.requests, "one kind of requests or more")
         for kind in self.requests:
@@ -41,7 +40,6 @@ class Demand(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """Shares that sum to 1."""
         total = sum(kind.share for kind in self.requests)
         return tuple(kind.share / total for kind in self.requests)
 
@@ -51,12 +49,10 @@ class Demand(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def output(self) -> float:
-        """Tokens of an output in the mean."""
         return self.mean(kind.output for kind in self.requests)
 
     @property
     def prompt(self) -> float:
-        """Tokens of a prompt in the mean."""
         return self.mean(kind.prompt for kind in self.requests)
 
     @property
@@ -66,7 +62,6 @@ class Demand(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def longest(self) -> int:
-        """Tokens of a request at its end."""
         return max(kind.prompt + kind.output for kind in self.requests)
 
 

@@ -41,7 +41,6 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
     @property
     def devices(self) -> Mapping[str, int]:
-        """How many of each kind, by full names."""
         counts: Counter[str] = Counter()
         for device, count in self.target.devices:
             counts[device.full_name] += count * self.replicas

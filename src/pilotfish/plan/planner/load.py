@@ -46,12 +46,10 @@ class LoadPoint(Struct, frozen=True, kw_only=True):
 
     @property
     def tpot(self) -> float:
-        """Seconds between a user's tokens."""
         return 1 / self.speed
 
     @property
     def binds(self) -> str:
-        """What takes most of a target's time."""
         return max(self.shares, key=lambda name: self.shares[name])
 
 
@@ -77,7 +75,6 @@ class LoadedDeployment:
         return draft.workers / self.deployment.replicas * draft.placed.kv_room / draft.placed.kv_bytes
 
     def at(self, sequences: int) -> LoadPoint:
-        """With so many sequences in each target at all times."""
         if sequences not in self._points:
             self._points[sequences] = self._point(sequences)
         return self._points[sequences]
@@ -97,7 +94,6 @@ class LoadedDeployment:
         return "memory of draft devices" if self._draft_tokens < self.deployment.kv_tokens else "memory capacity"
 
     def broken(self, point: LoadPoint) -> list[str]:
-        """Limits that do not hold there."""
         limits, over = self.limits, []
         if limits.tpot is not None and point.tpot > limits.tpot:
             over.append("TPOT limit")

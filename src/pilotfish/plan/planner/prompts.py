@@ -14,8 +14,6 @@ from pilotfish.plan.planner.deployment import Deployment
 
 
 class PromptTime(Struct, frozen=True, kw_only=True):
-    """Of a prompt of some kind."""
-
     chunks: int  # forwards that it is spread over
     alone: float  # seconds of these forwards, with nothing else in them
     beside: float  # seconds that it adds to forwards that there are anyway
@@ -72,7 +70,6 @@ def prompts_apart(deployment: Deployment, demand: Demand) -> PromptWork | None:
 
 
 def prompts_of_draft(deployment: Deployment, demand: Demand) -> float:
-    """Seconds of a draft's own devices for each request."""
     draft = deployment.draft
     if draft is None or draft.resident:
         return 0.0

@@ -86,7 +86,6 @@ class Situation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     objective: Literal["cost", "speed"] = "cost"  # least money a token, or most tokens a second of a user
 
     def __post_init__(self) -> None:
-        """ParameterError naming the field, and the nearest names."""
         names = [offer.name.lower() for offer in self.devices]
         if not names or len(set(names)) < len(names):
             raise ParameterError("devices", names, "one device or more, each named once")
@@ -113,7 +112,6 @@ class Situation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Of devices that can be had, by full names."""
         return {offer.device().full_name: offer.count for offer in self.devices}
 
 

@@ -73,7 +73,6 @@ class AcceptanceTrace(Struct, frozen=True):
 
     @property
     def width(self) -> int:
-        """Guesses for each token."""
         return int(self.guesses.shape[1])
 
     @property

@@ -85,8 +85,6 @@ class SplitPoint(Struct, frozen=True):
 
 
 class SplitCurve(Struct, frozen=True):
-    """Of a pair."""
-
     acceptance: float
     points: list[SplitPoint]  # from one device for the target to all of them, in turn
 

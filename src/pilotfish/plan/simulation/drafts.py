@@ -62,8 +62,6 @@ class DistantDrafter(LMDrafter):
 
 @dataclass(frozen=True)
 class PoolUse:
-    """What a pool has done."""
-
     levels: int
     busy: float  # seconds
     rows: int
@@ -71,7 +69,6 @@ class PoolUse:
     nodes: int
 
     def since(self, before: PoolUse) -> PoolUse:
-        """What it has done since then."""
         return PoolUse(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
 
 
@@ -104,7 +101,6 @@ class VirtualPool:
             self._turn()
 
     def tick(self) -> None:
-        """Called now and then."""
         if not self._growing:
             self._turn()
 
@@ -144,7 +140,6 @@ class PooledDrafter(Drafter):
         clock: Callable[[], float],
         post: Callable[[Peer, ToDraft], None],
     ) -> None:
-        """Of the target of this number."""
         pools = [DraftPool(f"pool {number}", pool_peer(number)) for number in range(setup.pools)]
         hello = Hello(PROTOCOL_VERSION, TOKENIZER, vocab_size, "target")
         self.machine = TargetMachine(hello, pools, RemoteOptions(setup.speculation.wanted, first_pool=number))
@@ -183,7 +178,6 @@ class PooledDrafter(Drafter):
         return all(pool.ready for pool in self.machine.pools)
 
     def tick(self, now: float) -> None:
-        """Called now and then."""
         self.machine.tick(now)
         self.flush()
         for pool in self.machine.pools:

@@ -89,7 +89,6 @@ class Simulation:
         self.events.run(until=lambda: all(drafter.ready for drafter in self._drafters))
 
     def play(self, load: SimulatedLoad) -> SimulatedRun:
-        """To its end."""
         first, before = len(self.requests), [pool.use for pool in self._pools]
         for steps in self._steps:
             steps.clear()

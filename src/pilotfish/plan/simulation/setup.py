@@ -82,8 +82,6 @@ class Setup(Struct, frozen=True, kw_only=True):
 
 
 class LoadItem(Struct, frozen=True):
-    """A request."""
-
     sequence: int  # of the trace: its prompt, and where its output begins
     output: int  # tokens
     at: float = 0.0  # seconds: when it comes, at the earliest

@@ -25,8 +25,6 @@ KNOTS = tuple(1 << power for power in range(11))
 
 
 class VirtualTarget:
-    """Runs a step after another while there are requests."""
-
     def __init__(
         self,
         events: Events,
