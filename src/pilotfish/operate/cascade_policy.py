@@ -25,7 +25,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from pilotfish.errors import ParameterError
-from pilotfish.operate.toml_text import parsed
+from pilotfish.validation import parsed_toml
 
 #: Why the large model answers.
 Escalation = Literal["tag", "length", "confidence", "unavailable"]
@@ -135,7 +135,7 @@ class CascadeAnswer:
 
 def read_cascade(text: str) -> CascadePolicy:
     """Of a TOML file. ParameterError names the field."""
-    policy = parsed("cascade", text, CascadePolicy)
+    policy = parsed_toml("cascade", text, CascadePolicy)
     for field, value, allowed in _faults(policy):
         raise ParameterError(field, value, allowed)
     return policy

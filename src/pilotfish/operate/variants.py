@@ -39,7 +39,7 @@ from typing import Literal
 from msgspec import Struct
 
 from pilotfish.errors import ParameterError
-from pilotfish.operate.toml_text import parsed
+from pilotfish.validation import parsed_toml
 
 #: Variants are labels of metrics.
 MAX_VARIANTS = 16
@@ -141,7 +141,7 @@ def unit(text: str, use: str = "variant") -> float:
 
 def read_variants(text: str) -> Variants:
     """Of a TOML file. ParameterError names the field."""
-    variants = parsed("rollout", text, Variants)
+    variants = parsed_toml("rollout", text, Variants)
     for field, value, allowed in _faults(variants):
         raise ParameterError(field, value, allowed)
     return variants

@@ -22,14 +22,8 @@ class GuardReading(Struct, frozen=True, kw_only=True):
     sharing: int = 0  # sequences among which these shared out their guesses, summed
 
     def __add__(self, other: GuardReading) -> GuardReading:
-        return GuardReading(
-            tokens=self.tokens + other.tokens,
-            itl_seconds=self.itl_seconds + other.itl_seconds,
-            steps=self.steps + other.steps,
-            guessable=self.guessable + other.guessable,
-            accepted=self.accepted + other.accepted,
-            sharing=self.sharing + other.sharing,
-        )
+        names = self.__struct_fields__
+        return GuardReading(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
     @property
     def has_times(self) -> bool:
