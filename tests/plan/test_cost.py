@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pilotfish.config.hardware.cost import ForwardLoad, PlacedModel
-from pilotfish.config.hardware.devices import DEVICES
-from pilotfish.config.hardware.engines import ENGINES
 from pilotfish.config.hardware.shapes import MODELS
+from pilotfish.config.hardware.tables import DEVICES, ENGINES
 
 LAYER, ALL_REDUCE = 26.45e-6, 13.1e-6
 USABLE = [name for name, device in DEVICES.items() if device.bf16 is not None]

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
 from pilotfish.config.hardware.cost import ForwardLoad, PlacedModel
-from pilotfish.config.hardware.devices import DEVICES, LINKS
-from pilotfish.config.hardware.engines import ENGINES
 from pilotfish.config.hardware.shapes import MODELS
+from pilotfish.config.hardware.tables import DEVICES, ENGINES, LINKS
 from pilotfish.errors import ParameterError
 from pilotfish.plan.split import SplitModel
 from pilotfish.plan.tiers import TIERS, MemoryTier, TieredModel

@@ -8,10 +8,8 @@ import sys
 import pytest
 from msgspec import Struct, ValidationError, convert
 
-from pilotfish.config.hardware.devices import DEVICES, LINKS, Device
-from pilotfish.config.hardware.engines import ENGINES, SHARES, Constant
 from pilotfish.config.hardware.shapes import MODELS
-from pilotfish.config.hardware.tables import Sourced, look_up
+from pilotfish.config.hardware.tables import DEVICES, ENGINES, LINKS, SHARES, Constant, Device, Sourced, look_up
 from pilotfish.errors import ParameterError
 from pilotfish.plan.published import GROUPS, PUBLISHED
 from pilotfish.plan.tiers import TIERS

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pilotfish.config.hardware.cost import ForwardLoad, PlacedModel
-from pilotfish.config.hardware.devices import DEVICES, LINKS
-from pilotfish.config.hardware.engines import PILOTFISH
 from pilotfish.config.hardware.shapes import MODELS
+from pilotfish.config.hardware.tables import DEVICES, LINKS, PILOTFISH
 from pilotfish.errors import ParameterError
 from pilotfish.plan.planner.acceptance import CHAINS, PAIRS, GuessedTree, PairAcceptance, published_acceptance
 from pilotfish.plan.planner.choice import choose, shortfall

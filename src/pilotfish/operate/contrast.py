@@ -104,8 +104,8 @@ class PeriodSums(Struct):
         return ((self.variant.squares + self.holdout.squares) / degrees) ** 0.5 if degrees else None
 
     def _variances(self) -> tuple[float, float]:
-        """Of an observation in each arm. None is below that of both arms together: where something is rare, an arm of few requests
-        has often not seen it, and would seem to vary less than it does."""
+        """Of an observation in each arm, at least that of both arms together: where something is rare, an arm of few
+        requests has often not seen it, and would seem to vary less than it does."""
         least = (self.deviation or 0.0) ** 2
         variant, holdout = (max(part.squares / part.degrees, least) for part in (self.variant, self.holdout))
         return variant, holdout

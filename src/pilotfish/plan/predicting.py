@@ -5,8 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from pilotfish.config.hardware.cost import KV, ForwardLoad, PlacedModel, Weights, place
-from pilotfish.config.hardware.engines import ENGINES
-from pilotfish.config.hardware.tables import look_up
+from pilotfish.config.hardware.tables import ENGINES, look_up
 from pilotfish.plan.rounds import (
     chain_speedup,
     levels_hidden,

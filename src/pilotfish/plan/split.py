@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from pilotfish.config.hardware.cost import BYTES, KV_MEMORY, ForwardLoad, ForwardParts, PlacedModel
-from pilotfish.config.hardware.devices import Device, Interconnect
-from pilotfish.config.hardware.engines import SHARES
+from pilotfish.config.hardware.tables import SHARES, Device, Interconnect
 from pilotfish.errors import ParameterError
 
 

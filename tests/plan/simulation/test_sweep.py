@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from pilotfish.config.hardware.cost import ForwardLoad
-from pilotfish.config.hardware.engines import PILOTFISH
+from pilotfish.config.hardware.tables import PILOTFISH
 from pilotfish.errors import ParameterError
 from pilotfish.plan.simulation.acceptance import BUNDLED, drawn_acceptance, trace_of
 from pilotfish.plan.simulation.calibration import MachineCalibration, host_of

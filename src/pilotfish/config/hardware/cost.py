@@ -15,10 +15,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from pilotfish.config.hardware.devices import DEVICES, Device
-from pilotfish.config.hardware.engines import PILOTFISH, SHARES, EngineConstants
 from pilotfish.config.hardware.shapes import MODELS, ModelShape
-from pilotfish.config.hardware.tables import look_up
+from pilotfish.config.hardware.tables import DEVICES, PILOTFISH, SHARES, Device, EngineConstants, look_up
 from pilotfish.errors import ParameterError
 
 Weights = Literal["bf16", "fp8", "int4"]

@@ -59,10 +59,6 @@ class CaptureFile:
     number: int  # of those that begin at the same time
     size: int  # bytes, as they were when it was found
 
-    @property
-    def partition(self) -> str:
-        return self.path.parent.name
-
 
 class ClaimedFolder:
     """A folder that no other server writes into until this one releases it, or ends."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pilotfish.config.hardware.cost import ForwardLoad, PlacedModel
-from pilotfish.config.hardware.engines import PILOTFISH
+from pilotfish.config.hardware.tables import PILOTFISH
 from pilotfish.core.scheduling.budget import BUCKETS
 from pilotfish.plan.fleets.simulated_pools import NO_GUESSES, Acceptance, DraftPlan, Guessing, PrefillPlan
 from pilotfish.plan.fleets.simulated_server import ServerPlan

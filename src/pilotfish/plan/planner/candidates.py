@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec.structs import asdict, replace
 
 from pilotfish.config.hardware.cost import KV_MEMORY, PlacedModel, parse_devices, peak_of
-from pilotfish.config.hardware.devices import LINKS, Device
 from pilotfish.config.hardware.shapes import MODELS
-from pilotfish.config.hardware.tables import look_up
+from pilotfish.config.hardware.tables import LINKS, Device, look_up
 from pilotfish.errors import ParameterError
 from pilotfish.plan.planner.deployment import Deployment, DraftPlacement, Mode, PrefillPlacement
 from pilotfish.plan.planner.situation import OfferedDraft, OfferedPlacement, PlannedTier, Situation

@@ -9,7 +9,7 @@ from typing import Literal
 from msgspec import Struct
 
 from pilotfish.config.hardware.cost import PlacedModel
-from pilotfish.config.hardware.devices import LINKS, Interconnect
+from pilotfish.config.hardware.tables import LINKS, Interconnect
 from pilotfish.plan.planner.acceptance import PairAcceptance
 
 Mode = Literal["off", "sync", "async"]

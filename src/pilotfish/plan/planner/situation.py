@@ -9,10 +9,8 @@ from msgspec import Meta, Struct, ValidationError, convert
 from msgspec.structs import replace
 
 from pilotfish.config.hardware.cost import KV, Weights
-from pilotfish.config.hardware.devices import DEVICES, LINKS, Device, Interconnect
-from pilotfish.config.hardware.engines import ENGINES, EngineConstants
 from pilotfish.config.hardware.shapes import MODELS, ModelShape
-from pilotfish.config.hardware.tables import look_up
+from pilotfish.config.hardware.tables import DEVICES, ENGINES, LINKS, Device, EngineConstants, Interconnect, look_up
 from pilotfish.errors import InputError, ParameterError
 from pilotfish.plan.planner.acceptance import GuessedTree, PairAcceptance, published_acceptance
 from pilotfish.plan.planner.demand import Demand, LoadLimits

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from pilotfish.config.hardware.engines import PILOTFISH
 from pilotfish.config.hardware.pace import Pace
+from pilotfish.config.hardware.tables import PILOTFISH
 from pilotfish.core.trees.tree import Floats
 from pilotfish.errors import ParameterError
 from pilotfish.plan.simulation.setup import HostCosts

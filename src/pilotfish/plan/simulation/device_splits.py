@@ -10,8 +10,7 @@ from functools import partial
 from msgspec import Struct
 
 from pilotfish.config.hardware.cost import ForwardLoad, Weights, place
-from pilotfish.config.hardware.engines import ENGINES
-from pilotfish.config.hardware.tables import Sourced, read_table
+from pilotfish.config.hardware.tables import ENGINES, Sourced, read_table
 from pilotfish.plan.simulation.acceptance import AcceptanceTrace, drawn_acceptance
 from pilotfish.plan.simulation.run import SimulatedRun, simulate
 from pilotfish.plan.simulation.setup import HostCosts, Setup, Speculation, closed_load
