@@ -84,7 +84,8 @@ def up(config: ClusterConfig, say: Say) -> str:
     for role in changed:
         say(f"{role}: {config.of(role).count} to start")
     try:
-        serve.start(proxy_location=PROXIES[config.proxies], http_options=_http(config))
+        http = {"host": config.server.host, "port": config.server.port, "request_timeout_s": None}
+        serve.start(proxy_location=PROXIES[config.proxies], http_options=http)
         run_applications({config.application(role): application(role, config) for role in changed})
         _wait(config, say)
     except BaseException:
@@ -127,7 +128,7 @@ def host_reports(config: ClusterConfig, hosts: Sequence[Host]) -> dict[str, Host
         except ray.exceptions.GetTimeoutError as error:
             raise InputError(f"{name}: no answer within {REPORT:g} s; expected a host that works") from error
         except ray.exceptions.RayError as error:
-            raise InputError(f"{name}: Pilotfish cannot be run there ({_reason(error)})") from error
+            raise InputError(f"{name}: Pilotfish cannot be run there ({_last_line(str(error))})") from error
     return reports
 
 
@@ -160,19 +161,10 @@ def _problem(status: Any) -> str:
     return _last_line("\n".join(messages) or status.message)
 
 
-def _reason(error: Exception) -> str:
-    return _last_line(str(error))
-
-
 def _last_line(text: str) -> str:
     """Of a traceback: what went wrong."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "no reason was told"
-
-
-def _http(config: ClusterConfig) -> dict[str, Any]:
-    server = config.server
-    return {"host": server.host, "port": server.port, "request_timeout_s": None}
 
 
 def url_of(config: ClusterConfig) -> str:
