@@ -98,10 +98,7 @@ def test_a_setup_changes_with_what_a_process_is_told() -> None:
         (of(api={"options": {"port": 70000}}), "roles.api.options.port: 70000 is not allowed"),
         (of(target={"environment": {"A=B": "1"}}), "roles.target.environment: 'A=B=1' is not allowed; expected names"),
         (of(target={"environment": {"A": "a\0b"}}), "roles.target.environment: 'A=a\\x00b' is not allowed"),
-        (
-            of(target={"options": {"mode": "off"}}),
-            "mode: 'off' is not allowed; expected async with roles.draft",
-        ),
+        (of(target={"options": {"mode": "off"}}), "mode: 'off' is not allowed; expected async with roles.draft"),
         (
             of(target={"options": {"tensor_parallel": 2}}, prefill={}),
             "roles.target.options.tensor_parallel: 2 is not allowed; expected 1 with roles.prefill",

@@ -60,8 +60,8 @@ class ServedPrefillPool(ServedWorker):
 
 
 class Attendant:
-    """Attends a target only to know how it does, from construction to `close`. `silent` is called, on a thread, with the seconds that a target was not heard which
-    has served, once they are more than `limit`."""
+    """Knows how a target does, from construction to `close`. `silent` is called, on a thread, with the seconds that a
+    target which has served was not heard, once they are more than `limit`."""
 
     def __init__(
         self, endpoint: str, keys: TargetKeys | None, insecure: bool, limit: float, silent: Callable[[float], None]

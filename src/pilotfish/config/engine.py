@@ -120,8 +120,7 @@ class EngineConfig:
         None
     )
     shadow_pool: Annotated[
-        tuple[str, ...],
-        elsewhere("Pools to score without using them, in any mode, joined by ,", parse=separated(",")),
+        tuple[str, ...], elsewhere("Pools to score without using them, in any mode, joined by ,", parse=separated(","))
     ] = ()
     shadow_pool_key: Annotated[
         tuple[str, ...], elsewhere("Their public keys, joined by a space; with --draft-key.", parse=separated(None))

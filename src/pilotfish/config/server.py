@@ -88,8 +88,7 @@ class ServerConfig:
         bool, answer("Texts of clients may spell special tokens: docs/security.md.", names=(SPECIAL_IN_USER_TEXT,))
     ] = True
     generation_config: Annotated[
-        GenerationDefaults,
-        answer("auto: sampling defaults of the model's generation_config.json; vllm: none of them."),
+        GenerationDefaults, answer("auto: sampling defaults of the model's generation_config.json; vllm: none of them.")
     ] = "auto"
     default_max_tokens: Annotated[int, answer("0: what the context leaves.", 0, MAX_TOKENS)] = 0
     rollout: Annotated[Path, answer("A TOML file of variants of speculation, of docs/rollout.md.")] | None = None

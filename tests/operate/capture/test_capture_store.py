@@ -93,12 +93,7 @@ def test_rows_come_back_and_only_their_owner_can_read_them(server: Server) -> No
     assert len(partitions(server.path)) == 2
     for found in [server.path, *server.path.rglob("*")]:
         assert stat.S_IMODE(found.stat().st_mode) == (0o700 if found.is_dir() else 0o600)
-
-
-def test_names_of_clients_stand_nowhere(server: Server) -> None:
-    server.add("search")
-    files = [file for file in server.path.rglob("*") if file.is_file()]
-    assert not any(b"search" in file.read_bytes() or "search" in str(file.relative_to(server.path)) for file in files)
+        assert "search" not in found.name and (found.is_dir() or b"search" not in found.read_bytes())
     assert partition_of("search", b"a") != partition_of("search", b"b")
 
 
@@ -146,15 +141,6 @@ def test_the_oldest_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(OSError):
         server.add("search", row(prompt=tuple(range(1000))))
     assert len(server.rows()) == 10
-
-
-def test_a_folder_is_found_again(server: Server) -> None:
-    server.add()
-    server.store.close()
-    server.begin()
-    server.now += 1
-    server.add()
-    assert len(server.rows()) == 2 and len(partitions(server.path)) == 1
 
 
 def test_what_was_torn_is_not_written_behind(server: Server) -> None:
@@ -246,7 +232,7 @@ def test_a_folder_that_others_can_read_is_refused(server: Server) -> None:
     server.begin()
 
 
-@pytest.mark.parametrize("salt", [None, b"", b"short", bytes(64)])
+@pytest.mark.parametrize("salt", [None, b"short"])
 def test_a_salt_that_is_damaged_is_made_anew(
     server: Server, salt: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -271,7 +257,7 @@ def test_a_salt_that_is_damaged_is_made_anew(
     assert len(caplog.messages) == 1
 
 
-@pytest.mark.parametrize("manifest", [None, b"", b"{", b"\xff" * 9, b'{"holds": "pilotfish cap', b"[]"])
+@pytest.mark.parametrize("manifest", [None, b"", b'{"holds": "pilotfish cap'])
 def test_a_manifest_that_is_damaged_is_written_anew(
     server: Server, manifest: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -287,9 +273,6 @@ def test_a_manifest_that_is_damaged_is_written_anew(
     assert len(caplog.messages) == (manifest is not None)
     if manifest is not None:
         assert (server.path / "capture.json.damaged").read_bytes() == manifest
-    server.store.close()
-    server.begin()
-    assert len(caplog.messages) == (manifest is not None)
 
 
 @pytest.mark.parametrize("manifest", [b"", b"{}"])

@@ -130,12 +130,7 @@ def peak_of(device: Device, weights: Weights) -> float | None:
 
 
 def place(
-    text: str,
-    engine: EngineConstants = PILOTFISH,
-    weights: Weights = "bf16",
-    kv: KV = "bf16",
-    *,
-    field: str = "pace",
+    text: str, engine: EngineConstants = PILOTFISH, weights: Weights = "bf16", kv: KV = "bf16", *, field: str = "pace"
 ) -> PlacedModel:
     """`model@device` or `model@devicex4`, by the tables. ParameterError naming `field` where a name is not in them, the
     weights do not fit, or the device has no known peak for them."""

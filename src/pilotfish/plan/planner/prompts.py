@@ -34,9 +34,7 @@ def prompt_time(placed: PlacedModel, tokens: int, shared: float, sequences: int 
     kv = placed.parts(alone).kv
     added = placed.parts(both).seconds - placed.parts(decoding).seconds + kv
     return PromptTime(
-        chunks=chunks,
-        alone=chunks * placed.parts(alone).seconds + attending,
-        beside=chunks * added + attending,
+        chunks=chunks, alone=chunks * placed.parts(alone).seconds + attending, beside=chunks * added + attending
     )
 
 
