@@ -31,7 +31,6 @@ from pilotfish.core.drafting.messages import (
     PREFIX_KEYS,
     PROTOCOL_VERSION,
     TARGET_CAPABILITIES,
-    Close,
     Commit,
     Echo,
     FeatureOffer,
@@ -171,11 +170,6 @@ def target(dial: Dial, request: pytest.FixtureRequest) -> Target:
 # -- a connection
 
 
-def test_load_keeps_coming(target: Target) -> None:
-    loads = [target.next(Load) for _ in range(2)]
-    assert all(load.own_sessions == 0 and load.own_rows == 0 and load.model for load in loads)
-
-
 def test_targets_of_another_version_or_vocabulary_are_refused(dial: Dial) -> None:
     dial(b"first")
     for hello in (Hello(3, "digest", VOCAB, "m", oldest=2), Hello(PROTOCOL_VERSION, "another", VOCAB, "m")):
@@ -280,42 +274,6 @@ def test_nothing_grows_beyond_what_is_wanted_or_useful(target: Target) -> None:
     target.send(opened(2, text, max_length=len(text) + 3))
     target.tree(copy, len(text))
     assert tree_of(copy).depths.max() == 2
-
-
-def test_a_gap_is_answered_with_resync(target: Target) -> None:
-    text = LOOP * 4
-    target.send(Commit(1, 3, len(text), [100], wanted=8))
-    assert (target.next(Resync).session, target.next(Load).own_sessions) == (1, 0)
-    target.send(opened(1, text, generation=4, wanted=0))
-    target.send(Commit(1, 4, len(text) + 1, [101], wanted=8))
-    resync = target.next(Resync)
-    assert (resync.session, resync.generation) == (1, 4) and resync.reason
-    target.send(opened(1, text, generation=5, wanted=0))
-    target.send(Commit(1, 6, len(text), [100], wanted=8))  # the Open of generation 6 was lost
-    assert target.next(Resync).generation == 6
-
-
-def test_what_comes_twice_or_late_changes_nothing(target: Target) -> None:
-    text = LOOP * 4
-    target.send(opened(1, text, generation=2, wanted=0))
-    target.send(opened(1, LOOP, generation=2, wanted=8))
-    target.send(opened(1, LOOP, generation=1, wanted=8))
-    for _ in range(2):
-        target.send(Commit(1, 2, len(text), [100, 101], wanted=0))
-    target.send(Commit(1, 1, 3, [1], wanted=8))
-    target.send(Close(1, 1))
-    target.send(Commit(1, 2, len(text) + 2, [102], wanted=8))
-    tree = target.next(Tree)
-    assert (tree.generation, tree.sequence, tree.base_len, tree.tokens[0]) == (2, 0, len(text) + 3, 103)
-
-
-def test_close_frees_the_session(target: Target) -> None:
-    target.send(opened(1, LOOP, wanted=0))
-    target.send(opened(2, LOOP, wanted=0))
-    target.send(Close(1, 1))
-    target.send(Commit(1, 1, len(LOOP), [100], wanted=8))
-    target.next(Resync)
-    assert target.next(Load).own_sessions == 1
 
 
 # -- bounds
