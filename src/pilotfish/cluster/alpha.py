@@ -35,8 +35,6 @@ class _Telling(RequestRouter):
 
 
 class TellingRouter(_Telling):
-    """There is nothing to route: requests, guesses and KV go over our own wire."""
-
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:

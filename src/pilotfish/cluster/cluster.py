@@ -42,7 +42,6 @@ Say = Callable[[str], None]
 
 @contextmanager
 def connected(address: str) -> Iterator[None]:
-    """To the Ray cluster there. ParameterError where there is none."""
     _check_heard(address)
     for name in ("ray", "ray.serve"):  # what goes wrong is told in one line
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -111,7 +110,6 @@ def cluster_hosts() -> list[Host]:
 
 
 def host_reports(config: ClusterConfig, hosts: Sequence[Host]) -> dict[str, HostReport]:
-    """Of each host on which a process may be placed. InputError where one does not answer."""
     look = ray.remote(num_cpus=0, max_retries=0)(host_report)
     asked = {
         host.name: look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(host.id, soft=False)).remote(
@@ -133,7 +131,6 @@ def host_reports(config: ClusterConfig, hosts: Sequence[Host]) -> dict[str, Host
 
 
 def _setups(config: ClusterConfig) -> dict[Role, str]:
-    """With which the roles that there are were started; "" where that is not known."""
     there = {role: deployment_details(config.application(role), DEPLOYMENTS[role]) for role in _deployed(config)}
     told = {role: details and details["deployment_config"].get("user_config") for role, details in there.items()}
     return {role: (user_config or {}).get("setup", "") for role, user_config in told.items()}

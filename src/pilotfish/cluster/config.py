@@ -116,7 +116,6 @@ class ClusterConfig:
         return model
 
     def application(self, role: Role) -> str:
-        """Its name in Ray Serve."""
         return f"{self.name}-{role}"
 
     @property
@@ -147,7 +146,6 @@ class ClusterConfig:
         return EngineConfig(target=self.model_of("target"), **given)
 
     def server_engine(self, members: Path) -> EngineConfig:
-        """Of a server, whom a file tells of the targets."""
         return EngineConfig(target=self.model_of("api"), insecure=self.insecure, members=members)
 
     @property

@@ -49,7 +49,6 @@ _listeners: dict[str, Listener] = {}
 
 
 def listens(application: str) -> bool:
-    """Whether this process follows the application, and so routes no request to it."""
     return application in _listeners
 
 

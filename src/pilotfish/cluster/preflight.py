@@ -54,7 +54,6 @@ def check_private(config: ClusterConfig, hosts: Sequence[Host]) -> None:
 
 
 def needs(config: ClusterConfig, role: Role) -> dict[str, float]:
-    """Of one process, as Ray names them; of a target, whose ranks are on one host, for all of these."""
     own, ranks = config.of(role), config.ranks if role == "target" else 1
     amounts = {"CPU": own.cpus, "GPU": own.gpus, **own.devices}
     return {name: ranks * amount for name, amount in amounts.items() if amount}
@@ -120,7 +119,6 @@ def possible_roles(config: ClusterConfig, host: Host) -> list[Role]:
 
 
 def host_report(config: ClusterConfig, roles: Iterable[Role]) -> HostReport:
-    """Runs on the host itself."""
     models: dict[Role, dict[str, str]] = {}
     key = problem = ""
     try:

@@ -77,7 +77,6 @@ class Worker:
         return {"ready": self.ready, "restarts": self._state.restarts, "pid": self._state.pid}
 
     def kill(self, reason: str) -> None:
-        """To be started again."""
         self._supervisor.kill(self._name, reason)
 
     def close(self) -> None:

@@ -230,7 +230,6 @@ class EngineConfig:
 
     @property
     def core_set(self) -> frozenset[int]:
-        """The cores to run on; empty: as the process is."""
         return parse_cores(self.cores)
 
     @property
@@ -256,7 +255,6 @@ class EngineConfig:
 
     @property
     def of_prefill(self) -> EngineConfig:
-        """For the process of a prefill worker, likewise."""
         max_rows = max(self.max_rows, PREFILL_ROWS)
         return replace(self, draft=None, mode="off", cores="", threads=0, max_rows=max_rows, **ALONE)
 

@@ -84,7 +84,6 @@ class RolloutArms(Struct, kw_only=True):
             self._observe(outcome, arm, "score", outcome.score)
 
     def merge(self, other: RolloutArms) -> None:
-        """Take the arms of another server with the same holdout."""
         self.since = min(self.since, other.since)
         self.left_out += other.left_out
         for name, arm in other.arms.items():

@@ -105,7 +105,6 @@ class Confidence:
 
     @property
     def verdict(self) -> Literal["stay", "escalate"] | None:
-        """None as long as it is undecided."""
         if self.value is not None and self.value < self._threshold:
             return "escalate"
         return None if self._open else "stay"
@@ -125,7 +124,6 @@ class CascadeAnswer:
 
     @property
     def surprisal(self) -> float | None:
-        """For metrics, which have no sums of what is negative."""
         return None if self.confidence is None else -self.confidence
 
     @property

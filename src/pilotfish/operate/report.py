@@ -36,8 +36,6 @@ class RolloutRow(Struct, frozen=True, kw_only=True):
 
 
 class RequestNeed(Struct, frozen=True):
-    """How many requests of a variant and the holdout together would show a difference of `PRIMARY`."""
-
     variant: str
     difference: float
     requests: int

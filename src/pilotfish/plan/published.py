@@ -75,7 +75,6 @@ PUBLISHED = {name: replace(row, inputs=RUNS.get(name)) for group in GROUPS.value
 
 
 def predictions() -> dict[str, float]:
-    """Of all rows that the model has predictions of, without what was published."""
     made = {name: row.predicted for name, row in PUBLISHED.items()}
     return {name: value for name, value in made.items() if value is not None}
 

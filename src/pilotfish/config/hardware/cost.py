@@ -113,7 +113,6 @@ class PlacedModel(Struct, frozen=True, kw_only=True):
 
     @property
     def kv_bytes(self) -> float:
-        """Of a token, on all devices together."""
         copies = max(1.0, self.count / self.model.kv_heads)
         return copies * self.model.kv_values * BYTES[self.kv]
 

@@ -69,12 +69,10 @@ class ModelShape(Sourced, frozen=True, kw_only=True):
         return self._shared + routed + self.embeddings
 
     def read(self, rows: int) -> float:
-        """Weights of the layers that a forward of `rows` rows reads."""
         return self._shared + (self._expert_layers * self.experts.touched(rows) * self._expert if self.experts else 0.0)
 
     @property
     def multiplied(self) -> int:
-        """Weights that each row is multiplied by, those of the output embedding too."""
         routed = self._expert_layers * self.experts.chosen * self._expert if self.experts else 0
         return self._shared + routed + self.head
 
@@ -93,7 +91,6 @@ class ModelShape(Sourced, frozen=True, kw_only=True):
 
     @property
     def kv_values(self) -> int:
-        """Numbers that the KV cache keeps for a token."""
         return self.layers * self._kv_layer
 
     def kv_read(self, context: float) -> float:

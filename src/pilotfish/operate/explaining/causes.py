@@ -39,8 +39,6 @@ FACTORS: tuple[Factor, ...] = get_args(Factor)
 
 @dataclass(frozen=True)
 class FoundCause:
-    """`effect`: accepted tokens a step."""
-
     part: Part
     factor: Factor
     effect: float
@@ -89,8 +87,6 @@ def _by_value(cells: PairedCells, figures: Floats) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class DimensionMix:
-    """What the shares of a dimension's values explain beyond those of other dimensions."""
-
     dimension: str
     error: float  # standard error of the effect
     effects: Mapping[str, float]  # by value
@@ -168,7 +164,6 @@ class Place:
 
 
 def _drifts(cells: PairedCells, chosen: Sequence[str], change: float) -> Iterator[FoundCause]:
-    """By factor, in cohorts of the dimensions whose shares changed."""
     table = cells.by(*chosen)
     weights = table.decomposition.drift_weights
     error = sqrt(weights**2 @ table.variances)

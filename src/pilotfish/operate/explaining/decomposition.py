@@ -95,7 +95,6 @@ class Decomposition:
 
     @cached_property
     def mixes(self) -> Floats:
-        """[cohorts]: against the mean before, so that one moves it by growing only where it differs from it."""
         return self.share_changes * (self.rates_before - self.before.mean)
 
     @property

@@ -123,7 +123,6 @@ class PairedCells:
 
     @cached_property
     def guessing(self) -> NDArray[np.bool_]:
-        """[cohorts]: whether any step wanted a tree."""
         wanted = [side["trees"] + side["late"] for side in (self.before, self.after)]
         return np.greater(wanted[0] + wanted[1], 0)
 
@@ -145,7 +144,6 @@ class PairedCells:
 
 
 def divided(part: Floats, whole: Floats) -> Floats:
-    """NaN where the whole is 0."""
     quotients: Floats = np.divide(part, whole, out=np.full(np.shape(whole), np.nan), where=whole > 0)
     return quotients
 

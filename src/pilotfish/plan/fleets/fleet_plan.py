@@ -12,12 +12,12 @@ from pilotfish.core.scheduling.budget import BUCKETS
 from pilotfish.plan.fleets.simulated_pools import NO_GUESSES, Acceptance, DraftPlan, Guessing, PrefillPlan
 from pilotfish.plan.fleets.simulated_server import ServerPlan
 from pilotfish.plan.fleets.simulated_target import TargetPlan
+from pilotfish.plan.planner.prompts import CHUNK, EXPOSED
 
-#: Tokens of a sequence for which a target's guesses are chosen; rows of a forward in which a draft reads prompts.
-CONTEXT, CHUNK = 4096, 2048
-#: Bytes a second between prefill workers and targets, 400 Gbit/s, and the share of a transfer that is not hidden behind
-#: forwards (docs/benchmarks.md, What of a transfer is hidden).
-LINK, EXPOSED = 50e9, 0.1
+#: Tokens of a sequence for which a target's guesses are chosen.
+CONTEXT = 4096
+#: Bytes a second between prefill workers and targets: 400 Gbit/s.
+LINK = 50e9
 #: Seconds between two forwards of a target with many sequences, and between two levels of a draft.
 HOST, LEVEL_HOST = PILOTFISH.step.value, PILOTFISH.level.value
 #: What sequences of the bundled pair gain a step at T=0.8, by the nodes verified of each (docs/benchmarks.md, Async: at
@@ -69,7 +69,6 @@ def paced_target(
     sequence_seconds: float = 0.0,
     host_seconds: float = HOST,
 ) -> TargetPlan:
-    """A target whose forwards take `seconds` by their rows, and `sequence_seconds` more for the mean sequence."""
     guessing = [NO_GUESSES] * (max_requests + 1)
     if acceptance is not None:
         costs = np.array(seconds) + host_seconds

@@ -66,7 +66,6 @@ class RunCache:
         return min(found, request.tokens - 1)
 
     def room(self, request: SimulatedRequest) -> bool:
-        """Whether it fits, with its whole output, beside the others."""
         idle = sum(run.tokens for run in self._path(request) if not run.owners)
         return request.tokens - self.known(request) + request.output + idle <= self.capacity - self.live
 
@@ -98,7 +97,6 @@ class RunCache:
             self.owned -= 0 if run.owners else run.tokens
 
     def _path(self, request: SimulatedRequest) -> list[KnownRun]:
-        """Runs along its prompt as far as they are known."""
         path = []
         for run, end in zip(request.runs, request.ends, strict=True):
             known = self._runs.get(run)
@@ -188,7 +186,6 @@ class RunCache:
             self._move(next(iter(self._proven)))
 
     def check(self) -> None:
-        """AssertionError unless what is counted is there."""
         runs = list(chain(self._fresh, self._proven))
         assert set(runs) == set(self._runs.values()) and len(runs) == len(self._runs)
         assert self.kept == sum(run.tokens for run in runs) and self.own >= 0

@@ -51,7 +51,6 @@ class SimulatedHeld(HeldCopies):
                 del self._ends[run.id]
 
     def matched(self, keys: Sequence[RoutingKey]) -> dict[Replica, int]:
-        """`keys` are names of runs."""
         found: dict[Replica, int] = {}
         for key in keys:
             found |= self._ends.get(key, {})

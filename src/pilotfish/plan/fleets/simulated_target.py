@@ -180,7 +180,6 @@ class SimulatedTarget:
         self._watcher.ended(job, now)
 
     def _decode(self, job: SimulatedJob, now: float) -> None:
-        """Its prompt is computed, and its first token with it."""
         request, job.first_at = job.request, now
         self.cache.computed(request, job.found, job.path)
         self._watcher.began(job, now)
@@ -267,7 +266,6 @@ class SimulatedTarget:
         return Stretch(now, max(steps, 1), self._seconds(decoding * (1 + guessing.nodes)), decoding, guessing)
 
     def _guessing(self, decoding: int, rows: int) -> Guessing:
-        """Of each sequence, in a step with so many rows to spare."""
         wanted = self.plan.guessing[decoding]
         if self._drafts is None or not decoding or not wanted.nodes or decoding * wanted.nodes > rows:
             return NO_GUESSES

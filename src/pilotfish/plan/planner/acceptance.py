@@ -61,7 +61,6 @@ class PairAcceptance(Sourced, frozen=True, kw_only=True):
 
     @property
     def figure(self) -> float:
-        """The rate, or what the first tree gains."""
         return self.trees[0].gained if self.rate is None else self.rate
 
 
@@ -69,7 +68,6 @@ PAIRS = read_table(__file__, "drafts", dict[str, dict[str, PairAcceptance]])
 
 
 def published_acceptance(target: str, draft: str) -> PairAcceptance:
-    """Of `drafts.toml`. ParameterError naming `draft` where it has none."""
     known = PAIRS.get(target.lower(), {})
     if (found := known.get(draft.lower())) is None:
         others = f"one of {', '.join(known)}, or" if known else "a rate or trees:"

@@ -12,7 +12,7 @@ from pilotfish.config.hardware.cost import KV_MEMORY, PlacedModel, parse_devices
 from pilotfish.config.hardware.shapes import MODELS
 from pilotfish.config.hardware.tables import LINKS, Device, look_up
 from pilotfish.errors import ParameterError
-from pilotfish.plan.planner.deployment import Deployment, DraftPlacement, Mode, PrefillPlacement
+from pilotfish.plan.planner.deployment import Deployment, DraftPlacement, PrefillPlacement
 from pilotfish.plan.planner.situation import OfferedDraft, OfferedPlacement, PlannedTier, Situation
 from pilotfish.plan.split import SplitModel
 from pilotfish.plan.tiers import TIERS, MemoryTier, TieredModel
@@ -63,13 +63,14 @@ def _targets(situation: Situation) -> Iterator[PlacedModel]:
                 yield placed
 
 
-def _on(situation: Situation, device: Device, count: int) -> PlacedModel:
+def _on(situation: Situation, device: Device, count: int, draft: OfferedDraft | None = None) -> PlacedModel:
+    """The target, or a draft."""
     return PlacedModel(
-        model=situation.model,
+        model=situation.model if draft is None else look_up(MODELS, "draft", "models", draft.model),
         device=device,
         count=count,
         engine=situation.constants,
-        weights=situation.weights,
+        weights=(draft and draft.weights) or situation.weights,
         kv=situation.kv,
     )
 
@@ -131,11 +132,8 @@ def _drafted(situation: Situation, plain: Deployment, left: Left) -> Iterator[De
         for device, count, workers in _apart(situation, left, plain.replicas, DRAFT_DEGREES):
             draft = _draft(situation, offer, device, count, workers)
             if draft.placed.kv_room > 0 and peak_of(device, draft.placed.weights):
-                for mode in _MODES:
-                    yield replace(plain, mode=mode, draft=draft)
-
-
-_MODES: tuple[Mode, ...] = ("sync", "async")
+                yield replace(plain, mode="sync", draft=draft)
+                yield replace(plain, mode="async", draft=draft)
 
 
 def _resident(situation: Situation, plain: Deployment, offer: OfferedDraft) -> Iterator[Deployment]:
@@ -148,15 +146,7 @@ def _resident(situation: Situation, plain: Deployment, offer: OfferedDraft) -> I
 
 
 def _draft(situation: Situation, offer: OfferedDraft, device: Device, count: int, workers: int) -> DraftPlacement:
-    placed = PlacedModel(
-        model=look_up(MODELS, "draft", "models", offer.model),
-        device=device,
-        count=count,
-        engine=situation.constants,
-        weights=offer.weights or situation.weights,
-        kv=situation.kv,
-    )
-    acceptance = offer.acceptance(situation.target)
+    placed, acceptance = _on(situation, device, count, offer), offer.acceptance(situation.target)
     return DraftPlacement(name=offer.model, placed=placed, acceptance=acceptance, resident=not workers, workers=workers)
 
 
@@ -172,7 +162,6 @@ def _apart(situation: Situation, left: Left, most: int, degrees: Sequence[int]) 
 
 
 def _by_how_much(situation: Situation) -> str:
-    """Of the devices of one kind, those that come closest."""
     rooms = [(_on(situation, offer.device(), _degree(offer.count)), offer) for offer in situation.devices]
     usable = [(placed, offer) for placed, offer in rooms if peak_of(placed.device, placed.weights)]
     if not usable:

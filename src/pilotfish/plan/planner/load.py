@@ -81,12 +81,10 @@ class LoadedDeployment:
 
     @cached_property
     def most(self) -> int:
-        """Sequences of a target at which memory and all limits still hold; 0 where one does not."""
         return last(self.room, lambda n: not self.broken(self.at(n)))
 
     @cached_property
     def stops(self) -> str:
-        """What keeps a target from more sequences than `most`."""
         if self.most < self.room:
             return ", ".join(self.broken(self.at(self.most + 1)))
         if self.room == MOST_SEQUENCES:
@@ -118,11 +116,16 @@ class LoadedDeployment:
 
     def _scaled(self, point: LoadPoint) -> LoadPoint:
         """Of the rate that is asked for, which may be less than the sequences' own, or of users that are not a multiple
-        of targets."""
+        of targets. For the rest of the time the devices stand still."""
         users, rate = self.demand.users, self.demand.rate
         slots = point.sequences * self.deployment.replicas
-        share = users / slots if users is not None else (rate or 0.0) / point.requests
-        return _share_of(point, min(1.0, share))
+        share = min(1.0, users / slots if users is not None else (rate or 0.0) / point.requests)
+        return replace(
+            point,
+            requests=point.requests * share,
+            tokens=point.tokens * share,
+            utilisation={name: used * share for name, used in point.utilisation.items()},
+        )
 
     def _point(self, sequences: int) -> LoadPoint:
         deployment, demand = self.deployment, self.demand
@@ -173,13 +176,3 @@ def last(most: int, holds: Callable[[int], bool]) -> int:
         else:
             high = middle - 1
     return low
-
-
-def _share_of(point: LoadPoint, share: float) -> LoadPoint:
-    """Where the devices stand still for the rest of the time."""
-    return replace(
-        point,
-        requests=point.requests * share,
-        tokens=point.tokens * share,
-        utilisation={name: used * share for name, used in point.utilisation.items()},
-    )

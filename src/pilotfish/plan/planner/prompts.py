@@ -8,9 +8,14 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from pilotfish.config.hardware.cost import ForwardLoad, PlacedModel
-from pilotfish.plan.fleets.fleet_plan import CHUNK, EXPOSED
 from pilotfish.plan.planner.demand import Demand
 from pilotfish.plan.planner.deployment import Deployment
+
+#: Rows of a forward in which prompts are read alone.
+CHUNK = 2048
+#: Of a transfer of KV between prefill workers and targets, the share that is not hidden behind forwards
+#: (docs/benchmarks.md, What of a transfer is hidden).
+EXPOSED = 0.1
 
 
 class PromptTime(Struct, frozen=True, kw_only=True):

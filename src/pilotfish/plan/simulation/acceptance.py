@@ -30,8 +30,6 @@ BUNDLED = {"pycode": Path(__file__).with_name("pycode.jsonl.gz")}
 
 
 class TracedPair(Struct, frozen=True, forbid_unknown_fields=True):
-    """The first line."""
-
     target: str
     draft: str
     temperature: Annotated[float, Meta(ge=0)]

@@ -101,7 +101,6 @@ SPLITS = read_table(__file__, "device_splits", SplitTable)
 
 
 def decode_rate(run: SimulatedRun) -> float:
-    """Tokens/s of a request, from its first token."""
     seconds = sum(times.ended - times.first for times in run.requests)
     return sum(times.tokens - 1 for times in run.requests) / seconds
 

@@ -38,7 +38,6 @@ def with_ngrams(drafter: Drafter, setup: Setup) -> Drafter:
 
 
 def local_drafter(replay: Replay, setup: Setup, clock: VirtualClock) -> Drafter:
-    """Of modes off and sync."""
     if setup.speculation.mode == "off" or setup.draft is None:
         return NoDrafter()
     return with_ngrams(DistantDrafter(replay, setup, setup.draft, clock), setup)

@@ -108,7 +108,6 @@ class Simulation:
                 self.events.at(self.events.now + item.at, partial(self._submit, number % len(self.targets)))
 
     def _submit(self, target: int) -> None:
-        """The next request goes there."""
         item, now = self._left.popleft(), self.events.now
         prompt = self.trace.prompts[item.sequence]
         seed = self.replay.add(item.sequence, len(prompt))

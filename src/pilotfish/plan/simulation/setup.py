@@ -27,8 +27,6 @@ class HostCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hop: float = 0.0  # of a message to another process
 
     def of_target(self, cost: Cost) -> Cost:
-        """A step's, where a forward costs `cost`."""
-
         def seconds(load: ForwardLoad) -> float:
             own = self.step + self.sequence * load.sequences + self.node * (load.rows - load.sequences)
             return cost(load) + own
@@ -36,11 +34,9 @@ class HostCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return seconds
 
     def of_draft(self, cost: Cost) -> Cost:
-        """A level's of a draft worker."""
         return lambda load: cost(load) + self.level + self.leaf * load.rows
 
     def of_local_draft(self, cost: Cost) -> Cost:
-        """A level's that the target waits for."""
         return lambda load: cost(load) + self.waited
 
 

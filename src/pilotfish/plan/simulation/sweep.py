@@ -88,7 +88,6 @@ class Sweep(Struct, frozen=True, kw_only=True):
         return closed_load(requests, int(load), self.output, sequences)
 
     def _compared(self, point: SweepPoint, others: dict[tuple[Mode, TreeBudget], SweepPoint]) -> SweepPoint:
-        """With what it gains over those of the same load."""
         if point.mode == "off":
             return point
         off, fixed = others["off", ""], others.get((point.mode, "fixed"))

@@ -77,12 +77,10 @@ def budget_of(setup: Setup, drafter: Drafter) -> Budget:
 
 
 def budget_over(costs: StepCosts, spec: Speculation, level_seconds: float = 0.0) -> Budget:
-    """That of a drafter whose levels take the target so long."""
     if not spec.adaptive:
         return FixedBudget(spec.nodes, spec.levels)
     return AdaptiveBudget(spec.nodes, spec.levels, costs, level_seconds)
 
 
 def costs_of(setup: Setup) -> StepCosts:
-    """Of the target's forwards, before any was seen."""
     return StepCosts({rows: setup.target(ForwardLoad(rows=rows)) for rows in KNOTS if rows <= setup.max_rows})
