@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pilotfish.errors import ParameterError
-from pilotfish.options import count, option
+from pilotfish.options import count, option, separated
 
 Mode = Literal["off", "sync", "async"]
 BudgetKind = Literal["auto", "fixed"]
@@ -20,7 +20,10 @@ GGUFWeights = Literal["bf16", "f16", "f32"]
 #: Whose engine runs a draft.
 Backend = Literal["pilotfish", "llama.cpp", "openvino"]
 KVDType = Literal["auto", "int8", "fp8"]
+Texts = tuple[str, ...]
 TOKENS: Any = {"parse": count, "metavar": "TOKENS"}  # as in 8192, 8k or 8K
+ADDRESSES: Any = {"parse": separated(",")}
+KEYS: Any = {"parse": separated(None)}
 #: The group, in the help of commands, of bounds that engines and servers have.
 limit = partial(option, panel="How much at a time")
 
