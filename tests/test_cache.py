@@ -34,12 +34,6 @@ def cut(path: Path) -> None:
     os.truncate(file, 2)
 
 
-def empty(path: Path) -> None:
-    for file in [path] if path.is_file() else path.rglob("*"):
-        if file.is_file():
-            os.truncate(file, 0)
-
-
 def spoil_note(path: Path) -> None:
     path.with_name(f"{path.name}.sizes").write_text('{"x": ')
 
@@ -48,7 +42,7 @@ def lose_note(path: Path) -> None:
     path.with_name(f"{path.name}.sizes").unlink()
 
 
-@pytest.mark.parametrize("damage", [cut, empty, spoil_note, lose_note])
+@pytest.mark.parametrize("damage", [cut, spoil_note, lose_note])
 @pytest.mark.parametrize("make", [a_file, a_folder])
 def test_it_is_made_once_and_again_where_it_is_damaged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Callable[[Path], None], damage: Callable[[Path], None]
@@ -97,7 +91,7 @@ def test_kernels_that_were_cut_short_are_built_anew(tmp_path: Path) -> None:
     script = """
 import shutil, sys
 from pathlib import Path
-from pilotfish.model import native
+from pilotfish.model.cpu import native
 whole = next(Path(sys.argv[1]).glob("*.so"))
 native._build = lambda library: shutil.copy(whole, library)
 print(native.load_kernels())

@@ -26,7 +26,6 @@ from support import follow, tree_of
 from pilotfish.core.cache.prefix_keys import prefix_keys
 from pilotfish.core.drafting.error_reports import CODES
 from pilotfish.core.drafting.messages import (
-    CONNECTION,
     FEATURES,
     PREFIX_KEYS,
     PROTOCOL_VERSION,
@@ -38,9 +37,7 @@ from pilotfish.core.drafting.messages import (
     Hello,
     Load,
     Open,
-    Refuse,
     RequestSampling,
-    Resync,
     ToDraft,
     ToTarget,
     Tree,
@@ -170,16 +167,6 @@ def target(dial: Dial, request: pytest.FixtureRequest) -> Target:
 # -- a connection
 
 
-def test_targets_of_another_version_or_vocabulary_are_refused(dial: Dial) -> None:
-    dial(b"first")
-    for hello in (Hello(3, "digest", VOCAB, "m", oldest=2), Hello(PROTOCOL_VERSION, "another", VOCAB, "m")):
-        stranger = dial(b"stranger", greet=False)
-        stranger.send(hello)
-        refused = stranger.next(Refuse)
-        assert (refused.session, refused.generation) == (CONNECTION, 0)
-        assert "digest" in refused.reason
-
-
 def test_it_understands_the_targets_own_channel(endpoint: str) -> None:
     channel = DialingChannel([endpoint], b"its incarnation")
     try:
@@ -191,41 +178,6 @@ def test_it_understands_the_targets_own_channel(endpoint: str) -> None:
         assert isinstance(decode_to_target(received[0].frame), Load)
     finally:
         channel.close()
-
-
-def test_a_target_that_reconnects_is_the_same_one(dial: Dial) -> None:
-    target = dial(b"reconnects")
-    target.send(opened(1, LOOP * 3, wanted=0))
-    target.send(Commit(9, 1, 1, [1], wanted=0))
-    target.next(Resync)  # so the Open has arrived
-    target.socket.close()
-    again = dial(b"reconnects", greet=False)
-    again.send(Commit(1, 1, 30, [100], wanted=8))
-    tree = again.next(Tree)
-    assert (tree.sequence, tree.base_len, tree.tokens[0]) == (0, 31, 101)
-
-
-def test_garbage_harms_nobody(target: Target) -> None:
-    fields = {"type": "open", "session": 1, "generation": 1, "max_length": 99, "wanted": 9}
-    frames = [
-        b"",
-        b"\xc1",
-        bytes(range(256)),
-        b"\x91" * 5000,
-        encode(HELLO)[:-3],
-        msgspec.msgpack.encode([1, 2]),
-        msgspec.msgpack.encode({"type": "later", "session": 1}),
-        msgspec.msgpack.encode({"type": "commit", "session": "one"}),
-        msgspec.msgpack.encode({**fields, "tokens": [-1], "seed": 0}),
-        msgspec.msgpack.encode({**fields, "tokens": [1], "seed": -1}),
-        msgspec.msgpack.encode({**fields, "tokens": [1], "seed": 0, "sampling": {"temperature": "hot"}}),
-    ]
-    for frame in frames:
-        target.socket.send_multipart([target.incarnation, frame])
-    target.socket.send_multipart([b"alone"])
-    target.socket.send_multipart([target.incarnation, b"none", encode(Commit(5, 1, 30, [100], wanted=8)), b"more"])
-    assert target.next(Resync).session == 5
-    assert target.next(Load).own_sessions == 0
 
 
 # -- a session

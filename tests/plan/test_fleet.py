@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scripted_executor import ScriptedExecutor
 from sizes import sized
 
 from pilotfish.core.cache.prefix_cache import PrefixCache
@@ -27,10 +26,15 @@ from pilotfish.plan.fleets.simulated_pools import Acceptance, DraftPlan, Prefill
 from pilotfish.plan.fleets.simulated_server import ServerPlan
 from pilotfish.plan.fleets.simulated_target import TargetPlan
 from pilotfish.plan.fleets.traffic import ConversationTraffic, RecordedRequest, RecordedTraffic, SimulatedRequest
+from pilotfish.plan.simulation.acceptance import AcceptanceTrace, TracedPair
+from pilotfish.plan.simulation.models import Replay, ReplayedModel
 from pilotfish.workers.target import TargetWorker
 
 SLOTS, ROWS, REQUESTS = 3000, 64, 6
 FREE = ServerPlan(0.0, 0.0, 0.0, 0.0, 0.0, most=1 << 20)
+ZEROS = AcceptanceTrace(
+    TracedPair("zeros", "zeros", 0.0, 2), [[0]], *(np.zeros(shape, np.int64) for shape in (1, 99, (99, 1), (99, 1)))
+)
 EXACT = Acceptance(gains=((1, 0.5), (4, 1.5)), spread=0.0)
 
 
@@ -63,11 +67,11 @@ class ByScheduler:
     def __init__(self, requests: Sequence[SimulatedRequest]) -> None:
         self.clock, self.pool = VirtualClock(), SlotPool(SLOTS)
         scheduler = Scheduler(self.pool, ROWS, REQUESTS, PrefixCache(self.pool))
-        model = ScriptedExecutor(lambda _: np.array([1.0, 0.0]), 2, SLOTS, SLOTS, forward, self.clock)
+        model = ReplayedModel(Replay(ZEROS), SLOTS, SLOTS, lambda load: forward(load.rows), self.clock)
         self.worker = TargetWorker(model, scheduler, NoDrafter(), FixedBudget(0, 0), self.clock)
         self.first: dict[int, float] = {}
         self.last: dict[int, float] = {}
-        self.requests = [self._request(i, one) for i, one in enumerate(requests)]
+        self.requests = [self._request(model.replay.add(0, one.tokens), one) for one in requests]
         self._run([one.at for one in requests])
 
     def _request(self, number: int, one: SimulatedRequest) -> Request:
@@ -79,7 +83,7 @@ class ByScheduler:
             for run, length in zip(one.runs, lengths, strict=True)
         ]
         params = SamplingParams(temperature=0.0, max_tokens=one.output)
-        return Request(number, list(chain.from_iterable(parts)), params, 0, frozenset(), SLOTS)
+        return Request(number, list(chain.from_iterable(parts)), params, number, frozenset(), SLOTS)
 
     def _run(self, arrivals: Sequence[float]) -> None:
         coming = list(zip(arrivals, self.requests, strict=True))

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
@@ -73,14 +72,6 @@ def test_tiers_that_make_no_sense(tier: str, given_shares: dict[str, float], why
     tiers = {**TIERS, "small": MemoryTier(full_name="a", memory=1e9, bandwidth=1e9, sources=("a",))}
     with pytest.raises(ParameterError, match=why):
         tiered(tier=tiers[tier], **given_shares)
-
-
-@given(shares, shares, st.floats(1e9, 1e14), st.floats(1, 10))
-def test_a_faster_tier_is_never_slower(weights: float, kv: float, bandwidth: float, times: float) -> None:
-    tier = MemoryTier(full_name="a", memory=1e12, bandwidth=bandwidth, sources=("a",))
-    slow = tiered(tier=tier, weights_share=weights, kv_share=kv)
-    fast = replace(slow, tier=replace(tier, bandwidth=times * bandwidth))
-    assert fast.parts(LOAD).seconds <= slow.parts(LOAD).seconds * (1 + 1e-12)
 
 
 def test_sides_of_a_split_hold_all_weights() -> None:

@@ -120,14 +120,6 @@ def test_simpsons_paradox_has_both_causes_with_opposite_signs() -> None:
     assert (drift.kind, drift.dimension, drift.advice) == ("drift", None, GOOD)
 
 
-def test_both_causes_are_told_with_about_what_each_did() -> None:
-    change = CHANGES["both, more drift"]
-    drift, mix = explained(change.before, change.after).causes
-    (alone,) = explained(change.before, replace(change.before, right=0.58)).causes
-    assert (mix.kind, mix.dimension) == ("mix", "tag")
-    assert drift.effect == pytest.approx(alone.effect, rel=0.25)
-
-
 def test_lateness_is_placed_where_it_is() -> None:
     (cause,) = explained(USUAL, Traffic(late_at={("draft", "r2"): 0.5})).causes
     assert named(cause) == ("late", "draft", ("r2",)) and cause.depth is None

@@ -124,17 +124,6 @@ def test_of_equal_variants_at_most_5_in_100_ever_seem_to_differ(name: str) -> No
     assert false_alarms <= ALPHA
 
 
-def test_the_watched_traffic_would_mislead_a_comparison_that_is_not_made_for_it() -> None:
-    """So the tests above can fail: with an interval for one look, and over all hours as if they were one."""
-    random = np.random.default_rng(1)
-    looks = SAME["half each"].make(random, 200).looks(ALPHA)
-    once = (np.abs(looks.difference) > 1.96 * looks.error) & np.isfinite(looks.radius)
-    assert once.any(1).mean() > 0.3
-    hours = SAME["a share that rises under a changing load"]
-    as_one = Traffic(1, hours.periods * hours.requests, hours.share, hours.load)
-    assert np.isfinite(first_seen(as_one, 200, ALPHA, seed=1)).mean() > 0.3
-
-
 def test_what_is_watched_is_what_a_contrast_says() -> None:
     traffic = Traffic(8, 150, lambda time: 0.2 + 0.5 * time, daily, effect=-0.2)
     watched = traffic.make(np.random.default_rng(3), 1)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pilotfish.errors import ParameterError
 from pilotfish.operate.outcome import context_band, script_of, temperature_band
-from pilotfish.operate.variants import ONE_VARIANT, RampKnot, Variant, Variants, read_variants, unit
+from pilotfish.operate.variants import ONE_VARIANT, Variant, Variants, read_variants, unit
 
 FILE = """
 sticky = "client"
@@ -78,20 +76,6 @@ def test_a_tag_pins_a_request() -> None:
 
 def test_without_a_file_there_is_one_variant() -> None:
     assert ONE_VARIANT.assign("me", "one", None, 0.0).variant == Variant(name="default") and ONE_VARIANT.holdout == ""
-
-
-@given(st.lists(st.tuples(st.integers(1, 1000), st.floats(0, 1)), min_size=1, max_size=5), st.integers(0, 5000))
-def test_a_share_stays_between_its_knots(steps: list[tuple[int, float]], hours: int) -> None:
-    knots, moment = list[RampKnot](), START
-    for passed, share in sorted(steps, key=lambda step: step[1]):
-        knots.append(RampKnot(moment, share))
-        moment += timedelta(hours=passed)
-    variant = Variant(name="a", ramp=knots)
-    now = (START + timedelta(hours=hours - 10)).timestamp()
-    past = [knot.share for knot in knots if knot.at.timestamp() <= now]
-    coming = [knot.share for knot in knots if knot.at.timestamp() > now]
-    assert (max(past) if past else 0.0) <= variant.share_at(now) + 1e-12
-    assert variant.share_at(now) <= (min(coming) if past and coming else max(past, default=0.0)) + 1e-12
 
 
 def test_points_are_even_and_independent_by_use() -> None:
