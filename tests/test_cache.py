@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sizes import in_soak
 
 from pilotfish.config.cache import made_once
 
@@ -86,6 +87,7 @@ def test_what_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@in_soak
 def test_kernels_that_were_cut_short_are_built_anew(tmp_path: Path) -> None:
     """Building takes a minute: the compiler's part is played by a copy."""
     script = """

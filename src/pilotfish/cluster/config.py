@@ -1,4 +1,4 @@
-"""What a cluster consists of, as a YAML file says it, checked before anything starts.
+"""A cluster as a YAML file describes it, checked before anything starts.
 
 name: pilotfish
 key: /etc/pilotfish/cluster.key          # the same on every host

@@ -1,4 +1,4 @@
-"""What must be so before anything of a cluster starts: devices for all, one version, equal models, keys where they are
+"""Checks before anything of a cluster starts: devices for all, one version, equal models, keys where they are
 needed. Each problem is one line that says which and where."""
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _told(name: str, hosts: Sequence[Host]) -> str:
 
 
 def _check_places(config: ClusterConfig, wanted: Mapping[Role, Resources], hosts: Sequence[Host]) -> None:
-    """Those that are bound to labels go first, then those that need most, each to the first host that has room."""
+    """Roles that are bound to labels go first, then those that need most, each to the first host that has room."""
     free = {host.id: dict(host.has) for host in hosts}
     for role in sorted(wanted, key=lambda role: (not config.of(role).labels, -sum(wanted[role].values()))):
         needed = wanted[role]
@@ -133,7 +133,7 @@ def host_report(config: ClusterConfig, roles: Iterable[Role]) -> HostReport:
 
 
 def clients(config: ClusterConfig) -> Keyring:
-    """Who may come to a server on this host. InputError where that is nobody, or anybody by mistake."""
+    """Keys of the clients of a server on this host. InputError where nobody may come, or anybody by mistake."""
     keys = load_keyring((), os.environ.get(ENVIRONMENT, ""), config.api_keys)
     refuse_open(config.server.host, keys, config.allow_anonymous)
     return keys

@@ -1,4 +1,4 @@
-"""What fields of configurations hold, and how their text is read."""
+"""Types of configurations' fields, and how their text is read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DType = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "int8", "fp8"]
 #: Of a GGUF file.
 GGUFWeights = Literal["bf16", "f16", "f32"]
-#: Whose engine runs a draft.
+#: The engine that runs a draft.
 Backend = Literal["pilotfish", "llama.cpp", "openvino"]
 KVDType = Literal["auto", "int8", "fp8"]
 Texts = tuple[str, ...]

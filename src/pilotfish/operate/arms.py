@@ -1,4 +1,4 @@
-"""What came of requests, by variant, in sums of bounded size."""
+"""Outcomes of requests by variant, in sums of bounded size."""
 
 from __future__ import annotations
 

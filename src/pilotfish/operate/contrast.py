@@ -47,7 +47,7 @@ class Moments(Struct):
 
 
 class ArmPart(Struct):
-    """What an arm adds to a difference over periods."""
+    """The part of an arm in a difference over periods."""
 
     count: Count = 0
     degrees: Count = 0  # of freedom: observations but for the first of each period

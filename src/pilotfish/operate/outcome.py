@@ -1,4 +1,4 @@
-"""What is kept of a request that has ended, for reports and explanations: counts and times, never a text."""
+"""The record of a request that has ended, for reports and explanations: counts and times, never a text."""
 
 from __future__ import annotations
 

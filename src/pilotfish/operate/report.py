@@ -1,4 +1,4 @@
-"""What each variant does beside the holdout, in numbers and in words. Of times and speeds a difference is the ratio
+"""Each variant beside the holdout, in numbers and in words. Of times and speeds a difference is the ratio
 less 1: times of -0.1 are a tenth shorter, speeds of 0.1 a tenth higher."""
 
 from __future__ import annotations

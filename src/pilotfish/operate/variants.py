@@ -129,7 +129,7 @@ class Variants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return Assigned(rest)
 
 
-#: What a server without a file does.
+#: Of a server without a file.
 ONE_VARIANT = Variants(variant=[Variant(name=DEFAULT)])
 
 

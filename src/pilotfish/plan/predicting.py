@@ -42,7 +42,7 @@ class RunModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Inputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="of"):
-    """What a source says of a run. `rows` and `tokens` are of each sequence."""
+    """A run as its source describes it. `rows` and `tokens` are of each sequence."""
 
     def predict(self, unit: str) -> float:
         """In `unit`: "ms", "tok/s" of all sequences, or "x", the speed over plain decoding."""

@@ -24,8 +24,7 @@ class Sourced(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def read_table(beside: str, name: str, kind: type[T]) -> T:
-    """What `name`.toml beside a file holds. msgspec.ValidationError where a field is missing, unknown or of another
-    type."""
+    """`name`.toml beside a file. msgspec.ValidationError where a field is missing, unknown or of another type."""
     return convert(tomllib.loads(Path(beside).with_name(f"{name}.toml").read_text(encoding="utf-8")), kind)
 
 

@@ -39,7 +39,7 @@ FIELD = "capture"
 SALT_BYTES = 32
 #: Neither links nor pipes are followed, waited for or kept open in children.
 SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-#: What a folder may hold before it has a manifest.
+#: Files that a folder may hold before it has a manifest.
 _BEFORE_MANIFEST = {
     *(LOCK, SALT, f"{SALT}.tmp", f"{SALT}{DAMAGED}", f"{SALT}{DAMAGED}.tmp", f"{MANIFEST}.tmp", f"{MANIFEST}{DAMAGED}")
 }

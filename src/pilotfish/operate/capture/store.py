@@ -1,4 +1,4 @@
-"""What writes rows into a folder, and keeps it within its bounds of time and room."""
+"""Writes rows into a folder, and keeps it within its bounds of time and room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a change of acceptance comes from: shares of cohorts first, one dimension after the other, then rates.
+"""Causes of a change of acceptance: shares of cohorts first, one dimension after the other, then rates.
 
 Shares: of all dimensions the one whose mix explains most is taken, and the others are asked what they explain beyond
 it, until none does. Rates: what is left, at the shares of after, by factor; a few values of a dimension are named where
@@ -99,7 +99,7 @@ class DimensionMix:
 
     @property
     def values(self) -> Values:
-        """Those that grew, or those that shrank, whichever explain more."""
+        """The values that grew, or those that shrank: the side that explains more."""
         sides = [{v: e for v, e in self.effects.items() if (self.growth[v] > 0) is up} for up in (True, False)]
         side = max(sides, key=lambda side: sum(side.values()) * np.sign(self.effect))
         return _leading(side, sum(side.values()))

@@ -111,7 +111,7 @@ class Decomposition:
 
 
 def product_effects(before: Sequence[float], after: Sequence[float]) -> list[float]:
-    """What each factor's change adds to the change of the product: the mean over all orders in which the factors may
+    """The part of each factor's change in the change of the product: the mean over all orders in which the factors may
     change one after the other. The effects add up to the product's change."""
     orders = list(permutations(range(len(before))))
     steps: list[list[float]] = [[] for _ in before]

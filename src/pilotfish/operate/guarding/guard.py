@@ -30,7 +30,7 @@ EventKind = Literal["cut", "trial", "restored", "failed trial"]
 
 
 class GuardPolicy(Struct, frozen=True, kw_only=True):
-    """What a rollout tolerates. Times are seconds."""
+    """The tolerance of a rollout. Times are seconds."""
 
     allowance: float = 0.05  # a live variant may take so much more time a token than the holdout
     pause: float = 30.0  # from a cut to the first trial
@@ -151,7 +151,7 @@ class Guard:
         return tuple(self._events)
 
     def set_variants(self, holdout: str, variants: Sequence[str]) -> None:
-        """Those that are known keep their state; with another holdout, what was compared with the old one is void."""
+        """Known variants keep their state; with another holdout, evidence from the old one is void."""
         known = self._variants
         if holdout != self._holdout:
             for guarded in known.values():

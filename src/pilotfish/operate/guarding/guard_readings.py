@@ -1,4 +1,4 @@
-"""What a guard is told of a variant, and a variant beside the holdout."""
+"""Readings of a variant that a guard compares with the holdout's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fleet is made of: numbers of targets, servers and pools, and what each can do, by the cost model or a pace."""
+"""Plans of fleets: numbers of targets, servers and pools, and their speeds by the cost model or a pace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONTEXT = 4096
 LINK = 50e9
 #: Seconds between two forwards of a target with many sequences, and between two levels of a draft.
 HOST, LEVEL_HOST = PILOTFISH.step.value, PILOTFISH.level.value
-#: What sequences of the bundled pair gain a step at T=0.8, by the nodes verified of each (docs/benchmarks.md, Async: at
+#: Tokens that sequences of the bundled pair gain a step at T=0.8, by the nodes verified of each (docs/benchmarks.md, Async: at
 #: 32, 8 and 1 at a time), and an assumed spread.
 BUNDLED_PAIR = Acceptance(gains=((1, 0.54), (4, 1.76), (16, 2.48)), spread=0.3)
 #: Of a server's core, as measured (docs/benchmarks.md, Fleets).
@@ -77,7 +77,7 @@ def paced_target(
 
 
 def _guessing(sequences: int, costs: np.ndarray, acceptance: Acceptance) -> Guessing:
-    """What `core/scheduling/budget.py` would choose: most tokens a second."""
+    """As `core/scheduling/budget.py` chooses: most tokens a second."""
     most = (len(costs) - 1) / max(sequences, 1) - 1
     choices = [nodes for nodes in BUCKETS if nodes <= min(most, acceptance.gains[-1][0])]
     best = max(choices, key=lambda nodes: (1 + acceptance.gain(nodes)) / costs[sequences * (1 + nodes)], default=0)

@@ -1,4 +1,4 @@
-"""What a simulated target has KV of: `prefix_cache.py` without tokens and slots, by the names of runs alone, and
+"""The prefix cache of a simulated target: `prefix_cache.py` without tokens and slots, by the names of runs alone, and
 therefore quick. Tests hold it to the real one.
 
     slots   [ requests' own ....... | in runs, owned ....... | in runs, idle ....... | free ]

@@ -1,4 +1,4 @@
-"""What a simulated target gets of draft pools and prefill pools."""
+"""Draft pools and prefill pools as a simulated target uses them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AVERAGED = 10.0
 
 @dataclass(frozen=True)
 class Guessing:
-    """What a step of some sequences verifies, when drafts keep up."""
+    """Nodes and tokens of a step, where drafts keep up."""
 
     nodes: float  # of each sequence
     tokens: float  # that each commits, in the mean
@@ -77,13 +77,13 @@ class SimulatedDrafts:
         self.context += context
 
     def read(self, tokens: int, now: float) -> None:
-        """Those of a prompt that its prefix cache lacks."""
+        """`tokens` of a prompt are not in the prefix cache."""
         self.read_seconds += tokens * self._plan.read_seconds
         self._reading.add(tokens * self._plan.read_seconds, now)
         self._share = max(1.0 - self._reading.at(now), 0.0)
 
     def guess(self, wanted: Guessing, seconds: float) -> Guessing:
-        """What each sequence gets in steps that take so long."""
+        """Of each sequence, in steps of so many seconds."""
         grown = self._plan.leaves * self._share * seconds / self.sessions
         there = min(self._plan.slots / self.context, 1.0)
         if grown >= wanted.nodes and there == 1:

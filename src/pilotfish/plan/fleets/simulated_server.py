@@ -32,7 +32,7 @@ class ServerPlan:
 
 
 class SimulatedHeld(HeldCopies):
-    """What replicas hold by the names of runs, as all servers know it: the same of a few runs as of many keys."""
+    """Prefixes that replicas hold, by the names of runs instead of keys; all servers know the same."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class SimulatedHeld(HeldCopies):
 
 
 class LoadBoard:
-    """What replicas have reported last, and how often they have; servers look at it when they choose."""
+    """The last report of each replica, and their number; servers read it when they choose."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self.replicas = replicas

@@ -69,7 +69,7 @@ class Stretch:
 
 
 class Watcher(Protocol):
-    """Who drives a target, and is told what comes of it."""
+    """Drives a target, and hears of its steps and requests."""
 
     def stepped(self, stretch: Stretch) -> None: ...
 
@@ -83,7 +83,7 @@ class Watcher(Protocol):
 
 
 class SimulatedTarget:
-    """Whoever drives it calls `end_stretch` at `ends_at`, which any call may change."""
+    """Its driver calls `end_stretch` at `ends_at`, which any call may change."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What guesses gain: of chains by the rate of a guess, of trees as measured. `drafts.toml` has published ones."""
+"""Tokens that guesses gain: chains by the rate of a guess, trees as measured. `drafts.toml` has published ones."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ Left = Mapping[str, int]
 
 
 def deployments(situation: Situation) -> Iterator[Deployment]:
-    """Whose targets compute their prompts. ParameterError naming `target` where it fits nowhere, and by how much it
+    """Without prefill workers. ParameterError naming `target` where it fits nowhere, and by how much it
     does not."""
     targets = list(_targets(situation))
     if not targets:

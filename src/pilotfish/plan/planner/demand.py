@@ -1,4 +1,4 @@
-"""What is asked of a deployment: requests, how many, and limits."""
+"""A workload: kinds of requests, their rate or number of users, and limits."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """What tells it from others of the same models: the mode, where the draft is, who computes prompts."""
+        """The mode, the draft's place, and whether prefill workers compute the prompts."""
         where = "" if self.draft is None else ", draft co-resident" if self.draft.resident else ", draft apart"
         return f"{self.mode}{where}{'' if self.prefill is None else ', prefill apart'}"
 

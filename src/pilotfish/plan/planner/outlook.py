@@ -1,4 +1,4 @@
-"""What a buyer asks of a deployment: speeds, money, energy, memory, what binds."""
+"""A deployment as a buyer sees it: speeds, money, energy, memory, and the limit that binds."""
 
 from __future__ import annotations
 

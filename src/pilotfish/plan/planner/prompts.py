@@ -52,8 +52,7 @@ class PromptWork(Struct, frozen=True, kw_only=True):
 
 
 def prompts_beside(deployment: Deployment, demand: Demand, sequences: int) -> PromptWork:
-    """What a target spends on prompts: nothing where workers of their own compute them. A co-resident draft reads them
-    too."""
+    """A target's work on prompts: none where prefill workers compute them. A co-resident draft reads them too."""
     if deployment.prefill is not None:
         return PromptWork(busy=0.0, busy_squared=0.0, chunks=0.0)
     models: list[PlacedModel] = [deployment.target]
@@ -65,7 +64,7 @@ def prompts_beside(deployment: Deployment, demand: Demand, sequences: int) -> Pr
 
 
 def prompts_apart(deployment: Deployment, demand: Demand) -> PromptWork | None:
-    """What a prefill worker spends; None where there is none."""
+    """A prefill worker's; None where there is none."""
     if deployment.prefill is None:
         return None
     times = [prompt_time(deployment.prefill.placed, kind.prompt, demand.shared) for kind in demand.requests]

@@ -1,4 +1,4 @@
-"""What simulations know of a machine: what it takes beside forwards, and forwards of the bundled pair on it."""
+"""A machine in simulations: its time beside forwards, and forwards of the bundled pair on it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def host_of(machine: Path | None) -> HostCosts:
 
 
 def fitted(counts: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
-    """What each of the things counted costs, 0 at least: least squares over the medians of equal counts. counts [n, k],
+    """Seconds of each thing counted, at least 0: least squares over the medians of equal counts. counts [n, k],
     seconds [n]."""
     groups: dict[tuple[float, ...], list[float]] = {}
     for row, value in zip(counts, seconds, strict=True):

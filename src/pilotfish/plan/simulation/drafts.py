@@ -94,7 +94,7 @@ class VirtualPool:
         return PoolUse(counts.levels, self._busy, counts.rows, counts.used, counts.nodes)
 
     def deliver(self, peer: Peer, message: ToDraft) -> None:
-        """What comes while a level grows is read after it."""
+        """Messages that come while a level grows are read after it."""
         self._inbox.append((peer, message))
         if not self._growing:
             self._turn()

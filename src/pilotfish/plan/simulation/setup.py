@@ -1,4 +1,4 @@
-"""What is simulated: devices, the machine around them, the speculation, the load."""
+"""The setup of a simulation: devices, the machine around them, the speculation, the load."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class SweepPoint(Struct, frozen=True, kw_only=True):
 
 
 class Sweep(Struct, frozen=True, kw_only=True):
-    """What is run. With `setup`'s adaptive budget each mode is run with fixed trees as well."""
+    """With `setup`'s adaptive budget each mode is run with fixed trees as well."""
 
     setup: Setup  # its mode is not used
     trace: AcceptanceTrace
