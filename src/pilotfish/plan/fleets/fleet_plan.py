@@ -20,8 +20,8 @@ CONTEXT = 4096
 LINK = 50e9
 #: Seconds between two forwards of a target with many sequences, and between two levels of a draft.
 HOST, LEVEL_HOST = PILOTFISH.step.value, PILOTFISH.level.value
-#: Tokens that sequences of the bundled pair gain a step at T=0.8, by the nodes verified of each (docs/benchmarks.md, Async: at
-#: 32, 8 and 1 at a time), and an assumed spread.
+#: Tokens that sequences of the bundled pair gain a step at T=0.8, by the nodes verified of each (docs/benchmarks.md,
+#: Async: at 32, 8 and 1 at a time), and an assumed spread.
 BUNDLED_PAIR = Acceptance(gains=((1, 0.54), (4, 1.76), (16, 2.48)), spread=0.3)
 #: Of a server's core, as measured (docs/benchmarks.md, Fleets).
 SERVER = ServerPlan(
