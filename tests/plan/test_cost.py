@@ -35,12 +35,6 @@ def test_one_forward_by_hand() -> None:
     assert seconds == pytest.approx(roofline + 80 * (LAYER + 2 * all_reduce), rel=1e-5)
 
 
-def test_branches_read_kv_for_themselves() -> None:
-    one = placed("llama-3.2-1b", "h100")
-    cascaded, apart = (one.seconds(ForwardLoad(rows=21, context=512, branches=n)) for n in (1, 21))
-    assert apart - cascaded == pytest.approx(20 * 512 * 32768 / (0.6 * 3.35e12))
-
-
 def test_one_device_passes_nothing() -> None:
     one, two = (placed("llama-3.1-8b", "h100", count).seconds(ForwardLoad(rows=1)) for count in (1, 2))
     reading = 2 * 7.5047e9 / (0.85 * 3.35e12) + 2 * 7.5047e9 / (0.6 * 989e12)

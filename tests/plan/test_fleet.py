@@ -67,7 +67,7 @@ class ByScheduler:
     def __init__(self, requests: Sequence[SimulatedRequest]) -> None:
         self.clock, self.pool = VirtualClock(), SlotPool(SLOTS)
         scheduler = Scheduler(self.pool, ROWS, REQUESTS, PrefixCache(self.pool))
-        model = ReplayedModel(Replay(ZEROS), SLOTS, SLOTS, lambda load: forward(load.rows), self.clock)
+        model = ReplayedModel(Replay(ZEROS), lambda load: forward(load.rows), self.clock, SLOTS, SLOTS)
         self.worker = TargetWorker(model, scheduler, NoDrafter(), FixedBudget(0, 0), self.clock)
         self.first: dict[int, float] = {}
         self.last: dict[int, float] = {}

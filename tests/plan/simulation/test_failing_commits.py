@@ -40,7 +40,7 @@ def test_a_commit_that_fails_ends_its_requests_and_frees_all_slots(
     drafter = RandomDrafter(1 << 15)
     monkeypatch.setattr(drafter, "close", lambda request: closed.append(request.id))
     clock, replay = VirtualClock(), Replay(drawn_acceptance(0.7, sequences=6, output=32))
-    executor = ReplayedModel(replay, SLOTS, CONTEXT, lambda _: 1.0, clock)
+    executor = ReplayedModel(replay, lambda _: 1.0, clock, SLOTS, CONTEXT)
     scheduler = Scheduler(SlotPool(SLOTS), max_rows=40, max_requests=4)
     worker = TargetWorker(executor, scheduler, drafter, FixedBudget(8, 3), clock)
     prompts, params = [[1] * (3 + 9 * n) for n in range(6)], SamplingParams(max_tokens=25, temperature=0.0)

@@ -17,7 +17,7 @@ from pilotfish.plan.simulation.acceptance import AcceptanceTrace, drawn_acceptan
 from pilotfish.plan.simulation.drafts import PooledDrafter, VirtualPool, pool_peer
 from pilotfish.plan.simulation.models import Cost, Replay
 from pilotfish.plan.simulation.run import TICK, SimulatedRun, Simulation, simulate
-from pilotfish.plan.simulation.setup import Mode, Setup, Speculation, closed_load
+from pilotfish.plan.simulation.setup import MAX_ROWS, Mode, Setup, Speculation, closed_load
 from pilotfish.plan.simulation.target import VirtualTarget, budget_over, costs_of
 from pilotfish.workers.ngram import NgramDrafter
 from pilotfish.workers.records import StepRecord
@@ -51,7 +51,7 @@ class Shadow:
         self.pool = VirtualPool(self.events, replay, own, self.to_target)
         self.drafter = PooledDrafter(own, 0, TRACE.pair.vocab_size, lambda: self.events.now, self.to_pool)
         self.live = LiveSteps(costs_of(own))
-        limits = ShadowSetup(setup.kv_slots, setup.max_rows, setup.max_requests, prefix_cache=False, share=share)
+        limits = ShadowSetup(target.context, MAX_ROWS, setup.max_requests, prefix_cache=False, share=share)
         beside, budget = [NgramDrafter()] * speculation.ngrams, budget_over(costs_of(own), speculation)
         self.machine = ShadowMachine(target.worker.executor, self.drafter, beside, budget, self.live, limits)
         self.busy = False

@@ -34,7 +34,6 @@ class ForwardLoad(Struct, frozen=True, kw_only=True):
     rows: int  # of all sequences
     sequences: int = 1
     context: float = 0.0  # tokens before a sequence's rows
-    branches: int = 1  # rows of a sequence that each read its KV for themselves; 1: a cascaded kernel, or a chain
 
 
 class ForwardParts(Struct, frozen=True, kw_only=True):
@@ -69,7 +68,7 @@ class PlacedModel(Struct, frozen=True, kw_only=True):
         return ForwardParts(
             weights=self._streaming(load.rows),
             products=self._products(load.rows),
-            kv=load.sequences * load.branches * self.context_seconds(load.context),
+            kv=load.sequences * self.context_seconds(load.context),
             all_reduces=self.model.layers * 2 * self.all_reduce(load.rows) if self.count > 1 else 0.0,
             layers=self.model.layers * self.engine.layer.value,
         )

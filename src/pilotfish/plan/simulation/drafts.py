@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
 from functools import partial
 from typing import cast
 
-from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting.connected_targets import DraftIdentity
 from pilotfish.core.drafting.draft_machine import DraftMachine
@@ -48,8 +46,7 @@ class DistantDrafter(LMDrafter):
 
     def __init__(self, replay: Replay, setup: Setup, draft: Cost, clock: VirtualClock) -> None:
         cost = setup.host.of_local_draft(draft)
-        executor = ReplayedModel(replay, setup.kv_slots, setup.context, cost, clock)
-        super().__init__(executor, setup.speculation.width, clock=clock, prefix_cache=setup.prefix_cache)
+        super().__init__(ReplayedModel(replay, cost, clock), setup.speculation.width, clock=clock, prefix_cache=False)
         self._line, self._exchange = clock, 2 * setup.delay
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
@@ -57,18 +54,6 @@ class DistantDrafter(LMDrafter):
         if self.levels:
             self._line.now += self._exchange
         return trees
-
-
-@dataclass(frozen=True)
-class PoolUse:
-    levels: int
-    busy: float  # seconds
-    rows: int
-    used: int  # nodes that were committed
-    nodes: int
-
-    def since(self, before: PoolUse) -> PoolUse:
-        return PoolUse(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
 
 
 class VirtualPool:
@@ -79,19 +64,13 @@ class VirtualPool:
         self._events, self._reply = events, reply
         self._clock = VirtualClock()
         cost = setup.host.of_draft(setup.draft)
-        executor = ReplayedModel(replay, setup.kv_slots, setup.context, cost, self._clock)
-        slots, shape = SlotPool(setup.kv_slots), LevelShape(setup.speculation.leaves)
-        table = SessionTable(slots, PrefixCache(slots) if setup.prefix_cache else None)
-        self.machine = DraftMachine(DraftIdentity("draft", TOKENIZER, {}), table, shape, setup.context)
+        executor = ReplayedModel(replay, cost, self._clock)
+        table, shape = SessionTable(SlotPool(executor.num_slots)), LevelShape(setup.speculation.leaves)
+        self.machine = DraftMachine(DraftIdentity("draft", TOKENIZER, {}), table, shape, executor.context)
         self._grower = Grower(executor, table, shape.children)
         self._inbox: deque[tuple[Peer, ToDraft]] = deque()
         self._growing = False
-        self._busy = 0.0
-
-    @property
-    def use(self) -> PoolUse:
-        counts = self.machine.counts
-        return PoolUse(counts.levels, self._busy, counts.rows, counts.used, counts.nodes)
+        self.busy = 0.0  # seconds
 
     def deliver(self, peer: Peer, message: ToDraft) -> None:
         """Messages that come while a level grows are read after it."""
@@ -117,7 +96,7 @@ class VirtualPool:
 
     def _grown(self, level: Sequence[LevelPart], added: Sequence[NewNodes], began: float) -> None:
         self.machine.level_done(level, added, began, self._events.now)
-        self._busy += self._events.now - began
+        self.busy += self._events.now - began
         self._send()
         self._turn()
 

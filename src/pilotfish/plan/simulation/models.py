@@ -58,10 +58,10 @@ class ReplayedModel:
     of them is ever reached."""
 
     replay: Replay
-    num_slots: int
-    context: int
     cost: Cost
     clock: VirtualClock
+    num_slots: int = 1 << 20
+    context: int = 1 << 18
 
     deepest = ANY_DEPTH
 

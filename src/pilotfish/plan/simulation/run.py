@@ -14,7 +14,7 @@ from pilotfish.core.scheduling.request import Request, RequestStats
 from pilotfish.core.scheduling.step import RequestCommit
 from pilotfish.plan.events import Events, VirtualClock
 from pilotfish.plan.simulation.acceptance import AcceptanceTrace
-from pilotfish.plan.simulation.drafts import PooledDrafter, PoolUse, VirtualPool, local_drafter, pool_peer, with_ngrams
+from pilotfish.plan.simulation.drafts import PooledDrafter, VirtualPool, local_drafter, pool_peer, with_ngrams
 from pilotfish.plan.simulation.models import Replay
 from pilotfish.plan.simulation.setup import LoadItem, Setup, SimulatedLoad
 from pilotfish.plan.simulation.target import VirtualTarget
@@ -40,7 +40,7 @@ class SimulatedRun:
     requests: list[SimulatedTimes]
     stats: list[RequestStats]  # of each
     steps: list[list[StepRecord]]  # of each target
-    pools: list[PoolUse]
+    pools: list[float]  # seconds that each was busy
 
     @property
     def seconds(self) -> float:
@@ -89,15 +89,15 @@ class Simulation:
         self.events.run(until=lambda: all(drafter.ready for drafter in self._drafters))
 
     def play(self, load: SimulatedLoad) -> SimulatedRun:
-        first, before = len(self.requests), [pool.use for pool in self._pools]
+        first, before = len(self.requests), [pool.busy for pool in self._pools]
         for steps in self._steps:
             steps.clear()
         self._left, self._concurrency = deque(load.items), load.concurrency
         self._begin()
         self.events.run(until=lambda: not self._left and not self._running)
         stats = [request.stats for request in self.requests[first:]]
-        uses = [pool.use.since(earlier) for pool, earlier in zip(self._pools, before, strict=True)]
-        return SimulatedRun(self._times[first:], stats, [list(steps) for steps in self._steps], uses)
+        busy = [pool.busy - earlier for pool, earlier in zip(self._pools, before, strict=True)]
+        return SimulatedRun(self._times[first:], stats, [list(steps) for steps in self._steps], busy)
 
     def _begin(self) -> None:
         if self._concurrency:
@@ -112,7 +112,7 @@ class Simulation:
         prompt = self.trace.prompts[item.sequence]
         seed = self.replay.add(item.sequence, len(prompt))
         params = SamplingParams(temperature=self.trace.pair.temperature, max_tokens=item.output)
-        request = Request(seed, prompt, params, seed, frozenset(), self.setup.context - len(prompt))
+        request = Request(seed, prompt, params, seed, frozenset(), self.targets[target].context - len(prompt))
         self.requests.append(request)
         self._times.append(SimulatedTimes(now, target))
         self._running += 1

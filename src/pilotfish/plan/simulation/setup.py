@@ -13,6 +13,8 @@ from pilotfish.errors import ParameterError
 from pilotfish.plan.simulation.models import Cost
 
 Mode = Literal["off", "sync", "async"]
+#: Rows of a forward of the target.
+MAX_ROWS = 1 << 12
 
 
 class HostCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,16 +65,12 @@ class Setup(Struct, frozen=True, kw_only=True):
     targets: int = 1
     pools: int = 1  # async
     delay: float = 0.0  # seconds that a message to a draft on another host takes, one way
-    max_rows: int = 4096
     max_requests: int = 256
-    prefix_cache: bool = False
-    kv_slots: int = 1 << 20
-    context: int = 1 << 18
 
     def __post_init__(self) -> None:
         if self.speculation.mode != "off" and self.draft is None:
             raise ParameterError("draft", None, f"one, in mode {self.speculation.mode}")
-        for name in ("targets", "pools", "max_rows", "max_requests", "kv_slots"):
+        for name in ("targets", "pools", "max_requests"):
             if getattr(self, name) < 1:
                 raise ParameterError(name, getattr(self, name), "1 at least")
 

@@ -123,7 +123,7 @@ def _draft_busy(run: SimulatedRun, setup: Setup) -> float | None:
     if setup.speculation.mode == "off":
         return None
     waits = sum(step.drafted - step.planned for steps in run.steps for step in steps) / len(run.steps)
-    busy = sum(pool.busy for pool in run.pools) / len(run.pools) if run.pools else waits
+    busy = sum(run.pools) / len(run.pools) if run.pools else waits
     return min(busy / run.seconds, 1.0)
 
 
