@@ -37,8 +37,8 @@ class RolloutRow(Struct, frozen=True, kw_only=True):
 
 class RequestNeed(Struct, frozen=True):
     variant: str
-    difference: float
-    requests: int
+    difference: float  # of `PRIMARY`
+    requests: int  # of the variant and the holdout together, that would show it
 
 
 class VariantCounts(Struct, frozen=True):

@@ -41,7 +41,7 @@ FACTORS: tuple[Factor, ...] = get_args(Factor)
 class FoundCause:
     part: Part
     factor: Factor
-    effect: float
+    effect: float  # accepted tokens a step
     dimension: str | None = None  # None: everywhere
     values: Values = ()
     alike: Values = ()  # dimensions that explain the same change as well
