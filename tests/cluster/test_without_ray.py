@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from sizes import sized
+
 SOURCE = Path(__file__).parents[2] / "src" / "pilotfish"
 #: As where the extra is not installed; then each line is a command, and its exit code is printed.
 WITHOUT = """
@@ -25,7 +27,10 @@ for line in sys.argv[1:]:
     print(line, main(line.split()), flush=True)
 assert not [name for name in sys.modules if name.split(".")[0] == "ray"]
 """
-HOST = ("generate", "chat", "demo", "serve", "draft", "prefill", "bench", "keys", "kv", "models", "train")
+HOST = sized(
+    ("chat", "serve", "draft"),
+    ("generate", "chat", "demo", "serve", "draft", "prefill", "bench", "keys", "kv", "models", "train"),
+)
 CLUSTER = [f"cluster {command} any.yaml" for command in ("up", "status", "down")]
 NEEDED = "pilotfish: ray: it is not installed; expected pilotfish[ray], as from pip install 'pilotfish[ray]'"
 
