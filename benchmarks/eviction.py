@@ -13,7 +13,7 @@ from pilotfish.cli.bench.report import ProgressBar, Report, Row
 from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import SlotPool
 from pilotfish.errors import ParameterError
-from pilotfish.plan.fleets.trace import BLOCK_TOKENS, TracedRequest, read_trace
+from pilotfish.plan.trace import BLOCK_TOKENS, TracedRequest, read_trace
 
 LRU = "LRU"
 #: Of the tenants' requests: their number; tenants, of which the i-th sends 1/i as many as the first; blocks that begin

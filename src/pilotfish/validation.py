@@ -5,6 +5,7 @@ msgspec converts and refuses; its sentences are not read. The field to blame is 
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from types import NoneType, UnionType
@@ -27,6 +28,16 @@ def converted(path: str, value: Any, kind: type[Converted]) -> Converted:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise _blame(path, value, kind) from error
+
+
+def parsed_toml(page: str, text: str, kind: type[Converted]) -> Converted:
+    """What docs/`page`.md says of a file. ParameterError names the page."""
+    try:
+        return msgspec.convert(tomllib.loads(text), kind)
+    except tomllib.TOMLDecodeError as error:
+        raise ParameterError(page, None, f"TOML ({error})") from error
+    except msgspec.ValidationError as error:
+        raise ParameterError(page, None, f"what docs/{page}.md says: {error}") from error
 
 
 def refused(field: str, problem: str) -> ParameterError:

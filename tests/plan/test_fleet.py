@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sizes import sized
 
 from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import SlotPool
@@ -18,17 +19,22 @@ from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.budget import FixedBudget
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.scheduling.scheduler import Scheduler
+from pilotfish.plan.events import VirtualClock
 from pilotfish.plan.fleets.fleet import SimulatedFleet, simulate
 from pilotfish.plan.fleets.fleet_plan import FleetPlan, paced_target
 from pilotfish.plan.fleets.simulated_pools import Acceptance, DraftPlan, PrefillPlan
 from pilotfish.plan.fleets.simulated_server import ServerPlan
 from pilotfish.plan.fleets.simulated_target import TargetPlan
 from pilotfish.plan.fleets.traffic import ConversationTraffic, RecordedRequest, RecordedTraffic, SimulatedRequest
-from pilotfish.plan.simulation.simulated import SimulatedExecutor, VirtualClock
+from pilotfish.plan.simulation.acceptance import AcceptanceTrace, TracedPair
+from pilotfish.plan.simulation.models import Replay, ReplayedModel
 from pilotfish.workers.target import TargetWorker
 
 SLOTS, ROWS, REQUESTS = 3000, 64, 6
 FREE = ServerPlan(0.0, 0.0, 0.0, 0.0, 0.0, most=1 << 20)
+ZEROS = AcceptanceTrace(
+    TracedPair("zeros", "zeros", 0.0, 2), [[0]], *(np.zeros(shape, np.int64) for shape in (1, 99, (99, 1), (99, 1)))
+)
 EXACT = Acceptance(gains=((1, 0.5), (4, 1.5)), spread=0.0)
 
 
@@ -61,11 +67,11 @@ class ByScheduler:
     def __init__(self, requests: Sequence[SimulatedRequest]) -> None:
         self.clock, self.pool = VirtualClock(), SlotPool(SLOTS)
         scheduler = Scheduler(self.pool, ROWS, REQUESTS, PrefixCache(self.pool))
-        model = SimulatedExecutor(lambda _: np.array([1.0, 0.0]), 2, SLOTS, SLOTS, forward, self.clock)
+        model = ReplayedModel(Replay(ZEROS), lambda load: forward(load.rows), self.clock, SLOTS, SLOTS)
         self.worker = TargetWorker(model, scheduler, NoDrafter(), FixedBudget(0, 0), self.clock)
         self.first: dict[int, float] = {}
         self.last: dict[int, float] = {}
-        self.requests = [self._request(i, one) for i, one in enumerate(requests)]
+        self.requests = [self._request(model.replay.add(0, one.tokens), one) for one in requests]
         self._run([one.at for one in requests])
 
     def _request(self, number: int, one: SimulatedRequest) -> Request:
@@ -77,7 +83,7 @@ class ByScheduler:
             for run, length in zip(one.runs, lengths, strict=True)
         ]
         params = SamplingParams(temperature=0.0, max_tokens=one.output)
-        return Request(number, list(chain.from_iterable(parts)), params, 0, frozenset(), SLOTS)
+        return Request(number, list(chain.from_iterable(parts)), params, number, frozenset(), SLOTS)
 
     def _run(self, arrivals: Sequence[float]) -> None:
         coming = list(zip(arrivals, self.requests, strict=True))
@@ -92,7 +98,7 @@ class ByScheduler:
                     self.last[commit.request.id] = self.clock.now
 
 
-@pytest.mark.parametrize("rate", [4.0, 8.0])
+@pytest.mark.parametrize("rate", sized([8.0], [4.0, 8.0]))
 def test_a_target_is_as_the_engines_scheduler_would_have_it(rate: float) -> None:
     """Half idle, and with a queue."""
     requests = list(traffic(rate))
@@ -172,11 +178,11 @@ def test_what_comes_before_the_end_of_the_warm_up_does_not_count() -> None:
 
 
 def test_traffic_is_what_was_asked_for() -> None:
-    asked = ConversationTraffic(rate=20.0, seconds=3000.0, tenants=4)
+    asked = ConversationTraffic(rate=10.0, seconds=3000.0, tenants=4)
     requests = list(asked)
     late = [one for one in requests if one.at > 1500]
     assert [one.at for one in requests] == sorted(one.at for one in requests)
-    assert len(late) / 1500 == pytest.approx(20.0, rel=0.1)
+    assert len(late) / 1500 == pytest.approx(10.0, rel=0.1)
     assert len({one.runs[0] for one in requests}) == 4
     assert all(one.ends == tuple(sorted(one.ends)) and len(one.ends) == len(one.runs) for one in requests)
     sessions = {one.session for one in requests}

@@ -30,17 +30,6 @@ def test_by_hand() -> None:
     assert rerooted_round(10e-3, 3e-3, 3, 0.5, 1e-3) == pytest.approx(12.5e-3)
 
 
-@given(shares, st.integers(0, 64))
-def test_a_round_commits_one_token_to_one_more_than_was_guessed(acceptance: float, guesses: int) -> None:
-    assert 1 <= tokens_of_chain(acceptance, guesses) <= guesses + 1
-
-
-@given(shares, shares)
-def test_one_guess_gains_where_it_is_accepted_more_often_than_it_costs(acceptance: float, cost: float) -> None:
-    """Leviathan, Corollary 3.9."""
-    assert chain_speedup(acceptance, 1, cost) == pytest.approx((1 + acceptance) / (1 + cost))
-
-
 @given(seconds, seconds, st.integers(1, 16), shares, seconds)
 def test_drafting_beside_the_target_is_never_slower_than_in_turn(
     verify: float, level: float, guesses: int, hit: float, fixed: float

@@ -35,8 +35,6 @@ class _Telling(RequestRouter):
 
 
 class TellingRouter(_Telling):
-    """There is nothing to route: requests, guesses and KV go over our own wire."""
-
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
@@ -63,7 +61,6 @@ def wanted(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
 
 
 def scaled_by_demand(least: int, most: int, up_after: float, down_after: float) -> AutoscalingConfig:
-    """For replicas that record a `demand`."""
     return AutoscalingConfig(
         min_replicas=least,
         max_replicas=most,

@@ -30,7 +30,6 @@ OUT_OF_REACH = 30.0
 
 
 def server_setup(config: ClusterConfig, members: Path) -> ServerSetup:
-    """Of a server on the cluster's targets, which a file tells of."""
     server = replace(config.server, target_key=config.key)
     if server.chat_template is not None:
         server = replace(server, chat_template=read_chat_template(server.chat_template))

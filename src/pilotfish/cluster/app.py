@@ -82,7 +82,6 @@ def _count(role: Role, config: ClusterConfig) -> dict[str, Any]:
 
 
 def _placed(role: Role, config: ClusterConfig) -> dict[str, Any]:
-    """On a host that has what the role needs."""
     own, resources = config.of(role), needs(config, role)
     options: dict[str, Any] = {
         "num_cpus": resources.pop("CPU", 0.0),

@@ -42,7 +42,6 @@ Say = Callable[[str], None]
 
 @contextmanager
 def connected(address: str) -> Iterator[None]:
-    """To the Ray cluster there. ParameterError where there is none."""
     _check_heard(address)
     for name in ("ray", "ray.serve"):  # what goes wrong is told in one line
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -84,7 +83,8 @@ def up(config: ClusterConfig, say: Say) -> str:
     for role in changed:
         say(f"{role}: {config.of(role).count} to start")
     try:
-        serve.start(proxy_location=PROXIES[config.proxies], http_options=_http(config))
+        http = {"host": config.server.host, "port": config.server.port, "request_timeout_s": None}
+        serve.start(proxy_location=PROXIES[config.proxies], http_options=http)
         run_applications({config.application(role): application(role, config) for role in changed})
         _wait(config, say)
     except BaseException:
@@ -110,7 +110,6 @@ def cluster_hosts() -> list[Host]:
 
 
 def host_reports(config: ClusterConfig, hosts: Sequence[Host]) -> dict[str, HostReport]:
-    """Of each host on which a process may be placed. InputError where one does not answer."""
     look = ray.remote(num_cpus=0, max_retries=0)(host_report)
     asked = {
         host.name: look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(host.id, soft=False)).remote(
@@ -127,19 +126,17 @@ def host_reports(config: ClusterConfig, hosts: Sequence[Host]) -> dict[str, Host
         except ray.exceptions.GetTimeoutError as error:
             raise InputError(f"{name}: no answer within {REPORT:g} s; expected a host that works") from error
         except ray.exceptions.RayError as error:
-            raise InputError(f"{name}: Pilotfish cannot be run there ({_reason(error)})") from error
+            raise InputError(f"{name}: Pilotfish cannot be run there ({_last_line(str(error))})") from error
     return reports
 
 
 def _setups(config: ClusterConfig) -> dict[Role, str]:
-    """With which the roles that there are were started; "" where that is not known."""
     there = {role: deployment_details(config.application(role), DEPLOYMENTS[role]) for role in _deployed(config)}
     told = {role: details and details["deployment_config"].get("user_config") for role, details in there.items()}
     return {role: (user_config or {}).get("setup", "") for role, user_config in told.items()}
 
 
 def _wait(config: ClusterConfig, say: Say) -> None:
-    """Until all roles serve."""
     deadline = time.monotonic() + config.start_timeout
     waiting = list(config.present)
     while waiting:
@@ -161,19 +158,10 @@ def _problem(status: Any) -> str:
     return _last_line("\n".join(messages) or status.message)
 
 
-def _reason(error: Exception) -> str:
-    return _last_line(str(error))
-
-
 def _last_line(text: str) -> str:
     """Of a traceback: what went wrong."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "no reason was told"
-
-
-def _http(config: ClusterConfig) -> dict[str, Any]:
-    server = config.server
-    return {"host": server.host, "port": server.port, "request_timeout_s": None}
 
 
 def url_of(config: ClusterConfig) -> str:
@@ -196,7 +184,6 @@ def members_of(config: ClusterConfig) -> Iterator[Path]:
 
 
 def rows(config: ClusterConfig) -> list[dict[str, Any]]:
-    """A row for each process, with equal fields."""
     there, hosts = _deployed(config), {host.id: host.name for host in cluster_hosts()}
     listing = Listing(config, there)
     with closing(listing):
@@ -227,7 +214,6 @@ def _row(role: Role, host: str, state: str, one: Listed | None) -> dict[str, Any
 
 
 def down(config: ClusterConfig) -> None:
-    """End all processes of the cluster; Ray's own go on."""
     _take_down([config.application(role) for role in _deployed(config)])
     if not serve.status().applications:
         serve.shutdown()

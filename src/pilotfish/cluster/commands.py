@@ -13,8 +13,6 @@ from pilotfish.options import Option
 
 @dataclass(frozen=True)
 class Site:
-    """Where a worker is, and what it finds there."""
-
     endpoint: str  # where it listens
     name: str
     allow: Path  # the allowlist, where the cluster has a key
@@ -46,7 +44,6 @@ def _to_pools(config: ClusterConfig, site: Site) -> list[str]:
 
 
 def flags(option: Option, value: Any) -> list[str]:
-    """An option of a command line, for a value of its kind."""
     if value is None or value == option.default:
         return []
     names = option.extra.get("names") or (f"--{option.name.replace('_', '-')}",)

@@ -1,4 +1,4 @@
-"""What a cluster consists of, as a YAML file says it, checked before anything starts.
+"""A cluster as a YAML file describes it, checked before anything starts.
 
 name: pilotfish
 key: /etc/pilotfish/cluster.key          # the same on every host
@@ -116,17 +116,14 @@ class ClusterConfig:
         return model
 
     def application(self, role: Role) -> str:
-        """Its name in Ray Serve."""
         return f"{self.name}-{role}"
 
     @property
     def ranks(self) -> int:
-        """Of a target."""
         return self.engine.tensor_parallel
 
     @property
     def pools(self) -> tuple[Role, ...]:
-        """The roles that targets are to be told of."""
         return tuple(role for role in self.present if role in ("draft", "prefill"))
 
     def setup_of(self, role: Role) -> str:
@@ -138,20 +135,17 @@ class ClusterConfig:
 
     @property
     def present(self) -> tuple[Role, ...]:
-        """The roles that have processes."""
         return tuple(role for role in ROLES if self.of(role).count)
 
     # -- what the processes of a role are told
 
     @property
     def engine(self) -> EngineConfig:
-        """Of a target."""
         mode: dict[str, Any] = {"mode": "async"} if self.of("draft").count else {}
         given = {"draft": self.of("draft").model, **self.of("target").options, **mode}
         return EngineConfig(target=self.model_of("target"), **given)
 
     def server_engine(self, members: Path) -> EngineConfig:
-        """Of a server, whom a file tells of the targets."""
         return EngineConfig(target=self.model_of("api"), insecure=self.insecure, members=members)
 
     @property
@@ -170,7 +164,6 @@ class ClusterConfig:
 
 
 def known_options(role: Role) -> dict[str, Option]:
-    """The options that a role's processes can be given, by name."""
     if role == "api":
         return _told(ServerConfig, _OF_SERVERS)
     if role == "target":
@@ -185,7 +178,6 @@ def _told(cls: type, without: frozenset[str]) -> dict[str, Option]:
 
 
 def _divided(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Those of a pool's model, and the pool's own."""
     model = {name: value for name, value in options.items() if name in options_of(EngineConfig)}
     return model, {name: value for name, value in options.items() if name not in model}
 
@@ -281,7 +273,6 @@ def _path(field: str, value: Any) -> Path:
 
 @contextmanager
 def _within(prefix: str) -> Iterator[None]:
-    """Errors say where they are."""
     try:
         yield
     except InputError as error:

@@ -18,7 +18,6 @@ from pilotfish.engine.targets.members import Member, Members, write_members
 
 
 def introduction(config: ClusterConfig, role: Role, id: str, endpoint: str = "", key: str = "") -> dict[str, Any]:
-    """What a process says of itself once it is ready."""
     return {
         "role": role,
         "endpoint": endpoint,
@@ -32,8 +31,6 @@ def introduction(config: ClusterConfig, role: Role, id: str, endpoint: str = "",
 
 @dataclass(frozen=True)
 class Listed:
-    """A replica that runs, as it was last told of."""
-
     id: str
     host: str  # Ray's id of it
     about: Mapping[str, Any]  # what it said once it was ready
@@ -52,7 +49,6 @@ _listeners: dict[str, Listener] = {}
 
 
 def listens(application: str) -> bool:
-    """Whether this process follows the application, and so routes no request to it."""
     return application in _listeners
 
 
@@ -85,7 +81,7 @@ class Listing:
         return self._replicas.get(role, ())
 
     def members(self, role: Role) -> tuple[Member, ...]:
-        """Those that there are, and those that have left, which drain for a while."""
+        """Present members, and those that have left, which drain for a while."""
         present, now = [one.member for one in self.of(role)], time.monotonic()
         taken = {member.endpoint for member in present}
         left = [member for member, until in self._left.get(role, {}).items() if until > now]
@@ -93,7 +89,6 @@ class Listing:
         return (*present, *draining)
 
     def wait(self, seconds: float) -> None:
-        """Until each role was told of once, or so long."""
         deadline = time.monotonic() + seconds
         with self._told:
             while len(self._replicas) < len(self._handles) and (left := deadline - time.monotonic()) > 0:
@@ -144,7 +139,6 @@ class MembersListing:
 
     @property
     def serving(self) -> bool:
-        """Whether any of them does its work, as it says."""
         known = [] if self._listing is None else [one for role in self._roles for one in self._listing.of(role)]
         return any(one.load.get("ready") for one in known)
 

@@ -1,4 +1,4 @@
-"""What must be so before anything of a cluster starts: devices for all, one version, equal models, keys where they are
+"""Checks before anything of a cluster starts: devices for all, one version, equal models, keys where they are
 needed. Each problem is one line that says which and where."""
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class Host:
-    """A machine of the cluster, as Ray knows it."""
-
     id: str  # Ray's
     name: str  # for people
     has: Resources
@@ -39,8 +37,6 @@ class Host:
 
 @dataclass(frozen=True)
 class HostReport:
-    """What a host found on itself."""
-
     version: str
     models: Mapping[Role, Mapping[str, str]]  # digests, by file
     key: str = ""  # its public half
@@ -58,7 +54,6 @@ def check_private(config: ClusterConfig, hosts: Sequence[Host]) -> None:
 
 
 def needs(config: ClusterConfig, role: Role) -> dict[str, float]:
-    """Of one process, as Ray names them; of a target, whose ranks are on one host, for all of these."""
     own, ranks = config.of(role), config.ranks if role == "target" else 1
     amounts = {"CPU": own.cpus, "GPU": own.gpus, **own.devices}
     return {name: ranks * amount for name, amount in amounts.items() if amount}
@@ -102,7 +97,7 @@ def _told(name: str, hosts: Sequence[Host]) -> str:
 
 
 def _check_places(config: ClusterConfig, wanted: Mapping[Role, Resources], hosts: Sequence[Host]) -> None:
-    """Those that are bound to labels go first, then those that need most, each to the first host that has room."""
+    """Roles that are bound to labels go first, then those that need most, each to the first host that has room."""
     free = {host.id: dict(host.has) for host in hosts}
     for role in sorted(wanted, key=lambda role: (not config.of(role).labels, -sum(wanted[role].values()))):
         needed = wanted[role]
@@ -117,7 +112,6 @@ def _check_places(config: ClusterConfig, wanted: Mapping[Role, Resources], hosts
 
 
 def possible_roles(config: ClusterConfig, host: Host) -> list[Role]:
-    """Those of which a process may be placed on this host."""
     return [role for role in config.present if fits(config, role, host, host.has)]
 
 
@@ -125,7 +119,6 @@ def possible_roles(config: ClusterConfig, host: Host) -> list[Role]:
 
 
 def host_report(config: ClusterConfig, roles: Iterable[Role]) -> HostReport:
-    """Runs on the host itself."""
     models: dict[Role, dict[str, str]] = {}
     key = problem = ""
     try:
@@ -140,7 +133,7 @@ def host_report(config: ClusterConfig, roles: Iterable[Role]) -> HostReport:
 
 
 def clients(config: ClusterConfig) -> Keyring:
-    """Who may come to a server on this host. InputError where that is nobody, or anybody by mistake."""
+    """Keys of the clients of a server on this host. InputError where nobody may come, or anybody by mistake."""
     keys = load_keyring((), os.environ.get(ENVIRONMENT, ""), config.api_keys)
     refuse_open(config.server.host, keys, config.allow_anonymous)
     return keys

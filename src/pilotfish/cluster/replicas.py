@@ -4,19 +4,29 @@ here."""
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
-from pilotfish.cluster.attendant import Attendant
 from pilotfish.cluster.config import ClusterConfig, Role
 from pilotfish.cluster.listing import POOL_DRAIN, MembersListing
 from pilotfish.cluster.worker import LOOK, Worker
+from pilotfish.core.routing.autoscaling import demand
+from pilotfish.engine.targets.servers import Attendance
+from pilotfish.engine.targets.silence import Silence
+from pilotfish.wire.channel import ChannelThread, Received, decoded, encode
 from pilotfish.wire.curve_keys import TargetKeys, load_key_pair
+from pilotfish.wire.serving import ATTEND, SERVER_DECODER, Beat, Status
+from pilotfish.wire.sockets import DialingChannel
+
+#: A target's peer name on the channel of who attends it.
+TARGET = b"0"
+#: Seconds between two looks at the channel.
+TICK = 0.1
 
 
 class ServedWorker:
-    """A worker, and what it tells."""
-
     role: Role
 
     async def __init__(self, config: ClusterConfig) -> None:  # type: ignore[misc]  # Serve awaits it
@@ -47,6 +57,50 @@ class ServedDraftPool(ServedWorker):
 
 class ServedPrefillPool(ServedWorker):
     role = "prefill"
+
+
+class Attendant:
+    """Knows how a target does, from construction to `close`. `silent` is called, on a thread, with the seconds that a
+    target which has served was not heard, once they are more than `limit`."""
+
+    def __init__(
+        self, endpoint: str, keys: TargetKeys | None, insecure: bool, limit: float, silent: Callable[[float], None]
+    ) -> None:
+        self.status: Status | None = None  # the last one
+        self._limit, self._silent = limit, silent
+        self._silence = Silence()
+        self._attended = -ATTEND
+        channel = DialingChannel([endpoint], secrets.token_bytes(16), [keys], insecure, role="target")
+        self._thread = ChannelThread(channel, TICK)
+        self._thread.start(self._receive, self._look)
+
+    @property
+    def demand(self) -> float:
+        if (status := self.status) is None:
+            return 0.0
+        slots = status.identity.kv_slots
+        requests = status.running + status.waiting
+        return demand(requests, status.identity.max_requests, slots - status.free_slots, slots)
+
+    def close(self) -> None:
+        self._thread.close()
+
+    def _receive(self, received: Received) -> None:
+        message = decoded(SERVER_DECODER, received.frame)
+        if isinstance(message, Beat):
+            self._silence.heard()
+        elif isinstance(message, Status):
+            self.status = message
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if now - self._attended >= ATTEND:
+            self._attended = now
+            self._thread.post(TARGET, encode(Attendance().attend()))
+        seconds = self._silence.look(now)
+        if seconds > self._limit and self.status is not None:
+            self.status = None
+            self._silent(seconds)
 
 
 class ServedTarget(ServedWorker):

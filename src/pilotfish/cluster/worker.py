@@ -31,8 +31,6 @@ LOOK = 0.1
 
 
 class Worker:
-    """A worker of a role, and what is known of it."""
-
     def __init__(self, config: ClusterConfig, role: Role) -> None:
         self._config, self._role = config, role
         self._port = reserved_port(ray.util.get_node_ip_address())
@@ -61,7 +59,6 @@ class Worker:
 
     @property
     def members(self) -> Path:
-        """The file that tells a target of its pools."""
         return self._supervisor.directory / "members.json"
 
     def check(self) -> None:
@@ -80,7 +77,6 @@ class Worker:
         return {"ready": self.ready, "restarts": self._state.restarts, "pid": self._state.pid}
 
     def kill(self, reason: str) -> None:
-        """To be started again."""
         self._supervisor.kill(self._name, reason)
 
     def close(self) -> None:
@@ -88,7 +84,6 @@ class Worker:
         self._port.close()
 
     def _told(self, line: str) -> None:
-        """It serves."""
         logger.info("%s serves: %s", self._name, line.strip())
         self._ready.set()
 

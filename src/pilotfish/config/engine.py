@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pilotfish.config.fields import (
+    ADDRESSES,
+    KEYS,
     TOKENS,
     BudgetKind,
     DrafterKind,
@@ -15,6 +17,7 @@ from pilotfish.config.fields import (
     KVDType,
     Mode,
     Quantization,
+    Texts,
     available_cores,
     drafter_kinds,
     layer_ids,
@@ -25,7 +28,7 @@ from pilotfish.config.fields import (
 from pilotfish.config.hardware.pace import Paces
 from pilotfish.core.features.feature_rows import FeatureType
 from pilotfish.errors import ParameterError
-from pilotfish.options import check_options, option, refuse_unknown, separated
+from pilotfish.options import check_options, option, refuse_unknown
 
 #: Rows of a prefill worker's forward: it reads all weights, and has no decoding neighbours.
 PREFILL_ROWS = 2048
@@ -46,6 +49,12 @@ ALONE: Any = {
 KV_DTYPE = ("--kv-dtype", "--kv-cache-dtype")
 KV_HOST = ("--kv-host-memory", "--kv-offloading-size")
 PREFIX_CACHE = ("--prefix-cache/--no-prefix-cache", "--enable-prefix-caching/--no-enable-prefix-caching")
+RANKS = ("--tensor-parallel-size",)
+MAX_REQUESTS, MAX_ROWS = ("--max-requests", "--max-num-seqs"), ("--max-rows", "--max-num-batched-tokens")
+
+LAYERS: Any = {"parse": layer_ids, "metavar": "ID,…", "shown": "as it says"}
+CONTEXT: Any = {"or_zero": True, "shown": "the model's context", **TOKENS}
+GIB: Any = {"low": 0, "high": 1 << 20, "unit": "GiB"}
 
 #: Groups of options in the help of commands.
 speculation = partial(option, panel="Speculation")
@@ -59,38 +68,31 @@ machine = partial(option, panel="Device and memory")
 class EngineConfig:
     """A target, an optional draft, and how they run. Fields without help text have no command-line option.
 
-    `mode` off decodes plainly; sync grows a token tree, then verifies it, in every step; async has drafts grow
-    trees elsewhere meanwhile: `draft_workers` processes on `draft_cores`, the pools that listen at `draft_pool`, or
-    those that `members`, a file of draft and prefill pools (`members.py`), names while the target runs. Of pools
-    `draft_pools_each` guess for a sequence, and their trees are merged (`core/drafting/pools.py`).
-    `drafter` is one of, or several joined by +: lm (the draft), ngram (lookup of the last tokens in the sequence),
-    suffix (lookup in it and in past responses, of which `max_cached_tokens` tokens are kept). In async the draft grows
-    up to `wanted` nodes of a sequence. A draft may be a trained head of the target, which needs `features` of it: they
-    are made for the head that is named so, or for the draft itself where it is one and grows here or in workers of this
-    engine (`engine/tapping.py`). `draft_layers` are the hidden states that a head takes, in place of what it says.
-    Pools that listen at `shadow_pool` are told of `shadow_share` of the requests once these have ended, in every mode:
-    they are scored, and nothing of them is verified (`workers/target_shadow.py`).
-    `budget` auto spends of `nodes` and `levels` what pays by measured costs, down to plain decoding; fixed spends all
-    of it, always.
+    `mode` off decodes plainly; sync grows a token tree, then verifies it, in every step; async has drafts grow trees
+    elsewhere meanwhile: in `draft_workers` on `draft_cores`, in the pools at `draft_pool`, or in those that the file
+    `members` names while the target runs (`members.py`). `draft_pools_each` of the pools guess for a sequence, and
+    their trees are merged. A draft grows up to `wanted` nodes of a sequence.
+    `drafter` lm is the draft; ngram looks up the last tokens in the sequence, suffix in past responses too, of which it
+    keeps `max_cached_tokens`. A trained head as draft needs `features` of the target: they are made for the head that
+    is named so, or for a draft that grows here or in workers of this engine (`engine/tapping.py`).
+    Pools at `shadow_pool` are told of `shadow_share` of the requests once these have ended; nothing that they guess is
+    verified, it is scored. `budget` auto spends of `nodes` and `levels` what pays by measured costs; fixed spends all.
 
-    KV of long prompts is computed by `prefill_workers` processes on `prefill_cores`, or by the pools that listen at
-    `prefill_pool`, where that is sooner or, with a number as `prefill_threshold`, where so many tokens lack it. It is
-    read out of their memory in the first of `prefill_transports` that there is; else it is sent over the socket.
+    KV of long prompts is computed by `prefill_workers` on `prefill_cores` or the pools at `prefill_pool`, where that is
+    sooner or, with a number as `prefill_threshold`, where so many tokens lack it. It is read out of their memory in the
+    first of `prefill_transports` that there is; else it is sent over the socket.
 
-    `tensor_parallel` processes, the target's ranks, hold a part of its weights and KV each, and run every forward
-    together; drafts are whole. `kv_slots` and `memory` bind each process that has a model. Where both are 0 the KV pool
-    holds what `max_requests` sequences can use, within most of the memory that is available, or within `allotted` bytes
-    where prefill workers are started beside the target (`host_memory.py`). `eager` runs transformers' own torch
-    operations. `dtype` auto is found by each process for the model and the machine that it has (`precision.py`).
+    Each of `tensor_parallel` ranks holds a part of the target's weights and KV; drafts are whole. `kv_slots` and
+    `memory` bind each process that has a model. Where both are 0 the KV pool holds what `max_requests` sequences can
+    use, within most of the memory that is available, or within `allotted` bytes where prefill workers are started
+    beside the target (`host_memory.py`). `eager` runs transformers' own torch operations.
     """
 
     target: Annotated[Path, option("A model directory in Hugging Face format.", names=("--target", "--model"))]
     draft: Annotated[Path, option("A draft's directory, with a target.")] | None = None
     mode: Annotated[Mode, option("off, sync or async; by default as the draft allows.")] = "off"
     dtype: Annotated[DType, option("float32, bfloat16, or auto: what this machine is quick in.")] = "auto"
-    max_model_len: Annotated[
-        int, option("Of prompt and output, at most.", 2, 1 << 26, or_zero=True, shown="the model's context", **TOKENS)
-    ] = 0
+    max_model_len: Annotated[int, option("Of prompt and output, at most.", 2, 1 << 26, **CONTEXT)] = 0
     drafter: Annotated[str, speculation("lm, ngram, suffix, or several joined by +.")] = "lm+ngram"
     nodes: Annotated[int, speculation("Nodes of a token tree, at most.", 1, 1024)] = 8
     levels: Annotated[int, speculation("Draft forwards that grow a tree, at most.", 1, 64)] = 8
@@ -98,34 +100,24 @@ class EngineConfig:
     budget: Annotated[BudgetKind, speculation("auto: guess as much as pays; fixed: always all.")] = "auto"
     ngram_min: Annotated[int, speculation("Tokens that n-gram lookup matches, at least.", 1, 16)] = 1
     ngram_max: Annotated[int, speculation("And at most.", 1, 16)] = 4
-    draft_layers: Annotated[
-        tuple[int, ...],
-        speculation("Hidden states that a trained head takes.", parse=layer_ids, metavar="ID,…", shown="as it says"),
-    ] = ()
+    draft_layers: Annotated[tuple[int, ...], speculation("Hidden states that a trained head takes.", **LAYERS)] = ()
     wanted: Annotated[int, option("", 1, 1 << 16)] = 2048
     max_cached_tokens: Annotated[int, option("", 2, 1 << 26)] = 1 << 17
     leaves: Annotated[int, elsewhere("Leaves that a draft forward expands.", 1, 1024)] = 32
     draft_workers: Annotated[int, elsewhere("Draft processes.", 1, 64)] = 1
     draft_cores: Annotated[str, elsewhere("Their cores.", shown="a few")] = ""
     draft_device: Annotated[str, elsewhere("Their device.", shown="that of --device")] = ""
-    draft_pool: Annotated[
-        tuple[str, ...], elsewhere("Pools instead: ipc://… or tcp://…, joined by ,", parse=separated(","))
-    ] = ()
+    draft_pool: Annotated[Texts, elsewhere("Pools instead: ipc://… or tcp://…, joined by ,", **ADDRESSES)] = ()
     draft_pools_each: Annotated[int, elsewhere("Pools that guess for a sequence at once.", 1, 8)] = 1
     draft_key: Annotated[Path, elsewhere("This target's key file, for pools with keys.")] | None = None
-    draft_pool_key: Annotated[
-        tuple[str, ...], elsewhere("The pools' public keys, joined by a space.", parse=separated(None))
-    ] = ()
+    draft_pool_key: Annotated[Texts, elsewhere("The pools' public keys, joined by a space.", **KEYS)] = ()
     members: Annotated[Path, elsewhere("A file of draft and prefill pools, which may change at any time.")] | None = (
         None
     )
     shadow_pool: Annotated[
-        tuple[str, ...],
-        elsewhere("Pools to score without using them, in any mode, joined by ,", parse=separated(",")),
+        Texts, elsewhere("Pools to score without using them, in any mode, joined by ,", **ADDRESSES)
     ] = ()
-    shadow_pool_key: Annotated[
-        tuple[str, ...], elsewhere("Their public keys, joined by a space; with --draft-key.", parse=separated(None))
-    ] = ()
+    shadow_pool_key: Annotated[Texts, elsewhere("Their public keys, joined by a space; with --draft-key.", **KEYS)] = ()
     shadow_share: Annotated[float, elsewhere("Of the requests that they are told of.", high=1, above=0)] = 1.0
     draft_optional: Annotated[bool, elsewhere("Serve without a pool that fails.")] = False
     features: Annotated[Path, elsewhere("A trained head that pools may draft with.")] | None = None
@@ -135,46 +127,33 @@ class EngineConfig:
     insecure: Annotated[bool, elsewhere("Do without keys beyond this host.")] = False
     prefill_workers: Annotated[int, ahead("Processes that compute KV of prompts.", 0, 64)] = 0
     prefill_cores: Annotated[str, ahead("Their cores.", shown="half of the target's")] = ""
-    prefill_pool: Annotated[
-        tuple[str, ...], ahead("Pools instead: ipc://… or tcp://…, joined by ,", parse=separated(","))
-    ] = ()
+    prefill_pool: Annotated[Texts, ahead("Pools instead: ipc://… or tcp://…, joined by ,", **ADDRESSES)] = ()
     prefill_threshold: Annotated[
         str, ahead("Tokens without KV from which on a prompt goes there; auto: as measured.", metavar="TOKENS")
     ] = "auto"
     prefill_transports: tuple[str, ...] = ("shm", "nixl")
     prefill_key: Annotated[Path, ahead("This target's key file, for pools with keys.")] | None = None
-    prefill_pool_key: Annotated[
-        tuple[str, ...], ahead("The pools' public keys, joined by a space.", parse=separated(None))
-    ] = ()
+    prefill_pool_key: Annotated[Texts, ahead("The pools' public keys, joined by a space.", **KEYS)] = ()
     quantization: Annotated[Quantization, machine("Weights: none, int8, or fp8 on CUDA.")] = "none"
     kv_dtype: Annotated[KVDType, machine("KV: int8, fp8 on CUDA, or auto: as --dtype.", names=KV_DTYPE)] = "auto"
-    tensor_parallel: Annotated[
-        int, machine("Processes that share the target's weights.", 1, 64, names=("--tensor-parallel-size",))
-    ] = 1
+    tensor_parallel: Annotated[int, machine("Processes that share the target's weights.", 1, 64, names=RANKS)] = 1
     device: Annotated[str, machine("cpu, or cuda where there is one.")] = "cpu"
     threads: Annotated[int, machine("CPU threads; 0: all cores of this process.", 0, 1024)] = 0
     cores: Annotated[str, machine("Cores to run on, as in 0,2-3.", shown="all")] = ""
     kv_slots: Annotated[int, machine("Tokens that fit into the KV pool; 0: planned.", 64, 1 << 26, or_zero=True)] = 0
-    memory: Annotated[float, machine("GiB to stay within; 0: most of what is free.", 0, 1 << 20, unit="GiB")] = 0.0
+    memory: Annotated[float, machine("GiB to stay within; 0: most of what is free.", **GIB)] = 0.0
     allotted: Annotated[int, option("", 0, 1 << 50)] = 0
     pace: Annotated[str, machine("Emulate devices, as in target=10.4ms,draft=2.6ms.")] = ""
     trace: Annotated[Path, machine("Write a timeline of steps and levels to this file.")] | None = None
     prefix_cache: Annotated[bool, machine("Keep KV for requests that begin alike.", names=PREFIX_CACHE)] = True
     kv_host_memory: Annotated[
-        float, machine("KV kept in host memory beyond the pool; 0: none.", 0, 1 << 20, names=KV_HOST, unit="GiB")
+        float, machine("KV kept in host memory beyond the pool; 0: none.", names=KV_HOST, **GIB)
     ] = 0.0
     kv_disk: Annotated[Path, machine("A directory for KV, kept beyond restarts.")] | None = None
-    kv_disk_size: Annotated[float, machine("Of what is in it, at most.", 0, 1 << 20, unit="GiB", shown="16")] = 0.0
+    kv_disk_size: Annotated[float, machine("Of what is in it, at most.", shown="16", **GIB)] = 0.0
     eager: Annotated[bool, machine("The reference: plain torch operations, no C++ kernels.")] = False
-    max_requests: Annotated[
-        int, limit("Sequences that run at a time.", 1, 1 << 12, names=("--max-requests", "--max-num-seqs"))
-    ] = 32
-    max_rows: Annotated[
-        int,
-        limit(
-            "Of a forward, guesses included.", 1, 1 << 16, names=("--max-rows", "--max-num-batched-tokens"), **TOKENS
-        ),
-    ] = 256
+    max_requests: Annotated[int, limit("Sequences that run at a time.", 1, 1 << 12, names=MAX_REQUESTS)] = 32
+    max_rows: Annotated[int, limit("Of a forward, guesses included.", 1, 1 << 16, names=MAX_ROWS, **TOKENS)] = 256
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -231,7 +210,6 @@ class EngineConfig:
 
     @property
     def core_set(self) -> frozenset[int]:
-        """The cores to run on; empty: as the process is."""
         return parse_cores(self.cores)
 
     @property
@@ -257,7 +235,6 @@ class EngineConfig:
 
     @property
     def of_prefill(self) -> EngineConfig:
-        """For the process of a prefill worker, likewise."""
         max_rows = max(self.max_rows, PREFILL_ROWS)
         return replace(self, draft=None, mode="off", cores="", threads=0, max_rows=max_rows, **ALONE)
 

@@ -1,4 +1,4 @@
-"""What fields of configurations hold, and how their text is read."""
+"""Types of configurations' fields, and how their text is read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pilotfish.errors import ParameterError
-from pilotfish.options import count, option
+from pilotfish.options import count, option, separated
 
 Mode = Literal["off", "sync", "async"]
 BudgetKind = Literal["auto", "fixed"]
@@ -17,10 +17,13 @@ DType = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "int8", "fp8"]
 #: Of a GGUF file.
 GGUFWeights = Literal["bf16", "f16", "f32"]
-#: Whose engine runs a draft.
+#: The engine that runs a draft.
 Backend = Literal["pilotfish", "llama.cpp", "openvino"]
 KVDType = Literal["auto", "int8", "fp8"]
+Texts = tuple[str, ...]
 TOKENS: Any = {"parse": count, "metavar": "TOKENS"}  # as in 8192, 8k or 8K
+ADDRESSES: Any = {"parse": separated(",")}
+KEYS: Any = {"parse": separated(None)}
 #: The group, in the help of commands, of bounds that engines and servers have.
 limit = partial(option, panel="How much at a time")
 
@@ -36,7 +39,6 @@ def drafter_kinds(drafter: str) -> tuple[DrafterKind, ...]:
 
 
 def available_cores() -> int:
-    """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

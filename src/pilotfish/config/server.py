@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pilotfish.config.fields import limit
+from pilotfish.config.fields import ADDRESSES, KEYS, Texts, limit
 from pilotfish.core.sampling.sampling_params import MAX_SAMPLES, MAX_TOKENS
 from pilotfish.errors import ParameterError
 from pilotfish.grammar.parsers.formats import TOOL_FORMATS
 from pilotfish.grammar.parsers.reasoning import REASONING_FORMATS
-from pilotfish.options import check_options, option, refuse_unknown, separated
+from pilotfish.options import check_options, option, refuse_unknown
 
 MetricsLevel = Literal["none", "summary", "detailed"]
 GenerationDefaults = Literal["auto", "vllm"]
@@ -43,20 +43,14 @@ class ServerConfig:
 
     host: Annotated[str, option("Address to listen at.")] = "127.0.0.1"
     port: Annotated[int, option("0: any that is free.", 0, 65535)] = 8000
-    served_model_name: Annotated[
-        tuple[str, ...], option("What clients call the model. One name or more.", metavar="NAME…")
-    ] = ()
+    served_model_name: Annotated[Texts, option("What clients call the model. One name or more.", metavar="NAME…")] = ()
     replicas: (
         Annotated[int, fleet("Targets to start here, which divide what there is; 1 if none are elsewhere.", 0, 64)]
         | None
     ) = None
-    target_pool: Annotated[
-        tuple[str, ...], fleet("Targets elsewhere instead: ipc://… or tcp://…, joined by ,", parse=separated(","))
-    ] = ()
+    target_pool: Annotated[Texts, fleet("Targets elsewhere instead: ipc://… or tcp://…, joined by ,", **ADDRESSES)] = ()
     target_key: Annotated[Path, fleet("This server's key file, for targets with keys.")] | None = None
-    target_pool_key: Annotated[
-        tuple[str, ...], fleet("The targets' public keys, joined by a space.", parse=separated(None))
-    ] = ()
+    target_pool_key: Annotated[Texts, fleet("The targets' public keys, joined by a space.", **KEYS)] = ()
     resume_timeout: Annotated[float, timeout("Seconds that a request waits for another target.")] = 30.0
     max_body_bytes: Annotated[int, limit("Of a request.", 1024, 1 << 30)] = 4 << 20
     max_prompts: Annotated[int, limit("Of a request.", 1, 1 << 12)] = 64
@@ -88,8 +82,7 @@ class ServerConfig:
         bool, answer("Texts of clients may spell special tokens: docs/security.md.", names=(SPECIAL_IN_USER_TEXT,))
     ] = True
     generation_config: Annotated[
-        GenerationDefaults,
-        answer("auto: sampling defaults of the model's generation_config.json; vllm: none of them."),
+        GenerationDefaults, answer("auto: sampling defaults of the model's generation_config.json; vllm: none of them.")
     ] = "auto"
     default_max_tokens: Annotated[int, answer("0: what the context leaves.", 0, MAX_TOKENS)] = 0
     rollout: Annotated[Path, answer("A TOML file of variants of speculation, of docs/rollout.md.")] | None = None
@@ -100,9 +93,7 @@ class ServerConfig:
     capture: (
         Annotated[Path, captured("A folder that keeps token ids of requests that allow it: docs/redistil.md.")] | None
     ) = None
-    capture_tags: Annotated[
-        tuple[str, ...], captured("Tags that allow it, joined by ,; else keys do.", parse=separated(","))
-    ] = ()
+    capture_tags: Annotated[Texts, captured("Tags that allow it, joined by ,; else keys do.", **ADDRESSES)] = ()
     capture_days: Annotated[int, captured("How long they are kept.", 1, 3650)] = 7
     capture_size: Annotated[float, captured("Of them all, at most.", 0.1, 1 << 20, unit="GiB")] = 1.0
     metrics: Annotated[

@@ -13,7 +13,6 @@ Config = TypeVar("Config")
 
 
 def config_text(config: object) -> str:
-    """A configuration as JSON, for a process that is to run the same."""
     return msgspec.json.encode(config, enc_hook=str).decode()
 
 

@@ -14,12 +14,12 @@ from pilotfish.options import check_options, count, option, refuse_unknown
 
 #: Characters of a draft's revision.
 MAX_REVISION = 128
-#: What a pool is told of its model.
+#: Options of a pool's model.
 POOL_MODEL = (
     *("dtype", "quantization", "kv_dtype", "device", "threads", "cores"),
     *("kv_slots", "memory", "pace", "trace", "prefix_cache", "eager", "draft_layers"),
 )
-#: What is ours alone, and must be so with another engine.
+#: Options of our engine alone, and their values with another engine.
 NOT_ELSEWHERE = {"quantization": "none", "kv_dtype": "auto", "eager": False, "device": "cpu", "memory": 0.0}
 #: How names of GGUF files end.
 GGUF = ".gguf"
@@ -68,7 +68,6 @@ class DraftConfig:
 
     @property
     def is_gguf(self) -> bool:
-        """Whether the draft is one file of llama.cpp's."""
         return self.model.target.suffix == GGUF
 
     @property

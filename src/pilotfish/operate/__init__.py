@@ -1,1 +1,2 @@
-"""Variants of speculation under traffic: which requests get which, what came of them, and what that says. No I/O."""
+"""Variants of speculation under traffic: outcomes of requests come in; assignments, reports, cuts and explanations go
+out. Without I/O but for `capture/`. Open `variants.py` first."""

@@ -1,9 +1,8 @@
-"""What came of requests, by variant, in sums of bounded size."""
+"""Outcomes of requests by variant, in sums of bounded size."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from math import log
 from typing import Annotated, Literal
 
@@ -20,41 +19,21 @@ def _log(value: float | None) -> float | None:
     return log(value) if value is not None and value > 0 else None
 
 
-def _tokens_per_second(outcome: RequestOutcome) -> float | None:
-    return _log(outcome.tokens / outcome.latency) if outcome.latency > 0 else None
-
-
-def _tokens_per_step(outcome: RequestOutcome) -> float | None:
-    return outcome.tokens / outcome.steps if outcome.steps else None
-
-
-def _valid(outcome: RequestOutcome) -> float | None:
-    return None if outcome.valid is None else float(outcome.valid)
-
-
 #: An observation of each measure; None: the request has none. Of times and speeds it is the natural logarithm, so that
 #: differences are ratios. What a failed request has of them counts: without them the variant would look best whose
 #: slow requests are given up.
 MEASURES: dict[str, Callable[[RequestOutcome], float | None]] = {
     "itl": lambda outcome: _log(outcome.itl),
     "ttft": lambda outcome: _log(outcome.ttft),
-    "tokens_per_second": _tokens_per_second,
-    "tokens_per_step": _tokens_per_step,
-    "valid": _valid,
+    "tokens_per_second": lambda outcome: _log(outcome.tokens / outcome.latency) if outcome.latency > 0 else None,
+    "tokens_per_step": lambda outcome: outcome.tokens / outcome.steps if outcome.steps else None,
+    "valid": lambda outcome: None if outcome.valid is None else float(outcome.valid),
     "score": lambda outcome: outcome.score,
     "failed": lambda outcome: float(outcome.failed),
 }
 
 
-@dataclass(frozen=True)
-class _Observation:
-    measure: str
-    value: float
-
-
 class Arm(Struct, kw_only=True):
-    """The requests of a variant."""
-
     requests: Count = 0  # without those below
     tokens: Count = 0
     cut: Count = 0  # requests that ran without speculation because the variant was cut
@@ -64,10 +43,8 @@ class Arm(Struct, kw_only=True):
     contrasts: dict[str, Contrast] = {}  # by measure: beside the holdout; none of the holdout itself
 
     def merge(self, other: Arm) -> None:
-        self.requests += other.requests
-        self.tokens += other.tokens
-        self.cut += other.cut
-        self.pinned += other.pinned
+        for name in ("requests", "tokens", "cut", "pinned"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         for name, moments in other.moments.items():
             self.moments.setdefault(name, Moments()).merge(moments)
         for name, contrast in other.contrasts.items():
@@ -75,8 +52,6 @@ class Arm(Struct, kw_only=True):
 
 
 class RolloutArms(Struct, kw_only=True):
-    """The arms of a server, or of several."""
-
     holdout: str  # the name of a variant; "": there is none
     since: Annotated[float, Meta(ge=0, lt=1e11)]  # seconds since the epoch: when the first request may have ended
     sticky: Literal["client", "request"] = "request"  # what keeps its variant
@@ -85,7 +60,6 @@ class RolloutArms(Struct, kw_only=True):
 
     @property
     def compared(self) -> list[str]:
-        """Variants beside the holdout."""
         return [name for name in self.arms if name != self.holdout]
 
     def add(self, outcome: RequestOutcome) -> None:
@@ -101,16 +75,15 @@ class RolloutArms(Struct, kw_only=True):
             arm.requests += 1
             arm.tokens += outcome.tokens
             arm.paused = False
-            self._observe(outcome, arm, list(_observations(outcome)))
+            for measure, observe in MEASURES.items():
+                self._observe(outcome, arm, measure, observe(outcome))
 
     def add_score(self, outcome: RequestOutcome) -> None:
-        """Take feedback on a request that was added without."""
         arm = self.arms.get(outcome.variant)
-        if arm is not None and outcome.score is not None and not (outcome.pinned or outcome.cut):
-            self._observe(outcome, arm, [_Observation("score", outcome.score)])
+        if arm is not None and not (outcome.pinned or outcome.cut):
+            self._observe(outcome, arm, "score", outcome.score)
 
     def merge(self, other: RolloutArms) -> None:
-        """Take the arms of another server with the same holdout."""
         self.since = min(self.since, other.since)
         self.left_out += other.left_out
         for name, arm in other.arms.items():
@@ -124,14 +97,15 @@ class RolloutArms(Struct, kw_only=True):
             self.arms[variant] = Arm()
         return self.arms.get(variant)
 
-    def _observe(self, outcome: RequestOutcome, arm: Arm, observations: list[_Observation]) -> None:
-        for one in observations:
-            arm.moments.setdefault(one.measure, Moments()).add(one.value)
-            if outcome.variant != self.holdout:
-                arm.contrasts.setdefault(one.measure, Contrast()).add_variant(outcome.ended, one.value)
-            else:
-                for contrast in self._counterparts(one.measure):
-                    contrast.add_holdout(outcome.ended, one.value)
+    def _observe(self, outcome: RequestOutcome, arm: Arm, measure: str, value: float | None) -> None:
+        if value is None:
+            return
+        arm.moments.setdefault(measure, Moments()).add(value)
+        if outcome.variant != self.holdout:
+            arm.contrasts.setdefault(measure, Contrast()).add_variant(outcome.ended, value)
+        else:
+            for contrast in self._counterparts(measure):
+                contrast.add_holdout(outcome.ended, value)
 
     def _counterparts(self, measure: str) -> Iterator[Contrast]:
         """Of variants that run now."""
@@ -139,9 +113,3 @@ class RolloutArms(Struct, kw_only=True):
             arm = self.arms[name]
             if arm.requests and not arm.paused:
                 yield arm.contrasts.setdefault(measure, Contrast())
-
-
-def _observations(outcome: RequestOutcome) -> Iterator[_Observation]:
-    for name, observe in MEASURES.items():
-        if (value := observe(outcome)) is not None:
-            yield _Observation(name, value)

@@ -25,7 +25,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from pilotfish.errors import ParameterError
-from pilotfish.operate.toml_text import parsed
+from pilotfish.validation import parsed_toml
 
 #: Why the large model answers.
 Escalation = Literal["tag", "length", "confidence", "unavailable"]
@@ -60,7 +60,6 @@ class SmallModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def engine_fields(self) -> dict[str, Any]:
-        """Those of EngineConfig that are given, beside the target."""
         given = {
             name: getattr(self, name) for name in self.__struct_fields__ if name not in ("target", "pools", "keys")
         }
@@ -68,8 +67,6 @@ class SmallModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class CascadePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file of it."""
-
     name: str
     small: SmallModelConfig
     threshold: float
@@ -96,7 +93,6 @@ class Confidence:
         self._open = set(range(outputs))  # not judged yet
 
     def add(self, output: int, logprobs: Sequence[float], *, ended: bool) -> None:
-        """An output has grown by tokens with these log-probabilities, or has ended."""
         if output not in self._open:
             return
         taken = [max(one, LEAST) for one in logprobs[: self._tokens - self._counts[output]]]
@@ -109,7 +105,6 @@ class Confidence:
 
     @property
     def verdict(self) -> Literal["stay", "escalate"] | None:
-        """None as long as it is undecided."""
         if self.value is not None and self.value < self._threshold:
             return "escalate"
         return None if self._open else "stay"
@@ -117,8 +112,6 @@ class Confidence:
 
 @dataclass
 class CascadeAnswer:
-    """Who answers a request, as far as that is known."""
-
     answered_by: str | None = None  # the model's name
     escalated: Escalation | None = None
     confidence: float | None = None  # the small model's, where it was judged
@@ -131,25 +124,22 @@ class CascadeAnswer:
 
     @property
     def surprisal(self) -> float | None:
-        """For metrics, which have no sums of what is negative."""
         return None if self.confidence is None else -self.confidence
 
     @property
     def reason(self) -> str:
-        """For metrics."""
         return self.escalated or "sure"
 
 
 def read_cascade(text: str) -> CascadePolicy:
     """Of a TOML file. ParameterError names the field."""
-    policy = parsed("cascade", text, CascadePolicy)
+    policy = parsed_toml("cascade", text, CascadePolicy)
     for field, value, allowed in _faults(policy):
         raise ParameterError(field, value, allowed)
     return policy
 
 
 def _faults(policy: CascadePolicy) -> Iterator[tuple[str, object, str]]:
-    """Field, value, and what is allowed."""
     if not (1 <= len(policy.name) <= MAX_NAME and policy.name.isprintable()):
         yield "cascade.name", policy.name[:MAX_NAME], f"1 to {MAX_NAME} printable characters"
     if not LEAST <= policy.threshold <= NOBODY:  # no number is neither

@@ -6,7 +6,6 @@ variant whose share rises would be compared at other times of the day than the h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from msgspec import Meta, Struct, field
@@ -21,8 +20,6 @@ Positive = Annotated[float, Meta(ge=0)]
 
 
 class Moments(Struct):
-    """Number, mean, and sum of squared deviations from it."""
-
     count: Count = 0
     mean: float = 0.0
     squares: Positive = 0.0
@@ -50,7 +47,7 @@ class Moments(Struct):
 
 
 class ArmPart(Struct):
-    """What an arm adds to a difference over periods."""
+    """The part of an arm in a difference over periods."""
 
     count: Count = 0
     degrees: Count = 0  # of freedom: observations but for the first of each period
@@ -61,10 +58,8 @@ class ArmPart(Struct):
         self.merge(ArmPart(moments.count, moments.count - 1, moments.squares, weight**2 / moments.count))
 
     def merge(self, other: ArmPart) -> None:
-        self.count += other.count
-        self.degrees += other.degrees
-        self.squares += other.squares
-        self.noise += other.noise
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 class PeriodSums(Struct):
@@ -77,7 +72,6 @@ class PeriodSums(Struct):
     holdout: ArmPart = field(default_factory=ArmPart)
 
     def add(self, variant: Moments, holdout: Moments) -> None:
-        """A period."""
         if variant.count and holdout.count:
             weight = variant.count * holdout.count / (variant.count + holdout.count)
             self.weight += weight
@@ -98,9 +92,9 @@ class PeriodSums(Struct):
         holds for it at any weights, so arms may have unequal and changing shares."""
         if not self.weight or min(self.variant.degrees, self.holdout.degrees) < MINIMUM:
             return None
-        variances = self._variances()
-        noise = variances.variant * self.variant.noise + variances.holdout * self.holdout.noise
-        size = noise / variances.mean * 2 if noise else 0.0
+        variant, holdout = self._variances()
+        noise = variant * self.variant.noise + holdout * self.holdout.noise
+        size = noise / ((variant + holdout) / 2) * 2 if noise else 0.0
         return around(self.weighted / self.weight, noise / self.weight**2, size, alpha)
 
     @property
@@ -109,22 +103,12 @@ class PeriodSums(Struct):
         degrees = self.variant.degrees + self.holdout.degrees
         return ((self.variant.squares + self.holdout.squares) / degrees) ** 0.5 if degrees else None
 
-    def _variances(self) -> _Variances:
-        """Of an observation. None is below that of both arms together: where something is rare, an arm of few requests
-        has often not seen it, and would seem to vary less than it does."""
+    def _variances(self) -> tuple[float, float]:
+        """Of an observation in each arm, at least that of both arms together: where something is rare, an arm of few
+        requests has often not seen it, and would seem to vary less than it does."""
         least = (self.deviation or 0.0) ** 2
-        own = [max(part.squares / part.degrees, least) for part in (self.variant, self.holdout)]
-        return _Variances(*own)
-
-
-@dataclass(frozen=True)
-class _Variances:
-    variant: float
-    holdout: float
-
-    @property
-    def mean(self) -> float:
-        return (self.variant + self.holdout) / 2
+        variant, holdout = (max(part.squares / part.degrees, least) for part in (self.variant, self.holdout))
+        return variant, holdout
 
 
 class Contrast(Struct):
@@ -146,7 +130,6 @@ class Contrast(Struct):
         self.holdout.add(value)
 
     def total(self) -> PeriodSums:
-        """Past and present."""
         sums = PeriodSums()
         sums.merge(self.past)
         sums.add(self.variant, self.holdout)

@@ -13,8 +13,6 @@ NOT_ENOUGH = "not enough requests yet"
 
 
 class MeasureWords(Struct, frozen=True):
-    """How a measure is told."""
-
     title: str
     unit: str
     kind: Literal["ratio", "count", "share"]  # what differences are: ratios, counts, points of a hundred
@@ -37,7 +35,6 @@ UNITS = {"ms": 1000.0, "%": 100.0, "": 1.0}
 
 
 def finding(measure: str, difference: Interval | None) -> str:
-    """A difference to the holdout in words."""
     if difference is None:
         return NOT_ENOUGH
     if difference.holds(0):

@@ -1,4 +1,4 @@
-"""What is kept of a request that has ended, for reports and explanations: counts and times, never a text."""
+"""The record of a request that has ended, for reports and explanations: counts and times, never a text."""
 
 from __future__ import annotations
 
@@ -73,7 +73,6 @@ class RequestOutcome(Struct, frozen=True, kw_only=True):
 
 
 def temperature_band(temperature: float) -> str:
-    """0, up to 0.5, up to 1, above."""
     if temperature == 0:
         return "0"
     return "<=0.5" if temperature <= 0.5 else "<=1" if temperature <= 1 else ">1"

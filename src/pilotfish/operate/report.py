@@ -1,4 +1,4 @@
-"""What each variant does beside the holdout, in numbers and in words. Of times and speeds a difference is the ratio
+"""Each variant beside the holdout, in numbers and in words. Of times and speeds a difference is the ratio
 less 1: times of -0.1 are a tenth shorter, speeds of 0.1 a tenth higher."""
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ GREATEST_LOG = 100.0
 
 
 class RolloutRow(Struct, frozen=True, kw_only=True):
-    """A measure of a variant."""
-
     variant: str
     measure: str
     primary: bool
@@ -38,16 +36,12 @@ class RolloutRow(Struct, frozen=True, kw_only=True):
 
 
 class RequestNeed(Struct, frozen=True):
-    """How many requests of a variant and the holdout together would show a difference of `PRIMARY`."""
-
     variant: str
-    difference: float
-    requests: int
+    difference: float  # of `PRIMARY`
+    requests: int  # of the variant and the holdout together, that would show it
 
 
 class VariantCounts(Struct, frozen=True):
-    """Requests, as `Arm` has them."""
-
     variant: str
     requests: int
     tokens: int
@@ -124,7 +118,6 @@ def _mapped(interval: Interval | None, function: Callable[[float], float]) -> In
 
 
 def _needs(name: str, arm: Arm, alpha: float) -> Iterator[RequestNeed]:
-    """By the deviation and the shares so far."""
     sums = arm.contrasts.get(PRIMARY, Contrast()).total()
     if sums.deviation and min(sums.variant.count, sums.holdout.count):
         share = sums.variant.count / (sums.variant.count + sums.holdout.count)
@@ -136,7 +129,6 @@ def _needs(name: str, arm: Arm, alpha: float) -> Iterator[RequestNeed]:
 
 
 def summary(report: RolloutReport) -> list[str]:
-    """What was compared."""
     since = datetime.fromtimestamp(report.since, UTC).isoformat(" ", "seconds")
     beside = f"the holdout is {report.holdout}" if report.holdout else "there is no holdout: nothing is compared"
     level = f"alpha {report.alpha:g}, {report.interval_alpha:.3g} of each interval"
@@ -146,7 +138,6 @@ def summary(report: RolloutReport) -> list[str]:
 
 
 def notes(report: RolloutReport) -> list[str]:
-    """What to know to read it."""
     lines = [
         f"The chance that {WORDS[PRIMARY].title} of any variant is ever said to differ where it does not is "
         f"{report.alpha:g} at most, however often one looks. Secondary measures have that chance each."
@@ -160,7 +151,6 @@ def notes(report: RolloutReport) -> list[str]:
 
 
 def _apart(counts: VariantCounts) -> str:
-    """Requests that are compared with nothing."""
     told = {"cut": counts.cut, "pinned": counts.pinned}
     return "".join(f"; {count} {name}, not compared" for name, count in told.items() if count)
 

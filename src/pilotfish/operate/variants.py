@@ -39,7 +39,7 @@ from typing import Literal
 from msgspec import Struct
 
 from pilotfish.errors import ParameterError
-from pilotfish.operate.toml_text import parsed
+from pilotfish.validation import parsed_toml
 
 #: Variants are labels of metrics.
 MAX_VARIANTS = 16
@@ -58,8 +58,6 @@ class RampKnot(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Variant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A way to speculate."""
-
     name: str
     mode: Literal["on", "off"] = "on"  # off: plain decoding; on: as the server is configured
     draft: str = ""  # the revision of the drafts in pools that may guess; "": any
@@ -76,7 +74,6 @@ class Variant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def rest(self) -> bool:
-        """Whether it gets what the others leave."""
         return self.share is None and not self.ramp
 
     @property
@@ -95,15 +92,11 @@ class Variant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Assigned(Struct, frozen=True):
-    """The variant of a request."""
-
     variant: Variant
     pinned: bool = False  # by its tag: it counts in no comparison
 
 
 class Variants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file of them."""
-
     variant: list[Variant]
     sticky: Literal["client", "request"] = "request"
     canary: float = 0.0  # share of the requests that are generated again without speculation while targets are idle
@@ -119,7 +112,6 @@ class Variants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def drafts(self) -> set[str]:
-        """Revisions that are named."""
         return {variant.draft for variant in self.variant if variant.draft}
 
     def assign(self, client: str, request: str, tag: str | None, now: float) -> Assigned:
@@ -137,7 +129,7 @@ class Variants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return Assigned(rest)
 
 
-#: What a server without a file does.
+#: Of a server without a file.
 ONE_VARIANT = Variants(variant=[Variant(name=DEFAULT)])
 
 
@@ -149,14 +141,13 @@ def unit(text: str, use: str = "variant") -> float:
 
 def read_variants(text: str) -> Variants:
     """Of a TOML file. ParameterError names the field."""
-    variants = parsed("rollout", text, Variants)
+    variants = parsed_toml("rollout", text, Variants)
     for field, value, allowed in _faults(variants):
         raise ParameterError(field, value, allowed)
     return variants
 
 
 def _faults(variants: Variants) -> Iterator[tuple[str, object, str]]:
-    """Field, value, and what is allowed."""
     found = variants.variant
     if not 0 <= variants.canary <= 1:
         yield "canary", variants.canary, "0 to 1"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from pilotfish.config.hardware.cost import KV, ForwardLoad, PlacedModel, Weights
-from pilotfish.config.hardware.engines import ENGINES
-from pilotfish.config.hardware.placement import place
-from pilotfish.config.hardware.tables import look_up
+from pilotfish.config.hardware.cost import KV, ForwardLoad, PlacedModel, Weights, place
+from pilotfish.config.hardware.tables import ENGINES, look_up
 from pilotfish.plan.rounds import (
     chain_speedup,
     levels_hidden,
@@ -19,8 +17,6 @@ from pilotfish.plan.rounds import (
 
 
 class RunModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model on devices, in an engine."""
-
     on: str  # model@devicexcount
     engine: str
     weights: Weights = "bf16"
@@ -46,7 +42,7 @@ class RunModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Inputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="of"):
-    """What a source says of a run. `rows` and `tokens` are of each sequence."""
+    """A run as its source describes it. `rows` and `tokens` are of each sequence."""
 
     def predict(self, unit: str) -> float:
         """In `unit`: "ms", "tok/s" of all sequences, or "x", the speed over plain decoding."""

@@ -7,9 +7,11 @@ prediction here is one that nothing was fitted to, not one that was made blind.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from statistics import mean
 from typing import Literal
 
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -21,6 +23,8 @@ Kind = Literal["calibrates", "predicted", "lacks"]
 Mode = Literal["plain", "forward", "sync", "async", "other"]
 #: Digits of a prediction that are kept in a file.
 DIGITS = 6
+#: Of the errors, from which to which a band goes.
+QUANTILES = (0.1, 0.9)
 
 
 class PublishedRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,8 +57,6 @@ class PublishedRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class PublishedGroup(Sourced, frozen=True, kw_only=True):
-    """Rows with the same sources."""
-
     about: str
     rows: dict[str, PublishedRow]
 
@@ -67,21 +69,39 @@ class ErrorSummary(Struct, frozen=True):
     most: float
 
 
-GROUPS = read_table("published", dict[str, PublishedGroup])
-RUNS = read_table("runs", dict[str, AnyInputs])
+GROUPS = read_table(__file__, "published", dict[str, PublishedGroup])
+RUNS = read_table(__file__, "runs", dict[str, AnyInputs])
 PUBLISHED = {name: replace(row, inputs=RUNS.get(name)) for group in GROUPS.values() for name, row in group.rows.items()}
 
 
 def predictions() -> dict[str, float]:
-    """Of all rows that the model has predictions of, without what was published."""
     made = {name: row.predicted for name, row in PUBLISHED.items()}
     return {name: value for name, value in made.items() if value is not None}
 
 
+class ErrorBand(Struct, frozen=True, kw_only=True):
+    """A rate is `low` to `high` times the model's in eight of ten predicted rows."""
+
+    rows: int
+    low: float
+    high: float
+
+
+def error_band(*modes: Mode) -> ErrorBand:
+    """Of rows of these modes. A row of times counts by the rates that these are."""
+    ratios = [(1 + error) if row.unit == "ms" else 1 / (1 + error) for row, error in _errors() if row.mode in modes]
+    low, high = np.quantile(ratios, QUANTILES)
+    return ErrorBand(rows=len(ratios), low=float(low), high=float(high))
+
+
 def summaries() -> dict[Mode, ErrorSummary]:
-    """By mode."""
     errors: dict[Mode, list[float]] = {}
+    for row, error in _errors():
+        errors.setdefault(row.mode, []).append(abs(error))
+    return {mode: ErrorSummary(len(of), mean(of), max(of)) for mode, of in errors.items()}
+
+
+def _errors() -> Iterator[tuple[PublishedRow, float]]:
     for row in PUBLISHED.values():
         if row.kind == "predicted" and row.error is not None:
-            errors.setdefault(row.mode, []).append(abs(row.error))
-    return {mode: ErrorSummary(len(of), mean(of), max(of)) for mode, of in errors.items()}
+            yield row, row.error

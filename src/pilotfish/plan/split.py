@@ -13,29 +13,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from pilotfish.config.hardware.cost import BYTES, KV_MEMORY, ForwardLoad, ForwardParts, PlacedModel
-from pilotfish.config.hardware.devices import Device, Interconnect
-from pilotfish.config.hardware.engines import SHARES, EngineConstants
-from pilotfish.config.hardware.shapes import ModelShape
+from pilotfish.config.hardware.tables import SHARES, Device, Interconnect
 from pilotfish.errors import ParameterError
 
 
-class SplitModel(Struct, frozen=True, kw_only=True):
-    """Both sides are placements of the same model, in the same engine; the output embedding is on attention's side."""
+class SplitModel(PlacedModel, frozen=True, kw_only=True):
+    """Attention's side, which has the output embedding; `ffn` is the same model in the same engine."""
 
-    attention: PlacedModel
     ffn: PlacedModel
     link: Interconnect
     batches: int = 1
 
     def __post_init__(self) -> None:
-        """ParameterError naming `split` where it makes no sense."""
         if self.link.bandwidth is None:
             raise ParameterError("split", "its link", "a link whose bandwidth is known")
-        if self.attention.model is not self.ffn.model:
+        if self.model is not self.ffn.model:
             raise ParameterError("split", "two models", "the attention and the FFNs of one model")
         if self.batches < 1:
             raise ParameterError("split", self.batches, "1 batch or more")
@@ -44,46 +39,31 @@ class SplitModel(Struct, frozen=True, kw_only=True):
             raise ParameterError("split", self.ffn.count, f"more devices: {missing / 1e9:.1f} GB of FFNs do not fit")
 
     @property
-    def model(self) -> ModelShape:
-        return self.attention.model
-
-    @property
-    def engine(self) -> EngineConstants:
-        return self.attention.engine
-
-    @property
     def devices(self) -> tuple[tuple[Device, int], ...]:
-        return (*self.attention.devices, *self.ffn.devices)
-
-    @property
-    def kv_bytes(self) -> float:
-        return self.attention.kv_bytes
+        return (*super().devices, *self.ffn.devices)
 
     @property
     def kv_room(self) -> float:
-        return self.attention.kv_room + self._ffn_bytes
+        return super().kv_room + self._ffn_bytes
 
     def parts(self, load: ForwardLoad) -> ForwardParts:
         """Of the way that takes longest: one batch through both sides, or all through the slower one."""
         share = replace(load, rows=-(-load.rows // self.batches), sequences=-(-load.sequences // self.batches))
-        attention, ffn, exchange = self._attention(share), self._ffn(share), self._exchange(share.rows)
+        attention, ffn, exchange = self._attention_parts(share), self._ffn_parts(share), self._exchange(share.rows)
         slower = max(attention, ffn, key=lambda side: side.seconds)
         if self.batches * slower.seconds > attention.seconds + ffn.seconds + exchange:
             return _total([slower] * self.batches)
         return replace(_total([attention, ffn]), exchange=exchange)
 
-    def context_products_seconds(self, rows: float, context: float) -> float:
-        return self.attention.context_products_seconds(rows, context)
+    def _attention_parts(self, load: ForwardLoad) -> ForwardParts:
+        whole, model = super().parts(load), self.model
+        stored = model.attention * BYTES[self.weights] + model.head * BYTES["bf16"]
+        return _side(self, whole, stored, model.attention + model.head)
 
-    def _attention(self, load: ForwardLoad) -> ForwardParts:
-        side, model = self.attention, self.model
-        stored = model.attention * BYTES[side.weights] + model.head * BYTES["bf16"]
-        return _side(side, load, stored, model.attention + model.head, side.parts(load).kv)
-
-    def _ffn(self, load: ForwardLoad) -> ForwardParts:
-        side, model = self.ffn, self.model
-        stored = (model.read(load.rows) - model.attention) * BYTES[side.weights]
-        return _side(side, load, stored, model.multiplied - model.attention - model.head, 0.0)
+    def _ffn_parts(self, load: ForwardLoad) -> ForwardParts:
+        whole, model = self.ffn.parts(load), self.model
+        stored = (model.read(load.rows) - model.attention) * BYTES[self.ffn.weights]
+        return replace(_side(self.ffn, whole, stored, model.multiplied - model.attention - model.head), kv=0.0)
 
     def _exchange(self, rows: int) -> float:
         return self.model.layers * self.link.exchange(2 * rows * self.model.hidden * BYTES["bf16"])
@@ -91,16 +71,14 @@ class SplitModel(Struct, frozen=True, kw_only=True):
     @property
     def _ffn_bytes(self) -> float:
         """Of the weights that are not attention's nor embeddings."""
-        embeddings = self.model.head * (1 if self.model.tied else 2)
-        return (self.model.parameters - embeddings - self.model.attention) * BYTES[self.ffn.weights]
+        return (self.model.parameters - self.model.embeddings - self.model.attention) * BYTES[self.ffn.weights]
 
 
-def _side(side: PlacedModel, load: ForwardLoad, stored: float, multiplied: float, kv: float) -> ForwardParts:
-    whole = side.parts(load)
-    return ForwardParts(
+def _side(side: PlacedModel, whole: ForwardParts, stored: float, multiplied: float) -> ForwardParts:
+    return replace(
+        whole,
         weights=stored / (side.count * side.device.bandwidth * SHARES.weights.value),
         products=whole.products * multiplied / side.model.multiplied,
-        kv=kv,
         all_reduces=whole.all_reduces / 2,
         layers=whole.layers / 2,
     )

@@ -66,6 +66,15 @@ def server(tmp_path: Path) -> Iterator[Server]:
     made.store.close()
 
 
+@pytest.fixture
+def left(tmp_path: Path) -> Server:
+    """One that has ended after a row."""
+    made = Server(tmp_path / "captured")
+    made.add()
+    made.store.close()
+    return made
+
+
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=20).map(tuple)
 
 
@@ -93,12 +102,7 @@ def test_rows_come_back_and_only_their_owner_can_read_them(server: Server) -> No
     assert len(partitions(server.path)) == 2
     for found in [server.path, *server.path.rglob("*")]:
         assert stat.S_IMODE(found.stat().st_mode) == (0o700 if found.is_dir() else 0o600)
-
-
-def test_names_of_clients_stand_nowhere(server: Server) -> None:
-    server.add("search")
-    files = [file for file in server.path.rglob("*") if file.is_file()]
-    assert not any(b"search" in file.read_bytes() or "search" in str(file.relative_to(server.path)) for file in files)
+        assert "search" not in found.name and (found.is_dir() or b"search" not in found.read_bytes())
     assert partition_of("search", b"a") != partition_of("search", b"b")
 
 
@@ -148,23 +152,12 @@ def test_the_oldest_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert len(server.rows()) == 10
 
 
-def test_a_folder_is_found_again(server: Server) -> None:
-    server.add()
-    server.store.close()
-    server.begin()
-    server.now += 1
-    server.add()
-    assert len(server.rows()) == 2 and len(partitions(server.path)) == 1
-
-
-def test_what_was_torn_is_not_written_behind(server: Server) -> None:
-    server.add()
-    (file,) = found_rows(server.path)
+def test_what_was_torn_is_not_written_behind(left: Server) -> None:
+    (file,) = found_rows(left.path)
     os.truncate(file.path, file.size - 1)
-    server.store.close()
-    server.begin()
-    server.add()
-    assert len(server.rows()) == 1
+    left.begin()
+    left.add()
+    assert len(left.rows()) == 1
 
 
 def test_a_failed_write_leaves_nothing_behind(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,82 +230,60 @@ def test_folders_of_others_are_refused(tmp_path: Path) -> None:
         ClaimedFolder(tmp_path / "mine.txt")
 
 
-def test_a_folder_that_others_can_read_is_refused(server: Server) -> None:
-    server.store.close()
-    server.path.chmod(0o750)
-    with pytest.raises(ParameterError, match="mode 0700"):
-        ClaimedFolder(server.path)
-    server.path.chmod(0o700)
-    server.begin()
-
-
-@pytest.mark.parametrize("salt", [None, b"", b"short", bytes(64)])
+@pytest.mark.parametrize("salt", [None, b"short"])
 def test_a_salt_that_is_damaged_is_made_anew(
-    server: Server, salt: bytes | None, caplog: pytest.LogCaptureFixture
+    left: Server, salt: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of rows before nobody can tell whose they are: they are not taken for none of a client."""
-    server.add()
-    server.store.close()
-    (server.path / "salt").unlink()
+    (left.path / "salt").unlink()
     if salt is not None:
-        (server.path / "salt").write_bytes(salt)
-    server.begin()
+        (left.path / "salt").write_bytes(salt)
+    left.begin()
     (warning,) = caplog.messages
     assert "its salt is damaged" in warning
-    server.now = time.time() + 2
-    server.add()
-    assert len(server.rows()) == 2
+    left.now = time.time() + 2
+    left.add()
+    assert len(left.rows()) == 2
     with pytest.raises(ParameterError, match="nobody can tell whose they are; purge those first, with --before"):
-        purge_client(server.path, "search")
-    assert purge_before(server.path, time.time() + 1).files == 1
-    assert purge_client(server.path, "search").files == 1 and server.rows() == []
-    server.store.close()
-    server.begin()
+        purge_client(left.path, "search")
+    assert purge_before(left.path, time.time() + 1).files == 1
+    assert purge_client(left.path, "search").files == 1 and left.rows() == []
+    left.store.close()
+    left.begin()
     assert len(caplog.messages) == 1
 
 
-@pytest.mark.parametrize("manifest", [None, b"", b"{", b"\xff" * 9, b'{"holds": "pilotfish cap', b"[]"])
+@pytest.mark.parametrize("manifest", [None, b"", b'{"holds": "pilotfish cap'])
 def test_a_manifest_that_is_damaged_is_written_anew(
-    server: Server, manifest: bytes | None, caplog: pytest.LogCaptureFixture
+    left: Server, manifest: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.add()
-    server.store.close()
-    (server.path / "capture.json").unlink()
+    (left.path / "capture.json").unlink()
     if manifest is not None:
-        (server.path / "capture.json").write_bytes(manifest)
-    assert len(summarize_partitions(server.path)) == 1
-    server.begin()
-    server.add()
-    assert len(server.rows()) == 2 and purge_client(server.path, "search").files > 0
+        (left.path / "capture.json").write_bytes(manifest)
+    assert len(summarize_partitions(left.path)) == 1
+    left.begin()
+    left.add()
+    assert len(left.rows()) == 2 and purge_client(left.path, "search").files > 0
     assert len(caplog.messages) == (manifest is not None)
     if manifest is not None:
-        assert (server.path / "capture.json.damaged").read_bytes() == manifest
-    server.store.close()
-    server.begin()
-    assert len(caplog.messages) == (manifest is not None)
+        assert (left.path / "capture.json.damaged").read_bytes() == manifest
 
 
-@pytest.mark.parametrize("manifest", [b"", b"{}"])
-def test_what_others_keep_beside_a_damaged_manifest_is_refused(server: Server, manifest: bytes) -> None:
-    server.store.close()
-    (server.path / "capture.json").write_bytes(manifest)
-    (server.path / "mine.txt").write_text("x")
-    before = sorted(os.listdir(server.path))  # noqa: PTH208
-    with pytest.raises(ParameterError, match=r"no capture\.json of ours"):
-        ClaimedFolder(server.path)
-    assert sorted(os.listdir(server.path)) == before  # noqa: PTH208
-    (server.path / "capture.json").unlink()
-    (server.path / "mine.txt").unlink()
-    server.begin()
-
-
-def test_a_folder_of_another_format_is_refused(server: Server) -> None:
-    server.store.close()
-    (server.path / "capture.json").write_text('{"holds": "pilotfish capture", "version": 9}')
+def test_folders_of_another_mode_or_format_or_with_files_of_others_are_refused(left: Server) -> None:
+    left.path.chmod(0o750)
+    with pytest.raises(ParameterError, match="mode 0700"):
+        left.begin()
+    left.path.chmod(0o700)
+    (left.path / "capture.json").write_text('{"holds": "pilotfish capture", "version": 9}')
     with pytest.raises(ParameterError, match="format 9"):
-        ClaimedFolder(server.path)
-    (server.path / "capture.json").write_text('{"holds": "pilotfish capture", "version": 1}')
-    server.begin()
+        left.begin()
+    (left.path / "mine.txt").write_text("x")
+    for manifest in ("", "{}"):
+        (left.path / "capture.json").write_text(manifest)
+        before = sorted(os.listdir(left.path))  # noqa: PTH208
+        with pytest.raises(ParameterError, match=r"no capture\.json of ours"):
+            left.begin()
+        assert sorted(os.listdir(left.path)) == before  # noqa: PTH208
 
 
 def test_nothing_goes_into_a_folder_that_took_its_place(server: Server) -> None:

@@ -39,15 +39,10 @@ def test_an_outcome_is_observed_in_each_measure_that_it_has() -> None:
 
 
 def test_what_an_outcome_lacks_is_not_observed() -> None:
-    arm = arms(outcome(failed=True, ttft=None, itl=None, latency=0.0, tokens=0, steps=0)).arms["next"]
-    assert means(arm) == {"failed": 1.0}
-
-
-def test_times_and_tokens_of_0_have_no_logarithm_and_do_not_count() -> None:
+    """Times and tokens of 0 have no logarithm. Those of a failed request count."""
+    lacking = arms(outcome(failed=True, ttft=None, itl=None, latency=0.0, tokens=0, steps=0))
+    assert means(lacking.arms["next"]) == {"failed": 1.0}
     assert set(means(arms(outcome(itl=0.0, ttft=0.0, tokens=0)).arms["next"])) == {"tokens_per_step", "failed"}
-
-
-def test_times_of_a_failed_request_count_as_far_as_it_has_them() -> None:
     assert means(arms(outcome(failed=True)).arms["next"])["itl"] == pytest.approx(log(0.02))
 
 
@@ -97,16 +92,8 @@ def test_feedback_that_comes_later() -> None:
 def test_variants_are_bounded() -> None:
     made = arms(*(outcome(f"v{number}") for number in range(MOST_ARMS + 3)), outcome("v0"))
     assert len(made.arms) == MOST_ARMS and made.left_out == 3 and made.arms["v0"].requests == 2
-
-
-def test_the_size_does_not_grow_with_requests() -> None:
-    few, many = arms(), arms()
-    for number in range(400):
-        one = outcome(["a", "off"][number % 2], ended=900.0 * number, itl=0.01 + number / 1000, valid=True, score=0.5)
-        many.add(one)
-        if number < 40:
-            few.add(one)
-    assert len(msgspec.json.encode(many)) < 1.2 * len(msgspec.json.encode(few))
+    made.merge(arms(outcome("w"), outcome("w")))
+    assert len(made.arms) == MOST_ARMS and made.left_out == 5
 
 
 def test_a_round_trip_as_json() -> None:
@@ -135,21 +122,9 @@ def test_arms_of_two_servers_are_one() -> None:
     assert here.arms["off"].moments["itl"].count == 3
 
 
-def test_merging_is_bounded_too() -> None:
-    full, others = arms(*(outcome(f"v{number}") for number in range(MOST_ARMS))), arms(outcome("w"), outcome("w"))
-    full.merge(others)
-    assert len(full.arms) == MOST_ARMS and full.left_out == 2
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b'{"holdout": "off"}',
-        b'{"holdout": "off", "since": -1, "arms": {}}',
-        b'{"holdout": "off", "since": 0, "arms": {"a": {"requests": -1}}}',
-        b'{"holdout": "off", "since": 0, "arms": {"a": {"moments": {"itl": {"squares": -1}}}}}',
-    ],
-)
-def test_sums_that_cannot_be_are_refused(body: bytes) -> None:
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.json.decode(body, type=RolloutArms)
+def test_sums_that_cannot_be_are_refused() -> None:
+    arm = '{"holdout": "off", "since": 0, "arms": {"a": %s}}'
+    negative = ('{"requests": -1}', '{"moments": {"itl": {"squares": -1}}}')
+    for body in ('{"holdout": "off"}', '{"holdout": "off", "since": -1}', *(arm % fields for fields in negative)):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.json.decode(body, type=RolloutArms)

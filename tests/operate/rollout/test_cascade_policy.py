@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.errors import ParameterError
-from pilotfish.operate.cascade_policy import CascadeAnswer, CascadePolicy, Confidence, read_cascade
+from pilotfish.operate.cascade_policy import CascadeAnswer, Confidence, read_cascade
 
 FILE = """
 name = "auto"
@@ -117,8 +117,3 @@ def test_the_side_follows_from_the_escalation() -> None:
     assert answer.side == "small"
     answer.escalated = "tag"
     assert (answer.side, answer.reason) == ("large", "tag")
-
-
-def test_a_policy_without_rules_speaks_against_nothing() -> None:
-    policy = read_cascade(FILE.replace('tags = ["hard"]', "").replace("longest = 100", ""))
-    assert isinstance(policy, CascadePolicy) and policy.rule("hard", 1 << 20) is None

@@ -32,24 +32,11 @@ def detector_after(*excesses: float) -> ChangeDetector:
 @pytest.mark.parametrize("noise", ["gaussian", "uniform", "two values"])
 def test_without_a_change_evidence_grows_by_one_a_reading_at_most_on_average(noise: str) -> None:
     """By which the mean time to a false alarm is LIMIT readings at least, whatever evidence there is already."""
-    part = (np.arange(20_000) + 0.5) / 20_000  # of all readings are below these, whose variance is 1:
+    part = (np.arange(4_000) + 0.5) / 4_000  # of all readings are below these, whose variance is 1:
     readings = {"gaussian": norm.ppf(part), "uniform": np.sqrt(12) * (part - 0.5), "two values": np.sign(part - 0.5)}
     for before in ([], [2.0, 2.0, 1.0]):
         evidence = [detector_after(*before, float(reading)).evidence for reading in readings[noise]]
         assert np.mean(evidence) <= detector_after(*before).evidence + 1 + 1e-6
-
-
-def test_false_alarms_come_as_seldom_as_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the worst case that is tolerated, with a limit that a simulation can reach."""
-    monkeypatch.setattr(ChangeDetector, "LIMIT", 200.0)
-    noise, times = np.random.default_rng(1), []
-    for _ in range(100):
-        detector, readings = ChangeDetector(), 0
-        while not detector.is_detected:
-            detector.observe(float(noise.normal()), ONES)
-            readings += 1
-        times.append(readings)
-    assert np.mean(times) > 200
 
 
 @given(EXCESSES, EXCESSES)
@@ -86,20 +73,6 @@ def test_noise_that_persists_is_more_in_longer_means() -> None:
         noise.observe(value, 1.0)
     assert noise.variances[0] > 1.5  # of means of three, times three, where a reading's own is 1
     assert noise.variances[-1] > 2 * noise.variances[0]
-
-
-def test_a_level_that_moves_is_hardly_noise() -> None:
-    noise, random = NoiseEstimate(), np.random.default_rng(4)
-    for reading in range(2000):
-        noise.observe(float(random.normal(1.0 if reading < 1900 else 1.5, 0.1)), 1.0)
-    assert noise.variances[0] < 0.05  # it has moved by 0.5
-
-
-def test_outliers_do_not_hide_what_follows() -> None:
-    noise, random = NoiseEstimate(), np.random.default_rng(5)
-    for reading in range(3000):
-        noise.observe(float(random.normal(0, 0.1)) + 100.0 * (reading % 100 == 50), 1.0)
-    assert noise.variances[0] < 0.05  # as they are, they would make it 100
 
 
 @pytest.mark.parametrize(("mean", "is_above"), [(0.1, True), (0.0, False)])

@@ -10,7 +10,7 @@ import pytest
 from explained_traffic import HOUR, Traffic, counted
 
 from pilotfish.operate.explaining import cohorts
-from pilotfish.operate.explaining.cohorts import DIMENSIONS, Cell, CellKey, CohortStatistics, CohortWindows
+from pilotfish.operate.explaining.cohorts import DIMENSIONS, Cell, CellKey, CohortWindows
 from pilotfish.operate.outcome import Cohort, RequestOutcome
 
 
@@ -31,21 +31,14 @@ def total(found: Sequence[Cell], name: str) -> int:
 
 
 def test_a_cell_has_the_sums_of_its_requests() -> None:
-    windows = counted(
-        [
-            outcome(
-                tokens=9,
-                steps=4,
-                trees=3,
-                late=1,
-                nodes=24,
-                accepted=5,
-                tried_by_depth=[3, 3],
-                accepted_by_depth=[3, 2],
-            ),
-            outcome(tokens=4, steps=3, trees=2, nodes=7, accepted=1, tried_by_depth=[2, 1, 1], accepted_by_depth=[1]),
-        ]
-    )
+    first = {"tokens": 9, "steps": 4, "trees": 3, "late": 1, "nodes": 24, "accepted": 5}
+    second = {"tokens": 4, "steps": 3, "trees": 2, "nodes": 7, "accepted": 1}
+    shallow, deep = ([3, 3], [3, 2]), ([2, 1, 1], [1])
+    outcomes = [
+        msgspec.structs.replace(outcome(**sums), tried_by_depth=tried, accepted_by_depth=accepted)
+        for sums, (tried, accepted) in ((first, shallow), (second, deep))
+    ]
+    windows = counted(outcomes)
     (cell,) = cells(windows)
     assert (cell.key.variant, cell.key.tag, cell.key.output) == ("on", "chat", "text")
     assert (cell.requests, cell.tokens, cell.steps, cell.trees, cell.late, cell.nodes) == (2, 13, 7, 5, 1, 31)
@@ -74,11 +67,6 @@ def test_between_joins_cells_of_one_key_and_leaves_windows_as_they_are() -> None
     for _ in range(2):
         (cell,) = told.between(0.0, 180.0)
         assert (cell.requests, cell.accepted) == (3, 6)
-
-
-def test_statistics_come_back_from_json() -> None:
-    told = counted(Traffic(requests=50).outcomes(0)).told(12.5)
-    assert msgspec.json.decode(msgspec.json.encode(told), type=CohortStatistics) == told
 
 
 def test_the_newest_windows_stay() -> None:
@@ -123,13 +111,8 @@ def test_a_cell_is_about_a_kilobyte() -> None:
 
 
 def test_a_request_whose_variant_was_cut_says_nothing_of_drafts() -> None:
-    windows = counted([outcome(tokens=4, trees=1, accepted=3), outcome(tokens=9, steps=9), outcome(tokens=9, steps=9)])
-    cut = counted(
-        [
-            outcome(tokens=4, trees=1, accepted=3),
-            *(msgspec.structs.replace(outcome(tokens=9, steps=9), cut=True) for _ in range(2)),
-        ]
-    )
-    (all_of_them,), (cell,) = cells(windows), cells(cut)
-    assert (all_of_them.requests, all_of_them.steps, all_of_them.cut) == (3, 19, 0)
-    assert (cell.requests, cell.steps, cell.accepted, cell.cut) == (1, 1, 3, 2)
+    one, plain = outcome(tokens=4, trees=1, accepted=3), outcome(tokens=9, steps=9)
+    cut = msgspec.structs.replace(plain, cut=True)
+    ((whole,), (rest,)) = (cells(counted([one, other, other])) for other in (plain, cut))
+    assert (whole.requests, whole.steps, whole.cut) == (3, 19, 0)
+    assert (rest.requests, rest.steps, rest.accepted, rest.cut) == (1, 1, 3, 2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -84,17 +83,6 @@ def test_merged_contrasts_compare_each_server_with_itself(
         for arm in ("variant", "holdout"):
             sums = getattr(getattr(own, arm), name) + getattr(getattr(other, arm), name)
             assert getattr(getattr(both, arm), name) == pytest.approx(sums, abs=1e-9)
-
-
-@given(OBSERVED)
-def test_a_contrast_goes_on_after_a_round_trip(observed: list[tuple[int, bool, float]]) -> None:
-    made = contrast(observed)
-    again = msgspec.json.decode(msgspec.json.encode(made), type=Contrast)
-    assert again == made
-    for one in (made, again):
-        one.add_variant(9 * PERIOD, 1.0)
-        one.add_holdout(9 * PERIOD, 2.0)
-    assert again == made
 
 
 def test_what_comes_late_counts_in_the_present_hour() -> None:

@@ -158,10 +158,6 @@ def test_alpha_is_a_chance(alpha: float) -> None:
         rollout_report(RolloutArms(holdout="off", since=0.0), alpha)
 
 
-def test_a_report_is_json(report: RolloutReport) -> None:
-    assert msgspec.json.decode(msgspec.json.encode(report), type=RolloutReport) == report
-
-
 def test_a_mean_that_no_time_has_is_cut() -> None:
     """A file may say anything."""
     body = {"count": 200, "mean": 1e6, "squares": 1e300}

@@ -5,12 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pilotfish.errors import ParameterError
 from pilotfish.operate.outcome import context_band, script_of, temperature_band
-from pilotfish.operate.variants import ONE_VARIANT, RampKnot, Variant, Variants, read_variants, unit
+from pilotfish.operate.variants import ONE_VARIANT, Variant, Variants, read_variants, unit
 
 FILE = """
 sticky = "client"
@@ -29,7 +27,7 @@ name = "present"
 draft = "r1"
 """
 START = datetime(2026, 12, 1, 8, tzinfo=UTC)
-NAMES = [f"request {number}" for number in range(4000)]
+NAMES = [f"request {number}" for number in range(2000)]
 
 
 def at(hours: float) -> float:
@@ -80,20 +78,6 @@ def test_without_a_file_there_is_one_variant() -> None:
     assert ONE_VARIANT.assign("me", "one", None, 0.0).variant == Variant(name="default") and ONE_VARIANT.holdout == ""
 
 
-@given(st.lists(st.tuples(st.integers(1, 1000), st.floats(0, 1)), min_size=1, max_size=5), st.integers(0, 5000))
-def test_a_share_stays_between_its_knots(steps: list[tuple[int, float]], hours: int) -> None:
-    knots, moment = list[RampKnot](), START
-    for passed, share in sorted(steps, key=lambda step: step[1]):
-        knots.append(RampKnot(moment, share))
-        moment += timedelta(hours=passed)
-    variant = Variant(name="a", ramp=knots)
-    now = (START + timedelta(hours=hours - 10)).timestamp()
-    past = [knot.share for knot in knots if knot.at.timestamp() <= now]
-    coming = [knot.share for knot in knots if knot.at.timestamp() > now]
-    assert (max(past) if past else 0.0) <= variant.share_at(now) + 1e-12
-    assert variant.share_at(now) <= (min(coming) if past and coming else max(past, default=0.0)) + 1e-12
-
-
 def test_points_are_even_and_independent_by_use() -> None:
     points = [unit(name) for name in NAMES]
     assert all(0 <= point < 1 for point in points) and sum(points) / len(points) == pytest.approx(0.5, abs=0.02)
@@ -130,14 +114,8 @@ TIMES = ("2026-12-01T08:00:00Z", "2026-12-02T08:00:00Z")
         (HOLDOUT + REST + 'mode = "off"\ndraft = "r1"\n', "variant[1].mode"),
         (HOLDOUT + '[[variant]]\nname = "no good"\n', "variant[1].name: 'no good'"),
         (HOLDOUT + REST + ramp((TIMES[0][:-1], 0.1)), "offset of UTC"),
-        (
-            HOLDOUT + REST + ramp((TIMES[1], 0.1), (TIMES[0], 0.2)),
-            "later than",
-        ),
-        (
-            HOLDOUT + REST + ramp((TIMES[0], 0.2), (TIMES[1], 0.1)),
-            "backwards",
-        ),
+        (HOLDOUT + REST + ramp((TIMES[1], 0.1), (TIMES[0], 0.2)), "later than"),
+        (HOLDOUT + REST + ramp((TIMES[0], 0.2), (TIMES[1], 0.1)), "backwards"),
         (HOLDOUT + REST + ramp((TIMES[0], 0.2)), "variant.share: 0.3"),
         (HOLDOUT + REST + 'tags = ["a", "a"]\n', "variant.tags: 'a'"),
         ("".join(f'[[variant]]\nname = "v{i}"\nshare = 0.01\n' for i in range(17)) + REST, "variant: 18"),
@@ -151,23 +129,8 @@ def test_what_cannot_be_is_refused_in_a_line_that_names_it(text: str, told: str)
 
 def test_bands_and_scripts() -> None:
     assert [temperature_band(t) for t in (0, 0.2, 0.5, 0.7, 1, 1.5)] == ["0", "<=0.5", "<=0.5", "<=1", "<=1", ">1"]
-    assert [context_band(n) for n in (0, 1, 3, 4, 15, 16, 63, 64, 5000)] == [
-        "1",
-        "1",
-        "1",
-        "4",
-        "4",
-        "16",
-        "16",
-        "64",
-        "4096",
-    ]
-    assert [script_of(text) for text in ("def f(x):", "Привет, x", "你好吗", "こんにちは", "안녕", "12 + 3", "ⴰⴱ")] == [
-        "latin",
-        "cyrillic",
-        "han",
-        "kana",
-        "hangul",
-        "none",
-        "other",
-    ]
+    bands = {0: "1", 1: "1", 3: "1", 4: "4", 15: "4", 16: "16", 63: "16", 64: "64", 5000: "4096"}
+    assert {tokens: context_band(tokens) for tokens in bands} == bands
+    scripts = {"def f(x):": "latin", "Привет, x": "cyrillic", "你好吗": "han", "こんにちは": "kana", "안녕": "hangul"}
+    assert {text: script_of(text) for text in scripts} == scripts
+    assert (script_of("12 + 3"), script_of("ⴰⴱ")) == ("none", "other")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pilotfish.errors import ParameterError
@@ -66,6 +66,7 @@ def test_a_file_that_is_cut_off_or_not_there_is_refused(tmp_path: Path) -> None:
             read_acceptance(path)
 
 
+@settings(max_examples=10)
 @given(st.floats(0.05, 0.95))
 def test_drawn_guesses_are_right_as_often_as_they_say(acceptance: float) -> None:
     trace = drawn_acceptance(acceptance, sequences=8, output=1024)

@@ -12,9 +12,9 @@ from pilotfish.plan.simulation.device_splits import SPLITS, SplitCurve, SplitPoi
 
 @pytest.fixture(scope="module")
 def few() -> object:
-    """Few tokens, three halvings, one setting in turn."""
+    """Few tokens, two halvings, one setting in turn."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"REQUESTS": 2, "OUTPUT": 48, "HALVINGS": 3, "SYNC_LEVELS": (3,)}.items():
+        for name, value in {"REQUESTS": 2, "OUTPUT": 32, "HALVINGS": 2, "SYNC_LEVELS": (3,)}.items():
             patch.setattr(device_splits, name, value)
         yield
 
@@ -32,7 +32,7 @@ def test_a_pair_has_a_point_for_each_split_and_one_in_turn() -> None:
     table = replace(SPLITS, pairs={"qwen2-72b": SPLITS.pairs["qwen2-72b"]})
     done: list[None] = []
     (curve,) = curves(table, lambda: done.append(None)).values()
-    assert len(done) == runs_of(table) == 3 + 8
+    assert len(done) == runs_of(table) == 2 + 8
     assert [point.target for point in curve.points] == list(range(1, 9))
     assert [a.verify > b.verify for a, b in zip(curve.points, curve.points[1:], strict=False)] == [True] * 7
     assert all(point.rate > 1 / point.verify for point in curve.points)

@@ -2,25 +2,108 @@
 
 from __future__ import annotations
 
-from functools import cache
+import math
+from functools import cache, partial
 
 import pytest
+from msgspec.structs import replace
+from sizes import sized
 
-from pilotfish.core.drafting.shadow import DEPTHS, in_share
+from pilotfish.core.drafting.messages import Peer, ToDraft, ToTarget
+from pilotfish.core.drafting.shadow import DEPTHS, ShadowScore, in_share
+from pilotfish.core.scheduling.request import Request
 from pilotfish.operate import outcome
-from pilotfish.plan.simulation.acceptance import AcceptanceTrace, drawn_acceptance, redrawn_acceptance
-from pilotfish.plan.simulation.models import Cost
-from pilotfish.plan.simulation.run import SimulatedRun, simulate
-from pilotfish.plan.simulation.setup import Mode, Setup, Speculation, closed_load
-from pilotfish.plan.simulation.shadows import SimulatedShadow
+from pilotfish.plan.simulation.acceptance import AcceptanceTrace, drawn_acceptance
+from pilotfish.plan.simulation.drafts import PooledDrafter, VirtualPool, pool_peer
+from pilotfish.plan.simulation.models import Cost, Replay
+from pilotfish.plan.simulation.run import TICK, SimulatedRun, Simulation, simulate
+from pilotfish.plan.simulation.setup import MAX_ROWS, Mode, Setup, Speculation, closed_load
+from pilotfish.plan.simulation.target import VirtualTarget, budget_over, costs_of
+from pilotfish.workers.ngram import NgramDrafter
 from pilotfish.workers.records import StepRecord
-from pilotfish.workers.target_shadow import decodes
+from pilotfish.workers.target_shadow import LiveSteps, ShadowMachine, ShadowSetup, decodes
 
 TRACE = drawn_acceptance(0.7, sequences=6, prompt=16, output=64)
-BETTER, WORSE = (redrawn_acceptance(TRACE, acceptance, seed=1) for acceptance in (0.9, 0.4))
-#: Of levels, where a step takes 10 ms: six, four and two of them in a step; and how many sequences there are.
-PACES = ((0.0015, 1), (0.0024, 3), (0.0045, 1), (0.0045, 3))
+#: Of levels, where a step takes 10 ms: two, six and four of them in a step; and how many sequences there are.
+PACES = sized([(0.0045, 1), (0.0024, 3)], [(0.0045, 1), (0.0024, 3), (0.0015, 1), (0.0045, 3)])
 REQUESTS, OUTPUT = 6, 48
+
+
+def redrawn(acceptance: float) -> AcceptanceTrace:
+    """Of TRACE's target with another draft."""
+    other = drawn_acceptance(acceptance, sequences=6, prompt=16, output=64, seed=1)
+    guesses = (other.guesses + (TRACE.tokens - other.tokens)[:, None]) % TRACE.pair.vocab_size
+    return AcceptanceTrace(TRACE.pair, TRACE.prompts, TRACE.first, TRACE.tokens, guesses, other.log_chances)
+
+
+BETTER, WORSE = redrawn(0.9), redrawn(0.4)
+
+
+class Shadow:
+    """A draft in a pool of its own, of which a target knows only as its shadow."""
+
+    def __init__(self, simulation: Simulation, target: VirtualTarget, draft: Cost, share: float) -> None:
+        setup, self.events = simulation.setup, simulation.events
+        speculation = replace(setup.speculation, mode="async")
+        own = replace(setup, draft=draft, pools=1, speculation=speculation)
+        replay = Replay(TRACE)
+        replay._shifts = simulation.replay._shifts
+        self.pool = VirtualPool(self.events, replay, own, self.to_target)
+        self.drafter = PooledDrafter(own, 0, TRACE.pair.vocab_size, lambda: self.events.now, self.to_pool)
+        self.live = LiveSteps(costs_of(own))
+        limits = ShadowSetup(target.context, MAX_ROWS, setup.max_requests, prefix_cache=False, share=share)
+        beside, budget = [NgramDrafter()] * speculation.ngrams, budget_over(costs_of(own), speculation)
+        self.machine = ShadowMachine(target.worker.executor, self.drafter, beside, budget, self.live, limits)
+        self.busy = False
+
+    def to_pool(self, _: Peer, message: ToDraft) -> None:
+        self.events.at(self.events.now, partial(self.pool.deliver, b"target", message))
+
+    def to_target(self, _: Peer, message: ToTarget) -> None:
+        receive = partial(self.drafter.receive, pool_peer(0), message)
+        self.events.at(self.events.now, lambda: receive(self.events.now))
+
+    def tick(self) -> None:
+        self.drafter.tick(self.events.now)
+        self.pool.tick()
+        self.events.at(self.events.now + TICK, self.tick)
+
+    def observe(self, step: StepRecord) -> None:
+        self.live.observe(step)
+        self.live.take_in()
+
+    def ended(self, request: Request) -> None:
+        self.machine.ended(request)
+        if not self.busy:
+            self.plan(self.events.now)
+
+    def plan(self, when: float) -> None:
+        self.busy = when < math.inf
+        if self.busy:
+            self.events.at(when, lambda: self.plan(self.machine.turn(self.events.now, self.drafter.ready)))
+
+
+class Shadowed(Simulation):
+    """Each of its targets has a shadow whose draft guesses as in TRACE."""
+
+    def __init__(self, setup: Setup, trace: AcceptanceTrace, draft: float, share: float = 1.0) -> None:
+        super().__init__(setup, trace)
+        self.shadows = [Shadow(self, target, flat(draft), share) for target in self.targets]
+        for shadow in self.shadows:
+            shadow.tick()
+        self.events.run(until=lambda: all(shadow.drafter.ready for shadow in self.shadows))
+
+    def scores(self, at_a_time: int) -> list[ShadowScore]:
+        self.simulated = self.play(closed_load(REQUESTS, at_a_time, OUTPUT, 6))
+        self.events.run(until=lambda: not any(shadow.busy for shadow in self.shadows))
+        return [shadow.machine.score for shadow in self.shadows]
+
+    def _observed(self, target: int, step: StepRecord) -> None:
+        super()._observed(target, step)
+        self.shadows[target].observe(step)
+
+    def _ended(self, request: Request, target: int) -> None:
+        self.shadows[target].ended(request)
 
 
 def flat(seconds: float) -> Cost:
@@ -30,19 +113,18 @@ def flat(seconds: float) -> Cost:
 STEP = flat(0.010)
 
 
-def run(
-    mode: Mode,
-    draft: float,
-    at_a_time: int,
-    trace: AcceptanceTrace = TRACE,
-    shadow: SimulatedShadow | None = None,
-    *,
-    target: Cost = STEP,
-    **fields: object,
-) -> SimulatedRun:
+def setup(mode: Mode, draft: float, target: Cost = STEP, **fields: object) -> Setup:
     speculation = Speculation(mode=mode, **{"adaptive": False, "wanted": 256, **fields})  # type: ignore[arg-type]
-    setup = Setup(target=target, draft=flat(draft), speculation=speculation)
-    return simulate(setup, trace, closed_load(REQUESTS, at_a_time, OUTPUT, 6), shadow=shadow)
+    return Setup(target=target, draft=flat(draft), speculation=speculation)
+
+
+def run(mode: Mode, draft: float, at_a_time: int, **fields: object) -> SimulatedRun:
+    return simulate(setup(mode, draft, **fields), TRACE, closed_load(REQUESTS, at_a_time, OUTPUT, 6))  # type: ignore[arg-type]
+
+
+def beside_nothing(draft: float, at_a_time: int, **more: float) -> ShadowScore:
+    """What a shadow promises of a draft, where its target does not speculate."""
+    return Shadowed(setup("off", draft), TRACE, draft, **more).scores(at_a_time)[0]
 
 
 def speed(steps: list[StepRecord], at_a_time: int) -> float:
@@ -60,44 +142,42 @@ def live(draft: float, at_a_time: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize(("draft", "at_a_time"), PACES)
 def test_beside_no_speculation_it_promises_what_it_does_live(draft: float, at_a_time: int) -> None:
-    score = run("off", draft, at_a_time, shadow=SimulatedShadow(flat(draft), TRACE)).shadows[0]
-    per_step, per_second = live(draft, at_a_time)
+    score, (per_step, per_second) = beside_nothing(draft, at_a_time), live(draft, at_a_time)
     assert score.tokens_per_step == pytest.approx(per_step, rel=0.04)
     assert score.tokens_per_second == pytest.approx(per_second, rel=0.07)
 
 
 @pytest.mark.parametrize(
-    ("other", "draft", "at_a_time"), [(BETTER, 0.0024, 3), (BETTER, 0.0045, 1), (WORSE, 0.0024, 3)]
+    ("other", "draft", "at_a_time"),
+    sized([(WORSE, 0.0024, 3)], [(WORSE, 0.0024, 3), (BETTER, 0.0024, 3), (BETTER, 0.0045, 1)]),
 )
 def test_beside_another_draft_it_promises_the_same(other: AcceptanceTrace, draft: float, at_a_time: int) -> None:
-    shadowed = run("async", 0.002, at_a_time, other, SimulatedShadow(flat(draft), TRACE))
-    score, (per_step, per_second) = shadowed.shadows[0], live(draft, at_a_time)
+    shadowed = Shadowed(setup("async", 0.002), other, draft)
+    (score,), (per_step, per_second) = shadowed.scores(at_a_time), live(draft, at_a_time)
     assert score.tokens_per_step == pytest.approx(per_step, rel=0.04)
     assert score.tokens_per_second == pytest.approx(per_second, rel=0.07)
-    assert abs(shadowed.tokens_per_step / per_step - 1) > 0.1  # the live draft is another one indeed
+    assert abs(shadowed.simulated.tokens_per_step / per_step - 1) > 0.1  # the live draft is another one indeed
 
 
 def test_whatever_the_budget_it_promises_what_it_does_live() -> None:
     """Of a target whose rows are not free, with n-grams beside the draft."""
     by_rows: Cost = lambda load: 0.006 + 0.0005 * load.rows  # noqa: E731
     fields = {"target": by_rows, "adaptive": True, "ngrams": True}
-    score = run("off", 0.0024, 3, shadow=SimulatedShadow(flat(0.0024), TRACE), **fields).shadows[0]  # type: ignore[arg-type]
-    alone = run("async", 0.0024, 3, **fields)  # type: ignore[arg-type]
+    (score,) = Shadowed(setup("off", 0.0024, **fields), TRACE, 0.0024).scores(3)  # type: ignore[arg-type]
+    alone = run("async", 0.0024, 3, **fields)
     assert score.tokens_per_step == pytest.approx(alone.tokens_per_step, rel=0.05)
     assert score.tokens_per_second == pytest.approx(speed(alone.steps[0], 3), rel=0.07)
 
 
-@pytest.mark.parametrize("mode", ["off", "sync", "async"])
+@pytest.mark.parametrize("mode", sized(["async"], ["off", "sync", "async"]))
 def test_its_target_does_not_notice(mode: Mode) -> None:
-    with_shadow = run(mode, 0.0024, 3, shadow=SimulatedShadow(flat(0.001), BETTER))
-    alone = run(mode, 0.0024, 3)
-    assert with_shadow.steps == alone.steps
-    assert (with_shadow.requests, with_shadow.stats) == (alone.requests, alone.stats)
-    assert with_shadow.shadows[0].steps > 0
+    with_shadow, alone = Shadowed(setup(mode, 0.0024), TRACE, 0.001), run(mode, 0.0024, 3)
+    assert with_shadow.scores(3)[0].steps > 0
+    assert with_shadow.simulated == alone
 
 
 def test_it_counts_every_token_of_the_requests_that_it_follows() -> None:
-    score = run("off", 0.0024, 1, shadow=SimulatedShadow(flat(0.0024), TRACE)).shadows[0]
+    score = beside_nothing(0.0024, 1)
     assert (score.requests, score.tokens) == (REQUESTS, REQUESTS * OUTPUT)
     assert score.tokens == score.steps + score.accepted
     assert score.late + score.trees == score.steps  # nothing guesses beside it
@@ -110,21 +190,13 @@ def test_it_counts_every_token_of_the_requests_that_it_follows() -> None:
 
 def test_a_sample_of_requests_is_the_same_whenever_it_is_asked_for() -> None:
     share = 0.4
-    score = run("off", 0.0024, 1, shadow=SimulatedShadow(flat(0.0024), TRACE, share)).shadows[0]
+    score = beside_nothing(0.0024, 1, share=share)
     chosen = [number for number in range(REQUESTS) if in_share(number, share)]
     assert 0 < len(chosen) < REQUESTS
     assert (score.requests, score.tokens) == (len(chosen), len(chosen) * OUTPUT)
 
 
 def test_the_draft_that_is_always_late_is_plain_decoding() -> None:
-    score = run("off", 0.015, 1, shadow=SimulatedShadow(flat(0.015), TRACE)).shadows[0]
+    score = beside_nothing(0.015, 1)
     assert score.late == score.steps == score.tokens and score.trees == score.accepted == score.hits == 0
     assert score.tokens_per_second == pytest.approx(100.0)
-
-
-def test_each_target_has_a_shadow() -> None:
-    speculation = Speculation(mode="off", adaptive=False)
-    setup = Setup(target=STEP, targets=2, speculation=speculation)
-    shadow = SimulatedShadow(flat(0.0024), TRACE)
-    scores = simulate(setup, TRACE, closed_load(REQUESTS, 2, OUTPUT, 6), shadow=shadow).shadows
-    assert [score.requests for score in scores] == [REQUESTS / 2] * 2

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from pilotfish.config.hardware.cost import ForwardLoad
@@ -31,7 +28,7 @@ def setup(mode: str, draft: float = 0.002, **fields: object) -> Setup:
 @pytest.mark.parametrize("mode", MODES)
 def test_outputs_are_the_traces_tokens(mode: str, ngrams: bool) -> None:
     speculation = Speculation(mode=mode, ngrams=ngrams)  # type: ignore[arg-type]
-    simulation = run._Simulation(setup(mode, speculation=speculation), TRACE)
+    simulation = run.Simulation(setup(mode, speculation=speculation), TRACE)
     simulation.play(closed_load(5, 2, 40, 3))
     for request, sequence in zip(simulation.requests, (0, 1, 2, 0, 1), strict=True):
         first = int(TRACE.first[sequence])
@@ -77,16 +74,16 @@ def test_steps_of_chains_are_those_counted_by_hand(guesses: int) -> None:
 
 
 def test_async_hides_its_draft() -> None:
-    sync, hidden = (run.simulate(setup(mode), TRACE, closed_load(8, 2, 60, 8)) for mode in ("sync", "async"))
+    sync, hidden = (run.simulate(setup(mode), TRACE, closed_load(4, 2, 40, 8)) for mode in ("sync", "async"))
     assert {round(step.ended - step.began, 9) for step in hidden.steps[0]} == {0.010}
     assert hidden.tokens_per_step < sync.tokens_per_step
     assert hidden.tokens_per_second > sync.tokens_per_second
-    assert 0 < hidden.pools[0].busy <= hidden.seconds + 0.1
+    assert 0 < hidden.pools[0] <= hidden.seconds + 0.1
 
 
 def test_distance_costs_tokens_but_never_time() -> None:
-    near, far = (run.simulate(setup("async", delay=delay), TRACE, closed_load(8, 2, 60, 8)) for delay in (0.0, 0.02))
-    off = run.simulate(setup("off"), TRACE, closed_load(8, 2, 60, 8))
+    near, far = (run.simulate(setup("async", delay=delay), TRACE, closed_load(4, 2, 40, 8)) for delay in (0.0, 0.02))
+    off = run.simulate(setup("off"), TRACE, closed_load(4, 2, 40, 8))
     assert off.tokens_per_second <= far.tokens_per_second < near.tokens_per_second
 
 
@@ -97,16 +94,15 @@ def test_a_sync_draft_elsewhere_costs_its_way_there_and_back() -> None:
 
 
 def test_targets_share_a_pool() -> None:
-    """Eight targets that share a slow pool get fewer guesses than one that has it alone, and more with another pool."""
+    """Four targets that share a slow pool get fewer guesses than one that has it alone, and more with another pool."""
 
     def per_step(targets: int, pools: int) -> float:
         many = setup("async", draft=0.008, targets=targets, pools=pools)
-        simulated = run.simulate(many, TRACE, closed_load(4 * targets, targets, 60, 8))
+        simulated = run.simulate(many, TRACE, closed_load(2 * targets, targets, 40, 8))
         assert [len(steps) > 0 for steps in simulated.steps] == [True] * targets
         return simulated.tokens_per_step
 
-    assert per_step(1, 1) > per_step(8, 2) > per_step(8, 1) > 1
-    assert per_step(8, 8) == pytest.approx(per_step(1, 1), rel=0.01)  # one each
+    assert per_step(1, 1) > per_step(4, 2) > per_step(4, 1) > 1
 
 
 def test_requests_come_when_they_come() -> None:
@@ -136,15 +132,10 @@ def test_a_draft_is_needed_where_one_guesses() -> None:
         Setup(target=flat(0.01), speculation=Speculation(mode="async"))
 
 
-def test_nothing_of_it_needs_torch() -> None:
-    code = "import sys, pilotfish.plan.simulation.run; sys.exit(bool({'torch', 'transformers'} & sys.modules.keys()))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_a_later_round_counts_alone(mode: str) -> None:
-    load = closed_load(4, 2, 40, 8)
+    load = closed_load(2, 2, 40, 8)
     first, second = (run.simulate(setup(mode), TRACE, load, rounds) for rounds in (1, 2))
-    assert len(second.requests) == 4 and sum(request.tokens for request in second.requests) == 160
+    assert len(second.requests) == 2 and sum(request.tokens for request in second.requests) == 80
     assert second.seconds == pytest.approx(first.seconds, rel=0.2)
-    assert sum(step.committed for step in second.steps[0]) == 160
+    assert sum(step.committed for step in second.steps[0]) == 80

@@ -9,11 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from pilotfish.config.hardware.cost import ForwardLoad
-from pilotfish.config.hardware.engines import PILOTFISH
+from pilotfish.config.hardware.tables import PILOTFISH
 from pilotfish.errors import ParameterError
-from pilotfish.plan.simulation.acceptance import drawn_acceptance
-from pilotfish.plan.simulation.calibration import MachineCalibration
-from pilotfish.plan.simulation.inputs import BUNDLED, cost_of, host_of, trace_of
+from pilotfish.plan.simulation.acceptance import BUNDLED, drawn_acceptance, trace_of
+from pilotfish.plan.simulation.calibration import MachineCalibration, host_of
+from pilotfish.plan.simulation.models import cost_of
 from pilotfish.plan.simulation.setup import HostCosts, Setup, poisson_load
 from pilotfish.plan.simulation.sweep import Sweep, SweepPoint, crossover
 
@@ -24,8 +24,8 @@ SWEEP = Sweep(
     trace=TRACE,
     modes=["sync"],
     loads=[1, 8, 32],
-    requests=32,
-    output=24,
+    requests=24,
+    output=16,
 )
 
 
@@ -48,19 +48,14 @@ def test_each_setting_is_held_against_the_others_of_its_load(points: list[SweepP
 
 
 def test_a_setting_stops_paying_between_two_loads(points: list[SweepPoint]) -> None:
+    """Interpolated in log load: halfway lies the geometric mean."""
     fixed = [point for point in points if point.setting == "sync, fixed"]
     assert fixed[0].speedup > 1 > fixed[-1].speedup
-    at = crossover(fixed)
-    assert at is not None and 1 < at < 32
+    assert 1 < (crossover(fixed) or 0) < 32
     assert crossover(fixed[:1]) is None
     assert crossover([replace(fixed[-1], load=5)]) == 5
-
-
-def test_the_crossover_is_interpolated_in_log_load(points: list[SweepPoint]) -> None:
-    """Halfway between two loads lies their geometric mean."""
-    assert crossover(
-        [replace(points[0], load=load, speedup=up) for load, up in ((4, 1.2), (16, 0.8))]
-    ) == pytest.approx(8)
+    around = [replace(points[0], load=load, speedup=speedup) for load, speedup in ((4, 1.2), (16, 0.8))]
+    assert crossover(around) == pytest.approx(8)
 
 
 def test_a_user_gains_where_requests_come_whatever_has_ended() -> None:
@@ -75,17 +70,15 @@ def test_requests_come_by_chance_at_their_rate() -> None:
     assert [item.sequence for item in items[:4]] == [0, 1, 2, 0]
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("10.4ms", 0.0104), ("1:10ms/64:20ms", 0.010), ("llama-3.2-1b@h200", 0.0012)]
-)
-def test_costs_are_paces_or_devices(text: str, seconds: float) -> None:
-    assert cost_of("target", text)(ForwardLoad(rows=1)) == pytest.approx(seconds, rel=0.2)
+def test_costs_are_paces_or_devices() -> None:
+    for text, seconds in (("10.4ms", 0.0104), ("1:10ms/64:20ms", 0.010), ("llama-3.2-1b@h200", 0.0012)):
+        assert cost_of("target", text)(ForwardLoad(rows=1)) == pytest.approx(seconds, rel=0.2)
 
 
-@pytest.mark.parametrize("text", ["10.4", "llama-3.2-1b@h201", "llama-3.2-2b@h200", "64:1ms/1:2ms", ""])
-def test_a_bad_cost_is_refused_with_its_field(text: str) -> None:
-    with pytest.raises(ParameterError, match=r"^draft: "):
-        cost_of("draft", text)
+def test_a_bad_cost_is_refused_with_its_field() -> None:
+    for text in ("10.4", "llama-3.2-1b@h201", "llama-3.2-2b@h200", "64:1ms/1:2ms", ""):
+        with pytest.raises(ParameterError, match=r"^draft: "):
+            cost_of("draft", text)
 
 
 def test_the_bundled_pairs_trace_is_there() -> None:

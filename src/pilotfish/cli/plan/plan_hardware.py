@@ -51,10 +51,10 @@ def whatif(
     """Plan for the traffic of TRACE: for its mean, and for its busiest minute. A plan's own workload is not used."""
     from msgspec import to_builtins
 
-    from pilotfish.plan.fleets.trace import TimedRequest, read_trace
     from pilotfish.plan.planner.choice import choose
     from pilotfish.plan.planner.recorded import recorded_load
     from pilotfish.plan.planner.situation import situation_of
+    from pilotfish.plan.trace import TimedRequest, read_trace
 
     record = record_of(plan, situation, limits)
     load = recorded_load(read_trace(trace, TimedRequest))

@@ -56,7 +56,9 @@ def simulate(
     json: JsonOption = False,
 ) -> None:
     """Simulate speculation over an acceptance trace, by mode and load, beside no speculation."""
-    from pilotfish.plan.simulation.inputs import cost_of, host_of, trace_of
+    from pilotfish.plan.simulation.acceptance import trace_of
+    from pilotfish.plan.simulation.calibration import host_of
+    from pilotfish.plan.simulation.models import cost_of
     from pilotfish.plan.simulation.setup import Setup, Speculation
     from pilotfish.plan.simulation.sweep import Sweep
 

@@ -1,0 +1,1 @@
+"""The cost model of named devices: `model@device` comes in, seconds of forwards go out. Open `cost.py` first."""

@@ -10,13 +10,14 @@ overlapped: published speed-ups by batch size ask for the sum (docs/planning.md)
 from __future__ import annotations
 
 import math
-from typing import Literal, Protocol
+import re
+from typing import Literal
 
 from msgspec import Struct
 
-from pilotfish.config.hardware.devices import Device
-from pilotfish.config.hardware.engines import PILOTFISH, SHARES, EngineConstants
-from pilotfish.config.hardware.shapes import ModelShape
+from pilotfish.config.hardware.shapes import MODELS, ModelShape
+from pilotfish.config.hardware.tables import DEVICES, PILOTFISH, SHARES, Device, EngineConstants, look_up
+from pilotfish.errors import ParameterError
 
 Weights = Literal["bf16", "fp8", "int4"]
 KV = Literal["bf16", "fp8"]
@@ -25,15 +26,14 @@ BYTES: dict[str, float] = {"bf16": 2.0, "fp8": 1.0, "int4": 4.25 / 8}
 
 #: Of a device's memory, what weights and KV can have together.
 KV_MEMORY = 0.9
+_PEAKS = ("bf16", "fp8", "fp4")
+_DEVICES = re.compile(r"(.*?)(?:x([1-9][0-9]{0,3}))?", re.DOTALL)  # matches whatever there is
 
 
 class ForwardLoad(Struct, frozen=True, kw_only=True):
-    """What one forward computes."""
-
     rows: int  # of all sequences
     sequences: int = 1
     context: float = 0.0  # tokens before a sequence's rows
-    branches: int = 1  # rows of a sequence that each read its KV for themselves; 1: a cascaded kernel, or a chain
 
 
 class ForwardParts(Struct, frozen=True, kw_only=True):
@@ -62,14 +62,13 @@ class PlacedModel(Struct, frozen=True, kw_only=True):
     kv: KV = "bf16"
 
     def seconds(self, load: ForwardLoad) -> float:
-        """Of one forward."""
         return self.parts(load).seconds
 
     def parts(self, load: ForwardLoad) -> ForwardParts:
         return ForwardParts(
             weights=self._streaming(load.rows),
             products=self._products(load.rows),
-            kv=load.sequences * load.branches * self.context_seconds(load.context),
+            kv=load.sequences * self.context_seconds(load.context),
             all_reduces=self.model.layers * 2 * self.all_reduce(load.rows) if self.count > 1 else 0.0,
             layers=self.model.layers * self.engine.layer.value,
         )
@@ -92,7 +91,7 @@ class PlacedModel(Struct, frozen=True, kw_only=True):
 
     def _products(self, rows: int) -> float:
         peak = peak_of(self.device, self.weights)
-        assert peak is not None  # placement.place refuses such a device
+        assert peak is not None  # `place` refuses such a device
         return 2 * self.model.multiplied * rows / (self.count * peak * SHARES.products.value)
 
     def all_reduce(self, rows: int) -> float:
@@ -103,18 +102,16 @@ class PlacedModel(Struct, frozen=True, kw_only=True):
 
     @property
     def devices(self) -> tuple[tuple[Device, int], ...]:
-        """Kinds, and how many of each."""
         return ((self.device, self.count),)
 
     @property
     def weight_bytes(self) -> float:
         """Of all devices together."""
-        embeddings = self.model.head * (1 if self.model.tied else 2)
+        embeddings = self.model.embeddings
         return (self.model.parameters - embeddings) * BYTES[self.weights] + embeddings * BYTES["bf16"]
 
     @property
     def kv_bytes(self) -> float:
-        """Of a token, on all devices together."""
         copies = max(1.0, self.count / self.model.kv_heads)
         return copies * self.model.kv_values * BYTES[self.kv]
 
@@ -123,35 +120,38 @@ class PlacedModel(Struct, frozen=True, kw_only=True):
         """Bytes that KV can have, on all devices together; below 0 where the weights alone take more than there is."""
         return self.count * self.device.memory * KV_MEMORY - self.weight_bytes
 
-    @property
-    def missing(self) -> float:
-        """Bytes by which the weights exceed the devices' memory; 0 where they fit."""
-        return max(0.0, self.weight_bytes - self.count * self.device.memory)
-
-    @property
-    def devices_needed(self) -> int:
-        """That hold the weights."""
-        return math.ceil(self.weight_bytes / self.device.memory)
-
-
-class ModelPlacement(Protocol):
-    """A model, whole, wherever its parts are."""
-
-    @property
-    def model(self) -> ModelShape: ...
-    @property
-    def engine(self) -> EngineConstants: ...
-    @property
-    def devices(self) -> tuple[tuple[Device, int], ...]: ...
-    @property
-    def kv_bytes(self) -> float: ...
-    @property
-    def kv_room(self) -> float: ...
-    def parts(self, load: ForwardLoad) -> ForwardParts: ...
-    def context_products_seconds(self, rows: float, context: float) -> float: ...
-
 
 def peak_of(device: Device, weights: Weights) -> float | None:
     """Operations a second on such weights: FP8 is widened where there are no units for it, int4 everywhere. None: not
     known."""
     return (device.fp8 or device.bf16) if weights == "fp8" else device.bf16
+
+
+def place(
+    text: str, engine: EngineConstants = PILOTFISH, weights: Weights = "bf16", kv: KV = "bf16", *, field: str = "pace"
+) -> PlacedModel:
+    """`model@device` or `model@devicex4`, by the tables. ParameterError naming `field` where a name is not in them, the
+    weights do not fit, or the device has no known peak for them."""
+    name, _, devices = text.partition("@")
+    model = look_up(MODELS, field, "models", name)
+    kind, count = parse_devices(devices)
+    device = look_up(DEVICES, field, "devices, maybe with x and their number,", kind)
+    placed = PlacedModel(model=model, device=device, count=count, engine=engine, weights=weights, kv=kv)
+    _check(placed, text, field)
+    return placed
+
+
+def parse_devices(text: str) -> tuple[str, int]:
+    match = _DEVICES.fullmatch(text)
+    assert match is not None
+    return match[1], int(match[2] or 1)
+
+
+def _check(placed: PlacedModel, text: str, field: str) -> None:
+    if peak_of(placed.device, placed.weights) is None:
+        known = ", ".join(kind for kind in _PEAKS if getattr(placed.device, kind)) or "none"
+        raise ParameterError(field, text, f"a device whose peak for {placed.weights} is known; of this one: {known}")
+    memory = placed.device.memory
+    if (missing := placed.weight_bytes - placed.count * memory) > 0:
+        enough = f"x{math.ceil(placed.weight_bytes / memory)} or more"
+        raise ParameterError(field, text, f"{enough}: {missing / 1e9:.1f} GB of the weights do not fit")

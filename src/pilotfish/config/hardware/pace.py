@@ -9,8 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from pilotfish.config.hardware.cost import ForwardLoad
-from pilotfish.config.hardware.placement import place
+from pilotfish.config.hardware.cost import ForwardLoad, place
 from pilotfish.errors import ParameterError
 
 #: A time without rows holds for forwards of up to this many: those are bound by weights, not products.

@@ -57,27 +57,27 @@ class ModelShape(Sourced, frozen=True, kw_only=True):
 
     @property
     def head(self) -> int:
-        """Weights of the output embedding."""
         return self.vocab * self.hidden
+
+    @property
+    def embeddings(self) -> int:
+        return self.head * (1 if self.tied else 2)
 
     @property
     def parameters(self) -> int:
         routed = self._expert_layers * self.experts.count * self._expert if self.experts else 0
-        return self._shared + routed + self.head * (1 if self.tied else 2)
+        return self._shared + routed + self.embeddings
 
     def read(self, rows: int) -> float:
-        """Weights of the layers that a forward of `rows` rows reads."""
         return self._shared + (self._expert_layers * self.experts.touched(rows) * self._expert if self.experts else 0.0)
 
     @property
     def multiplied(self) -> int:
-        """Weights that each row is multiplied by, those of the output embedding too."""
         routed = self._expert_layers * self.experts.chosen * self._expert if self.experts else 0
         return self._shared + routed + self.head
 
     @property
     def attention(self) -> int:
-        """Weights of all layers' attention."""
         each = self.latent.weights(self.hidden, self.heads) if self.latent else self._grouped_attention
         return self.layers * each
 
@@ -91,7 +91,6 @@ class ModelShape(Sourced, frozen=True, kw_only=True):
 
     @property
     def kv_values(self) -> int:
-        """Numbers that the KV cache keeps for a token."""
         return self.layers * self._kv_layer
 
     def kv_read(self, context: float) -> float:
@@ -123,4 +122,4 @@ class ModelShape(Sourced, frozen=True, kw_only=True):
         return 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
 
 
-MODELS = read_table("models", dict[str, ModelShape])
+MODELS = read_table(__file__, "models", dict[str, ModelShape])

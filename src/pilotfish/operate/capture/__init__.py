@@ -1,1 +1,2 @@
-"""Token ids of requests whose callers allow it: folders of them, which servers write and trainings read."""
+"""Folders of token ids of requests whose callers allow it: servers write rows through `store.py`, trainings read them
+through `upkeep.py`."""

@@ -39,7 +39,7 @@ FIELD = "capture"
 SALT_BYTES = 32
 #: Neither links nor pipes are followed, waited for or kept open in children.
 SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-#: What a folder may hold before it has a manifest.
+#: Files that a folder may hold before it has a manifest.
 _BEFORE_MANIFEST = {
     *(LOCK, SALT, f"{SALT}.tmp", f"{SALT}{DAMAGED}", f"{SALT}{DAMAGED}.tmp", f"{MANIFEST}.tmp", f"{MANIFEST}{DAMAGED}")
 }
@@ -58,10 +58,6 @@ class CaptureFile:
     begun: float  # seconds since the epoch: no row in it is older
     number: int  # of those that begin at the same time
     size: int  # bytes, as they were when it was found
-
-    @property
-    def partition(self) -> str:
-        return self.path.parent.name
 
 
 class ClaimedFolder:
@@ -121,7 +117,6 @@ def _has_manifest(path: Path) -> bool:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether nobody else makes such a folder."""
     names = set(os.listdir(path))  # noqa: PTH208
     others = names - _BEFORE_MANIFEST - {MANIFEST}
     return LOCK in names and all(_PARTITION.fullmatch(name) for name in others)
@@ -208,7 +203,6 @@ def _begin_manifest(path: Path) -> None:
 
 
 def _write_once(path: Path, contents: bytes) -> None:
-    """Whole or not at all."""
     unfinished = path.with_name(f"{path.name}.tmp")
     unfinished.unlink(missing_ok=True)
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -221,7 +215,6 @@ def _write_once(path: Path, contents: bytes) -> None:
 
 @contextmanager
 def refusing(path: Path) -> Iterator[None]:
-    """Turns what the file system refuses into a line for whoever named the folder."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What writes rows into a folder, and keeps it within its bounds of time and room."""
+"""Writes rows into a folder, and keeps it within its bounds of time and room."""
 
 from __future__ import annotations
 
@@ -34,10 +34,6 @@ class _OpenFile:
     path: Path
     begun: float
 
-    def takes(self, time: float, size: int) -> bool:
-        """`size`: of the file, with what is to come."""
-        return self.begun <= time < self.begun + FILE_SECONDS and size <= FILE_BYTES
-
 
 class CaptureStore:
     """One thread calls it. Every method may raise OSError, and the next call is worth a try all the same."""
@@ -55,13 +51,14 @@ class CaptureStore:
         """Rows of one request, all or none."""
         data, partition = b"".join(map(framed, rows)), self._folder.partition(client)
         self._make_room(len(data))
-        current = self._current.get(partition)
-        if current is None or not current.takes(rows[0].time, _size(current.path) + len(data)):
-            current = self._begin(partition, rows[0].time)
+        current, time = self._current.get(partition), rows[0].time
+        in_hour = current is not None and current.begun <= time < current.begun + FILE_SECONDS
+        if current is None or not in_hour or _size(current.path) + len(data) > FILE_BYTES:
+            current = self._begin(partition, time)
         try:
             _append(current.path, data)
         except FileNotFoundError:  # it was purged
-            _append(self._begin(partition, rows[0].time).path, data)
+            _append(self._begin(partition, time).path, data)
         self._bytes += len(data)
 
     def tidy(self) -> None:
@@ -120,7 +117,6 @@ class CaptureStore:
 
 
 def _size(path: Path) -> int:
-    """0 where it is gone."""
     with suppress(FileNotFoundError):
         return path.stat(follow_symlinks=False).st_size
     return 0

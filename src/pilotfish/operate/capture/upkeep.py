@@ -54,7 +54,6 @@ def read_rows_of(file: CaptureFile) -> Iterator[CapturedRow]:
 
 
 def summarize_partitions(path: Path) -> list[PartitionSummary]:
-    """Reads all of it. ParameterError for what is no folder of captured rows."""
     check_folder(path)
     with refusing(path):
         return [_summary(parent.name, found_rows(path, parent.name)) for parent in partitions(path)]
@@ -93,10 +92,7 @@ def purge_before(path: Path, time: float) -> PurgedRows:
 
 
 def purge_rows(path: Path) -> PurgedRows:
-    """All rows. The folder can be written into further on."""
-    check_folder(path)
-    with refusing(path):
-        return _purge(found_rows(path))
+    return purge_before(path, math.inf)
 
 
 def _purge(files: Iterable[CaptureFile]) -> PurgedRows:

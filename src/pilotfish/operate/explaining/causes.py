@@ -1,4 +1,4 @@
-"""What a change of acceptance comes from: shares of cohorts first, one dimension after the other, then rates.
+"""Causes of a change of acceptance: shares of cohorts first, one dimension after the other, then rates.
 
 Shares: of all dimensions the one whose mix explains most is taken, and the others are asked what they explain beyond
 it, until none does. Rates: what is left, at the shares of after, by factor; a few values of a dimension are named where
@@ -39,18 +39,15 @@ FACTORS: tuple[Factor, ...] = get_args(Factor)
 
 @dataclass(frozen=True)
 class FoundCause:
-    """`effect`: accepted tokens a step."""
-
     part: Part
     factor: Factor
-    effect: float
+    effect: float  # accepted tokens a step
     dimension: str | None = None  # None: everywhere
     values: Values = ()
     alike: Values = ()  # dimensions that explain the same change as well
 
 
 def find_causes(cells: PairedCells) -> list[FoundCause]:
-    """The largest first."""
     change = cells.by().decomposition.change
     mixes = list(_mixes(cells, change))
     within = _drifts(cells, [one.dimension for one in mixes], change)
@@ -90,8 +87,6 @@ def _by_value(cells: PairedCells, figures: Floats) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class DimensionMix:
-    """What the shares of a dimension's values explain beyond those of other dimensions."""
-
     dimension: str
     error: float  # standard error of the effect
     effects: Mapping[str, float]  # by value
@@ -104,7 +99,7 @@ class DimensionMix:
 
     @property
     def values(self) -> Values:
-        """Those that grew, or those that shrank, whichever explain more."""
+        """The values that grew, or those that shrank: the side that explains more."""
         sides = [{v: e for v, e in self.effects.items() if (self.growth[v] > 0) is up} for up in (True, False)]
         side = max(sides, key=lambda side: sum(side.values()) * np.sign(self.effect))
         return _leading(side, sum(side.values()))
@@ -116,7 +111,6 @@ class DimensionMix:
 
 
 def _mixes(cells: PairedCells, change: float) -> Iterator[DimensionMix]:
-    """In the order in which they were taken."""
     chosen: list[str] = []
     candidates = [_mix(cells, [], name) for name in DIRECTNESS]
     while notable := [one for one in candidates if _is_notable(one.effect, one.error, change)]:
@@ -170,7 +164,6 @@ class Place:
 
 
 def _drifts(cells: PairedCells, chosen: Sequence[str], change: float) -> Iterator[FoundCause]:
-    """By factor, in cohorts of the dimensions whose shares changed."""
     table = cells.by(*chosen)
     weights = table.decomposition.drift_weights
     error = sqrt(weights**2 @ table.variances)

@@ -1,4 +1,4 @@
-"""What a server keeps of requests that have ended, to explain a change later: sums by cohort and minute, no prompt."""
+"""Statistics of requests that have ended, to explain a change later: sums by cohort and minute, no prompt."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Count = Annotated[int, Meta(ge=0)]
 
 
 class CellKey(Struct, frozen=True, kw_only=True):
-    """Whose sums a cell has: the dimensions of `Cohort`, and the variant. OTHER in all: what found no room."""
+    """The dimensions of `Cohort`, and the variant. OTHER in all: requests that found no room."""
 
     variant: str = OTHER
     tag: str = OTHER
@@ -42,7 +42,6 @@ class CellKey(Struct, frozen=True, kw_only=True):
         return cls(variant=sys.intern(outcome.variant), **values)
 
 
-#: Those that are told apart, by name.
 DIMENSIONS = CellKey.__struct_fields__
 
 
@@ -68,7 +67,6 @@ class Cell(Struct, kw_only=True, omit_defaults=True):
     accepted_by_depth: list[Count] = []
 
     def take(self, outcome: RequestOutcome) -> None:
-        """Count a request."""
         if outcome.cut:
             self.cut += 1
             return
@@ -97,14 +95,14 @@ BY_DEPTH = ("tried_by_depth", "accepted_by_depth")
 
 
 class CohortWindow(Struct, frozen=True, kw_only=True):
-    """What ended in the seconds from `begin` on, which are those of all windows."""
+    """Requests that ended from `begin` on; all windows are equally long."""
 
     begin: float  # seconds since the epoch
     cells: list[Cell]
 
 
 class CohortStatistics(Struct, frozen=True, kw_only=True):
-    """What a server tells of its windows: the body of `GET /v1/rollout/statistics`."""
+    """The body of `GET /v1/rollout/statistics`."""
 
     now: float  # seconds since the epoch, by the server's clock
     windows: list[CohortWindow]

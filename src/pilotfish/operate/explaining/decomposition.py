@@ -95,27 +95,23 @@ class Decomposition:
 
     @cached_property
     def mixes(self) -> Floats:
-        """[cohorts]: against the mean before, so that one moves it by growing only where it differs from it."""
         return self.share_changes * (self.rates_before - self.before.mean)
 
     @property
     def mix(self) -> float:
-        """What the shares' change does at the rates of before."""
         return fsum(self.mixes)
 
     @property
     def within(self) -> float:
-        """What the rates' change does at the shares of before."""
         return fsum(self.before.shares * self.rate_changes)
 
     @property
     def interaction(self) -> float:
-        """What neither does alone: shares grew where rates rose, or fell."""
         return fsum(self.share_changes * self.rate_changes)
 
 
 def product_effects(before: Sequence[float], after: Sequence[float]) -> list[float]:
-    """What each factor's change adds to the change of the product: the mean over all orders in which the factors may
+    """The part of each factor's change in the change of the product: the mean over all orders in which the factors may
     change one after the other. The effects add up to the product's change."""
     orders = list(permutations(range(len(before))))
     steps: list[list[float]] = [[] for _ in before]

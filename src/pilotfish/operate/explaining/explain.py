@@ -90,13 +90,11 @@ class BothFigures:
 
 
 def _figures(cells: PairedCells, chosen: NDArray[np.bool_]) -> BothFigures:
-    """`chosen`: [cohorts]"""
     sides = (cells.before, cells.after)
     return BothFigures(*(CohortFigures.of(side.where(chosen), float(side["steps"].sum())) for side in sides))
 
 
 def _cause(cells: PairedCells, found: FoundCause, change: float, both: BothFigures) -> Cause:
-    """`both`: of all requests."""
     own = both if found.dimension is None else _figures(cells, cells.holds(found.dimension, found.values))
     cause = Cause(
         kind=_kind(found, own),

@@ -9,7 +9,7 @@ from pilotfish.printable import printable
 NOTHING = "Not enough data: in one of the two no request ended that was answered."
 #: Values that a sentence names.
 NAMED = 3
-#: What sets requests apart, by the factor of accepted tokens a step in which they differ most.
+#: Differences between requests, by the factor of accepted tokens a step in which they differ most.
 DIFFERENCES: dict[Factor, str] = {
     "wanted": "how many steps want a tree",
     "late": "how many trees come in time",
@@ -28,7 +28,7 @@ ADVICE: dict[Kind, str] = {
     "late": "The draft is too slow, not wrong: look at the load of its pools and the delay to them; add a pool.",
     "wanted": "The budget guessed less, as under load it does: look at the load.",
 }
-#: Whose advice fits where requests of such a kind became fewer.
+#: The kind whose advice fits where requests of such a kind became fewer.
 SHRUNK: dict[Kind, Kind] = {"draft": "variant", "client": "mix"}
 
 
@@ -74,7 +74,6 @@ def headline(cause: Cause) -> str:
 
 
 def place(cause: Cause) -> str:
-    """As in `draft r2`, of a cause that has one."""
     more = f" and {len(cause.values) - NAMED} more" if len(cause.values) > NAMED else ""
     return f"{cause.dimension} {', '.join(map(printable, cause.values[:NAMED]))}{more}"
 

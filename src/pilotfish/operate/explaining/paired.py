@@ -22,8 +22,6 @@ _COLUMN = {name: column for column, name in enumerate(SUMS)}
 
 @dataclass(frozen=True)
 class CellSums:
-    """Sums of cells of one window."""
-
     matrix: Floats  # [cohorts, SUMS, then both of BY_DEPTH]
 
     @classmethod
@@ -125,7 +123,6 @@ class PairedCells:
 
     @cached_property
     def guessing(self) -> NDArray[np.bool_]:
-        """[cohorts]: whether any step wanted a tree."""
         wanted = [side["trees"] + side["late"] for side in (self.before, self.after)]
         return np.greater(wanted[0] + wanted[1], 0)
 
@@ -147,7 +144,6 @@ class PairedCells:
 
 
 def divided(part: Floats, whole: Floats) -> Floats:
-    """NaN where the whole is 0."""
     quotients: Floats = np.divide(part, whole, out=np.full(np.shape(whole), np.nan), where=whole > 0)
     return quotients
 

@@ -55,7 +55,7 @@ class NoiseOfMeans:
 
 
 class NoiseEstimate:
-    """What a figure's noise is, from its deviations from its own mean lately. Means of more readings are believed to
+    """A figure's noise, from its deviations from its own mean lately. Means of more readings are believed to
     have the noise that means of fewer show, until they have shown that theirs is more."""
 
     MEMORY = 30  # readings: of what the figure was lately

@@ -12,7 +12,7 @@ docs/rollout.md has the rule, its constants and what it cannot see.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Literal
 
@@ -26,10 +26,11 @@ from pilotfish.operate.guarding.variant_evidence import VariantEvidence
 HISTORY = 256
 
 VariantState = Literal["live", "trial", "cut"]
+EventKind = Literal["cut", "trial", "restored", "failed trial"]
 
 
 class GuardPolicy(Struct, frozen=True, kw_only=True):
-    """What a rollout tolerates. Times are seconds."""
+    """The tolerance of a rollout. Times are seconds."""
 
     allowance: float = 0.05  # a live variant may take so much more time a token than the holdout
     pause: float = 30.0  # from a cut to the first trial
@@ -38,17 +39,14 @@ class GuardPolicy(Struct, frozen=True, kw_only=True):
     patience: float = 30.0  # twice as many do after each such time that has decided nothing
 
     def __post_init__(self) -> None:
-        """ParameterError for what is out of bounds."""
-        if not 0 < self.allowance <= 1:
-            raise ParameterError("allowance", self.allowance, "more than 0 and at most 1")
-        if not 0 < self.pause < inf:
-            raise ParameterError("pause", self.pause, "a positive number of seconds")
+        for name in ("allowance", "trial"):
+            if not 0 < (share := getattr(self, name)) <= 1:
+                raise ParameterError(name, share, "more than 0 and at most 1")
+        for name in ("pause", "patience"):
+            if not 0 < (seconds := getattr(self, name)) < inf:
+                raise ParameterError(name, seconds, "a positive number of seconds")
         if not self.pause <= self.longest_pause < inf:
             raise ParameterError("longest_pause", self.longest_pause, f"at least the pause, {self.pause:g} seconds")
-        if not 0 < self.trial <= 1:
-            raise ParameterError("trial", self.trial, "more than 0 and at most 1")
-        if not 0 < self.patience < inf:
-            raise ParameterError("patience", self.patience, "a positive number of seconds")
 
 
 DEFAULT_POLICY = GuardPolicy()
@@ -59,7 +57,7 @@ class GuardEvent(Struct, frozen=True, kw_only=True):
 
     at: float
     variant: str
-    kind: Literal["cut", "trial", "restored", "failed trial"]
+    kind: EventKind
     reason: str
 
 
@@ -73,8 +71,6 @@ class GuardedVariant(Struct, frozen=True, kw_only=True):
 
 
 class VariantGuard:
-    """One variant's state, and what leads from one to the next."""
-
     def __init__(self, name: str, policy: GuardPolicy) -> None:
         self.state: VariantState = "live"
         self._name, self._policy = name, policy
@@ -134,13 +130,7 @@ class VariantGuard:
     def _longer_pause(self) -> float:
         return min(2 * self._pause, self._policy.longest_pause)
 
-    def _change(
-        self,
-        state: VariantState,
-        kind: Literal["cut", "trial", "restored", "failed trial"],
-        reason: str,
-        now: float,
-    ) -> GuardEvent:
+    def _change(self, state: VariantState, kind: EventKind, reason: str, now: float) -> GuardEvent:
         self.state, self._since, self._reason = state, now, reason
         return GuardEvent(at=now, variant=self._name, kind=kind, reason=reason)
 
@@ -158,11 +148,10 @@ class Guard:
 
     @property
     def events(self) -> Sequence[GuardEvent]:
-        """The newest 256, the oldest of them first."""
         return tuple(self._events)
 
     def set_variants(self, holdout: str, variants: Sequence[str]) -> None:
-        """Those that are known keep their state; with another holdout, what was compared with the old one is void."""
+        """Known variants keep their state; with another holdout, evidence from the old one is void."""
         known = self._variants
         if holdout != self._holdout:
             for guarded in known.values():
@@ -173,7 +162,9 @@ class Guard:
 
     def observe(self, readings: Mapping[str, GuardReading], now: float) -> list[GuardEvent]:
         """Called once a second, with what came since; variants without a reading had no tokens."""
-        events = list(self._observed(readings, now))
+        holdout = readings.get(self._holdout, NOTHING)
+        observed = [one.observe(readings.get(name, NOTHING), holdout, now) for name, one in self._variants.items()]
+        events = [event for event in observed if event is not None]
         self._events.extend(events)
         return events
 
@@ -187,12 +178,4 @@ class Guard:
         return self._variants[variant].share
 
     def told(self) -> dict[str, GuardedVariant]:
-        """All but the holdout, by name."""
         return {name: guarded.told() for name, guarded in self._variants.items()}
-
-    def _observed(self, readings: Mapping[str, GuardReading], now: float) -> Iterator[GuardEvent]:
-        holdout = readings.get(self._holdout, NOTHING)
-        for name, guarded in self._variants.items():
-            event = guarded.observe(readings.get(name, NOTHING), holdout, now)
-            if event is not None:
-                yield event

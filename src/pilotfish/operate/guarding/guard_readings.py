@@ -1,4 +1,4 @@
-"""What a guard is told of a variant, and a variant beside the holdout."""
+"""Readings of a variant that a guard compares with the holdout's."""
 
 from __future__ import annotations
 
@@ -22,14 +22,8 @@ class GuardReading(Struct, frozen=True, kw_only=True):
     sharing: int = 0  # sequences among which these shared out their guesses, summed
 
     def __add__(self, other: GuardReading) -> GuardReading:
-        return GuardReading(
-            tokens=self.tokens + other.tokens,
-            itl_seconds=self.itl_seconds + other.itl_seconds,
-            steps=self.steps + other.steps,
-            guessable=self.guessable + other.guessable,
-            accepted=self.accepted + other.accepted,
-            sharing=self.sharing + other.sharing,
-        )
+        names = self.__struct_fields__
+        return GuardReading(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
     @property
     def has_times(self) -> bool:
@@ -50,12 +44,10 @@ class GuardReading(Struct, frozen=True, kw_only=True):
 
     @property
     def acceptance(self) -> float:
-        """Accepted tokens a step that was guessable."""
         return self.accepted / self.guessable
 
     @property
     def log_step_tokens(self) -> float:
-        """The logarithm of the tokens that a step gave an output."""
         return log(self.tokens / self.steps)
 
 
@@ -75,7 +67,6 @@ class Comparison(Struct, frozen=True):
 
     @property
     def scale(self) -> float:
-        """Of the noise in that."""
         return 1 / self.own.tokens + 1 / self.holdout.tokens
 
     def unbiased_slowdown(self, variance: float) -> float:
@@ -98,7 +89,6 @@ class ReadingPairs:
         self._own = self._holdout = NOTHING
 
     def add(self, own: GuardReading, holdout: GuardReading) -> Comparison | None:
-        """None: there is not enough yet."""
         if not (own.has_times and holdout.has_times):
             return None
         own, holdout = self._own + own, self._holdout + holdout

@@ -70,7 +70,7 @@ class VariantEvidence:
         self.start()
 
     def start(self) -> None:
-        """What came before says nothing about what comes."""
+        """Forget evidence: the past says nothing about the future."""
         self._pairs, self._slower, self._acceptance = ReadingPairs(), ChangeDetector(), AcceptanceDrop()
         self._trial = SequentialTest(self._allowance, self._allowance)
         self._figures: Comparison | None = None  # of the trial, or since a live variant seems slower
@@ -78,7 +78,7 @@ class VariantEvidence:
 
     @property
     def figures(self) -> str:
-        """What a trial was decided by."""
+        """Times that decided a trial."""
         return str(self._figures)
 
     def collapse(self, own: GuardReading, holdout: GuardReading) -> str:

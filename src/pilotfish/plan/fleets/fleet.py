@@ -8,7 +8,6 @@ and prefill workers. One loop over events in virtual time.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -17,11 +16,12 @@ from itertools import count
 import numpy as np
 
 from pilotfish.core.routing.held_prefixes import Replica
-from pilotfish.core.routing.router import Routing
+from pilotfish.core.routing.router import Router, Routing
+from pilotfish.plan.events import Events
 from pilotfish.plan.fleets.fleet_figures import FleetCounts, FleetFigures, Usage
 from pilotfish.plan.fleets.fleet_plan import FleetPlan
 from pilotfish.plan.fleets.simulated_pools import Average, SimulatedDrafts, SimulatedPrefills
-from pilotfish.plan.fleets.simulated_server import LoadBoard, SimulatedHeld, SimulatedServer, following
+from pilotfish.plan.fleets.simulated_server import LoadBoard, SimulatedHeld, SimulatedServer
 from pilotfish.plan.fleets.simulated_target import SimulatedJob, SimulatedTarget, Stretch
 from pilotfish.plan.fleets.traffic import SimulatedRequest
 
@@ -32,7 +32,7 @@ SLOWEST = 0.2
 
 
 def simulate(plan: FleetPlan, traffic: Iterable[SimulatedRequest], routing: Callable[[], Routing]) -> FleetFigures:
-    """What becomes of requests, in order of arrival, with a `routing` for each server."""
+    """`traffic` in order of arrival; a `routing` for each server."""
     return SimulatedFleet(plan, routing).run(traffic)
 
 
@@ -41,7 +41,7 @@ class SimulatedFleet:
 
     def __init__(self, plan: FleetPlan, routing: Callable[[], Routing]) -> None:
         self.plan = plan
-        self.now = 0.0
+        self._events = Events()
         self.counts = FleetCounts()
         self.held = SimulatedHeld()
         replicas: list[Replica] = [f"target-{i}" for i in range(plan.targets)]
@@ -53,14 +53,14 @@ class SimulatedFleet:
         self.prefills = SimulatedPrefills(plan.prefill, plan.prefill_workers) if plan.prefill else None
         self.targets = [self._target(replica) for replica in replicas]
         self._draw = np.random.default_rng(plan.seed)
-        self._events: list[tuple[float, int, Callable[[float], None]]] = []
-        self._order = count()
         self._ends: list[float | None] = [None] * plan.targets  # of stretches, as they are in `_events`
         self._reports_at = [0.0] * plan.targets  # when each may report again
         self._reporting = [False] * plan.targets  # whether a report is in `_events`
 
     def _server(self, routing: Routing, first: int) -> SimulatedServer:
-        return SimulatedServer(self.plan.server, following(routing, self.held), self._board, self._sending, first)
+        if isinstance(routing, Router):
+            routing.held = self.held
+        return SimulatedServer(self.plan.server, routing, self._board, self._sending, first)
 
     def _target(self, replica: Replica) -> SimulatedTarget:
         drafts = self.drafts[self._places[replica] % len(self.drafts)] if self.drafts else None
@@ -70,28 +70,18 @@ class SimulatedFleet:
         turns, began = count(), False
         for request in traffic:
             if not began and request.at >= self.plan.warm_up:
-                self._go_on_until(self.plan.warm_up)
+                self._events.run_to(self.plan.warm_up)
                 self.counts.begin(self.usage())
                 began = True
-            self._go_on_until(request.at)
+            self._events.run_to(request.at)
             self._arrive(request, next(turns) % len(self.servers))
         self.counts.end(self.usage())
-        self._go_on_until(math.inf)
+        self._events.run_to(math.inf)
         return self.counts.figures(self.plan)
 
-    def _go_on_until(self, time: float) -> None:
-        while self._events and self._events[0][0] <= time:
-            self.now, _, event = heapq.heappop(self._events)
-            event(self.now)
-        self.now = max(self.now, time) if time < math.inf else self.now
-
-    def _at(self, time: float, event: Callable[[float], None]) -> None:
-        heapq.heappush(self._events, (time, next(self._order), event))
-
     def usage(self) -> Usage:
-        """So far."""
         return Usage(
-            seconds=self.now,
+            seconds=self._events.now,
             targets=[target.busy_seconds for target in self.targets],
             requests=sum(server.busy_seconds for server in self.servers),
             reading=sum(pool.read_seconds for pool in self.drafts),
@@ -106,15 +96,15 @@ class SimulatedFleet:
         server = self.servers[place]
         fits = request.tokens + request.output <= self.plan.target.slots
         if server.requests < self.plan.server.most and fits:
-            self._at(server.take(request, self.now), partial(self._route, request, place))
+            self._events.at(server.take(request, self._events.now), partial(self._route, request, place))
         else:
             self.counts.refused += 1
 
-    def _route(self, request: SimulatedRequest, place: int, now: float) -> None:
+    def _route(self, request: SimulatedRequest, place: int) -> None:
         route = self.servers[place].choose(request)
         target = self._places[route.replica]
-        self.targets[target].submit(SimulatedJob(request, self._pace(), place, route), now)
-        self._follow(target, now)
+        self.targets[target].submit(SimulatedJob(request, self._pace(), place, route), self._events.now)
+        self._follow(target)
 
     def _pace(self) -> float:
         spread = self.plan.acceptance.spread if self.drafts else 0.0
@@ -122,31 +112,31 @@ class SimulatedFleet:
 
     # -- targets
 
-    def _follow(self, place: int, now: float) -> None:
+    def _follow(self, place: int) -> None:
         """A target may have another stretch, and has another load."""
         ends = self.targets[place].ends_at
         if ends is not None and ends != self._ends[place]:
-            self._at(ends, partial(self._end_stretch, place))
+            self._events.at(ends, partial(self._end_stretch, place))
         self._ends[place] = ends
-        if now >= self._reports_at[place]:
-            self._report(place, now)
+        if self._events.now >= self._reports_at[place]:
+            self._report(place)
         elif not self._reporting[place]:
             self._reporting[place] = True
-            self._at(self._reports_at[place], partial(self._report, place))
+            self._events.at(self._reports_at[place], partial(self._report, place))
 
-    def _report(self, place: int, now: float) -> None:
-        self._reports_at[place], self._reporting[place] = now + REPORT, False
+    def _report(self, place: int) -> None:
+        self._reports_at[place], self._reporting[place] = self._events.now + REPORT, False
         self._board.report(place, self.targets[place].load)
 
-    def _end_stretch(self, place: int, now: float) -> None:
-        if self._ends[place] == now:  # else it has ended earlier
-            self.targets[place].end_stretch(now)
-            self._follow(place, now)
+    def _end_stretch(self, place: int) -> None:
+        if self._ends[place] == self._events.now:  # else it has ended earlier
+            self.targets[place].end_stretch(self._events.now)
+            self._follow(place)
 
-    def _come(self, job: SimulatedJob, now: float) -> None:
+    def _come(self, job: SimulatedJob) -> None:
         place = self._places[job.route.replica]
-        self.targets[place].come(job, now)
-        self._follow(place, now)
+        self.targets[place].come(job, self._events.now)
+        self._follow(place)
 
     # -- what targets tell
 
@@ -155,7 +145,7 @@ class SimulatedFleet:
             servers, plan = self.plan.servers, self.plan.server
             told = servers * (1 - (1 - 1 / servers) ** stretch.decoding)  # those that have one of the requests
             seconds = stretch.steps * (stretch.decoding * plan.event_seconds + told * plan.frame_seconds)
-            self._sending.add(seconds / servers, self.now)
+            self._sending.add(seconds / servers, self._events.now)
             self.counts.stepped(stretch, told)
 
     def began(self, job: SimulatedJob, now: float) -> None:
@@ -168,4 +158,4 @@ class SimulatedFleet:
         self.counts.ended(job, now)
 
     def away(self, job: SimulatedJob, until: float) -> None:
-        self._at(until, partial(self._come, job))
+        self._events.at(until, partial(self._come, job))

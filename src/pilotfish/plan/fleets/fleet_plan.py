@@ -1,4 +1,4 @@
-"""What a fleet is made of: numbers of targets, servers and pools, and what each can do, by the cost model or a pace."""
+"""Plans of fleets: numbers of targets, servers and pools, and their speeds by the cost model or a pace."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from pilotfish.config.hardware.cost import ForwardLoad, PlacedModel
-from pilotfish.config.hardware.engines import PILOTFISH
+from pilotfish.config.hardware.tables import PILOTFISH
 from pilotfish.core.scheduling.budget import BUCKETS
-from pilotfish.plan.fleets.simulated_pools import Acceptance, DraftPlan, PrefillPlan
+from pilotfish.plan.fleets.simulated_pools import NO_GUESSES, Acceptance, DraftPlan, Guessing, PrefillPlan
 from pilotfish.plan.fleets.simulated_server import ServerPlan
-from pilotfish.plan.fleets.simulated_target import NO_GUESSES, Guessing, TargetPlan
+from pilotfish.plan.fleets.simulated_target import TargetPlan
+from pilotfish.plan.planner.prompts import CHUNK, EXPOSED
 
-#: Tokens of a sequence for which a target's guesses are chosen; rows of a forward in which a draft reads prompts.
-CONTEXT, CHUNK = 4096, 2048
-#: Bytes a second between prefill workers and targets, 400 Gbit/s, and the share of a transfer that is not hidden behind
-#: forwards (docs/benchmarks.md, What of a transfer is hidden).
-LINK, EXPOSED = 50e9, 0.1
+#: Tokens of a sequence for which a target's guesses are chosen.
+CONTEXT = 4096
+#: Bytes a second between prefill workers and targets: 400 Gbit/s.
+LINK = 50e9
 #: Seconds between two forwards of a target with many sequences, and between two levels of a draft.
 HOST, LEVEL_HOST = PILOTFISH.step.value, PILOTFISH.level.value
-#: What sequences of the bundled pair gain a step at T=0.8, by the nodes verified of each (docs/benchmarks.md, Async: at
-#: 32, 8 and 1 at a time), and an assumed spread.
+#: Tokens that sequences of the bundled pair gain a step at T=0.8, by the nodes verified of each (docs/benchmarks.md,
+#: Async: at 32, 8 and 1 at a time), and an assumed spread.
 BUNDLED_PAIR = Acceptance(gains=((1, 0.54), (4, 1.76), (16, 2.48)), spread=0.3)
 #: Of a server's core, as measured (docs/benchmarks.md, Fleets).
 SERVER = ServerPlan(
@@ -69,7 +69,6 @@ def paced_target(
     sequence_seconds: float = 0.0,
     host_seconds: float = HOST,
 ) -> TargetPlan:
-    """A target whose forwards take `seconds` by their rows, and `sequence_seconds` more for the mean sequence."""
     guessing = [NO_GUESSES] * (max_requests + 1)
     if acceptance is not None:
         costs = np.array(seconds) + host_seconds
@@ -78,7 +77,7 @@ def paced_target(
 
 
 def _guessing(sequences: int, costs: np.ndarray, acceptance: Acceptance) -> Guessing:
-    """What `core/scheduling/budget.py` would choose: most tokens a second."""
+    """As `core/scheduling/budget.py` chooses: most tokens a second."""
     most = (len(costs) - 1) / max(sequences, 1) - 1
     choices = [nodes for nodes in BUCKETS if nodes <= min(most, acceptance.gains[-1][0])]
     best = max(choices, key=lambda nodes: (1 + acceptance.gain(nodes)) / costs[sequences * (1 + nodes)], default=0)
@@ -86,16 +85,13 @@ def _guessing(sequences: int, costs: np.ndarray, acceptance: Acceptance) -> Gues
 
 
 def draft_of(placed: PlacedModel, leaves: int) -> DraftPlan:
-    """A draft whose levels expand so many leaves, and which reads prompts in chunks."""
     level = placed.seconds(ForwardLoad(rows=leaves)) + LEVEL_HOST
     return DraftPlan(leaves / level, _slots(placed), _reading_seconds(placed))
 
 
 def prefill_of(placed: PlacedModel) -> PrefillPlan:
-    """A worker that is like a target."""
     return PrefillPlan(_reading_seconds(placed), EXPOSED * placed.kv_bytes / LINK)
 
 
 def _reading_seconds(placed: PlacedModel) -> float:
-    """Of a prompt's token."""
     return placed.seconds(ForwardLoad(rows=CHUNK)) / CHUNK

@@ -1,4 +1,4 @@
-"""What a simulated target has KV of: `prefix_cache.py` without tokens and slots, by the names of runs alone, and
+"""The prefix cache of a simulated target: `prefix_cache.py` without tokens and slots, by the names of runs alone, and
 therefore quick. Tests hold it to the real one.
 
     slots   [ requests' own ....... | in runs, owned ....... | in runs, idle ....... | free ]
@@ -51,7 +51,6 @@ class RunCache:
 
     @property
     def live(self) -> int:
-        """Slots that requests own."""
         return self.own + self.owned
 
     def known(self, request: SimulatedRequest) -> int:
@@ -67,7 +66,6 @@ class RunCache:
         return min(found, request.tokens - 1)
 
     def room(self, request: SimulatedRequest) -> bool:
-        """Whether it fits, with its whole output, beside the others."""
         idle = sum(run.tokens for run in self._path(request) if not run.owners)
         return request.tokens - self.known(request) + request.output + idle <= self.capacity - self.live
 
@@ -99,7 +97,6 @@ class RunCache:
             self.owned -= 0 if run.owners else run.tokens
 
     def _path(self, request: SimulatedRequest) -> list[KnownRun]:
-        """Runs along its prompt as far as they are known."""
         path = []
         for run, end in zip(request.runs, request.ends, strict=True):
             known = self._runs.get(run)
@@ -129,7 +126,6 @@ class RunCache:
         return run
 
     def _lengthen(self, run: KnownRun, end: int) -> None:
-        """An owned run is known up to `end`."""
         before, added = run.end, end - run.end
         if added > 0:
             run.tokens += added
@@ -160,7 +156,6 @@ class RunCache:
         return count
 
     def _cut(self, run: KnownRun, count: int) -> None:
-        """Drop its last tokens."""
         before = run.end
         run.tokens -= count
         self.kept -= count
@@ -181,7 +176,6 @@ class RunCache:
         return self._proven if run.proven else self._fresh
 
     def _move(self, run: KnownRun) -> None:
-        """To the end of the other list."""
         del self._listed(run)[run]
         run.proven = not run.proven
         self._listed(run)[run] = None
@@ -192,7 +186,6 @@ class RunCache:
             self._move(next(iter(self._proven)))
 
     def check(self) -> None:
-        """AssertionError unless what is counted is there."""
         runs = list(chain(self._fresh, self._proven))
         assert set(runs) == set(self._runs.values()) and len(runs) == len(self._runs)
         assert self.kept == sum(run.tokens for run in runs) and self.own >= 0
@@ -202,7 +195,6 @@ class RunCache:
 
 
 def _ancestry(run: KnownRun | None) -> list[KnownRun]:
-    """From the first run to this one."""
     path: list[KnownRun] = []
     while run is not None:
         path.append(run)

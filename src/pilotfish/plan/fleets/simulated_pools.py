@@ -1,4 +1,4 @@
-"""What a simulated target gets of draft pools and prefill pools."""
+"""Draft pools and prefill pools as a simulated target uses them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from pilotfish.core.prefilling.prefill_choice import BESIDE, BESIDE_QUEUED, FEW
-from pilotfish.plan.fleets.simulated_target import Guessing, SimulatedJob
 
 #: Seconds over which a load is averaged.
 AVERAGED = 10.0
+
+
+@dataclass(frozen=True)
+class Guessing:
+    """Nodes and tokens of a step, where drafts keep up."""
+
+    nodes: float  # of each sequence
+    tokens: float  # that each commits, in the mean
+
+
+NO_GUESSES = Guessing(0.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -62,15 +72,18 @@ class SimulatedDrafts:
         self._share = 1.0  # of its time that prompts leave
 
     def changed(self, sequences: int, context: int) -> None:
+        """So many sequences more decode, whose contexts have so many tokens more."""
         self.sessions += sequences
         self.context += context
 
     def read(self, tokens: int, now: float) -> None:
+        """`tokens` of a prompt are not in the prefix cache."""
         self.read_seconds += tokens * self._plan.read_seconds
         self._reading.add(tokens * self._plan.read_seconds, now)
         self._share = max(1.0 - self._reading.at(now), 0.0)
 
     def guess(self, wanted: Guessing, seconds: float) -> Guessing:
+        """Of each sequence, in steps of so many seconds."""
         grown = self._plan.leaves * self._share * seconds / self.sessions
         there = min(self._plan.slots / self.context, 1.0)
         if grown >= wanted.nodes and there == 1:
@@ -93,14 +106,15 @@ class SimulatedPrefills:
         self._plan = plan
         self._free_at = [0.0] * workers
 
-    def takes(self, job: SimulatedJob, here: float, neighbours: int, now: float) -> float | None:
-        """By the rule of `core/prefilling/prefill_choice.py`."""
-        seconds = job.pending * self._plan.token_seconds
+    def takes(self, tokens: int, here: float, neighbours: int, now: float) -> float | None:
+        """When a prompt's KV will have come, where the rule of `core/prefilling/prefill_choice.py` prefers that to
+        `here` seconds on the target beside so many sequences that decode."""
+        seconds = tokens * self._plan.token_seconds
         begins = max(self._free_at[0], now)
-        comes = begins + seconds + job.pending * self._plan.transfer_seconds
+        comes = begins + seconds + tokens * self._plan.transfer_seconds
         alone, there = comes - begins, comes - now
         sooner = alone <= BESIDE * here and there <= BESIDE_QUEUED * here if neighbours else there <= here
-        if job.pending <= FEW or not sooner:
+        if tokens <= FEW or not sooner:
             return None
         heapq.heapreplace(self._free_at, begins + seconds)
         self.busy_seconds += seconds

@@ -10,7 +10,7 @@ import numpy as np
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.routing.held_prefixes import HeldCopies, Replica, RoutingKey
-from pilotfish.core.routing.router import ReplicaLoad, Route, Router, RouteRequest, Routing
+from pilotfish.core.routing.router import ReplicaLoad, Route, RouteRequest, Routing
 from pilotfish.plan.fleets.run_cache import KnownRun
 from pilotfish.plan.fleets.simulated_pools import Average
 from pilotfish.plan.fleets.traffic import RunId, SimulatedRequest
@@ -32,7 +32,7 @@ class ServerPlan:
 
 
 class SimulatedHeld(HeldCopies):
-    """What replicas hold by the names of runs, as all servers know it: the same of a few runs as of many keys."""
+    """Prefixes that replicas hold, by the names of runs instead of keys; all servers know the same."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,22 +51,14 @@ class SimulatedHeld(HeldCopies):
                 del self._ends[run.id]
 
     def matched(self, keys: Sequence[RoutingKey]) -> dict[Replica, int]:
-        """`keys` are names of runs."""
         found: dict[Replica, int] = {}
         for key in keys:
             found |= self._ends.get(key, {})
         return {replica: end // OBJECT_TOKENS for replica, end in found.items()}
 
 
-def following(routing: Routing, held: SimulatedHeld) -> Routing:
-    """Have a router look there."""
-    if isinstance(routing, Router):
-        routing.held = held
-    return routing
-
-
 class LoadBoard:
-    """What replicas have reported last, and how often they have; servers look at it when they choose."""
+    """The last report of each replica, and their number; servers read it when they choose."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self.replicas = replicas

@@ -21,18 +21,11 @@ from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.routing.router import ReplicaLoad, Route
 from pilotfish.core.scheduling.request import CANDIDATES, MAX_PASSED_OVER
 from pilotfish.plan.fleets.run_cache import Changed, KnownRun, RunCache
+from pilotfish.plan.fleets.simulated_pools import NO_GUESSES, Guessing, SimulatedDrafts, SimulatedPrefills
 from pilotfish.plan.fleets.traffic import SimulatedRequest
 
 #: Of a token, by which progress may be off.
 EPSILON = 1e-6
-
-
-@dataclass(frozen=True)
-class Guessing:
-    """What a step of some sequences verifies, when drafts keep up."""
-
-    nodes: float  # of each sequence
-    tokens: float  # that each commits, in the mean
 
 
 @dataclass(frozen=True)
@@ -53,8 +46,6 @@ class TargetPlan:
 
 @dataclass(slots=True, eq=False)
 class SimulatedJob:
-    """A request at a target."""
-
     request: SimulatedRequest
     pace: float  # tokens that it commits a step, over those of the mean
     server: int
@@ -77,27 +68,8 @@ class Stretch:
     ending: int = 0  # prompts that end with its only step, the first of all
 
 
-class DraftSupply(Protocol):
-    """What a target gets of its draft pool."""
-
-    def changed(self, sequences: int, context: int) -> None:
-        """So many sequences more decode, whose contexts have so many tokens more."""
-
-    def read(self, tokens: int, now: float) -> None:
-        """A prompt, of which its prefix cache lacks so many tokens."""
-
-    def guess(self, wanted: Guessing, seconds: float) -> Guessing:
-        """What each sequence gets in steps that take so long."""
-
-
-class PrefillSupply(Protocol):
-    def takes(self, job: SimulatedJob, here: float, neighbours: int, now: float) -> float | None:
-        """When a prompt's KV will have come from elsewhere, if that is better than to compute it here in so many
-        seconds, beside so many that decode."""
-
-
 class Watcher(Protocol):
-    """Who drives a target, and is told what comes of it."""
+    """Drives a target, and hears of its steps and requests."""
 
     def stepped(self, stretch: Stretch) -> None: ...
 
@@ -110,19 +82,16 @@ class Watcher(Protocol):
         """`SimulatedTarget.come` is to be called then."""
 
 
-NO_GUESSES = Guessing(0.0, 1.0)
-
-
 class SimulatedTarget:
-    """Whoever drives it calls `end_stretch` at `ends_at`, which any call may change."""
+    """Its driver calls `end_stretch` at `ends_at`, which any call may change."""
 
     def __init__(
         self,
         plan: TargetPlan,
         watcher: Watcher,
         changed: Changed,
-        drafts: DraftSupply | None = None,
-        prefills: PrefillSupply | None = None,
+        drafts: SimulatedDrafts | None = None,
+        prefills: SimulatedPrefills | None = None,
     ) -> None:
         self.plan = plan
         self.cache = RunCache(plan.slots, changed)
@@ -211,7 +180,6 @@ class SimulatedTarget:
         self._watcher.ended(job, now)
 
     def _decode(self, job: SimulatedJob, now: float) -> None:
-        """Its prompt is computed, and its first token with it."""
         request, job.first_at = job.request, now
         self.cache.computed(request, job.found, job.path)
         self._watcher.began(job, now)
@@ -235,7 +203,10 @@ class SimulatedTarget:
             here = (self._pending + job.pending) / self.plan.max_rows * self.plan.seconds[-1]
             self._context += job.found
             self._pending += job.pending
-            if self._prefills and (comes := self._prefills.takes(job, here, len(self.decoding), now)) is not None:
+            if (
+                self._prefills
+                and (comes := self._prefills.takes(job.pending, here, len(self.decoding), now)) is not None
+            ):
                 self.away += 1
                 self._watcher.away(job, comes)
             else:
@@ -260,7 +231,6 @@ class SimulatedTarget:
         self._next = None
 
     def _begin(self, now: float) -> None:
-        """The next stretch, if there is anything to do."""
         self._admit(now)
         self._stretch, self.ends_at = None, None
         if self.prefilling or self.decoding:
@@ -296,7 +266,6 @@ class SimulatedTarget:
         return Stretch(now, max(steps, 1), self._seconds(decoding * (1 + guessing.nodes)), decoding, guessing)
 
     def _guessing(self, decoding: int, rows: int) -> Guessing:
-        """Of each sequence, in a step with so many rows to spare."""
         wanted = self.plan.guessing[decoding]
         if self._drafts is None or not decoding or not wanted.nodes or decoding * wanted.nodes > rows:
             return NO_GUESSES

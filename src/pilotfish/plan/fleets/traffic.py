@@ -67,7 +67,6 @@ class ConversationTraffic:
         return float(within.sum() + within[-1] * self.goes_on[-1] / (1 - self.goes_on[-1]))
 
     def __iter__(self) -> Iterator[SimulatedRequest]:
-        """In order of arrival."""
         draw, names = np.random.default_rng(self.seed), count(self.tenants)
         often = 1 / np.arange(1, self.tenants + 1)
         shares = np.cumsum(often / often.sum())
@@ -165,7 +164,6 @@ class RecordedTraffic:
         return heapq.merge(*copies, key=lambda request: request.at)
 
     def _copy(self, number: int, share: float) -> Iterator[SimulatedRequest]:
-        """The first one begins where the trace does."""
         draw = np.random.default_rng((self.seed, number))
         taken = draw.random(len(self._requests)) < share  # by conversation
         turn, first = 0.0, int(draw.integers(len(self._requests))) if number else 0
@@ -181,7 +179,6 @@ class RecordedTraffic:
             turn, number = turn + self.length, number + (1 << 16)  # the next time all blocks are new
 
     def _own(self, place: int, at: float, number: int) -> SimulatedRequest:
-        """A request of the trace in copy `number`."""
         one, mark = self._requests[place], number.to_bytes(4, "little") if number else b""
         runs = tuple(run if run == self._shared else run + mark for run in one.runs)
         session = f"{number}-{self._conversations[place]}"

@@ -1,1 +1,2 @@
-"""What to buy: deployments of a target, with and without drafts and prefill workers, under a load and limits."""
+"""The hardware to buy: a situation (models, devices, workload, limits) comes in, the best deployment and its
+alternatives go out. Open `choice.py` first."""

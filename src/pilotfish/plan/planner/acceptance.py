@@ -1,4 +1,4 @@
-"""What guesses gain: of chains by the rate of a guess, of trees as measured. `drafts.toml` has published ones."""
+"""Tokens that guesses gain: chains by the rate of a guess, trees as measured. `drafts.toml` has published ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ class PairAcceptance(Sourced, frozen=True, kw_only=True):
     why: str = ""
 
     def __post_init__(self) -> None:
-        """ParameterError naming `acceptance`."""
         if (self.rate is None) == (not self.trees):
             raise ParameterError("acceptance", self.rate, "either a rate of each guess or trees")
         if self.rate is not None and not 0 <= self.rate <= 1:
@@ -42,7 +41,6 @@ class PairAcceptance(Sourced, frozen=True, kw_only=True):
 
     @property
     def guesses(self) -> tuple[GuessedTree, ...]:
-        """What may be guessed in a step."""
         if self.rate is None:
             return self.trees
         gains = ((guesses, tokens_of_chain(self.rate, guesses) - 1) for guesses in CHAINS)
@@ -63,15 +61,13 @@ class PairAcceptance(Sourced, frozen=True, kw_only=True):
 
     @property
     def figure(self) -> float:
-        """The rate, or what the first tree gains."""
         return self.trees[0].gained if self.rate is None else self.rate
 
 
-PAIRS = read_table("drafts", dict[str, dict[str, PairAcceptance]])
+PAIRS = read_table(__file__, "drafts", dict[str, dict[str, PairAcceptance]])
 
 
 def published_acceptance(target: str, draft: str) -> PairAcceptance:
-    """Of `drafts.toml`. ParameterError naming `draft` where it has none."""
     known = PAIRS.get(target.lower(), {})
     if (found := known.get(draft.lower())) is None:
         others = f"one of {', '.join(known)}, or" if known else "a rate or trees:"

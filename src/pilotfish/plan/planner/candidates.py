@@ -6,15 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from pilotfish.config.hardware.cost import KV_MEMORY, ModelPlacement, PlacedModel, peak_of
-from pilotfish.config.hardware.devices import LINKS, Device
-from pilotfish.config.hardware.placement import parse_devices
+from pilotfish.config.hardware.cost import KV_MEMORY, PlacedModel, parse_devices, peak_of
 from pilotfish.config.hardware.shapes import MODELS
-from pilotfish.config.hardware.tables import look_up
+from pilotfish.config.hardware.tables import LINKS, Device, look_up
 from pilotfish.errors import ParameterError
-from pilotfish.plan.planner.deployment import Deployment, DraftPlacement, Mode, PrefillPlacement
+from pilotfish.plan.planner.deployment import Deployment, DraftPlacement, PrefillPlacement
 from pilotfish.plan.planner.situation import OfferedDraft, OfferedPlacement, PlannedTier, Situation
 from pilotfish.plan.split import SplitModel
 from pilotfish.plan.tiers import TIERS, MemoryTier, TieredModel
@@ -29,7 +27,7 @@ Left = Mapping[str, int]
 
 
 def deployments(situation: Situation) -> Iterator[Deployment]:
-    """Whose targets compute their prompts. ParameterError naming `target` where it fits nowhere, and by how much it
+    """Without prefill workers. ParameterError naming `target` where it fits nowhere, and by how much it
     does not."""
     targets = list(_targets(situation))
     if not targets:
@@ -53,7 +51,7 @@ def with_prefill(situation: Situation, deployment: Deployment) -> Iterator[Deplo
             yield replace(deployment, prefill=PrefillPlacement(placed=placed, workers=workers))
 
 
-def _targets(situation: Situation) -> Iterator[ModelPlacement]:
+def _targets(situation: Situation) -> Iterator[PlacedModel]:
     if situation.placements:
         for offer in situation.placements:
             yield _placed(situation, offer)
@@ -65,33 +63,35 @@ def _targets(situation: Situation) -> Iterator[ModelPlacement]:
                 yield placed
 
 
-def _on(situation: Situation, device: Device, count: int) -> PlacedModel:
+def _on(situation: Situation, device: Device, count: int, draft: OfferedDraft | None = None) -> PlacedModel:
+    """The target, or a draft."""
     return PlacedModel(
-        model=situation.model,
+        model=situation.model if draft is None else look_up(MODELS, "draft", "models", draft.model),
         device=device,
         count=count,
         engine=situation.constants,
-        weights=situation.weights,
+        weights=(draft and draft.weights) or situation.weights,
         kv=situation.kv,
     )
 
 
-def _placed(situation: Situation, offer: OfferedPlacement) -> ModelPlacement:
+def _placed(situation: Situation, offer: OfferedPlacement) -> PlacedModel:
     placed = _named(situation, offer.on)
     if offer.ffn_on is not None:
         if offer.tier is not None:
             raise ParameterError("placements", offer.on, "either a tier or ffn_on, not both")
         link = look_up(LINKS, "ffn_link", "links", offer.ffn_link)
-        split = SplitModel(attention=placed, ffn=_named(situation, offer.ffn_on), link=link, batches=offer.batches)
+        ffn = _named(situation, offer.ffn_on)
+        split = SplitModel(**asdict(placed), ffn=ffn, link=link, batches=offer.batches)
         return _that_fits(split, offer.on)
     if offer.tier is None:
         return _that_fits(placed, offer.on)
     tier = _tier(offer.tier)
-    whole = TieredModel(placed=placed, tier=tier, weights_share=offer.tier.weights, kv_share=offer.tier.kv)
+    whole = TieredModel(**asdict(placed), tier=tier, weights_share=offer.tier.weights, kv_share=offer.tier.kv)
     return _that_fits(whole, offer.on)
 
 
-def _that_fits(placement: ModelPlacement, text: str) -> ModelPlacement:
+def _that_fits(placement: PlacedModel, text: str) -> PlacedModel:
     if placement.kv_room <= 0:
         missing = f"{-placement.kv_room / 1e9:.1f} GB more memory, or smaller weights: no KV fits beside them"
         raise ParameterError("placements", text, missing)
@@ -132,11 +132,8 @@ def _drafted(situation: Situation, plain: Deployment, left: Left) -> Iterator[De
         for device, count, workers in _apart(situation, left, plain.replicas, DRAFT_DEGREES):
             draft = _draft(situation, offer, device, count, workers)
             if draft.placed.kv_room > 0 and peak_of(device, draft.placed.weights):
-                for mode in _MODES:
-                    yield replace(plain, mode=mode, draft=draft)
-
-
-_MODES: tuple[Mode, ...] = ("sync", "async")
+                yield replace(plain, mode="sync", draft=draft)
+                yield replace(plain, mode="async", draft=draft)
 
 
 def _resident(situation: Situation, plain: Deployment, offer: OfferedDraft) -> Iterator[Deployment]:
@@ -149,15 +146,7 @@ def _resident(situation: Situation, plain: Deployment, offer: OfferedDraft) -> I
 
 
 def _draft(situation: Situation, offer: OfferedDraft, device: Device, count: int, workers: int) -> DraftPlacement:
-    placed = PlacedModel(
-        model=look_up(MODELS, "draft", "models", offer.model),
-        device=device,
-        count=count,
-        engine=situation.constants,
-        weights=offer.weights or situation.weights,
-        kv=situation.kv,
-    )
-    acceptance = offer.acceptance(situation.target)
+    placed, acceptance = _on(situation, device, count, offer), offer.acceptance(situation.target)
     return DraftPlacement(name=offer.model, placed=placed, acceptance=acceptance, resident=not workers, workers=workers)
 
 
@@ -173,7 +162,6 @@ def _apart(situation: Situation, left: Left, most: int, degrees: Sequence[int]) 
 
 
 def _by_how_much(situation: Situation) -> str:
-    """Of the devices of one kind, those that come closest."""
     rooms = [(_on(situation, offer.device(), _degree(offer.count)), offer) for offer in situation.devices]
     usable = [(placed, offer) for placed, offer in rooms if peak_of(placed.device, placed.weights)]
     if not usable:

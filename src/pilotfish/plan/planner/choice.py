@@ -44,8 +44,6 @@ class Crossover(Struct, frozen=True, kw_only=True):
 
 
 class Sensitivity(Struct, frozen=True, kw_only=True):
-    """With another acceptance, at the same demand."""
-
     name: str
     acceptance: float  # of a guess, or tokens gained by the first tree
     speed: float  # tokens a second of a user

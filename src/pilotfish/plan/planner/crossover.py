@@ -65,14 +65,6 @@ def break_even(deployment: Deployment, sequences: int, context: float) -> PairAc
     return draft.acceptance.filled(high)
 
 
-def scaled(deployment: Deployment, factor: float) -> Deployment:
-    """With acceptance that is so many times as high."""
-    draft = deployment.draft
-    if draft is None:
-        return deployment
-    return replace(deployment, draft=replace(draft, acceptance=draft.acceptance.scaled(factor)))
-
-
 def _geometric(first: int, most: int) -> Iterator[int]:
     here = float(first)
     while here < most:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from pilotfish.config.hardware.cost import ForwardLoad, ForwardParts, ModelPlacement
+from pilotfish.config.hardware.cost import ForwardLoad, ForwardParts, PlacedModel
 from pilotfish.plan.planner.acceptance import GuessedTree
 from pilotfish.plan.planner.deployment import Deployment, DraftPlacement
 from pilotfish.plan.published import PUBLISHED
@@ -32,11 +32,10 @@ class DecodingStep(Struct, frozen=True, kw_only=True):
 
     @property
     def speed(self) -> float:
-        """Tokens a second of each sequence."""
         return self.tokens / self.seconds
 
 
-def plain_step(target: ModelPlacement, sequences: int, context: float) -> DecodingStep:
+def plain_step(target: PlacedModel, sequences: int, context: float) -> DecodingStep:
     forward = target.parts(ForwardLoad(rows=sequences, sequences=sequences, context=context))
     host = target.engine.step.value
     return DecodingStep(seconds=forward.seconds + host, tokens=1.0, parts=_named(forward, host))
@@ -55,13 +54,8 @@ def speculative_step(deployment: Deployment, sequences: int, context: float) -> 
     if draft is None:
         return None
     level = level_seconds(deployment, draft, sequences, context)
-    in_turn = deployment.mode == "sync"
-    steps = (
-        _sync(deployment, draft, tree, level, sequences, context)
-        if in_turn
-        else _async(deployment, tree, level, sequences, context)
-        for tree in draft.acceptance.guesses
-    )
+    rounds = [_Round(deployment, tree, level, sequences, context) for tree in draft.acceptance.guesses]
+    steps = (one.in_turn() if deployment.mode == "sync" else one.beside() for one in rounds)
     return max(steps, key=lambda step: step.speed)
 
 
@@ -73,41 +67,41 @@ def level_seconds(deployment: Deployment, draft: DraftPlacement, sequences: int,
     return forward + draft.placed.engine.level.value
 
 
-def _verify(target: ModelPlacement, tree: GuessedTree, sequences: int, context: float) -> ForwardParts:
-    load = ForwardLoad(rows=sequences * (1 + tree.nodes), sequences=sequences, context=context)
-    return target.parts(load)
+class _Round:
+    """A step that verifies a tree, whose levels take the draft `level` seconds each."""
 
+    def __init__(self, deployment: Deployment, tree: GuessedTree, level: float, sequences: int, context: float) -> None:
+        rows = sequences * (1 + tree.nodes)
+        self.tree, self.level = tree, level
+        self.resident = deployment.draft is not None and deployment.draft.resident
+        self.forward = deployment.target.parts(ForwardLoad(rows=rows, sequences=sequences, context=context))
+        self.host = deployment.target.engine.round.value
+        self.exchange = 0.0 if self.resident else deployment.link.exchange(rows * GUESS_BYTES)
 
-def _sync(
-    deployment: Deployment, draft: DraftPlacement, tree: GuessedTree, level: float, sequences: int, context: float
-) -> DecodingStep:
-    forward, host = _verify(deployment.target, tree, sequences, context), deployment.target.engine.round.value
-    exchange = 0.0 if draft.resident else deployment.link.exchange(sequences * (1 + tree.nodes) * GUESS_BYTES)
-    seconds = sync_round(forward.seconds, level, tree.levels, host, exchange)
-    parts = {**_named(forward, host), "draft": tree.levels * level}
-    parts["link"] = parts.get("link", 0.0) + exchange
-    busy = 0.0 if draft.resident else tree.levels * level
-    return DecodingStep(seconds=seconds, tokens=1 + tree.gained, parts=parts, tree=tree, draft_busy=busy)
+    def in_turn(self) -> DecodingStep:
+        drafting = self.tree.levels * self.level
+        seconds = sync_round(self.forward.seconds, self.level, self.tree.levels, self.host, self.exchange)
+        parts = {**_named(self.forward, self.host), "draft": drafting}
+        parts["link"] = parts.get("link", 0.0) + self.exchange
+        busy = 0.0 if self.resident else drafting
+        return DecodingStep(seconds=seconds, tokens=1 + self.tree.gained, parts=parts, tree=self.tree, draft_busy=busy)
 
-
-def _async(deployment: Deployment, tree: GuessedTree, level: float, sequences: int, context: float) -> DecodingStep:
-    """As deep as pays. A tree cannot gain a level less in each step than the target takes from it, so that a step
-    commits no more tokens than levels are grown beside it."""
-    forward, host = _verify(deployment.target, tree, sequences, context), deployment.target.engine.round.value
-    exchange = deployment.link.exchange(sequences * (1 + tree.nodes) * GUESS_BYTES)
-    wanted = 1 + STALE * tree.gained
-    depths = {levels_hidden(forward.seconds, level, exchange), *range(1, tree.levels + 2)}
-    beside = [(max(forward.seconds, depth * level + exchange), depth) for depth in depths]
-    timed = [(rerooted_round(both, level, depth, SURVIVES, host), depth) for both, depth in beside]
-    seconds, depth = max(timed, key=lambda one: min(wanted, one[1]) / one[0])
-    waited = max(0.0, seconds - forward.seconds - host)
-    return DecodingStep(
-        seconds=seconds,
-        tokens=min(wanted, float(depth)),
-        parts={**_named(forward, host), "draft": waited},
-        tree=tree,
-        draft_busy=min(depth * level, seconds),
-    )
+    def beside(self) -> DecodingStep:
+        """As deep as pays. A tree cannot gain a level less in each step than the target takes from it, so that a step
+        commits no more tokens than levels are grown beside it."""
+        verify, wanted = self.forward.seconds, 1 + STALE * self.tree.gained
+        depths = {levels_hidden(verify, self.level, self.exchange), *range(1, self.tree.levels + 2)}
+        both = {depth: max(verify, depth * self.level + self.exchange) for depth in depths}
+        timed = [(rerooted_round(both[depth], self.level, depth, SURVIVES, self.host), depth) for depth in depths]
+        seconds, depth = max(timed, key=lambda one: min(wanted, one[1]) / one[0])
+        waited = max(0.0, seconds - verify - self.host)
+        return DecodingStep(
+            seconds=seconds,
+            tokens=min(wanted, float(depth)),
+            parts={**_named(self.forward, self.host), "draft": waited},
+            tree=self.tree,
+            draft_busy=min(depth * self.level, seconds),
+        )
 
 
 def _named(forward: ForwardParts, host: float) -> dict[str, float]:

@@ -1,6 +1,8 @@
-"""What is asked of a deployment: requests, how many, and limits."""
+"""A workload: kinds of requests, their rate or number of users, and limits."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -22,7 +24,6 @@ class Demand(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     users: int | None = None
 
     def __post_init__(self) -> None:
-        """ParameterError naming the field."""
         if not self.requests:
             raise ParameterError("requests", self.requests, "one kind of requests or more")
         for kind in self.requests:
@@ -39,29 +40,28 @@ class Demand(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """Shares that sum to 1."""
         total = sum(kind.share for kind in self.requests)
         return tuple(kind.share / total for kind in self.requests)
 
+    def mean(self, values: Iterable[float]) -> float:
+        """Over the requests, of a value for each kind."""
+        return sum(weight * value for weight, value in zip(self.weights, values, strict=True))
+
     @property
     def output(self) -> float:
-        """Tokens of an output in the mean."""
-        return sum(weight * kind.output for weight, kind in zip(self.weights, self.requests, strict=True))
+        return self.mean(kind.output for kind in self.requests)
 
     @property
     def prompt(self) -> float:
-        """Tokens of a prompt in the mean."""
-        return sum(weight * kind.prompt for weight, kind in zip(self.weights, self.requests, strict=True))
+        return self.mean(kind.prompt for kind in self.requests)
 
     @property
     def context(self) -> float:
         """Tokens before a decoding sequence's rows, in the mean over its steps and all sequences; what it keeps too."""
-        pairs = zip(self.weights, self.requests, strict=True)
-        return sum(weight * kind.output * (kind.prompt + kind.output / 2) for weight, kind in pairs) / self.output
+        return self.mean(kind.output * (kind.prompt + kind.output / 2) for kind in self.requests) / self.output
 
     @property
     def longest(self) -> int:
-        """Tokens of a request at its end."""
         return max(kind.prompt + kind.output for kind in self.requests)
 
 

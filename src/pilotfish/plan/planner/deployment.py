@@ -8,8 +8,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from pilotfish.config.hardware.cost import ModelPlacement, PlacedModel
-from pilotfish.config.hardware.devices import LINKS, Interconnect
+from pilotfish.config.hardware.cost import PlacedModel
+from pilotfish.config.hardware.tables import LINKS, Interconnect
 from pilotfish.plan.planner.acceptance import PairAcceptance
 
 Mode = Literal["off", "sync", "async"]
@@ -32,7 +32,7 @@ class PrefillPlacement(Struct, frozen=True, kw_only=True):
 
 
 class Deployment(Struct, frozen=True, kw_only=True):
-    target: ModelPlacement
+    target: PlacedModel
     replicas: int
     mode: Mode = "off"
     draft: DraftPlacement | None = None  # None: mode off
@@ -41,7 +41,6 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
     @property
     def devices(self) -> Mapping[str, int]:
-        """How many of each kind, by full names."""
         counts: Counter[str] = Counter()
         for device, count in self.target.devices:
             counts[device.full_name] += count * self.replicas
@@ -53,26 +52,15 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """What tells it from others of the same models: the mode, where the draft is, who computes prompts."""
+        """The mode, the draft's place, and whether prefill workers compute the prompts."""
         where = "" if self.draft is None else ", draft co-resident" if self.draft.resident else ", draft apart"
         return f"{self.mode}{where}{'' if self.prefill is None else ', prefill apart'}"
 
     @property
     def kv_tokens(self) -> float:
         """Tokens whose KV a target has room for, its draft's with it."""
-        return max(0.0, (self.target.kv_room - self.draft_weight_bytes) / (self.target.kv_bytes + self.draft_kv_bytes))
-
-    @property
-    def draft_weight_bytes(self) -> float:
-        """That a co-resident draft takes of a target's devices."""
-        resident = self._resident
-        return 0.0 if resident is None else self._copies(resident) * resident.weight_bytes
-
-    @property
-    def draft_kv_bytes(self) -> float:
-        """Of a token, likewise."""
-        resident = self._resident
-        return 0.0 if resident is None else self._copies(resident) * resident.kv_bytes
+        weights, kv = self._co_resident
+        return max(0.0, (self.target.kv_room - weights) / (self.target.kv_bytes + kv))
 
     @property
     def tokens_taken(self) -> float:
@@ -80,9 +68,11 @@ class Deployment(Struct, frozen=True, kw_only=True):
         return max(0.0, self.target.kv_room / self.target.kv_bytes) - self.kv_tokens
 
     @property
-    def _resident(self) -> PlacedModel | None:
-        return self.draft.placed if self.draft is not None and self.draft.resident else None
-
-    def _copies(self, draft: PlacedModel) -> float:
-        """Devices share KV evenly, so that the fullest of them bounds it: as much as if each had the draft."""
-        return sum(count for _, count in self.target.devices) / draft.count
+    def _co_resident(self) -> tuple[float, float]:
+        """Bytes of weights, and of a token's KV, that a co-resident draft takes of a target's devices. These share KV
+        evenly, so that the fullest of them bounds it: as much as if each had the draft."""
+        if self.draft is None or not self.draft.resident:
+            return 0.0, 0.0
+        draft = self.draft.placed
+        copies = sum(count for _, count in self.target.devices) / draft.count
+        return copies * draft.weight_bytes, copies * draft.kv_bytes

@@ -46,12 +46,10 @@ class LoadPoint(Struct, frozen=True, kw_only=True):
 
     @property
     def tpot(self) -> float:
-        """Seconds between a user's tokens."""
         return 1 / self.speed
 
     @property
     def binds(self) -> str:
-        """What takes most of a target's time."""
         return max(self.shares, key=lambda name: self.shares[name])
 
 
@@ -77,19 +75,16 @@ class LoadedDeployment:
         return draft.workers / self.deployment.replicas * draft.placed.kv_room / draft.placed.kv_bytes
 
     def at(self, sequences: int) -> LoadPoint:
-        """With so many sequences in each target at all times."""
         if sequences not in self._points:
             self._points[sequences] = self._point(sequences)
         return self._points[sequences]
 
     @cached_property
     def most(self) -> int:
-        """Sequences of a target at which memory and all limits still hold; 0 where one does not."""
         return last(self.room, lambda n: not self.broken(self.at(n)))
 
     @cached_property
     def stops(self) -> str:
-        """What keeps a target from more sequences than `most`."""
         if self.most < self.room:
             return ", ".join(self.broken(self.at(self.most + 1)))
         if self.room == MOST_SEQUENCES:
@@ -97,7 +92,6 @@ class LoadedDeployment:
         return "memory of draft devices" if self._draft_tokens < self.deployment.kv_tokens else "memory capacity"
 
     def broken(self, point: LoadPoint) -> list[str]:
-        """Limits that do not hold there."""
         limits, over = self.limits, []
         if limits.tpot is not None and point.tpot > limits.tpot:
             over.append("TPOT limit")
@@ -122,11 +116,16 @@ class LoadedDeployment:
 
     def _scaled(self, point: LoadPoint) -> LoadPoint:
         """Of the rate that is asked for, which may be less than the sequences' own, or of users that are not a multiple
-        of targets."""
+        of targets. For the rest of the time the devices stand still."""
         users, rate = self.demand.users, self.demand.rate
         slots = point.sequences * self.deployment.replicas
-        share = users / slots if users is not None else (rate or 0.0) / point.requests
-        return _share_of(point, min(1.0, share))
+        share = min(1.0, users / slots if users is not None else (rate or 0.0) / point.requests)
+        return replace(
+            point,
+            requests=point.requests * share,
+            tokens=point.tokens * share,
+            utilisation={name: used * share for name, used in point.utilisation.items()},
+        )
 
     def _point(self, sequences: int) -> LoadPoint:
         deployment, demand = self.deployment, self.demand
@@ -177,13 +176,3 @@ def last(most: int, holds: Callable[[int], bool]) -> int:
         else:
             high = middle - 1
     return low
-
-
-def _share_of(point: LoadPoint, share: float) -> LoadPoint:
-    """Where the devices stand still for the rest of the time."""
-    return replace(
-        point,
-        requests=point.requests * share,
-        tokens=point.tokens * share,
-        utilisation={name: used * share for name, used in point.utilisation.items()},
-    )

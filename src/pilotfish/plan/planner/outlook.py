@@ -1,16 +1,19 @@
-"""What a buyer asks of a deployment: speeds, money, energy, memory, what binds."""
+"""A deployment as a buyer sees it: speeds, money, energy, memory, and the limit that binds."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
 from pilotfish.plan.planner.demand import Demand
-from pilotfish.plan.planner.deployment import Deployment
+from pilotfish.plan.planner.deployment import Deployment, Mode
 from pilotfish.plan.planner.load import LoadedDeployment, LoadPoint
 from pilotfish.plan.planner.situation import Situation
-from pilotfish.plan.planner.uncertainty import ErrorBand, error_band
+from pilotfish.plan.published import ErrorBand, error_band
+from pilotfish.plan.published import Mode as PublishedMode
 
 MILLION = 1e6
+#: Rows whose errors stand for a mode's. Plain decoding has three; single forwards of engines that speculate are added.
+ROWS: dict[Mode, tuple[PublishedMode, ...]] = {"off": ("plain", "forward"), "sync": ("sync",), "async": ("async",)}
 
 
 class Money(Struct, frozen=True, kw_only=True):
@@ -69,7 +72,7 @@ def outlook(situation: Situation, deployment: Deployment) -> Outlook | None:
         point=point,
         capacity=capacity,
         stops=loaded.stops,
-        band=error_band("off" if point.step.tree is None else deployment.mode),
+        band=error_band(*ROWS["off" if point.step.tree is None else deployment.mode]),
         hourly=hourly,
         joules=_joules(deployment, point),
     )

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from pilotfish.config.hardware.cost import ForwardLoad, ModelPlacement
-from pilotfish.plan.fleets.fleet_plan import CHUNK, EXPOSED
+from pilotfish.config.hardware.cost import ForwardLoad, PlacedModel
 from pilotfish.plan.planner.demand import Demand
 from pilotfish.plan.planner.deployment import Deployment
 
+#: Rows of a forward in which prompts are read alone.
+CHUNK = 2048
+#: Of a transfer of KV between prefill workers and targets, the share that is not hidden behind forwards
+#: (docs/benchmarks.md, What of a transfer is hidden).
+EXPOSED = 0.1
+
 
 class PromptTime(Struct, frozen=True, kw_only=True):
-    """Of a prompt of some kind."""
-
     chunks: int  # forwards that it is spread over
     alone: float  # seconds of these forwards, with nothing else in them
     beside: float  # seconds that it adds to forwards that there are anyway
 
 
-def prompt_time(placed: ModelPlacement, tokens: int, shared: float, sequences: int = 1) -> PromptTime:
+def prompt_time(placed: PlacedModel, tokens: int, shared: float, sequences: int = 1) -> PromptTime:
     """Of `tokens`, of which the cache has `shared`, in even chunks beside the steps of so many sequences.
 
     Each chunk reads the KV before it once; each row multiplies its query with all tokens before it.
@@ -35,9 +39,7 @@ def prompt_time(placed: ModelPlacement, tokens: int, shared: float, sequences: i
     kv = placed.parts(alone).kv
     added = placed.parts(both).seconds - placed.parts(decoding).seconds + kv
     return PromptTime(
-        chunks=chunks,
-        alone=chunks * placed.parts(alone).seconds + attending,
-        beside=chunks * added + attending,
+        chunks=chunks, alone=chunks * placed.parts(alone).seconds + attending, beside=chunks * added + attending
     )
 
 
@@ -50,33 +52,30 @@ class PromptWork(Struct, frozen=True, kw_only=True):
 
 
 def prompts_beside(deployment: Deployment, demand: Demand, sequences: int) -> PromptWork:
-    """What a target spends on prompts: nothing where workers of their own compute them. A co-resident draft reads them
-    too."""
+    """A target's work on prompts: none where prefill workers compute them. A co-resident draft reads them too."""
     if deployment.prefill is not None:
         return PromptWork(busy=0.0, busy_squared=0.0, chunks=0.0)
-    models: list[ModelPlacement] = [deployment.target]
+    models: list[PlacedModel] = [deployment.target]
     if deployment.draft is not None and deployment.draft.resident:
         models.append(deployment.draft.placed)
     times = [[prompt_time(m, k.prompt, demand.shared, sequences) for m in models] for k in demand.requests]
     busy = [sum(time.beside for time in kind) for kind in times]
-    return _mean(demand, busy, [kind[0].chunks for kind in times])
+    return _work(demand, busy, [kind[0].chunks for kind in times])
 
 
 def prompts_apart(deployment: Deployment, demand: Demand) -> PromptWork | None:
-    """What a prefill worker spends; None where there is none."""
+    """A prefill worker's; None where there is none."""
     if deployment.prefill is None:
         return None
     times = [prompt_time(deployment.prefill.placed, kind.prompt, demand.shared) for kind in demand.requests]
-    return _mean(demand, [time.alone for time in times], [time.chunks for time in times])
+    return _work(demand, [time.alone for time in times], [time.chunks for time in times])
 
 
 def prompts_of_draft(deployment: Deployment, demand: Demand) -> float:
-    """Seconds of a draft's own devices for each request."""
     draft = deployment.draft
     if draft is None or draft.resident:
         return 0.0
-    times = (prompt_time(draft.placed, kind.prompt, demand.shared).alone for kind in demand.requests)
-    return sum(weight * time for weight, time in zip(demand.weights, times, strict=True))
+    return demand.mean(prompt_time(draft.placed, kind.prompt, demand.shared).alone for kind in demand.requests)
 
 
 def hand_over_seconds(deployment: Deployment, demand: Demand) -> float:
@@ -92,10 +91,6 @@ def wait_seconds(arrivals: float, load: PromptWork) -> float:
     return arrivals * load.busy_squared / (2 * (1 - utilisation))
 
 
-def _mean(demand: Demand, busy: list[float], chunks: list[int]) -> PromptWork:
-    weighted = list(zip(demand.weights, busy, chunks, strict=True))
-    return PromptWork(
-        busy=sum(weight * seconds for weight, seconds, _ in weighted),
-        busy_squared=sum(weight * seconds**2 for weight, seconds, _ in weighted),
-        chunks=sum(weight * count for weight, _, count in weighted),
-    )
+def _work(demand: Demand, busy: Sequence[float], chunks: Iterable[int]) -> PromptWork:
+    squares = demand.mean(seconds**2 for seconds in busy)
+    return PromptWork(busy=demand.mean(busy), busy_squared=squares, chunks=demand.mean(chunks))

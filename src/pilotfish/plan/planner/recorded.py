@@ -9,8 +9,8 @@ from itertools import pairwise
 from msgspec import Struct
 
 from pilotfish.errors import InputError
-from pilotfish.plan.fleets.trace import BLOCK_TOKENS, TimedRequest
 from pilotfish.plan.planner.demand import Demand, RequestKind
+from pilotfish.plan.trace import BLOCK_TOKENS, TimedRequest
 
 #: Kinds of requests by the length of their prompts that a trace is made into, beside its longest request.
 KINDS = 8

@@ -9,10 +9,8 @@ from msgspec import Meta, Struct, ValidationError, convert
 from msgspec.structs import replace
 
 from pilotfish.config.hardware.cost import KV, Weights
-from pilotfish.config.hardware.devices import DEVICES, LINKS, Device, Interconnect
-from pilotfish.config.hardware.engines import ENGINES, EngineConstants
 from pilotfish.config.hardware.shapes import MODELS, ModelShape
-from pilotfish.config.hardware.tables import look_up
+from pilotfish.config.hardware.tables import DEVICES, ENGINES, LINKS, Device, EngineConstants, Interconnect, look_up
 from pilotfish.errors import InputError, ParameterError
 from pilotfish.plan.planner.acceptance import GuessedTree, PairAcceptance, published_acceptance
 from pilotfish.plan.planner.demand import Demand, LoadLimits
@@ -86,7 +84,6 @@ class Situation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     objective: Literal["cost", "speed"] = "cost"  # least money a token, or most tokens a second of a user
 
     def __post_init__(self) -> None:
-        """ParameterError naming the field, and the nearest names."""
         names = [offer.name.lower() for offer in self.devices]
         if not names or len(set(names)) < len(names):
             raise ParameterError("devices", names, "one device or more, each named once")
@@ -113,7 +110,6 @@ class Situation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Of devices that can be had, by full names."""
         return {offer.device().full_name: offer.count for offer in self.devices}
 
 

@@ -25,11 +25,11 @@ LogChance = Annotated[float, Meta(le=0)]
 #: Of drawn traces: how alike the chances of a draft's first guess are at different positions. Those of real drafts are
 #: near 0 or 1 at most of them.
 CONCENTRATION = 0.8
+#: Traces in this package, by name.
+BUNDLED = {"pycode": Path(__file__).with_name("pycode.jsonl.gz")}
 
 
 class TracedPair(Struct, frozen=True, forbid_unknown_fields=True):
-    """The first line."""
-
     target: str
     draft: str
     temperature: Annotated[float, Meta(ge=0)]
@@ -71,7 +71,6 @@ class AcceptanceTrace(Struct, frozen=True):
 
     @property
     def width(self) -> int:
-        """Guesses for each token."""
         return int(self.guesses.shape[1])
 
     @property
@@ -92,6 +91,15 @@ def _check(sequence: TracedSequence, width: int) -> None:
     if rows != {width} or not width or len(counts) > 1:
         expected = "as many guesses and log_chances for each token, and as many of each in the whole trace"
         raise ParameterError("trace", sequence.id, expected)
+
+
+def trace_of(trace: str, acceptance: float | None) -> AcceptanceTrace:
+    """The bundled one of that name, or that file's; with an `acceptance` one is drawn instead."""
+    if acceptance is None:
+        return read_acceptance(BUNDLED.get(trace, Path(trace)))
+    if not 0 < acceptance < 1:
+        raise ParameterError("acceptance", acceptance, "a number between 0 and 1")
+    return drawn_acceptance(acceptance)
 
 
 def read_acceptance(path: Path) -> AcceptanceTrace:
@@ -142,16 +150,6 @@ def drawn_acceptance(
     prompts = random.integers(vocab, size=(sequences, prompt)).tolist()
     pair = TracedPair("drawn", f"{acceptance:g}", 0.0, vocab)
     return AcceptanceTrace(pair, prompts, np.arange(sequences) * output, tokens, *_falling(guesses, chances))
-
-
-def redrawn_acceptance(trace: AcceptanceTrace, acceptance: float, seed: int = 0) -> AcceptanceTrace:
-    """Of the same target, and a draft that is drawn as in `drawn_acceptance`."""
-    random, vocab = np.random.default_rng(seed), trace.pair.vocab_size
-    chances = _drawn_chances(random, acceptance, len(trace.tokens), trace.width)
-    first = trace.tokens - _drawn_ranks(random, chances)
-    guesses = (first[:, None] + np.arange(trace.width)) % vocab
-    pair = TracedPair(trace.pair.target, f"{acceptance:g}", trace.pair.temperature, vocab)
-    return AcceptanceTrace(pair, trace.prompts, trace.first, trace.tokens, *_falling(guesses, chances))
 
 
 def _drawn_chances(random: np.random.Generator, acceptance: float, count: int, width: int) -> Floats:

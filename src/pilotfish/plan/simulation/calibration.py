@@ -1,4 +1,4 @@
-"""What simulations know of a machine: what it takes beside forwards, and forwards of the bundled pair on it."""
+"""A machine in simulations: its time beside forwards, and forwards of the bundled pair on it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import Struct
 
 from pilotfish.config.hardware.pace import Pace
+from pilotfish.config.hardware.tables import PILOTFISH
 from pilotfish.core.trees.tree import Floats
 from pilotfish.errors import ParameterError
 from pilotfish.plan.simulation.setup import HostCosts
@@ -35,8 +36,16 @@ def read_calibration(path: Path) -> MachineCalibration:
     return read
 
 
+def host_of(machine: Path | None) -> HostCosts:
+    """That of a file of `pilotfish plan calibrate`; without one what the cost model assumes of this project's loops."""
+    if machine is not None:
+        return read_calibration(machine).host
+    level = PILOTFISH.level.value
+    return HostCosts(step=PILOTFISH.step.value, level=level, waited=level)
+
+
 def fitted(counts: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
-    """What each of the things counted costs, 0 at least: least squares over the medians of equal counts. counts [n, k],
+    """Seconds of each thing counted, at least 0: least squares over the medians of equal counts. counts [n, k],
     seconds [n]."""
     groups: dict[tuple[float, ...], list[float]] = {}
     for row, value in zip(counts, seconds, strict=True):

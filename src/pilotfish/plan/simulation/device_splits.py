@@ -9,10 +9,8 @@ from functools import partial
 
 from msgspec import Struct
 
-from pilotfish.config.hardware.cost import ForwardLoad, Weights
-from pilotfish.config.hardware.engines import ENGINES
-from pilotfish.config.hardware.placement import place
-from pilotfish.config.hardware.tables import Sourced, read_table
+from pilotfish.config.hardware.cost import ForwardLoad, Weights, place
+from pilotfish.config.hardware.tables import ENGINES, Sourced, read_table
 from pilotfish.plan.simulation.acceptance import AcceptanceTrace, drawn_acceptance
 from pilotfish.plan.simulation.run import SimulatedRun, simulate
 from pilotfish.plan.simulation.setup import HostCosts, Setup, Speculation, closed_load
@@ -86,8 +84,6 @@ class SplitPoint(Struct, frozen=True):
 
 
 class SplitCurve(Struct, frozen=True):
-    """Of a pair."""
-
     acceptance: float
     points: list[SplitPoint]  # from one device for the target to all of them, in turn
 
@@ -101,11 +97,10 @@ class SplitCurve(Struct, frozen=True):
         return self.points[target - 1].rate / self.best.rate - 1
 
 
-SPLITS = read_table("device_splits", SplitTable)
+SPLITS = read_table(__file__, "device_splits", SplitTable)
 
 
 def decode_rate(run: SimulatedRun) -> float:
-    """Tokens/s of a request, from its first token."""
     seconds = sum(times.ended - times.first for times in run.requests)
     return sum(times.tokens - 1 for times in run.requests) / seconds
 

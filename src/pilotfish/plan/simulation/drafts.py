@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass
 from functools import partial
 from typing import cast
 
-from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting.connected_targets import DraftIdentity
 from pilotfish.core.drafting.draft_machine import DraftMachine
@@ -22,10 +20,9 @@ from pilotfish.core.peers.fields import Peer
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.lookahead import NewNodes
 from pilotfish.core.trees.tree import Forest, Guesses
-from pilotfish.plan.simulation.events import Events
+from pilotfish.plan.events import Events, VirtualClock
 from pilotfish.plan.simulation.models import Cost, Replay, ReplayedModel
 from pilotfish.plan.simulation.setup import Setup
-from pilotfish.plan.simulation.simulated import VirtualClock
 from pilotfish.workers.draft import Grower
 from pilotfish.workers.lm import LMDrafter
 from pilotfish.workers.ngram import NgramDrafter
@@ -39,7 +36,6 @@ def with_ngrams(drafter: Drafter, setup: Setup) -> Drafter:
 
 
 def local_drafter(replay: Replay, setup: Setup, clock: VirtualClock) -> Drafter:
-    """Of modes off and sync."""
     if setup.speculation.mode == "off" or setup.draft is None:
         return NoDrafter()
     return with_ngrams(DistantDrafter(replay, setup, setup.draft, clock), setup)
@@ -50,8 +46,7 @@ class DistantDrafter(LMDrafter):
 
     def __init__(self, replay: Replay, setup: Setup, draft: Cost, clock: VirtualClock) -> None:
         cost = setup.host.of_local_draft(draft)
-        executor = ReplayedModel(replay, setup.kv_slots, setup.context, cost, clock)
-        super().__init__(executor, setup.speculation.width, clock=clock, prefix_cache=setup.prefix_cache)
+        super().__init__(ReplayedModel(replay, cost, clock), setup.speculation.width, clock=clock, prefix_cache=False)
         self._line, self._exchange = clock, 2 * setup.delay
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
@@ -59,21 +54,6 @@ class DistantDrafter(LMDrafter):
         if self.levels:
             self._line.now += self._exchange
         return trees
-
-
-@dataclass(frozen=True)
-class PoolUse:
-    """What a pool has done."""
-
-    levels: int
-    busy: float  # seconds
-    rows: int
-    used: int  # nodes that were committed
-    nodes: int
-
-    def since(self, before: PoolUse) -> PoolUse:
-        """What it has done since then."""
-        return PoolUse(*(now - then for now, then in zip(astuple(self), astuple(before), strict=True)))
 
 
 class VirtualPool:
@@ -84,28 +64,21 @@ class VirtualPool:
         self._events, self._reply = events, reply
         self._clock = VirtualClock()
         cost = setup.host.of_draft(setup.draft)
-        executor = ReplayedModel(replay, setup.kv_slots, setup.context, cost, self._clock)
-        slots, shape = SlotPool(setup.kv_slots), LevelShape(setup.speculation.leaves)
-        table = SessionTable(slots, PrefixCache(slots) if setup.prefix_cache else None)
-        self.machine = DraftMachine(DraftIdentity("draft", TOKENIZER, {}), table, shape, setup.context)
+        executor = ReplayedModel(replay, cost, self._clock)
+        table, shape = SessionTable(SlotPool(executor.num_slots)), LevelShape(setup.speculation.leaves)
+        self.machine = DraftMachine(DraftIdentity("draft", TOKENIZER, {}), table, shape, executor.context)
         self._grower = Grower(executor, table, shape.children)
         self._inbox: deque[tuple[Peer, ToDraft]] = deque()
         self._growing = False
-        self._busy = 0.0
-
-    @property
-    def use(self) -> PoolUse:
-        counts = self.machine.counts
-        return PoolUse(counts.levels, self._busy, counts.rows, counts.used, counts.nodes)
+        self.busy = 0.0  # seconds
 
     def deliver(self, peer: Peer, message: ToDraft) -> None:
-        """What comes while a level grows is read after it."""
+        """Messages that come while a level grows are read after it."""
         self._inbox.append((peer, message))
         if not self._growing:
             self._turn()
 
     def tick(self) -> None:
-        """Called now and then."""
         if not self._growing:
             self._turn()
 
@@ -123,7 +96,7 @@ class VirtualPool:
 
     def _grown(self, level: Sequence[LevelPart], added: Sequence[NewNodes], began: float) -> None:
         self.machine.level_done(level, added, began, self._events.now)
-        self._busy += self._events.now - began
+        self.busy += self._events.now - began
         self._send()
         self._turn()
 
@@ -145,7 +118,6 @@ class PooledDrafter(Drafter):
         clock: Callable[[], float],
         post: Callable[[Peer, ToDraft], None],
     ) -> None:
-        """Of the target of this number."""
         pools = [DraftPool(f"pool {number}", pool_peer(number)) for number in range(setup.pools)]
         hello = Hello(PROTOCOL_VERSION, TOKENIZER, vocab_size, "target")
         self.machine = TargetMachine(hello, pools, RemoteOptions(setup.speculation.wanted, first_pool=number))
@@ -184,7 +156,6 @@ class PooledDrafter(Drafter):
         return all(pool.ready for pool in self.machine.pools)
 
     def tick(self, now: float) -> None:
-        """Called now and then."""
         self.machine.tick(now)
         self.flush()
         for pool in self.machine.pools:

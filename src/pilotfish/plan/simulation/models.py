@@ -7,14 +7,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pilotfish.config.hardware.cost import ForwardLoad
+from pilotfish.config.hardware.cost import ForwardLoad, place
+from pilotfish.config.hardware.pace import Pace
 from pilotfish.core.scheduling.executor import ANY_DEPTH, ForwardSeconds, Outcome, Sampling, SequenceRows
 from pilotfish.core.trees.tree import Ints
+from pilotfish.errors import ParameterError
+from pilotfish.plan.events import VirtualClock
 from pilotfish.plan.simulation.acceptance import AcceptanceTrace
-from pilotfish.plan.simulation.simulated import VirtualClock
 
 #: Seconds of a forward.
 Cost = Callable[[ForwardLoad], float]
+_COSTS = "model@device as in llama-3.1-70b@h200x4, or times as in 10.4ms or, rows ascending, 1:10.4ms/256:20ms"
+
+
+def cost_of(field: str, text: str) -> Cost:
+    """Of a model on devices by the cost model, or by a pace. ParameterError naming `field`."""
+    if "@" in text:
+        return place(text, field=field).seconds
+    try:
+        pace = Pace.parse(text)
+    except ParameterError:
+        raise ParameterError(field, text, _COSTS) from None
+    return lambda load: pace.seconds(load.rows)
 
 
 class Replay:
@@ -24,12 +38,6 @@ class Replay:
     def __init__(self, trace: AcceptanceTrace) -> None:
         self.trace = trace
         self._shifts: list[int] = []  # of each seed: from a position in its sequence to one in the trace
-
-    def beside(self, trace: AcceptanceTrace) -> Replay:
-        """The same requests in a trace of the same target with another draft."""
-        other = Replay(trace)
-        other._shifts = self._shifts
-        return other
 
     def add(self, sequence: int, prompt: int) -> int:
         """The seed of a request with a prompt of so many tokens, whose output begins as that of a sequence."""
@@ -50,10 +58,10 @@ class ReplayedModel:
     of them is ever reached."""
 
     replay: Replay
-    num_slots: int
-    context: int
     cost: Cost
     clock: VirtualClock
+    num_slots: int = 1 << 20
+    context: int = 1 << 18
 
     deepest = ANY_DEPTH
 

@@ -1,4 +1,4 @@
-"""What is simulated: devices, the machine around them, the speculation, the load."""
+"""The setup of a simulation: devices, the machine around them, the speculation, the load."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pilotfish.errors import ParameterError
 from pilotfish.plan.simulation.models import Cost
 
 Mode = Literal["off", "sync", "async"]
+#: Rows of a forward of the target.
+MAX_ROWS = 1 << 12
 
 
 class HostCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,8 +29,6 @@ class HostCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hop: float = 0.0  # of a message to another process
 
     def of_target(self, cost: Cost) -> Cost:
-        """A step's, where a forward costs `cost`."""
-
         def seconds(load: ForwardLoad) -> float:
             own = self.step + self.sequence * load.sequences + self.node * (load.rows - load.sequences)
             return cost(load) + own
@@ -36,11 +36,9 @@ class HostCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return seconds
 
     def of_draft(self, cost: Cost) -> Cost:
-        """A level's of a draft worker."""
         return lambda load: cost(load) + self.level + self.leaf * load.rows
 
     def of_local_draft(self, cost: Cost) -> Cost:
-        """A level's that the target waits for."""
         return lambda load: cost(load) + self.waited
 
 
@@ -67,23 +65,17 @@ class Setup(Struct, frozen=True, kw_only=True):
     targets: int = 1
     pools: int = 1  # async
     delay: float = 0.0  # seconds that a message to a draft on another host takes, one way
-    max_rows: int = 4096
     max_requests: int = 256
-    prefix_cache: bool = False
-    kv_slots: int = 1 << 20
-    context: int = 1 << 18
 
     def __post_init__(self) -> None:
         if self.speculation.mode != "off" and self.draft is None:
             raise ParameterError("draft", None, f"one, in mode {self.speculation.mode}")
-        for name in ("targets", "pools", "max_rows", "max_requests", "kv_slots"):
+        for name in ("targets", "pools", "max_requests"):
             if getattr(self, name) < 1:
                 raise ParameterError(name, getattr(self, name), "1 at least")
 
 
 class LoadItem(Struct, frozen=True):
-    """A request."""
-
     sequence: int  # of the trace: its prompt, and where its output begins
     output: int  # tokens
     at: float = 0.0  # seconds: when it comes, at the earliest

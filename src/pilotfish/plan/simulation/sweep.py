@@ -46,7 +46,7 @@ class SweepPoint(Struct, frozen=True, kw_only=True):
 
 
 class Sweep(Struct, frozen=True, kw_only=True):
-    """What is run. With `setup`'s adaptive budget each mode is run with fixed trees as well."""
+    """With `setup`'s adaptive budget each mode is run with fixed trees as well."""
 
     setup: Setup  # its mode is not used
     trace: AcceptanceTrace
@@ -88,7 +88,6 @@ class Sweep(Struct, frozen=True, kw_only=True):
         return closed_load(requests, int(load), self.output, sequences)
 
     def _compared(self, point: SweepPoint, others: dict[tuple[Mode, TreeBudget], SweepPoint]) -> SweepPoint:
-        """With what it gains over those of the same load."""
         if point.mode == "off":
             return point
         off, fixed = others["off", ""], others.get((point.mode, "fixed"))
@@ -124,7 +123,7 @@ def _draft_busy(run: SimulatedRun, setup: Setup) -> float | None:
     if setup.speculation.mode == "off":
         return None
     waits = sum(step.drafted - step.planned for steps in run.steps for step in steps) / len(run.steps)
-    busy = sum(pool.busy for pool in run.pools) / len(run.pools) if run.pools else waits
+    busy = sum(run.pools) / len(run.pools) if run.pools else waits
     return min(busy / run.seconds, 1.0)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 
 from pilotfish.config.hardware.cost import ForwardLoad
-from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting.drafter import Drafter, NoDrafter
 from pilotfish.core.scheduling.budget import AdaptiveBudget, Budget, FixedBudget
@@ -15,10 +14,9 @@ from pilotfish.core.scheduling.executor import Outcome
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.core.scheduling.step import RequestCommit
-from pilotfish.plan.simulation.events import Events
+from pilotfish.plan.events import Events, VirtualClock
 from pilotfish.plan.simulation.models import Replay, ReplayedModel
-from pilotfish.plan.simulation.setup import Setup, Speculation
-from pilotfish.plan.simulation.simulated import VirtualClock
+from pilotfish.plan.simulation.setup import MAX_ROWS, Setup, Speculation
 from pilotfish.workers.target import BegunStep, TargetWorker
 
 #: Rows whose cost a budget is told at the start.
@@ -26,8 +24,6 @@ KNOTS = tuple(1 << power for power in range(11))
 
 
 class VirtualTarget:
-    """Runs a step after another while there are requests."""
-
     def __init__(
         self,
         events: Events,
@@ -40,10 +36,9 @@ class VirtualTarget:
         self._events = events
         self._committed = committed
         cost = setup.host.of_target(setup.target)
-        executor = ReplayedModel(replay, setup.kv_slots, setup.context, cost, self.clock)
-        pool = SlotPool(setup.kv_slots)
-        cache = PrefixCache(pool) if setup.prefix_cache else None
-        scheduler = Scheduler(pool, setup.max_rows, setup.max_requests, cache)
+        executor = ReplayedModel(replay, cost, self.clock)
+        self.context = executor.context
+        scheduler = Scheduler(SlotPool(executor.num_slots), MAX_ROWS, setup.max_requests)
         drafter = make_drafter(self.clock)
         budget = budget_of(setup, drafter)
         self.worker = TargetWorker(executor, scheduler, drafter, budget, self.clock)
@@ -80,12 +75,10 @@ def budget_of(setup: Setup, drafter: Drafter) -> Budget:
 
 
 def budget_over(costs: StepCosts, spec: Speculation, level_seconds: float = 0.0) -> Budget:
-    """That of a drafter whose levels take the target so long."""
     if not spec.adaptive:
         return FixedBudget(spec.nodes, spec.levels)
     return AdaptiveBudget(spec.nodes, spec.levels, costs, level_seconds)
 
 
 def costs_of(setup: Setup) -> StepCosts:
-    """Of the target's forwards, before any was seen."""
-    return StepCosts({rows: setup.target(ForwardLoad(rows=rows)) for rows in KNOTS if rows <= setup.max_rows})
+    return StepCosts({rows: setup.target(ForwardLoad(rows=rows)) for rows in KNOTS if rows <= MAX_ROWS})

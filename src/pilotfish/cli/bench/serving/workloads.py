@@ -18,7 +18,7 @@ from pilotfish.cli.bench.serving.options import ServeBenchOptions
 from pilotfish.cli.bench.serving.requests import RequestSession, ServerRequest
 from pilotfish.cli.bench.serving.texts import TextMaker
 from pilotfish.errors import ParameterError, PromptError
-from pilotfish.plan.fleets.trace import BLOCK_TOKENS, TimedRequest, read_trace
+from pilotfish.plan.trace import BLOCK_TOKENS, TimedRequest, read_trace
 from pilotfish.prompts import BadRow, Row, read_rows
 
 #: Numbers that keep draws apart which have a seed in common.

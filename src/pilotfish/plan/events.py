@@ -1,17 +1,19 @@
-"""Virtual time: actions at moments, done in their order."""
+"""Virtual time, in seconds: actions at moments, done in their order, and clocks that forwards advance."""
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 
 
 class Events:
-    """Those of one moment are done in the order in which they were planned."""
+    """Actions of one moment are done in the order in which they were planned."""
 
     def __init__(self) -> None:
-        self.now = 0.0  # seconds
+        self.now = 0.0
         self._planned: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
 
@@ -24,3 +26,16 @@ class Events:
         while self._planned and not until():
             self.now, _, action = heapq.heappop(self._planned)
             action()
+
+    def run_to(self, time: float) -> None:
+        """All that is planned up to then."""
+        self.run(lambda: self._planned[0][0] > time)
+        self.now = max(self.now, time) if time < math.inf else self.now
+
+
+@dataclass
+class VirtualClock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
