@@ -14,10 +14,10 @@ from conftest import Configured, Run
 from pilotfish.operate.capture.folder import ClaimedFolder, found_rows
 from pilotfish.operate.capture.rows import CapturedRow, framed, token_bytes
 from pilotfish.operate.capture.store import CaptureStore, Retention
-from pilotfish.train import redistil as redistil_module
-from pilotfish.train.evaluate_captured import CapturedEvaluation
-from pilotfish.train.redistil import Redistillation
-from pilotfish.train.taught_recipe import DistilRecipe
+from pilotfish.train import distil as distil_module
+from pilotfish.train.distil import Redistillation
+from pilotfish.train.evaluate import CapturedEvaluation
+from pilotfish.train.recipes import DistilRecipe
 
 HOUR = 3600.0
 
@@ -143,7 +143,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[DistilRecipe]:
         recipes.append(recipe)
         return Redistillation(*(CapturedEvaluation(1, 1, 1, 1, 1, accepted) for accepted in (1.0, 1.2)), margin)
 
-    monkeypatch.setattr(redistil_module, "redistil", redistil)
+    monkeypatch.setattr(distil_module, "redistil", redistil)
     return recipes
 
 

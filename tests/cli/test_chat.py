@@ -379,10 +379,10 @@ def test_a_second_ctrl_c_ends_the_program(engine: Engine, typed: Type, monkeypat
     ("terminals", "kind"), [(("in", "out"), TerminalScreen), (("in",), PlainScreen), ((), PlainScreen)]
 )
 def test_a_terminal_at_both_ends_gets_the_sign(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, terminals: tuple[str, ...], kind: type
+    monkeypatch: pytest.MonkeyPatch, terminals: tuple[str, ...], kind: type
 ) -> None:
     for name in ("in", "out"):
         stream = io.StringIO()
         monkeypatch.setattr(stream, "isatty", lambda name=name: name in terminals, raising=False)
         monkeypatch.setattr(sys, f"std{name}", stream)
-    assert isinstance(chat_module._screen(engine), kind)
+    assert isinstance(chat_screen.screen_for(drafts=True), kind)

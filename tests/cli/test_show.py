@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from pilotfish import progress
-from pilotfish.cli.generate import records
-from pilotfish.cli.show import TextPrinter, progress_bar, report
+from pilotfish.cli.generate import Printer, records, report
+from pilotfish.cli.show import progress_bar
 from pilotfish.engine.llm import Completion, RequestOutput
 from pilotfish.prompts import BadRow, Row
 
@@ -29,7 +29,7 @@ STATS = {
 
 def shown(capfd: pytest.CaptureFixture[str], row_id: str = "row") -> str:
     row = Row(row_id, ("a",), chat=False, place="file:1")
-    printer = TextPrinter()
+    printer = Printer(json=False)
     output = Completion(0, [5, 6, 7], TEXT, "length", 7, STATS, None)
     for record in records(row, RequestOutput([1], [output], None), {}):
         printer.output(record)

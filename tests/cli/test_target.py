@@ -23,9 +23,7 @@ from pilotfish.config.text import config_text
 from pilotfish.config.workers import TargetConfig
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.wire.curve_keys import TargetKeys, new_key_pair, write_key_pair
-from pilotfish.wire.serving import (
-    Declined,
-)
+from pilotfish.wire.serving import Declined
 from pilotfish.wire.sockets import DialingChannel
 
 LISTEN = "ipc:///tmp/target-3"

@@ -15,8 +15,7 @@ from pilotfish.train import head as head_module
 from pilotfish.train import pair as pair_module
 from pilotfish.train.evaluate import Evaluation
 from pilotfish.train.evaluate_head import HeadEvaluation
-from pilotfish.train.recipe import LlamaSize, PairRecipe
-from pilotfish.train.taught_recipe import DistilRecipe, HeadRecipe, head_recipe
+from pilotfish.train.recipes import DistilRecipe, HeadRecipe, LlamaSize, PairRecipe, head_recipe
 
 RESULT = Evaluation(*(0.5 for _ in Evaluation.__annotations__))
 

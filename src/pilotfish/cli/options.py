@@ -57,7 +57,6 @@ def model_directories(pair: str | None, target: Path | None, draft: Path | None)
 
 
 def model_directory(field: str, path: Path) -> Path:
-    """`path`; ParameterError, naming `field`, where there is no directory."""
     if not path.is_dir():
         raise ParameterError(field, str(path), "a model directory in Hugging Face format; nothing is downloaded")
     return path

@@ -14,8 +14,8 @@ import typer
 
 from pilotfish import torchless
 from pilotfish.cli.cluster import on_cluster
-from pilotfish.cli.config_file import with_defaults
 from pilotfish.cli.options import ENGINE, ROWS, JsonOption, engine_config
+from pilotfish.cli.reading import with_defaults
 from pilotfish.cli.show import print_json
 from pilotfish.cli.vllm_arguments import with_speculative_config
 from pilotfish.command import Given, taking

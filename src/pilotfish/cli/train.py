@@ -19,12 +19,11 @@ from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import available_cores
 from pilotfish.errors import ParameterError
 from pilotfish.options import options_of, pick
-from pilotfish.train.recipe import LlamaSize, PairRecipe
-from pilotfish.train.taught_recipe import DistilRecipe, head_options, head_recipe
+from pilotfish.progress import PhaseProgress
+from pilotfish.train.recipes import DistilRecipe, LlamaSize, PairRecipe, head_options, head_recipe
 
 if TYPE_CHECKING:  # imports torch
-    from pilotfish.progress import PhaseProgress
-    from pilotfish.train.redistil import Redistillation
+    from pilotfish.train.distil import Redistillation
 
 app = typer.Typer(help="Train models.")
 
@@ -97,27 +96,23 @@ def distil(
     chosen = DistilRecipe(target=target, **start, **recipe)
     if margin is not None and not chosen.captured:
         raise ParameterError("margin", margin, "none without --from")
-    if not chosen.captured:
-        with _progress(engine) as progress:
-            from pilotfish.train.distil import train_distil
-
-            result = train_distil(chosen, out, run or out / "run", progress, device)
-        return _show(result, json=json)
     with _progress(engine) as progress:
-        from pilotfish.train.redistil import MARGIN, redistil
+        from pilotfish.train.distil import MARGIN, redistil, train_distil
 
-        least = MARGIN if margin is None else margin
-        made = redistil(chosen, least, out, run or out / "run", progress, device)
+        where = out, run or out / "run", progress, device
+        if chosen.captured:
+            made = redistil(chosen, MARGIN if margin is None else margin, *where)
+        else:
+            result = train_distil(chosen, *where)
+    if not chosen.captured:
+        return _show(result, json=json)
     _show_gain(made, json=json)
     raise typer.Exit(0 if made.better else 1)
 
 
 @contextmanager
 def _progress(engine: Given) -> Iterator[PhaseProgress]:
-    """That of a training that has the threads that were asked for."""
     options_of(EngineConfig)["threads"].check(engine["threads"])
-    from pilotfish.progress import PhaseProgress
-
     with PhaseProgress() as progress:
         with progress.phase("loading PyTorch"):
             import torch
@@ -129,7 +124,6 @@ def _progress(engine: Given) -> Iterator[PhaseProgress]:
 
 
 def _show(result: Any, *, json: bool) -> None:
-    """The figures of an evaluation."""
     figures = dataclasses.asdict(result)
     if json:
         print_json(figures)
@@ -140,7 +134,6 @@ def _show(result: Any, *, json: bool) -> None:
 
 
 def _show_gain(made: Redistillation, *, json: bool) -> None:
-    """The figures of both drafts, and the verdict."""
     present, new = dataclasses.asdict(made.present), dataclasses.asdict(made.new)
     if json:
         print_json({"present": present, "new": new, "gain": made.gain, "margin": made.margin, "better": made.better})
@@ -148,9 +141,9 @@ def _show_gain(made: Redistillation, *, json: bool) -> None:
     sys.stdout.write(f"{'':<24} {'present':>8} {'new':>8}\n")
     for name, value in present.items():
         sys.stdout.write(f"{name.replace('_', ' '):<24} {value:8.3f} {new[name]:8.3f}\n")
-    verdict = f"better by {made.gain:.3f} accepted tokens a step"
-    if not made.better:
-        verdict = (
-            f"not better: {made.gain:+.3f} accepted tokens a step, {made.margin:g} are needed; nothing was written"
-        )
+    if made.better:
+        verdict = f"better by {made.gain:.3f} accepted tokens a step"
+    else:
+        needed = f"{made.gain:+.3f} accepted tokens a step, {made.margin:g} are needed"
+        verdict = f"not better: {needed}; nothing was written"
     sys.stdout.write(f"{verdict}\n")

@@ -29,8 +29,6 @@ _TABLES = tomllib.loads(Path(__file__).with_name("vllm.toml").read_text(encoding
 
 @dataclass(frozen=True)
 class Flag:
-    """Values of a flag that change nothing, and what to say of any other."""
-
     why: str
     accepted: tuple[str, ...] = ()
     switch: bool = False  # whether it is --x, for `on`, or --no-x, for `off`, without a value
@@ -48,8 +46,6 @@ FLAGS = dict(_flags())
 
 
 class ServeCommand(TyperCommand):
-    """Takes the arguments of `vllm serve` too."""
-
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         options = [option for option in self.get_params(ctx) if isinstance(option, TyperOption)]
         switches = {name for option in options if option.is_flag for name in (*option.opts, *option.secondary_opts)}
@@ -84,7 +80,6 @@ def _is_option(word: str) -> bool:
 
 
 def _name_and_value(word: str) -> tuple[str, str | None]:
-    """Of an option: its name with hyphens, and the value that `=` gives it."""
     if re.fullmatch(r"-O\d", word):
         word = f"-O={word[2:]}"
     name, equals, value = word.partition("=")
@@ -110,7 +105,6 @@ def _our_option(
 
 
 def _check(flag: Flag, name: str, value: str | None, rest: deque[str]) -> None:
-    """InputError unless it changes nothing."""
     if flag.switch:
         if value is not None:
             raise InputError(f"{name}: it takes no value, but was given {value!r}: {flag.why}")
@@ -169,7 +163,6 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _meaning(name: str, value: Any) -> Given:
-    """Our options for a key of vLLM's."""
     field = f"{FIELD}.{name}"
     if name in _SPECULATIVE["refused"]:
         raise ParameterError(field, value, _SPECULATIVE["refused"][name])

@@ -32,6 +32,11 @@ from pilotfish.options import pick
 
 logger = logging.getLogger(__name__)
 
+LogFormatOption = Annotated[
+    str | None, typer.Option(envvar=LOG_FORMAT, help="json or text: with times, as a server's lines.")
+]
+ParentOption = Annotated[str | None, typer.Option(hidden=True, help="Of the engine that starts this process, as JSON.")]
+
 
 @taking(pick(DraftConfig), pick(EngineConfig, *POOL_MODEL))
 def draft(
@@ -44,11 +49,9 @@ def draft(
         ),
     ] = None,
     pair: Annotated[str | None, typer.Option(help="The bundled pair whose draft to run: pycode, the default.")] = None,
-    log_format: Annotated[
-        str | None, typer.Option(envvar=LOG_FORMAT, help="json or text: with times, as a server's lines.")
-    ] = None,
+    log_format: LogFormatOption = None,
     json: JsonOption = False,
-    config: Annotated[str | None, typer.Option(hidden=True, help="Of the engine whose draft worker this is.")] = None,
+    config: ParentOption = None,
 ) -> None:
     """Run a draft pool: targets attach to it with --mode async --draft-pool. Ends on Ctrl-C or SIGTERM.
 
@@ -61,12 +64,10 @@ def draft(
         if parent.features == parent.draft:
             own["target"] = parent.target
         prepared = DraftConfig(**{**pool, **own})
-    level = logging.WARNING if supervised() else logging.INFO  # a worker's parent says what there is to say
-    configure(log_format, level=level, process=prepared.name)
-    _import_transformers()
+    _prepare_pool(prepared.name, log_format)
     from pilotfish.engine.drafts.draft_pool import run_pool
 
-    run_pool(prepared, lambda endpoint: print_json({"endpoint": endpoint}) if json else None)
+    run_pool(prepared, _shown(json=json))
 
 
 def _configuration(draft: Path | None, pair: str | None, pool: Given, engine: Given) -> DraftConfig:
@@ -89,11 +90,9 @@ def prefill(
         Path | None, typer.Option("--target", "--model", help="The targets' model, a directory in Hugging Face format.")
     ] = None,
     pair: Annotated[str | None, typer.Option(help="The bundled pair of the targets: pycode, the default.")] = None,
-    log_format: Annotated[
-        str | None, typer.Option(envvar=LOG_FORMAT, help="json or text: with times, as a server's lines.")
-    ] = None,
+    log_format: LogFormatOption = None,
     json: JsonOption = False,
-    config: Annotated[str | None, typer.Option(hidden=True, help="Of the engine whose prefill worker this is.")] = None,
+    config: ParentOption = None,
 ) -> None:
     """Run a prefill pool, which computes KV of prompts: targets attach to it with --prefill-pool. Ends on Ctrl-C or
     SIGTERM.
@@ -104,12 +103,10 @@ def prefill(
         prepared = PrefillConfig(model=EngineConfig(target=directory, **engine), **pool)
     else:
         prepared = PrefillConfig(**{**pool, "model": config_of(config, EngineConfig).of_prefill})
-    level = logging.WARNING if supervised() else logging.INFO  # a worker's parent says what there is to say
-    configure(log_format, level=level, process=prepared.name)
-    _import_transformers()
+    _prepare_pool(prepared.name, log_format)
     from pilotfish.engine.prefills.prefill_pool import run_prefill_pool
 
-    run_prefill_pool(prepared, lambda endpoint: print_json({"endpoint": endpoint}) if json else None)
+    run_prefill_pool(prepared, _shown(json=json))
 
 
 @taking(pick(TargetConfig), ENGINE, ROWS)
@@ -117,11 +114,9 @@ def target(
     own: Given,
     engine: Given,
     rows: Given,
-    log_format: Annotated[
-        str | None, typer.Option(envvar=LOG_FORMAT, help="json or text: with times, as a server's lines.")
-    ] = None,
+    log_format: LogFormatOption = None,
     json: JsonOption = False,
-    config: Annotated[str | None, typer.Option(hidden=True, help="Of the engine that a server starts.")] = None,
+    config: ParentOption = None,
 ) -> None:
     """Run a target: servers attach to it with --target-pool. Ends on Ctrl-C or SIGTERM.
 
@@ -129,8 +124,7 @@ def target(
     served = engine_config(engine, **rows) if config is None else config_of(config, EngineConfig)
     prepared = TargetConfig(engine=served, **own)
     configure(log_format, process=prepared.name)
-    show = (lambda endpoint: print_json({"endpoint": endpoint})) if json else lambda _: None
-    run_worker(prepared.name, lambda signals: _run_target(prepared, show, signals))
+    run_worker(prepared.name, lambda signals: _run_target(prepared, _shown(json=json), signals))
 
 
 def rank(
@@ -175,8 +169,17 @@ def _run_target(config: TargetConfig, show: Callable[[str], None], signals: Sign
         run_target(engine, servers, signals, remote, prefills, ready)
 
 
+def _shown(*, json: bool) -> Callable[[str], None]:
+    return lambda endpoint: print_json({"endpoint": endpoint}) if json else None
+
+
+def _prepare_pool(name: str, log_format: str | None) -> None:
+    level = logging.WARNING if supervised() else logging.INFO  # a worker's parent says what there is to say
+    configure(log_format, level=level, process=name)
+    _import_transformers()
+
+
 def _import_transformers() -> None:
-    """Import what serving needs of it; its lines go into this process's log."""
     from pilotfish.model.loading.serving_imports import import_for_serving
 
     import_for_serving()

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from pilotfish.errors import InputError
 from pilotfish.progress import Advance, PhaseProgress, PlannedPhase
+from pilotfish.train.evaluate import EVALUATION
 from pilotfish.train.heads.trainee import Trainee
 from pilotfish.train.learning import Teacher
-from pilotfish.train.models import EVALUATION
-from pilotfish.train.text.lessons import Lessons, plan_held_out
-from pilotfish.train.text.written import Written
+from pilotfish.train.text.lessons import HELD_OUT_ROWS, Lessons, Written, plan_text
 
 SAMPLED_AT = 0.8
 
@@ -32,7 +31,7 @@ class HeadEvaluation:
 
 
 def plan_head_evaluation(length: int) -> list[PlannedPhase]:
-    text = plan_held_out(length)
+    text = plan_text(HELD_OUT_ROWS, length)
     return [text, text, PlannedPhase(EVALUATION, 2 * text.units / length)]
 
 
@@ -51,7 +50,6 @@ def evaluate_head(
 
 
 def _long_rows(lessons: Lessons, temperature: float, depth: int) -> list[Written]:
-    """Those that a chain has room in."""
     rows = [row for row in lessons.written(temperature) if len(row.tokens) > row.prompt + depth]
     if not rows:
         raise InputError("data: the target ends held-out texts at once; longer ones are needed")

@@ -7,7 +7,7 @@ from pilotfish.train.heads.block import BlockTrainee
 from pilotfish.train.heads.parallel import ParallelTrainee
 from pilotfish.train.heads.recurrent import RecurrentTrainee
 from pilotfish.train.heads.trainee import Shared, Trainee, start
-from pilotfish.train.taught_recipe import HeadRecipe
+from pilotfish.train.recipes import HeadRecipe
 from pilotfish.train.taught_target import TaughtTarget
 
 

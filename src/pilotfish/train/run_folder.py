@@ -29,7 +29,6 @@ def claim(run: Path, recipe: Recipe) -> None:
 
 
 def cached(path: Path, make: Callable[[], Tokens]) -> Tokens:
-    """The token row kept at `path`, whose name ends in .npy, made and kept on the first call."""
     tokens: Tokens = np.load(made_once(path, lambda made: np.save(made, make())), mmap_mode="r")
     return tokens
 

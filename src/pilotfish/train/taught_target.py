@@ -56,7 +56,6 @@ class TaughtTarget:
         return Shared(embedding.float(), output.float()[said], norm.float(), layers)
 
     def forward(self, tokens: Tensor, positions: Tensor, layers: tuple[int, ...]) -> Said:
-        """Of tokens and positions [rows, length]."""
         result = self.module(
             input_ids=tokens,
             position_ids=positions,

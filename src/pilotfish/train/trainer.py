@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pilotfish.model.loading.precision import multiplies_bfloat16
 from pilotfish.progress import PhaseProgress, PlannedPhase
+from pilotfish.train.recipes import TaughtRecipe
 
 logger = logging.getLogger(__name__)
 
@@ -35,20 +36,21 @@ class Schedule:
     learning_rate: float  # the peak
     checkpoint_every: int  # steps
 
+    @classmethod
+    def of(cls, recipe: TaughtRecipe) -> "Schedule":
+        return cls(recipe.tokens, recipe.tokens_per_step, recipe.learning_rate, recipe.checkpoint_every)
+
     @property
     def steps(self) -> int:
         return self.tokens // self.tokens_per_step
 
     def rate(self, step: int) -> float:
-        """Warm up, hold, decay to zero."""
         warm = (step + 1) / WARMUP_STEPS
         decay = (self.steps - step) / max(1, round(self.steps * DECAY_SHARE))
         return self.learning_rate * min(1.0, warm, decay)
 
 
 class Learnt(NamedTuple):
-    """What a batch gave."""
-
     loss: Tensor
     acceptance: Tensor | None = None  # of a head, by depth [depths]
 
@@ -75,6 +77,7 @@ class Trainer:
         self.optimizers = _optimizers(model, matrices, schedule.learning_rate)
         self.step = 0
         self._name = f"training {directory.name}"
+        self.log = directory / "log.jsonl"
         self._checkpoint = directory / "checkpoint.pt"
 
     def plan(self, batch: Sequence[Tensor], progress: PhaseProgress) -> PlannedPhase:
@@ -125,7 +128,7 @@ class Trainer:
         line: dict[str, Any] = {"step": self.step, "loss": learnt.loss.item()}
         if learnt.acceptance is not None:
             line["acceptance"] = [round(share, 4) for share in learnt.acceptance.tolist()]
-        with (self.directory / "log.jsonl").open("a") as log:
+        with self.log.open("a") as log:
             log.write(json.dumps({**line, "tokens_per_second": speed}) + "\n")
 
     def _compiled(self) -> LossFunction:
@@ -150,7 +153,6 @@ class Trainer:
         return learnt
 
     def _save(self) -> None:
-        """Write the checkpoint whole or not at all."""
         state = {
             "step": self.step,
             "model": self.model.state_dict(),

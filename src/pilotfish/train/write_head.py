@@ -15,7 +15,7 @@ from pilotfish.model.heads.spec import Head, HeadFiles, HeadSpec, ParallelHead
 from pilotfish.model.heads.target_facts import TargetFacts
 from pilotfish.model.heads.trained_on import TrainedOn
 from pilotfish.train.heads.trainee import Trainee
-from pilotfish.train.taught_recipe import HeadRecipe
+from pilotfish.train.recipes import HeadRecipe
 from pilotfish.train.taught_target import TaughtTarget
 
 STORED = torch.bfloat16
@@ -36,7 +36,6 @@ def trained_files(
 
 
 def write_head(files: HeadFiles, recipe: HeadRecipe, directory: Path) -> None:
-    """What is there is replaced."""
     shutil.rmtree(directory, ignore_errors=True)
     head = files.spec.head
     if isinstance(head, ParallelHead):

@@ -54,9 +54,8 @@ def demo(
     from pilotfish.model.loading.serving_imports import import_for_serving
 
     import_for_serving()
-    from pilotfish.cli.demo.demo_pace import measured_scene
-    from pilotfish.cli.demo.demo_runs import Scene, Work
-    from pilotfish.cli.demo.demo_scenes import run_demo
+    from pilotfish.cli.demo.runs import Scene, Work, measured_scene
+    from pilotfish.cli.demo.scenes import run_demo
 
     work = Work(params)
     _build_kernels(paced, quiet=json)

@@ -26,7 +26,6 @@ class Norm(nn.RMSNorm):
 
 class Attention(nn.Module):
     def __init__(self, decoder: Decoder, width: int) -> None:
-        """`width`: of its input."""
         super().__init__()
         self.decoder = decoder
         size = decoder.head_dim
@@ -52,7 +51,6 @@ class Attention(nn.Module):
         return Keys(self._rotate(keys, positions), self._heads(self.v_proj(x)))
 
     def output(self, attended: Tensor) -> Tensor:
-        """[rows, tokens, hidden] of [rows, kv heads, heads of each, tokens, head_dim]."""
         mixed: Tensor = self.o_proj(attended.flatten(1, 2).transpose(1, 2).flatten(2))
         return mixed
 
@@ -92,7 +90,6 @@ class Layer(nn.Module):
         self.post_attention_layernorm = Norm(decoder.hidden, decoder.eps)
 
     def after(self, residual: Tensor, attended: Tensor) -> Tensor:
-        """The rest of the layer behind its attention."""
         x = residual + self.self_attn.output(attended)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out

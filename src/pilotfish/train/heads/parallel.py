@@ -10,8 +10,6 @@ from pilotfish.train.heads.trainee import Chains, Lesson, Shared, Trainee
 
 
 class DepthHead(nn.Module):
-    """Its output matrix starts as the target's own."""
-
     def __init__(self, head: ParallelHead, output: Tensor) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Linear(head.hidden, head.hidden, bias=head.bias) for _ in range(head.blocks))

@@ -15,8 +15,6 @@ from pilotfish.train.heads.layers import Norm
 
 @dataclass(frozen=True)
 class Lesson:
-    """Rows of text, and the target's hidden states of them."""
-
     tokens: Tensor  # int64 [rows, length]
     positions: Tensor  # int64 [rows, length]
     places: Tensor  # int64 [rows, starts]: indices of the last committed token, below which chains are guessed
@@ -60,7 +58,6 @@ class Trainee(nn.Module):
         raise NotImplementedError
 
     def features(self, states: Tensor) -> Tensor:
-        """[rows, length, width]"""
         projection = self.projection
         states = self.input_norm(states) if projection.joined_norm else states
         states = self.fc(states) if projection.fc else states

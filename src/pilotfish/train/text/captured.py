@@ -15,7 +15,7 @@ from pilotfish.errors import InputError, ParameterError
 from pilotfish.operate.capture.folder import check_folder, found_rows, refusing
 from pilotfish.operate.capture.rows import CapturedRow
 from pilotfish.operate.capture.upkeep import read_rows_of
-from pilotfish.train.taught_recipe import DistilRecipe
+from pilotfish.train.recipes import DistilRecipe
 from pilotfish.train.taught_target import TaughtTarget
 from pilotfish.train.text.data import Tokens, Windows, token_type
 
@@ -54,7 +54,6 @@ def read_captured(recipe: DistilRecipe, target: TaughtTarget) -> CapturedLessons
 
 
 def _rows(folders: Sequence[Path], tokenizer: str) -> list[CapturedRow]:
-    """Of all folders, oldest first."""
     rows = list[CapturedRow]()
     for folder in folders:
         check_folder(folder)

@@ -26,21 +26,8 @@ from pilotfish.errors import ParameterError
 Tokens: TypeAlias = npt.NDArray[np.unsignedinteger]  # [tokens], or [rows, tokens]
 
 EXCLUDED = frozenset(
-    {
-        "site-packages",
-        "dist-packages",
-        "test",
-        "tests",
-        "testing",
-        "idle_test",
-        "benchmarks",
-        "encodings",
-        "pydoc_data",
-        "turtledemo",
-        "_triton_ops_meta.py",
-        "cuda_to_hip_mappings.py",
-    }
-)
+    ("site-packages", "dist-packages", "test", "tests", "testing", "idle_test", "benchmarks", "encodings", "pydoc_data")
+) | {"turtledemo", "_triton_ops_meta.py", "cuda_to_hip_mappings.py"}
 FALLBACK_HELD_OUT = 20  # one document in this many, where no named package is among the sources
 
 END_OF_TEXT = "<|endoftext|>"  # id 0: begins, ends and pads
@@ -91,7 +78,6 @@ def _installed(package: str) -> Path:
 
 
 def _documents(source: Path, excluded: frozenset[str]) -> Iterable[Document]:
-    """`excluded`: names of files and folders."""
     if not source.exists():
         raise ParameterError("source", str(source), "an existing file or directory")
     paths = sorted(source.rglob("*.py")) if source.is_dir() else [source]
@@ -103,7 +89,6 @@ def _documents(source: Path, excluded: frozenset[str]) -> Iterable[Document]:
 
 
 def _text(path: Path) -> str | None:
-    """The file's text; None for a file that is empty, binary or not UTF-8."""
     try:
         text = path.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError):
@@ -150,7 +135,6 @@ def encode(documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast) ->
 
 
 def token_type(vocab_size: int) -> type[np.unsignedinteger]:
-    """The smallest for the tokens of a vocabulary."""
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
@@ -187,7 +171,6 @@ class Windows:
         return TokenBatch(torch.from_numpy(windows.astype(np.int64)), self._positions(step))
 
     def _start(self, index: int) -> int:
-        """First token of the index-th window of the whole run."""
         epoch, place = divmod(index, self._per_epoch)
         generator = np.random.default_rng((self.seed, 0, epoch))
         shift = int(generator.integers(self.length))
@@ -208,5 +191,4 @@ class Windows:
 
 
 def mixed(sources: Sequence[Windows], step: int) -> TokenBatch:
-    """A step's rows of all sources, one under the other."""
     return TokenBatch(*map(torch.cat, zip(*(windows.batch(step) for windows in sources), strict=True)))

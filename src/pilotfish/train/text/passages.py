@@ -19,9 +19,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pilotfish.errors import InputError, PromptError
+from pilotfish.errors import InputError, ParameterError, PromptError
+from pilotfish.progress import PhaseProgress
 from pilotfish.prompts import chat_prompt
-from pilotfish.train.taught_recipe import TaughtRecipe
+from pilotfish.train.recipes import TaughtRecipe
+from pilotfish.train.taught_target import TaughtTarget
 from pilotfish.train.text.data import Document, Tokens, collect, split, token_type
 
 FIELDS = ("text", "tokens", "prompt", "messages", "conversations", "turns")
@@ -33,8 +35,6 @@ class ChatMessage(msgspec.Struct):
 
 
 class Line(msgspec.Struct):
-    """Other fields are left alone."""
-
     text: str | None = None
     tokens: list[int] | None = None
     prompt: str | None = None
@@ -57,8 +57,17 @@ class Passages:
     prompts: tuple[Tokens, ...]  # those that are open
 
 
-def read_passages(recipe: TaughtRecipe, tokenizer: Any) -> tuple[Passages, Passages]:
-    """To train on, and held out: the packages named, or a twentieth. InputError for data that is none."""
+def read_passages(recipe: TaughtRecipe, target: TaughtTarget, progress: PhaseProgress) -> tuple[Passages, Passages]:
+    """To train on, and held out: the packages named, or a twentieth. InputError or ParameterError for data that is
+    none, and rows beyond the target's context."""
+    length, context = recipe.sequence_length, target.config.context
+    if length > context:
+        raise ParameterError("sequence_length", length, f"at most the target's context, {context}")
+    with progress.phase("reading the text"):
+        return passages_of(recipe, target.tokenizer)
+
+
+def passages_of(recipe: TaughtRecipe, tokenizer: Any) -> tuple[Passages, Passages]:
     lines = [passage for path in recipe.data for passage in _read(path, tokenizer)]
     documents = collect(recipe.sources, recipe.packages) if recipe.sources or not recipe.data else []
     training, held_out = _split(lines) if lines else ([], [])
@@ -69,7 +78,6 @@ def read_passages(recipe: TaughtRecipe, tokenizer: Any) -> tuple[Passages, Passa
 
 
 def _split(lines: list[Passage]) -> tuple[list[Passage], list[Passage]]:
-    """To train on, and a twentieth that is held out."""
     if len(lines) < 2:
         raise InputError(f"data: {len(lines)} passage is too little; two or more are needed")
     held_out = {document.name for document in split([Document(line.name, "") for line in lines], ())[1]}
@@ -122,7 +130,6 @@ def _passage(line: Line, place: str, tokenizer: Any) -> Passage:
 
 
 def _asked(line: Line, tokenizer: Any) -> list[int]:
-    """What stands before the answer."""
     if line.prompt is not None:
         return _tokens_of(line.prompt, tokenizer)
     messages = [{"role": "user", "content": turn} for turn in line.turns or ()]

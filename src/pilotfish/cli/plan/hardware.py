@@ -1,15 +1,26 @@
-"""Options of `pilotfish plan hardware` and `whatif`: each replaces a field of a plan's file."""
+"""`pilotfish plan hardware` and `whatif`: what to buy for a load, and for that of a recorded trace."""
 
 from __future__ import annotations
 
 import re
-import tomllib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pilotfish.command import Given
-from pilotfish.errors import InputError, ParameterError
+import typer
+from rich.console import Console
+
+from pilotfish.cli.options import JsonOption
+from pilotfish.cli.plan.hardware_report import choice_record, print_choice, print_load
+from pilotfish.cli.reading import read_toml
+from pilotfish.cli.show import print_json, progress_bar
+from pilotfish.command import Given, taking
+from pilotfish.errors import ParameterError
 from pilotfish.options import Option
+
+if TYPE_CHECKING:
+    from pilotfish.plan.planner.choice import HardwareChoice
 
 _DEVICE = re.compile(r"(?P<name>[^@]+?)(?:x(?P<count>[0-9]{1,4}))?(?:@(?P<low>[0-9.]+)(?:-(?P<high>[0-9.]+))?)?")
 _FORMS = {
@@ -19,25 +30,22 @@ _FORMS = {
 
 
 def devices_of(field: str, text: str) -> list[Given]:
-    """`h200,l40sx2@0.8-1.6` as a plan's file has it."""
     return [_device(field, one) for one in text.split(",")]
 
 
 def drafts_of(field: str, text: str) -> list[Given]:
-    """`qwen3-0.6b,qwen3-1.7b=0.7` as a plan's file has it."""
     return [_draft(field, one) for one in text.split(",")]
 
 
+def _listed(name: str, parse: Callable[[str, str], list[Given]], otherwise: str) -> Option:
+    return Option(name, str, None, f"{_FORMS[name]}; {otherwise}.", extra={"parse": parse})
+
+
+#: Options, each of which replaces a field of a plan's file.
 SITUATION = [
     Option("target", str, None, "A model of docs/planning.md."),
-    Option(
-        "devices",
-        str,
-        None,
-        f"{_FORMS['devices']}; without USD those of docs/planning.md.",
-        extra={"parse": devices_of},
-    ),
-    Option("drafts", str, None, f"{_FORMS['drafts']}; without a rate the published one.", extra={"parse": drafts_of}),
+    _listed("devices", devices_of, "without USD those of docs/planning.md"),
+    _listed("drafts", drafts_of, "without a rate the published one"),
     Option("weights", str, None, "bf16, fp8 or int4."),
     Option("kv", str, None, "bf16 or fp8."),
     Option("engine", str, None, "Whose constants, as docs/planning.md has them."),
@@ -56,16 +64,66 @@ WORKLOAD = [
     Option("rate", float, None, "Requests a second; or --users."),
     Option("users", int, None, "Users who each have a request at all times."),
 ]
+PlanArgument = Annotated[
+    Path | None, typer.Argument(help="A plan's TOML file (docs/hardware-plans.md); options replace what it says.")
+]
 
 
-def record_of(plan: Path | None, situation: Given, limits: Given) -> dict[str, Any]:
-    """What a file says with what options replace. InputError names the file."""
-    record = {**_read(plan), **situation}
+@taking(SITUATION, LIMITS, WORKLOAD)
+def hardware(
+    situation: Given, limits: Given, workload: Given, plan: PlanArgument = None, json: JsonOption = False
+) -> None:
+    """Say which devices to buy, and how many, for a model and a load."""
+    choice = _choose(_with_workload(_record(plan, situation, limits), workload), plan)
+    print_json(choice_record(choice)) if json else print_choice(choice)
+
+
+@taking(SITUATION, LIMITS)
+def whatif(
+    situation: Given,
+    limits: Given,
+    trace: Annotated[Path, typer.Argument(help="Mooncake's format: JSON Lines, maybe .gz.")],
+    plan: PlanArgument = None,
+    json: JsonOption = False,
+) -> None:
+    """Plan for the traffic of TRACE: for its mean, and for its busiest minute. A plan's own workload is not used."""
+    from msgspec import to_builtins
+
+    from pilotfish.plan.fleets.trace import TimedRequest, read_trace
+    from pilotfish.plan.planner.recorded import recorded_load
+
+    record = _record(plan, situation, limits)
+    load = recorded_load(read_trace(trace, TimedRequest))
+    choices = {
+        name: _choose({**record, "workload": to_builtins(load.demand(rate))}, plan)
+        for name, rate in (("mean", load.mean), ("peak", load.peak))
+    }
+    if json:
+        print_json({"trace": to_builtins(load), **{name: choice_record(one) for name, one in choices.items()}})
+    else:
+        print_load(load, choices)
+
+
+def _choose(record: Given, plan: Path | None) -> HardwareChoice:
+    from pilotfish.plan.planner.choice import choose
+    from pilotfish.plan.planner.situation import situation_of
+
+    return choose(situation_of(record, str(plan or "options")), _bar)
+
+
+def _bar(total: int) -> AbstractContextManager[Callable[[], None]]:
+    return progress_bar(Console(stderr=True), total, "deployments")
+
+
+# -- a plan with what options replace
+
+
+def _record(plan: Path | None, situation: Given, limits: Given) -> Given:
+    record = {**({} if plan is None else read_toml("plan", plan)), **situation}
     return {**record, "limits": {**_section(record, "limits"), **limits}}
 
 
-def with_workload(record: dict[str, Any], given: Given) -> dict[str, Any]:
-    """With a load that options replace in part. ParameterError where a prompt comes without an output."""
+def _with_workload(record: Given, given: Given) -> Given:
     lengths = {name: given[name] for name in ("prompt", "output") if name in given}
     if len(lengths) == 1:
         ((name, tokens),) = lengths.items()
@@ -77,22 +135,11 @@ def with_workload(record: dict[str, Any], given: Given) -> dict[str, Any]:
     return {**record, "workload": {**workload, **others, **({"requests": [lengths]} if lengths else {})}}
 
 
-def _section(record: dict[str, Any], name: str) -> dict[str, Any]:
-    section = record.get(name, {})
+def _section(record: Given, name: str) -> Given:
+    section: Any = record.get(name, {})
     if not isinstance(section, dict):
         raise ParameterError(name, section, "a table of the plan")
     return section
-
-
-def _read(plan: Path | None) -> dict[str, Any]:
-    if plan is None:
-        return {}
-    try:
-        return tomllib.loads(plan.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"plan: {plan} cannot be read: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"plan: {plan} is not TOML: {error}") from error
 
 
 def _device(field: str, text: str) -> Given:
