@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import PLAIN
 from support import CONTEXT, assert_idle, make_engine
 
 from pilotfish.cli import chat as chat_module
@@ -51,7 +52,6 @@ def engine(chatty: Path) -> Engine:
 
 @pytest.fixture(scope="module")
 def drafted(chatty: Path, draft: Path) -> Engine:
-    """The same, with a draft."""
     return make_engine(chatty, eager=True, draft=draft, mode="sync")
 
 
@@ -122,8 +122,7 @@ def test_speculation_changes_no_answer(engine: Engine, drafted: Engine) -> None:
 @pytest.fixture
 def chat(pilotfish: Any, chatty: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """`chat(input, *options)`, float32, 12 tokens an answer."""
-    fixed = ("--target", chatty, "--dtype", "float32", "--threads", 1, "--eager", "--max-tokens", 12)
-    fixed += ("--temperature", 0.8, "--seed", 5)
+    fixed = ("--target", chatty, *PLAIN, "--max-tokens", 12, "--temperature", 0.8, "--seed", 5)
 
     def run(text: str | bytes, *options: object) -> Any:
         data = text if isinstance(text, bytes) else text.encode()
@@ -186,7 +185,7 @@ def test_a_backslash_continues_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_seed_that_was_drawn_is_reported(pilotfish: Any, chatty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = ("chat", "--target", chatty, "--dtype", "float32", "--threads", 1, "--eager", "--max-tokens", 12)
+    options = ("chat", "--target", chatty, *PLAIN, "--max-tokens", 12)
 
     def run(*more: object) -> Any:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\n")))
@@ -299,24 +298,24 @@ def test_without_colours_there_is_the_text_alone(
 @pytest.mark.parametrize("keys", [[EOFError], [KeyboardInterrupt] * 2, [KeyboardInterrupt, EOFError]])
 def test_both_keys_leave_at_the_sign(engine: Engine, typed: Type, keys: list[type[BaseException]]) -> None:
     typed(*keys, "not read")
-    talk = conversation(engine)
-    converse(talk, TerminalScreen(drafts=False))
-    assert talk.turns == []
+    assert asked_at_a_terminal(engine) == []
 
 
 def test_the_first_ctrl_c_at_the_sign_warns(engine: Engine, typed: Type, capfd: pytest.CaptureFixture[str]) -> None:
     typed(KeyboardInterrupt, "a", "b\\", KeyboardInterrupt, "c", KeyboardInterrupt, KeyboardInterrupt, "not read")
-    talk = conversation(engine)
-    converse(talk, TerminalScreen(drafts=False))
-    assert [turn.question for turn in talk.turns] == ["a", "c"]
+    assert asked_at_a_terminal(engine) == ["a", "c"]
     assert capfd.readouterr().out.count("\nCtrl-C again leaves\n") == 3
 
 
 def test_lines_that_are_no_text_are_dropped(engine: Engine, typed: Type, capfd: pytest.CaptureFixture[str]) -> None:
     typed("\udcff", "a\\", "b")
+    assert asked_at_a_terminal(engine) == ["a\nb"] and "turn dropped" in capfd.readouterr().out
+
+
+def asked_at_a_terminal(engine: Engine) -> list[str]:
     talk = conversation(engine)
     converse(talk, TerminalScreen(drafts=False))
-    assert [turn.question for turn in talk.turns] == ["a\nb"] and "turn dropped" in capfd.readouterr().out
+    return [turn.question for turn in talk.turns]
 
 
 def after(steps: int, presses: int, step: Callable[[], list[Delta]]) -> Callable[[], list[Delta]]:
@@ -342,15 +341,10 @@ def default_sigint() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("default_sigint")
-@pytest.mark.parametrize("which", ["engine", "drafted"])
 def test_ctrl_c_ends_one_answer_which_stays(
-    which: str,
-    request: pytest.FixtureRequest,
-    typed: Type,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    drafted: Engine, typed: Type, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    engine = request.getfixturevalue(which)
+    engine = drafted
     whole = ask(conversation(engine, max_tokens=60), "one")
     monkeypatch.setattr(engine, "step", after(3, 1, engine.step))
     typed("one", "two")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import shlex
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +21,16 @@ from pilotfish.wire.curve_keys import new_key_pair, write_key_pair
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What was to be run."""
-    root, seen = logging.getLogger(), list[Any]()
-    handlers, level = root.handlers[:], root.level
+    seen = list[Any]()
     monkeypatch.setattr(workers, "_import_transformers", lambda: None)
     monkeypatch.setattr(workers, "run_worker", lambda _, work: work(None))
     monkeypatch.setattr(workers, "_run_target", lambda config, *_: seen.append(config))
     monkeypatch.setattr(server, "run_server", lambda setup, _: seen.append(setup.server))
     monkeypatch.setattr(draft_pool, "run_pool", lambda config, _: seen.append(config))
     monkeypatch.setattr(prefill_pool, "run_prefill_pool", lambda config, _: seen.append(config))
-    yield seen
-    root.handlers[:], root.level = handlers, level
+    return seen
 
 
 @pytest.fixture
@@ -46,15 +42,15 @@ def mounted(llama: Path, draft: Path, tmp_path: Path) -> dict[str, str]:
     clients = tmp_path / "clients.toml"
     clients.write_text(file_entry("me", new_secret()))
     clients.chmod(0o600)
-    variables = {"$(CORES)": "1", "$(TARGET_CORES)": "1", "0.0.0.0:7": "127.0.0.1:7"}
-    members = {"/etc/pilotfish/members": str(tmp_path)}
     return {
         "/models/target": str(llama),
         "/models/draft": str(draft),
         str(KEYS): str(tmp_path),
         "=keys/": f"={tmp_path}/",
-        **members,
-        **variables,
+        "/etc/pilotfish/members": str(tmp_path),
+        "$(CORES)": "1",
+        "$(TARGET_CORES)": "1",
+        "0.0.0.0:7": "127.0.0.1:7",
     }
 
 

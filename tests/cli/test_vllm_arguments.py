@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import Configured, Run
+from conftest import Configured, Refused, Run
 
 from pilotfish.cli.vllm_arguments import FLAGS, translated
 from pilotfish.engine.pairs import resolve_pair
@@ -15,15 +15,8 @@ from pilotfish.server.application import apply_overrides
 
 
 @pytest.fixture
-def refused(pilotfish: Run) -> Callable[..., str]:
-    """The one line with which `pilotfish serve` refuses these arguments."""
-
-    def refuse(*arguments: object) -> str:
-        result = pilotfish("serve", *arguments)
-        assert result.code == 2 and result.stderr.count("\n") == 1
-        return result.stderr.removeprefix("pilotfish: ").rstrip("\n")
-
-    return refuse
+def refused(refused: Refused) -> Refused:
+    return partial(refused, "serve")
 
 
 # -- the model
@@ -39,7 +32,7 @@ def test_no_model_is_the_bundled_pair(configured: Configured) -> None:
     assert configured().engine.target == resolve_pair("pycode").target
 
 
-def test_one_model_is_given_once(refused: Callable[..., str], llama: Path) -> None:
+def test_one_model_is_given_once(refused: Refused, llama: Path) -> None:
     assert refused(llama, "--model", llama) == f"target: {str(llama)!r} cannot be combined with MODEL; give one of them"
     assert refused(llama, "--pair", "pycode").startswith("pair: it cannot be combined")
     assert refused("org/name") == (
@@ -59,7 +52,7 @@ def test_numbers_as_people_write_them(configured: Configured, llama: Path, text:
     assert (setup.engine.max_model_len, setup.engine.max_rows, setup.engine.max_requests) == (number, number, 7)
 
 
-def test_numbers_that_are_none(refused: Callable[..., str], llama: Path) -> None:
+def test_numbers_that_are_none(refused: Refused, llama: Path) -> None:
     for option, field in (("--max-model-len", "max_model_len"), ("--max-num-batched-tokens", "max_rows")):
         for text in ("auto", "-1", "1.5k", "²"):
             assert refused(llama, option, text).startswith(f"{field}: {text!r} is not allowed")
@@ -74,7 +67,7 @@ def test_the_process_that_loads_the_model_finds_its_dtype(configured: Configured
         assert configured(llama, *arguments).engine.dtype == "auto"
 
 
-def test_dtypes_by_other_names(configured: Configured, refused: Callable[..., str], llama: Path) -> None:
+def test_dtypes_by_other_names(configured: Configured, refused: Refused, llama: Path) -> None:
     assert configured(llama, "--dtype", "float").engine.dtype == "float32"
     for name in ("float16", "half"):
         line = f"dtype: {name!r} is not allowed; expected auto, float32, or bfloat16, which takes as much memory"
@@ -113,7 +106,7 @@ def test_several_keys(configured: Configured, llama: Path, monkeypatch: pytest.M
 
 
 def test_a_key_in_vllms_environment_is_not_taken_for_one_that_guards(
-    configured: Configured, refused: Callable[..., str], llama: Path, monkeypatch: pytest.MonkeyPatch
+    configured: Configured, refused: Refused, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "sixteen-letters-1")
     assert refused(llama).startswith("VLLM_API_KEY: it is not read; give PILOTFISH_API_KEY")
@@ -141,13 +134,11 @@ def test_a_chat_template_of_a_file_or_a_text(configured: Configured, llama: Path
         ("{% for m in messages %}\\n{% end %}", "chat_template: it is no Jinja template: line 2: "),
     ],
 )
-def test_a_chat_template_that_is_none(refused: Callable[..., str], llama: Path, template: str, line: str) -> None:
+def test_a_chat_template_that_is_none(refused: Refused, llama: Path, template: str, line: str) -> None:
     assert refused(llama, "--chat-template", template).startswith(line)
 
 
-def test_a_models_own_defaults_can_be_left_out(
-    configured: Configured, refused: Callable[..., str], llama: Path
-) -> None:
+def test_a_models_own_defaults_can_be_left_out(configured: Configured, refused: Refused, llama: Path) -> None:
     assert configured(llama).server.generation_config == "auto"
     assert configured(llama, "--generation-config", "vllm").server.generation_config == "vllm"
     assert refused(llama, "--generation-config", "/some").startswith("generation_config: '/some' is not allowed")
@@ -178,7 +169,7 @@ def test_overrides_replace_what_the_model_says(configured: Configured, llama: Pa
 # -- flags that are not ours
 
 
-def test_eager_is_what_a_cpu_does_anyway(configured: Configured, refused: Callable[..., str], llama: Path) -> None:
+def test_eager_is_what_a_cpu_does_anyway(configured: Configured, refused: Refused, llama: Path) -> None:
     assert not configured(llama, "--enforce-eager").engine.eager
     assert refused(llama, "--enforce-eager", "--device", "cuda").startswith("enforce_eager: True is not allowed")
 
@@ -200,9 +191,7 @@ def test_eager_is_what_a_cpu_does_anyway(configured: Configured, refused: Callab
         (["--max-num-seq", "3"], "No such option: --max-num-seq (Possible options: --max-n, --max-num-seqs,"),
     ],
 )
-def test_what_cannot_be_had_is_refused_by_name(
-    refused: Callable[..., str], llama: Path, words: list[str], line: str
-) -> None:
+def test_what_cannot_be_had_is_refused_by_name(refused: Refused, llama: Path, words: list[str], line: str) -> None:
     assert refused(llama, *words).startswith(line)
 
 

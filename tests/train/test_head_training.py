@@ -21,7 +21,7 @@ from pilotfish.errors import InputError, ModelError, ParameterError
 from pilotfish.model.heads.files import TargetFacts, read_head
 from pilotfish.progress import PhaseProgress
 from pilotfish.train.distil import train_distil
-from pilotfish.train.evaluate_head import HeadEvaluation
+from pilotfish.train.evaluate import HeadEvaluation
 from pilotfish.train.export import export_model
 from pilotfish.train.head import train_head
 from pilotfish.train.models import build_model

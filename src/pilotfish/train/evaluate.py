@@ -1,4 +1,5 @@
-"""Held-out figures of a draft, in text of people and of the target (`evaluate`) or in captured outputs."""
+"""Held-out figures: of a draft in text of people and of the target, or in captured outputs; of a head in text that its
+target writes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,11 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pilotfish.progress import PhaseProgress, PlannedPhase
+from pilotfish.errors import InputError
+from pilotfish.progress import Advance, PhaseProgress, PlannedPhase
+from pilotfish.train.heads.trainee import Trainee
+from pilotfish.train.learning import Teacher
 from pilotfish.train.models import predict, write_on
 from pilotfish.train.text.captured import CapturedText
 from pilotfish.train.text.data import Tokens
-from pilotfish.train.text.lessons import OWN_TEXT, PROMPT
+from pilotfish.train.text.lessons import HELD_OUT_ROWS, OWN_TEXT, PROMPT, Lessons, Written, plan_text
 
 EVALUATION = "evaluation"  # the phase
 ROWS = 128  # held-out rows or outputs scored, spread evenly
@@ -21,6 +25,7 @@ ROWS_AT_ONCE = 8
 PROMPTS = 32  # held-out prompts that the target continues
 CONTINUED = 128  # tokens of each continuation
 CHAIN = 4  # guesses of a chain, in captured outputs
+SAMPLED_AT = 0.8  # the temperature at which heads are evaluated, beside 0
 
 
 class Figures(NamedTuple):
@@ -141,3 +146,57 @@ def accepted_of_chains(chances: Tensor) -> Tensor:
     `chances` [tokens] are those of each; none is beyond the last one."""
     following = F.pad(chances, (0, CHAIN - 1)).unfold(0, CHAIN, 1)
     return following.cumprod(1).sum(1)
+
+
+# -- of a head
+
+
+@dataclass(frozen=True)
+class HeadEvaluation:
+    """By depth: the share of tokens that are accepted where all before were. Tokens a step are those of a chain, the
+    target's own after it included."""
+
+    greedy_acceptance: tuple[float, ...]  # of likeliest tokens, in text written at temperature 0
+    greedy_tokens_a_step: float
+    sampled_acceptance: tuple[float, ...]  # of tokens sampled at temperature 0.8, in text written so
+    sampled_tokens_a_step: float
+
+
+def plan_head_evaluation(length: int) -> list[PlannedPhase]:
+    text = plan_text(HELD_OUT_ROWS, length)
+    return [text, text, PlannedPhase(EVALUATION, 2 * text.units / length)]
+
+
+@torch.no_grad()
+def evaluate_head(
+    trainee: Trainee, teacher: Teacher, lessons: Lessons, depth: int, progress: PhaseProgress
+) -> HeadEvaluation:
+    trainee.eval()
+    texts = {temperature: _long_rows(lessons, temperature, depth) for temperature in (0.0, SAMPLED_AT)}
+    figures: list[Any] = []
+    with progress.phase(EVALUATION, sum(map(len, texts.values())), "rows") as advance:
+        for temperature, rows in texts.items():
+            shares = torch.cat([_shares(trainee, teacher, row, depth, temperature, advance) for row in rows])
+            figures += [tuple(shares.mean(0).tolist()), 1 + shares.cumprod(1).sum(1).mean().item()]
+    return HeadEvaluation(*figures)
+
+
+def _long_rows(lessons: Lessons, temperature: float, depth: int) -> list[Written]:
+    rows = [row for row in lessons.written(temperature) if len(row.tokens) > row.prompt + depth]
+    if not rows:
+        raise InputError("data: the target ends held-out texts at once; longer ones are needed")
+    return rows
+
+
+def _shares(
+    trainee: Trainee, teacher: Teacher, row: Written, depth: int, temperature: float, advance: Advance
+) -> Tensor:
+    """float32 [starts, depth]: the chance that each guess below each token of a continuation is accepted."""
+    tokens = torch.from_numpy(row.tokens.astype(np.int64))[None].to(teacher.target.device)
+    length = tokens.shape[1]
+    places = torch.arange(1, length - depth + 1, device=tokens.device)[None]
+    positions = torch.arange(length, device=tokens.device)[None]
+    verdicts = teacher.judge(trainee, tokens, positions, places, temperature or 1.0)
+    shares = torch.stack([each.overlap if temperature else each.agrees.float() for each in verdicts], -1)
+    advance()
+    return shares[0, row.prompt - 2 :]  # from below the last token of the prompt

@@ -20,7 +20,7 @@ from pilotfish.errors import ParameterError
 from pilotfish.model.heads.spec import Head
 from pilotfish.progress import PhaseProgress, PlannedPhase
 from pilotfish.train.curves import draw_run
-from pilotfish.train.evaluate_head import HeadEvaluation, evaluate_head, plan_head_evaluation
+from pilotfish.train.evaluate import HeadEvaluation, evaluate_head, plan_head_evaluation
 from pilotfish.train.head_shapes import head_of, trainee_of
 from pilotfish.train.heads.trainee import Trainee
 from pilotfish.train.learning import Teacher, learn

@@ -107,6 +107,7 @@ class Trainer:
     def run(self, batch_at: Callable[[int], Sequence[Tensor]], progress: PhaseProgress) -> None:
         """Train from the last checkpoint to the end of the schedule; the batch is a function of the step."""
         self.directory.mkdir(parents=True, exist_ok=True)
+        self.log.touch()
         if self._has_checkpoint():
             self._restore()
         self.model.train()

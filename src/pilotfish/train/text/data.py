@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -57,10 +57,10 @@ def collect(sources: Sequence[Path], packages: Sequence[str]) -> list[Document]:
     return sorted(by_text.values(), key=attrgetter("name"))
 
 
-def split(documents: Sequence[Document], held_out: Sequence[str]) -> tuple[list[Document], list[Document]]:
-    """The documents to train on, and those held out: the named packages, or a twentieth of the documents where none of
-    them is there."""
-    chosen = {document.name for document in documents if _belongs(document, held_out)}
+def split(documents: Sequence[Any], held_out: Sequence[str]) -> tuple[list[Any], list[Any]]:
+    """Documents, or passages, to train on, and those held out: the named packages, or a twentieth where none of them is
+    there."""
+    chosen = {document.name for document in documents if _belongs(document.name, held_out)}
     if not chosen:
         ranked = sorted(documents, key=lambda document: hashlib.sha256(document.name.encode()).digest())
         chosen = {document.name for document in ranked[: -(-len(ranked) // FALLBACK_HELD_OUT)]}
@@ -96,10 +96,10 @@ def _text(path: Path) -> str | None:
     return text.replace("\r\n", "\n") if text.strip() and "\0" not in text else None
 
 
-def _belongs(document: Document, packages: Sequence[str]) -> bool:
-    """Whether the document is part of a package, or tests it: `test_email.py` belongs to `email`."""
-    parts = PurePosixPath(document.name).with_suffix("").parts
-    return any(part == name or part.startswith(f"test_{name}") for part in parts for name in packages)
+def _belongs(name: str, packages: Sequence[str]) -> bool:
+    """Whether a document is part of a package, or tests it: `test_email.py` belongs to `email`."""
+    parts = PurePosixPath(name).with_suffix("").parts
+    return any(part == one or part.startswith(f"test_{one}") for part in parts for one in packages)
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:

@@ -24,7 +24,7 @@ from pilotfish.progress import PhaseProgress
 from pilotfish.prompts import chat_prompt
 from pilotfish.train.recipes import TaughtRecipe
 from pilotfish.train.taught_target import TaughtTarget
-from pilotfish.train.text.data import Document, Tokens, collect, split, token_type
+from pilotfish.train.text.data import Tokens, collect, split, token_type
 
 FIELDS = ("text", "tokens", "prompt", "messages", "conversations", "turns")
 
@@ -70,18 +70,13 @@ def read_passages(recipe: TaughtRecipe, target: TaughtTarget, progress: PhasePro
 def passages_of(recipe: TaughtRecipe, tokenizer: Any) -> tuple[Passages, Passages]:
     lines = [passage for path in recipe.data for passage in _read(path, tokenizer)]
     documents = collect(recipe.sources, recipe.packages) if recipe.sources or not recipe.data else []
-    training, held_out = _split(lines) if lines else ([], [])
+    if len(lines) == 1:
+        raise InputError("data: 1 passage is too little; two or more are needed")
+    training, held_out = split(lines, ()) if lines else ([], [])
     if documents:
         for part, chosen in zip(split(documents, recipe.held_out), (training, held_out), strict=True):
             chosen += [Passage(document.name, _tokens_of(document.text, tokenizer)) for document in part]
     return _joined(training, tokenizer), _joined(held_out, tokenizer)
-
-
-def _split(lines: list[Passage]) -> tuple[list[Passage], list[Passage]]:
-    if len(lines) < 2:
-        raise InputError(f"data: {len(lines)} passage is too little; two or more are needed")
-    held_out = {document.name for document in split([Document(line.name, "") for line in lines], ())[1]}
-    return [line for line in lines if line.name not in held_out], [line for line in lines if line.name in held_out]
 
 
 def _joined(passages: Sequence[Passage], tokenizer: Any) -> Passages:
