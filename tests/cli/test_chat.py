@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -120,14 +121,17 @@ def test_speculation_changes_no_answer(engine: Engine, drafted: Engine) -> None:
 
 
 @pytest.fixture
-def chat(pilotfish: Any, chatty: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """`chat(input, *options)`, float32, 12 tokens an answer."""
-    fixed = ("--target", chatty, *PLAIN, "--max-tokens", 12, "--temperature", 0.8, "--seed", 5)
+def chat(pilotfish: Any, chatty: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """`chat(input, *options)`, float32, 12 tokens an answer; of one engine, unless options are about engines."""
+    fixed = ("--target", chatty, *PLAIN, "--max-tokens", 12, "--temperature", 0.8)
+    load = chat_module.started
 
-    def run(text: str | bytes, *options: object) -> Any:
+    def run(text: str | bytes, *options: object, seed: int | None = 5) -> Any:
         data = text if isinstance(text, bytes) else text.encode()
+        own = {"--target", "--kv-slots"}.intersection(map(str, options))
+        monkeypatch.setattr(chat_module, "started", load if own else lambda _: nullcontext(engine))
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-        return pilotfish("chat", *fixed, *options)
+        return pilotfish("chat", *fixed, *options, *(() if seed is None else ("--seed", seed)))
 
     return run
 
@@ -140,24 +144,21 @@ def test_a_pipe_gets_answers_and_nothing_else(chat: Any, engine: Engine) -> None
 
 
 @pytest.mark.parametrize(
-    ("turn", "named"),
+    ("turn", "options", "named"),
     [
-        (b"forbidden", ["chat template refuses", "it is forbidden"]),
-        (b"a b " * 3000, ["conversation", f" tokens; {CONTEXT - 1} "]),
-        (b"\xff", ["UTF-8"]),
+        (b"forbidden", (), ["chat template refuses", "it is forbidden"]),
+        (b"a b " * 3000, (), ["conversation", f" tokens; {CONTEXT - 1} "]),
+        (b"\xff", (), ["UTF-8"]),
+        (b"a b " * 30, ("--kv-slots", 64), ["KV slots; the pool has 64"]),
     ],
 )
-def test_a_turn_that_cannot_be_served_is_dropped(chat: Any, turn: bytes, named: list[str]) -> None:
-    result, without = chat(b"a\n" + turn + b"\nb\n"), chat("a\nb\n")
+def test_a_turn_that_cannot_be_served_is_dropped(
+    chat: Any, turn: bytes, options: tuple[object, ...], named: list[str]
+) -> None:
+    result, without = chat(b"a\n" + turn + b"\n", *options), chat("a\n")
     assert (result.code, result.stdout) == (0, without.stdout)
     (line,) = result.stderr.splitlines()
     assert line.startswith("pilotfish: turn dropped: ") and all(word in line for word in named)
-
-
-def test_a_full_kv_pool_drops_a_turn_too(chat: Any) -> None:
-    result = chat("a\n" + "a b " * 30 + "\n", "--kv-slots", 64)
-    assert (result.code, result.stdout) == (0, chat("a\n").stdout)
-    assert "KV slots; the pool has 64" in result.stderr and result.stderr.count("\n") == 1
 
 
 def test_commands(chat: Any) -> None:
@@ -167,15 +168,11 @@ def test_commands(chat: Any) -> None:
         result = chat(f"a\n{forgetting}b\n")
         assert result.stdout.startswith(one) and result.stdout != two and "forg" in result.stderr
     assert chat("a\n/regenerate\n").stdout == chat("a\n/reset\na\n").stdout != one + one
+    assert chat(" /exit\n").stdout, "with a space before it, it is a turn"
     helped = chat("/help\n/regenerate\n/fly me\n")
     assert (helped.code, helped.stdout) == (0, "")
     for word in ("/undo", "/reset", "/exit", "no answer to give again", "/fly me"):
         assert word in helped.stderr
-
-
-def test_a_space_before_it_makes_a_command_a_turn(chat: Any) -> None:
-    result = chat(" /exit\n")
-    assert result.stdout and not result.stderr
 
 
 def test_a_backslash_continues_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,16 +181,10 @@ def test_a_backslash_continues_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [screen.turn() for _ in range(3)] == ["a\nb\nc", "d\n", None]
 
 
-def test_a_seed_that_was_drawn_is_reported(pilotfish: Any, chatty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = ("chat", "--target", chatty, *PLAIN, "--max-tokens", 12)
-
-    def run(*more: object) -> Any:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\n")))
-        return pilotfish(*options, *more)
-
-    drawn = run()
+def test_a_seed_that_was_drawn_is_reported(chat: Any) -> None:
+    drawn = chat("a\nb\n", seed=None)
     word, seed = drawn.stderr.split()
-    assert word == "seed" and run("--seed", seed).stdout == drawn.stdout
+    assert word == "seed" and chat("a\nb\n", seed=int(seed)).stdout == drawn.stdout
 
 
 def test_a_model_without_template_needs_raw(chat: Any, generate: Any, llama: Path, tmp_path: Path) -> None:
@@ -207,10 +198,10 @@ def test_a_model_without_template_needs_raw(chat: Any, generate: Any, llama: Pat
     assert "chat template" in refused.stderr and "--raw" in refused.stderr and refused.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("options", [["--temperature", -1], ["--seed", -1], ["--max-tokens", 0], ["--json"], ["a"]])
-def test_impossible_options(chat: Any, options: list[object]) -> None:
-    result = chat("a\n", *options)
-    assert (result.code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+def test_impossible_options(chat: Any) -> None:
+    for options in (["--temperature", -1], ["--seed", -1], ["--max-tokens", 0], ["--json"], ["a"]):
+        result = chat("a\n", *options, seed=None)
+        assert (result.code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
 
 
 def test_the_command_line_then_the_model_say_how_long_answers_are(
@@ -219,7 +210,7 @@ def test_the_command_line_then_the_model_say_how_long_answers_are(
     seen: list[int] = []
     monkeypatch.setattr(chat_module, "converse", lambda talk, _: seen.append(talk.params.max_tokens))
     shutil.copytree(chatty, tmp_path, dirs_exist_ok=True)
-    options = ("chat", "--target", tmp_path, "--threads", 1, "--eager")
+    options = ("chat", "--target", tmp_path, *PLAIN)
     assert pilotfish(*options).code == 0
     (tmp_path / "generation_config.json").write_text(json.dumps({"max_new_tokens": 7}))
     assert pilotfish(*options).code == pilotfish(*options, "--max-tokens", 9).code == 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -96,10 +94,11 @@ def test_a_trace_is_planned_for_its_mean_and_its_peak(pilotfish: Run, refused: R
         for i in range(99)
     ]
     path.write_text("\n".join(map(json.dumps, requests)))
-    (record,) = pilotfish("plan", "whatif", path, *SMALL, "--json").rows
+    few = ("--target", "llama-3.1-8b", "--devices", "l40s@1")
+    (record,) = pilotfish("plan", "whatif", path, *few, "--json").rows
     assert record["trace"]["requests"] == 99 and record["trace"]["peak"] >= record["trace"]["mean"] > 0.9
     assert record["mean"]["situation"]["workload"]["rate"] == record["trace"]["mean"]
-    printed = pilotfish("plan", "whatif", path, *SMALL).stdout
+    printed = pilotfish("plan", "whatif", path, *few).stdout
     assert printed.startswith("99 requests in 2 minutes") and "mean:" in printed and "peak:" in printed
     path.write_text(json.dumps(requests[0]))
     assert "a minute or more is needed" in refused("plan", "whatif", path, *SMALL)
@@ -109,7 +108,7 @@ def test_a_trace_is_planned_for_its_mean_and_its_peak(pilotfish: Run, refused: R
 
 # -- simulate
 
-RUN = ("plan", "simulate", "--target", "1:10ms/32:20ms", "--draft", "1ms", "--requests", "4", "--output-tokens", "16")
+RUN = ("plan", "simulate", "--target", "1:10ms/32:20ms", "--draft", "1ms", "--requests", "4", "--output-tokens", "8")
 
 
 def test_a_table_has_each_mode_at_each_concurrency(pilotfish: Run) -> None:
@@ -148,9 +147,3 @@ def test_guessing_needs_a_draft(pilotfish: Run, refused: Refused) -> None:
     options = ("--target", "10ms", "--mode", "off", "--concurrency", "1", "--requests", "1", "--output-tokens", "4")
     (record,) = pilotfish("plan", "simulate", *options, "--json").rows
     assert [point["mode"] for point in record["points"]] == ["off"]
-
-
-def test_it_runs_without_torch() -> None:
-    command = [*RUN, "--concurrency", "1", "--requests", "1", "--json"]
-    code = f"import sys; from pilotfish.cli import main; main({command!r}); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0

@@ -22,13 +22,10 @@ def refused(refused: Refused) -> Refused:
 # -- the model
 
 
-@pytest.mark.parametrize("option", [[], ["--model"], ["--target"]])
-def test_a_model_is_a_word_or_an_option(configured: Configured, llama: Path, option: list[str]) -> None:
-    setup = configured(*option, llama)
-    assert (setup.engine.target, setup.engine.draft, setup.engine.mode) == (llama, None, "off")
-
-
-def test_no_model_is_the_bundled_pair(configured: Configured) -> None:
+def test_a_model_is_a_word_or_an_option_or_the_bundled_pair(configured: Configured, llama: Path) -> None:
+    for option in ([], ["--model"], ["--target"]):
+        engine = configured(*option, llama).engine
+        assert (engine.target, engine.draft, engine.mode) == (llama, None, "off")
     assert configured().engine.target == resolve_pair("pycode").target
 
 
@@ -46,29 +43,19 @@ def test_names_with_underscores_and_with_hyphens(configured: Configured, llama: 
         assert configured(llama, *arguments).engine.max_model_len == 1024
 
 
-@pytest.mark.parametrize(("text", "number"), [("512", 512), ("1k", 1000), ("1K", 1024)])
-def test_numbers_as_people_write_them(configured: Configured, llama: Path, text: str, number: int) -> None:
-    setup = configured(llama, "--max-model-len", text, "--max-num-batched-tokens", text, "--max-num-seqs", 7)
-    assert (setup.engine.max_model_len, setup.engine.max_rows, setup.engine.max_requests) == (number, number, 7)
-
-
-def test_numbers_that_are_none(refused: Refused, llama: Path) -> None:
-    for option, field in (("--max-model-len", "max_model_len"), ("--max-num-batched-tokens", "max_rows")):
-        for text in ("auto", "-1", "1.5k", "²"):
-            assert refused(llama, option, text).startswith(f"{field}: {text!r} is not allowed")
+def test_numbers_as_people_write_them(configured: Configured, refused: Refused, llama: Path) -> None:
+    for text, number in (("512", 512), ("1k", 1000), ("1K", 1024)):
+        given = ("--max-model-len", text, "--max-num-batched-tokens", text, "--max-num-seqs", 7)
+        engine = configured(llama, *given).engine
+        assert (engine.max_model_len, engine.max_rows, engine.max_requests) == (number, number, 7)
+    for option, text in (("--max-model-len", "auto"), ("--max-num-batched-tokens", "1.5k"), ("--max-model-len", "²")):
+        assert f": {text!r} is not allowed" in refused(llama, option, text)
     assert refused(llama, "--max-model-len", "1").startswith("max_model_len: 1 is not allowed")
 
 
-# -- dtype
-
-
-def test_the_process_that_loads_the_model_finds_its_dtype(configured: Configured, llama: Path) -> None:
-    for arguments in ((), ("--dtype", "auto")):
-        assert configured(llama, *arguments).engine.dtype == "auto"
-
-
 def test_dtypes_by_other_names(configured: Configured, refused: Refused, llama: Path) -> None:
-    assert configured(llama, "--dtype", "float").engine.dtype == "float32"
+    for given, dtype in (((), "auto"), (("--dtype", "auto"), "auto"), (("--dtype", "float"), "float32")):
+        assert configured(llama, *given).engine.dtype == dtype
     for name in ("float16", "half"):
         line = f"dtype: {name!r} is not allowed; expected auto, float32, or bfloat16, which takes as much memory"
         assert refused(llama, "--dtype", name) == line
@@ -124,29 +111,21 @@ def test_a_chat_template_of_a_file_or_a_text(configured: Configured, llama: Path
     assert configured(llama, "--chat-template", text.replace("\n", "\\n")).server.chat_template == text
 
 
-@pytest.mark.parametrize(
-    ("template", "line"),
-    [
-        (
-            "/nowhere/chat.jinja",
-            "chat_template: '/nowhere/chat.jinja' is not allowed; expected a file that can be read",
-        ),
-        ("{% for m in messages %}\\n{% end %}", "chat_template: it is no Jinja template: line 2: "),
-    ],
-)
-def test_a_chat_template_that_is_none(refused: Refused, llama: Path, template: str, line: str) -> None:
-    assert refused(llama, "--chat-template", template).startswith(line)
+def test_a_chat_template_that_is_none(refused: Refused, llama: Path) -> None:
+    unread = "chat_template: '/nowhere/chat.jinja' is not allowed; expected a file that can be read"
+    assert refused(llama, "--chat-template", "/nowhere/chat.jinja").startswith(unread)
+    line = refused(llama, "--chat-template", "{% for m in messages %}\\n{% end %}")
+    assert line.startswith("chat_template: it is no Jinja template: line 2: ")
 
 
-def test_a_models_own_defaults_can_be_left_out(configured: Configured, refused: Refused, llama: Path) -> None:
-    assert configured(llama).server.generation_config == "auto"
-    assert configured(llama, "--generation-config", "vllm").server.generation_config == "vllm"
+def test_defaults_of_the_model_and_of_ours_can_be_left_out(
+    configured: Configured, refused: Refused, llama: Path
+) -> None:
+    plain = configured(llama).server
+    changed = configured(llama, "--generation-config", "vllm", "--no-special-in-user-text").server
+    assert [one.generation_config for one in (plain, changed)] == ["auto", "vllm"]
+    assert [one.special_in_user_text for one in (plain, changed)] == [True, False]
     assert refused(llama, "--generation-config", "/some").startswith("generation_config: '/some' is not allowed")
-
-
-def test_texts_may_spell_special_tokens_unless_told_otherwise(configured: Configured, llama: Path) -> None:
-    assert configured(llama).server.special_in_user_text
-    assert not configured(llama, "--no-special-in-user-text").server.special_in_user_text
 
 
 class ModelFiles:
@@ -199,16 +178,14 @@ def test_words_after_two_hyphens_are_left_alone() -> None:
     assert translated(["--nodes", "3", "--", "--seed", "a_b"]) == ["--nodes", "3", "--", "--seed", "a_b"]
 
 
-@pytest.mark.parametrize("name", FLAGS)
-def test_each_flag_is_accepted_where_it_changes_nothing_and_refused_where_it_would(name: str) -> None:
-    flag = FLAGS[name]
-    for value in flag.accepted:
-        words = [f"--{name}" if value == "on" else f"--no-{name}"] if flag.switch else [f"--{name}", value]
-        assert translated([*words, "MODEL"]) == ["MODEL"]
-    others = {"on": f"--{name}", "off": f"--no-{name}"} if flag.switch else {"other": f"--{name}=other"}
-    for value, word in others.items():
-        if value not in flag.accepted:
-            with pytest.raises(InputError, match=r"^--"):
+def test_each_flag_is_accepted_where_it_changes_nothing_and_refused_where_it_would() -> None:
+    for name, flag in FLAGS.items():
+        for value in flag.accepted:
+            words = [f"--{name}" if value == "on" else f"--no-{name}"] if flag.switch else [f"--{name}", value]
+            assert translated([*words, "MODEL"]) == ["MODEL"], words
+        others = {"on": f"--{name}", "off": f"--no-{name}"} if flag.switch else {"other": f"--{name}=other"}
+        for word in (word for value, word in others.items() if value not in flag.accepted):
+            with pytest.raises(InputError, match=rf"^{word.partition('=')[0]}"):
                 translated([word])
 
 

@@ -99,7 +99,9 @@ def generate(
     how = Handling(**handling)
     if not json and ("logprobs" in sampling or "prompt_logprobs" in sampling):
         raise InputError("logprobs: they are reported with --json only")
-    rows = _rows(prompt, prompts)
+    if (prompt is None) == (prompts is None):
+        raise InputError("prompt: exactly one of --prompt and --prompts is needed")
+    rows = [Row("prompt", (prompt or "",), chat=False, place=COMMAND_LINE)] if prompts is None else read_rows(prompts)
     config = engine_config(engine, max_requests=max(how.concurrency, EngineConfig.max_requests))
     good = [row for row in rows if isinstance(row, Row)]
     for row in rows:
@@ -108,14 +110,6 @@ def generate(
     served = bool(good) and _generate(config, sampling, good, Printer(json=json), how)
     if not served or len(good) < len(rows):
         raise typer.Exit(2)
-
-
-def _rows(prompt: str | None, prompts: Path | None) -> list[Row | BadRow]:
-    if (prompt is None) == (prompts is None):
-        raise InputError("prompt: exactly one of --prompt and --prompts is needed")
-    if prompts is not None:
-        return read_rows(prompts)
-    return [Row("prompt", (prompt or "",), chat=False, place=COMMAND_LINE)]
 
 
 def _generate(config: EngineConfig, sampling: Given, rows: Sequence[Row], printer: Printer, handling: Handling) -> bool:
@@ -272,9 +266,8 @@ def records(row: Row, result: RequestOutput, drops: Mapping[str, Mapping[str, in
 
 
 def _reported(field: str, logprobs: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
-    return {} if logprobs is None else {field: [_logprob_record(entry) for entry in logprobs]}
-
-
-def _logprob_record(entry: TokenLogprobs) -> dict[str, Any]:
-    top = [{"token_id": token, "logprob": logprob} for token, logprob in entry.top]
-    return {"token_id": entry.token, "logprob": entry.logprob, "rank": entry.rank, "top": top}
+    if logprobs is None:
+        return {}
+    tops = [[{"token_id": token, "logprob": logprob} for token, logprob in entry.top] for entry in logprobs]
+    entries = zip(logprobs, tops, strict=True)
+    return {field: [{"token_id": e.token, "logprob": e.logprob, "rank": e.rank, "top": top} for e, top in entries]}

@@ -6,7 +6,7 @@ import json
 import re
 import tomllib
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -34,15 +34,12 @@ class Flag:
     switch: bool = False  # whether it is --x, for `on`, or --no-x, for `off`, without a value
 
 
-def _flags() -> Iterator[tuple[str, Flag]]:
-    for why, flags in _TABLES["flags"].items():
-        for name, accepted in flags.items():
-            switch = isinstance(accepted, dict)
-            yield name, Flag(why, tuple(accepted["switch"] if switch else accepted), switch)
-
-
 #: Flags of `vllm serve` that are not ours.
-FLAGS = dict(_flags())
+FLAGS = {
+    name: Flag(why, tuple(accepted["switch"]), True) if isinstance(accepted, dict) else Flag(why, tuple(accepted))
+    for why, flags in _TABLES["flags"].items()
+    for name, accepted in flags.items()
+}
 
 
 class ServeCommand(TyperCommand):
@@ -143,7 +140,10 @@ def with_speculative_config(engine: Given, text: str | None) -> Given:
     UnknownOptionError for a key that vLLM does not have either."""
     if text is None:
         return engine
-    given = _object(text)
+    try:
+        given = msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise ParameterError(FIELD, text, f"a JSON object ({error})") from error
     given.setdefault("method", "draft_model" if "model" in given else None)
     options = {"mode": "sync", **engine}
     if given.get("parallel_drafting") is True and given["method"] != "eagle3":
@@ -153,13 +153,6 @@ def with_speculative_config(engine: Given, text: str | None) -> Given:
     if _METHODS[given["method"]] == "lm" and "draft" not in options and "target" in options:
         raise ParameterError(f"{FIELD}.model", None, "the directory of a draft, or of a trained head")
     return options
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeError) as error:
-        raise ParameterError(FIELD, text, f"a JSON object ({error})") from error
 
 
 def _meaning(name: str, value: Any) -> Given:

@@ -11,21 +11,12 @@ from typing import Annotated
 
 import typer
 
-from pilotfish.cli.options import (
-    DEFAULT_PAIR,
-    ENGINE,
-    ROWS,
-    JsonOption,
-    engine_config,
-    model_directories,
-    model_directory,
-)
+from pilotfish.cli.options import ENGINE, ROWS, engine_config, model_directories, model_directory
 from pilotfish.cli.show import print_json
 from pilotfish.command import Given, taking
 from pilotfish.config.engine import PREFILL_ROWS, EngineConfig
 from pilotfish.config.text import config_of
 from pilotfish.config.workers import GGUF, OF_PREFILLS, POOL_MODEL, DraftConfig, PrefillConfig, TargetConfig
-from pilotfish.engine import pairs
 from pilotfish.engine.processes.process import LOG_FORMAT, Signals, run_worker, supervised
 from pilotfish.logs import configure
 from pilotfish.options import pick
@@ -35,6 +26,7 @@ logger = logging.getLogger(__name__)
 LogFormatOption = Annotated[
     str | None, typer.Option(envvar=LOG_FORMAT, help="json or text: with times, as a server's lines.")
 ]
+EndpointOption = Annotated[bool, typer.Option("--json", help="Say where it listens on stdout, once it serves.")]
 ParentOption = Annotated[str | None, typer.Option(hidden=True, help="Of the engine that starts this process, as JSON.")]
 
 
@@ -50,12 +42,10 @@ def draft(
     ] = None,
     pair: Annotated[str | None, typer.Option(help="The bundled pair whose draft to run: pycode, the default.")] = None,
     log_format: LogFormatOption = None,
-    json: JsonOption = False,
+    json: EndpointOption = False,
     config: ParentOption = None,
 ) -> None:
-    """Run a draft pool: targets attach to it with --mode async --draft-pool. Ends on Ctrl-C or SIGTERM.
-
-    With --json one line on stdout says where it listens, once it serves."""
+    """Run a draft pool: targets attach to it with --mode async --draft-pool. Ends on Ctrl-C or SIGTERM."""
     if config is None:
         prepared = _configuration(draft, pair, pool, engine)
     else:
@@ -77,9 +67,9 @@ def _configuration(draft: Path | None, pair: str | None, pool: Given, engine: Gi
         return DraftConfig(model=EngineConfig(target=found, **engine), **pool)
     from pilotfish.model.heads.detect import is_head
 
-    models = pairs.resolve_pair(pair or DEFAULT_PAIR, *([] if draft is None else [str(draft)]))
-    target = {"target": models.target} if is_head(models.draft) else {}
-    return DraftConfig(model=EngineConfig(target=models.draft, **engine), **{**target, **pool})
+    models = model_directories(pair, None, draft)
+    target = {"target": models["target"]} if is_head(models["draft"]) else {}
+    return DraftConfig(model=EngineConfig(target=models["draft"], **engine), **{**target, **pool})
 
 
 @taking(pick(PrefillConfig), pick(EngineConfig, *POOL_MODEL, *OF_PREFILLS, max_rows=PREFILL_ROWS))
@@ -91,13 +81,10 @@ def prefill(
     ] = None,
     pair: Annotated[str | None, typer.Option(help="The bundled pair of the targets: pycode, the default.")] = None,
     log_format: LogFormatOption = None,
-    json: JsonOption = False,
+    json: EndpointOption = False,
     config: ParentOption = None,
 ) -> None:
-    """Run a prefill pool, which computes KV of prompts: targets attach to it with --prefill-pool. Ends on Ctrl-C or
-    SIGTERM.
-
-    With --json one line on stdout says where it listens, once it serves."""
+    """Run a pool that computes KV of prompts: targets attach to it with --prefill-pool. Ends on Ctrl-C or SIGTERM."""
     if config is None:
         directory = model_directories(pair, target, None)["target"]
         prepared = PrefillConfig(model=EngineConfig(target=directory, **engine), **pool)
@@ -115,12 +102,10 @@ def target(
     engine: Given,
     rows: Given,
     log_format: LogFormatOption = None,
-    json: JsonOption = False,
+    json: EndpointOption = False,
     config: ParentOption = None,
 ) -> None:
-    """Run a target: servers attach to it with --target-pool. Ends on Ctrl-C or SIGTERM.
-
-    With --json one line on stdout says where it listens, once it serves."""
+    """Run a target: servers attach to it with --target-pool. Ends on Ctrl-C or SIGTERM."""
     served = engine_config(engine, **rows) if config is None else config_of(config, EngineConfig)
     prepared = TargetConfig(engine=served, **own)
     configure(log_format, process=prepared.name)

@@ -32,10 +32,22 @@ def export_pair(
     draft: LlamaForCausalLM,
     result: Evaluation,
 ) -> None:
+    record = json.loads(recipe.to_json())
+    del record["sources"]  # paths on someone's machine are not for a model card
     for role, model in (("target", target), ("draft", draft)):
         generation = GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=0)
         export_model(model, tokenizer, generation, out / role)
-        (out / role / "README.md").write_text(_card(role, model, recipe, result))
+        card = CARD.render(
+            role=role,
+            size=getattr(recipe, role),
+            parameters=model.num_parameters(),
+            recipe=recipe,
+            record=json.dumps(record, indent=2),
+            python=platform.python_version(),
+            fallback=FALLBACK_HELD_OUT,
+            result=result,
+        )
+        (out / role / "README.md").write_text(card)
 
 
 def export_model(model: Any, tokenizer: Any, generation: GenerationConfig, directory: Path) -> None:
@@ -48,19 +60,3 @@ def export_model(model: Any, tokenizer: Any, generation: GenerationConfig, direc
     tokenizer.save_pretrained(directory)
     for path in directory.glob("*.safetensors"):
         path.chmod(0o644)  # safetensors writes files for their owner alone
-
-
-def _card(role: str, model: LlamaForCausalLM, recipe: PairRecipe, result: Evaluation) -> str:
-    record = json.loads(recipe.to_json())
-    del record["sources"]  # paths on someone's machine are not for a model card
-    card: str = CARD.render(
-        role=role,
-        size=getattr(recipe, role),
-        parameters=model.num_parameters(),
-        recipe=recipe,
-        record=json.dumps(record, indent=2),
-        python=platform.python_version(),
-        fallback=FALLBACK_HELD_OUT,
-        result=result,
-    )
-    return card

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -182,24 +181,22 @@ class HeadRecipe(TaughtRecipe):
             raise ParameterError("layers", self.layers, f"1 of {self.kind}")
 
 
-#: Defaults of a kind's own: chosen by measurement on `pycode`, docs/training.md.
-OF_KIND: Mapping[str, Mapping[str, Any]] = {"dspark": {"depth": 5, "layers": 2}}
+#: Defaults of its own: chosen by measurement on `pycode`, docs/training.md.
+OF_DSPARK = {"depth": 5, "layers": 2}
 
 
 def head_options() -> list[Option]:
-    return [_of_kinds(one) for one in pick(HeadRecipe)]
-
-
-def _of_kinds(one: Option) -> Option:
-    values = {kind: own[one.name] for kind, own in OF_KIND.items() if one.name in own}
-    if not values:
-        return one
-    shown = "; ".join([str(one.default), *(f"{kind}: {value}" for kind, value in values.items())])
-    return replace(one, default=None, extra={**one.extra, "shown": shown})
+    """Where kinds differ their defaults are shown, and left to `head_recipe`."""
+    return [
+        replace(one, default=None, extra={**one.extra, "shown": f"{one.default}; dspark: {OF_DSPARK[one.name]}"})
+        if one.name in OF_DSPARK
+        else one
+        for one in pick(HeadRecipe)
+    ]
 
 
 def head_recipe(kind: str, **given: Any) -> HeadRecipe:
     """The recipe of a kind, but for what is given. ParameterError for a kind that there is not."""
     if kind not in get_args(HeadKind):
         raise ParameterError("kind", kind, " or ".join(get_args(HeadKind)))
-    return HeadRecipe(**{**OF_KIND.get(kind, {}), **given, "kind": kind})
+    return HeadRecipe(**{**(OF_DSPARK if kind == "dspark" else {}), **given, "kind": kind})

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
 
 from pilotfish.config.cache import made_once
 from pilotfish.errors import ParameterError
+from pilotfish.train.recipes import Recipe
 from pilotfish.train.text.data import Tokens
-
-
-class Recipe(Protocol):
-    def to_json(self) -> str: ...
 
 
 def claim(run: Path, recipe: Recipe) -> None:

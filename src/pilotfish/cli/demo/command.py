@@ -56,9 +56,12 @@ def demo(
     import_for_serving()
     from pilotfish.cli.demo.runs import Scene, Work, measured_scene
     from pilotfish.cli.demo.scenes import run_demo
+    from pilotfish.model.cpu.native import load_kernels
 
     work = Work(params)
-    _build_kernels(paced, quiet=json)
+    if paced.device == "cpu" and not paced.eager:  # before a draft's process would build them as well
+        with status("building the kernels, once on this machine", quiet=json):
+            load_kernels()
     if pace == AUTO:
         with status("measuring what pace this machine holds", quiet=json):
             first = measured_scene(PACED_PAIR, paced, work, quiet=True)
@@ -67,15 +70,6 @@ def demo(
     scenes = [first, Scene("unpaced", f"{pair} at the speed of this machine", pair, unpaced)]
     if not run_demo(scenes, work, rounds=rounds, json=json, began=began):
         raise typer.Exit(1)
-
-
-def _build_kernels(config: EngineConfig, *, quiet: bool) -> None:
-    """Before a draft's process would build them as well."""
-    from pilotfish.model.cpu.native import load_kernels
-
-    if config.device == "cpu" and not config.eager:
-        with status("building the kernels, once on this machine", quiet=quiet):
-            load_kernels()
 
 
 def _config(pair: str, pace: str, engine: Given) -> EngineConfig:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from pilotfish.cli.options import DEFAULT_PAIR, JsonOption
+from pilotfish.cli.options import JsonOption, model_directories
 from pilotfish.cli.show import print_json, print_line, print_table, table_of
 from pilotfish.errors import InputError, ParameterError
 from pilotfish.printable import printable
@@ -82,10 +82,9 @@ def _hello(tokenizer: Path | None, pair: str | None, digest: str, vocab_size: in
         return Hello(PROTOCOL_VERSION, digest, vocab_size, "draft-check", capabilities=can)
     from pilotfish.core.drafting.vocabulary import added_tokens
     from pilotfish.core.drafting.vocabulary import tokenizer_digest as digest_of
-    from pilotfish.engine import pairs
     from pilotfish.model.loading.metadata import load_tokenizer
 
-    loaded = load_tokenizer(tokenizer or pairs.resolve_pair(pair or DEFAULT_PAIR).target)
+    loaded = load_tokenizer(tokenizer or model_directories(pair, None, None)["target"])
     return Hello(
         PROTOCOL_VERSION, digest_of(loaded), len(loaded), "draft-check", added_tokens(loaded), capabilities=can
     )

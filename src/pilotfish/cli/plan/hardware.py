@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,23 +29,39 @@ _FORMS = {
 }
 
 
-def devices_of(field: str, text: str) -> list[Given]:
-    return [_device(field, one) for one in text.split(",")]
+def _listed(name: str, parse: Callable[[str, str], Given], otherwise: str) -> Option:
+    """An option that is read as a plan's file has it."""
+    each = {"parse": lambda field, text: [parse(field, one) for one in text.split(",")]}
+    return Option(name, str, None, f"{_FORMS[name]}; {otherwise}.", extra=each)
 
 
-def drafts_of(field: str, text: str) -> list[Given]:
-    return [_draft(field, one) for one in text.split(",")]
+def _device(field: str, text: str) -> Given:
+    match = _DEVICE.fullmatch(text)
+    if match is None:
+        raise ParameterError(field, text, _FORMS[field])
+    offer: Given = {"name": match["name"], "count": int(match["count"] or 1)}
+    prices = [_number(field, text, price) for price in (match["low"], match["high"] or match["low"]) if price]
+    return {**offer, "price": prices} if prices else offer
 
 
-def _listed(name: str, parse: Callable[[str, str], list[Given]], otherwise: str) -> Option:
-    return Option(name, str, None, f"{_FORMS[name]}; {otherwise}.", extra={"parse": parse})
+def _draft(field: str, text: str) -> Given:
+    model, equals, rate = text.partition("=")
+    given = {"rate": _number(field, text, rate), "source": "given as an option"} if equals else {}
+    return {"model": model, **given}
+
+
+def _number(field: str, text: str, number: str) -> float:
+    try:
+        return float(number)
+    except ValueError:
+        raise ParameterError(field, text, _FORMS[field]) from None
 
 
 #: Options, each of which replaces a field of a plan's file.
 SITUATION = [
     Option("target", str, None, "A model of docs/planning.md."),
-    _listed("devices", devices_of, "without USD those of docs/planning.md"),
-    _listed("drafts", drafts_of, "without a rate the published one"),
+    _listed("devices", _device, "without USD those of docs/planning.md"),
+    _listed("drafts", _draft, "without a rate the published one"),
     Option("weights", str, None, "bf16, fp8 or int4."),
     Option("kv", str, None, "bf16 or fp8."),
     Option("engine", str, None, "Whose constants, as docs/planning.md has them."),
@@ -108,11 +124,8 @@ def _choose(record: Given, plan: Path | None) -> HardwareChoice:
     from pilotfish.plan.planner.choice import choose
     from pilotfish.plan.planner.situation import situation_of
 
-    return choose(situation_of(record, str(plan or "options")), _bar)
-
-
-def _bar(total: int) -> AbstractContextManager[Callable[[], None]]:
-    return progress_bar(Console(stderr=True), total, "deployments")
+    bar = partial(progress_bar, Console(stderr=True), what="deployments")
+    return choose(situation_of(record, str(plan or "options")), bar)
 
 
 # -- a plan with what options replace
@@ -140,25 +153,3 @@ def _section(record: Given, name: str) -> Given:
     if not isinstance(section, dict):
         raise ParameterError(name, section, "a table of the plan")
     return section
-
-
-def _device(field: str, text: str) -> Given:
-    match = _DEVICE.fullmatch(text)
-    if match is None:
-        raise ParameterError(field, text, _FORMS[field])
-    offer: Given = {"name": match["name"], "count": int(match["count"] or 1)}
-    prices = [_number(field, text, price) for price in (match["low"], match["high"] or match["low"]) if price]
-    return {**offer, "price": prices} if prices else offer
-
-
-def _draft(field: str, text: str) -> Given:
-    model, equals, rate = text.partition("=")
-    given = {"rate": _number(field, text, rate), "source": "given as an option"} if equals else {}
-    return {"model": model, **given}
-
-
-def _number(field: str, text: str, number: str) -> float:
-    try:
-        return float(number)
-    except ValueError:
-        raise ParameterError(field, text, _FORMS[field]) from None

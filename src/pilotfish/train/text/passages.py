@@ -75,7 +75,7 @@ def passages_of(recipe: TaughtRecipe, tokenizer: Any) -> tuple[Passages, Passage
     training, held_out = split(lines, ()) if lines else ([], [])
     if documents:
         for part, chosen in zip(split(documents, recipe.held_out), (training, held_out), strict=True):
-            chosen += [Passage(document.name, _tokens_of(document.text, tokenizer)) for document in part]
+            chosen += [Passage(document.name, tokenizer.encode(document.text)) for document in part]
     return _joined(training, tokenizer), _joined(held_out, tokenizer)
 
 
@@ -111,37 +111,23 @@ def _passage(line: Line, place: str, tokenizer: Any) -> Passage:
     if len(given) != 1:
         raise InputError(f"data: {place}: {given} is not allowed; expected one of {', '.join(FIELDS)}")
     if line.tokens is not None:
-        return Passage(place, _checked(line.tokens, place, len(tokenizer)))
+        vocab = len(tokenizer)
+        if wrong := [token for token in line.tokens if not 0 <= token < vocab]:
+            allowed = f"ids below {vocab}, the target's"
+            raise InputError(f"data: {place}: tokens: {wrong[0]} is not allowed; expected {allowed}")
+        return Passage(place, line.tokens)
     if line.text is not None:
-        return Passage(place, _tokens_of(line.text, tokenizer))
-    asked = _asked(line, tokenizer)
+        return Passage(place, tokenizer.encode(line.text))
     answer = line.response
-    if line.turns is None and line.prompt is None:
-        messages = line.messages or line.conversations or []
-        answer = messages[-1].content if messages and messages[-1].role == "assistant" else answer
+    if line.prompt is not None:
+        asked = tokenizer.encode(line.prompt)
+    else:
+        messages = [{"role": "user", "content": turn} for turn in line.turns or ()]
+        messages += [msgspec.to_builtins(message) for message in line.messages or line.conversations or ()]
+        if messages and messages[-1]["role"] == "assistant":
+            answer = messages.pop()["content"]
+        joined = "\n".join(message["content"] for message in messages)
+        asked = chat_prompt(messages, tokenizer) if tokenizer.chat_template else tokenizer.encode(joined)
     if answer is None:
         return Passage(place, asked, open=True)
     return Passage(place, asked + tokenizer.encode(answer, add_special_tokens=False))
-
-
-def _asked(line: Line, tokenizer: Any) -> list[int]:
-    if line.prompt is not None:
-        return _tokens_of(line.prompt, tokenizer)
-    messages = [{"role": "user", "content": turn} for turn in line.turns or ()]
-    messages += [msgspec.to_builtins(message) for message in line.messages or line.conversations or ()]
-    if messages and messages[-1]["role"] == "assistant":
-        messages.pop()
-    if not tokenizer.chat_template:
-        return _tokens_of("\n".join(message["content"] for message in messages), tokenizer)
-    return chat_prompt(messages, tokenizer)
-
-
-def _tokens_of(text: str, tokenizer: Any) -> list[int]:
-    tokens: list[int] = tokenizer.encode(text)
-    return tokens
-
-
-def _checked(tokens: list[int], place: str, vocab: int) -> list[int]:
-    if (wrong := next((token for token in tokens if not 0 <= token < vocab), None)) is not None:
-        raise InputError(f"data: {place}: tokens: {wrong} is not allowed; expected ids below {vocab}, the target's")
-    return tokens
