@@ -108,7 +108,7 @@ def test_a_trace_is_planned_for_its_mean_and_its_peak(pilotfish: Run, refused: R
 
 # -- simulate
 
-RUN = ("plan", "simulate", "--target", "1:10ms/32:20ms", "--draft", "1ms", "--requests", "4", "--output-tokens", "8")
+RUN = ("plan", "simulate", "--target", "1:10ms/32:20ms", "--draft", "1ms", "--requests", "4", "--output-tokens", "16")
 
 
 def test_a_table_has_each_mode_at_each_concurrency(pilotfish: Run) -> None:

@@ -101,12 +101,12 @@ def read_statistics(
 ) -> list[T]:
     """Answers to GET `route`: those in files or, without files, of servers, asked with the key that the environment
     variable `api_key_env` holds. InputError where there is no such answer."""
-    files, urls = [file for file in files if file is not None], [url for url in urls if url is not None]
-    if urls and files:
+    held, asked = [file for file in files if file is not None], [url for url in urls if url is not None]
+    if held and asked:
         raise InputError("from: it cannot be combined with --url; give one of them")
-    if files:
-        return [_decoded(kind, read_bytes("from", file), str(file)) for file in files]
-    return [_asked(kind, url, route, api_key_env) for url in urls or [LOCAL]]
+    if held:
+        return [_decoded(kind, read_bytes("from", file), str(file)) for file in held]
+    return [_asked(kind, url, route, api_key_env) for url in asked or [LOCAL]]
 
 
 def _asked(kind: type[T], url: str, route: str, api_key_env: str) -> T:

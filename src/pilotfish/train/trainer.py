@@ -3,7 +3,6 @@
 import copy
 import json
 import logging
-import time
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -63,16 +62,11 @@ class Trainer:
     """Trains a model in place; its state is kept in `directory/checkpoint.pt` between runs."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        matrices: Sequence[nn.Parameter],
-        schedule: Schedule,
-        directory: Path,
-        loss_of: LossFunction,
+        self, model: nn.Module, matrices: list[nn.Parameter], schedule: Schedule, directory: Path, loss_of: LossFunction
     ) -> None:
         """`matrices` are those that Muon trains."""
-        self.model, self.schedule, self.directory, self.loss_of = model, schedule, directory, loss_of
-        self.matrices = matrices
+        self.model, self.matrices, self.schedule, self.directory = model, matrices, schedule, directory
+        self.loss_of = loss_of
         self.device = next(model.parameters()).device
         self.optimizers = _optimizers(model, matrices, schedule.learning_rate)
         self.step = 0
@@ -112,25 +106,22 @@ class Trainer:
             self._restore()
         self.model.train()
         loss_of, steps = self._compiled(), self.schedule.steps
-        since, clock = self.step, time.monotonic()
         with progress.phase(self._name, steps, "steps", self.step) as advance:
             advance(0, note="" if loss_of is self.loss_of else "compiling")
             while self.step < steps:
                 learnt = self._advance(loss_of, batch_at(self.step))
                 advance(note=f"loss {learnt.loss.item():.3f}")
                 if self.step % LOG_EVERY == 0:
-                    speed = (self.step - since) * self.schedule.tokens_per_step / (time.monotonic() - clock)
-                    self._log(learnt, round(speed))
-                    since, clock = self.step, time.monotonic()
+                    self._log(learnt)
                 if self.step % self.schedule.checkpoint_every == 0 or self.step == steps:
                     self._save()
 
-    def _log(self, learnt: Learnt, speed: int) -> None:
+    def _log(self, learnt: Learnt) -> None:
         line: dict[str, Any] = {"step": self.step, "loss": learnt.loss.item()}
         if learnt.acceptance is not None:
             line["acceptance"] = [round(share, 4) for share in learnt.acceptance.tolist()]
         with self.log.open("a") as log:
-            log.write(json.dumps({**line, "tokens_per_second": speed}) + "\n")
+            log.write(json.dumps(line) + "\n")
 
     def _compiled(self) -> LossFunction:
         """The loss, compiled if the run is long enough to earn the half minute that this takes."""
@@ -185,7 +176,7 @@ def matrices_of(module: nn.Module) -> list[nn.Parameter]:
     return [p for p in module.parameters() if p.ndim == 2]
 
 
-def _optimizers(model: nn.Module, matrices: Sequence[nn.Parameter], rate: float) -> list[torch.optim.Optimizer]:
+def _optimizers(model: nn.Module, matrices: list[nn.Parameter], rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the layers' matrices, AdamW for embeddings and norms."""
     others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
     return [
