@@ -60,10 +60,10 @@ def test_a_log_that_nobody_configured_gives_no_commands(pilotfish) -> None:
 
 
 def test_ctrl_c_within_a_command_is_a_failure(pilotfish, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(generate, "_rows", interrupted)
+    monkeypatch.setattr(generate, "engine_config", interrupted)
     result = pilotfish("generate", "--prompt", "a")
     assert (result.code, result.stdout, result.stderr) == (1, "", "pilotfish: interrupted\n")
 

@@ -58,7 +58,7 @@ def chat(
 
 
 def converse(conversation: Conversation, screen: Screen) -> None:
-    """Answer turn by turn until the input ends. A turn that cannot be served is dropped with a line that says why."""
+    """A turn that cannot be served is dropped with a line that says why."""
     screen.greet(conversation.seed, drawn=conversation.params.seed is None)
     while True:
         try:
@@ -110,14 +110,10 @@ class ChatTurn:
 
 
 class Conversation:
-    """Turns over one engine. `ask`, then `stream` the answer.
-
-    The seed of answer i is H(seed, i), core.noise.sample_seed; i counts every answer since the start, those since
-    forgotten too. So equal input gives an equal conversation, and a turn asked again another answer.
-    """
+    """Turns over one engine. The seed of answer i is H(seed, i), core.noise.sample_seed; i counts all answers since the
+    start: equal input gives an equal conversation, and a turn asked again another answer."""
 
     def __init__(self, engine: Engine, params: SamplingParams, *, system: str | None, raw: bool) -> None:
-        """`system` goes before all turns. `raw` joins all texts by newlines, without a chat template."""
         self.engine = engine
         self.params = params
         self.seed = secrets.randbits(DRAWN_SEED_BITS) if params.seed is None else params.seed

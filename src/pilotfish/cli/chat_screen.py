@@ -36,7 +36,7 @@ def joined(line: Callable[[str], str | None]) -> str | None:
 
 
 class PlainScreen:
-    """Turns are lines of stdin; answers go to stdout as they are, and nothing else does. Ctrl-C ends the program."""
+    """Turns are lines of stdin; answers go to stdout, and nothing else does. Ctrl-C ends the program."""
 
     def greet(self, seed: int, *, drawn: bool) -> None:
         if drawn:
@@ -73,8 +73,8 @@ class PlainScreen:
 
 
 class TerminalScreen:
-    """A prompt sign, answers coloured by who wrote them where there is a draft, figures below each; their control
-    characters are escaped. Ctrl-C ends an answer; at the sign a second one in a row ends the conversation."""
+    """A prompt sign, answers coloured by who wrote them, figures below each. Ctrl-C ends an answer; at the sign a
+    second one in a row ends the conversation."""
 
     def __init__(self, *, drafts: bool) -> None:
         with suppress(ImportError):

@@ -113,7 +113,7 @@ def generate(
 
 
 def _generate(config: EngineConfig, sampling: Given, rows: Sequence[Row], printer: Printer, handling: Handling) -> bool:
-    """Load the models and print each row as it ends. Returns whether all rows could be served."""
+    """Whether all rows could be served."""
     served = failed = 0
     with started(config) as engine:
         params = engine.sampling_params(**sampling)
@@ -145,8 +145,7 @@ def report(row: BadRow) -> None:
 
 
 class Printer:
-    """Outputs on stdout: objects of JSON, one a line; for people each row's text below its id, and a table of figures
-    at the end. On a terminal control characters of a text are escaped; a pipe gets it as it is."""
+    """On a terminal control characters of a text are escaped; a pipe gets it as it is."""
 
     def __init__(self, *, json: bool) -> None:
         self._json, self._records = json, list[dict[str, Any]]()
@@ -219,8 +218,7 @@ def timeline(path: Path | None) -> AbstractContextManager[Any]:
 def run_rows(
     engine: Engine, rows: Iterable[Row], params: SamplingParams, handling: Handling
 ) -> Iterator[list[dict[str, Any]] | BadRow]:
-    """The outputs of each row as it ends, at most `handling.concurrency` at a time. A row that cannot be served
-    harms no other."""
+    """The outputs of each row as it ends. A row that cannot be served harms no other."""
     from pilotfish.engine.llm import first_error, request_output
 
     waiting = deque(rows)
@@ -245,8 +243,7 @@ def run_rows(
 
 
 def records(row: Row, result: RequestOutput, drops: Mapping[str, Mapping[str, int]]) -> list[dict[str, Any]]:
-    """A JSON object for each output, with an `index` if there are several. `drops`: of draft pools' messages, since the
-    engine started."""
+    """`drops`: of draft pools' messages, since the engine started."""
     return [
         {
             "id": row.id,

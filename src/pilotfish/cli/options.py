@@ -34,7 +34,6 @@ CHAT_SAMPLING = [one for one in SAMPLING if one.name not in _OF_GENERATE]
 
 
 def engine_config(given: Given, **others: Any) -> EngineConfig:
-    """The configuration that the options of `ENGINE` ask for, with `others` of its fields."""
     models = model_directories(given.get("pair"), given.get("target"), given.get("draft"))
     plain = "off" if models["draft"] is None and "drafter" not in given else "sync"
     fields = {
@@ -47,8 +46,7 @@ def engine_config(given: Given, **others: Any) -> EngineConfig:
 
 
 def model_directories(pair: str | None, target: Path | None, draft: Path | None) -> Given:
-    """Target and draft that --target and --draft name, or --pair, of which --draft names one draft; the bundled pair
-    when nothing is given."""
+    """Those of --target and --draft, or of --pair, of which --draft names a draft; of the bundled pair without any."""
     if target is not None:
         if pair is not None:
             raise InputError("pair: it cannot be combined with --target; give one of them")

@@ -67,8 +67,7 @@ def read_toml(field: str, path: Path) -> dict[str, Any]:
 
 
 def with_defaults(context: typer.Context, path: Path | None) -> Path | None:
-    """The callback of an eager option: the entries of the TOML file `path` become defaults of the command's options.
-    A key is an option's name, with hyphens or without; UnknownOptionError for another one."""
+    """Of an eager option: entries of a TOML file, by options' names, become defaults; UnknownOptionError for others."""
     if path is None:
         return None
     given = {name.replace("-", "_"): value for name, value in read_toml("config", path).items()}
@@ -81,8 +80,7 @@ def with_defaults(context: typer.Context, path: Path | None) -> Path | None:
 
 
 def moment_of(text: str, now: float) -> float:
-    """Seconds since the epoch of `now`, an age as 90m or 7d, or an ISO time, which is local without a zone; ValueError
-    for any other text."""
+    """Seconds since the epoch of `now`, an age as 90m or 7d, or an ISO time, local without a zone; or ValueError."""
     if text == "now":
         return now
     if age := re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smhd])", text, re.ASCII):
@@ -99,8 +97,7 @@ def moment_of(text: str, now: float) -> float:
 def read_statistics(
     kind: type[T], route: str, urls: Sequence[str | None], files: Sequence[Path | None], api_key_env: str
 ) -> list[T]:
-    """Answers to GET `route`: those in files or, without files, of servers, asked with the key that the environment
-    variable `api_key_env` holds. InputError where there is no such answer."""
+    """Answers to GET `route`, in files or asked of servers, with the key in `api_key_env`; InputError for none."""
     held, asked = [file for file in files if file is not None], [url for url in urls if url is not None]
     if held and asked:
         raise InputError("from: it cannot be combined with --url; give one of them")

@@ -98,7 +98,7 @@ def serve(
 
 
 def _keyring(secrets: Sequence[str], file: Path | None, host: str, *, anonymous: bool) -> Keyring:
-    """Keys of the command line, the environment and the file. ParameterError if there are none and the host is open."""
+    """ParameterError if there are none and the host is open."""
     from pilotfish.server.auth import ENVIRONMENT, load_keyring, refuse_open
 
     keys = load_keyring(secrets, os.environ.get(ENVIRONMENT, ""), file)

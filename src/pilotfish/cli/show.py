@@ -52,8 +52,7 @@ def print_table(*tables: Table, in_file: int | None = None, at_least: int = 0) -
 def table_of(
     rows: Iterable[Mapping[str, object]], *, left: Collection[str] = (), title: str | None = None, boxed: bool = False
 ) -> Table:
-    """A table whose columns are the keys of its rows. Cells are text, and never markup. The first column and those
-    named `left` are aligned to the left and folded."""
+    """Columns are keys of rows; the first and those named `left` are aligned left. Cells are text, never markup."""
     rows = list(rows)
     table = Table(title=title and one_line(title), title_justify="left", box=HEAVY_HEAD if boxed else None)
     table.pad_edge = boxed
@@ -93,7 +92,6 @@ def progress_bar(console: Console | None, total: int, what: str = "rows") -> Ite
 
 
 def started(config: EngineConfig) -> Engine:
-    """Load an engine. Names this process if drafts have processes of their own."""
     from pilotfish.model.loading.serving_imports import import_for_serving
 
     import_for_serving()
@@ -123,14 +121,13 @@ def shows_colour(console: Console) -> bool:
 
 
 class OriginStream:
-    """Follows one sample's deltas and finds where in their text the draft's part ends."""
+    """Finds where in one sample's deltas the draft's part ends."""
 
     def __init__(self) -> None:
         self._shown = 0  # characters of the deltas so far
 
     def parts(self, delta: Delta) -> tuple[str, str]:
-        """The text of `delta`, safe to print: what the draft had guessed, and the target's own. A character belongs to
-        the token that completes it."""
+        """Drafted text and the target's own, safe to print. A character belongs to the token that completes it."""
         end = delta.ends[accepted - 1] if (accepted := sum(step.accepted for step in delta.verified)) else 0
         before, self._shown = self._shown, self._shown + len(delta.text)
         drafted = max(end - before, 0)

@@ -50,10 +50,8 @@ class ServeCommand(TyperCommand):
 
 
 def translated(arguments: Sequence[str], switches: Collection[str] = ()) -> list[str]:
-    """As our options: names with hyphens, a value for each but for `switches`, nothing that changes nothing. InputError
-    for a flag that asks for what is not done here.
-
-    Where MODEL comes after --served-model-name or --api-key, these take one value each."""
+    """InputError for a flag that asks for what is not done here. Options but `switches` take a value each; those of
+    SEVERAL all words up to the next one, unless MODEL comes after them."""
     words, ours = deque(arguments), list[str]()
     several = any(_is_option(word) and _name_and_value(word)[0] in MODEL for word in words)
     while words:
@@ -136,8 +134,7 @@ KEYS: dict[str, tuple[Option, Callable[[Any], Given]]] = {
 
 
 def with_speculative_config(engine: Given, text: str | None) -> Given:
-    """The engine's options with those that `text` asks for. ParameterError, naming the key, for what cannot be;
-    UnknownOptionError for a key that vLLM does not have either."""
+    """ParameterError, naming the key, for what cannot be; UnknownOptionError for a key that vLLM has not either."""
     if text is None:
         return engine
     try:

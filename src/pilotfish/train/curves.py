@@ -17,7 +17,7 @@ SMOOTHED = 5  # logged steps that a point is the mean of
 
 
 def draw_run(log: Path, out: Path, title: str) -> None:
-    """The curves of a trainer's `log`; lines of steps that an interrupted run did twice count once."""
+    """Lines of steps that an interrupted run did twice count once."""
     lines = {line["step"]: line for line in map(json.loads, log.read_text().splitlines())}
     if not lines:
         return

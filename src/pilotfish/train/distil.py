@@ -1,14 +1,5 @@
-"""A language model learns a target's whole distribution.
-
-`train_distil`: a draft of any target, end to end.
-
-data ─► the target's own text ─► draft ─► evaluation ─► a model directory
-
-`redistil`: a draft learns the traffic that it serves, as a server has captured it.
-
-captured rows, but for the newest ─► the present draft, trained on ─┐
-the newest rows ─► how much of each draft is accepted ◄─────────────┴─► better by the margin: a model directory
-"""
+"""`train_distil`: a language model learns the whole distribution of any target. `redistil`: the present draft learns
+captured traffic, and is kept where the newest of it is accepted better by a margin."""
 
 import pilotfish.model  # noqa: F401  # before transformers, which it keeps from importing torchao
 
@@ -66,7 +57,6 @@ def distillation(target: Any, draft: Any, schedule: Schedule, directory: Path) -
 def train_distil(
     recipe: DistilRecipe, out: Path, run: Path, progress: PhaseProgress, device: str = "auto"
 ) -> Evaluation:
-    """Train a draft of the recipe's target into `out/draft`; `run` keeps what resuming needs, and the curves."""
     target, draft, trainer = _prepare(recipe, run, progress, device)
     texts = read_passages(recipe, target, progress)
     trained = trainer.plan(TokenBatch.blank(recipe.batch_rows, recipe.sequence_length), progress)
@@ -97,8 +87,7 @@ class Redistillation:
 def redistil(
     recipe: DistilRecipe, margin: float, out: Path, run: Path, progress: PhaseProgress, device: str = "auto"
 ) -> Redistillation:
-    """Train the recipe's draft on its captured rows, into `out/draft` where it gains at least `margin` accepted tokens
-    a step. `run` keeps what resuming needs, and no tokens of any row."""
+    """Written where it gains at least `margin` accepted tokens a step. `run` keeps no tokens of any row."""
     target, draft, trainer = _prepare(recipe, run, progress, device)
     with progress.phase("reading captured rows"):
         lessons, length = read_captured(recipe, target), recipe.sequence_length
@@ -126,7 +115,6 @@ def _prepare(
 
 
 def _starting_draft(recipe: DistilRecipe, target: TaughtTarget) -> Any:
-    """A model that is there or, of a shape, a fresh Llama, which takes what it can from a target of the same width."""
     vocab = target.config.vocab_size
     if recipe.shape is not None:
         draft = build_model(recipe.shape, vocab, target.config.context, recipe.seed).to(target.device)

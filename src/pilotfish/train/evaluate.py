@@ -1,5 +1,4 @@
-"""Held-out figures: of a draft in text of people and of the target, or in captured outputs; of a head in text that its
-target writes."""
+"""Held-out figures of a draft in text of people and of the target, or in captured outputs; of a head."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,8 +76,7 @@ PLANNED = (
 
 @torch.no_grad()
 def evaluate(target: Any, draft: Any, held_out: Tokens, length: int, seed: int, progress: PhaseProgress) -> Evaluation:
-    """Score both models on rows of held-out text, of `length` tokens at most, and on the target's continuations of
-    held-out prompts."""
+    """On rows of held-out text, of `length` tokens at most, and on the target's continuations of held-out prompts."""
     prompts = _rows(held_out, PROMPT, PROMPTS)
     texts = [np.stack(_rows(held_out, length + 1, ROWS)), *_continued(target, prompts, seed, progress)]
     scores = []
@@ -142,8 +140,7 @@ def evaluate_captured(
 
 
 def accepted_of_chains(chances: Tensor) -> Tensor:
-    """[tokens]: how many guesses of a chain that begins with each token are accepted, one after the other, where
-    `chances` [tokens] are those of each; none is beyond the last one."""
+    """[tokens]: guesses accepted, expected, of a chain below each token, where `chances` [tokens] are those of each."""
     following = F.pad(chances, (0, CHAIN - 1)).unfold(0, CHAIN, 1)
     return following.cumprod(1).sum(1)
 

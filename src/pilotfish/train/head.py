@@ -40,7 +40,7 @@ OF_TOKENS = ("markov", "confidence", "lm_head")
 def train_head(
     recipe: HeadRecipe, out: Path, run: Path, progress: PhaseProgress, device: str = "auto"
 ) -> HeadEvaluation:
-    """Train a head of the recipe's target into `out/head`; `run` keeps what resuming needs, and the curves."""
+    """Into `out/head`; `run` keeps what resuming needs, and the curves."""
     with progress.phase("loading the target"):
         target = TaughtTarget(recipe.target, training_device(device))
     if recipe.draft_vocab >= target.config.vocab_size:
@@ -97,8 +97,8 @@ class HeadTraining:
 
 
 def places_of(recipe: HeadRecipe, rows: int, step: int) -> Tensor:
-    """int64 [rows, starts], ascending: the tokens of each row below which chains are guessed. All of them; of dspark so
-    many as it has anchors, drawn: a function of the step. A chain's last guess stands for what follows its row."""
+    """int64 [rows, starts], ascending: the tokens of each row below which chains are guessed. All; of dspark as many as
+    it has anchors, a function of the step."""
     everywhere = torch.arange(1, recipe.sequence_length - recipe.depth + 1)
     if recipe.kind != "dspark" or recipe.anchors >= len(everywhere):
         return everywhere.expand(rows, -1)

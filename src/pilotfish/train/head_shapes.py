@@ -45,7 +45,6 @@ def head_of(recipe: HeadRecipe, target: TaughtTarget) -> Head:
 
 
 def trainee_of(head: Head, shared: Shared, recipe: HeadRecipe) -> Trainee:
-    """Freshly initialised; the same for the same seed."""
     trainee: Trainee
     if isinstance(head, RecurrentHead):
         trainee = RecurrentTrainee(head, shared, recipe.depth)

@@ -36,8 +36,7 @@ class Teacher:
     def judge(
         self, trainee: Trainee, tokens: Tensor, positions: Tensor, places: Tensor, temperature: float = 1.0
     ) -> list[Verdicts]:
-        """For each depth, on rows of text [rows, length] and places [rows, starts] in it; both sampled at
-        `temperature`."""
+        """By depth, on text [rows, length] and places [rows, starts] in it; both models sampled at `temperature`."""
         with torch.no_grad():
             states, logits = self.target.forward(tokens, positions, self.layers)
             everything = (logits.float() / temperature).softmax(-1)

@@ -20,7 +20,6 @@ AttentionInterface.register(ATTENTION, sdpa_attention_forward)
 
 
 def build_model(size: LlamaSize, vocab_size: int, context: int, seed: int) -> LlamaForCausalLM:
-    """A freshly initialised model in float32 whose input and output embeddings are one matrix."""
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=size.hidden,
@@ -53,8 +52,7 @@ def start_from_target(draft: LlamaForCausalLM, target: LlamaForCausalLM) -> None
 
 
 def predict(model: Any, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
-    """Logits float32 [rows, length, vocabulary] of what follows each of `tokens` [rows, length + 1] but the last.
-    Without `positions` [rows, length] they count from 0."""
+    """Logits float32 [rows, length, vocabulary] behind each of `tokens` [rows, length + 1] but the last."""
     inputs = tokens[:, :-1]
     # With a mask positions that jump are not read as the start of another document.
     result = model(input_ids=inputs, position_ids=positions, attention_mask=torch.ones_like(inputs), use_cache=False)
@@ -87,9 +85,8 @@ def write_on(
     *,
     to_the_end: bool = False,
 ) -> list[Tokens]:
-    """Prompts [tokens] of at most `length` less one, each with what the target writes behind it: `length` tokens where
-    all prompts are equally long, as documents that end are followed by another, as in the corpus. `to_the_end`: up to
-    an end token, which is the last one then."""
+    """Prompts [tokens] of less than `length` tokens, each with what the target writes behind it: as much as the longest
+    has room for, or `to_the_end`: up to and with an end token."""
     longest = max(map(len, prompts))
     inputs = torch.zeros(len(prompts), longest, dtype=torch.int64)
     mask = torch.zeros_like(inputs)

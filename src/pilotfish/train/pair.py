@@ -33,8 +33,7 @@ from pilotfish.train.trainer import Learnt, Schedule, Trainer, matrices_of
 
 
 def train_pair(recipe: PairRecipe, out: Path, run: Path, progress: PhaseProgress, device: str = "auto") -> Evaluation:
-    """Train target and draft into `out/target` and `out/draft`; `run` keeps what resuming needs: tokenizer, tokens and
-    checkpoints. `device` is one of PyTorch's, or `auto`: a CUDA device where there is one, else the CPU."""
+    """Into `out/target` and `out/draft`; `run` keeps what resuming needs. `auto` is CUDA where there is a device."""
     where, length, seed = training_device(device), recipe.sequence_length, recipe.seed
     target = build_model(recipe.target, recipe.vocab_size, recipe.context, seed).to(where)
     draft = build_model(recipe.draft, recipe.vocab_size, recipe.context, seed + 1).to(where)

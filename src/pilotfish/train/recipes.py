@@ -38,7 +38,6 @@ class LlamaSize:
 
     @classmethod
     def parse(cls, field: str, text: str) -> LlamaSize:
-        """`6,512,8,2,1536` in the order of the fields."""
         try:
             return cls(*map(int, text.split(",")))
         except (TypeError, ValueError) as error:
@@ -68,8 +67,7 @@ budget = partial(option, low=1, high=10**12)
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Equal recipes, sources and data make equal models on equal machines. Without sources the running Python's
-    standard library and the packages are taken."""
+    """Equal recipes, sources and data make equal models on equal machines."""
 
     sources: Annotated[
         tuple[Path, ...],
@@ -138,8 +136,7 @@ class TaughtRecipe(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class DistilRecipe(TaughtRecipe):
-    """The draft starts from a model that is there, or as a new Llama of a shape. `captured` rows are all the text that
-    there is, and the draft one that is there: the present one."""
+    """The draft starts from a model, or as a new Llama of a shape. `captured` rows are then all the text there is."""
 
     captured: Annotated[
         tuple[Path, ...],

@@ -15,7 +15,7 @@ from pilotfish.train.text.data import Tokens
 
 
 def claim(run: Path, recipe: Recipe) -> None:
-    """Make the run directory this recipe's own; another recipe's checkpoints would be resumed wrongly."""
+    """Another recipe's checkpoints would be resumed wrongly."""
     run.mkdir(parents=True, exist_ok=True)
     record = run / "recipe.json"
     if not record.exists():

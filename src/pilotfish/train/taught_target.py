@@ -61,7 +61,7 @@ class TaughtTarget:
         return torch.cat([result.hidden_states[layer] for layer in layers], -1).float(), result.logits
 
     def feature_layers(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """Those wanted, or a low one, the middle and a high one: for deep targets the ones that EAGLE-3 made usual."""
+        """Without any: a low one, the middle and a high one; for deep targets those that EAGLE-3 made usual."""
         last = self.layers - 1
         if not wanted:
             usual = (2, self.layers // 2, self.layers - 3) if self.layers >= 8 else (1, self.layers // 2, last)

@@ -155,7 +155,7 @@ class Trainer:
         partial.replace(self._checkpoint)
 
     def _has_checkpoint(self) -> bool:
-        """One that is no whole file is set aside: a disk was full, or the machine lost power."""
+        """One that is no whole file is set aside."""
         if not self._checkpoint.exists():
             return False
         if zipfile.is_zipfile(self._checkpoint):  # as torch writes them, and ends them last
@@ -186,11 +186,8 @@ def _optimizers(model: nn.Module, matrices: list[nn.Parameter], rate: float) -> 
 
 
 class Muon(torch.optim.Muon):
-    """Nesterov momentum, orthogonalised; steps have the size that AdamW's steps typically have.
-
-    torch's own iterates in bfloat16 everywhere, which CPUs without such units run several times slower than float32;
-    the algorithm and the scaling of its update ("match_rms_adamw") are the same here.
-    """
+    """torch's own iterates in bfloat16 everywhere, which CPUs without such units run several times slower than float32;
+    the algorithm and the scaling of its update ("match_rms_adamw") are the same here."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
@@ -211,8 +208,7 @@ class Muon(torch.optim.Muon):
 
 
 def orthogonalise(matrix: Tensor) -> Tensor:
-    """The nearest matrix with orthonormal rows (or columns), approximately: singular values near 1. In bfloat16 where
-    that is fast: the iterates correct what it rounds."""
+    """The nearest matrix with orthonormal rows (or columns), about; in bfloat16 where that is fast."""
     a, b, c = COEFFICIENTS
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     if multiplies_bfloat16(matrix.device):

@@ -24,7 +24,6 @@ STORED = torch.bfloat16
 def trained_files(
     trainee: Trainee, head: Head, recipe: HeadRecipe, target: TaughtTarget, draft_ids: Tensor | None
 ) -> HeadFiles:
-    """In bfloat16, with what it shares with its target."""
     shared = trainee.shared
     tensors = trainee.state_dict()
     if not isinstance(head, ParallelHead):

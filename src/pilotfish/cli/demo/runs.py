@@ -96,8 +96,8 @@ def time_modes(
     show: Show | None = None,
     seconds: float | None = None,
 ) -> Timing:
-    """Load an engine and time its modes: its own and, unless that is async, off. An async engine does as much of `work`
-    as off and sync will have time for. Timed rounds take about so many `seconds`, or a mode's own."""
+    """Its own mode and, unless that is async, off. An async engine does as much of `work` as off and sync will have
+    time for. Timed rounds take about so many `seconds`, or a mode's own."""
     if seconds is None:
         seconds = ASYNC_SECONDS if config.mode == "async" else SECONDS
     where = "a process of its own" if config.mode == "async" else "the target's process"
@@ -141,7 +141,7 @@ def _warm_up(engine: Engine, plays: Mapping[str, Play], work: Work) -> int:
 
 
 def _worker_pacing(trace: Path, config: EngineConfig, began: float) -> list[Pacer]:
-    """How well each draft worker kept its pace since `began`, read off a timeline."""
+    """Of each draft worker since `began`, read off a timeline."""
     pace, events = config.paces.draft, msgspec.json.decode(trace.read_bytes())["traceEvents"]
     if pace is None:
         return []
@@ -154,7 +154,6 @@ def _worker_pacing(trace: Path, config: EngineConfig, began: float) -> list[Pace
 
 
 def seeds_within(rounds: int, seconds: float) -> Iterator[int]:
-    """Seeds of up to so many rounds; no second one that would not end within `seconds`."""
     began = time.perf_counter()
     for done in range(rounds):
         if done and (time.perf_counter() - began) * (done + 1) / done > seconds:
@@ -174,8 +173,7 @@ def paced_scene(pair: str, config: EngineConfig, stretch: float) -> Scene:
 
 
 def measured_scene(pair: str, config: EngineConfig, work: Work, *, quiet: bool) -> Scene:
-    """The pair at the pace that it holds here, measured as it will run: in mode async, target and draft at once, with
-    the pauses that cool caches."""
+    """At the pace that it holds here, measured as it will run: both models at once, with pauses that cool caches."""
     trial = paced_scene(pair, config, 1.0)
     timing = time_modes(trial.config, work, TRIAL_ROUNDS, seconds=TRIAL_SECONDS, quiet=quiet)
     return paced_scene(pair, config, stretch_of(timing.pacing))
@@ -188,7 +186,7 @@ def slower_scene(scene: Scene, pacing: Sequence[Pacer]) -> Scene:
 
 
 def stretch_of(pacing: Sequence[Pacer]) -> float:
-    """By how much the paces must be stretched, 1 at least, for all but a few of these forwards to be in time."""
+    """1 at least, for all but a few of these forwards to be in time."""
     taken = _taken(pacing)
     return 1.0 if taken <= 1 else _rounded_up(MARGIN * taken)
 

@@ -30,8 +30,7 @@ DEPTHS_SHOWN = 8
 
 
 def run_demo(scenes: Sequence[Scene], work: Work, *, rounds: int, json: bool, began: float) -> bool:
-    """Show scenes, the first with its text; False if float32 outputs of two modes differ. `began` is of
-    `time.perf_counter`."""
+    """False if float32 outputs of two modes differ. `began` is of `time.perf_counter`."""
     console, records = Console(highlight=False), dict[str, dict[str, Any]]()
     for number, scene in enumerate(scenes):
         show = None if number or json else partial(stream, params=work.params, console=console)
@@ -109,8 +108,7 @@ def _pieces(engine: Engine, prompt: str, params: SamplingParams, *, coloured: bo
 
 
 def record_of(runs: Mapping[str, Sequence[Run]], cores: Mapping[str, int]) -> dict[str, Any]:
-    """Figures of each mode, and of all beside off, over the rounds that all of them have run. `cores` are those that
-    the target could run on."""
+    """Over the rounds that all modes have run. `cores` are those that the target could run on."""
     count = min(map(len, runs.values()))
     modes = {mode: runs[mode][:count] for mode in MODES}
     figures = {mode: figures_of(own, cores[mode]) for mode, own in modes.items()}
@@ -125,8 +123,8 @@ def record_of(runs: Mapping[str, Sequence[Run]], cores: Mapping[str, int]) -> di
 
 
 def figures_of(runs: Sequence[Run], cores: int) -> dict[str, Any]:
-    """Medians and counts over all runs. Depths count verify steps: whose tree reached depth 1, 2, …, and that accepted
-    a token there. Time went to the draft, the target's forward, sampling and walking, all else."""
+    """Depths count verify steps: whose tree reached depth 1, 2, …, and that accepted a token there. Time went to the
+    draft, the target's forward, sampling and walking, all else."""
     own, speeds = joined(runs), rates(runs)
     shares = {part: own.spent(part) / own.seconds for part in ("draft", "forward", "verify")}
     return {

@@ -63,8 +63,7 @@ def explain(
 
 
 def span_of(field: str, text: str, now: float) -> tuple[float, float]:
-    """An interval in words, in seconds since the epoch; ParameterError, naming `field`, where it is none. ISO times
-    without a zone are local."""
+    """Seconds since the epoch; ParameterError, naming `field`, for what is no interval."""
     begin, _, end = text.partition("..")
     try:
         span = moment_of(begin, now), moment_of(end, now)

@@ -80,8 +80,6 @@ class GatedMLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """`width`: of what its attention gets, where that is not `hidden`."""
-
     def __init__(self, decoder: Decoder, width: int | None = None) -> None:
         super().__init__()
         self.self_attn = Attention(decoder, width or decoder.hidden)

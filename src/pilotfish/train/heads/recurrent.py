@@ -64,8 +64,7 @@ class RecurrentTrainee(Trainee):
 
 
 def attend_unrolled(queries: Tensor, seen: list[Keys]) -> Tensor:
-    """Of [rows, kv heads, heads of each, tokens, head_dim]: over the keys of depth 0 up to the token's own, and the
-    token's own of every further depth."""
+    """Over the keys of depth 0 up to each token's own, and its own of every further depth."""
     first, *own = seen
     length = queries.shape[-2]
     later = torch.ones(length, length, dtype=torch.bool, device=queries.device).triu(1)

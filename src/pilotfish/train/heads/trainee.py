@@ -71,8 +71,8 @@ class Trainee(nn.Module):
 
 
 def start(trainee: Trainee, depth: int, seed: int) -> None:
-    """A head of `depth` layers starts as the target's last ones, where its tensors have their shapes. All else is
-    random and small, norms are ones; `fc` adds the last part of the states to that."""
+    """A head of `depth` layers starts as the target's last ones, where shapes are equal; all else is small and random,
+    norms are ones. `fc` adds the last part of the states."""
     generator, shared = torch.Generator().manual_seed(seed), trainee.shared
     for name, parameter in trainee.named_parameters():
         if parameter.ndim == 1:

@@ -1,5 +1,4 @@
-"""Captured rows as lessons: what a server was asked, and what its target answered. The newest are held out, as what a
-draft is trained for comes after all that it was trained on."""
+"""Captured rows as lessons. The newest are held out: a draft is trained for what comes after all that it learnt."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ class CapturedLessons:
 
 
 def read_captured(recipe: DistilRecipe, target: TaughtTarget) -> CapturedLessons:
-    """Of a prompt a training row's worth, its end: what comes before teaches little about outputs. InputError for rows
-    that are too few, or of another tokenizer than the target's."""
+    """Of a prompt a training row's worth, its end. InputError for rows that are too few or of another tokenizer."""
     length, context = recipe.sequence_length, target.config.context
     if 2 * length > context:
         raise ParameterError("sequence_length", length, f"at most half the target's context, {context}")

@@ -1,9 +1,4 @@
-"""Training text: source files are collected, split with whole packages held out, tokenized and cut into batches.
-
-A document is one `.py` file, named by its path below the source it came from (`asyncio/tasks.py`).
-Tests and generated tables of the standard library and of packages are left out: they would teach the models
-assertions and code pages instead of code.
-"""
+"""Training text: source files are collected, split with whole packages held out, tokenized and cut into batches."""
 
 import hashlib
 import importlib.util
@@ -48,8 +43,7 @@ class Document:
 
 
 def collect(sources: Sequence[Path], packages: Sequence[str]) -> list[Document]:
-    """Every readable, distinct `.py` document of the sources, sorted. Without sources: of the standard library and of
-    the packages, but for their tests and tables."""
+    """Every readable, distinct `.py` document, sorted. Without sources of the standard library and the packages."""
     excluded = frozenset() if sources else EXCLUDED
     roots = sources or (Path(sysconfig.get_path("stdlib")), *map(_installed, packages))
     documents = [document for root in roots for document in _documents(root, excluded)]
@@ -58,8 +52,7 @@ def collect(sources: Sequence[Path], packages: Sequence[str]) -> list[Document]:
 
 
 def split(documents: Sequence[Any], held_out: Sequence[str]) -> tuple[list[Any], list[Any]]:
-    """Documents, or passages, to train on, and those held out: the named packages, or a twentieth where none of them is
-    there."""
+    """To train on, and held out: what is of the named packages, or a twentieth where none of them is there."""
     chosen = {document.name for document in documents if _belongs(document.name, held_out)}
     if not chosen:
         ranked = sorted(documents, key=lambda document: hashlib.sha256(document.name.encode()).digest())
@@ -128,7 +121,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int) -> PreT
 
 
 def encode(documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast) -> Tokens:
-    """All documents' token ids in one row [tokens], the end token after each."""
+    """[tokens], the end token after each document."""
     texts = [document.text for document in documents]
     encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
     return np.concatenate([np.array([*row.ids, tokenizer.eos_token_id], dtype=np.uint16) for row in encodings])
@@ -151,13 +144,8 @@ class TokenBatch(NamedTuple):
 @dataclass(frozen=True)
 class Windows:
     """Batches of `rows` windows of `length` tokens, each a function of seed and step: a resumed run continues exactly.
-
-    Every epoch shifts the cut between windows and shuffles them. In a share of the rows the positions jump once, so
-    that attention learns distances up to the context length:
-
-        token      t0  t1  t2  t3  t4  t5        cut = 3, jump = 900
-        position    0   1   2 903 904 905
-    """
+    Every epoch shifts the cut between windows and shuffles them. In a share of the rows positions jump once (0 1 2 903
+    904), so that attention learns distances up to the context length."""
 
     tokens: Tokens
     rows: int
@@ -178,7 +166,6 @@ class Windows:
 
     @property
     def _per_epoch(self) -> int:
-        """Windows per epoch, whatever the shift: the last one still has its target token."""
         return (len(self.tokens) - self.length) // self.length
 
     def _positions(self, step: int) -> Tensor:

@@ -1,5 +1,4 @@
-"""What a draft is taught on, in batches: half the target's own text, which is what a draft has to continue, and half
-people's, which keeps contexts as varied as prompts are."""
+"""Batches for a draft: half the target's own text, which drafts continue, half people's, as varied as prompts are."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ def plan_text(rows: int, length: int) -> PlannedPhase:
 
 @dataclass(frozen=True)
 class Writer:
-    """Rows of `length` tokens at most, `SAMPLED_ROWS` at a time: answers to prompts or, where the passages have none,
-    continuations of pieces of their text."""
+    """Rows of `length` tokens at most: answers to prompts or, without any, continuations of pieces of the text."""
 
     target: Any  # transformers' model
     length: int

@@ -1,13 +1,4 @@
-"""What a draft of any target is taught on: passages out of JSON Lines or source files.
-
-A line of data has one of these; where there is no answer the target writes one.
-
-    text                        a text as it is
-    tokens                      ids of the target's vocabulary
-    prompt, maybe response      what was asked, and what was answered
-    messages or conversations   the same as a chat, in the target's template
-    turns                       a user's messages
-"""
+"""Passages out of JSON Lines (docs/training.md has the fields) or source files, to teach a draft of any target."""
 
 from __future__ import annotations
 
@@ -58,8 +49,7 @@ class Passages:
 
 
 def read_passages(recipe: TaughtRecipe, target: TaughtTarget, progress: PhaseProgress) -> tuple[Passages, Passages]:
-    """To train on, and held out: the packages named, or a twentieth. InputError or ParameterError for data that is
-    none, and rows beyond the target's context."""
+    """To train on, and held out. InputError or ParameterError for data that is none, and rows beyond the context."""
     length, context = recipe.sequence_length, target.config.context
     if length > context:
         raise ParameterError("sequence_length", length, f"at most the target's context, {context}")
