@@ -1,7 +1,5 @@
 """The command line: parse, call one function below, print. Exit codes: 0 done, 2 bad usage or input, 1 failure."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -31,11 +31,10 @@ def up(config: ConfigArgument, json: JsonOption = False) -> None:
     """Start what is not there, or not as CONFIG.yaml says, and return once all of it serves. What is missing is told
     before anything starts."""
     cluster = _read(config)
-    from pilotfish.cluster.cluster import connected
-    from pilotfish.cluster.cluster import up as bring_up
+    from pilotfish.cluster import cluster as on_ray
 
-    with connected(cluster.address):
-        url = bring_up(cluster, warn_line)
+    with on_ray.connected(cluster.address):
+        url = on_ray.up(cluster, warn_line)
     if json:
         print_json({"url": url})
     else:
@@ -62,11 +61,10 @@ def status(config: ConfigArgument, json: JsonOption = False) -> None:
 def down(config: ConfigArgument) -> None:
     """End all of it. Ray's own processes go on."""
     cluster = _read(config)
-    from pilotfish.cluster.cluster import connected
-    from pilotfish.cluster.cluster import down as take_down
+    from pilotfish.cluster import cluster as on_ray
 
-    with connected(cluster.address):
-        take_down(cluster)
+    with on_ray.connected(cluster.address):
+        on_ray.down(cluster)
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """`pilotfish kv`: directories in which servers keep KV."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 from datetime import datetime

@@ -87,14 +87,9 @@ def _print(report: CheckReport) -> None:
         print_line(report.memory.describe())
     for problem in report.problems:
         print_line(f"problem: {problem}")
-    print_line(_verdict(report))
-
-
-def _verdict(report: CheckReport) -> str:
-    if not report.would_run:
-        return "would not run"
     lacking = report.no_structured_output
-    return "would run" if lacking is None else f"would run, but no structured output: {lacking}"
+    verdict = "would run" if lacking is None else f"would run, but no structured output: {lacking}"
+    print_line(verdict if report.would_run else "would not run")
 
 
 def _model_facts(facts: ModelFacts) -> dict[str, object]:

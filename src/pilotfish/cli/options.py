@@ -1,7 +1,5 @@
 """Options that several commands take, and the models that they name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """What commands read: files of options, plans and grammars; statistics that a server gives as JSON."""
 
-from __future__ import annotations
-
 import os
 import re
 import tomllib
@@ -107,8 +105,11 @@ def read_statistics(
 
 
 def _asked(kind: type[T], url: str, route: str, api_key_env: str) -> T:
-    base = _base(url)
-    request = urllib.request.Request(base + route, headers=_headers(api_key_env))
+    base, key = _base(url), os.environ.get(api_key_env)
+    if api_key_env and not key:
+        raise ParameterError("api_key_env", api_key_env, "an environment variable that holds a key")
+    headers = {"authorization": f"Bearer {key}"} if api_key_env else {}
+    request = urllib.request.Request(base + route, headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=PATIENCE) as response:
             body: bytes = response.read(MOST_BYTES)
@@ -129,14 +130,6 @@ def _base(url: str) -> str:
     if address.scheme not in ("http", "https") or not address.hostname:
         raise ParameterError("url", url, "an http:// or https:// URL")
     return url.rstrip("/").removesuffix("/v1")
-
-
-def _headers(api_key_env: str) -> dict[str, str]:
-    if not api_key_env:
-        return {}
-    if not (key := os.environ.get(api_key_env)):
-        raise ParameterError("api_key_env", api_key_env, "an environment variable that holds a key")
-    return {"authorization": f"Bearer {key}"}
 
 
 def _decoded(kind: type[T], body: bytes, place: str) -> T:

@@ -1,7 +1,5 @@
 """The command line of `vllm serve`, and its `--speculative-config`, as ours. `vllm.toml` has the tables."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """`pilotfish draft` and `pilotfish prefill`: pools that listen for targets. `pilotfish target` listens for servers."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Curves of a run as an SVG file: its loss, and the acceptance at each depth."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -32,8 +32,8 @@ from pilotfish.train.recipes import DistilRecipe
 from pilotfish.train.run_folder import claim, training_device
 from pilotfish.train.taught_target import TaughtTarget
 from pilotfish.train.text.captured import read_captured
-from pilotfish.train.text.data import TokenBatch, Tokens
-from pilotfish.train.text.lessons import Lessons, joined_text, plan_lessons, write_lessons
+from pilotfish.train.text.data import TokenBatch
+from pilotfish.train.text.lessons import joined_text, plan_lessons, write_lessons
 from pilotfish.train.text.passages import read_passages
 from pilotfish.train.trainer import Learnt, Schedule, Trainer, matrices_of
 
@@ -64,7 +64,10 @@ def train_distil(
     lessons = write_lessons(texts, recipe, target, run, progress)
     trainer.run(lessons.batch, progress)
     draw_run(trainer.log, run / "curves.svg", "draft")
-    result = evaluate(target.module, draft, _held_out(lessons), recipe.sequence_length, recipe.seed, progress)
+    held_out, length = lessons.held_out.text, recipe.sequence_length
+    if len(held_out) <= length:  # there are prompts alone
+        held_out = joined_text(lessons.written(1.0))
+    result = evaluate(target.module, draft, held_out, length, recipe.seed, progress)
     _export(draft, target, out, progress)
     return result
 
@@ -127,11 +130,6 @@ def _starting_draft(recipe: DistilRecipe, target: TaughtTarget) -> Any:
         known = f"{config.vocab_size} tokens, the target {vocab}"
         raise ModelError(f"draft: {recipe.draft} has {known}; the same vocabulary is needed")
     return load_weights(recipe.draft, config, torch.float32).to(target.device)
-
-
-def _held_out(lessons: Lessons) -> Tokens:
-    text = lessons.held_out.text
-    return text if len(text) > lessons.writer.length else joined_text(lessons.written(1.0))
 
 
 def _export(draft: Any, target: TaughtTarget, out: Path, progress: PhaseProgress) -> None:

@@ -77,9 +77,12 @@ PLANNED = (
 @torch.no_grad()
 def evaluate(target: Any, draft: Any, held_out: Tokens, length: int, seed: int, progress: PhaseProgress) -> Evaluation:
     """On rows of held-out text, of `length` tokens at most, and on the target's continuations of held-out prompts."""
-    prompts = _rows(held_out, PROMPT, PROMPTS)
-    texts = [np.stack(_rows(held_out, length + 1, ROWS)), *_continued(target, prompts, seed, progress)]
-    scores = []
+    prompts, texts, scores = _rows(held_out, PROMPT, PROMPTS), [np.stack(_rows(held_out, length + 1, ROWS))], []
+    longest = PROMPT + min(CONTINUED, target.config.max_position_embeddings - PROMPT)
+    with progress.phase(OWN_TEXT, 2 * len(prompts) * longest, "tokens") as advance:
+        for temperature in (0.0, 1.0):
+            torch.manual_seed(seed)
+            texts.append(np.stack(write_on(target, prompts, longest, temperature, advance)))
     with progress.phase(EVALUATION, sum(map(len, texts)), "rows") as advance:
         for text in texts:
             parts = []
@@ -91,15 +94,6 @@ def evaluate(target: Any, draft: Any, held_out: Tokens, length: int, seed: int, 
     continued = slice(PROMPT - 1, None)
     shares = greedy.agreement[:, continued], sampled.overlap[:, continued]
     return Evaluation(*(figure.mean().item() for figure in (*read[:4], *shares)))
-
-
-def _continued(target: Any, prompts: Sequence[Tokens], seed: int, progress: PhaseProgress) -> list[Tokens]:
-    length, written = PROMPT + min(CONTINUED, target.config.max_position_embeddings - PROMPT), list[Tokens]()
-    with progress.phase(OWN_TEXT, 2 * len(prompts) * length, "tokens") as advance:
-        for temperature in (0.0, 1.0):
-            torch.manual_seed(seed)
-            written.append(np.stack(write_on(target, prompts, length, temperature, advance)))
-    return written
 
 
 def _rows(tokens: Tokens, length: int, count: int) -> list[Tokens]:
@@ -169,20 +163,16 @@ def evaluate_head(
     trainee: Trainee, teacher: Teacher, lessons: Lessons, depth: int, progress: PhaseProgress
 ) -> HeadEvaluation:
     trainee.eval()
-    texts = {temperature: _long_rows(lessons, temperature, depth) for temperature in (0.0, SAMPLED_AT)}
+    texts = {temperature: lessons.written(temperature) for temperature in (0.0, SAMPLED_AT)}
+    texts = {at: [row for row in rows if len(row.tokens) > row.prompt + depth] for at, rows in texts.items()}
+    if not all(texts.values()):  # a chain has room in none
+        raise InputError("data: the target ends held-out texts at once; longer ones are needed")
     figures: list[Any] = []
     with progress.phase(EVALUATION, sum(map(len, texts.values())), "rows") as advance:
         for temperature, rows in texts.items():
             shares = torch.cat([_shares(trainee, teacher, row, depth, temperature, advance) for row in rows])
             figures += [tuple(shares.mean(0).tolist()), 1 + shares.cumprod(1).sum(1).mean().item()]
     return HeadEvaluation(*figures)
-
-
-def _long_rows(lessons: Lessons, temperature: float, depth: int) -> list[Written]:
-    rows = [row for row in lessons.written(temperature) if len(row.tokens) > row.prompt + depth]
-    if not rows:
-        raise InputError("data: the target ends held-out texts at once; longer ones are needed")
-    return rows
 
 
 def _shares(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pilotfish.errors import ParameterError
 from pilotfish.model.heads.spec import Head
-from pilotfish.progress import PhaseProgress, PlannedPhase
+from pilotfish.progress import PhaseProgress
 from pilotfish.train.curves import draw_run
 from pilotfish.train.evaluate import HeadEvaluation, evaluate_head, plan_head_evaluation
 from pilotfish.train.head_shapes import head_of, trainee_of
@@ -48,7 +48,9 @@ def train_head(
     head = head_of(recipe, target)
     claim(run, recipe)
     texts = read_passages(recipe, target, progress)
-    planned = _plan_training(recipe, head, target, run, progress)
+    trial = HeadTraining.of(recipe, head, target, torch.arange(recipe.draft_vocab))  # the text will tell which tokens
+    batch = trial.batch(TokenBatch.blank(recipe.batch_rows, recipe.sequence_length), 0)
+    planned = trial.trainer(run).plan(batch, progress)
     progress.plan(plan_lessons(recipe, run), planned, *plan_head_evaluation(recipe.sequence_length))
     lessons = write_lessons(texts, recipe, target, run, progress)
     training = HeadTraining.of(recipe, head, target, most_frequent(lessons.text, recipe.draft_vocab))
@@ -60,15 +62,6 @@ def train_head(
         files = trained_files(training.trainee, head, recipe, target, training.teacher.draft_ids)
         write_head(files, recipe, out / "head")
     return result
-
-
-def _plan_training(
-    recipe: HeadRecipe, head: Head, target: TaughtTarget, run: Path, progress: PhaseProgress
-) -> PlannedPhase:
-    """Measured on a head of its own: which tokens it can say the text will tell."""
-    trial = HeadTraining.of(recipe, head, target, torch.arange(recipe.draft_vocab))
-    batch = trial.batch(TokenBatch.blank(recipe.batch_rows, recipe.sequence_length), 0)
-    return trial.trainer(run).plan(batch, progress)
 
 
 @dataclass(frozen=True)
@@ -90,10 +83,11 @@ class HeadTraining:
     def trainer(self, run: Path) -> Trainer:
         named = self.trainee.named_parameters()
         matrices = [p for name, p in named if p.ndim == 2 and not any(part in name for part in OF_TOKENS)]
-        return Trainer(self.trainee, matrices, Schedule.of(self.recipe), run / self.recipe.kind, self._learn)
 
-    def _learn(self, tokens: Tensor, positions: Tensor, starts: Tensor) -> Learnt:
-        return learn(self.teacher.judge(self.trainee, tokens, positions, starts))
+        def loss_of(tokens: Tensor, positions: Tensor, starts: Tensor) -> Learnt:
+            return learn(self.teacher.judge(self.trainee, tokens, positions, starts))
+
+        return Trainer(self.trainee, matrices, Schedule.of(self.recipe), run / self.recipe.kind, loss_of)
 
 
 def places_of(recipe: HeadRecipe, rows: int, step: int) -> Tensor:

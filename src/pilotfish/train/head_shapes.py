@@ -1,7 +1,5 @@
 """The head that a recipe asks for: its record, and the module that is trained."""
 
-from __future__ import annotations
-
 from pilotfish.model.heads.spec import FINAL, BlockHead, Decoder, Head, ParallelHead, Projection, RecurrentHead
 from pilotfish.train.heads.block import BlockTrainee
 from pilotfish.train.heads.parallel import ParallelTrainee

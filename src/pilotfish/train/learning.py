@@ -1,7 +1,5 @@
 """What a head's guesses are worth: the target's verdicts on them, depth by depth, and the loss that comes of these."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

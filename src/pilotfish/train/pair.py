@@ -3,8 +3,6 @@
 sources ─► corpus ─► tokenizer ─► target ─► its own text ─► draft ─► evaluation ─► two model directories
 """
 
-from __future__ import annotations
-
 import pilotfish.model  # noqa: F401  # before transformers, which it keeps from importing torchao
 
 # isort: split

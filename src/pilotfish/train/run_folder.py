@@ -1,7 +1,5 @@
 """A run's folder: what it keeps, so that an interrupted run goes on where it was."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

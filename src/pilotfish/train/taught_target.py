@@ -1,7 +1,5 @@
 """The target that drafts are taught by: any model that is served, as transformers runs it, frozen."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -103,7 +103,11 @@ class Trainer:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.log.touch()
         if self._has_checkpoint():
-            self._restore()
+            state = torch.load(self._checkpoint, weights_only=True, map_location=self.device)
+            self.model.load_state_dict(state["model"])
+            for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(saved)
+            self.step = state["step"]
         self.model.train()
         loss_of, steps = self._compiled(), self.schedule.steps
         with progress.phase(self._name, steps, "steps", self.step) as advance:
@@ -145,11 +149,8 @@ class Trainer:
         return learnt
 
     def _save(self) -> None:
-        state = {
-            "step": self.step,
-            "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-        }
+        optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
+        state = {"step": self.step, "model": self.model.state_dict(), "optimizers": optimizers}
         partial = self._checkpoint.with_suffix(".partial")
         torch.save(state, partial)
         partial.replace(self._checkpoint)
@@ -163,13 +164,6 @@ class Trainer:
         logger.warning("%s is damaged; training begins anew", self._checkpoint)
         self._checkpoint.replace(self._checkpoint.with_suffix(".damaged"))
         return False
-
-    def _restore(self) -> None:
-        state = torch.load(self._checkpoint, weights_only=True, map_location=self.device)
-        self.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        self.step = state["step"]
 
 
 def matrices_of(module: nn.Module) -> list[nn.Parameter]:

@@ -1,7 +1,5 @@
 """A trained head as files that others load too: speculators' layout or, of Medusa's, vLLM's."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

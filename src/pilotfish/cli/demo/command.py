@@ -1,7 +1,5 @@
 """`pilotfish demo`: speculation at work, and what it is worth, in under 90 seconds."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from typing import Annotated

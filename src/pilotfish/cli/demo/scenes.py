@@ -1,7 +1,5 @@
 """Scenes of the demo: all modes of a pair, compared; shown as text, tables, JSON."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -182,11 +180,7 @@ def _rows(figures: Sequence[dict[str, Any]]) -> Iterator[tuple[str, Sequence[str
     for name in dict.fromkeys(name for one in figures for name in one["accepted_by_origin"]):
         cells = [str(one["accepted_by_origin"].get(name, 0)) if one["offered_by_depth"] else "" for one in figures]
         yield f"accepted, guessed by {name}", cells
-    depths = zip_longest(*map(_accepted, figures), fillvalue="")
-    for depth, shares in enumerate(islice(depths, DEPTHS_SHOWN), 1):
+    counts = [zip(one["accepted_by_depth"], one["offered_by_depth"], strict=True) for one in figures]
+    depths = [[f"{accepted} of {offered} · {accepted / offered:4.0%}" for accepted, offered in own] for own in counts]
+    for depth, shares in enumerate(islice(zip_longest(*depths, fillvalue=""), DEPTHS_SHOWN), 1):
         yield f"accepted at depth {depth}", shares
-
-
-def _accepted(figures: dict[str, Any]) -> list[str]:
-    depths = zip(figures["accepted_by_depth"], figures["offered_by_depth"], strict=True)
-    return [f"{accepted} of {offered} · {accepted / offered:4.0%}" for accepted, offered in depths]

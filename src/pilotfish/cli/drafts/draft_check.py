@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +17,6 @@ from pilotfish.progress import PhaseProgress
 if TYPE_CHECKING:
     from pilotfish.core.drafting.messages import Hello
     from pilotfish.wire.conformance.kit import ConformanceReport
-    from pilotfish.wire.conformance.player import Line
 
 #: Columns of a table in a file.
 WIDTH = 140
@@ -49,6 +47,9 @@ def draft_check(
 
     from pilotfish.wire.conformance.checks import CheckError, KitOptions
     from pilotfish.wire.conformance.kit import CHECKS, SENTENCES, examine
+    from pilotfish.wire.curve_keys import load_target_keys
+    from pilotfish.wire.endpoints import check_spelling
+    from pilotfish.wire.sockets import DialingChannel
 
     if listing:
         for name, sentence in SENTENCES.items():
@@ -60,12 +61,19 @@ def draft_check(
         if name not in SENTENCES:
             raise ParameterError("only", name, "one of the names that --list shows")
     hello = _hello(tokenizer, pair, tokenizer_digest, vocab_size)
+    check_spelling("pool", pool)
+    keys = load_target_keys(key, [pool_key] if pool_key else [], 1)
     options = KitOptions(patience, context, sessions, garbage, seed)
     total = sum(not only or check.name in only for check in CHECKS)
     with PhaseProgress() as progress, progress.phase("checks", total) as advance:
-        dial = _dialling(pool, key, pool_key, insecure)
         try:
-            report = examine(dial, hello, options, only or (), lambda name: advance(note=name))
+            report = examine(
+                lambda incarnation: DialingChannel([pool], incarnation, keys, insecure),
+                hello,
+                options,
+                only or (),
+                lambda name: advance(note=name),
+            )
         except CheckError as error:
             raise InputError(f"pool: {pool}: {error}") from error
     print_json(to_builtins(report)) if json else _print(report)
@@ -88,16 +96,6 @@ def _hello(tokenizer: Path | None, pair: str | None, digest: str, vocab_size: in
     return Hello(
         PROTOCOL_VERSION, digest_of(loaded), len(loaded), "draft-check", added_tokens(loaded), capabilities=can
     )
-
-
-def _dialling(pool: str, key: Path | None, pool_key: str, insecure: bool) -> Callable[[bytes], Line]:
-    from pilotfish.wire.curve_keys import load_target_keys
-    from pilotfish.wire.endpoints import check_spelling
-    from pilotfish.wire.sockets import DialingChannel
-
-    check_spelling("pool", pool)
-    keys = load_target_keys(key, [pool_key] if pool_key else [], 1)
-    return lambda incarnation: DialingChannel([pool], incarnation, keys, insecure)
 
 
 def _print(report: ConformanceReport) -> None:

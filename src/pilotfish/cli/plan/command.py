@@ -1,7 +1,5 @@
 """`pilotfish plan`: what to buy, the cost model of named devices, and published figures that it is held against."""
 
-from __future__ import annotations
-
 import sys
 from json import dumps
 from typing import Any

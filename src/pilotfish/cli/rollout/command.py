@@ -16,7 +16,6 @@ from pilotfish.errors import InputError
 from pilotfish.printable import one_line
 
 if TYPE_CHECKING:
-    from pilotfish.operate.arms import RolloutArms
     from pilotfish.operate.report import RolloutReport
 
 app = typer.Typer(help="Variants of speculation under traffic (docs/rollout-report.md).", no_args_is_help=True)
@@ -46,22 +45,17 @@ def report(
     from pilotfish.operate.arms import RolloutArms
     from pilotfish.operate.report import rollout_report
 
-    arms = _together(read_statistics(RolloutArms, ROUTE, url or [], source or [], api_key_env))
+    arms, *others = read_statistics(RolloutArms, ROUTE, url or [], source or [], api_key_env)
+    for other in others:
+        if other.holdout != arms.holdout:
+            raise InputError(f"holdout: {arms.holdout!r} and {other.holdout!r} cannot be compared with as one")
+        arms.merge(other)
+    if not arms.arms:
+        raise InputError("rollout: no request has ended yet, so there is nothing to report")
     made = rollout_report(arms, alpha)
     print_json(to_builtins(made)) if json else _print(made)
     if html is not None:
         write_rollout_page(made, html)
-
-
-def _together(found: list[RolloutArms]) -> RolloutArms:
-    first, *others = found
-    for other in others:
-        if other.holdout != first.holdout:
-            raise InputError(f"holdout: {first.holdout!r} and {other.holdout!r} cannot be compared with as one")
-        first.merge(other)
-    if not first.arms:
-        raise InputError("rollout: no request has ended yet, so there is nothing to report")
-    return first
 
 
 def _print(made: RolloutReport) -> None:

@@ -2,8 +2,6 @@
 and masks, see each other and the features of all tokens before the anchor. Row k guesses the token after position k,
 corrected by what usually follows the token before that guess."""
 
-from __future__ import annotations
-
 from typing import cast
 
 import torch

@@ -1,7 +1,5 @@
 """A decoder layer in parts, so that each family of heads can choose which keys a row sees."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

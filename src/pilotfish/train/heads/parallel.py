@@ -1,7 +1,5 @@
 """Medusa in training: a residual block and an output matrix for each depth, all on the target's last state."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 

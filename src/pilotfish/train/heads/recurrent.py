@@ -9,8 +9,6 @@ rows 0 to i of depth 0, which are made of the target's features, and itself at d
     depth 1         0 0'     0 1 1'   0 1 2 2' 0 1 2 3 3'    and itself, of depth 1
 """
 
-from __future__ import annotations
-
 from typing import cast
 
 import torch

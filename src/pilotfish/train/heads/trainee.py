@@ -1,7 +1,5 @@
 """What all heads in training share: what they are taught on, what they guess, the projection of the target's states."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Captured rows as lessons. The newest are held out: a draft is trained for what comes after all that it learnt."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter

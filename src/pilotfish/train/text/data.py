@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import sysconfig
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
@@ -77,16 +78,12 @@ def _documents(source: Path, excluded: frozenset[str]) -> Iterable[Document]:
     root = source if source.is_dir() else source.parent
     for path in paths:
         name = PurePosixPath(path.relative_to(root).as_posix())
-        if excluded.isdisjoint(name.parts) and (text := _text(path)) is not None:
-            yield Document(str(name), text)
-
-
-def _text(path: Path) -> str | None:
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
-    return text.replace("\r\n", "\n") if text.strip() and "\0" not in text else None
+        if not excluded.isdisjoint(name.parts):
+            continue
+        with suppress(OSError, UnicodeDecodeError):
+            text = path.read_bytes().decode("utf-8")
+            if text.strip() and "\0" not in text:
+                yield Document(str(name), text.replace("\r\n", "\n"))
 
 
 def _belongs(name: str, packages: Sequence[str]) -> bool:

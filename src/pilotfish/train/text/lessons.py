@@ -1,7 +1,5 @@
 """Batches for a draft: half the target's own text, which drafts continue, half people's, as varied as prompts are."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Passages out of JSON Lines (docs/training.md has the fields) or source files, to teach a draft of any target."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
