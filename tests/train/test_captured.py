@@ -125,7 +125,7 @@ def test_a_draft_that_is_not_better_is_not_written(served: Served, tmp_path: Pat
 
 def test_a_draft_that_is_its_target_gains_nothing(served: Served) -> None:
     target = served.taught
-    held_out = read_captured(served.recipe(), target).held_out
+    _, held_out = read_captured(served.recipe(), target)
     found = evaluate_captured(target.module, target.module, held_out, 128, PhaseProgress())
     assert found.divergence == pytest.approx(0, abs=1e-6) and found.agreement == 1
     assert found.acceptance == pytest.approx(1) and found.target_loss == found.draft_loss
@@ -146,18 +146,18 @@ def test_the_newest_are_held_out_whatever_their_folder(served: Served, tmp_path:
     rows = [row(number, digest, [number % VOCAB] * 60, prompt=10) for number in range(200)]
     for name, part in (("a", rows[::2]), ("b", rows[1::2])):
         capture(tmp_path / name, part)
-    lessons = read_captured(served.recipe(captured=(tmp_path / "a", tmp_path / "b")), target)
-    assert [text.tokens[0] for text in lessons.held_out] == [number % VOCAB for number in range(180, 200)]
-    assert [text.temperature for text in lessons.held_out[:2]] == [0.0, 1.0]
-    assert set(lessons.windows.tokens.tolist()) == set(range(180)) and len(lessons.windows.tokens) == 180 * 60
+    windows, held_out = read_captured(served.recipe(captured=(tmp_path / "a", tmp_path / "b")), target)
+    assert [text.tokens[0] for text in held_out] == [number % VOCAB for number in range(180, 200)]
+    assert [text.temperature for text in held_out[:2]] == [0.0, 1.0]
+    assert set(windows.tokens.tolist()) == set(range(180)) and len(windows.tokens) == 180 * 60
 
 
 def test_of_a_prompt_its_end_is_read(served: Served, tmp_path: Path) -> None:
     target, digest = served.taught, text_digest(served.taught.tokenizer)
     capture(tmp_path / "long", [row(number, digest, [7] * 500 + [8] * 128 + [9] * 3, 628) for number in range(20)])
-    lessons = read_captured(served.recipe(captured=(tmp_path / "long",)), target)
-    assert all(text.tokens.tolist() == [8] * 128 + [9] * 3 and text.prompt == 128 for text in lessons.held_out)
-    assert len(lessons.held_out) == LEAST
+    _, held_out = read_captured(served.recipe(captured=(tmp_path / "long",)), target)
+    assert all(text.tokens.tolist() == [8] * 128 + [9] * 3 and text.prompt == 128 for text in held_out)
+    assert len(held_out) == LEAST
 
 
 # -- what is refused
@@ -184,8 +184,8 @@ def test_a_tail_that_was_torn_is_not_missed(served: Served, tmp_path: Path) -> N
     capture(tmp_path / "torn", [row(number, digest, [5] * 60) for number in range(40)])
     (file,) = found_rows(tmp_path / "torn")
     os.truncate(file.path, file.size - 5)
-    lessons = read_captured(served.recipe(captured=(tmp_path / "torn",)), target)
-    assert len(lessons.windows.tokens) == (39 - LEAST) * 60
+    windows, _ = read_captured(served.recipe(captured=(tmp_path / "torn",)), target)
+    assert len(windows.tokens) == (39 - LEAST) * 60
 
 
 def test_a_folder_that_is_none_is_refused(served: Served, tmp_path: Path) -> None:

@@ -16,15 +16,16 @@ from torch import Tensor
 from pilotfish.errors import ModelError
 from pilotfish.model.loading.configuration import load_config
 from pilotfish.model.loading.loader import load_weights
-from pilotfish.progress import PhaseProgress
+from pilotfish.progress import PhaseProgress, PlannedPhase
 from pilotfish.train.curves import draw_run
 from pilotfish.train.evaluate import (
+    EVALUATION,
     PLANNED,
+    ROWS,
     CapturedEvaluation,
     Evaluation,
     evaluate,
     evaluate_captured,
-    plan_captured_evaluation,
 )
 from pilotfish.train.export import export_model
 from pilotfish.train.models import build_model, predict, start_from_target
@@ -93,14 +94,14 @@ def redistil(
     """Written where it gains at least `margin` accepted tokens a step. `run` keeps no tokens of any row."""
     target, draft, trainer = _prepare(recipe, run, progress, device)
     with progress.phase("reading captured rows"):
-        lessons, length = read_captured(recipe, target), recipe.sequence_length
+        (windows, held_out), length = read_captured(recipe, target), recipe.sequence_length
     trained = trainer.plan(TokenBatch.blank(recipe.batch_rows, length), progress)
-    scored = plan_captured_evaluation(lessons.held_out)
+    scored = PlannedPhase(EVALUATION, min(len(held_out), ROWS))
     progress.plan(scored, trained, scored)
-    present = evaluate_captured(target.module, draft, lessons.held_out, length, progress)
-    trainer.run(lessons.windows.batch, progress)
+    present = evaluate_captured(target.module, draft, held_out, length, progress)
+    trainer.run(windows.batch, progress)
     draw_run(trainer.log, run / "curves.svg", "draft")
-    new = evaluate_captured(target.module, draft, lessons.held_out, length, progress)
+    new = evaluate_captured(target.module, draft, held_out, length, progress)
     made = Redistillation(present, new, margin)
     if made.better:
         _export(draft, target, out, progress)

@@ -16,7 +16,7 @@ from pilotfish.train.learning import Teacher
 from pilotfish.train.models import predict, write_on
 from pilotfish.train.text.captured import CapturedText
 from pilotfish.train.text.data import Tokens
-from pilotfish.train.text.lessons import HELD_OUT_ROWS, OWN_TEXT, PROMPT, Lessons, Written, plan_text
+from pilotfish.train.text.lessons import OWN_TEXT, PROMPT, Lessons, Written
 
 EVALUATION = "evaluation"  # the phase
 ROWS = 128  # held-out rows or outputs scored, spread evenly
@@ -44,12 +44,13 @@ def _figures(target: Any, draft: Any, tokens: Tensor, temperature: float = 1.0) 
     overlap = agreement = (first.argmax(-1) == second.argmax(-1)).float()
     if temperature:
         overlap = torch.minimum(*(F.softmax(logits / temperature, -1) for logits in (judged, guessed))).sum(-1)
-    losses = (-chances.gather(-1, said)[..., 0] for chances in (first, second))
-    return Figures(*losses, (first.exp() * (first - second)).sum(-1), agreement, overlap)
+    own, other = (-chances.gather(-1, said)[..., 0] for chances in (first, second))
+    return Figures(own, other, (first.exp() * (first - second)).sum(-1), agreement, overlap)
 
 
 def _evenly(count: int, most: int) -> list[int]:
-    return np.unique(np.linspace(0, count - 1, most).astype(int)).tolist()
+    places: list[int] = np.unique(np.linspace(0, count - 1, most).astype(int)).tolist()
+    return places
 
 
 # -- on held-out text
@@ -86,7 +87,7 @@ def evaluate(target: Any, draft: Any, held_out: Tokens, length: int, seed: int, 
     with progress.phase(EVALUATION, sum(map(len, texts)), "rows") as advance:
         for text in texts:
             parts = []
-            for tokens in torch.from_numpy(text.astype(np.int64)).to(target.device).split(ROWS_AT_ONCE):
+            for tokens in torch.split(torch.from_numpy(text.astype(np.int64)).to(target.device), ROWS_AT_ONCE):
                 parts.append(_figures(target, draft, tokens))
                 advance(len(tokens))
             scores.append(Figures(*map(torch.cat, zip(*parts, strict=True))))
@@ -113,10 +114,6 @@ class CapturedEvaluation:
     agreement: float  # share of tokens where both find the same one likeliest
     acceptance: float  # chance that a guess is accepted, at the request's temperature
     accepted_a_step: float  # expected of a chain of CHAIN guesses, below any token of an output
-
-
-def plan_captured_evaluation(texts: Sequence[CapturedText]) -> PlannedPhase:
-    return PlannedPhase(EVALUATION, min(len(texts), ROWS))
 
 
 @torch.no_grad()
@@ -151,11 +148,6 @@ class HeadEvaluation:
     greedy_tokens_a_step: float
     sampled_acceptance: tuple[float, ...]  # of tokens sampled at temperature 0.8, in text written so
     sampled_tokens_a_step: float
-
-
-def plan_head_evaluation(length: int) -> list[PlannedPhase]:
-    text = plan_text(HELD_OUT_ROWS, length)
-    return [text, text, PlannedPhase(EVALUATION, 2 * text.units / length)]
 
 
 @torch.no_grad()

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from pilotfish.errors import ParameterError
 from pilotfish.model.heads.spec import Head
-from pilotfish.progress import PhaseProgress
+from pilotfish.progress import PhaseProgress, PlannedPhase
 from pilotfish.train.curves import draw_run
-from pilotfish.train.evaluate import HeadEvaluation, evaluate_head, plan_head_evaluation
+from pilotfish.train.evaluate import EVALUATION, HeadEvaluation, evaluate_head
 from pilotfish.train.head_shapes import head_of, trainee_of
 from pilotfish.train.heads.trainee import Trainee
 from pilotfish.train.learning import Teacher, learn
@@ -28,7 +28,7 @@ from pilotfish.train.recipes import HeadRecipe
 from pilotfish.train.run_folder import claim, training_device
 from pilotfish.train.taught_target import TaughtTarget
 from pilotfish.train.text.data import TokenBatch, Tokens
-from pilotfish.train.text.lessons import plan_lessons, write_lessons
+from pilotfish.train.text.lessons import HELD_OUT_ROWS, plan_lessons, plan_text, write_lessons
 from pilotfish.train.text.passages import read_passages
 from pilotfish.train.trainer import Learnt, Schedule, Trainer
 from pilotfish.train.write_head import trained_files, write_head
@@ -51,9 +51,12 @@ def train_head(
     trial = HeadTraining.of(recipe, head, target, torch.arange(recipe.draft_vocab))  # the text will tell which tokens
     batch = trial.batch(TokenBatch.blank(recipe.batch_rows, recipe.sequence_length), 0)
     planned = trial.trainer(run).plan(batch, progress)
-    progress.plan(plan_lessons(recipe, run), planned, *plan_head_evaluation(recipe.sequence_length))
+    written = plan_text(HELD_OUT_ROWS, recipe.sequence_length)
+    scored = PlannedPhase(EVALUATION, 2 * written.units / recipe.sequence_length)
+    progress.plan(plan_lessons(recipe, run), planned, written, written, scored)
     lessons = write_lessons(texts, recipe, target, run, progress)
-    training = HeadTraining.of(recipe, head, target, most_frequent(lessons.text, recipe.draft_vocab))
+    text = np.concatenate([windows.tokens for windows in lessons.windows])
+    training = HeadTraining.of(recipe, head, target, most_frequent(text, recipe.draft_vocab))
     trainer = training.trainer(run)
     trainer.run(lambda step: training.batch(lessons.batch(step), step), progress)
     draw_run(trainer.log, run / "curves.svg", recipe.kind)

@@ -181,19 +181,15 @@ def measured_scene(pair: str, config: EngineConfig, work: Work, *, quiet: bool) 
 
 def slower_scene(scene: Scene, pacing: Sequence[Pacer]) -> Scene:
     assert scene.stretch is not None
-    stretch = scene.stretch * max(MARGIN, MARGIN * _taken(pacing))
-    return paced_scene(scene.pair, scene.config, _rounded_up(stretch))
+    stretch = scene.stretch * MARGIN * max(1.0, _taken(pacing))
+    return paced_scene(scene.pair, scene.config, math.ceil(10 * stretch) / 10)
 
 
 def stretch_of(pacing: Sequence[Pacer]) -> float:
     """1 at least, for all but a few of these forwards to be in time."""
     taken = _taken(pacing)
-    return 1.0 if taken <= 1 else _rounded_up(MARGIN * taken)
+    return 1.0 if taken <= 1 else math.ceil(10 * MARGIN * taken) / 10
 
 
 def _taken(pacing: Sequence[Pacer]) -> float:
     return max((float(np.quantile(pacer.taken, IN_TIME)) for pacer in pacing if pacer.taken), default=0.0)
-
-
-def _rounded_up(stretch: float) -> float:
-    return math.ceil(10 * stretch) / 10

@@ -49,7 +49,8 @@ def print_choice(choice: HardwareChoice) -> None:
         print_line(choice.situation.about)
     rows = [_cells(one) for one in choice.kinds]
     print_table(table_of(rows, left=rows[0] if rows else ()), at_least=TABLE_WIDTH)
-    for line in _lines(choice):
+    crossovers = [*map(_crossover, choice.crossovers)] or ["Speculation: no draft was given, or none fits."]
+    for line in ("", *_verdict(choice), *_bounds(choice.chosen), *crossovers, *_acceptance(choice), *_caveats(choice)):
         print_line(line)
 
 
@@ -82,18 +83,6 @@ def _cells(one: Outlook) -> dict[str, str]:
         "stopped by": one.stops,
         "most time": f"{point.binds} {point.shares[point.binds]:.0%}",
     }
-
-
-def _lines(choice: HardwareChoice) -> Iterator[str]:
-    yield ""
-    yield from _verdict(choice)
-    yield from _bounds(choice.chosen)
-    for crossover in choice.crossovers:
-        yield _crossover(crossover)
-    if not choice.crossovers:
-        yield "Speculation: no draft was given, or none fits."
-    yield from _acceptance(choice)
-    yield from _caveats(choice)
 
 
 def _verdict(choice: HardwareChoice) -> Iterator[str]:

@@ -28,13 +28,7 @@ class CapturedText:
     temperature: float
 
 
-@dataclass(frozen=True)
-class CapturedLessons:
-    windows: Windows
-    held_out: Sequence[CapturedText]  # oldest first
-
-
-def read_captured(recipe: DistilRecipe, target: TaughtTarget) -> CapturedLessons:
+def read_captured(recipe: DistilRecipe, target: TaughtTarget) -> tuple[Windows, list[CapturedText]]:
     """Of a prompt a training row's worth, its end. InputError for rows that are too few or of another tokenizer."""
     length, context = recipe.sequence_length, target.config.context
     if 2 * length > context:
@@ -46,7 +40,7 @@ def read_captured(recipe: DistilRecipe, target: TaughtTarget) -> CapturedLessons
     training = np.concatenate([text.tokens for text in texts[:-count]])
     if len(training) < 2 * length:
         raise InputError(f"from: {len(training)} tokens to train on; rows of {length} need {2 * length} or more")
-    return CapturedLessons(Windows(training, recipe.batch_rows, length, context, recipe.seed), texts[-count:])
+    return Windows(training, recipe.batch_rows, length, context, recipe.seed), texts[-count:]
 
 
 def _rows(folders: Sequence[Path], tokenizer: str) -> list[CapturedRow]:

@@ -78,10 +78,6 @@ class Lessons:
     def batch(self, step: int) -> TokenBatch:
         return mixed(self.windows, step)
 
-    @property
-    def text(self) -> Tokens:
-        return np.concatenate([windows.tokens for windows in self.windows])
-
     def written(self, temperature: float) -> list[Written]:
         return self.writer.write(self.held_out, HELD_OUT_ROWS, temperature)
 
