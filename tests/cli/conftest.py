@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from pilotfish.cli import main
+from pilotfish.cli import main, workers
+from pilotfish.engine.drafts import draft_pool
+from pilotfish.engine.prefills import prefill_pool
 from pilotfish.server import main as server
 from pilotfish.server.application import ServerSetup
 
@@ -98,6 +100,19 @@ def configured(pilotfish: Run, monkeypatch: pytest.MonkeyPatch) -> Configured:
         return setups.pop()
 
     return configure
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The configurations of workers and servers that were to be run."""
+    seen = list[Any]()
+    monkeypatch.setattr(workers, "_import_transformers", lambda: None)
+    monkeypatch.setattr(workers, "run_worker", lambda _, work: work(None))
+    monkeypatch.setattr(workers, "_run_target", lambda config, *_: seen.append(config))
+    monkeypatch.setattr(server, "run_server", lambda setup, _: seen.append(setup.server))
+    monkeypatch.setattr(draft_pool, "run_pool", lambda config, _: seen.append(config))
+    monkeypatch.setattr(prefill_pool, "run_prefill_pool", lambda config, _: seen.append(config))
+    return seen
 
 
 @pytest.fixture

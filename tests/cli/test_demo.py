@@ -101,17 +101,6 @@ def test_json_is_one_object_with_every_mode_of_both_scenes(
         assert block["off"]["accepted_by_origin"] == {}
 
 
-@pytest.mark.usefixtures("drafts")
-def test_people_see_origins_and_a_table(config: EngineConfig, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_demo([Scene("unpaced", "tiny, unpaced", "tiny", config)], WORK, rounds=1, json=False, began=0.0)
-    text = capfd.readouterr().out
-    for words in ("guessed by the draft, accepted", "tiny, unpaced", "tokens per verify step", "accepted at depth 1"):
-        assert text.count(words) == 1
-    assert text.count("accepted, guessed by draft 0") == text.count("6 of 6 outputs equal") == 1
-    assert text.count("async is ") == text.count("the demo took ") == 1
-    assert "\x1b[" not in text
-
-
 def test_a_draft_in_a_process_of_its_own(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """How late its levels are is read off its timeline."""
     pids: list[int | None] = []

@@ -12,25 +12,8 @@ from conftest import Run
 from manifests import KEYS, ROOT, WITH_COMMANDS
 from pages import codes, table
 
-from pilotfish.cli import workers
-from pilotfish.engine.drafts import draft_pool
-from pilotfish.engine.prefills import prefill_pool
-from pilotfish.server import main as server
 from pilotfish.server.auth import file_entry, new_secret
 from pilotfish.wire.curve_keys import new_key_pair, write_key_pair
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was to be run."""
-    seen = list[Any]()
-    monkeypatch.setattr(workers, "_import_transformers", lambda: None)
-    monkeypatch.setattr(workers, "run_worker", lambda _, work: work(None))
-    monkeypatch.setattr(workers, "_run_target", lambda config, *_: seen.append(config))
-    monkeypatch.setattr(server, "run_server", lambda setup, _: seen.append(setup.server))
-    monkeypatch.setattr(draft_pool, "run_pool", lambda config, _: seen.append(config))
-    monkeypatch.setattr(prefill_pool, "run_prefill_pool", lambda config, _: seen.append(config))
-    return seen
 
 
 @pytest.fixture

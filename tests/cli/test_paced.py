@@ -65,7 +65,7 @@ def test_nonsense_is_refused_before_a_model_is_loaded(refused: Refused, llama: P
 def test_the_demo_is_paced(
     pilotfish, llama: Path, draft: Path, overruns: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its first table. An engine of mode async reports the target alone."""
+    """Its first table of two. An engine of mode async reports the target alone."""
     monkeypatch.setattr(pairs, "resolve_pair", lambda _: pairs.PairDirs(llama, draft))
     monkeypatch.setattr(
         "pilotfish.engine.engine.make_budget", lambda config, *_: FixedBudget(config.nodes, config.levels)
@@ -73,6 +73,11 @@ def test_the_demo_is_paced(
     overruns[1] = 50
     with inline_drafts(monkeypatch):
         shown = pilotfish("demo", *PLAIN, "--max-tokens", 3, "--rounds", 1, "--pace", BOTH)
-    assert "target 1.5ms, overruns 0 of 200; off and sync draft" in " ".join(shown.stdout.split())
+    text = shown.stdout
+    assert text.count("guessed by the draft, accepted") == text.count("the demo took ") == 1 and "\x1b[" not in text
+    for words in ("tokens per verify step", "accepted at depth 1", "guessed by draft 0", "6 of 6 outputs equal"):
+        assert text.count(words) == 2
+    assert text.count("async is ") + text.count("no verdict: ") == 2
+    assert "target 1.5ms, overruns 0 of 200; off and sync draft" in " ".join(text.split())
     assert "draft 500us, overruns 50 of 200" in shown.stderr
     assert pilotfish("demo", "--pace", "target=1").code == 2

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import threading
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from pilotfish import progress
 from pilotfish.cli.generate import Printer, records, report
-from pilotfish.cli.show import progress_bar
 from pilotfish.engine.llm import Completion, RequestOutput
 from pilotfish.prompts import BadRow, Row
 
@@ -49,26 +44,6 @@ def test_ids_of_rows_are_escaped_and_no_markup(capfd: pytest.CaptureFixture[str]
     out = shown(capfd, row_id="\x1b]0;owned\x07")
     assert r"\x1b]0;owned\x07 · seed 7" in out and "\x1b]" not in out
     assert shown(capfd, row_id="[/x] [red]y").count("[/x] [red]y") == 2  # above its text, and in the table
-
-
-class Heard(io.StringIO):
-    def __init__(self) -> None:
-        super().__init__()
-        self.event = threading.Event()
-
-    def write(self, text: str) -> int:
-        self.event.set()
-        return super().write(text)
-
-
-def test_rows_are_counted_where_no_terminal_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("EVERY", 0.0), ("SHOWN_AFTER", 0.001), ("LOOKED_AT_EVERY", 0.001)):
-        monkeypatch.setattr(progress, name, seconds)
-    heard = Heard()
-    with progress_bar(Console(file=heard), 1) as advance:
-        assert heard.event.wait(60)
-        advance()
-    assert heard.getvalue().startswith("rows: 0 of 1, 0 s so far\n")
 
 
 def test_a_bad_row_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:

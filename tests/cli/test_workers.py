@@ -21,18 +21,15 @@ from attending import LIMIT, TARGET, AttendingServer
 from conftest import Refused, Run
 from support import make_engine, run, write_model
 
-from pilotfish.cli import workers
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.text import config_text
 from pilotfish.config.workers import DraftConfig, PrefillConfig, TargetConfig
 from pilotfish.core.prefilling.prefill_messages import PREFILL_VERSION, Greeting, OrderFailed, PrefillOrder, TurnedAway
 from pilotfish.core.prefilling.segments import KVIdentity, KVLayout
 from pilotfish.core.sampling.sampling_params import SamplingParams
-from pilotfish.engine.drafts import draft_pool
 from pilotfish.engine.drafts.remote_drafts import worker_command
 from pilotfish.engine.memory import plan_memory
 from pilotfish.engine.pairs import resolve_pair
-from pilotfish.engine.prefills import prefill_pool
 from pilotfish.engine.prefills.remote_prefills import prefill_command
 from pilotfish.engine.processes.host_memory import GIB
 from pilotfish.wire.channel import decode_from_prefill, encode
@@ -41,17 +38,6 @@ from pilotfish.wire.serving import Declined
 from pilotfish.wire.sockets import DialingChannel
 
 LISTEN = "ipc:///tmp/worker-3"
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The configurations of workers that were to be run."""
-    seen = list[Any]()
-    monkeypatch.setattr(workers, "run_worker", lambda _, work: work(None))
-    monkeypatch.setattr(workers, "_run_target", lambda config, *_: seen.append(config))
-    monkeypatch.setattr(draft_pool, "run_pool", lambda config, _: seen.append(config))
-    monkeypatch.setattr(prefill_pool, "run_prefill_pool", lambda config, _: seen.append(config))
-    return seen
 
 
 @pytest.fixture
