@@ -1,7 +1,5 @@
 """Commands run in this process, so that one import of torch serves all tests."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

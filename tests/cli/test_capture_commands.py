@@ -1,7 +1,5 @@
 """`pilotfish rollout capture`: what is shown of a folder, and what is purged; folders that `serve` refuses."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator
@@ -39,15 +37,8 @@ def directory(tmp_path: Path, now: float) -> Iterator[Path]:
 
 
 def row(moment: float) -> CapturedRow:
-    return CapturedRow(
-        time=moment,
-        prompt=token_bytes([11111, 2, 3]),
-        output=token_bytes([4, 5]),
-        temperature=1.0,
-        tag=None,
-        fingerprint="f",
-        tokenizer="t",
-    )
+    tokens = {"prompt": token_bytes([11111, 2, 3]), "output": token_bytes([4, 5])}
+    return CapturedRow(time=moment, **tokens, temperature=1.0, tag=None, fingerprint="f", tokenizer="t")
 
 
 def ages(directory: Path, now: float) -> list[int]:

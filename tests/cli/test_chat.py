@@ -1,7 +1,5 @@
 """Conversations: what the model is given, what a person and a pipe see."""
 
-from __future__ import annotations
-
 import builtins
 import io
 import json

@@ -1,7 +1,5 @@
 """The demo on a tiny pair."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """The contract of `pilotfish generate`."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`pilotfish keys`: a file with both halves, the public one on stdout."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """--kv-host-memory and --kv-disk: what cannot be is one line and exit code 2, and leaves a directory as it was."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """deploy/ and docs/cluster.md: the commands there are ones that the command line takes."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 from pathlib import Path

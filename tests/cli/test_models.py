@@ -1,7 +1,5 @@
 """`models check`: would it run, what would it take, why not."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

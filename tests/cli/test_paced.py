@@ -1,7 +1,5 @@
 """`--pace` on the command line. Overruns are the fake's: no test depends on the speed of its machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`pilotfish plan`: for people and programs; what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

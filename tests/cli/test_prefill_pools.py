@@ -1,7 +1,5 @@
 """A target's options of prefill pools: what cannot be used is one line and exit code 2; a pool may be missing."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """`pilotfish serve`: what it refuses before anything is loaded, in one line."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What `generate` prints for people: on a terminal nothing that it would obey, in a pipe the text as it is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

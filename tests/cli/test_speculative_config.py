@@ -1,7 +1,5 @@
 """vLLM's `--speculative-config`, key by key."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Commands about a server's statistics: where these come from, what people, programs and pages get, what is refused."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from datetime import datetime

@@ -1,7 +1,5 @@
 """`pilotfish train`: options to a recipe, a recipe to a pair, a head or a draft."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`pilotfish serve` in the hands of a vLLM user: the same words mean the same, or are refused by name."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """docs/coming-from-vllm.md: its tables of flags say what the command line does."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

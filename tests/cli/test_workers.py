@@ -1,7 +1,5 @@
 """`pilotfish draft`, `prefill` and `target`, by hand and as an engine or a server starts them; their processes."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import signal
@@ -43,27 +41,10 @@ LISTEN = "ipc:///tmp/worker-3"
 @pytest.fixture
 def config(llama: Path, draft: Path, tmp_path: Path) -> EngineConfig:
     """With values that no field has by default."""
-    return EngineConfig(
-        target=llama,
-        draft=draft,
-        mode="async",
-        drafter="lm",
-        dtype="float32",
-        leaves=7,
-        prefill_workers=2,
-        memory=3.5,
-        kv_slots=512,
-        kv_dtype="int8",
-        kv_host_memory=1.0,
-        max_requests=5,
-        max_rows=99,
-        max_model_len=100,
-        threads=3,
-        cores="0",
-        pace="draft=2ms,prefill=2ms",
-        trace=tmp_path / "trace.json",
-        eager=True,
-    )
+    sizes = {"memory": 3.5, "kv_slots": 512, "kv_host_memory": 1.0, "max_requests": 5, "max_rows": 99, "threads": 3}
+    kinds = {"drafter": "lm", "dtype": "float32", "kv_dtype": "int8", "pace": "draft=2ms,prefill=2ms", "cores": "0"}
+    own = {"leaves": 7, "prefill_workers": 2, "max_model_len": 100, "trace": tmp_path / "trace.json", "eager": True}
+    return EngineConfig(target=llama, draft=draft, mode="async", **sizes, **kinds, **own)
 
 
 def differing(model: EngineConfig, config: EngineConfig) -> set[str]:

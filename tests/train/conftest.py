@@ -130,20 +130,9 @@ def watched() -> Watched:
 
 @pytest.fixture(scope="session")
 def tiny(sources: Path) -> PairRecipe:
-    return PairRecipe(
-        sources=(sources,),
-        held_out=("beta",),
-        vocab_size=VOCAB,
-        context=256,
-        target=TINY,
-        draft=TINY,
-        sequence_length=96,
-        batch_rows=2,
-        target_tokens=1920,
-        draft_tokens=1152,
-        sampled_tokens=96,
-        checkpoint_every=4,
-    )
+    text = {"sources": (sources,), "held_out": ("beta",), "vocab_size": VOCAB, "context": 256}
+    steps = {"target_tokens": 1920, "draft_tokens": 1152, "sampled_tokens": 96, "checkpoint_every": 4}
+    return PairRecipe(**text, target=TINY, draft=TINY, sequence_length=96, batch_rows=2, **steps)
 
 
 @dataclass(frozen=True)

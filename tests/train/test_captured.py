@@ -1,7 +1,5 @@
 """Drafts that learn captured traffic: what is held out, what is refused, and that it helps."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence
@@ -62,15 +60,9 @@ def capture(folder: Path, rows: Sequence[CapturedRow]) -> None:
 
 
 def row(number: int, tokenizer: str, tokens: Sequence[int] = (1, 2, 3, 4), prompt: int = 2) -> CapturedRow:
-    return CapturedRow(
-        time=START + number,
-        prompt=token_bytes(tokens[:prompt]),
-        output=token_bytes(tokens[prompt:]),
-        temperature=float(number % 2),
-        tag=None,
-        fingerprint="f",
-        tokenizer=tokenizer,
-    )
+    known = {"time": START + number, "temperature": float(number % 2), "tag": None, "fingerprint": "f"}
+    parts = {"prompt": token_bytes(tokens[:prompt]), "output": token_bytes(tokens[prompt:])}
+    return CapturedRow(**known, **parts, tokenizer=tokenizer)
 
 
 @pytest.fixture(scope="module")

@@ -76,9 +76,9 @@ def test_every_document_ends_in_the_end_token(tokenizer: PreTrainedTokenizerFast
     assert row.tolist() == [*_ids(tokenizer, "x = 1"), 0, *_ids(tokenizer, "y"), 0]
 
 
-@pytest.mark.parametrize("text", ["def f(x):\n        return x\n", "tab\té 漢字 🐟\r\n", "  a  b ", ""])
-def test_any_text_survives_the_round_trip(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
-    assert tokenizer.decode(_ids(tokenizer, text)) == text
+def test_any_text_survives_the_round_trip(tokenizer: PreTrainedTokenizerFast) -> None:
+    for text in ("def f(x):\n        return x\n", "tab\té 漢字 🐟\r\n", "  a  b ", ""):
+        assert tokenizer.decode(_ids(tokenizer, text)) == text
 
 
 def test_end_of_text_is_token_0_and_nothing_is_added(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -114,9 +114,8 @@ def test_a_batch_is_a_function_of_seed_and_step() -> None:
 
 def test_targets_are_the_inputs_one_further() -> None:
     batch = _windows().batch(0)
-    inputs, targets = batch.tokens[:, :-1], batch.tokens[:, 1:]
-    assert inputs.shape == targets.shape == batch.positions.shape == (2, 10)
-    assert torch.equal(targets, inputs + 1)
+    assert batch.tokens.shape == (2, 11) and batch.positions.shape == (2, 10)
+    assert torch.equal(batch.tokens[:, 1:], batch.tokens[:, :-1] + 1)
 
 
 def test_an_epoch_visits_every_window_once() -> None:

@@ -1,7 +1,5 @@
 """Heads in training: what they guess is what their executors guess, and what the formulas say."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Heads and drafts of a target that exists: what a run writes, that it resumes and repeats exactly, what it refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

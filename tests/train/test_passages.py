@@ -1,7 +1,5 @@
 """Data of a user's own: every field that a line may have, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

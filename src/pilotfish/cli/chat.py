@@ -114,12 +114,10 @@ class Conversation:
     start: equal input gives an equal conversation, and a turn asked again another answer."""
 
     def __init__(self, engine: Engine, params: SamplingParams, *, system: str | None, raw: bool) -> None:
-        self.engine = engine
-        self.params = params
+        self.engine, self.params, self._raw = engine, params, raw
         self.seed = secrets.randbits(DRAWN_SEED_BITS) if params.seed is None else params.seed
         self.turns: list[ChatTurn] = []
         self._system = [] if system is None else [("system", system)]
-        self._raw = raw
         self._answers = 0
 
     @property

@@ -33,12 +33,15 @@ CHAT_SAMPLING = [one for one in SAMPLING if one.name not in _OF_GENERATE]
 
 def engine_config(given: Given, **others: Any) -> EngineConfig:
     models = model_directories(given.get("pair"), given.get("target"), given.get("draft"))
+    dtype = given["dtype"]
+    if dtype in ("float16", "half"):
+        raise ParameterError("dtype", dtype, "auto, float32, or bfloat16, which takes as much memory")
     plain = "off" if models["draft"] is None and "drafter" not in given else "sync"
     fields = {
         "mode": "async" if "draft_pool" in given or "members" in given else plain,
         **{name: value for name, value in given.items() if name != "pair"},
         **models,
-        "dtype": dtype_of(given["dtype"]),
+        "dtype": "float32" if dtype == "float" else dtype,  # as vLLM calls it
     }
     return EngineConfig(**fields, **others)
 
@@ -56,10 +59,3 @@ def model_directory(field: str, path: Path) -> Path:
     if not path.is_dir():
         raise ParameterError(field, str(path), "a model directory in Hugging Face format; nothing is downloaded")
     return path
-
-
-def dtype_of(name: str) -> str:
-    """By vLLM's names too."""
-    if name in ("float16", "half"):
-        raise ParameterError("dtype", name, "auto, float32, or bfloat16, which takes as much memory")
-    return "float32" if name == "float" else name

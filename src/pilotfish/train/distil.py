@@ -6,6 +6,7 @@ import pilotfish.model  # noqa: F401  # before transformers, which it keeps from
 # isort: split
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from pilotfish.train.recipes import DistilRecipe
 from pilotfish.train.run_folder import claim, training_device
 from pilotfish.train.taught_target import TaughtTarget
 from pilotfish.train.text.captured import read_captured
-from pilotfish.train.text.data import TokenBatch
+from pilotfish.train.text.data import TokenBatch, mixed
 from pilotfish.train.text.lessons import joined_text, plan_lessons, write_lessons
 from pilotfish.train.text.passages import read_passages
 from pilotfish.train.trainer import Learnt, Schedule, Trainer, matrices_of
@@ -63,7 +64,7 @@ def train_distil(
     trained = trainer.plan(TokenBatch.blank(recipe.batch_rows, recipe.sequence_length), progress)
     progress.plan(plan_lessons(recipe, run), trained, *PLANNED)
     lessons = write_lessons(texts, recipe, target, run, progress)
-    trainer.run(lessons.batch, progress)
+    trainer.run(partial(mixed, lessons.windows), progress)
     draw_run(trainer.log, run / "curves.svg", "draft")
     held_out, length = lessons.held_out.text, recipe.sequence_length
     if len(held_out) <= length:  # there are prompts alone

@@ -27,7 +27,7 @@ from pilotfish.train.learning import Teacher, learn
 from pilotfish.train.recipes import HeadRecipe
 from pilotfish.train.run_folder import claim, training_device
 from pilotfish.train.taught_target import TaughtTarget
-from pilotfish.train.text.data import TokenBatch, Tokens
+from pilotfish.train.text.data import TokenBatch, Tokens, mixed
 from pilotfish.train.text.lessons import HELD_OUT_ROWS, plan_lessons, plan_text, write_lessons
 from pilotfish.train.text.passages import read_passages
 from pilotfish.train.trainer import Learnt, Schedule, Trainer
@@ -58,7 +58,7 @@ def train_head(
     text = np.concatenate([windows.tokens for windows in lessons.windows])
     training = HeadTraining.of(recipe, head, target, most_frequent(text, recipe.draft_vocab))
     trainer = training.trainer(run)
-    trainer.run(lambda step: training.batch(lessons.batch(step), step), progress)
+    trainer.run(lambda step: training.batch(mixed(lessons.windows, step), step), progress)
     draw_run(trainer.log, run / "curves.svg", recipe.kind)
     result = evaluate_head(training.trainee, training.teacher, lessons, recipe.depth, progress)
     with progress.phase("writing the head"):

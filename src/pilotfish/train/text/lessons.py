@@ -14,7 +14,7 @@ from pilotfish.train.models import write_on
 from pilotfish.train.recipes import TaughtRecipe
 from pilotfish.train.run_folder import cached
 from pilotfish.train.taught_target import TaughtTarget
-from pilotfish.train.text.data import TokenBatch, Tokens, Windows, mixed
+from pilotfish.train.text.data import Tokens, Windows
 from pilotfish.train.text.passages import Passages
 
 OWN_TEXT = "the target's text"  # the phase
@@ -74,9 +74,6 @@ class Lessons:
     windows: tuple[Windows, ...]  # of a batch's rows
     held_out: Passages
     writer: Writer
-
-    def batch(self, step: int) -> TokenBatch:
-        return mixed(self.windows, step)
 
     def written(self, temperature: float) -> list[Written]:
         return self.writer.write(self.held_out, HELD_OUT_ROWS, temperature)
