@@ -28,6 +28,7 @@ from pilotfish.train.trainer import Trainer
 from pilotfish.train.write_head import write_head
 
 SMALL = {"sequence_length": 128, "batch_rows": 2, "tokens": 128 * 2 * 20, "sampled_tokens": 8 * 128}
+LAST = ("medusa",)
 #: More than the target writes at a time.
 TWICE = {"sampled_tokens": 16 * 128}
 
@@ -149,7 +150,11 @@ def test_a_lean_head_of_a_float32_target_has_nothing_of_its_target(
 
 @pytest.mark.parametrize(
     ("kind", "given"),
-    [("dspark", {"anchors": 8}), ("mtp", {}), ("medusa", {"draft_vocab": 200}), ("eagle3", {"draft_vocab": 200})],
+    [
+        ("dspark", {"anchors": 8}),
+        ("mtp", {}),
+        *((kind, {"draft_vocab": 200}) for kind in sized(LAST, (*LAST, "eagle3"))),
+    ],
 )
 def test_every_kind_learns_and_in_the_soak_a_second_run_has_the_same_bits(
     kind: str, given: dict[str, int], target: Path, sources: Path, tmp_path: Path
@@ -172,7 +177,7 @@ def test_a_language_model_is_distilled_on_data_of_the_user_s_own(target: Path, t
     lines = [{"prompt": f"def alpha_{number}(value):\n"} for number in range(24)]
     lines += [{"prompt": f"def beta_{number}", "response": "(value):\n    return value\n" * 9} for number in range(24)]
     (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    data = {**SMALL, **TWICE, "data": (tmp_path / "log.jsonl",)}
+    data = {**SMALL, "tokens": 128 * 2 * 10, "data": (tmp_path / "log.jsonl",)}
     starts: dict[str, dict[str, Any]] = {"first": {"shape": TINY}, "second": {"draft": tmp_path / "first" / "draft"}}
     divergences = []
     for name, start in starts.items():
@@ -192,7 +197,7 @@ def test_a_language_model_is_distilled_on_data_of_the_user_s_own(target: Path, t
         "training draft",
         "writing the draft",
     ]
-    assert watched.counted("the target's text", "2,048", "tokens") > 1
+    assert watched.counted("the target's text", "1,024", "tokens") > 1
     assert any(re.match(r"evaluation: \d+ of \d+ rows, ", line) for line in watched.lines)
 
 

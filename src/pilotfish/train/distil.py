@@ -116,7 +116,8 @@ def _prepare(
         target = TaughtTarget(recipe.target, training_device(device))
         draft = _starting_draft(recipe, target)
     claim(run, recipe)
-    return target, draft, distillation(target.module, draft, Schedule.of(recipe), run / "draft")
+    schedule = Schedule.of(recipe, recipe.tokens, recipe.learning_rate)
+    return target, draft, distillation(target.module, draft, schedule, run / "draft")
 
 
 def _starting_draft(recipe: DistilRecipe, target: TaughtTarget) -> Any:

@@ -90,7 +90,8 @@ class HeadTraining:
         def loss_of(tokens: Tensor, positions: Tensor, starts: Tensor) -> Learnt:
             return learn(self.teacher.judge(self.trainee, tokens, positions, starts))
 
-        return Trainer(self.trainee, matrices, Schedule.of(self.recipe), run / self.recipe.kind, loss_of)
+        schedule = Schedule.of(self.recipe, self.recipe.tokens, self.recipe.learning_rate)
+        return Trainer(self.trainee, matrices, schedule, run / self.recipe.kind, loss_of)
 
 
 def places_of(recipe: HeadRecipe, rows: int, step: int) -> Tensor:

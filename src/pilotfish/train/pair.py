@@ -39,7 +39,7 @@ def train_pair(recipe: PairRecipe, out: Path, run: Path, progress: PhaseProgress
     tokenizer, corpus, held_out = _read_corpus(recipe, run, progress)
     teaching = _next_token_training(target, recipe, run)
     distilling = distillation(
-        target, draft, _schedule(recipe, recipe.draft_tokens, recipe.draft_learning_rate), run / "draft"
+        target, draft, Schedule.of(recipe, recipe.draft_tokens, recipe.draft_learning_rate), run / "draft"
     )
     rows = -(-recipe.sampled_tokens // length)
     blank = TokenBatch.blank(recipe.batch_rows, length)
@@ -81,12 +81,8 @@ def _next_token_training(target: Any, recipe: PairRecipe, run: Path) -> Trainer:
     def loss_of(tokens: Tensor, positions: Tensor) -> Learnt:
         return Learnt(F.cross_entropy(predict(target, tokens, positions).flatten(0, 1), tokens[:, 1:].flatten()))
 
-    schedule = _schedule(recipe, recipe.target_tokens, recipe.learning_rate)
+    schedule = Schedule.of(recipe, recipe.target_tokens, recipe.learning_rate)
     return Trainer(target, matrices_of(target.model.layers), schedule, run / "target", loss_of)
-
-
-def _schedule(recipe: PairRecipe, tokens: int, learning_rate: float) -> Schedule:
-    return Schedule(tokens, recipe.tokens_per_step, learning_rate, recipe.checkpoint_every)
 
 
 def _windows(tokens: Tokens, recipe: PairRecipe, rows: int) -> Windows:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pilotfish.model.loading.precision import multiplies_bfloat16
 from pilotfish.progress import PhaseProgress, PlannedPhase
-from pilotfish.train.recipes import TaughtRecipe
+from pilotfish.train.recipes import Recipe
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ class Schedule:
     checkpoint_every: int  # steps
 
     @classmethod
-    def of(cls, recipe: TaughtRecipe) -> "Schedule":
-        return cls(recipe.tokens, recipe.tokens_per_step, recipe.learning_rate, recipe.checkpoint_every)
+    def of(cls, recipe: Recipe, tokens: int, learning_rate: float) -> "Schedule":
+        return cls(tokens, recipe.tokens_per_step, learning_rate, recipe.checkpoint_every)
 
     @property
     def steps(self) -> int:

@@ -37,14 +37,18 @@ def draft_status(
     elif not pools.data:
         print_line("No target of this server knows a draft pool: it does not run with --mode async.")
     else:
-        for title, cells in (("How they are", _being), ("What they guess", _guessing), ("What they can do", _able)):
-            rows = [{"target": known.target, "pool": known.pool.name, **cells(known)} for known in pools.data]
+        cells = [_cells(known) for known in pools.data]
+        for title in cells[0]:
+            names = [{"target": known.target, "pool": known.pool.name} for known in pools.data]
+            rows = [{**name, **own[title]} for name, own in zip(names, cells, strict=True)]
             print_table(table_of(rows, left=rows[0], title=title, boxed=True), in_file=WIDTH)
 
 
-def _being(known: KnownPool) -> dict[str, str]:
+def _cells(known: KnownPool) -> dict[str, dict[str, str]]:
+    """By table."""
     pool = known.pool
-    return {
+    broken = {reason: count for reason, count in pool.drops.items() if count and reason not in NORMAL}
+    how = {
         "draft": f"{pool.model} {pool.revision}".strip() or "-",
         "state": known.state if pool.refusal is None else f"{known.state}: {pool.refusal}",
         "sessions": f"{pool.own_sessions} of {pool.sessions}",
@@ -53,12 +57,7 @@ def _being(known: KnownPool) -> dict[str, str]:
         "level, ms": f"{pool.step_ms:.2f}",
         "waits, ms": f"{pool.queue_ms:.2f}",
     }
-
-
-def _guessing(known: KnownPool) -> dict[str, str]:
-    pool = known.pool
-    broken = {reason: count for reason, count in pool.drops.items() if count and reason not in NORMAL}
-    return {
+    guesses = {
         "trees": str(pool.trees),
         "nodes": str(pool.nodes),
         "late": _percent(known.lateness),
@@ -66,10 +65,8 @@ def _guessing(known: KnownPool) -> dict[str, str]:
         "accepted": _percent(known.acceptance),
         "rules broken": ", ".join(f"{reason} {count}" for reason, count in broken.items()) or "none",
     }
-
-
-def _able(known: KnownPool) -> dict[str, str]:
-    return {"capabilities": ", ".join(known.pool.capabilities) or "none"}
+    able = {"capabilities": ", ".join(pool.capabilities) or "none"}
+    return {"How they are": how, "What they guess": guesses, "What they can do": able}
 
 
 def _percent(share: float | None) -> str:
