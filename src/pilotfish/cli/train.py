@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +19,7 @@ from pilotfish.config.fields import available_cores
 from pilotfish.errors import ParameterError
 from pilotfish.options import options_of, pick
 from pilotfish.progress import PhaseProgress
-from pilotfish.train.recipes import DistilRecipe, LlamaSize, PairRecipe, head_options, head_recipe
+from pilotfish.train.recipes import DistilRecipe, LlamaSize, PairRecipe, Recipe, head_options, head_recipe
 
 if TYPE_CHECKING:  # imports torch
     from pilotfish.train.distil import Redistillation
@@ -28,6 +27,8 @@ if TYPE_CHECKING:  # imports torch
 app = typer.Typer(help="Train models.")
 
 THREADS = pick(EngineConfig, "threads")
+#: Accepted tokens a step that a new draft must gain, unless somebody says otherwise.
+MARGIN = 0.05
 Run = Annotated[Path | None, typer.Option(help="Checkpoints to resume from, and curves.", show_default="OUT/run")]
 Device = Annotated[str, typer.Option(help="auto, cpu, or a CUDA device.")]
 Target = Annotated[Path, typer.Option(help="Directory of the model that is to be guessed.")]
@@ -44,12 +45,7 @@ def pair(
     json: JsonOption = False,
 ) -> None:
     """Train a target and its draft. The defaults make `pycode`."""
-    chosen = PairRecipe(**recipe)
-    with _progress(engine) as progress:
-        from pilotfish.train.pair import train_pair
-
-        result = train_pair(chosen, out, run or out / "run", progress, device)
-    _show(result, json=json)
+    _show(_trained("pair.train_pair", PairRecipe(**recipe), engine, out, run, device), json=json)
 
 
 @app.command("head")
@@ -65,12 +61,7 @@ def head(
     json: JsonOption = False,
 ) -> None:
     """Train a head that drafts from a target's hidden states."""
-    chosen = head_recipe(kind, target=target, **recipe)
-    with _progress(engine) as progress:
-        from pilotfish.train.head import train_head
-
-        result = train_head(chosen, out, run or out / "run", progress, device)
-    _show(result, json=json)
+    _show(_trained("head.train_head", head_recipe(kind, target=target, **recipe), engine, out, run, device), json=json)
 
 
 @app.command("distil")
@@ -85,7 +76,7 @@ def distil(
     device: Device = "auto",
     margin: Annotated[
         float | None,
-        typer.Option(min=0, show_default="0.05", help="With --from: accepted tokens a step that it must gain."),
+        typer.Option(min=0, show_default=str(MARGIN), help="With --from: accepted tokens a step that it must gain."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -96,31 +87,27 @@ def distil(
     chosen = DistilRecipe(target=target, **start, **recipe)
     if margin is not None and not chosen.captured:
         raise ParameterError("margin", margin, "none without --from")
-    with _progress(engine) as progress:
-        from pilotfish.train.distil import MARGIN, redistil, train_distil
-
-        where = out, run or out / "run", progress, device
-        if chosen.captured:
-            made = redistil(chosen, MARGIN if margin is None else margin, *where)
-        else:
-            result = train_distil(chosen, *where)
     if not chosen.captured:
-        return _show(result, json=json)
+        return _show(_trained("distil.train_distil", chosen, engine, out, run, device), json=json)
+    least = MARGIN if margin is None else margin
+    made = _trained("distil.redistil", chosen, engine, out, run, device, least)
     _show_gain(made, json=json)
     raise typer.Exit(0 if made.better else 1)
 
 
-@contextmanager
-def _progress(engine: Given) -> Iterator[PhaseProgress]:
+def _trained(
+    function: str, recipe: Recipe, engine: Given, out: Path, run: Path | None, device: str, *more: float
+) -> Any:
+    """What a function of a module in `pilotfish.train` makes of a recipe."""
     options_of(EngineConfig)["threads"].check(engine["threads"])
+    module, _, name = function.partition(".")
     with PhaseProgress() as progress:
         with progress.phase("loading PyTorch"):
             import torch
 
-            import pilotfish.train.distil  # noqa: F401  # and transformers
-
+            train = getattr(importlib.import_module(f"pilotfish.train.{module}"), name)
         torch.set_num_threads(engine["threads"] or available_cores())
-        yield progress
+        return train(recipe, *more, out, run or out / "run", progress, device)
 
 
 def _show(result: Any, *, json: bool) -> None:

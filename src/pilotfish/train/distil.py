@@ -39,9 +39,6 @@ from pilotfish.train.text.lessons import joined_text, plan_lessons, write_lesson
 from pilotfish.train.text.passages import read_passages
 from pilotfish.train.trainer import Learnt, Schedule, Trainer, matrices_of
 
-#: Accepted tokens a step that a new draft must gain, unless somebody says otherwise.
-MARGIN = 0.05
-
 
 def distillation(target: Any, draft: Any, schedule: Schedule, directory: Path) -> Trainer:
     """Trains the draft towards what the target says after each token. Both are transformers' models."""
