@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from conftest import Run as Pilotfish
 from inline_drafts import inline_drafts
+from sizes import in_soak
 
 from pilotfish.bench.contestants import Run
 from pilotfish.cli.demo import runs, scenes
@@ -99,6 +100,7 @@ def test_json_is_one_object_with_every_mode_of_both_scenes(
         assert block["off"]["accepted_by_origin"] == {}
 
 
+@in_soak
 def test_a_draft_in_a_process_of_its_own(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """How late its levels are is read off its timeline."""
     pids: list[int | None] = []

@@ -1,12 +1,18 @@
 """`pilotfish serve` in the hands of a vLLM user: the same words mean the same, or are refused by name."""
 
+import json
+import shlex
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Configured, Refused, Run
+from pages import codes, table
 
-from pilotfish.cli.vllm_arguments import FLAGS, translated
+from pilotfish.cli.options import engine_config
+from pilotfish.cli.vllm_arguments import FLAGS, Flag, translated, with_speculative_config
+from pilotfish.config.engine import EngineConfig
 from pilotfish.engine.pairs import resolve_pair
 from pilotfish.errors import InputError
 from pilotfish.server.application import apply_overrides
@@ -190,3 +196,89 @@ def test_each_flag_is_accepted_where_it_changes_nothing_and_refused_where_it_wou
 def test_no_flag_of_ours_is_taken_for_one_of_theirs(pilotfish: Run) -> None:
     shown = pilotfish("serve", "--help").stdout
     assert not [name for name in FLAGS if f"--{name} " in shown]
+
+
+# -- docs/coming-from-vllm.md
+
+PAGE = "coming-from-vllm.md"
+
+
+def test_what_the_page_says_works_is_taken(configured: Configured, llama: Path, draft: Path, tmp_path: Path) -> None:
+    (tmp_path / "template").write_text("{{ messages }}")
+    for cell, *_ in table(PAGE, "Flags that work"):
+        line = codes(cell)[0]
+        for word, path in {"MODEL": llama, "DRAFT": draft, "FILE": tmp_path / "template"}.items():
+            line = line.replace(word, str(path))
+        assert configured(*shlex.split(line)).engine.target == llama, line
+
+
+def test_what_the_page_says_of_other_flags_is_what_is_said() -> None:
+    """Each flag is on the page, with the values that are accepted and the line for all others."""
+    on_page = {
+        name.removeprefix("--"): Flag(why, tuple(codes(accepted) or accepted.split(", ") if accepted else ()))
+        for names, accepted, why in table(PAGE, "Flags that change nothing, and flags that are refused")
+        for name in codes(names)
+    }
+    assert on_page == {name: Flag(flag.why, flag.accepted) for name, flag in FLAGS.items()}
+
+
+# -- --speculative-config
+
+
+def from_vllm(llama: Path, **keys: Any) -> EngineConfig:
+    return given(llama, json.dumps(keys))
+
+
+def given(llama: Path, text: str, **options: Any) -> EngineConfig:
+    return engine_config(with_speculative_config({"target": llama, "dtype": "float32", **options}, text))
+
+
+def test_an_ngram_config(llama: Path) -> None:
+    config = from_vllm(llama, method="ngram", num_speculative_tokens=5, prompt_lookup_min=2, prompt_lookup_max=6)
+    assert (config.mode, config.drafters, config.nodes, config.levels) == ("sync", ("ngram",), 5, 5)
+    assert (config.ngram_min, config.ngram_max) == (2, 6)
+
+
+def test_a_draft_model_is_what_a_model_means(llama: Path, draft: Path) -> None:
+    config = from_vllm(llama, model=str(draft), num_speculative_tokens=3, draft_tensor_parallel_size=1)
+    assert (config.mode, config.drafters, config.draft, config.nodes) == ("sync", ("lm",), draft, 3)
+
+
+def test_a_head_says_itself_whether_it_guesses_in_parallel(llama: Path, draft: Path) -> None:
+    config = from_vllm(llama, method="eagle3", model=str(draft), parallel_drafting=True)
+    assert (config.drafters, config.draft) == (("lm",), draft)
+    assert from_vllm(llama, method="draft_model", model=str(draft), parallel_drafting=False).draft == draft
+
+
+def test_a_mode_that_was_given_stays(llama: Path, draft: Path) -> None:
+    assert given(llama, json.dumps({"model": str(draft)}), mode="async").mode == "async"
+
+
+def test_adaptive_verification_is_the_budget(llama: Path) -> None:
+    assert from_vllm(llama, method="suffix", enable_adaptive_verification=False).budget == "fixed"
+    assert from_vllm(llama, method="suffix", enable_adaptive_verification=True).budget == "auto"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("{", "speculative_config"),
+        ("[]", "speculative_config"),
+        ('{"method": "mlp_speculator"}', "speculative_config.method: 'mlp_speculator'"),
+        ('{"method": "eagle3"}', "speculative_config.model: None"),
+        ('{"method": "ngram", "num_speculative_tokens": 0}', "speculative_config.num_speculative_tokens: 0"),
+        ('{"method": "ngram", "num_speculative_tokens": true}', "speculative_config.num_speculative_tokens: True"),
+        ('{"method": "ngram", "tensor_parallel_size": 2}', "speculative_config.tensor_parallel_size: 2"),
+        ('{"method": "ngram", "draft_tensor_parallel_size": 2}', "speculative_config.draft_tensor_parallel_size: 2"),
+        ('{"method": "ngram", "rejection_sample_method": "block"}', "speculative_config.rejection_sample_method"),
+        ('{"method": "ngram", "max_model_len": 100}', "speculative_config.max_model_len: 100"),
+        ('{"method": "ngram", "prompt_lookup_min": 5}', "ngram_max: 4"),
+        ('{"model": ".", "parallel_drafting": true}', "speculative_config.parallel_drafting: True"),
+        ('{"method": "draft_model"}', "speculative_config.model: None"),
+        ('{"num_speculative_tokens": 4}', "speculative_config.method: None"),
+        ('{"method": "ngram", "pace": 3}', "speculative_config.pace: there is no such option"),
+    ],
+)
+def test_what_has_no_meaning_is_refused_by_name(llama: Path, text: str, named: str) -> None:
+    with pytest.raises(InputError, match=named.replace("[", r"\[")):
+        given(llama, text)

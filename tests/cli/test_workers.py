@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from attending import LIMIT, TARGET, AttendingServer
 from conftest import Refused, Run
+from sizes import in_soak
 from support import make_engine, run, write_model
 
 from pilotfish.config.engine import EngineConfig
@@ -199,6 +200,7 @@ def ended(process: subprocess.Popen[str]) -> str:
     return lines
 
 
+@in_soak
 def test_a_prefill_process_refuses_other_models_and_ends_in_order(llama: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="prefill-") as made:  # its name is short: a socket is in it
         directory = Path(made)
