@@ -65,14 +65,15 @@ def draft_check(
     keys = load_target_keys(key, [pool_key] if pool_key else [], 1)
     options = KitOptions(patience, context, sessions, garbage, seed)
     total = sum(not only or check.name in only for check in CHECKS)
-    with PhaseProgress() as progress, progress.phase("checks", total) as advance:
+    with PhaseProgress() as progress:
+        bar = progress.begin("checks", total).id  # is never ended, so that its last line is shown
         try:
             report = examine(
                 lambda incarnation: DialingChannel([pool], incarnation, keys, insecure),
                 hello,
                 options,
                 only or (),
-                lambda name: advance(note=name),
+                lambda name: progress.update(bar, advance=1, description=name),
             )
         except CheckError as error:
             raise InputError(f"pool: {pool}: {error}") from error
