@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import PLAIN, Refused
 from inline_drafts import inline_drafts
-from sizes import in_soak, sized
+from sizes import sized
 from support import edit_tensors
 from transformers import AutoTokenizer
 
@@ -69,14 +69,6 @@ def test_a_salt_lets_rows_be_drafted_from_earlier_ones(generate, prompts: Callab
     assert [row["token_ids"] for row in without] == [row["token_ids"] for row in salted]
     accepted = [row["stats"]["accepted_tokens"] for row in (*without, *salted)]
     assert accepted[:3] == [accepted[0]] * 3 and accepted[3] > accepted[0] + 8
-
-
-@in_soak
-def test_speculation_changes_no_token_of_int8_weights(generate, draft: Path) -> None:
-    fixed = ("--prompt", "x = [1, 2, 3]\nx = [1, 2,", "--seed", 3, "--max-tokens", 24, "--quantization", "int8")
-    off, sync = generate(*fixed), generate(*fixed, "--draft", draft)
-    assert (off.code, off.stderr) == (0, "")
-    assert sync.rows[0]["token_ids"] == off.rows[0]["token_ids"] and sync.rows[0]["stats"]["draft_tokens"] > 0
 
 
 def test_mode_off_needs_no_draft_and_loads_none(generate, tmp_path: Path) -> None:

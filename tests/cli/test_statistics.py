@@ -13,6 +13,7 @@ from conftest import Refused, Run, Serve
 from explained_traffic import HOUR, Traffic, counted
 
 from pilotfish.cli.rollout.explain import span_of
+from pilotfish.errors import ParameterError
 from pilotfish.operate.arms import RolloutArms
 from pilotfish.operate.outcome import Cohort, RequestOutcome
 from pilotfish.server.observe.draft_pools import DraftPools, KnownPool
@@ -105,10 +106,10 @@ def test_servers_and_files_say_the_same(
     assert "holds no such statistics" in refused(*REPORT, "--url", serve(b"<html>", "/v1/rollout"))
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"now": 1, "windows": [{"begin": 1, "cells": [{}]}]}', b"\xff"])
-def test_what_holds_no_statistics(refused: Refused, tmp_path: Path, body: bytes) -> None:
-    (tmp_path / "bad.json").write_bytes(body)
-    assert str(tmp_path / "bad.json") in refused(*EXPLAIN, "--from", tmp_path / "bad.json")
+def test_what_holds_no_statistics(refused: Refused, tmp_path: Path) -> None:
+    for body in (b"", b"[]", b"{}", b'{"now": 1, "windows": [{"begin": 1, "cells": [{}]}]}', b"\xff"):
+        (tmp_path / "bad.json").write_bytes(body)
+        assert str(tmp_path / "bad.json") in refused(*EXPLAIN, "--from", tmp_path / "bad.json")
 
 
 def test_pages_that_cannot_be_written(pilotfish: Run, explained: Path, rolled: Path, tmp_path: Path) -> None:
@@ -142,37 +143,30 @@ def test_causes_as_json_and_as_a_page_with_two_plots(pilotfish: Run, explained: 
     assert page.count("<svg") == 2 and "<script" not in page
 
 
-def test_a_page_without_a_change_says_so(pilotfish: Run, explained: Path, tmp_path: Path) -> None:
+def test_without_a_change_or_traffic_it_says_so(pilotfish: Run, explained: Path, tmp_path: Path) -> None:
     halves = ("--before", "2h..90m", "--after", "90m..1h")
     assert pilotfish("explain", "--from", explained, *halves, "--html", tmp_path / "why.html").code == 0
     page = (tmp_path / "why.html").read_text()
     assert "Not enough data" in page and page.count("<svg") == 1
+    none = pilotfish("explain", "--from", explained, "--before", "9d..8d", "--after", "1h..now")
+    assert none.code == 0 and none.stdout.startswith("Not enough data") and none.stdout.count("\n") == 1
 
 
-def test_no_traffic_is_no_error(pilotfish: Run, explained: Path) -> None:
-    result = pilotfish("explain", "--from", explained, "--before", "9d..8d", "--after", "1h..now")
-    assert result.code == 0 and result.stdout.startswith("Not enough data") and result.stdout.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "begin", "end"),
-    [
+def test_intervals() -> None:
+    for text, begin, end in (
         ("2h..90m", NOW - 7200, NOW - 5400),
         ("1.5d..30s", NOW - 129_600, NOW - 30),
         ("2020-01-01T00:00+00:00..now", 1_577_836_800, NOW),
         ("2020-01-01..2020-01-02", datetime(2020, 1, 1).timestamp(), datetime(2020, 1, 2).timestamp()),
-    ],
-)
-def test_intervals(text: str, begin: float, end: float) -> None:
-    assert span_of("before", text, NOW) == (begin, end)
+    ):
+        assert span_of("before", text, NOW) == (begin, end)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "2h", "..", "1h..2h", "1h..1h", "now..now", "2h...1h", "2w..now", "2020-13-01..now", "-2h..now", "²h..now"],
-)
-def test_what_is_no_interval(refused: Refused, explained: Path, text: str) -> None:
-    line = refused("explain", "--from", explained, f"--before={text}", "--after", "1h..now")
+def test_what_is_no_interval(refused: Refused, explained: Path) -> None:
+    for text in ("", "2h", "..", "1h..2h", "1h..1h", "now..now", "2h...1h", "2w..now", "2020-13-01..now", "²h..now"):
+        with pytest.raises(ParameterError, match=r"^before: .*BEGIN\.\.END"):
+            span_of("before", text, NOW)
+    line = refused("explain", "--from", explained, "--before=-2h..now", "--after", "1h..now")
     assert line.startswith("before: ") and "BEGIN..END" in line
 
 
