@@ -23,7 +23,7 @@ class ChatMessage(msgspec.Struct):
     content: str
 
 
-class Line(msgspec.Struct):
+class DataLine(msgspec.Struct):
     text: str | None = None
     tokens: list[int] | None = None
     prompt: str | None = None
@@ -80,7 +80,7 @@ def _read(path: Path, tokenizer: Any) -> Iterable[Passage]:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise InputError(f"data: {path} cannot be read: {error.strerror}") from error
-    decoder, found = msgspec.json.Decoder(Line), False
+    decoder, found = msgspec.json.Decoder(DataLine), False
     for number, line in enumerate(lines, 1):
         if line.strip():
             place = f"{path}:{number}"
@@ -94,7 +94,7 @@ def _read(path: Path, tokenizer: Any) -> Iterable[Passage]:
         raise InputError(f"data: {path} has no text; one JSON object a line with one of {', '.join(FIELDS)} is needed")
 
 
-def _passage(line: Line, place: str, tokenizer: Any) -> Passage:
+def _passage(line: DataLine, place: str, tokenizer: Any) -> Passage:
     given = [name for name in FIELDS if getattr(line, name) is not None]
     if len(given) != 1:
         raise InputError(f"data: {place}: {given} is not allowed; expected one of {', '.join(FIELDS)}")
