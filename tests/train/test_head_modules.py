@@ -127,18 +127,6 @@ def test_blocks_of_a_row_know_nothing_of_each_other() -> None:
             torch.testing.assert_close(alone.confidence[depth][0, 0], together.confidence[depth][0, place - 1])
 
 
-@torch.no_grad()
-def test_medusa_heads_guess_one_token_further_each() -> None:
-    made, given = trainee("medusa"), lesson("medusa")
-    tensors = made.state_dict()
-    for depth, logits in enumerate(made(given).logits):
-        x = given.states[:, : LENGTH - DEPTH]
-        own = f"heads.{depth}."
-        inner = x @ tensors[own + "blocks.0.weight"].T + tensors[own + "blocks.0.bias"]
-        x = x + inner * inner.sigmoid()
-        torch.testing.assert_close(logits, x @ tensors[own + "lm_head.weight"].T, atol=1e-4, rtol=1e-4)
-
-
 @pytest.mark.parametrize("name", sized(["eagle3"], HEADS))
 def test_a_head_can_learn_a_batch_by_heart(name: str) -> None:
     made, given = fresh(name), lesson(name, rows=2)

@@ -82,21 +82,21 @@ def draft_check(
 
 
 def _hello(tokenizer: Path | None, pair: str | None, digest: str, vocab_size: int) -> Hello:
+    from msgspec.structs import replace
+
     from pilotfish.core.drafting.messages import PROTOCOL_VERSION, TARGET_CAPABILITIES, Hello
 
     if sum((tokenizer is not None, pair is not None, bool(digest))) > 1:
         raise InputError("tokenizer: give one of --tokenizer, --pair and --tokenizer-digest")
-    can = list(TARGET_CAPABILITIES)
+    hello = Hello(PROTOCOL_VERSION, digest, vocab_size, "draft-check", capabilities=list(TARGET_CAPABILITIES))
     if digest:
-        return Hello(PROTOCOL_VERSION, digest, vocab_size, "draft-check", capabilities=can)
-    from pilotfish.core.drafting.vocabulary import added_tokens
-    from pilotfish.core.drafting.vocabulary import tokenizer_digest as digest_of
+        return hello
+    from pilotfish.core.drafting.vocabulary import added_tokens, tokenizer_digest
     from pilotfish.model.loading.metadata import load_tokenizer
 
     loaded = load_tokenizer(tokenizer or model_directories(pair, None, None)["target"])
-    return Hello(
-        PROTOCOL_VERSION, digest_of(loaded), len(loaded), "draft-check", added_tokens(loaded), capabilities=can
-    )
+    known = {"tokenizer": tokenizer_digest(loaded), "vocab_size": len(loaded), "added_tokens": added_tokens(loaded)}
+    return replace(hello, **known)
 
 
 def _print(report: ConformanceReport) -> None:
