@@ -16,7 +16,7 @@ from pilotfish.cli.bench.options import BenchOptions
 from pilotfish.cli.bench.provenance import provenance
 from pilotfish.cli.bench.report import ProgressBar, Report, cpu_name, describe_machine
 from pilotfish.cli.bench.workload import Job, Prompt, Workload
-from pilotfish.cli.demo import demo_runs
+from pilotfish.cli.demo import runs
 from pilotfish.config.engine import EngineConfig
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.memory import precision_here
@@ -25,7 +25,7 @@ from pilotfish.errors import PilotfishError
 from pilotfish.options import options_of
 
 #: Prompts where none are given: those of `pilotfish demo`.
-PROMPTS = Path(demo_runs.__file__).with_name("demo.jsonl")
+PROMPTS = Path(runs.__file__).with_name("demo.jsonl")
 #: The two temperatures of figures on acceptance.
 TEMPERATURES = (0.0, 0.8)
 #: Options of scripts that run a pair on prompts; fields of BenchOptions and EngineConfig.

@@ -1,19 +1,23 @@
 """Commands run in this process, so that one import of torch serves all tests."""
 
-from __future__ import annotations
-
 import json
-import logging
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pilotfish.cli import main
+from pilotfish.cli import main, workers
+from pilotfish.engine.drafts import draft_pool
+from pilotfish.engine.prefills import prefill_pool
 from pilotfish.server import main as server
 from pilotfish.server.application import ServerSetup
+
+#: The tiny model in float32, on one thread, without compilation.
+PLAIN = ("--dtype", "float32", "--threads", 1, "--eager")
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,9 @@ class Result:
 
 
 Run = Callable[..., Result]
+Refused = Callable[..., str]
 Configured = Callable[..., ServerSetup]
+Serve = Callable[..., str]
 
 
 @pytest.fixture
@@ -47,22 +53,24 @@ def pilotfish(capfd: pytest.CaptureFixture[str]) -> Run:
 
 
 @pytest.fixture
+def refused(pilotfish: Run) -> Refused:
+    """`refused("serve", …)`: the one line with which these arguments are refused, and nothing on stdout. A worker's
+    own log may come before."""
+
+    def refuse(*arguments: object) -> str:
+        result = pilotfish(*arguments)
+        *logged, line = result.stderr.splitlines()
+        assert (result.code, result.stdout) == (2, "") and line.startswith("pilotfish: "), result
+        assert all(one.startswith(f"pilotfish {arguments[0]}: ") for one in logged), result
+        return line.removeprefix("pilotfish: ")
+
+    return refuse
+
+
+@pytest.fixture
 def generate(pilotfish: Run, llama: Path) -> Run:
-    """`generate --json` on the tiny model, in float32, on one thread, without compilation."""
-    fixed = (
-        "--target",
-        llama,
-        "--dtype",
-        "float32",
-        "--threads",
-        1,
-        "--eager",
-        "--json",
-        "--max-tokens",
-        8,
-        "--budget",
-        "fixed",
-    )
+    """`generate --json` on the tiny model."""
+    fixed = ("--target", llama, *PLAIN, "--json", "--max-tokens", 8, "--budget", "fixed")
     return lambda *arguments: pilotfish("generate", *fixed, *arguments)
 
 
@@ -79,10 +87,9 @@ def prompts(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def configured(pilotfish: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Configured]:
+def configured(pilotfish: Run, monkeypatch: pytest.MonkeyPatch) -> Configured:
     """What `pilotfish serve` with these arguments would run."""
-    root, setups = logging.getLogger(), list[ServerSetup]()
-    handlers, level = root.handlers[:], root.level
+    setups = list[ServerSetup]()
     monkeypatch.setattr(server, "run_server", lambda setup, _: setups.append(setup))
 
     def configure(*arguments: object) -> ServerSetup:
@@ -90,5 +97,44 @@ def configured(pilotfish: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Conf
         assert (result.code, result.stderr) == (0, "")
         return setups.pop()
 
-    yield configure
-    root.handlers[:], root.level = handlers, level
+    return configure
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The configurations of workers and servers that were to be run."""
+    seen = list[Any]()
+    monkeypatch.setattr(workers, "_import_transformers", lambda: None)
+    monkeypatch.setattr(workers, "run_worker", lambda _, work: work(None))
+    monkeypatch.setattr(workers, "_run_target", lambda config, *_: seen.append(config))
+    monkeypatch.setattr(server, "run_server", lambda setup, _: seen.append(setup.server))
+    monkeypatch.setattr(draft_pool, "run_pool", lambda config, _: seen.append(config))
+    monkeypatch.setattr(prefill_pool, "run_prefill_pool", lambda config, _: seen.append(config))
+    return seen
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Starts a server with one answer to GET `route` for whoever has the key; its URL."""
+    servers: list[HTTPServer] = []
+
+    def start(body: bytes, route: str, status: int = 200, key: str = "") -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                known = not key or self.headers["authorization"] == f"Bearer {key}"
+                self.send_response((status if self.path == route else 404) if known else 401)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Nothing."""
+
+        servers.append(HTTPServer(("127.0.0.1", 0), Handler))
+        threading.Thread(target=servers[-1].serve_forever, args=(0.01,), daemon=True).start()
+        return f"http://127.0.0.1:{servers[-1].server_port}"
+
+    yield start
+    for one in servers:
+        one.shutdown()
+        one.server_close()

@@ -1,7 +1,5 @@
 """Conversations: what the model is given, what a person and a pipe see."""
 
-from __future__ import annotations
-
 import builtins
 import io
 import json
@@ -10,10 +8,12 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import PLAIN
 from support import CONTEXT, assert_idle, make_engine
 
 from pilotfish.cli import chat as chat_module
@@ -51,7 +51,6 @@ def engine(chatty: Path) -> Engine:
 
 @pytest.fixture(scope="module")
 def drafted(chatty: Path, draft: Path) -> Engine:
-    """The same, with a draft."""
     return make_engine(chatty, eager=True, draft=draft, mode="sync")
 
 
@@ -108,27 +107,21 @@ def test_each_answer_has_a_seed_of_its_own(engine: Engine) -> None:
     assert len(set(drawn)) == 8 and max(drawn) < 2**53
 
 
-def test_speculation_changes_no_answer(engine: Engine, drafted: Engine) -> None:
-    off, sync = (conversation(e, "x = [1, 2, 3]", max_tokens=24) for e in (engine, drafted))
-    for question in ("y = [1, 2,", "x = [1,", "y = [1, 2,"):
-        assert ask(off, question).token_ids == ask(sync, question).token_ids
-    assert off.messages == sync.messages
-    assert all(turn.sample.request.stats.accepted_tokens for turn in sync.turns)
-
-
 # -- pipes
 
 
 @pytest.fixture
-def chat(pilotfish: Any, chatty: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """`chat(input, *options)`, float32, 12 tokens an answer."""
-    fixed = ("--target", chatty, "--dtype", "float32", "--threads", 1, "--eager", "--max-tokens", 12)
-    fixed += ("--temperature", 0.8, "--seed", 5)
+def chat(pilotfish: Any, chatty: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """`chat(input, *options)`, float32, 12 tokens an answer; of one engine, unless options are about engines."""
+    fixed = ("--target", chatty, *PLAIN, "--max-tokens", 12, "--temperature", 0.8)
+    load = chat_module.started
 
-    def run(text: str | bytes, *options: object) -> Any:
+    def run(text: str | bytes, *options: object, seed: int | None = 5) -> Any:
         data = text if isinstance(text, bytes) else text.encode()
+        own = {"--target", "--kv-slots"}.intersection(map(str, options))
+        monkeypatch.setattr(chat_module, "started", load if own else lambda _: nullcontext(engine))
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-        return pilotfish("chat", *fixed, *options)
+        return pilotfish("chat", *fixed, *options, *(() if seed is None else ("--seed", seed)))
 
     return run
 
@@ -141,24 +134,21 @@ def test_a_pipe_gets_answers_and_nothing_else(chat: Any, engine: Engine) -> None
 
 
 @pytest.mark.parametrize(
-    ("turn", "named"),
+    ("turn", "options", "named"),
     [
-        (b"forbidden", ["chat template refuses", "it is forbidden"]),
-        (b"a b " * 3000, ["conversation", f" tokens; {CONTEXT - 1} "]),
-        (b"\xff", ["UTF-8"]),
+        (b"forbidden", (), ["chat template refuses", "it is forbidden"]),
+        (b"a b " * 3000, (), ["conversation", f" tokens; {CONTEXT - 1} "]),
+        (b"\xff", (), ["UTF-8"]),
+        (b"a b " * 30, ("--kv-slots", 64), ["KV slots; the pool has 64"]),
     ],
 )
-def test_a_turn_that_cannot_be_served_is_dropped(chat: Any, turn: bytes, named: list[str]) -> None:
-    result, without = chat(b"a\n" + turn + b"\nb\n"), chat("a\nb\n")
+def test_a_turn_that_cannot_be_served_is_dropped(
+    chat: Any, turn: bytes, options: tuple[object, ...], named: list[str]
+) -> None:
+    result, without = chat(b"a\n" + turn + b"\n", *options), chat("a\n")
     assert (result.code, result.stdout) == (0, without.stdout)
     (line,) = result.stderr.splitlines()
     assert line.startswith("pilotfish: turn dropped: ") and all(word in line for word in named)
-
-
-def test_a_full_kv_pool_drops_a_turn_too(chat: Any) -> None:
-    result = chat("a\n" + "a b " * 30 + "\n", "--kv-slots", 64)
-    assert (result.code, result.stdout) == (0, chat("a\n").stdout)
-    assert "KV slots; the pool has 64" in result.stderr and result.stderr.count("\n") == 1
 
 
 def test_commands(chat: Any) -> None:
@@ -168,15 +158,11 @@ def test_commands(chat: Any) -> None:
         result = chat(f"a\n{forgetting}b\n")
         assert result.stdout.startswith(one) and result.stdout != two and "forg" in result.stderr
     assert chat("a\n/regenerate\n").stdout == chat("a\n/reset\na\n").stdout != one + one
+    assert chat(" /exit\n").stdout, "with a space before it, it is a turn"
     helped = chat("/help\n/regenerate\n/fly me\n")
     assert (helped.code, helped.stdout) == (0, "")
     for word in ("/undo", "/reset", "/exit", "no answer to give again", "/fly me"):
         assert word in helped.stderr
-
-
-def test_a_space_before_it_makes_a_command_a_turn(chat: Any) -> None:
-    result = chat(" /exit\n")
-    assert result.stdout and not result.stderr
 
 
 def test_a_backslash_continues_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,16 +171,10 @@ def test_a_backslash_continues_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [screen.turn() for _ in range(3)] == ["a\nb\nc", "d\n", None]
 
 
-def test_a_seed_that_was_drawn_is_reported(pilotfish: Any, chatty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = ("chat", "--target", chatty, "--dtype", "float32", "--threads", 1, "--eager", "--max-tokens", 12)
-
-    def run(*more: object) -> Any:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\n")))
-        return pilotfish(*options, *more)
-
-    drawn = run()
+def test_a_seed_that_was_drawn_is_reported(chat: Any) -> None:
+    drawn = chat("a\nb\n", seed=None)
     word, seed = drawn.stderr.split()
-    assert word == "seed" and run("--seed", seed).stdout == drawn.stdout
+    assert word == "seed" and chat("a\nb\n", seed=int(seed)).stdout == drawn.stdout
 
 
 def test_a_model_without_template_needs_raw(chat: Any, generate: Any, llama: Path, tmp_path: Path) -> None:
@@ -208,10 +188,10 @@ def test_a_model_without_template_needs_raw(chat: Any, generate: Any, llama: Pat
     assert "chat template" in refused.stderr and "--raw" in refused.stderr and refused.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("options", [["--temperature", -1], ["--seed", -1], ["--max-tokens", 0], ["--json"], ["a"]])
-def test_impossible_options(chat: Any, options: list[object]) -> None:
-    result = chat("a\n", *options)
-    assert (result.code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+def test_impossible_options(chat: Any) -> None:
+    for options in (["--temperature", -1], ["--seed", -1], ["--max-tokens", 0], ["--json"], ["a"]):
+        result = chat("a\n", *options, seed=None)
+        assert (result.code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
 
 
 def test_the_command_line_then_the_model_say_how_long_answers_are(
@@ -220,7 +200,7 @@ def test_the_command_line_then_the_model_say_how_long_answers_are(
     seen: list[int] = []
     monkeypatch.setattr(chat_module, "converse", lambda talk, _: seen.append(talk.params.max_tokens))
     shutil.copytree(chatty, tmp_path, dirs_exist_ok=True)
-    options = ("chat", "--target", tmp_path, "--threads", 1, "--eager")
+    options = ("chat", "--target", tmp_path, *PLAIN)
     assert pilotfish(*options).code == 0
     (tmp_path / "generation_config.json").write_text(json.dumps({"max_new_tokens": 7}))
     assert pilotfish(*options).code == pilotfish(*options, "--max-tokens", 9).code == 0
@@ -299,24 +279,24 @@ def test_without_colours_there_is_the_text_alone(
 @pytest.mark.parametrize("keys", [[EOFError], [KeyboardInterrupt] * 2, [KeyboardInterrupt, EOFError]])
 def test_both_keys_leave_at_the_sign(engine: Engine, typed: Type, keys: list[type[BaseException]]) -> None:
     typed(*keys, "not read")
-    talk = conversation(engine)
-    converse(talk, TerminalScreen(drafts=False))
-    assert talk.turns == []
+    assert asked_at_a_terminal(engine) == []
 
 
 def test_the_first_ctrl_c_at_the_sign_warns(engine: Engine, typed: Type, capfd: pytest.CaptureFixture[str]) -> None:
     typed(KeyboardInterrupt, "a", "b\\", KeyboardInterrupt, "c", KeyboardInterrupt, KeyboardInterrupt, "not read")
-    talk = conversation(engine)
-    converse(talk, TerminalScreen(drafts=False))
-    assert [turn.question for turn in talk.turns] == ["a", "c"]
+    assert asked_at_a_terminal(engine) == ["a", "c"]
     assert capfd.readouterr().out.count("\nCtrl-C again leaves\n") == 3
 
 
 def test_lines_that_are_no_text_are_dropped(engine: Engine, typed: Type, capfd: pytest.CaptureFixture[str]) -> None:
     typed("\udcff", "a\\", "b")
+    assert asked_at_a_terminal(engine) == ["a\nb"] and "turn dropped" in capfd.readouterr().out
+
+
+def asked_at_a_terminal(engine: Engine) -> list[str]:
     talk = conversation(engine)
     converse(talk, TerminalScreen(drafts=False))
-    assert [turn.question for turn in talk.turns] == ["a\nb"] and "turn dropped" in capfd.readouterr().out
+    return [turn.question for turn in talk.turns]
 
 
 def after(steps: int, presses: int, step: Callable[[], list[Delta]]) -> Callable[[], list[Delta]]:
@@ -342,15 +322,10 @@ def default_sigint() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("default_sigint")
-@pytest.mark.parametrize("which", ["engine", "drafted"])
 def test_ctrl_c_ends_one_answer_which_stays(
-    which: str,
-    request: pytest.FixtureRequest,
-    typed: Type,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    drafted: Engine, typed: Type, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    engine = request.getfixturevalue(which)
+    engine = drafted
     whole = ask(conversation(engine, max_tokens=60), "one")
     monkeypatch.setattr(engine, "step", after(3, 1, engine.step))
     typed("one", "two")
@@ -379,10 +354,10 @@ def test_a_second_ctrl_c_ends_the_program(engine: Engine, typed: Type, monkeypat
     ("terminals", "kind"), [(("in", "out"), TerminalScreen), (("in",), PlainScreen), ((), PlainScreen)]
 )
 def test_a_terminal_at_both_ends_gets_the_sign(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, terminals: tuple[str, ...], kind: type
+    monkeypatch: pytest.MonkeyPatch, terminals: tuple[str, ...], kind: type
 ) -> None:
     for name in ("in", "out"):
         stream = io.StringIO()
         monkeypatch.setattr(stream, "isatty", lambda name=name: name in terminals, raising=False)
         monkeypatch.setattr(sys, f"std{name}", stream)
-    assert isinstance(chat_module._screen(engine), kind)
+    assert isinstance(chat_screen.screen_for(drafts=True), kind)

@@ -1,12 +1,14 @@
 """Exit codes, help and errors, whatever the command."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys
+from pathlib import Path
 
+import msgspec
 import pytest
+from conftest import Refused
+from explained_traffic import counted
 
 from pilotfish import cli
 from pilotfish.cli import generate
@@ -22,31 +24,29 @@ def test_help(pilotfish, arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["--nonsense"], ["train"], ["train", "pair"]])
-def test_bad_usage_is_one_line(pilotfish, arguments: list[str]) -> None:
-    result = pilotfish(*arguments)
-    assert (result.code, result.stdout) == (2, "")
-    assert result.stderr.startswith("pilotfish: ") and len(result.stderr.splitlines()) == 1
+def test_bad_usage_is_one_line(refused: Refused, arguments: list[str]) -> None:
+    refused(*arguments)
 
 
-@pytest.mark.parametrize("error", [EngineError("it\nbroke"), OSError("disk full"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (EngineError("it\nbroke"), "EngineError: it broke"),
+        (OSError("\x1b[2Jowned\x07\r\nsecond \x9b\u202e\ud800"), r"OSError: \x1b[2Jowned\x07 second \x9b\u202e\ud800"),
+        (KeyboardInterrupt(), "interrupted"),
+    ],
+)
 def test_failures_are_one_line_and_exit_code_1(
-    pilotfish, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    pilotfish, monkeypatch: pytest.MonkeyPatch, error: BaseException, line: str
 ) -> None:
+    """What an error quotes gives a terminal no commands."""
+
     def fail(*_: object, **__: object) -> int:
         raise error
 
     monkeypatch.setattr(cli, "app", fail)
     result = pilotfish("generate")
-    assert (result.code, result.stdout) == (1, "")
-    assert result.stderr.startswith("pilotfish: ") and len(result.stderr.splitlines()) == 1
-
-
-def test_what_an_error_quotes_gives_no_commands(pilotfish, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> int:
-        raise OSError("\x1b[2Jowned\x07\r\nsecond \x9b\u202e\ud800")
-
-    monkeypatch.setattr(cli, "app", fail)
-    assert pilotfish("generate").stderr == "pilotfish: OSError: \\x1b[2Jowned\\x07 second \\x9b\\u202e\\ud800\n"
+    assert (result.code, result.stdout, result.stderr) == (1, "", f"pilotfish: {line}\n")
 
 
 def test_a_log_that_nobody_configured_gives_no_commands(pilotfish) -> None:
@@ -58,10 +58,10 @@ def test_a_log_that_nobody_configured_gives_no_commands(pilotfish) -> None:
 
 
 def test_ctrl_c_within_a_command_is_a_failure(pilotfish, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(generate, "_rows", interrupted)
+    monkeypatch.setattr(generate, "engine_config", interrupted)
     result = pilotfish("generate", "--prompt", "a")
     assert (result.code, result.stdout, result.stderr) == (1, "", "pilotfish: interrupted\n")
 
@@ -78,10 +78,16 @@ def test_what_matters_first_stands_first(pilotfish, command: str) -> None:
     assert "[default: (all)]" in shown
 
 
-@pytest.mark.parametrize("command", ["generate", "serve"])
-def test_the_command_line_itself_imports_no_torch(command: str) -> None:
-    """Nor does anything that it imports before a command runs."""
-    code = (
-        f"import sys; from pilotfish.cli import main; main([{command!r}, '--help']); sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+def test_commands_that_need_no_torch_import_none(tmp_path: Path) -> None:
+    """Nor does the command line itself."""
+    (tmp_path / "told.json").write_bytes(msgspec.json.encode(counted([]).told(1e9)))
+    simulated = ["--target", "10ms", "--mode", "off", "--concurrency", "1", "--requests", "1", "--output-tokens", "4"]
+    commands = [
+        ["generate", "--help"],
+        ["serve", "--help"],
+        ["plan", "simulate", *simulated],
+        ["explain", "--from", str(tmp_path / "told.json"), "--before", "2h..1h", "--after", "1h..now"],
+    ]
+    code = f"import sys; from pilotfish.cli import main; print([(main(c), 'torch' in sys.modules) for c in {commands}])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == str([(0, False)] * len(commands))

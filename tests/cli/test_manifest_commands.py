@@ -1,11 +1,7 @@
 """deploy/ and docs/cluster.md: the commands there are ones that the command line takes."""
 
-from __future__ import annotations
-
-import logging
 import shlex
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +10,8 @@ from conftest import Run
 from manifests import KEYS, ROOT, WITH_COMMANDS
 from pages import codes, table
 
-from pilotfish.cli import workers
-from pilotfish.engine.drafts import draft_pool
-from pilotfish.engine.prefills import prefill_pool
-from pilotfish.server import main as server
 from pilotfish.server.auth import file_entry, new_secret
 from pilotfish.wire.curve_keys import new_key_pair, write_key_pair
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """What was to be run."""
-    root, seen = logging.getLogger(), list[Any]()
-    handlers, level = root.handlers[:], root.level
-    monkeypatch.setattr(workers, "_import_transformers", lambda: None)
-    monkeypatch.setattr(workers, "run_worker", lambda _, work: work(None))
-    monkeypatch.setattr(workers, "_run_target", lambda config, *_: seen.append(config))
-    monkeypatch.setattr(server, "run_server", lambda setup, _: seen.append(setup.server))
-    monkeypatch.setattr(draft_pool, "run_pool", lambda config, _: seen.append(config))
-    monkeypatch.setattr(prefill_pool, "run_prefill_pool", lambda config, _: seen.append(config))
-    yield seen
-    root.handlers[:], root.level = handlers, level
 
 
 @pytest.fixture
@@ -46,15 +23,15 @@ def mounted(llama: Path, draft: Path, tmp_path: Path) -> dict[str, str]:
     clients = tmp_path / "clients.toml"
     clients.write_text(file_entry("me", new_secret()))
     clients.chmod(0o600)
-    variables = {"$(CORES)": "1", "$(TARGET_CORES)": "1", "0.0.0.0:7": "127.0.0.1:7"}
-    members = {"/etc/pilotfish/members": str(tmp_path)}
     return {
         "/models/target": str(llama),
         "/models/draft": str(draft),
         str(KEYS): str(tmp_path),
         "=keys/": f"={tmp_path}/",
-        **members,
-        **variables,
+        "/etc/pilotfish/members": str(tmp_path),
+        "$(CORES)": "1",
+        "$(TARGET_CORES)": "1",
+        "0.0.0.0:7": "127.0.0.1:7",
     }
 
 

@@ -1,10 +1,9 @@
 """`--pace` on the command line. Overruns are the fake's: no test depends on the speed of its machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
+from conftest import PLAIN, Refused
 from inline_drafts import inline_drafts
 
 from pilotfish.config.hardware.pace import Pace
@@ -18,18 +17,23 @@ BOTH = "target=1.5ms,draft=500us"
 
 @pytest.fixture
 def overruns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What every engine reports: overruns of the target and of the draft in 200 forwards each."""
+    """What every paced engine reports: overruns of the target and of the draft in 200 forwards each."""
     counts = [0, 0]
     paces = {"target": Pace.parse("1.5ms"), "draft": Pace.parse("500us")}
-    report = lambda _: [Pacer(role, paces[role], 200, n) for role, n in zip(paces, counts, strict=True)]  # noqa: E731
-    monkeypatch.setattr(Engine, "pacing", report)
+
+    def pacing(engine: Engine) -> list[Pacer]:
+        pacers = [Pacer(role, paces[role], 200, n) for role, n in zip(paces, counts, strict=True)]
+        return pacers if engine.config.pace else []
+
+    monkeypatch.setattr(Engine, "pacing", pacing)
     return counts
 
 
-def test_json_stays_what_it_is(generate, draft: Path, overruns: list[int]) -> None:
+@pytest.mark.usefixtures("overruns")
+def test_json_stays_what_it_is(generate, draft: Path) -> None:
     fixed = ("--prompt", "a", "--seed", 1, "--draft", draft)
     plain, paced = generate(*fixed), generate(*fixed, "--pace", BOTH)
-    assert (paced.code, paced.stderr) == (0, "") and overruns == [0, 0]
+    assert (paced.code, paced.stderr) == (0, "")
     (row,), (paced_row,) = plain.rows, paced.rows
     assert paced_row["token_ids"] == row["token_ids"] and paced_row.keys() == row.keys()
     assert paced_row["stats"].keys() == row["stats"].keys()
@@ -45,37 +49,33 @@ def test_too_many_overruns_are_told_on_stderr(generate, overruns: list[int]) -> 
 
 def test_people_see_what_is_paced(pilotfish, llama: Path, overruns: list[int]) -> None:
     overruns[:] = [1, 0]
-    fixed = ("--target", llama, "--dtype", "float32", "--threads", 1, "--eager", "--max-tokens", 2, "--prompt", "a")
+    fixed = ("--target", llama, *PLAIN, "--max-tokens", 2, "--prompt", "a")
+    assert "paced" not in pilotfish("generate", *fixed).stdout
     last = pilotfish("generate", *fixed, "--pace", BOTH).stdout.splitlines()[-1]
     assert last == "paced: target 1.5ms, overruns 1 of 200; draft 500us, overruns 0 of 200"
 
 
-def test_nothing_is_said_where_nothing_is_paced(pilotfish, llama: Path) -> None:
-    fixed = ("--target", llama, "--dtype", "float32", "--threads", 1, "--eager", "--max-tokens", 2, "--prompt", "a")
-    assert "paced" not in pilotfish("generate", *fixed).stdout
-    assert "paced: target 1ms, overruns " in pilotfish("generate", *fixed, "--pace", "target=1ms").stdout
-
-
 @pytest.mark.parametrize("pace", ["target=10.4", "verify=1ms", "target=llama-3.1-70b@h100", "draft=llama-9@h100"])
-def test_nonsense_is_refused_before_a_model_is_loaded(generate, pace: str) -> None:
-    result = generate("--prompt", "a", "--pace", pace)
-    assert result.code == 2 and result.stdout == ""
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("pilotfish: pace: ")
+def test_nonsense_is_refused_before_a_model_is_loaded(refused: Refused, llama: Path, pace: str) -> None:
+    assert refused("generate", "--target", llama, "--prompt", "a", "--pace", pace).startswith("pace: ")
 
 
 def test_the_demo_is_paced(
     pilotfish, llama: Path, draft: Path, overruns: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its first table. An engine of mode async reports the target alone."""
+    """Its first table of two. An engine of mode async reports the target alone."""
     monkeypatch.setattr(pairs, "resolve_pair", lambda _: pairs.PairDirs(llama, draft))
     monkeypatch.setattr(
         "pilotfish.engine.engine.make_budget", lambda config, *_: FixedBudget(config.nodes, config.levels)
     )
     overruns[1] = 50
     with inline_drafts(monkeypatch):
-        fixed = ("--dtype", "float32", "--threads", 1, "--eager", "--max-tokens", 3, "--rounds", 1)
-        shown = pilotfish("demo", *fixed, "--pace", BOTH)
-    assert "target 1.5ms, overruns 0 of 200; off and sync draft" in " ".join(shown.stdout.split())
+        shown = pilotfish("demo", *PLAIN, "--max-tokens", 3, "--rounds", 1, "--pace", BOTH)
+    text = shown.stdout
+    assert text.count("guessed by the draft, accepted") == text.count("the demo took ") == 1 and "\x1b[" not in text
+    for words in ("tokens per verify step", "accepted at depth 1", "guessed by draft 0", "6 of 6 outputs equal"):
+        assert text.count(words) == 2
+    assert text.count("async is ") + text.count("no verdict: ") == 2
+    assert "target 1.5ms, overruns 0 of 200; off and sync draft" in " ".join(text.split())
     assert "draft 500us, overruns 50 of 200" in shown.stderr
     assert pilotfish("demo", "--pace", "target=1").code == 2

@@ -1,24 +1,26 @@
-"""`pilotfish plan`: predictions, and the table that holds them against what was published."""
-
-from __future__ import annotations
+"""`pilotfish plan`: for people and programs; what is refused."""
 
 import json
+import re
+from pathlib import Path
+
+import pytest
+from conftest import Refused, Run
 
 from pilotfish.plan.published import PUBLISHED, predictions
+from pilotfish.plan.simulation import device_splits
+from pilotfish.plan.simulation.device_splits import SPLITS, SplitCurve, SplitPoint
 
 
-def test_predictions_are_printed_without_what_was_published(pilotfish) -> None:
+def test_predictions_are_printed_without_what_was_published(pilotfish: Run) -> None:
     result = pilotfish("plan", "predictions")
     assert (result.code, result.stderr) == (0, "") and json.loads(result.stdout) == predictions()
 
 
-def test_every_row_is_printed(pilotfish, monkeypatch) -> None:
+def test_every_published_row_is_printed_beside_its_error(pilotfish: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     lines = pilotfish("plan", "published").stdout.splitlines()
     assert [line.split()[0] for line in lines[1 : 1 + len(PUBLISHED)]] == list(PUBLISHED)
-
-
-def test_json_has_every_row_and_the_errors(pilotfish) -> None:
     (record,) = pilotfish("plan", "published", "--json").rows
     assert list(record["rows"]) == list(PUBLISHED)
     row = record["rows"]["trtllm-70b"]
@@ -26,16 +28,120 @@ def test_json_has_every_row_and_the_errors(pilotfish) -> None:
     assert row["error"] == row["predicted"] / row["published"] - 1
 
 
-def test_splits_are_shown_beside_the_published_best(pilotfish, monkeypatch) -> None:
-    from pilotfish.plan.simulation import device_splits
-    from pilotfish.plan.simulation.device_splits import SPLITS, SplitCurve, SplitPoint
-
-    curve = SplitCurve(
-        0.8, [SplitPoint(n, rate, 3.0, 0.01, 0.002) for n, rate in enumerate((1, 2, 3, 9, 5, 6, 7, 8), 1)]
-    )
-    monkeypatch.setattr(device_splits, "curves", lambda _table, _done: dict.fromkeys(SPLITS.pairs, curve))
+def test_splits_are_shown_beside_the_published_best(pilotfish: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [SplitPoint(n, rate, 3.0, 0.01, 0.002) for n, rate in enumerate((1, 2, 3, 9, 5, 6, 7, 8), 1)]
+    monkeypatch.setattr(device_splits, "curves", lambda *_: dict.fromkeys(SPLITS.pairs, SplitCurve(0.8, points)))
     rows = [line.split() for line in pilotfish("plan", "splits").stdout.splitlines()[2:]]
     assert [row[0] for row in rows] == list(SPLITS.pairs)
     assert (rows[0][-3:], rows[2][-3:]) == (["4+4", "4+4", "+0.0%"], ["4+4", "6+2", "-33.3%"])
     (record,) = pilotfish("plan", "splits", "--json").rows
     assert (record["qwen2-72b"]["published"], record["qwen2-72b"]["best"]) == ([6, 4], 4)
+
+
+# -- hardware and whatif
+
+PLAN = Path(__file__).parents[2] / "docs" / "plans" / "one-h200-llama-70b.toml"
+SMALL = ("--target", "llama-3.1-8b", "--devices", "h100x2@2-3,l40s@1", "--drafts", "llama-3.2-1b=0.7")
+LOAD = ("--prompt", 1000, "--output", 200, "--users", 4)
+WORDS = (
+    *("Buy 1 x H200 SXM", "Uncertainty: on 18 published rows", "USD per million", "A target's time goes to"),
+    *("is stopped by", "takes room from each target", "Speculation", "break even", "Not validated"),
+)
+
+
+def test_a_plan_is_told_to_people(pilotfish: Run) -> None:
+    result = pilotfish("plan", "hardware", PLAN)
+    assert (result.code, result.stderr) == (0, "") and all(words in result.stdout for words in WORDS)
+
+
+def test_options_replace_what_a_plan_says(pilotfish: Run) -> None:
+    (record,) = pilotfish("plan", "hardware", PLAN, "--rate", 0.5, "--tpot", 0.1, "--json").rows
+    situation = record["situation"]
+    assert (situation["workload"]["rate"], situation["workload"]["users"]) == (0.5, None)
+    assert situation["limits"]["tpot"] == 0.1 and situation["limits"]["ttft"] == 2.0
+    assert record["shortfall"] == 0 and record["headroom"] > 1
+
+
+def test_a_plan_of_options_alone(pilotfish: Run) -> None:
+    (record,) = pilotfish("plan", "hardware", *SMALL, *LOAD, "--json").rows
+    assert record["situation"]["devices"][1] == {"name": "l40s", "count": 1, "price": [1.0, 1.0]}
+    kinds = {one["kind"] for one in record["kinds"]}
+    assert {"off", "sync, draft co-resident", "sync, draft apart", "async, draft apart", "off, prefill apart"} <= kinds
+    assert record["chosen"]["usd_per_million"]["low"] > 0 and record["chosen"]["point"]["shares"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ((*SMALL, "--prompt", 5, "--users", 1), "prompt: 5 is not allowed; expected both"),
+        ((*SMALL[:2], "--devices", "h100@x", *LOAD), "devices: 'h100@x' is not allowed"),
+        ((*SMALL[:4], "--drafts", "llama-3.2-1b=x", *LOAD), "drafts: 'llama-3.2-1b=x' is not allowed"),
+        (("none.toml",), "plan: 'none.toml' is not allowed; expected a file that can be read (No such"),
+        ((Path(__file__),), "is not TOML"),
+        ((*SMALL, *LOAD, "--tpot", "0.00001"), "limits: 'tpot 1e-05' is not allowed"),
+    ],
+)
+def test_bad_plans(refused: Refused, arguments: tuple[object, ...], why: str) -> None:
+    assert why in refused("plan", "hardware", *arguments)
+
+
+def test_a_trace_is_planned_for_its_mean_and_its_peak(pilotfish: Run, refused: Refused, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    requests = [
+        {"timestamp": 1000 * (i + i % 7), "input_length": 900, "output_length": 90, "hash_ids": [0, i]}
+        for i in range(99)
+    ]
+    path.write_text("\n".join(map(json.dumps, requests)))
+    few = ("--target", "llama-3.1-8b", "--devices", "l40s@1")
+    (record,) = pilotfish("plan", "whatif", path, *few, "--json").rows
+    assert record["trace"]["requests"] == 99 and record["trace"]["peak"] >= record["trace"]["mean"] > 0.9
+    assert record["mean"]["situation"]["workload"]["rate"] == record["trace"]["mean"]
+    printed = pilotfish("plan", "whatif", path, *few).stdout
+    assert printed.startswith("99 requests in 2 minutes") and "mean:" in printed and "peak:" in printed
+    path.write_text(json.dumps(requests[0]))
+    assert "a minute or more is needed" in refused("plan", "whatif", path, *SMALL)
+    path.write_text('{"timestamp": 0, "input_length": 9, "hash_ids": [1]}\n')
+    assert "trace.jsonl:1 is not allowed" in refused("plan", "whatif", path, *SMALL)
+
+
+# -- simulate
+
+RUN = ("plan", "simulate", "--target", "1:10ms/32:20ms", "--draft", "1ms", "--requests", "4", "--output-tokens", "16")
+
+
+def test_a_table_has_each_mode_at_each_concurrency(pilotfish: Run) -> None:
+    result = pilotfish(*RUN, "--concurrency", "2,4")
+    assert (result.code, result.stderr) == (0, "")
+    for setting in ("sync, fixed", "sync, auto", "async, fixed", "async, auto"):
+        lines = [line for line in result.stdout.splitlines() if line.startswith(setting)]
+        assert [len(line.split()) for line in lines[:2]] == 2 * [11 + setting.endswith("auto")] and "pay" in lines[2]
+
+
+def test_json_has_points_and_crossovers(pilotfish: Run) -> None:
+    options = ("--mode", "sync", "--fixed", "--rate", "1", "--acceptance", "0.7", "--json")
+    (record,) = pilotfish(*RUN, *options).rows
+    points = [(point["mode"], point["budget"], point["load"]) for point in record["points"]]
+    assert points == [("off", "", 1.0), ("sync", "fixed", 1.0)]
+    assert record["load"] == "rate" and record["crossovers"] == [{"mode": "sync", "budget": "fixed", "load": None}]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--target", "llama-3.1-80b@h200"), "target: 'llama-3.1-80b' is not allowed.*nearest: llama-3.1-8b"),
+        (("--mode", "of"), "mode: 'of'"),
+        (("--concurrency", "1,-2"), "concurrency: '1,-2'"),
+        (("--rate", "nan"), "rate: 'nan'"),
+        (("--trace", "pycod"), "trace: 'pycod'"),
+        (("--nodes", "0"), "--nodes"),
+    ],
+)
+def test_simulations_that_cannot_be(refused: Refused, options: tuple[str, ...], named: str) -> None:
+    assert re.search(named, refused(*RUN, *options))
+
+
+def test_guessing_needs_a_draft(pilotfish: Run, refused: Refused) -> None:
+    assert "draft: None" in refused("plan", "simulate", "--target", "10ms")
+    options = ("--target", "10ms", "--mode", "off", "--concurrency", "1", "--requests", "1", "--output-tokens", "4")
+    (record,) = pilotfish("plan", "simulate", *options, "--json").rows
+    assert [point["mode"] for point in record["points"]] == ["off"]

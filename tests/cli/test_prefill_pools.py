@@ -1,16 +1,14 @@
 """A target's options of prefill pools: what cannot be used is one line and exit code 2; a pool may be missing."""
 
-from __future__ import annotations
-
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import Run
+from conftest import PLAIN, Refused, Run
 from inline_prefills import prefill_worker
 from support import edit_tensors, write_model
 
@@ -20,6 +18,7 @@ from pilotfish.wire.curve_keys import PoolClient, PoolKeys, new_key_pair, write_
 from pilotfish.wire.sockets import ListeningChannel
 
 LIMIT = 60.0
+Line = Callable[..., str]
 
 
 @pytest.fixture
@@ -32,77 +31,61 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_pools, "ANSWER", LIMIT)
 
 
-def refused(generate: Run, *options: object) -> str:
-    """The one line that is said of what cannot be used."""
-    result = generate("--prompt", "a b c d", *options)
-    assert (result.code, result.stdout) == (2, "")
-    (line,) = result.stderr.splitlines()
-    return line.removeprefix("pilotfish: ")
+@pytest.fixture
+def line(refused: Refused, llama: Path) -> Line:
+    """The one line that is said of options that cannot be used."""
+    return lambda *options: refused("generate", "--target", llama, *PLAIN, "--prompt", "a b c d", *options)
 
 
+OTHER = " is not allowed; expected "
 THRESHOLDS = "auto, or a number of tokens, as in 2048 or 2K"
 
 
 @pytest.mark.parametrize(
-    ("options", "line"),
+    ("options", "said"),
     [
-        (("--prefill-threshold", "many"), f"prefill_threshold: 'many' is not allowed; expected {THRESHOLDS}"),
-        (("--prefill-threshold", "-1"), f"prefill_threshold: '-1' is not allowed; expected {THRESHOLDS}"),
-        (("--prefill-threshold", "0.5"), f"prefill_threshold: '0.5' is not allowed; expected {THRESHOLDS}"),
-        (("--prefill-threshold", ""), f"prefill_threshold: '' is not allowed; expected {THRESHOLDS}"),
-        (
-            ("--prefill-workers", 1, "--prefill-pool", "ipc:///x"),
-            "prefill_workers: 1 is not allowed; expected 0 with prefill_pool",
-        ),
-        (("--prefill-workers", 65), "prefill_workers: 65 is not allowed; expected an integer 0 to 64"),
-        (("--prefill-workers", 1, "--prefill-cores", "x"), "prefill_cores: 'x' is not allowed; expected core numbers"),
-        (
-            ("--prefill-workers", 1, "--prefill-cores", "0", "--cores", "0"),
-            "prefill_cores: '0' is not allowed; expected other cores than the target's, 0",
-        ),
-        (("--prefill-pool", "nonsense"), "prefill_pool: 'nonsense' is not allowed; expected ipc://PATH or"),
-        (
-            ("--prefill-pool", "tcp://192.0.2.1:5"),
-            "prefill_pool: 'tcp://192.0.2.1:5' is not allowed; expected an address of this host alone, keys "
-            "(--prefill-key and --prefill-pool-key), or --insecure",
-        ),
-        (("--prefill-pool", "ipc:///x", "--prefill-pool-key", "k"), "prefill_key: None is not allowed; expected a key"),
-        (
-            ("--prefill-pool", "ipc:///x", "--prefill-key", "/no/such/file"),
-            "prefill_pool_key: [] is not allowed; expected one public key for each of 1 pools",
-        ),
+        *((f"--prefill-threshold={text}", f"prefill_threshold: {text!r}{OTHER}{THRESHOLDS}") for text in ("many", "")),
+        ("--prefill-threshold -1", f"prefill_threshold: '-1'{OTHER}{THRESHOLDS}"),
+        ("--prefill-workers 1 --prefill-pool ipc:///x", f"prefill_workers: 1{OTHER}0 with prefill_pool"),
+        ("--prefill-workers 65", f"prefill_workers: 65{OTHER}an integer 0 to 64"),
+        ("--prefill-workers 1 --prefill-cores x", f"prefill_cores: 'x'{OTHER}core numbers"),
+        ("--prefill-workers 1 --prefill-cores 0 --cores 0", f"prefill_cores: '0'{OTHER}other cores than the target's"),
+        ("--prefill-pool nonsense", f"prefill_pool: 'nonsense'{OTHER}ipc://PATH or"),
+        ("--prefill-pool tcp://192.0.2.1:5", f"prefill_pool: 'tcp://192.0.2.1:5'{OTHER}an address of this host alone,"),
+        ("--prefill-pool ipc:///x --prefill-pool-key k", f"prefill_key: None{OTHER}a key"),
+        ("--prefill-pool ipc:///x --prefill-key /no/file", f"prefill_pool_key: []{OTHER}one public key for each of 1"),
     ],
 )
-def test_options_that_cannot_be(generate: Run, options: tuple[object, ...], line: str) -> None:
-    assert refused(generate, *options).startswith(line)
+def test_options_that_cannot_be(line: Line, options: str, said: str) -> None:
+    assert line(*options.split()).startswith(said)
 
 
 def served(model: Path) -> EngineConfig:
     return EngineConfig(target=model, dtype="float32", threads=1, kv_slots=256, eager=True)
 
 
-def test_a_pool_with_other_weights(generate: Run, llama: Path, tmp_path: Path, where: str) -> None:
+def test_a_pool_with_other_weights(line: Line, llama: Path, tmp_path: Path, where: str) -> None:
     other = Path(shutil.copytree(llama, tmp_path / "other"))
     edit_tensors(other, lambda tensors: next(iter(tensors.values())).add_(torch.tensor(1.0)))
     with prefill_worker(served(other), where):
-        line = refused(generate, "--prefill-pool", where)
-    assert line.startswith(f"prefill_pool: {where}: weights: ") and ", not " in line
+        said = line("--prefill-pool", where)
+    assert said.startswith(f"prefill_pool: {where}: weights: ") and ", not " in said
 
 
-def test_a_pool_with_another_model(generate: Run, tmp_path: Path, where: str) -> None:
+def test_a_pool_with_another_model(line: Line, tmp_path: Path, where: str) -> None:
     with prefill_worker(served(write_model(tmp_path / "other", "llama", num_hidden_layers=3)), where):
-        line = refused(generate, "--prefill-pool", where)
-    assert line.startswith(f"prefill_pool: {where}: model: llama of 3 layers, ")
-    assert ", not llama of 2 layers, " in line
+        said = line("--prefill-pool", where)
+    assert said.startswith(f"prefill_pool: {where}: model: llama of 3 layers, ")
+    assert ", not llama of 2 layers, " in said
 
 
-def test_a_pool_with_another_tokenizer(generate: Run, llama: Path, tmp_path: Path, where: str) -> None:
+def test_a_pool_with_another_tokenizer(line: Line, llama: Path, tmp_path: Path, where: str) -> None:
     other = Path(shutil.copytree(llama, tmp_path / "other"))
     path = other / "tokenizer.json"
     path.write_text(path.read_text().replace('"add_prefix_space": false', '"add_prefix_space": true'))
     with prefill_worker(served(other), where):
-        line = refused(generate, "--prefill-pool", where)
-    assert line.startswith(f"prefill_pool: {where}: tokenizer: ")
+        said = line("--prefill-pool", where)
+    assert said.startswith(f"prefill_pool: {where}: tokenizer: ")
 
 
 @contextmanager
@@ -125,22 +108,21 @@ def locked(where: str) -> Iterator[str]:
             thread.join()
 
 
-def test_keys_that_do_not_fit(generate: Run, tmp_path: Path, where: str) -> None:
+def test_keys_that_do_not_fit(line: Line, tmp_path: Path, where: str) -> None:
     own, key = new_key_pair(), tmp_path / "target.key"
     write_key_pair(own, key)
     with locked(where) as public:
-        line = refused(generate, "--prefill-pool", where, "--prefill-key", key, "--prefill-pool-key", public)
+        said = line("--prefill-pool", where, "--prefill-key", key, "--prefill-pool-key", public)
         expected = f"prefill_pool: {where} refused the key {own.public}; expected one on its allowlist"
-        assert line == expected
-        line = refused(generate, "--prefill-pool", where)
-        assert line == f"prefill_pool: {where} broke off: it wants a key, or is no prefill pool"
+        assert said == expected
+        said = line("--prefill-pool", where)
+        assert said == f"prefill_pool: {where} broke off: it wants a key, or is no prefill pool"
 
 
-def test_a_model_that_hands_nothing_over(pilotfish: Run, tmp_path: Path, where: str) -> None:
+def test_a_model_that_hands_nothing_over(line: Line, tmp_path: Path, where: str) -> None:
     windowed = write_model(tmp_path / "windowed", "mistral", sliding_window=16)
-    result = pilotfish("generate", "--target", windowed, "--eager", "--prompt", "a", "--prefill-pool", where)
-    assert result.code == 2
-    assert result.stderr.startswith(f"pilotfish: prefill_pool: ('{where}',) is not allowed; expected none for a model")
+    said = line("--target", windowed, "--prefill-pool", where)
+    assert said.startswith(f"prefill_pool: ('{where}',) is not allowed; expected none for a model")
 
 
 def test_a_pool_that_is_not_there(

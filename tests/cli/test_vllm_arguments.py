@@ -1,45 +1,39 @@
 """`pilotfish serve` in the hands of a vLLM user: the same words mean the same, or are refused by name."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+import json
+import shlex
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import Configured, Run
+from conftest import Configured, Refused, Run
+from pages import codes, table
 
-from pilotfish.cli.vllm_arguments import FLAGS, translated
+from pilotfish.cli.options import engine_config
+from pilotfish.cli.vllm_arguments import FLAGS, Flag, translated, with_speculative_config
+from pilotfish.config.engine import EngineConfig
 from pilotfish.engine.pairs import resolve_pair
 from pilotfish.errors import InputError
 from pilotfish.server.application import apply_overrides
 
 
 @pytest.fixture
-def refused(pilotfish: Run) -> Callable[..., str]:
-    """The one line with which `pilotfish serve` refuses these arguments."""
-
-    def refuse(*arguments: object) -> str:
-        result = pilotfish("serve", *arguments)
-        assert result.code == 2 and result.stderr.count("\n") == 1
-        return result.stderr.removeprefix("pilotfish: ").rstrip("\n")
-
-    return refuse
+def refused(refused: Refused) -> Refused:
+    return partial(refused, "serve")
 
 
 # -- the model
 
 
-@pytest.mark.parametrize("option", [[], ["--model"], ["--target"]])
-def test_a_model_is_a_word_or_an_option(configured: Configured, llama: Path, option: list[str]) -> None:
-    setup = configured(*option, llama)
-    assert (setup.engine.target, setup.engine.draft, setup.engine.mode) == (llama, None, "off")
-
-
-def test_no_model_is_the_bundled_pair(configured: Configured) -> None:
+def test_a_model_is_a_word_or_an_option_or_the_bundled_pair(configured: Configured, llama: Path) -> None:
+    for option in ([], ["--model"], ["--target"]):
+        engine = configured(*option, llama).engine
+        assert (engine.target, engine.draft, engine.mode) == (llama, None, "off")
     assert configured().engine.target == resolve_pair("pycode").target
 
 
-def test_one_model_is_given_once(refused: Callable[..., str], llama: Path) -> None:
+def test_one_model_is_given_once(refused: Refused, llama: Path) -> None:
     assert refused(llama, "--model", llama) == f"target: {str(llama)!r} cannot be combined with MODEL; give one of them"
     assert refused(llama, "--pair", "pycode").startswith("pair: it cannot be combined")
     assert refused("org/name") == (
@@ -53,29 +47,19 @@ def test_names_with_underscores_and_with_hyphens(configured: Configured, llama: 
         assert configured(llama, *arguments).engine.max_model_len == 1024
 
 
-@pytest.mark.parametrize(("text", "number"), [("512", 512), ("1k", 1000), ("1K", 1024)])
-def test_numbers_as_people_write_them(configured: Configured, llama: Path, text: str, number: int) -> None:
-    setup = configured(llama, "--max-model-len", text, "--max-num-batched-tokens", text, "--max-num-seqs", 7)
-    assert (setup.engine.max_model_len, setup.engine.max_rows, setup.engine.max_requests) == (number, number, 7)
-
-
-def test_numbers_that_are_none(refused: Callable[..., str], llama: Path) -> None:
-    for option, field in (("--max-model-len", "max_model_len"), ("--max-num-batched-tokens", "max_rows")):
-        for text in ("auto", "-1", "1.5k", "²"):
-            assert refused(llama, option, text).startswith(f"{field}: {text!r} is not allowed")
+def test_numbers_as_people_write_them(configured: Configured, refused: Refused, llama: Path) -> None:
+    for text, number in (("512", 512), ("1k", 1000), ("1K", 1024)):
+        given = ("--max-model-len", text, "--max-num-batched-tokens", text, "--max-num-seqs", 7)
+        engine = configured(llama, *given).engine
+        assert (engine.max_model_len, engine.max_rows, engine.max_requests) == (number, number, 7)
+    for option, text in (("--max-model-len", "auto"), ("--max-num-batched-tokens", "1.5k"), ("--max-model-len", "²")):
+        assert f": {text!r} is not allowed" in refused(llama, option, text)
     assert refused(llama, "--max-model-len", "1").startswith("max_model_len: 1 is not allowed")
 
 
-# -- dtype
-
-
-def test_the_process_that_loads_the_model_finds_its_dtype(configured: Configured, llama: Path) -> None:
-    for arguments in ((), ("--dtype", "auto")):
-        assert configured(llama, *arguments).engine.dtype == "auto"
-
-
-def test_dtypes_by_other_names(configured: Configured, refused: Callable[..., str], llama: Path) -> None:
-    assert configured(llama, "--dtype", "float").engine.dtype == "float32"
+def test_dtypes_by_other_names(configured: Configured, refused: Refused, llama: Path) -> None:
+    for given, dtype in (((), "auto"), (("--dtype", "auto"), "auto"), (("--dtype", "float"), "float32")):
+        assert configured(llama, *given).engine.dtype == dtype
     for name in ("float16", "half"):
         line = f"dtype: {name!r} is not allowed; expected auto, float32, or bfloat16, which takes as much memory"
         assert refused(llama, "--dtype", name) == line
@@ -113,7 +97,7 @@ def test_several_keys(configured: Configured, llama: Path, monkeypatch: pytest.M
 
 
 def test_a_key_in_vllms_environment_is_not_taken_for_one_that_guards(
-    configured: Configured, refused: Callable[..., str], llama: Path, monkeypatch: pytest.MonkeyPatch
+    configured: Configured, refused: Refused, llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "sixteen-letters-1")
     assert refused(llama).startswith("VLLM_API_KEY: it is not read; give PILOTFISH_API_KEY")
@@ -131,31 +115,21 @@ def test_a_chat_template_of_a_file_or_a_text(configured: Configured, llama: Path
     assert configured(llama, "--chat-template", text.replace("\n", "\\n")).server.chat_template == text
 
 
-@pytest.mark.parametrize(
-    ("template", "line"),
-    [
-        (
-            "/nowhere/chat.jinja",
-            "chat_template: '/nowhere/chat.jinja' is not allowed; expected a file that can be read",
-        ),
-        ("{% for m in messages %}\\n{% end %}", "chat_template: it is no Jinja template: line 2: "),
-    ],
-)
-def test_a_chat_template_that_is_none(refused: Callable[..., str], llama: Path, template: str, line: str) -> None:
-    assert refused(llama, "--chat-template", template).startswith(line)
+def test_a_chat_template_that_is_none(refused: Refused, llama: Path) -> None:
+    unread = "chat_template: '/nowhere/chat.jinja' is not allowed; expected a file that can be read"
+    assert refused(llama, "--chat-template", "/nowhere/chat.jinja").startswith(unread)
+    line = refused(llama, "--chat-template", "{% for m in messages %}\\n{% end %}")
+    assert line.startswith("chat_template: it is no Jinja template: line 2: ")
 
 
-def test_a_models_own_defaults_can_be_left_out(
-    configured: Configured, refused: Callable[..., str], llama: Path
+def test_defaults_of_the_model_and_of_ours_can_be_left_out(
+    configured: Configured, refused: Refused, llama: Path
 ) -> None:
-    assert configured(llama).server.generation_config == "auto"
-    assert configured(llama, "--generation-config", "vllm").server.generation_config == "vllm"
+    plain = configured(llama).server
+    changed = configured(llama, "--generation-config", "vllm", "--no-special-in-user-text").server
+    assert [one.generation_config for one in (plain, changed)] == ["auto", "vllm"]
+    assert [one.special_in_user_text for one in (plain, changed)] == [True, False]
     assert refused(llama, "--generation-config", "/some").startswith("generation_config: '/some' is not allowed")
-
-
-def test_texts_may_spell_special_tokens_unless_told_otherwise(configured: Configured, llama: Path) -> None:
-    assert configured(llama).server.special_in_user_text
-    assert not configured(llama, "--no-special-in-user-text").server.special_in_user_text
 
 
 class ModelFiles:
@@ -178,7 +152,7 @@ def test_overrides_replace_what_the_model_says(configured: Configured, llama: Pa
 # -- flags that are not ours
 
 
-def test_eager_is_what_a_cpu_does_anyway(configured: Configured, refused: Callable[..., str], llama: Path) -> None:
+def test_eager_is_what_a_cpu_does_anyway(configured: Configured, refused: Refused, llama: Path) -> None:
     assert not configured(llama, "--enforce-eager").engine.eager
     assert refused(llama, "--enforce-eager", "--device", "cuda").startswith("enforce_eager: True is not allowed")
 
@@ -200,9 +174,7 @@ def test_eager_is_what_a_cpu_does_anyway(configured: Configured, refused: Callab
         (["--max-num-seq", "3"], "No such option: --max-num-seq (Possible options: --max-n, --max-num-seqs,"),
     ],
 )
-def test_what_cannot_be_had_is_refused_by_name(
-    refused: Callable[..., str], llama: Path, words: list[str], line: str
-) -> None:
+def test_what_cannot_be_had_is_refused_by_name(refused: Refused, llama: Path, words: list[str], line: str) -> None:
     assert refused(llama, *words).startswith(line)
 
 
@@ -210,19 +182,103 @@ def test_words_after_two_hyphens_are_left_alone() -> None:
     assert translated(["--nodes", "3", "--", "--seed", "a_b"]) == ["--nodes", "3", "--", "--seed", "a_b"]
 
 
-@pytest.mark.parametrize("name", FLAGS)
-def test_each_flag_is_accepted_where_it_changes_nothing_and_refused_where_it_would(name: str) -> None:
-    flag = FLAGS[name]
-    for value in flag.accepted:
-        words = [f"--{name}" if value == "on" else f"--no-{name}"] if flag.switch else [f"--{name}", value]
-        assert translated([*words, "MODEL"]) == ["MODEL"]
-    others = {"on": f"--{name}", "off": f"--no-{name}"} if flag.switch else {"other": f"--{name}=other"}
-    for value, word in others.items():
-        if value not in flag.accepted:
-            with pytest.raises(InputError, match=r"^--"):
+def test_each_flag_is_accepted_where_it_changes_nothing_and_refused_where_it_would() -> None:
+    for name, flag in FLAGS.items():
+        for value in flag.accepted:
+            words = [f"--{name}" if value == "on" else f"--no-{name}"] if flag.switch else [f"--{name}", value]
+            assert translated([*words, "MODEL"]) == ["MODEL"], words
+        others = {"on": f"--{name}", "off": f"--no-{name}"} if flag.switch else {"other": f"--{name}=other"}
+        for word in (word for value, word in others.items() if value not in flag.accepted):
+            with pytest.raises(InputError, match=rf"^{word.partition('=')[0]}"):
                 translated([word])
 
 
 def test_no_flag_of_ours_is_taken_for_one_of_theirs(pilotfish: Run) -> None:
     shown = pilotfish("serve", "--help").stdout
     assert not [name for name in FLAGS if f"--{name} " in shown]
+
+
+# -- docs/coming-from-vllm.md
+
+PAGE = "coming-from-vllm.md"
+
+
+def test_what_the_page_says_works_is_taken(configured: Configured, llama: Path, draft: Path, tmp_path: Path) -> None:
+    (tmp_path / "template").write_text("{{ messages }}")
+    for cell, *_ in table(PAGE, "Flags that work"):
+        line = codes(cell)[0]
+        for word, path in {"MODEL": llama, "DRAFT": draft, "FILE": tmp_path / "template"}.items():
+            line = line.replace(word, str(path))
+        assert configured(*shlex.split(line)).engine.target == llama, line
+
+
+def test_what_the_page_says_of_other_flags_is_what_is_said() -> None:
+    """Each flag is on the page, with the values that are accepted and the line for all others."""
+    on_page = {
+        name.removeprefix("--"): Flag(why, tuple(codes(accepted) or accepted.split(", ") if accepted else ()))
+        for names, accepted, why in table(PAGE, "Flags that change nothing, and flags that are refused")
+        for name in codes(names)
+    }
+    assert on_page == {name: Flag(flag.why, flag.accepted) for name, flag in FLAGS.items()}
+
+
+# -- --speculative-config
+
+
+def from_vllm(llama: Path, **keys: Any) -> EngineConfig:
+    return given(llama, json.dumps(keys))
+
+
+def given(llama: Path, text: str, **options: Any) -> EngineConfig:
+    return engine_config(with_speculative_config({"target": llama, "dtype": "float32", **options}, text))
+
+
+def test_an_ngram_config(llama: Path) -> None:
+    config = from_vllm(llama, method="ngram", num_speculative_tokens=5, prompt_lookup_min=2, prompt_lookup_max=6)
+    assert (config.mode, config.drafters, config.nodes, config.levels) == ("sync", ("ngram",), 5, 5)
+    assert (config.ngram_min, config.ngram_max) == (2, 6)
+
+
+def test_a_draft_model_is_what_a_model_means(llama: Path, draft: Path) -> None:
+    config = from_vllm(llama, model=str(draft), num_speculative_tokens=3, draft_tensor_parallel_size=1)
+    assert (config.mode, config.drafters, config.draft, config.nodes) == ("sync", ("lm",), draft, 3)
+
+
+def test_a_head_says_itself_whether_it_guesses_in_parallel(llama: Path, draft: Path) -> None:
+    config = from_vllm(llama, method="eagle3", model=str(draft), parallel_drafting=True)
+    assert (config.drafters, config.draft) == (("lm",), draft)
+    assert from_vllm(llama, method="draft_model", model=str(draft), parallel_drafting=False).draft == draft
+
+
+def test_a_mode_that_was_given_stays(llama: Path, draft: Path) -> None:
+    assert given(llama, json.dumps({"model": str(draft)}), mode="async").mode == "async"
+
+
+def test_adaptive_verification_is_the_budget(llama: Path) -> None:
+    assert from_vllm(llama, method="suffix", enable_adaptive_verification=False).budget == "fixed"
+    assert from_vllm(llama, method="suffix", enable_adaptive_verification=True).budget == "auto"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("{", "speculative_config"),
+        ("[]", "speculative_config"),
+        ('{"method": "mlp_speculator"}', "speculative_config.method: 'mlp_speculator'"),
+        ('{"method": "eagle3"}', "speculative_config.model: None"),
+        ('{"method": "ngram", "num_speculative_tokens": 0}', "speculative_config.num_speculative_tokens: 0"),
+        ('{"method": "ngram", "num_speculative_tokens": true}', "speculative_config.num_speculative_tokens: True"),
+        ('{"method": "ngram", "tensor_parallel_size": 2}', "speculative_config.tensor_parallel_size: 2"),
+        ('{"method": "ngram", "draft_tensor_parallel_size": 2}', "speculative_config.draft_tensor_parallel_size: 2"),
+        ('{"method": "ngram", "rejection_sample_method": "block"}', "speculative_config.rejection_sample_method"),
+        ('{"method": "ngram", "max_model_len": 100}', "speculative_config.max_model_len: 100"),
+        ('{"method": "ngram", "prompt_lookup_min": 5}', "ngram_max: 4"),
+        ('{"model": ".", "parallel_drafting": true}', "speculative_config.parallel_drafting: True"),
+        ('{"method": "draft_model"}', "speculative_config.model: None"),
+        ('{"num_speculative_tokens": 4}', "speculative_config.method: None"),
+        ('{"method": "ngram", "pace": 3}', "speculative_config.pace: there is no such option"),
+    ],
+)
+def test_what_has_no_meaning_is_refused_by_name(llama: Path, text: str, named: str) -> None:
+    with pytest.raises(InputError, match=named.replace("[", r"\[")):
+        given(llama, text)

@@ -1,17 +1,17 @@
 """Drafts that learn captured traffic: what is held out, what is refused, and that it helps."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from conftest import CONTEXT, VOCAB, strong_model
 from transformers import GenerationConfig
 
 from pilotfish.core.drafting.vocabulary import text_digest
@@ -20,19 +20,17 @@ from pilotfish.operate.capture.folder import ClaimedFolder, found_rows
 from pilotfish.operate.capture.rows import CapturedRow, token_bytes
 from pilotfish.operate.capture.store import CaptureStore, Retention
 from pilotfish.progress import PhaseProgress
-from pilotfish.train.evaluate_captured import CHAIN, accepted_of_chains, evaluate_captured
-from pilotfish.train.export import save_model
-from pilotfish.train.models import build_model, continue_prompts, start_from_target
-from pilotfish.train.recipe import LlamaSize
-from pilotfish.train.redistil import Redistillation, redistil
-from pilotfish.train.taught_recipe import DistilRecipe
+from pilotfish.train.distil import redistil
+from pilotfish.train.evaluate import CHAIN, accepted_of_chains, evaluate_captured
+from pilotfish.train.export import export_model
+from pilotfish.train.models import build_model, start_from_target, write_on
+from pilotfish.train.recipes import DistilRecipe, LlamaSize
 from pilotfish.train.taught_target import TaughtTarget
 from pilotfish.train.text.captured import LEAST, read_captured
-from pilotfish.train.text.data import collect, train_tokenizer
 
 SIZE = LlamaSize(layers=2, hidden=64, heads=2, kv_heads=1, ffn=64)
 SMALL = replace(SIZE, layers=1)
-VOCAB, CONTEXT, START = 300, 512, 1_764_000_000.0
+START = 1_764_000_000.0
 CPU = torch.device("cpu")
 
 
@@ -49,17 +47,9 @@ class Served:
         known = {"target": self.target, "draft": self.draft, "captured": (self.folder,)}
         return DistilRecipe(**{**known, **small, **given})
 
-    def run(self, out: Path, margin: float = 0.05, **given: Any) -> Redistillation:
-        return redistil(self.recipe(**given), margin, out, out / "run", PhaseProgress(), "cpu")
-
-
-def strong_model(size: LlamaSize, seed: int) -> Any:
-    """Untrained, but not without a will."""
-    model = build_model(size, VOCAB, CONTEXT, seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(10.0 if parameter.ndim > 1 else 1.0)
-    return model
+    @cached_property
+    def taught(self) -> TaughtTarget:
+        return TaughtTarget(self.target, CPU)
 
 
 def capture(folder: Path, rows: Sequence[CapturedRow]) -> None:
@@ -70,56 +60,39 @@ def capture(folder: Path, rows: Sequence[CapturedRow]) -> None:
 
 
 def row(number: int, tokenizer: str, tokens: Sequence[int] = (1, 2, 3, 4), prompt: int = 2) -> CapturedRow:
-    return CapturedRow(
-        time=START + number,
-        prompt=token_bytes(tokens[:prompt]),
-        output=token_bytes(tokens[prompt:]),
-        temperature=float(number % 2),
-        tag=None,
-        fingerprint="f",
-        tokenizer=tokenizer,
-    )
+    known = {"time": START + number, "temperature": float(number % 2), "tag": None, "fingerprint": "f"}
+    parts = {"prompt": token_bytes(tokens[:prompt]), "output": token_bytes(tokens[prompt:])}
+    return CapturedRow(**known, **parts, tokenizer=tokenizer)
 
 
 @pytest.fixture(scope="module")
-def served(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    torch.set_num_threads(1)
+def served(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Served:
     folder, generation = tmp_path_factory.mktemp("served"), GenerationConfig(eos_token_id=0, pad_token_id=0)
-    tokenizer = train_tokenizer((document.text for document in collect([sources], ())), VOCAB, CONTEXT)
     before, target = strong_model(SIZE, 5), strong_model(SIZE, 6)
     draft = build_model(SMALL, VOCAB, CONTEXT, 7)
     start_from_target(draft, before)
     for model, name in ((target, "target"), (draft, "draft")):
-        tokenizer.save_pretrained(folder / name)
-        save_model(model, generation, folder / name)
+        export_model(model, tokenizer, generation, folder / name)
     torch.manual_seed(0)
     prompts = np.random.default_rng(0).integers(VOCAB, size=(48, 16)).astype(np.uint16)
     digest = text_digest(tokenizer)
-    texts = [continue_prompts(target.eval(), part, 112, float(n)) for n, part in enumerate(np.split(prompts, 2))]
+    target.generation_config = generation
+    texts = [
+        write_on(target.eval(), part, 128, float(n), lambda _: None) for n, part in enumerate(np.split(prompts, 2))
+    ]
     mixed = np.stack(texts, 1).reshape(48, -1)  # temperatures 0 and 1 take turns, as `row` says
     capture(folder / "captured", [row(number, digest, text.tolist(), 16) for number, text in enumerate(mixed)])
     return Served(folder / "target", folder / "draft", folder / "captured")
 
 
-def test_a_draft_learns_the_traffic_of_a_target_that_has_changed(served: Served, tmp_path: Path) -> None:
-    made = served.run(tmp_path)
+def test_a_draft_learns_the_traffic_of_a_target_that_has_changed(served: Served, watched: Any, tmp_path: Path) -> None:
+    made = redistil(served.recipe(), 0.05, tmp_path, tmp_path / "run", watched, "cpu")
     assert made.better and made.gain > 0.05
     assert made.new.divergence < made.present.divergence and made.new.acceptance > made.present.acceptance
     assert made.new.target_loss == pytest.approx(made.present.target_loss), "both on the same outputs"
     assert (tmp_path / "draft" / "model.safetensors").is_file() and (tmp_path / "draft" / "tokenizer.json").is_file()
     names = [path.name for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert sorted(names) == ["checkpoint.pt", "curves.svg", "log.jsonl", "recipe.json"], "no tokens of any row"
-
-
-def test_a_draft_that_is_not_better_is_not_written(served: Served, tmp_path: Path) -> None:
-    (tmp_path / "draft").mkdir()
-    (tmp_path / "draft" / "present").touch()
-    made = served.run(tmp_path, margin=CHAIN + 1.0, tokens=128 * 4 * 10)
-    assert not made.better and os.listdir(tmp_path / "draft") == ["present"]  # noqa: PTH208
-
-
-def test_a_training_on_captured_rows_tells_of_each_phase(served: Served, watched: Any, tmp_path: Path) -> None:
-    redistil(served.recipe(), 0.05, tmp_path, tmp_path / "run", watched, "cpu")
     assert watched.phases == [
         "loading the models",
         "reading captured rows",
@@ -128,15 +101,23 @@ def test_a_training_on_captured_rows_tells_of_each_phase(served: Served, watched
         "training draft",
         "writing the draft",
     ]
-    (estimate,) = [line for line in watched.lines if line.startswith("at this pace")]
-    assert re.fullmatch(r"at this pace about .+ to go: evaluation .+, training draft 40 s, evaluation .+ s", estimate)
+    told = r"at this pace about .+ to go: evaluation .+, training draft 40 s, evaluation .+ s"
+    assert re.fullmatch(told, watched.estimate)
     outputs = [line for line in watched.lines if line.startswith("evaluation: ")]
     assert len(outputs) > 1 and re.search(r": \d of 8 outputs, .+ left$", outputs[-1])  # the second one
 
 
+def test_a_draft_that_is_not_better_is_not_written(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "draft" / "present").touch()
+    short = served.recipe(tokens=128 * 4 * 2)
+    made = redistil(short, CHAIN + 1.0, tmp_path, tmp_path / "run", PhaseProgress(), "cpu")
+    assert not made.better and [path.name for path in (tmp_path / "draft").iterdir()] == ["present"]
+
+
 def test_a_draft_that_is_its_target_gains_nothing(served: Served) -> None:
-    target = TaughtTarget(served.target, CPU)
-    held_out = read_captured(served.recipe(), target).held_out
+    target = served.taught
+    _, held_out = read_captured(served.recipe(), target)
     found = evaluate_captured(target.module, target.module, held_out, 128, PhaseProgress())
     assert found.divergence == pytest.approx(0, abs=1e-6) and found.agreement == 1
     assert found.acceptance == pytest.approx(1) and found.target_loss == found.draft_loss
@@ -153,24 +134,22 @@ def test_what_a_chain_gains() -> None:
 
 
 def test_the_newest_are_held_out_whatever_their_folder(served: Served, tmp_path: Path) -> None:
-    target = TaughtTarget(served.target, CPU)
-    digest = text_digest(target.tokenizer)
+    target, digest = served.taught, text_digest(served.taught.tokenizer)
     rows = [row(number, digest, [number % VOCAB] * 60, prompt=10) for number in range(200)]
     for name, part in (("a", rows[::2]), ("b", rows[1::2])):
         capture(tmp_path / name, part)
-    lessons = read_captured(served.recipe(captured=(tmp_path / "a", tmp_path / "b")), target)
-    assert [text.tokens[0] for text in lessons.held_out] == [number % VOCAB for number in range(180, 200)]
-    assert [text.temperature for text in lessons.held_out[:2]] == [0.0, 1.0]
-    assert set(lessons.windows.tokens.tolist()) == set(range(180)) and len(lessons.windows.tokens) == 180 * 60
+    windows, held_out = read_captured(served.recipe(captured=(tmp_path / "a", tmp_path / "b")), target)
+    assert [text.tokens[0] for text in held_out] == [number % VOCAB for number in range(180, 200)]
+    assert [text.temperature for text in held_out[:2]] == [0.0, 1.0]
+    assert set(windows.tokens.tolist()) == set(range(180)) and len(windows.tokens) == 180 * 60
 
 
 def test_of_a_prompt_its_end_is_read(served: Served, tmp_path: Path) -> None:
-    target = TaughtTarget(served.target, CPU)
-    digest = text_digest(target.tokenizer)
+    target, digest = served.taught, text_digest(served.taught.tokenizer)
     capture(tmp_path / "long", [row(number, digest, [7] * 500 + [8] * 128 + [9] * 3, 628) for number in range(20)])
-    lessons = read_captured(served.recipe(captured=(tmp_path / "long",)), target)
-    assert all(text.tokens.tolist() == [8] * 128 + [9] * 3 and text.prompt == 128 for text in lessons.held_out)
-    assert len(lessons.held_out) == LEAST
+    _, held_out = read_captured(served.recipe(captured=(tmp_path / "long",)), target)
+    assert all(text.tokens.tolist() == [8] * 128 + [9] * 3 and text.prompt == 128 for text in held_out)
+    assert len(held_out) == LEAST
 
 
 # -- what is refused
@@ -186,26 +165,24 @@ def test_of_a_prompt_its_end_is_read(served: Served, tmp_path: Path) -> None:
     ],
 )
 def test_rows_that_teach_nothing_are_refused(served: Served, tmp_path: Path, rows: Any, told: str) -> None:
-    target = TaughtTarget(served.target, CPU)
-    capture(tmp_path / "captured", rows(text_digest(target.tokenizer)))
+    capture(tmp_path / "captured", rows(text_digest(served.taught.tokenizer)))
     with pytest.raises(InputError, match=told) as refused:
-        read_captured(served.recipe(captured=(tmp_path / "captured",)), target)
+        read_captured(served.recipe(captured=(tmp_path / "captured",)), served.taught)
     assert "\n" not in str(refused.value)
 
 
 def test_a_tail_that_was_torn_is_not_missed(served: Served, tmp_path: Path) -> None:
-    target = TaughtTarget(served.target, CPU)
-    digest = text_digest(target.tokenizer)
+    target, digest = served.taught, text_digest(served.taught.tokenizer)
     capture(tmp_path / "torn", [row(number, digest, [5] * 60) for number in range(40)])
     (file,) = found_rows(tmp_path / "torn")
     os.truncate(file.path, file.size - 5)
-    lessons = read_captured(served.recipe(captured=(tmp_path / "torn",)), target)
-    assert len(lessons.windows.tokens) == (39 - LEAST) * 60
+    windows, _ = read_captured(served.recipe(captured=(tmp_path / "torn",)), target)
+    assert len(windows.tokens) == (39 - LEAST) * 60
 
 
 def test_a_folder_that_is_none_is_refused(served: Served, tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match=r"capture\.json"):
-        read_captured(served.recipe(captured=(tmp_path,)), TaughtTarget(served.target, CPU))
+        read_captured(served.recipe(captured=(tmp_path,)), served.taught)
 
 
 def test_rows_are_not_mixed_with_other_text_and_need_a_present_draft(tmp_path: Path) -> None:

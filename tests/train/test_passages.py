@@ -1,7 +1,5 @@
 """Data of a user's own: every field that a line may have, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -9,20 +7,14 @@ from typing import Any
 import pytest
 
 from pilotfish.errors import InputError
-from pilotfish.train.taught_recipe import TaughtRecipe
-from pilotfish.train.text.data import collect, train_tokenizer
-from pilotfish.train.text.passages import Passages, read_passages
-
-
-@pytest.fixture(scope="module")
-def tokenizer(sources: Path) -> Any:
-    return train_tokenizer((document.text for document in collect([sources], ())), 320, 256)
+from pilotfish.train.recipes import TaughtRecipe
+from pilotfish.train.text.passages import Passages, passages_of
 
 
 def read(lines: list[dict[str, Any]], tokenizer: Any, folder: Path) -> tuple[Passages, Passages]:
     path = folder / "data.jsonl"
     path.write_text("\n\n".join(map(json.dumps, lines)))
-    return read_passages(TaughtRecipe(folder, data=(path,)), tokenizer)
+    return passages_of(TaughtRecipe(target=folder, data=(path,)), tokenizer)
 
 
 def whole(passages: tuple[Passages, Passages], tokenizer: Any) -> list[str]:
@@ -58,8 +50,8 @@ def test_a_twentieth_is_held_out_whatever_the_file_is_called(tokenizer: Any, tmp
 
 def test_sources_go_beside_data(tokenizer: Any, sources: Path, tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text('{"prompt": "def a"}\n{"prompt": "def b"}\n')
-    recipe = TaughtRecipe(tmp_path, data=(tmp_path / "data.jsonl",), sources=(sources,), held_out=("beta",))
-    training, held_out = read_passages(recipe, tokenizer)
+    recipe = TaughtRecipe(target=tmp_path, data=(tmp_path / "data.jsonl",), sources=(sources,), held_out=("beta",))
+    training, held_out = passages_of(recipe, tokenizer)
     assert len(training.prompts) == len(held_out.prompts) == 1
     assert "alpha_0_0" in tokenizer.decode(training.text) and "beta" in tokenizer.decode(held_out.text)
 
@@ -80,18 +72,14 @@ def test_what_is_no_line_of_data_is_refused(line: str, told: str, tokenizer: Any
     path = tmp_path / "data.jsonl"
     path.write_text(f'{{"text": "fine"}}\n{line}\n')
     with pytest.raises(InputError) as refused:
-        read_passages(TaughtRecipe(tmp_path, data=(path,)), tokenizer)
+        passages_of(TaughtRecipe(target=tmp_path, data=(path,)), tokenizer)
     assert told in str(refused.value) and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(("text", "told"), [("", "no text"), ('{"text": ""}', "no text"), ('{"text": "a"}', "two")])
-def test_data_without_text_is_refused(text: str, told: str, tokenizer: Any, tmp_path: Path) -> None:
+def test_data_without_text_is_refused(tokenizer: Any, tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
-    path.write_text(text)
-    with pytest.raises(InputError, match=told):
-        read_passages(TaughtRecipe(tmp_path, data=(path,)), tokenizer)
-
-
-def test_a_file_that_is_not_there_is_refused(tokenizer: Any, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="absent"):
-        read_passages(TaughtRecipe(tmp_path, data=(tmp_path / "absent",)), tokenizer)
+    for text, told in ((None, "data.jsonl"), ("", "no text"), ('{"text": ""}', "no text"), ('{"text": "a"}', "two")):
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(InputError, match=told):
+            passages_of(TaughtRecipe(target=tmp_path, data=(path,)), tokenizer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pilotfish.cli.chat_screen import PlainScreen, Screen, TerminalScreen
+from pilotfish.cli.chat_screen import Screen, screen_for
 from pilotfish.cli.options import CHAT_SAMPLING, ENGINE, engine_config
 from pilotfish.cli.show import started
 from pilotfish.command import Given, taking
@@ -55,18 +54,12 @@ def chat(
         raise ModelError("chat template: the model has none; --raw joins the turns as plain text")
     with started(config) as loaded:
         params = loaded.sampling_params(**{"max_tokens": ANSWER_TOKENS, **loaded.model.generation.defaults, **sampling})
-        converse(Conversation(loaded, params, system=system, raw=raw), _screen(loaded))
-
-
-def _screen(engine: Engine) -> Screen:
-    if sys.stdin.isatty() and sys.stdout.isatty():
-        return TerminalScreen(drafts=engine.config.mode != "off")
-    return PlainScreen()
+        converse(Conversation(loaded, params, system=system, raw=raw), screen_for(drafts=config.mode != "off"))
 
 
 def converse(conversation: Conversation, screen: Screen) -> None:
-    """Answer turn by turn until the input ends. A turn that cannot be served is dropped with a line that says why."""
-    screen.greet(conversation)
+    """A turn that cannot be served is dropped with a line that says why."""
+    screen.greet(conversation.seed, drawn=conversation.params.seed is None)
     while True:
         try:
             text = screen.turn()
@@ -81,7 +74,6 @@ def converse(conversation: Conversation, screen: Screen) -> None:
 
 
 def answer(question: str, conversation: Conversation, screen: Screen) -> None:
-    """Stream the answer. After an interrupt the conversation keeps what came."""
     sample = conversation.ask(question)
     with screen.answering(sample) as interrupted:
         for delta in conversation.stream(sample):
@@ -118,20 +110,14 @@ class ChatTurn:
 
 
 class Conversation:
-    """Turns over one engine. `ask`, then `stream` the answer.
-
-    The seed of answer i is H(seed, i), core.noise.sample_seed; i counts every answer since the start, those since
-    forgotten too. So equal input gives an equal conversation, and a turn asked again another answer.
-    """
+    """Turns over one engine. The seed of answer i is H(seed, i), core.noise.sample_seed; i counts all answers since the
+    start: equal input gives an equal conversation, and a turn asked again another answer."""
 
     def __init__(self, engine: Engine, params: SamplingParams, *, system: str | None, raw: bool) -> None:
-        """`system` goes before all turns. `raw` joins all texts by newlines, without a chat template."""
-        self.engine = engine
-        self.params = params
+        self.engine, self.params, self._raw = engine, params, raw
         self.seed = secrets.randbits(DRAWN_SEED_BITS) if params.seed is None else params.seed
         self.turns: list[ChatTurn] = []
         self._system = [] if system is None else [("system", system)]
-        self._raw = raw
         self._answers = 0
 
     @property
@@ -141,7 +127,6 @@ class Conversation:
         return [{"role": role, "content": text} for role, text in said]
 
     def ask(self, question: str) -> Sample:
-        """Submit the next turn; PromptError leaves the conversation as it was."""
         prompt = self._prompt([*self.messages, {"role": "user", "content": question}])
         params = replace(self.params, seed=sample_seed(self.seed, self._answers))
         (sample,) = self.engine.submit(prompt, params)
@@ -164,12 +149,10 @@ class Conversation:
         return tokens
 
     def stream(self, sample: Sample) -> Iterator[Delta]:
-        """The answer step by step, to its end or until it is aborted. EngineError if its logits are not finite."""
         while sample.finish_reason is None:
             yield from self.engine.step()
         if sample.error is not None:
             raise sample.error
 
     def undo(self) -> ChatTurn | None:
-        """Forget the last turn, which is returned; None when there is none."""
         return self.turns.pop() if self.turns else None

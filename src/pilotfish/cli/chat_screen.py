@@ -18,7 +18,6 @@ from pilotfish.errors import PromptError
 from pilotfish.printable import one_line, printable_output
 
 if TYPE_CHECKING:  # imports torch
-    from pilotfish.cli.chat import Conversation
     from pilotfish.engine.sample import Sample
     from pilotfish.wire.serving import Delta
 
@@ -37,11 +36,11 @@ def joined(line: Callable[[str], str | None]) -> str | None:
 
 
 class PlainScreen:
-    """Turns are lines of stdin; answers go to stdout as they are, and nothing else does. Ctrl-C ends the program."""
+    """Turns are lines of stdin; answers go to stdout, and nothing else does. Ctrl-C ends the program."""
 
-    def greet(self, conversation: Conversation) -> None:
-        if conversation.params.seed is None:
-            self.note(f"seed {conversation.seed}")
+    def greet(self, seed: int, *, drawn: bool) -> None:
+        if drawn:
+            self.note(f"seed {seed}")
 
     def turn(self) -> str | None:
         return joined(self._line)
@@ -74,19 +73,18 @@ class PlainScreen:
 
 
 class TerminalScreen:
-    """A prompt sign, answers coloured by who wrote them where there is a draft, figures below each; their control
-    characters are escaped. Ctrl-C ends an answer; at the sign a second one in a row ends the conversation."""
+    """A prompt sign, answers coloured by who wrote them, figures below each. Ctrl-C ends an answer; at the sign a
+    second one in a row ends the conversation."""
 
     def __init__(self, *, drafts: bool) -> None:
-        """`drafts`: whether answers are speculated."""
         with suppress(ImportError):
             import readline  # noqa: F401  # `input` then edits lines and remembers them
         self._console = Console(highlight=False)
         self._coloured = drafts and shows_colour(self._console)
         self._origins: OriginStream | None = None
 
-    def greet(self, conversation: Conversation) -> None:
-        self.note(f"seed {conversation.seed} · /help lists the commands")
+    def greet(self, seed: int, *, drawn: bool) -> None:  # noqa: ARG002
+        self.note(f"seed {seed} · /help lists the commands")
         if self._coloured:
             self._print(Text.assemble(("guessed by the draft", DRAFTED), (" · ", "dim"), ("the target's own", OWN)))
 
@@ -139,6 +137,10 @@ class TerminalScreen:
 Screen = PlainScreen | TerminalScreen
 
 
+def screen_for(*, drafts: bool) -> Screen:
+    return TerminalScreen(drafts=drafts) if sys.stdin.isatty() and sys.stdout.isatty() else PlainScreen()
+
+
 @contextmanager
 def ctrl_c() -> Iterator[Event]:
     """Set by Ctrl-C, so that a step is never torn; a second one raises KeyboardInterrupt as ever."""
@@ -156,7 +158,6 @@ def ctrl_c() -> Iterator[Event]:
 
 
 def figures(sample: Sample) -> str:
-    """Speed of an answer, and why it ended unless at a stop."""
     stats = sample.stats()
     parts = [
         f"{len(sample.token_ids)} tokens",

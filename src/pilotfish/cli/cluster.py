@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,20 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from pilotfish.cli.options import JsonOption
-from pilotfish.cli.show import print_json
+from pilotfish.cli.show import print_json, print_line, print_table, table_of, warn_line
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
 from pilotfish.errors import InputError
-from pilotfish.printable import one_line
 
 if TYPE_CHECKING:
     from pilotfish.cluster.config import ClusterConfig
 
 app = typer.Typer(help="Servers, targets and pools on a Ray cluster (docs/ray.md).", no_args_is_help=True)
+#: Characters of a table, however narrow the terminal.
+WIDTH = 160
 ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG.yaml", help="What the cluster consists of.")]
 
 
@@ -33,15 +31,14 @@ def up(config: ConfigArgument, json: JsonOption = False) -> None:
     """Start what is not there, or not as CONFIG.yaml says, and return once all of it serves. What is missing is told
     before anything starts."""
     cluster = _read(config)
-    from pilotfish.cluster.cluster import connected
-    from pilotfish.cluster.cluster import up as bring_up
+    from pilotfish.cluster import cluster as on_ray
 
-    with connected(cluster.address):
-        url = bring_up(cluster, _say)
+    with on_ray.connected(cluster.address):
+        url = on_ray.up(cluster, warn_line)
     if json:
         print_json({"url": url})
     else:
-        sys.stdout.write(f"serves at {url}\n" if url else "serves; its servers are elsewhere (serve --cluster)\n")
+        print_line(f"serves at {url}" if url else "serves; its servers are elsewhere (serve --cluster)")
 
 
 @app.command()
@@ -54,22 +51,20 @@ def status(config: ConfigArgument, json: JsonOption = False) -> None:
         found = rows(cluster)
     if json:
         print_json({"processes": found})
-        return
-    table = Table(*(found[0] if found else ("role", "state")), box=None, header_style="bold", pad_edge=False)
-    for row in found:
-        table.add_row(*map(str, row.values()))
-    Console(soft_wrap=True).print(table)
+    elif not found:
+        print_line("nothing of it runs")
+    else:
+        print_table(table_of(found, left=found[0]), at_least=WIDTH)
 
 
 @app.command()
 def down(config: ConfigArgument) -> None:
     """End all of it. Ray's own processes go on."""
     cluster = _read(config)
-    from pilotfish.cluster.cluster import connected
-    from pilotfish.cluster.cluster import down as take_down
+    from pilotfish.cluster import cluster as on_ray
 
-    with connected(cluster.address):
-        take_down(cluster)
+    with on_ray.connected(cluster.address):
+        on_ray.down(cluster)
 
 
 @contextmanager
@@ -80,10 +75,6 @@ def on_cluster(path: Path, server: ServerConfig) -> Iterator[tuple[EngineConfig,
 
     with members_of(cluster) as members:
         yield cluster.server_engine(members), replace(server, target_key=cluster.key)
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(one_line(line) + "\n")
 
 
 def _read(path: Path) -> ClusterConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.rule import Rule
+from rich.text import Text
 
 from pilotfish.cli.options import ENGINE, SAMPLING, JsonOption, engine_config
-from pilotfish.cli.show import JsonPrinter, Printer, TextPrinter, progress_bar, report, started, warn_of_overruns
+from pilotfish.cli.reading import read_text
+from pilotfish.cli.show import paced, print_json, progress_bar, started, table_of, warn_line, warn_of_overruns
 from pilotfish.command import Given, taking
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.sampling.constraint import Constraint
@@ -23,12 +27,14 @@ from pilotfish.core.scheduling.executor import TokenLogprobs
 from pilotfish.core.scheduling.request import check_cache_salt
 from pilotfish.errors import EngineError, InputError, ParameterError
 from pilotfish.options import check_options, option, pick
+from pilotfish.printable import printable, printable_output
 from pilotfish.prompts import BadRow, Row, marks_turns, prompt_of, read_rows
 
 if TYPE_CHECKING:  # imports torch
     from pilotfish.engine.engine import Engine
     from pilotfish.engine.llm import RequestOutput
     from pilotfish.engine.sample import Sample
+    from pilotfish.model.pacer import Pacer
 
 rows = partial(option, panel="How rows are run")
 structured = partial(option, panel="What the output must be")
@@ -65,25 +71,16 @@ class Structure:
     choice: Annotated[Sequence[str], structured("One of these texts.", metavar="TEXT")] = ()
 
     def constraint(self) -> Constraint | None:
-        """InputError for several, and for what cannot be read."""
         given = [name.replace("_", "-") for name, value in vars(self).items() if value]
         if len(given) > 1:
             raise InputError(f"{given[1]}: it cannot be combined with --{given[0]}; give one of them")
         if self.json_schema is not None:
-            return Constraint.json(_text_of("json_schema", self.json_schema), compact=True)
+            return Constraint.json(read_text("json_schema", self.json_schema), compact=True)
         if self.grammar is not None:
-            return Constraint.grammar(_text_of("grammar", self.grammar))
+            return Constraint.grammar(read_text("grammar", self.grammar))
         if self.regex is not None:
             return Constraint.regex(self.regex)
         return Constraint.choice(self.choice) if self.choice else None
-
-
-def _text_of(field: str, path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ParameterError(field, str(path), f"a file that can be read ({why})") from error
 
 
 @taking(ENGINE, SAMPLING, pick(Structure), pick(Handling))
@@ -102,27 +99,21 @@ def generate(
     how = Handling(**handling)
     if not json and ("logprobs" in sampling or "prompt_logprobs" in sampling):
         raise InputError("logprobs: they are reported with --json only")
-    rows = _rows(prompt, prompts)
+    if (prompt is None) == (prompts is None):
+        raise InputError("prompt: exactly one of --prompt and --prompts is needed")
+    rows = [Row("prompt", (prompt or "",), chat=False, place=COMMAND_LINE)] if prompts is None else read_rows(prompts)
     config = engine_config(engine, max_requests=max(how.concurrency, EngineConfig.max_requests))
     good = [row for row in rows if isinstance(row, Row)]
     for row in rows:
         if isinstance(row, BadRow):
             report(row)
-    served = bool(good) and _generate(config, sampling, good, JsonPrinter() if json else TextPrinter(), how)
+    served = bool(good) and _generate(config, sampling, good, Printer(json=json), how)
     if not served or len(good) < len(rows):
         raise typer.Exit(2)
 
 
-def _rows(prompt: str | None, prompts: Path | None) -> list[Row | BadRow]:
-    if (prompt is None) == (prompts is None):
-        raise InputError("prompt: exactly one of --prompt and --prompts is needed")
-    if prompts is not None:
-        return read_rows(prompts)
-    return [Row("prompt", (prompt or "",), chat=False, place=COMMAND_LINE)]
-
-
 def _generate(config: EngineConfig, sampling: Given, rows: Sequence[Row], printer: Printer, handling: Handling) -> bool:
-    """Load the models and print each row as it ends. Returns whether all rows could be served."""
+    """Whether all rows could be served."""
     served = failed = 0
     with started(config) as engine:
         params = engine.sampling_params(**sampling)
@@ -146,8 +137,77 @@ def _generate(config: EngineConfig, sampling: Given, rows: Sequence[Row], printe
     return served == len(rows)
 
 
+# -- what is printed
+
+
+def report(row: BadRow) -> None:
+    warn_line(f"{row.place}: {row.reason}")
+
+
+class Printer:
+    """On a terminal control characters of a text are escaped; a pipe gets it as it is."""
+
+    def __init__(self, *, json: bool) -> None:
+        self._json, self._records = json, list[dict[str, Any]]()
+        self._console = Console(highlight=False)
+        #: Where progress is shown: beside JSON on a terminal nowhere.
+        self.progress: Console | None = Console(stderr=True)
+        if self._console.is_terminal:
+            self.progress = None if json else self._console
+
+    def begin(self, *about: str) -> None:
+        if not self._json:
+            self._dim("\n".join(about))
+
+    def output(self, record: dict[str, Any]) -> None:
+        if self._json:
+            print_json(record)
+            return
+        self._records.append(record)
+        self._console.print(Rule(Text(f"{_name(record)} · seed {record['seed']}"), align="left", style="dim"))
+        if self._console.is_terminal:
+            self._console.print(Text(printable_output(record["text"])), soft_wrap=True)
+        else:  # rich would drop and expand control characters
+            self._console.file.write(f"{record['text']}\n")
+
+    def end(self, pacing: Sequence[Pacer]) -> None:
+        if self._json:
+            return
+        if self._records:
+            self._console.print(table_of(map(_cells, self._records)))
+        counts = sum((Counter(one["stats"]["accepted_by_origin"]) for one in self._records), Counter[str]())
+        if counts:
+            guessers = ", ".join(f"{name} {count}" for name, count in counts.most_common())
+            self._dim(f"accepted, guessed by: {guessers}")
+        if pacing:
+            self._console.print(paced(pacing))
+
+    def _dim(self, text: str) -> None:
+        self._console.print(Text(text, style="dim"), soft_wrap=True)
+
+
+def _name(record: dict[str, Any]) -> str:
+    return printable(f"{record['id']} [{record['index']}]" if "index" in record else str(record["id"]))
+
+
+def _cells(record: dict[str, Any]) -> dict[str, object]:
+    stats = record["stats"]
+    return {
+        "id": _name(record),
+        "prompt": record["prompt_tokens"],
+        "tokens": len(record["token_ids"]),
+        "end": record["finish_reason"],
+        "seconds": f"{stats['seconds']:.2f}",
+        "tokens/s": f"{stats['tokens_per_second']:.1f}",
+        "per step": f"{stats['tokens_per_verify_step']:.2f}",
+        "accepted": f"{stats['accepted_tokens']} of {stats['draft_tokens']}",
+    }
+
+
+# -- the rows
+
+
 def timeline(path: Path | None) -> AbstractContextManager[Any]:
-    """Record every operation meanwhile into a file that Perfetto and chrome://tracing open; nothing without a path."""
     if path is None:
         return nullcontext()
     from torch.profiler import profile
@@ -158,8 +218,7 @@ def timeline(path: Path | None) -> AbstractContextManager[Any]:
 def run_rows(
     engine: Engine, rows: Iterable[Row], params: SamplingParams, handling: Handling
 ) -> Iterator[list[dict[str, Any]] | BadRow]:
-    """The outputs of each row as it ends, at most `handling.concurrency` at a time. A row that cannot be served
-    harms no other."""
+    """The outputs of each row as it ends. A row that cannot be served harms no other."""
     from pilotfish.engine.llm import first_error, request_output
 
     waiting = deque(rows)
@@ -184,8 +243,7 @@ def run_rows(
 
 
 def records(row: Row, result: RequestOutput, drops: Mapping[str, Mapping[str, int]]) -> list[dict[str, Any]]:
-    """A JSON object for each output, with an `index` if there are several. `drops`: of draft pools' messages, since the
-    engine started."""
+    """`drops`: of draft pools' messages, since the engine started."""
     return [
         {
             "id": row.id,
@@ -205,9 +263,8 @@ def records(row: Row, result: RequestOutput, drops: Mapping[str, Mapping[str, in
 
 
 def _reported(field: str, logprobs: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
-    return {} if logprobs is None else {field: [_logprob_record(entry) for entry in logprobs]}
-
-
-def _logprob_record(entry: TokenLogprobs) -> dict[str, Any]:
-    top = [{"token_id": token, "logprob": logprob} for token, logprob in entry.top]
-    return {"token_id": entry.token, "logprob": entry.logprob, "rank": entry.rank, "top": top}
+    if logprobs is None:
+        return {}
+    tops = [[{"token_id": token, "logprob": logprob} for token, logprob in entry.top] for entry in logprobs]
+    entries = zip(logprobs, tops, strict=True)
+    return {field: [{"token_id": e.token, "logprob": e.logprob, "rank": e.rank, "top": top} for e, top in entries]}

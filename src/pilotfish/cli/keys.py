@@ -1,7 +1,5 @@
 """`pilotfish keys`: those by which servers, targets and pools know each other, and those of the server's clients."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 import textwrap

@@ -1,26 +1,17 @@
 """`pilotfish kv`: directories in which servers keep KV."""
 
-from __future__ import annotations
-
 import dataclasses
-import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Table
-from rich.text import Text
 
 from pilotfish.cli.options import JsonOption
-from pilotfish.cli.show import print_json, progress_bar
-from pilotfish.printable import one_line
-
-if TYPE_CHECKING:
-    from pilotfish.kv.upkeep import DirectorySummary
+from pilotfish.cli.show import facts_table, print_json, print_line, print_table, progress_bar
 
 app = typer.Typer(help="Directories of KV on disk (docs/kv-cache.md).", no_args_is_help=True)
 
@@ -34,7 +25,21 @@ def ls(directory: Directory, json: JsonOption = False) -> None:
     from pilotfish.kv.upkeep import summary
 
     held = summary(directory)
-    print_json({"directory": str(directory), **dataclasses.asdict(held)}) if json else _print(directory, held)
+    if json:
+        _print_record(directory, held)
+        return
+    facts = {
+        "directory": directory,
+        "shape": held.shape,
+        "objects": f"{held.objects}, of {decimal(held.object_bytes)} each",
+        "tokens": held.tokens,
+        "bytes": f"{held.bytes} ({decimal(held.bytes)})",
+        "unfinished": f"{held.unfinished} files",
+        "oldest use": _time(held.oldest_use),
+        "newest use": _time(held.newest_use),
+        "used by": "nobody" if held.owner is None else f"process {held.owner}",
+    }
+    print_table(facts_table(facts))
 
 
 @app.command()
@@ -48,11 +53,11 @@ def verify(
 
     result = verify(directory, remove=remove, watched=_watched)
     if json:
-        print_json({"directory": str(directory), **dataclasses.asdict(result)})
+        _print_record(directory, result)
     else:
         for bad in result.bad:
-            _say(f"{bad.file}: {bad.reason}{', removed' * bad.removed}")
-        _say(f"{result.objects} objects, {len(result.bad)} bad")
+            print_line(f"{bad.file}: {bad.reason}{', removed' * bad.removed}")
+        print_line(f"{result.objects} objects, {len(result.bad)} bad")
     raise typer.Exit(1 if result.bad else 0)
 
 
@@ -63,13 +68,13 @@ def purge(directory: Directory, json: JsonOption = False) -> None:
 
     gone = purge(directory)
     if json:
-        print_json({"directory": str(directory), **dataclasses.asdict(gone)})
+        _print_record(directory, gone)
     else:
-        _say(f"removed {gone.objects} objects, {decimal(gone.bytes)}")
+        print_line(f"removed {gone.objects} objects, {decimal(gone.bytes)}")
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(one_line(line) + "\n")
+def _print_record(directory: Path, record: Any) -> None:
+    print_json({"directory": str(directory), **dataclasses.asdict(record)})
 
 
 def _watched(files: Sequence[T]) -> Iterator[T]:
@@ -77,24 +82,6 @@ def _watched(files: Sequence[T]) -> Iterator[T]:
         for file in files:
             yield file
             advance()
-
-
-def _print(directory: Path, held: DirectorySummary) -> None:
-    rows = {
-        "directory": str(directory),
-        "shape": held.shape,
-        "objects": f"{held.objects}, of {decimal(held.object_bytes)} each",
-        "tokens": str(held.tokens),
-        "bytes": f"{held.bytes} ({decimal(held.bytes)})",
-        "unfinished": f"{held.unfinished} files",
-        "oldest use": _time(held.oldest_use),
-        "newest use": _time(held.newest_use),
-        "used by": "nobody" if held.owner is None else f"process {held.owner}",
-    }
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for name, value in rows.items():
-        table.add_row(name, Text(one_line(value), overflow="fold"))
-    Console(highlight=False).print(table)
 
 
 def _time(seconds: float | None) -> str:

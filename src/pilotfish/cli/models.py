@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
-import os
-import sys
-from collections.abc import Callable, Mapping
-from functools import partial
-from logging.handlers import MemoryHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pilotfish import torchless
-from pilotfish.cli.options import JsonOption
-from pilotfish.cli.show import print_json
+from pilotfish.cli.options import JsonOption, model_directory
+from pilotfish.cli.show import facts_table, print_json, print_line, print_table
 from pilotfish.command import Given, taking
 from pilotfish.config.engine import EngineConfig
-from pilotfish.errors import InputError, ParameterError
+from pilotfish.errors import ParameterError
 from pilotfish.options import pick
-from pilotfish.printable import one_line
 
 if TYPE_CHECKING:
     from pilotfish.engine.checks import CheckReport, ModelFacts
     from pilotfish.model.heads.files import HeadFacts
-
-#: Options and their values with which a model that is whole is checked without torch.
-USUAL = {"device": "cpu", "quantization": "none", "eager": False, "tensor_parallel": 1}
-#: This command again, from its beginning.
-AGAIN = "import sys, pilotfish, torch; from pilotfish.cli import main; sys.exit(main())"
 
 app = typer.Typer(help="Look at models before serving them.", no_args_is_help=True, callback=lambda: None)
 
@@ -45,7 +32,6 @@ app = typer.Typer(help="Look at models before serving them.", no_args_is_help=Tr
 )
 def check(
     engine: Given,
-    context: typer.Context,
     directory: Annotated[
         Path, typer.Argument(help="A model; a pair: a directory of target and draft; a trained head.")
     ],
@@ -56,39 +42,6 @@ def check(
     """Say whether DIRECTORY would run, how much memory it takes, and why not. Exit 0: it would; 2: it would not."""
     if not directory.is_dir():
         raise ParameterError("directory", str(directory), "a model directory in Hugging Face format, or one of a pair")
-    if context.obj and all(engine.get(name, value) == value for name, value in USUAL.items()):
-        torchless.leave_out()
-    look = partial(_report, engine, directory, draft, target)
-    report = _found_without_torch(look) if torchless.is_left_out() else look()
-    print_json(_record(report)) if json else _print(report)
-    raise typer.Exit(0 if report.would_run else 2)
-
-
-def _found_without_torch(look: Callable[[], CheckReport]) -> CheckReport:
-    """torch, whose import takes seconds, is not needed to find a model whole. It alone says what is wrong."""
-    root = logging.getLogger()
-    log = MemoryHandler(sys.maxsize, logging.CRITICAL + 1, None if root.handlers else logging.lastResort, False)
-    log.setLevel(logging.WARNING)
-    root.addHandler(log)  # holds what would be said twice
-    try:
-        report = look()
-    except InputError:
-        raise
-    except Exception:  # whatever needs torch finds that there is none
-        _start_again()
-    finally:
-        root.removeHandler(log)
-    if not report.would_run:
-        _start_again()
-    log.flush()
-    return report
-
-
-def _start_again() -> NoReturn:
-    os.execv(sys.executable, [sys.executable, "-c", AGAIN, *sys.argv[1:]])
-
-
-def _report(engine: Given, directory: Path, draft: Path | None, target: Path | None) -> CheckReport:
     from pilotfish.engine.checks import check_models
     from pilotfish.engine.tapping import with_features
     from pilotfish.model.heads.weights import is_head
@@ -100,17 +53,18 @@ def _report(engine: Given, directory: Path, draft: Path | None, target: Path | N
     elif target is not None:
         raise ParameterError("target", str(target), "nothing: DIRECTORY is the target itself, unless it is a head")
     config = EngineConfig(target=directory, draft=draft, mode="off" if draft is None else "sync", **engine)
-    return check_models(with_features(config))
+    report = check_models(with_features(config))
+    print_json(_record(report)) if json else _print(report)
+    raise typer.Exit(0 if report.would_run else 2)
 
 
 def _target_of(head: Path, target: Path | None) -> Path:
-    """The one that is given, else the one of the pair that the head is in."""
     beside = head.parent / "target"
-    if target is None and not beside.is_dir():
+    if target is not None:
+        return model_directory("target", target)
+    if not beside.is_dir():
         raise ParameterError("target", None, f"the directory of its model: {head} is a trained head")
-    if target is not None and not target.is_dir():
-        raise ParameterError("target", str(target), "a model directory in Hugging Face format")
-    return target or beside
+    return beside
 
 
 def _record(report: CheckReport) -> dict[str, object]:
@@ -120,30 +74,26 @@ def _record(report: CheckReport) -> dict[str, object]:
 
 
 def _print(report: CheckReport) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    for role, facts in (("target", report.target), ("draft", report.draft)):
-        if facts is not None:
-            console.print(_table(role, facts))
+    tables = [
+        facts_table(_model_facts(facts), role)
+        for role, facts in (("target", report.target), ("draft", report.draft))
+        if facts is not None
+    ]
     if report.head is not None:
-        console.print(_head_table(report.head))
+        tables.append(facts_table(_head_facts(report.head), "head"))
+    for table in tables:
+        print_table(table)
     if report.memory is not None:
-        console.print(report.memory.describe(), soft_wrap=True)
+        print_line(report.memory.describe())
     for problem in report.problems:
-        console.print(one_line(f"problem: {problem}"), soft_wrap=True, markup=False)
-    console.print(one_line(_verdict(report)), soft_wrap=True, markup=False)
-
-
-def _verdict(report: CheckReport) -> str:
-    if not report.would_run:
-        return "would not run"
+        print_line(f"problem: {problem}")
     lacking = report.no_structured_output
-    return "would run" if lacking is None else f"would run, but no structured output: {lacking}"
+    verdict = "would run" if lacking is None else f"would run, but no structured output: {lacking}"
+    print_line(verdict if report.would_run else "would not run")
 
 
-def _table(role: str, facts: ModelFacts) -> object:
-    rows = {
+def _model_facts(facts: ModelFacts) -> dict[str, object]:
+    return {
         "directory": facts.directory,
         "architecture": facts.architecture,
         "layers": facts.layers,
@@ -155,13 +105,12 @@ def _table(role: str, facts: ModelFacts) -> object:
         "ends at": ", ".join(map(str, facts.eos_ids)) or "max tokens only",
         "its own defaults": ", ".join(f"{k} {v}" for k, v in facts.sampling_defaults.items()) or "none",
     }
-    return _named_rows(role, rows)
 
 
-def _head_table(facts: HeadFacts) -> object:
+def _head_facts(facts: HeadFacts) -> dict[str, object]:
     either = f", or {facts.other_hidden_states}: a probe tells" if facts.other_hidden_states else ""
     reach = f"; up to position {facts.context}" if facts.context else ""
-    rows = {
+    return {
         "directory": facts.directory,
         "trained on": facts.trained_on,
         "kind": f"{facts.kind}, in the layout of {facts.dialect}",
@@ -171,14 +120,3 @@ def _head_table(facts: HeadFacts) -> object:
         "vocabulary": facts.vocab_size,
         "weights": f"{facts.parameters} parameters, {facts.file_bytes / (1 << 20):.1f} MiB in {facts.files} files",
     }
-    return _named_rows("head", rows)
-
-
-def _named_rows(title: str, rows: Mapping[str, object]) -> object:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=title, title_justify="left", box=None, show_header=False, pad_edge=False)
-    for name, value in rows.items():
-        table.add_row(name, Text(one_line(str(value)), overflow="fold"))
-    return table

@@ -1,7 +1,5 @@
 """Options that several commands take, and the models that they name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,21 +32,22 @@ CHAT_SAMPLING = [one for one in SAMPLING if one.name not in _OF_GENERATE]
 
 
 def engine_config(given: Given, **others: Any) -> EngineConfig:
-    """The configuration that the options of `ENGINE` ask for, with `others` of its fields."""
     models = model_directories(given.get("pair"), given.get("target"), given.get("draft"))
+    dtype = given["dtype"]
+    if dtype in ("float16", "half"):
+        raise ParameterError("dtype", dtype, "auto, float32, or bfloat16, which takes as much memory")
     plain = "off" if models["draft"] is None and "drafter" not in given else "sync"
     fields = {
         "mode": "async" if "draft_pool" in given or "members" in given else plain,
         **{name: value for name, value in given.items() if name != "pair"},
         **models,
-        "dtype": dtype_of(given["dtype"]),
+        "dtype": "float32" if dtype == "float" else dtype,  # as vLLM calls it
     }
     return EngineConfig(**fields, **others)
 
 
 def model_directories(pair: str | None, target: Path | None, draft: Path | None) -> Given:
-    """Target and draft that --target and --draft name, or --pair, of which --draft names one draft; the bundled pair
-    when nothing is given."""
+    """Those of --target and --draft, or of --pair, of which --draft names a draft; of the bundled pair without any."""
     if target is not None:
         if pair is not None:
             raise InputError("pair: it cannot be combined with --target; give one of them")
@@ -57,14 +56,6 @@ def model_directories(pair: str | None, target: Path | None, draft: Path | None)
 
 
 def model_directory(field: str, path: Path) -> Path:
-    """`path`; ParameterError, naming `field`, where there is no directory."""
     if not path.is_dir():
         raise ParameterError(field, str(path), "a model directory in Hugging Face format; nothing is downloaded")
     return path
-
-
-def dtype_of(name: str) -> str:
-    """By vLLM's names too."""
-    if name in ("float16", "half"):
-        raise ParameterError("dtype", name, "auto, float32, or bfloat16, which takes as much memory")
-    return "float32" if name == "float" else name

@@ -14,8 +14,8 @@ import typer
 
 from pilotfish import torchless
 from pilotfish.cli.cluster import on_cluster
-from pilotfish.cli.config_file import with_defaults
 from pilotfish.cli.options import ENGINE, ROWS, JsonOption, engine_config
+from pilotfish.cli.reading import with_defaults
 from pilotfish.cli.show import print_json
 from pilotfish.cli.vllm_arguments import with_speculative_config
 from pilotfish.command import Given, taking
@@ -72,7 +72,10 @@ def serve(
     del config_file  # with_defaults has read it
     if cluster is not None and (model is not None or engine.keys() & {"target", "pair"}):
         raise InputError(f"cluster: {cluster} names the model; --target, --pair or MODEL cannot be combined with it")
-    config = engine_config(with_speculative_config(_with_model(engine, model), speculative_config), **rows)
+    if model is not None and "target" in engine:
+        raise InputError(f"target: {str(engine['target'])!r} cannot be combined with MODEL; give one of them")
+    chosen = engine if model is None else {**engine, "target": model}
+    config = engine_config(with_speculative_config(chosen, speculative_config), **rows)
     torchless.leave_out()
     if "chat_template" in server:
         server["chat_template"] = read_chat_template(server["chat_template"])
@@ -95,7 +98,7 @@ def serve(
 
 
 def _keyring(secrets: Sequence[str], file: Path | None, host: str, *, anonymous: bool) -> Keyring:
-    """Keys of the command line, the environment and the file. ParameterError if there are none and the host is open."""
+    """ParameterError if there are none and the host is open."""
     from pilotfish.server.auth import ENVIRONMENT, load_keyring, refuse_open
 
     keys = load_keyring(secrets, os.environ.get(ENVIRONMENT, ""), file)
@@ -103,11 +106,3 @@ def _keyring(secrets: Sequence[str], file: Path | None, host: str, *, anonymous:
         raise InputError(f"VLLM_API_KEY: it is not read; give {ENVIRONMENT}, or --allow-anonymous to do without keys")
     refuse_open(host, keys, anonymous)
     return keys
-
-
-def _with_model(engine: Given, model: Path | None) -> Given:
-    if model is None:
-        return engine
-    if "target" in engine:
-        raise InputError(f"target: {str(engine['target'])!r} cannot be combined with MODEL; give one of them")
-    return {**engine, "target": model}

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,16 +18,17 @@ from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import available_cores
 from pilotfish.errors import ParameterError
 from pilotfish.options import options_of, pick
-from pilotfish.train.recipe import LlamaSize, PairRecipe
-from pilotfish.train.taught_recipe import DistilRecipe, head_options, head_recipe
+from pilotfish.progress import PhaseProgress
+from pilotfish.train.recipes import DistilRecipe, LlamaSize, PairRecipe, Recipe, head_options, head_recipe
 
 if TYPE_CHECKING:  # imports torch
-    from pilotfish.progress import PhaseProgress
-    from pilotfish.train.redistil import Redistillation
+    from pilotfish.train.distil import Redistillation
 
 app = typer.Typer(help="Train models.")
 
 THREADS = pick(EngineConfig, "threads")
+#: Accepted tokens a step that a new draft must gain, unless somebody says otherwise.
+MARGIN = 0.05
 Run = Annotated[Path | None, typer.Option(help="Checkpoints to resume from, and curves.", show_default="OUT/run")]
 Device = Annotated[str, typer.Option(help="auto, cpu, or a CUDA device.")]
 Target = Annotated[Path, typer.Option(help="Directory of the model that is to be guessed.")]
@@ -45,12 +45,7 @@ def pair(
     json: JsonOption = False,
 ) -> None:
     """Train a target and its draft. The defaults make `pycode`."""
-    chosen = PairRecipe(**recipe)
-    with _progress(engine) as progress:
-        from pilotfish.train.pair import train_pair
-
-        result = train_pair(chosen, out, run or out / "run", progress, device)
-    _show(result, json=json)
+    _show(_trained("pair.train_pair", PairRecipe(**recipe), engine, out, run, device), json=json)
 
 
 @app.command("head")
@@ -66,12 +61,7 @@ def head(
     json: JsonOption = False,
 ) -> None:
     """Train a head that drafts from a target's hidden states."""
-    chosen = head_recipe(kind, target=target, **recipe)
-    with _progress(engine) as progress:
-        from pilotfish.train.head import train_head
-
-        result = train_head(chosen, out, run or out / "run", progress, device)
-    _show(result, json=json)
+    _show(_trained("head.train_head", head_recipe(kind, target=target, **recipe), engine, out, run, device), json=json)
 
 
 @app.command("distil")
@@ -86,7 +76,7 @@ def distil(
     device: Device = "auto",
     margin: Annotated[
         float | None,
-        typer.Option(min=0, show_default="0.05", help="With --from: accepted tokens a step that it must gain."),
+        typer.Option(min=0, show_default=str(MARGIN), help="With --from: accepted tokens a step that it must gain."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -98,38 +88,29 @@ def distil(
     if margin is not None and not chosen.captured:
         raise ParameterError("margin", margin, "none without --from")
     if not chosen.captured:
-        with _progress(engine) as progress:
-            from pilotfish.train.distil import train_distil
-
-            result = train_distil(chosen, out, run or out / "run", progress, device)
-        return _show(result, json=json)
-    with _progress(engine) as progress:
-        from pilotfish.train.redistil import MARGIN, redistil
-
-        least = MARGIN if margin is None else margin
-        made = redistil(chosen, least, out, run or out / "run", progress, device)
+        return _show(_trained("distil.train_distil", chosen, engine, out, run, device), json=json)
+    least = MARGIN if margin is None else margin
+    made = _trained("distil.redistil", chosen, engine, out, run, device, least)
     _show_gain(made, json=json)
     raise typer.Exit(0 if made.better else 1)
 
 
-@contextmanager
-def _progress(engine: Given) -> Iterator[PhaseProgress]:
-    """That of a training that has the threads that were asked for."""
+def _trained(
+    function: str, recipe: Recipe, engine: Given, out: Path, run: Path | None, device: str, *more: float
+) -> Any:
+    """What a function of a module in `pilotfish.train` makes of a recipe."""
     options_of(EngineConfig)["threads"].check(engine["threads"])
-    from pilotfish.progress import PhaseProgress
-
+    module, _, name = function.partition(".")
     with PhaseProgress() as progress:
         with progress.phase("loading PyTorch"):
             import torch
 
-            import pilotfish.train.distil  # noqa: F401  # and transformers
-
+            train = getattr(importlib.import_module(f"pilotfish.train.{module}"), name)
         torch.set_num_threads(engine["threads"] or available_cores())
-        yield progress
+        return train(recipe, *more, out, run or out / "run", progress, device)
 
 
 def _show(result: Any, *, json: bool) -> None:
-    """The figures of an evaluation."""
     figures = dataclasses.asdict(result)
     if json:
         print_json(figures)
@@ -140,7 +121,6 @@ def _show(result: Any, *, json: bool) -> None:
 
 
 def _show_gain(made: Redistillation, *, json: bool) -> None:
-    """The figures of both drafts, and the verdict."""
     present, new = dataclasses.asdict(made.present), dataclasses.asdict(made.new)
     if json:
         print_json({"present": present, "new": new, "gain": made.gain, "margin": made.margin, "better": made.better})
@@ -148,9 +128,9 @@ def _show_gain(made: Redistillation, *, json: bool) -> None:
     sys.stdout.write(f"{'':<24} {'present':>8} {'new':>8}\n")
     for name, value in present.items():
         sys.stdout.write(f"{name.replace('_', ' '):<24} {value:8.3f} {new[name]:8.3f}\n")
-    verdict = f"better by {made.gain:.3f} accepted tokens a step"
-    if not made.better:
-        verdict = (
-            f"not better: {made.gain:+.3f} accepted tokens a step, {made.margin:g} are needed; nothing was written"
-        )
+    if made.better:
+        verdict = f"better by {made.gain:.3f} accepted tokens a step"
+    else:
+        needed = f"{made.gain:+.3f} accepted tokens a step, {made.margin:g} are needed"
+        verdict = f"not better: {needed}; nothing was written"
     sys.stdout.write(f"{verdict}\n")

@@ -1,12 +1,10 @@
 """The command line of `vllm serve`, and its `--speculative-config`, as ours. `vllm.toml` has the tables."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -29,27 +27,20 @@ _TABLES = tomllib.loads(Path(__file__).with_name("vllm.toml").read_text(encoding
 
 @dataclass(frozen=True)
 class Flag:
-    """Values of a flag that change nothing, and what to say of any other."""
-
     why: str
     accepted: tuple[str, ...] = ()
     switch: bool = False  # whether it is --x, for `on`, or --no-x, for `off`, without a value
 
 
-def _flags() -> Iterator[tuple[str, Flag]]:
-    for why, flags in _TABLES["flags"].items():
-        for name, accepted in flags.items():
-            switch = isinstance(accepted, dict)
-            yield name, Flag(why, tuple(accepted["switch"] if switch else accepted), switch)
-
-
 #: Flags of `vllm serve` that are not ours.
-FLAGS = dict(_flags())
+FLAGS = {
+    name: Flag(why, tuple(accepted["switch"]), True) if isinstance(accepted, dict) else Flag(why, tuple(accepted))
+    for why, flags in _TABLES["flags"].items()
+    for name, accepted in flags.items()
+}
 
 
 class ServeCommand(TyperCommand):
-    """Takes the arguments of `vllm serve` too."""
-
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         options = [option for option in self.get_params(ctx) if isinstance(option, TyperOption)]
         switches = {name for option in options if option.is_flag for name in (*option.opts, *option.secondary_opts)}
@@ -57,10 +48,8 @@ class ServeCommand(TyperCommand):
 
 
 def translated(arguments: Sequence[str], switches: Collection[str] = ()) -> list[str]:
-    """As our options: names with hyphens, a value for each but for `switches`, nothing that changes nothing. InputError
-    for a flag that asks for what is not done here.
-
-    Where MODEL comes after --served-model-name or --api-key, these take one value each."""
+    """InputError for a flag that asks for what is not done here. Options but `switches` take a value each; those of
+    SEVERAL all words up to the next one, unless MODEL comes after them."""
     words, ours = deque(arguments), list[str]()
     several = any(_is_option(word) and _name_and_value(word)[0] in MODEL for word in words)
     while words:
@@ -84,7 +73,6 @@ def _is_option(word: str) -> bool:
 
 
 def _name_and_value(word: str) -> tuple[str, str | None]:
-    """Of an option: its name with hyphens, and the value that `=` gives it."""
     if re.fullmatch(r"-O\d", word):
         word = f"-O={word[2:]}"
     name, equals, value = word.partition("=")
@@ -110,7 +98,6 @@ def _our_option(
 
 
 def _check(flag: Flag, name: str, value: str | None, rest: deque[str]) -> None:
-    """InputError unless it changes nothing."""
     if flag.switch:
         if value is not None:
             raise InputError(f"{name}: it takes no value, but was given {value!r}: {flag.why}")
@@ -145,11 +132,13 @@ KEYS: dict[str, tuple[Option, Callable[[Any], Given]]] = {
 
 
 def with_speculative_config(engine: Given, text: str | None) -> Given:
-    """The engine's options with those that `text` asks for. ParameterError, naming the key, for what cannot be;
-    UnknownOptionError for a key that vLLM does not have either."""
+    """ParameterError, naming the key, for what cannot be; UnknownOptionError for a key that vLLM has not either."""
     if text is None:
         return engine
-    given = _object(text)
+    try:
+        given = msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise ParameterError(FIELD, text, f"a JSON object ({error})") from error
     given.setdefault("method", "draft_model" if "model" in given else None)
     options = {"mode": "sync", **engine}
     if given.get("parallel_drafting") is True and given["method"] != "eagle3":
@@ -161,15 +150,7 @@ def with_speculative_config(engine: Given, text: str | None) -> Given:
     return options
 
 
-def _object(text: str) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeError) as error:
-        raise ParameterError(FIELD, text, f"a JSON object ({error})") from error
-
-
 def _meaning(name: str, value: Any) -> Given:
-    """Our options for a key of vLLM's."""
     field = f"{FIELD}.{name}"
     if name in _SPECULATIVE["refused"]:
         raise ParameterError(field, value, _SPECULATIVE["refused"][name])

@@ -1,7 +1,5 @@
 """`pilotfish draft` and `pilotfish prefill`: pools that listen for targets. `pilotfish target` listens for servers."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable
@@ -11,26 +9,23 @@ from typing import Annotated
 
 import typer
 
-from pilotfish.cli.options import (
-    DEFAULT_PAIR,
-    ENGINE,
-    ROWS,
-    JsonOption,
-    engine_config,
-    model_directories,
-    model_directory,
-)
+from pilotfish.cli.options import ENGINE, ROWS, engine_config, model_directories, model_directory
 from pilotfish.cli.show import print_json
 from pilotfish.command import Given, taking
 from pilotfish.config.engine import PREFILL_ROWS, EngineConfig
 from pilotfish.config.text import config_of
 from pilotfish.config.workers import GGUF, OF_PREFILLS, POOL_MODEL, DraftConfig, PrefillConfig, TargetConfig
-from pilotfish.engine import pairs
 from pilotfish.engine.processes.process import LOG_FORMAT, Signals, run_worker, supervised
 from pilotfish.logs import configure
 from pilotfish.options import pick
 
 logger = logging.getLogger(__name__)
+
+LogFormatOption = Annotated[
+    str | None, typer.Option(envvar=LOG_FORMAT, help="json or text: with times, as a server's lines.")
+]
+EndpointOption = Annotated[bool, typer.Option("--json", help="Say where it listens on stdout, once it serves.")]
+ParentOption = Annotated[str | None, typer.Option(hidden=True, help="Of the engine that starts this process, as JSON.")]
 
 
 @taking(pick(DraftConfig), pick(EngineConfig, *POOL_MODEL))
@@ -44,15 +39,11 @@ def draft(
         ),
     ] = None,
     pair: Annotated[str | None, typer.Option(help="The bundled pair whose draft to run: pycode, the default.")] = None,
-    log_format: Annotated[
-        str | None, typer.Option(envvar=LOG_FORMAT, help="json or text: with times, as a server's lines.")
-    ] = None,
-    json: JsonOption = False,
-    config: Annotated[str | None, typer.Option(hidden=True, help="Of the engine whose draft worker this is.")] = None,
+    log_format: LogFormatOption = None,
+    json: EndpointOption = False,
+    config: ParentOption = None,
 ) -> None:
-    """Run a draft pool: targets attach to it with --mode async --draft-pool. Ends on Ctrl-C or SIGTERM.
-
-    With --json one line on stdout says where it listens, once it serves."""
+    """Run a draft pool: targets attach to it with --mode async --draft-pool. Ends on Ctrl-C or SIGTERM."""
     if config is None:
         prepared = _configuration(draft, pair, pool, engine)
     else:
@@ -61,24 +52,22 @@ def draft(
         if parent.features == parent.draft:
             own["target"] = parent.target
         prepared = DraftConfig(**{**pool, **own})
-    level = logging.WARNING if supervised() else logging.INFO  # a worker's parent says what there is to say
-    configure(log_format, level=level, process=prepared.name)
-    _import_transformers()
+    _prepare_pool(prepared.name, log_format)
     from pilotfish.engine.drafts.draft_pool import run_pool
 
-    run_pool(prepared, lambda endpoint: print_json({"endpoint": endpoint}) if json else None)
+    run_pool(prepared, _shown(json=json))
 
 
 def _configuration(draft: Path | None, pair: str | None, pool: Given, engine: Given) -> DraftConfig:
-    """Of a draft's directory or file, or of a pair's draft by name; then a head's target is the pair's."""
+    """A head of a pair has the pair's target."""
     if draft is not None and pair is None:
         found = draft if draft.suffix == GGUF and draft.is_file() else model_directory("draft", draft)
         return DraftConfig(model=EngineConfig(target=found, **engine), **pool)
     from pilotfish.model.heads.weights import is_head
 
-    models = pairs.resolve_pair(pair or DEFAULT_PAIR, *([] if draft is None else [str(draft)]))
-    target = {"target": models.target} if is_head(models.draft) else {}
-    return DraftConfig(model=EngineConfig(target=models.draft, **engine), **{**target, **pool})
+    models = model_directories(pair, None, draft)
+    target = {"target": models["target"]} if is_head(models["draft"]) else {}
+    return DraftConfig(model=EngineConfig(target=models["draft"], **engine), **{**target, **pool})
 
 
 @taking(pick(PrefillConfig), pick(EngineConfig, *POOL_MODEL, *OF_PREFILLS, max_rows=PREFILL_ROWS))
@@ -89,27 +78,20 @@ def prefill(
         Path | None, typer.Option("--target", "--model", help="The targets' model, a directory in Hugging Face format.")
     ] = None,
     pair: Annotated[str | None, typer.Option(help="The bundled pair of the targets: pycode, the default.")] = None,
-    log_format: Annotated[
-        str | None, typer.Option(envvar=LOG_FORMAT, help="json or text: with times, as a server's lines.")
-    ] = None,
-    json: JsonOption = False,
-    config: Annotated[str | None, typer.Option(hidden=True, help="Of the engine whose prefill worker this is.")] = None,
+    log_format: LogFormatOption = None,
+    json: EndpointOption = False,
+    config: ParentOption = None,
 ) -> None:
-    """Run a prefill pool, which computes KV of prompts: targets attach to it with --prefill-pool. Ends on Ctrl-C or
-    SIGTERM.
-
-    With --json one line on stdout says where it listens, once it serves."""
+    """Run a pool that computes KV of prompts: targets attach to it with --prefill-pool. Ends on Ctrl-C or SIGTERM."""
     if config is None:
         directory = model_directories(pair, target, None)["target"]
         prepared = PrefillConfig(model=EngineConfig(target=directory, **engine), **pool)
     else:
         prepared = PrefillConfig(**{**pool, "model": config_of(config, EngineConfig).of_prefill})
-    level = logging.WARNING if supervised() else logging.INFO  # a worker's parent says what there is to say
-    configure(log_format, level=level, process=prepared.name)
-    _import_transformers()
+    _prepare_pool(prepared.name, log_format)
     from pilotfish.engine.prefills.prefill_pool import run_prefill_pool
 
-    run_prefill_pool(prepared, lambda endpoint: print_json({"endpoint": endpoint}) if json else None)
+    run_prefill_pool(prepared, _shown(json=json))
 
 
 @taking(pick(TargetConfig), ENGINE, ROWS)
@@ -117,20 +99,15 @@ def target(
     own: Given,
     engine: Given,
     rows: Given,
-    log_format: Annotated[
-        str | None, typer.Option(envvar=LOG_FORMAT, help="json or text: with times, as a server's lines.")
-    ] = None,
-    json: JsonOption = False,
-    config: Annotated[str | None, typer.Option(hidden=True, help="Of the engine that a server starts.")] = None,
+    log_format: LogFormatOption = None,
+    json: EndpointOption = False,
+    config: ParentOption = None,
 ) -> None:
-    """Run a target: servers attach to it with --target-pool. Ends on Ctrl-C or SIGTERM.
-
-    With --json one line on stdout says where it listens, once it serves."""
+    """Run a target: servers attach to it with --target-pool. Ends on Ctrl-C or SIGTERM."""
     served = engine_config(engine, **rows) if config is None else config_of(config, EngineConfig)
     prepared = TargetConfig(engine=served, **own)
     configure(log_format, process=prepared.name)
-    show = (lambda endpoint: print_json({"endpoint": endpoint})) if json else lambda _: None
-    run_worker(prepared.name, lambda signals: _run_target(prepared, show, signals))
+    run_worker(prepared.name, lambda signals: _run_target(prepared, _shown(json=json), signals))
 
 
 def rank(
@@ -175,8 +152,17 @@ def _run_target(config: TargetConfig, show: Callable[[str], None], signals: Sign
         run_target(engine, servers, signals, remote, prefills, ready)
 
 
+def _shown(*, json: bool) -> Callable[[str], None]:
+    return lambda endpoint: print_json({"endpoint": endpoint}) if json else None
+
+
+def _prepare_pool(name: str, log_format: str | None) -> None:
+    level = logging.WARNING if supervised() else logging.INFO  # a worker's parent says what there is to say
+    configure(log_format, level=level, process=name)
+    _import_transformers()
+
+
 def _import_transformers() -> None:
-    """Import what serving needs of it; its lines go into this process's log."""
     from pilotfish.model.loading.serving_imports import import_for_serving
 
     import_for_serving()

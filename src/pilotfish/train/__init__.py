@@ -1,1 +1,1 @@
-"""Training: a target and its draft from source files, end to end (`train_pair`)."""
+"""Training: recipes and texts come in, model directories and heads go out. Open `pair.py` first, or `head.py`."""

@@ -1,7 +1,5 @@
 """Curves of a run as an SVG file: its loss, and the acceptance at each depth."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,19 +10,19 @@ Curve: TypeAlias = Sequence[tuple[float, float]]
 
 WIDTH, HEIGHT, MARGIN = 460, 260, 44  # of a panel, in pixels
 COLOURS = ("#1f6feb", "#d1642a", "#2b8a3e", "#8250df", "#b3261e", "#0b7285", "#7a5c00", "#495057")
+END = ' text-anchor="end"'
 SMOOTHED = 5  # logged steps that a point is the mean of
 
 
 def draw_run(log: Path, out: Path, title: str) -> None:
-    """The curves of a trainer's `log`; lines of steps that an interrupted run did twice count once."""
+    """Lines of steps that an interrupted run did twice count once."""
     lines = {line["step"]: line for line in map(json.loads, log.read_text().splitlines())}
-    steps = sorted(lines)
-    if not steps:
+    if not lines:
         return
-    loss = [(step, lines[step]["loss"]) for step in steps]
+    steps = sorted(lines)
     depths = range(len(lines[steps[0]].get("acceptance", ())))
     accepted = {f"depth {depth + 1}": [(step, lines[step]["acceptance"][depth]) for step in steps] for depth in depths}
-    panels = [_panel(f"{title}: loss", {"": loss}, 0)]
+    panels = [_panel(f"{title}: loss", {"": [(step, lines[step]["loss"]) for step in steps]}, 0)]
     panels += [_panel("acceptance by depth", accepted, WIDTH)] if accepted else []
     size = f'width="{WIDTH * len(panels)}" height="{HEIGHT}"'
     style = 'font-family="sans-serif" font-size="11" fill="#57606a"'
@@ -32,32 +30,33 @@ def draw_run(log: Path, out: Path, title: str) -> None:
 
 
 def _panel(title: str, curves: Mapping[str, Curve], left: int) -> str:
-    smooth = {name: _smoothed(curve) for name, curve in curves.items()}
+    groups = {
+        name: [curve[start : start + SMOOTHED] for start in range(0, len(curve), SMOOTHED)]
+        for name, curve in curves.items()
+    }
+    smooth = {name: [(g[-1][0], sum(y for _, y in g) / len(g)) for g in own] for name, own in groups.items()}
     points = [point for curve in smooth.values() for point in curve]
-    last = max(x for x, _ in points)
-    low, high = 0.0, max(max(y for _, y in points), 1e-9) * 1.05
+    last, high = max(x for x, _ in points), max(max(y for _, y in points), 1e-9) * 1.05
 
-    def place(x: float, y: float) -> str:
-        across = left + MARGIN + (WIDTH - 1.5 * MARGIN) * x / last
-        return f"{across:.1f},{HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * (y - low) / (high - low):.1f}"
+    def place(x: float, y: float) -> tuple[float, float]:
+        return left + MARGIN + (WIDTH - 1.5 * MARGIN) * x / last, HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * y / high
 
-    parts = [f'<text x="{left + MARGIN}" y="{MARGIN / 2:.0f}" font-weight="bold">{escape(title)}</text>']
-    for share in range(5):
-        value = low + (high - low) * share / 4
-        parts.append(f'<polyline points="{place(0, value)} {place(last, value)}" stroke="#d0d7de" fill="none"/>')
-        x, y = place(0, value).split(",")
-        parts.append(f'<text x="{float(x) - 6:.1f}" y="{float(y) + 4:.1f}" text-anchor="end">{value:.2f}</text>')
-    x, y = place(last, low).split(",")
-    parts.append(f'<text x="{x}" y="{float(y) + 16:.1f}" text-anchor="end">{last:.0f} steps</text>')
+    def text(x: float, y: float, words: str, more: str = "") -> str:
+        return f'<text x="{x:.1f}" y="{y:.1f}"{more}>{escape(words)}</text>'
+
+    def line(path: Curve, colour: str) -> str:
+        drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in path)
+        return f'<polyline points="{drawn}" stroke="{colour}" stroke-width="1.5" fill="none"/>'
+
+    parts = [text(left + MARGIN, MARGIN / 2, title, ' font-weight="bold"')]
+    for value in (high * share / 4 for share in range(5)):
+        x, y = place(0, value)
+        parts += [line([(x, y), place(last, value)], "#d0d7de"), text(x - 6, y + 4, f"{value:.2f}", END)]
+    x, y = place(last, 0)
+    parts.append(text(x, y + 16, f"{last:.0f} steps", END))
     for index, (name, curve) in enumerate(smooth.items()):
         colour = COLOURS[index % len(COLOURS)]
-        path = " ".join(place(*point) for point in curve)
-        parts.append(f'<polyline points="{path}" stroke="{colour}" stroke-width="1.5" fill="none"/>')
-        at = f'x="{left + WIDTH - 70}" y="{HEIGHT - MARGIN - 12 * (len(smooth) - index)}"'
-        parts.append(f'<text {at} fill="{colour}">{escape(name)}</text>')
+        parts.append(line([place(*point) for point in curve], colour))
+        at = left + WIDTH - 70, HEIGHT - MARGIN - 12 * (len(smooth) - index)
+        parts.append(text(*at, name, f' fill="{colour}"'))
     return "\n".join(parts) + "\n"
-
-
-def _smoothed(curve: Curve) -> Curve:
-    groups = [curve[start : start + SMOOTHED] for start in range(0, len(curve), SMOOTHED)]
-    return [(group[-1][0], sum(y for _, y in group) / len(group)) for group in groups]

@@ -1,17 +1,15 @@
-"""`distil`: a language model learns a target's whole distribution. `train_distil`: for any target, end to end.
-
-data ─► the target's own text ─► draft ─► evaluation ─► a model directory
-"""
+"""`train_distil`: a language model learns the whole distribution of any target. `redistil`: the present draft learns
+captured traffic, and is kept where the newest of it is accepted better by a margin."""
 
 import pilotfish.model  # noqa: F401  # before transformers, which it keeps from importing torchao
 
 # isort: split
 
-import shutil
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,16 +17,26 @@ from torch import Tensor
 from pilotfish.errors import ModelError
 from pilotfish.model.loading.configuration import load_config
 from pilotfish.model.loading.loader import load_weights
-from pilotfish.progress import PhaseProgress
+from pilotfish.progress import PhaseProgress, PlannedPhase
 from pilotfish.train.curves import draw_run
-from pilotfish.train.evaluate import PLANNED, Evaluation, evaluate
-from pilotfish.train.export import save_model
+from pilotfish.train.evaluate import (
+    EVALUATION,
+    PLANNED,
+    ROWS,
+    CapturedEvaluation,
+    Evaluation,
+    evaluate,
+    evaluate_captured,
+)
+from pilotfish.train.export import export_model
 from pilotfish.train.models import build_model, predict, start_from_target
+from pilotfish.train.recipes import DistilRecipe
 from pilotfish.train.run_folder import claim, training_device
-from pilotfish.train.taught_recipe import DistilRecipe
 from pilotfish.train.taught_target import TaughtTarget
-from pilotfish.train.text.data import TokenBatch, Tokens
-from pilotfish.train.text.lessons import Lessons, plan_lessons, read_texts, schedule_of, write_lessons
+from pilotfish.train.text.captured import read_captured
+from pilotfish.train.text.data import TokenBatch, mixed
+from pilotfish.train.text.lessons import joined_text, plan_lessons, write_lessons
+from pilotfish.train.text.passages import read_passages
 from pilotfish.train.trainer import Learnt, Schedule, Trainer, matrices_of
 
 
@@ -48,40 +56,68 @@ def distillation(target: Any, draft: Any, schedule: Schedule, directory: Path) -
 def train_distil(
     recipe: DistilRecipe, out: Path, run: Path, progress: PhaseProgress, device: str = "auto"
 ) -> Evaluation:
-    """Train a draft of the recipe's target into `out`; `run` keeps what resuming needs, and the curves."""
-    length = recipe.sequence_length
-    target, draft = load_models(recipe, device, progress)
-    claim(run, recipe)
-    texts = read_texts(recipe, target, progress)
-    trainer = distillation(target.module, draft, schedule_of(recipe), run / "draft")
-    trained = trainer.plan(TokenBatch.blank(recipe.batch_rows, length), progress)
+    target, draft, trainer = _prepare(recipe, run, progress, device)
+    texts = read_passages(recipe, target, progress)
+    trained = trainer.plan(TokenBatch.blank(recipe.batch_rows, recipe.sequence_length), progress)
     progress.plan(plan_lessons(recipe, run), trained, *PLANNED)
     lessons = write_lessons(texts, recipe, target, run, progress)
-    trainer.run(lessons.batch, progress)
-    draw_run(run / "draft" / "log.jsonl", run / "curves.svg", "draft")
-    result = evaluate(target.module, draft, _held_out(lessons), length, recipe.seed, progress)
-    export_draft(draft, target, out / "draft", progress)
+    trainer.run(partial(mixed, lessons.windows), progress)
+    draw_run(trainer.log, run / "curves.svg", "draft")
+    held_out, length = lessons.held_out.text, recipe.sequence_length
+    if len(held_out) <= length:  # there are prompts alone
+        held_out = joined_text(lessons.written(1.0))
+    result = evaluate(target.module, draft, held_out, length, recipe.seed, progress)
+    _export(draft, target, out, progress)
     return result
 
 
-def load_models(recipe: DistilRecipe, device: str, progress: PhaseProgress) -> tuple[TaughtTarget, Any]:
-    """The target, and where the draft starts."""
+@dataclass(frozen=True)
+class Redistillation:
+    present: CapturedEvaluation
+    new: CapturedEvaluation
+    margin: float  # accepted tokens a step
+
+    @property
+    def gain(self) -> float:
+        return self.new.accepted_a_step - self.present.accepted_a_step
+
+    @property
+    def better(self) -> bool:
+        return self.gain >= self.margin
+
+
+def redistil(
+    recipe: DistilRecipe, margin: float, out: Path, run: Path, progress: PhaseProgress, device: str = "auto"
+) -> Redistillation:
+    """Written where it gains at least `margin` accepted tokens a step. `run` keeps no tokens of any row."""
+    target, draft, trainer = _prepare(recipe, run, progress, device)
+    with progress.phase("reading captured rows"):
+        (windows, held_out), length = read_captured(recipe, target), recipe.sequence_length
+    trained = trainer.plan(TokenBatch.blank(recipe.batch_rows, length), progress)
+    scored = PlannedPhase(EVALUATION, min(len(held_out), ROWS))
+    progress.plan(scored, trained, scored)
+    present = evaluate_captured(target.module, draft, held_out, length, progress)
+    trainer.run(windows.batch, progress)
+    draw_run(trainer.log, run / "curves.svg", "draft")
+    new = evaluate_captured(target.module, draft, held_out, length, progress)
+    made = Redistillation(present, new, margin)
+    if made.better:
+        _export(draft, target, out, progress)
+    return made
+
+
+def _prepare(
+    recipe: DistilRecipe, run: Path, progress: PhaseProgress, device: str
+) -> tuple[TaughtTarget, Any, Trainer]:
     with progress.phase("loading the models"):
         target = TaughtTarget(recipe.target, training_device(device))
-        return target, starting_draft(recipe, target)
+        draft = _starting_draft(recipe, target)
+    claim(run, recipe)
+    schedule = Schedule.of(recipe, recipe.tokens, recipe.learning_rate)
+    return target, draft, distillation(target.module, draft, schedule, run / "draft")
 
 
-def export_draft(draft: Any, target: TaughtTarget, directory: Path, progress: PhaseProgress) -> None:
-    """A model directory with the target's tokenizer, in place of what is there."""
-    with progress.phase("writing the draft"):
-        shutil.rmtree(directory, ignore_errors=True)
-        save_model(draft, target.module.generation_config, directory)
-        target.tokenizer.save_pretrained(directory)
-
-
-def starting_draft(recipe: DistilRecipe, target: TaughtTarget) -> Any:
-    """Where the draft starts: a model that is there or, of a shape, a fresh Llama, which takes what it can from a
-    target of the same width."""
+def _starting_draft(recipe: DistilRecipe, target: TaughtTarget) -> Any:
     vocab = target.config.vocab_size
     if recipe.shape is not None:
         draft = build_model(recipe.shape, vocab, target.config.context, recipe.seed).to(target.device)
@@ -96,7 +132,6 @@ def starting_draft(recipe: DistilRecipe, target: TaughtTarget) -> Any:
     return load_weights(recipe.draft, config, torch.float32).to(target.device)
 
 
-def _held_out(lessons: Lessons) -> Tokens:
-    """Held-out text; where there are prompts alone, the target's answers."""
-    text = lessons.held_out.text
-    return text if len(text) > lessons.writer.length else np.concatenate([row.tokens for row in lessons.written(1.0)])
+def _export(draft: Any, target: TaughtTarget, out: Path, progress: PhaseProgress) -> None:
+    with progress.phase("writing the draft"):
+        export_model(draft, target.tokenizer, target.module.generation_config, out / "draft")

@@ -1,21 +1,59 @@
-"""Held-out figures of a pair: losses, divergence of the draft, acceptance of its tokens."""
+"""Held-out figures of a draft in text of people and of the target, or in captured outputs; of a head."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import LlamaForCausalLM
 
+from pilotfish.errors import InputError
 from pilotfish.progress import Advance, PhaseProgress, PlannedPhase
-from pilotfish.train.models import EVALUATION, OWN_TEXT, PROMPT, continue_prompts, predict
+from pilotfish.train.heads.trainee import Trainee
+from pilotfish.train.learning import Teacher
+from pilotfish.train.models import predict, write_on
+from pilotfish.train.text.captured import CapturedText
 from pilotfish.train.text.data import Tokens
+from pilotfish.train.text.lessons import OWN_TEXT, PROMPT, Lessons, Written
 
-ROWS = 128  # held-out rows scored, spread evenly over the held-out text
+EVALUATION = "evaluation"  # the phase
+ROWS = 128  # held-out rows or outputs scored, spread evenly
 ROWS_AT_ONCE = 8
 PROMPTS = 32  # held-out prompts that the target continues
 CONTINUED = 128  # tokens of each continuation
+CHAIN = 4  # guesses of a chain, in captured outputs
+SAMPLED_AT = 0.8  # the temperature at which heads are evaluated, beside 0
+
+
+class Figures(NamedTuple):
+    """Of both models at each position, [rows, length]; losses and divergence in nats."""
+
+    target_loss: Tensor
+    draft_loss: Tensor
+    divergence: Tensor  # KL(target ‖ draft)
+    agreement: Tensor  # 1 where both find the same token likeliest
+    overlap: Tensor  # the chance that a guess is accepted, at a temperature
+
+
+def _figures(target: Any, draft: Any, tokens: Tensor, temperature: float = 1.0) -> Figures:
+    """Of tokens int64 [rows, length + 1]."""
+    judged, guessed = (predict(model.eval(), tokens) for model in (target, draft))
+    first, second, said = F.log_softmax(judged, -1), F.log_softmax(guessed, -1), tokens[:, 1:, None]
+    overlap = agreement = (first.argmax(-1) == second.argmax(-1)).float()
+    if temperature:
+        overlap = torch.minimum(*(F.softmax(logits / temperature, -1) for logits in (judged, guessed))).sum(-1)
+    own, other = (-chances.gather(-1, said)[..., 0] for chances in (first, second))
+    return Figures(own, other, (first.exp() * (first - second)).sum(-1), agreement, overlap)
+
+
+def _evenly(count: int, most: int) -> list[int]:
+    places: list[int] = np.unique(np.linspace(0, count - 1, most).astype(int)).tolist()
+    return places
+
+
+# -- on held-out text
 
 
 @dataclass(frozen=True)
@@ -38,60 +76,106 @@ PLANNED = (
 
 
 @torch.no_grad()
-def evaluate(
-    target: LlamaForCausalLM,
-    draft: LlamaForCausalLM,
-    held_out: Tokens,
-    length: int,
-    seed: int,
-    progress: PhaseProgress,
-) -> Evaluation:
-    """Score both models on rows of held-out text, of `length` tokens at most, and on the target's continuations of
-    held-out prompts."""
-    read, prompts = _rows(held_out, length + 1, ROWS), _rows(held_out, PROMPT, PROMPTS)
-    greedy, sampled = _continued(target, prompts, seed, progress)
-    with progress.phase(EVALUATION, len(read) + 2 * len(prompts), "rows") as advance:
-        scores, of_greedy, of_sampled = (_score(target, draft, rows, advance) for rows in (read, greedy, sampled))
-    figures = {name: scores[name].mean().item() for name in ("target_loss", "draft_loss", "divergence", "agreement")}
-    continued = slice(PROMPT - 1, None)
-    figures["greedy_acceptance"] = of_greedy["agreement"][:, continued].mean().item()
-    figures["sampled_acceptance"] = of_sampled["overlap"][:, continued].mean().item()
-    return Evaluation(**figures)
-
-
-def _continued(target: LlamaForCausalLM, prompts: Tokens, seed: int, progress: PhaseProgress) -> list[Tokens]:
-    """At temperatures 0 and 1."""
-    count, written = min(CONTINUED, target.config.max_position_embeddings - PROMPT), list[Tokens]()
-    with progress.phase(OWN_TEXT, 2 * len(prompts) * (PROMPT + count), "tokens") as advance:
+def evaluate(target: Any, draft: Any, held_out: Tokens, length: int, seed: int, progress: PhaseProgress) -> Evaluation:
+    """On rows of held-out text, of `length` tokens at most, and on the target's continuations of held-out prompts."""
+    prompts, texts, scores = _rows(held_out, PROMPT, PROMPTS), [np.stack(_rows(held_out, length + 1, ROWS))], []
+    longest = PROMPT + min(CONTINUED, target.config.max_position_embeddings - PROMPT)
+    with progress.phase(OWN_TEXT, 2 * len(prompts) * longest, "tokens") as advance:
         for temperature in (0.0, 1.0):
             torch.manual_seed(seed)
-            written.append(continue_prompts(target, prompts, count, temperature, advance))
-    return written
+            texts.append(np.stack(write_on(target, prompts, longest, temperature, advance)))
+    with progress.phase(EVALUATION, sum(map(len, texts)), "rows") as advance:
+        for text in texts:
+            parts = []
+            for tokens in torch.split(torch.from_numpy(text.astype(np.int64)).to(target.device), ROWS_AT_ONCE):
+                parts.append(_figures(target, draft, tokens))
+                advance(len(tokens))
+            scores.append(Figures(*map(torch.cat, zip(*parts, strict=True))))
+    read, greedy, sampled = scores
+    continued = slice(PROMPT - 1, None)
+    shares = greedy.agreement[:, continued], sampled.overlap[:, continued]
+    return Evaluation(*(figure.mean().item() for figure in (*read[:4], *shares)))
 
 
-def _rows(tokens: Tokens, length: int, count: int) -> Tokens:
-    """Up to `count` rows [count, length], evenly spaced over the tokens."""
-    starts = np.unique(np.linspace(0, len(tokens) - length, count).astype(int))
-    return np.stack([tokens[start : start + length] for start in starts])
+def _rows(tokens: Tokens, length: int, count: int) -> list[Tokens]:
+    return [tokens[start : start + length] for start in _evenly(len(tokens) - length + 1, count)]
 
 
-def _score(target: LlamaForCausalLM, draft: LlamaForCausalLM, rows: Tokens, advance: Advance) -> dict[str, Tensor]:
-    """Figures of each position, [rows, length]."""
-    tokens = torch.from_numpy(rows.astype(np.int64)).to(target.device)
-    parts = []
-    for part in torch.split(tokens, ROWS_AT_ONCE):
-        parts.append(_score_batch(target, draft, part))
-        advance(len(part))
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+# -- on captured outputs
 
 
-def _score_batch(target: LlamaForCausalLM, draft: LlamaForCausalLM, tokens: Tensor) -> dict[str, Tensor]:
-    targets = tokens[:, 1:, None]
-    first, second = (F.log_softmax(predict(model.eval(), tokens), -1) for model in (target, draft))
-    return {
-        "target_loss": -first.gather(-1, targets)[..., 0],
-        "draft_loss": -second.gather(-1, targets)[..., 0],
-        "divergence": (first.exp() * (first - second)).sum(-1),
-        "agreement": (first.argmax(-1) == second.argmax(-1)).float(),
-        "overlap": torch.minimum(first.exp(), second.exp()).sum(-1),
-    }
+@dataclass(frozen=True)
+class CapturedEvaluation:
+    """Figures on outputs that training never saw, token by token; losses and divergence in nats a token."""
+
+    target_loss: float
+    draft_loss: float
+    divergence: float  # KL(target ‖ draft)
+    agreement: float  # share of tokens where both find the same one likeliest
+    acceptance: float  # chance that a guess is accepted, at the request's temperature
+    accepted_a_step: float  # expected of a chain of CHAIN guesses, below any token of an output
+
+
+@torch.no_grad()
+def evaluate_captured(
+    target: Any, draft: Any, texts: Sequence[CapturedText], length: int, progress: PhaseProgress
+) -> CapturedEvaluation:
+    places, figures = _evenly(len(texts), ROWS), []
+    with progress.phase(EVALUATION, len(places), "outputs") as advance:
+        for text in (texts[place] for place in places):
+            tokens = torch.from_numpy(text.tokens[: text.prompt + length].astype(np.int64))[None].to(target.device)
+            own = [each[0, text.prompt - 1 :] for each in _figures(target, draft, tokens, text.temperature)]
+            figures.append(torch.stack((*own, accepted_of_chains(own[-1])), -1))
+            advance()
+    return CapturedEvaluation(*torch.cat(figures).mean(0).tolist())
+
+
+def accepted_of_chains(chances: Tensor) -> Tensor:
+    """[tokens]: guesses accepted, expected, of a chain below each token, where `chances` [tokens] are those of each."""
+    following = F.pad(chances, (0, CHAIN - 1)).unfold(0, CHAIN, 1)
+    return following.cumprod(1).sum(1)
+
+
+# -- of a head
+
+
+@dataclass(frozen=True)
+class HeadEvaluation:
+    """By depth: the share of tokens that are accepted where all before were. Tokens a step are those of a chain, the
+    target's own after it included."""
+
+    greedy_acceptance: tuple[float, ...]  # of likeliest tokens, in text written at temperature 0
+    greedy_tokens_a_step: float
+    sampled_acceptance: tuple[float, ...]  # of tokens sampled at temperature 0.8, in text written so
+    sampled_tokens_a_step: float
+
+
+@torch.no_grad()
+def evaluate_head(
+    trainee: Trainee, teacher: Teacher, lessons: Lessons, depth: int, progress: PhaseProgress
+) -> HeadEvaluation:
+    trainee.eval()
+    texts = {temperature: lessons.written(temperature) for temperature in (0.0, SAMPLED_AT)}
+    texts = {at: [row for row in rows if len(row.tokens) > row.prompt + depth] for at, rows in texts.items()}
+    if not all(texts.values()):  # a chain has room in none
+        raise InputError("data: the target ends held-out texts at once; longer ones are needed")
+    figures: list[Any] = []
+    with progress.phase(EVALUATION, sum(map(len, texts.values())), "rows") as advance:
+        for temperature, rows in texts.items():
+            shares = torch.cat([_shares(trainee, teacher, row, depth, temperature, advance) for row in rows])
+            figures += [tuple(shares.mean(0).tolist()), 1 + shares.cumprod(1).sum(1).mean().item()]
+    return HeadEvaluation(*figures)
+
+
+def _shares(
+    trainee: Trainee, teacher: Teacher, row: Written, depth: int, temperature: float, advance: Advance
+) -> Tensor:
+    """float32 [starts, depth]: the chance that each guess below each token of a continuation is accepted."""
+    tokens = torch.from_numpy(row.tokens.astype(np.int64))[None].to(teacher.target.device)
+    length = tokens.shape[1]
+    places = torch.arange(1, length - depth + 1, device=tokens.device)[None]
+    positions = torch.arange(length, device=tokens.device)[None]
+    verdicts = teacher.judge(trainee, tokens, positions, places, temperature or 1.0)
+    shares = torch.stack([each.overlap if temperature else each.agrees.float() for each in verdicts], -1)
+    advance()
+    return shares[0, row.prompt - 2 :]  # from below the last token of the prompt

@@ -1,17 +1,18 @@
-"""The finished pair as two Hugging Face model directories: weights, configuration, tokenizer, model card."""
+"""Finished models as Hugging Face model directories: weights, configuration, tokenizer; of a pair with model cards."""
 
 import copy
 import json
 import platform
 import shutil
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pilotfish.model.loading.metadata import quiet
 from pilotfish.train.evaluate import Evaluation
-from pilotfish.train.recipe import PairRecipe
+from pilotfish.train.recipes import PairRecipe
 from pilotfish.train.text.data import FALLBACK_HELD_OUT
 
 SHARD_SIZE = "15MB"  # files stay under 16 MiB
@@ -31,36 +32,31 @@ def export_pair(
     draft: LlamaForCausalLM,
     result: Evaluation,
 ) -> None:
-    """Write `out/target` and `out/draft`, replacing what is there."""
+    record = json.loads(recipe.to_json())
+    del record["sources"]  # paths on someone's machine are not for a model card
     for role, model in (("target", target), ("draft", draft)):
-        directory = out / role
-        shutil.rmtree(directory, ignore_errors=True)
-        save_model(model, GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=0), directory)
-        tokenizer.save_pretrained(directory)
-        (directory / "README.md").write_text(_card(role, model, recipe, result))
+        generation = GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=0)
+        export_model(model, tokenizer, generation, out / role)
+        card = CARD.render(
+            role=role,
+            size=getattr(recipe, role),
+            parameters=model.num_parameters(),
+            recipe=recipe,
+            record=json.dumps(record, indent=2),
+            python=platform.python_version(),
+            fallback=FALLBACK_HELD_OUT,
+            result=result,
+        )
+        (out / role / "README.md").write_text(card)
 
 
-def save_model(model: LlamaForCausalLM, generation: GenerationConfig, directory: Path) -> None:
-    """In bfloat16."""
+def export_model(model: Any, tokenizer: Any, generation: GenerationConfig, directory: Path) -> None:
+    """In bfloat16, in place of what is there."""
+    shutil.rmtree(directory, ignore_errors=True)
     stored = copy.deepcopy(model).bfloat16()
     stored.generation_config = generation
     with quiet():
         stored.save_pretrained(directory, max_shard_size=SHARD_SIZE)
+    tokenizer.save_pretrained(directory)
     for path in directory.glob("*.safetensors"):
         path.chmod(0o644)  # safetensors writes files for their owner alone
-
-
-def _card(role: str, model: LlamaForCausalLM, recipe: PairRecipe, result: Evaluation) -> str:
-    record = json.loads(recipe.to_json())
-    del record["sources"]  # paths on someone's machine are not for a model card
-    card: str = CARD.render(
-        role=role,
-        size=getattr(recipe, role),
-        parameters=model.num_parameters(),
-        recipe=recipe,
-        record=json.dumps(record, indent=2),
-        python=platform.python_version(),
-        fallback=FALLBACK_HELD_OUT,
-        result=result,
-    )
-    return card

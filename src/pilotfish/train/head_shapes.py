@@ -1,7 +1,5 @@
 """The head that a recipe asks for: its record, and the module that is trained."""
 
-from __future__ import annotations
-
 from pilotfish.model.heads.families.block import BlockHead
 from pilotfish.model.heads.families.medusa import MedusaHead
 from pilotfish.model.heads.families.recurrent import RecurrentHead
@@ -10,7 +8,7 @@ from pilotfish.train.heads.block import BlockTrainee
 from pilotfish.train.heads.parallel import ParallelTrainee
 from pilotfish.train.heads.recurrent import RecurrentTrainee
 from pilotfish.train.heads.trainee import Shared, Trainee, start
-from pilotfish.train.taught_recipe import HeadRecipe
+from pilotfish.train.recipes import HeadRecipe
 from pilotfish.train.taught_target import TaughtTarget
 
 
@@ -48,7 +46,6 @@ def head_of(recipe: HeadRecipe, target: TaughtTarget) -> Head:
 
 
 def trainee_of(head: Head, shared: Shared, recipe: HeadRecipe) -> Trainee:
-    """Freshly initialised; the same for the same seed."""
     trainee: Trainee
     if isinstance(head, RecurrentHead):
         trainee = RecurrentTrainee(head, shared, recipe.depth)

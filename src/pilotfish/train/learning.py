@@ -1,7 +1,5 @@
 """What a head's guesses are worth: the target's verdicts on them, depth by depth, and the loss that comes of these."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,15 +34,14 @@ class Teacher:
     def judge(
         self, trainee: Trainee, tokens: Tensor, positions: Tensor, places: Tensor, temperature: float = 1.0
     ) -> list[Verdicts]:
-        """For each depth, on rows of text [rows, length] and places [rows, starts] in it; both sampled at
-        `temperature`."""
+        """By depth, on text [rows, length] and places [rows, starts] in it; both models sampled at `temperature`."""
         with torch.no_grad():
-            said = self.target.forward(tokens, positions, self.layers)
-            everything = (said.logits.float() / temperature).softmax(-1)
+            states, logits = self.target.forward(tokens, positions, self.layers)
+            everything = (logits.float() / temperature).softmax(-1)
             likeliest = everything.argmax(-1)
             chances = everything if self.draft_ids is None else everything[..., self.draft_ids]
             entropy = -torch.xlogy(chances, chances).sum(-1)
-        chains = trainee(Lesson(tokens, positions, places, said.states))
+        chains = trainee(Lesson(tokens, positions, places, states))
         rows = torch.arange(len(tokens), device=tokens.device)[:, None]
         verdicts = []
         for depth, logits in enumerate(chains.logits):
@@ -59,14 +56,11 @@ class Teacher:
 
 
 def learn(verdicts: Sequence[Verdicts]) -> Learnt:
-    losses = [DECAY**depth * _loss(each) for depth, each in enumerate(verdicts)]
+    losses = []
+    for depth, each in enumerate(verdicts):
+        loss = (DIVERGENCE * each.divergence + VARIATION * (1 - each.overlap)).mean()
+        if each.confidence is not None:
+            loss = loss + F.binary_cross_entropy_with_logits(each.confidence, each.overlap.detach().clamp(0, 1))
+        losses.append(DECAY**depth * loss)
     total = sum(DECAY**depth for depth in range(len(verdicts)))
     return Learnt(torch.stack(losses).sum() / total, torch.stack([each.overlap.detach().mean() for each in verdicts]))
-
-
-def _loss(verdicts: Verdicts) -> Tensor:
-    loss = (DIVERGENCE * verdicts.divergence + VARIATION * (1 - verdicts.overlap)).mean()
-    if verdicts.confidence is None:
-        return loss
-    accepted = verdicts.overlap.detach().clamp(0, 1)
-    return loss + F.binary_cross_entropy_with_logits(verdicts.confidence, accepted)

@@ -1,25 +1,19 @@
 """A run's folder: what it keeps, so that an interrupted run goes on where it was."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
 
 from pilotfish.config.cache import made_once
 from pilotfish.errors import ParameterError
+from pilotfish.train.recipes import Recipe
 from pilotfish.train.text.data import Tokens
 
 
-class Recipe(Protocol):
-    def to_json(self) -> str: ...
-
-
 def claim(run: Path, recipe: Recipe) -> None:
-    """Make the run directory this recipe's own; another recipe's checkpoints would be resumed wrongly."""
+    """Another recipe's checkpoints would be resumed wrongly."""
     run.mkdir(parents=True, exist_ok=True)
     record = run / "recipe.json"
     if not record.exists():
@@ -29,7 +23,6 @@ def claim(run: Path, recipe: Recipe) -> None:
 
 
 def cached(path: Path, make: Callable[[], Tokens]) -> Tokens:
-    """The token row kept at `path`, whose name ends in .npy, made and kept on the first call."""
     tokens: Tokens = np.load(made_once(path, lambda made: np.save(made, make())), mmap_mode="r")
     return tokens
 

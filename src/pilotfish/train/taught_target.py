@@ -1,8 +1,5 @@
 """The target that drafts are taught by: any model that is served, as transformers runs it, frozen."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +16,6 @@ from pilotfish.train.heads.trainee import Shared
 
 #: Targets whose layers are like those of heads, which can start from them.
 LIKE_HEADS = ("llama", "mistral", "qwen2", "qwen3")
-
-
-@dataclass(frozen=True)
-class Said:
-    states: Tensor  # float32 [rows, length, layers * hidden]: hidden states of layers side by side
-    logits: Tensor  # [rows, length, vocabulary]
 
 
 class TaughtTarget:
@@ -55,8 +46,8 @@ class TaughtTarget:
         layers = [layer.state_dict() for layer in self.module.base_model.layers] if like_heads else []
         return Shared(embedding.float(), output.float()[said], norm.float(), layers)
 
-    def forward(self, tokens: Tensor, positions: Tensor, layers: tuple[int, ...]) -> Said:
-        """Of tokens and positions [rows, length]."""
+    def forward(self, tokens: Tensor, positions: Tensor, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """Hidden states of layers side by side, float32 [rows, length, layers * hidden]; logits."""
         result = self.module(
             input_ids=tokens,
             position_ids=positions,
@@ -65,10 +56,10 @@ class TaughtTarget:
             use_cache=False,
         )
         # FINAL is the last entry
-        return Said(torch.cat([result.hidden_states[layer] for layer in layers], -1).float(), result.logits)
+        return torch.cat([result.hidden_states[layer] for layer in layers], -1).float(), result.logits
 
     def feature_layers(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """Those wanted, or a low one, the middle and a high one: for deep targets the ones that EAGLE-3 made usual."""
+        """Without any: a low one, the middle and a high one; for deep targets those that EAGLE-3 made usual."""
         last = self.layers - 1
         if not wanted:
             usual = (2, self.layers // 2, self.layers - 3) if self.layers >= 8 else (1, self.layers // 2, last)

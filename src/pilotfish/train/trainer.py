@@ -3,7 +3,6 @@
 import copy
 import json
 import logging
-import time
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from pilotfish.model.loading.precision import multiplies_bfloat16
 from pilotfish.progress import PhaseProgress, PlannedPhase
+from pilotfish.train.recipes import Recipe
 
 logger = logging.getLogger(__name__)
 
@@ -35,20 +35,21 @@ class Schedule:
     learning_rate: float  # the peak
     checkpoint_every: int  # steps
 
+    @classmethod
+    def of(cls, recipe: Recipe, tokens: int, learning_rate: float) -> "Schedule":
+        return cls(tokens, recipe.tokens_per_step, learning_rate, recipe.checkpoint_every)
+
     @property
     def steps(self) -> int:
         return self.tokens // self.tokens_per_step
 
     def rate(self, step: int) -> float:
-        """Warm up, hold, decay to zero."""
         warm = (step + 1) / WARMUP_STEPS
         decay = (self.steps - step) / max(1, round(self.steps * DECAY_SHARE))
         return self.learning_rate * min(1.0, warm, decay)
 
 
 class Learnt(NamedTuple):
-    """What a batch gave."""
-
     loss: Tensor
     acceptance: Tensor | None = None  # of a head, by depth [depths]
 
@@ -61,20 +62,16 @@ class Trainer:
     """Trains a model in place; its state is kept in `directory/checkpoint.pt` between runs."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        matrices: Sequence[nn.Parameter],
-        schedule: Schedule,
-        directory: Path,
-        loss_of: LossFunction,
+        self, model: nn.Module, matrices: list[nn.Parameter], schedule: Schedule, directory: Path, loss_of: LossFunction
     ) -> None:
         """`matrices` are those that Muon trains."""
-        self.model, self.schedule, self.directory, self.loss_of = model, schedule, directory, loss_of
-        self.matrices = matrices
+        self.model, self.matrices, self.schedule, self.directory = model, matrices, schedule, directory
+        self.loss_of = loss_of
         self.device = next(model.parameters()).device
         self.optimizers = _optimizers(model, matrices, schedule.learning_rate)
         self.step = 0
         self._name = f"training {directory.name}"
+        self.log = directory / "log.jsonl"
         self._checkpoint = directory / "checkpoint.pt"
 
     def plan(self, batch: Sequence[Tensor], progress: PhaseProgress) -> PlannedPhase:
@@ -104,29 +101,31 @@ class Trainer:
     def run(self, batch_at: Callable[[int], Sequence[Tensor]], progress: PhaseProgress) -> None:
         """Train from the last checkpoint to the end of the schedule; the batch is a function of the step."""
         self.directory.mkdir(parents=True, exist_ok=True)
+        self.log.touch()
         if self._has_checkpoint():
-            self._restore()
+            state = torch.load(self._checkpoint, weights_only=True, map_location=self.device)
+            self.model.load_state_dict(state["model"])
+            for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(saved)
+            self.step = state["step"]
         self.model.train()
         loss_of, steps = self._compiled(), self.schedule.steps
-        since, clock = self.step, time.monotonic()
         with progress.phase(self._name, steps, "steps", self.step) as advance:
             advance(0, note="" if loss_of is self.loss_of else "compiling")
             while self.step < steps:
                 learnt = self._advance(loss_of, batch_at(self.step))
                 advance(note=f"loss {learnt.loss.item():.3f}")
                 if self.step % LOG_EVERY == 0:
-                    speed = (self.step - since) * self.schedule.tokens_per_step / (time.monotonic() - clock)
-                    self._log(learnt, round(speed))
-                    since, clock = self.step, time.monotonic()
+                    self._log(learnt)
                 if self.step % self.schedule.checkpoint_every == 0 or self.step == steps:
                     self._save()
 
-    def _log(self, learnt: Learnt, speed: int) -> None:
+    def _log(self, learnt: Learnt) -> None:
         line: dict[str, Any] = {"step": self.step, "loss": learnt.loss.item()}
         if learnt.acceptance is not None:
             line["acceptance"] = [round(share, 4) for share in learnt.acceptance.tolist()]
-        with (self.directory / "log.jsonl").open("a") as log:
-            log.write(json.dumps({**line, "tokens_per_second": speed}) + "\n")
+        with self.log.open("a") as log:
+            log.write(json.dumps(line) + "\n")
 
     def _compiled(self) -> LossFunction:
         """The loss, compiled if the run is long enough to earn the half minute that this takes."""
@@ -150,18 +149,14 @@ class Trainer:
         return learnt
 
     def _save(self) -> None:
-        """Write the checkpoint whole or not at all."""
-        state = {
-            "step": self.step,
-            "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-        }
+        optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
+        state = {"step": self.step, "model": self.model.state_dict(), "optimizers": optimizers}
         partial = self._checkpoint.with_suffix(".partial")
         torch.save(state, partial)
         partial.replace(self._checkpoint)
 
     def _has_checkpoint(self) -> bool:
-        """One that is no whole file is set aside: a disk was full, or the machine lost power."""
+        """One that is no whole file is set aside."""
         if not self._checkpoint.exists():
             return False
         if zipfile.is_zipfile(self._checkpoint):  # as torch writes them, and ends them last
@@ -170,19 +165,12 @@ class Trainer:
         self._checkpoint.replace(self._checkpoint.with_suffix(".damaged"))
         return False
 
-    def _restore(self) -> None:
-        state = torch.load(self._checkpoint, weights_only=True, map_location=self.device)
-        self.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        self.step = state["step"]
-
 
 def matrices_of(module: nn.Module) -> list[nn.Parameter]:
     return [p for p in module.parameters() if p.ndim == 2]
 
 
-def _optimizers(model: nn.Module, matrices: Sequence[nn.Parameter], rate: float) -> list[torch.optim.Optimizer]:
+def _optimizers(model: nn.Module, matrices: list[nn.Parameter], rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the layers' matrices, AdamW for embeddings and norms."""
     others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
     return [
@@ -192,11 +180,8 @@ def _optimizers(model: nn.Module, matrices: Sequence[nn.Parameter], rate: float)
 
 
 class Muon(torch.optim.Muon):
-    """Nesterov momentum, orthogonalised; steps have the size that AdamW's steps typically have.
-
-    torch's own iterates in bfloat16 everywhere, which CPUs without such units run several times slower than float32;
-    the algorithm and the scaling of its update ("match_rms_adamw") are the same here.
-    """
+    """torch's own iterates in bfloat16 everywhere, which CPUs without such units run several times slower than float32;
+    the algorithm and the scaling of its update ("match_rms_adamw") are the same here."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
@@ -217,8 +202,7 @@ class Muon(torch.optim.Muon):
 
 
 def orthogonalise(matrix: Tensor) -> Tensor:
-    """The nearest matrix with orthonormal rows (or columns), approximately: singular values near 1. In bfloat16 where
-    that is fast: the iterates correct what it rounds."""
+    """The nearest matrix with orthonormal rows (or columns), about; in bfloat16 where that is fast."""
     a, b, c = COEFFICIENTS
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     if multiplies_bfloat16(matrix.device):

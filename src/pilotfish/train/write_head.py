@@ -1,7 +1,5 @@
 """A trained head as files that others load too: speculators' layout or, of Medusa's, vLLM's."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -15,7 +13,7 @@ from pilotfish.model.heads.families.medusa import MedusaHead
 from pilotfish.model.heads.spec import Head, HeadFiles, HeadSpec
 from pilotfish.model.heads.target import TargetFacts, TrainedOn
 from pilotfish.train.heads.trainee import Trainee
-from pilotfish.train.taught_recipe import HeadRecipe
+from pilotfish.train.recipes import HeadRecipe
 from pilotfish.train.taught_target import TaughtTarget
 
 STORED = torch.bfloat16
@@ -24,7 +22,6 @@ STORED = torch.bfloat16
 def trained_files(
     trainee: Trainee, head: Head, recipe: HeadRecipe, target: TaughtTarget, draft_ids: Tensor | None
 ) -> HeadFiles:
-    """In bfloat16, with what it shares with its target."""
     shared = trainee.shared
     tensors = trainee.state_dict()
     if not isinstance(head, MedusaHead):
@@ -36,7 +33,6 @@ def trained_files(
 
 
 def write_head(files: HeadFiles, recipe: HeadRecipe, directory: Path) -> None:
-    """What is there is replaced."""
     shutil.rmtree(directory, ignore_errors=True)
     head = files.spec.head
     if isinstance(head, MedusaHead):

@@ -9,8 +9,9 @@ import pytest
 from msgspec.structs import replace
 from sizes import sized
 
-from pilotfish.core.drafting.messages import Peer, ToDraft, ToTarget
+from pilotfish.core.drafting.messages import ToDraft, ToTarget
 from pilotfish.core.drafting.shadow import DEPTHS, ShadowScore, in_share
+from pilotfish.core.peers.fields import Peer
 from pilotfish.core.scheduling.request import Request
 from pilotfish.operate import outcome
 from pilotfish.plan.simulation.acceptance import AcceptanceTrace, drawn_acceptance

@@ -17,7 +17,7 @@ from pilotfish.cli.bench.modes.levels import Level, read_levels
 from pilotfish.cli.bench.options import BenchOptions
 from pilotfish.cli.bench.report import ProgressBar, Report, cpu_name
 from pilotfish.cli.bench.workload import Job, Workload, parse_numbers
-from pilotfish.cli.demo.demo_runs import PROMPTS
+from pilotfish.cli.demo.runs import PROMPTS
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.scheduling.budget import FixedBudget
 from pilotfish.core.scheduling.executor import Executor

@@ -1,7 +1,5 @@
 """`pilotfish demo`: speculation at work, and what it is worth, in under 90 seconds."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from typing import Annotated
@@ -54,12 +52,14 @@ def demo(
     from pilotfish.model.loading.serving_imports import import_for_serving
 
     import_for_serving()
-    from pilotfish.cli.demo.demo_pace import measured_scene
-    from pilotfish.cli.demo.demo_runs import Scene, Work
-    from pilotfish.cli.demo.demo_scenes import run_demo
+    from pilotfish.cli.demo.runs import Scene, Work, measured_scene
+    from pilotfish.cli.demo.scenes import run_demo
+    from pilotfish.model.cpu.native import load_kernels
 
     work = Work(params)
-    _build_kernels(paced, quiet=json)
+    if paced.device == "cpu" and not paced.eager:  # before a draft's process would build them as well
+        with status("building the kernels, once on this machine", quiet=json):
+            load_kernels()
     if pace == AUTO:
         with status("measuring what pace this machine holds", quiet=json):
             first = measured_scene(PACED_PAIR, paced, work, quiet=True)
@@ -68,15 +68,6 @@ def demo(
     scenes = [first, Scene("unpaced", f"{pair} at the speed of this machine", pair, unpaced)]
     if not run_demo(scenes, work, rounds=rounds, json=json, began=began):
         raise typer.Exit(1)
-
-
-def _build_kernels(config: EngineConfig, *, quiet: bool) -> None:
-    """Before a draft's process would build them as well."""
-    from pilotfish.model.cpu.native import load_kernels
-
-    if config.device == "cpu" and not config.eager:
-        with status("building the kernels, once on this machine", quiet=quiet):
-            load_kernels()
 
 
 def _config(pair: str, pace: str, engine: Given) -> EngineConfig:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
-from pilotfish.cli.options import DEFAULT_PAIR, JsonOption
-from pilotfish.cli.show import print_json
+from pilotfish.cli.options import JsonOption, model_directories
+from pilotfish.cli.show import print_json, print_line, print_table, table_of
 from pilotfish.errors import InputError, ParameterError
+from pilotfish.printable import printable
+from pilotfish.progress import PhaseProgress
 
 if TYPE_CHECKING:
     from pilotfish.core.drafting.messages import Hello
     from pilotfish.wire.conformance.kit import ConformanceReport
-    from pilotfish.wire.conformance.player import Line
 
 #: Columns of a table in a file.
 WIDTH = 140
@@ -46,11 +43,17 @@ def draft_check(
 ) -> None:
     """Play targets at a draft of any make, and report which rules of the draft protocol it keeps
     (docs/draft-check.md). Exits with 1 if it breaks one."""
+    from msgspec import to_builtins
+
     from pilotfish.wire.conformance.checks import CheckError, KitOptions
     from pilotfish.wire.conformance.kit import CHECKS, SENTENCES, examine
+    from pilotfish.wire.curve_keys import load_target_keys
+    from pilotfish.wire.endpoints import check_spelling
+    from pilotfish.wire.sockets import DialingChannel
 
     if listing:
-        _print_sentences(SENTENCES)
+        for name, sentence in SENTENCES.items():
+            print_line(f"{name:26} {sentence}")
         return
     if pool is None:
         raise ParameterError("pool", None, "the address that the draft listens at")
@@ -58,108 +61,61 @@ def draft_check(
         if name not in SENTENCES:
             raise ParameterError("only", name, "one of the names that --list shows")
     hello = _hello(tokenizer, pair, tokenizer_digest, vocab_size)
+    check_spelling("pool", pool)
+    keys = load_target_keys(key, [pool_key] if pool_key else [], 1)
     options = KitOptions(patience, context, sessions, garbage, seed)
-    total = len([check for check in CHECKS if not only or check.name in only])
-    with _progress(total) as done:
+    total = sum(not only or check.name in only for check in CHECKS)
+    with PhaseProgress() as progress:
+        bar = progress.begin("checks", total).id  # is never ended, so that its last line is shown
         try:
-            report = examine(_dialling(pool, key, pool_key, insecure), hello, options, only or (), done)
+            report = examine(
+                lambda incarnation: DialingChannel([pool], incarnation, keys, insecure),
+                hello,
+                options,
+                only or (),
+                lambda name: progress.update(bar, advance=1, description=name),
+            )
         except CheckError as error:
             raise InputError(f"pool: {pool}: {error}") from error
-    _show(report, json)
+    print_json(to_builtins(report)) if json else _print(report)
     raise typer.Exit(int(bool(report.failed)))
 
 
 def _hello(tokenizer: Path | None, pair: str | None, digest: str, vocab_size: int) -> Hello:
+    from msgspec.structs import replace
+
     from pilotfish.core.drafting.messages import PROTOCOL_VERSION, TARGET_CAPABILITIES, Hello
 
     if sum((tokenizer is not None, pair is not None, bool(digest))) > 1:
         raise InputError("tokenizer: give one of --tokenizer, --pair and --tokenizer-digest")
-    can = list(TARGET_CAPABILITIES)
+    hello = Hello(PROTOCOL_VERSION, digest, vocab_size, "draft-check", capabilities=list(TARGET_CAPABILITIES))
     if digest:
-        return Hello(PROTOCOL_VERSION, digest, vocab_size, "draft-check", capabilities=can)
-    from pilotfish.core.drafting.vocabulary import added_tokens
-    from pilotfish.core.drafting.vocabulary import tokenizer_digest as digest_of
-    from pilotfish.engine import pairs
+        return hello
+    from pilotfish.core.drafting.vocabulary import added_tokens, tokenizer_digest
     from pilotfish.model.loading.metadata import load_tokenizer
 
-    loaded = load_tokenizer(tokenizer or pairs.resolve_pair(pair or DEFAULT_PAIR).target)
-    return Hello(
-        PROTOCOL_VERSION, digest_of(loaded), len(loaded), "draft-check", added_tokens(loaded), capabilities=can
-    )
+    loaded = load_tokenizer(tokenizer or model_directories(pair, None, None)["target"])
+    known = {"tokenizer": tokenizer_digest(loaded), "vocab_size": len(loaded), "added_tokens": added_tokens(loaded)}
+    return replace(hello, **known)
 
 
-def _dialling(pool: str, key: Path | None, pool_key: str, insecure: bool) -> Callable[[bytes], Line]:
-    from pilotfish.wire.curve_keys import load_target_keys
-    from pilotfish.wire.endpoints import check_spelling
-    from pilotfish.wire.sockets import DialingChannel
-
-    check_spelling("pool", pool)
-    keys = load_target_keys(key, [pool_key] if pool_key else [], 1)
-    return lambda incarnation: DialingChannel([pool], incarnation, keys, insecure)
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on stderr."""
-    from pilotfish.cli.bench.report import ProgressBar
-
-    with ProgressBar() as bar:
-        bar.total = total
-        yield bar
-
-
-def _print_sentences(sentences: dict[str, str]) -> None:
-    console = _console()
-    for name, sentence in sentences.items():
-        console.print(f"{name:26} {sentence}", markup=False)
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=WIDTH)
-
-
-def _show(report: ConformanceReport, as_json: bool) -> None:
-    from msgspec import to_builtins
-
-    if as_json:
-        print_json(to_builtins(report))
-        return
-    console = _console()
-    console.print(_findings(report))
-    if report.figures:
-        console.print(_figures(report))
-    failed, passed = len(report.failed), sum(finding.status == "pass" for finding in report.findings)
-    what = f"{report.trees} Trees with {report.nodes} nodes came. {passed} checks passed, {failed} failed."
-    sys.stdout.write(f"{what}\n")
-
-
-def _findings(report: ConformanceReport) -> Table:
-    from pilotfish.printable import printable
-
+def _print(report: ConformanceReport) -> None:
     able = ", ".join(report.capabilities) or "none"
     title = f"{report.model} {report.revision}".strip() + f"; capabilities: {able}"
-    table = Table(title=printable(title), title_justify="left")
-    for column in ("", "check", "result", "what was seen"):
-        table.add_column(column, overflow="fold")
-    for finding in report.findings:
-        result = f"[{STYLES[finding.status]}]{finding.status}[/]"
-        table.add_row(finding.group, finding.name, result, _escaped(finding.evidence))
-    return table
-
-
-def _figures(report: ConformanceReport) -> Table:
-    table = Table(title="Measured, and not judged", title_justify="left")
-    table.add_column("figure", overflow="fold")
-    table.add_column("value", justify="right")
-    for figure in report.figures:
-        table.add_row(figure.name, f"{figure.value:.2f} {figure.unit}")
-    return table
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    from pilotfish.printable import printable
-
-    return escape(printable(text))
+    rows = [
+        {
+            "": one.group,
+            "check": one.name,
+            "result": Text(one.status, style=STYLES[one.status]),
+            "what was seen": printable(one.evidence),
+        }
+        for one in report.findings
+    ]
+    print_table(table_of(rows, left=("check", "result", "what was seen"), title=title, boxed=True), in_file=WIDTH)
+    if report.figures:
+        figures = [{"figure": one.name, "value": f"{one.value:.2f} {one.unit}"} for one in report.figures]
+        print_table(table_of(figures, title="Measured, and not judged", boxed=True), in_file=WIDTH)
+    passed = sum(finding.status == "pass" for finding in report.findings)
+    print_line(
+        f"{report.trees} Trees with {report.nodes} nodes came. {passed} checks passed, {len(report.failed)} failed."
+    )

@@ -6,9 +6,10 @@ import json as jsons
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from threading import Event
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -50,6 +51,8 @@ def draft_dump(
 
 
 def _tap(listen: str | None, pool: str | None, record: Path | None, show: Callable[[TappedFrame], None]) -> None:
+    import msgspec
+
     from pilotfish.wire.conformance.dump import Tap
     from pilotfish.wire.endpoints import dialled_endpoint, listening_endpoint
 
@@ -61,39 +64,27 @@ def _tap(listen: str | None, pool: str | None, record: Path | None, show: Callab
         if not where.private:
             allowed = "an address of this host alone: between hosts there are keys, and what they hide cannot be shown"
             raise ParameterError(field, text, allowed)
-    stopped = list[int]()
-    signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
-    signal.signal(signal.SIGINT, lambda *_: stopped.append(1))
-    with ExitStack() as stack:
-        kept = None if record is None else stack.enter_context(_opened(record))
-        tap = stack.enter_context(Tap(here, there))
+    try:
+        kept = None if record is None else record.open("xb")
+    except OSError as error:
+        raise InputError(f"record: {record} cannot be written: {error.strerror}") from error
+    stopped = Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    with kept or nullcontext(), Tap(here, there) as tap:
         sys.stderr.write(f"pilotfish: passes frames from {tap.endpoint} on to {pool}; Ctrl-C ends\n")
 
         def seen(tapped: TappedFrame) -> None:
             show(tapped)
             if kept is not None:
-                kept.write(_recorded_line(tapped))
+                kept.write(msgspec.json.encode(tapped) + b"\n")
 
-        while not stopped:
+        while not stopped.is_set():
             tap.turn(PERIOD, seen)
             sys.stdout.flush()
 
 
-def _opened(record: Path) -> IO[bytes]:
-    try:
-        return record.open("xb")
-    except OSError as error:
-        raise InputError(f"record: {record} cannot be written: {error.strerror}") from error
-
-
-def _recorded_line(tapped: TappedFrame) -> bytes:
-    import msgspec
-
-    return msgspec.json.encode(tapped) + b"\n"
-
-
 def line_of(told: dict[str, Any]) -> str:
-    """What a frame says, for people."""
     way = "→" if told["from"] == "target" else "←"
     rest = [f"{name} {jsons.dumps(value, ensure_ascii=False)}" for name, value in told.items() if name not in HEAD]
     kind = told.get("type", "?")

@@ -5,16 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-from rich.console import Console
-from rich.table import Table
-
 from pilotfish.cli.options import JsonOption
-from pilotfish.cli.show import print_json
-from pilotfish.errors import InputError
+from pilotfish.cli.reading import ApiKeyEnvOption, UrlOption, from_file, read_statistics
+from pilotfish.cli.show import print_json, print_line, print_table, table_of
 
 if TYPE_CHECKING:
-    from pilotfish.server.observe.draft_pools import DraftPools, KnownPool
+    from pilotfish.server.observe.draft_pools import KnownPool
 
 ROUTE = "/v1/drafts"
 #: Columns of a table in a file.
@@ -24,61 +20,35 @@ NORMAL = frozenset({"late_nodes", "repeated_nodes", "stale_frames", "unknown_mes
 
 
 def draft_status(
-    url: Annotated[str | None, typer.Option(help="Of the server.  [default: http://127.0.0.1:8000]")] = None,
-    source: Annotated[
-        Path | None, typer.Option("--from", help=f"A file that holds the answer to GET {ROUTE} instead.")
-    ] = None,
-    api_key_env: Annotated[
-        str, typer.Option(metavar="NAME", help="Environment variable that holds the server's API key.")
-    ] = "",
+    url: UrlOption = None,
+    source: Annotated[Path | None, from_file(ROUTE)] = None,
+    api_key_env: ApiKeyEnvOption = "",
     json: JsonOption = False,
 ) -> None:
     """Show the draft pools that a server's targets know: what they can do, how far away, late, right and lawful they
     are (docs/draft-check.md)."""
     from msgspec import to_builtins
 
-    pools = _pools(url, source, api_key_env)
-    print_json(to_builtins(pools)) if json else _print(pools)
-
-
-def _pools(url: str | None, source: Path | None, api_key_env: str) -> DraftPools:
-    from pilotfish.cli.statistics_source import LOCAL, statistics_from_file, statistics_from_server
     from pilotfish.server.observe.draft_pools import DraftPools
 
-    if source is None:
-        return statistics_from_server(DraftPools, url or LOCAL, ROUTE, api_key_env)
-    if url is not None:
-        raise InputError("from: it cannot be combined with --url; give one of them")
-    return statistics_from_file(DraftPools, source)
+    (pools,) = read_statistics(DraftPools, ROUTE, [url], [source], api_key_env)
+    if json:
+        print_json(to_builtins(pools))
+    elif not pools.data:
+        print_line("No target of this server knows a draft pool: it does not run with --mode async.")
+    else:
+        cells = [_cells(known) for known in pools.data]
+        for title in cells[0]:
+            names = [{"target": known.target, "pool": known.pool.name} for known in pools.data]
+            rows = [{**name, **own[title]} for name, own in zip(names, cells, strict=True)]
+            print_table(table_of(rows, left=rows[0], title=title, boxed=True), in_file=WIDTH)
 
 
-def _print(pools: DraftPools) -> None:
-    console = Console(highlight=False)
-    console = console if console.is_terminal else Console(highlight=False, width=WIDTH)
-    if not pools.data:
-        console.print("No target of this server knows a draft pool: it does not run with --mode async.", markup=False)
-        return
-    for title, row in (("How they are", _being), ("What they guess", _guessing), ("What they can do", _able)):
-        console.print(_table(title, [row(known) for known in pools.data]))
-
-
-def _table(title: str, rows: list[dict[str, str]]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in rows[0]:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*row.values())
-    return table
-
-
-def _named(known: KnownPool) -> dict[str, str]:
-    return {"target": known.target, "pool": known.pool.name}
-
-
-def _being(known: KnownPool) -> dict[str, str]:
+def _cells(known: KnownPool) -> dict[str, dict[str, str]]:
+    """By table."""
     pool = known.pool
-    return {
-        **_named(known),
+    broken = {reason: count for reason, count in pool.drops.items() if count and reason not in NORMAL}
+    how = {
         "draft": f"{pool.model} {pool.revision}".strip() or "-",
         "state": known.state if pool.refusal is None else f"{known.state}: {pool.refusal}",
         "sessions": f"{pool.own_sessions} of {pool.sessions}",
@@ -87,13 +57,7 @@ def _being(known: KnownPool) -> dict[str, str]:
         "level, ms": f"{pool.step_ms:.2f}",
         "waits, ms": f"{pool.queue_ms:.2f}",
     }
-
-
-def _guessing(known: KnownPool) -> dict[str, str]:
-    pool = known.pool
-    broken = {reason: count for reason, count in pool.drops.items() if count and reason not in NORMAL}
-    return {
-        **_named(known),
+    guesses = {
         "trees": str(pool.trees),
         "nodes": str(pool.nodes),
         "late": _percent(known.lateness),
@@ -101,10 +65,8 @@ def _guessing(known: KnownPool) -> dict[str, str]:
         "accepted": _percent(known.acceptance),
         "rules broken": ", ".join(f"{reason} {count}" for reason, count in broken.items()) or "none",
     }
-
-
-def _able(known: KnownPool) -> dict[str, str]:
-    return {**_named(known), "capabilities": ", ".join(known.pool.capabilities) or "none"}
+    able = {"capabilities": ", ".join(pool.capabilities) or "none"}
+    return {"How they are": how, "What they guess": guesses, "What they can do": able}
 
 
 def _percent(share: float | None) -> str:

@@ -1,29 +1,22 @@
 """`pilotfish plan`: what to buy, the cost model of named devices, and published figures that it is held against."""
 
-from __future__ import annotations
-
 import sys
 from json import dumps
-from typing import TYPE_CHECKING
+from typing import Any
 
 import typer
 
 from pilotfish.cli.bench.commands import add_commands
 from pilotfish.cli.options import JsonOption
-from pilotfish.cli.plan import plan_hardware, plan_simulate, plan_splits
-from pilotfish.cli.show import print_json
-
-if TYPE_CHECKING:
-    from pilotfish.plan.published import PublishedRow
+from pilotfish.cli.plan import hardware, simulate
+from pilotfish.cli.show import print_json, print_line, print_table, table_of
 
 app = typer.Typer(help="The cost model of named devices (docs/planning.md).", no_args_is_help=True)
 add_commands(app, "plan")
-app.command("hardware")(plan_hardware.hardware)
-app.command("simulate")(plan_simulate.simulate)
-app.command("splits")(plan_splits.splits)
-app.command("whatif")(plan_hardware.whatif)
-
-COLUMNS = ("row", "unit", "published", "predicted", "error", "kind", "what it lacks or calibrates")
+app.command("hardware")(hardware.hardware)
+app.command("simulate")(simulate.simulate)
+app.command("splits")(simulate.splits)
+app.command("whatif")(hardware.whatif)
 
 
 @app.command("predictions")
@@ -40,7 +33,7 @@ def published(json: JsonOption = False) -> None:
     print_json(_record()) if json else _print()
 
 
-def _record() -> dict[str, object]:
+def _record() -> dict[str, Any]:
     from msgspec import to_builtins
 
     from pilotfish.plan.published import GROUPS, PUBLISHED, summaries
@@ -57,25 +50,23 @@ def _record() -> dict[str, object]:
 
 
 def _print() -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from pilotfish.plan.published import PUBLISHED, summaries
 
-    table = Table(*COLUMNS, box=None, pad_edge=False)
-    for name, row in PUBLISHED.items():
-        table.add_row(name, *_cells(row))
-    console = Console(highlight=False)
-    console.print(table)
-    for mode, errors in summaries().items():
-        console.print(
-            f"{mode}: error {errors.mean:.1%} in the mean, at most {errors.most:.1%}, {errors.rows} predicted rows"
-        )
-
-
-def _cells(row: PublishedRow) -> tuple[str, ...]:
-    error = "" if row.error is None else f"{row.error:+.1%}"
-    return (row.unit, _figure(row.published), _figure(row.predicted), error, row.kind, row.lacks or row.calibrates)
+    rows = [
+        {
+            "row": name,
+            "unit": row.unit,
+            "published": _figure(row.published),
+            "predicted": _figure(row.predicted),
+            "error": "" if row.error is None else f"{row.error:+.1%}",
+            "kind": row.kind,
+            "what it lacks or calibrates": row.lacks or row.calibrates,
+        }
+        for name, row in PUBLISHED.items()
+    ]
+    print_table(table_of(rows, left=rows[0]))
+    for mode, of in summaries().items():
+        print_line(f"{mode}: error {of.mean:.1%} in the mean, at most {of.most:.1%}, {of.rows} predicted rows")
 
 
 def _figure(value: float | None) -> str:

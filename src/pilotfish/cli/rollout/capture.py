@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import re
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Table
 
 from pilotfish.cli.options import JsonOption
-from pilotfish.cli.show import print_json
+from pilotfish.cli.reading import moment_of
+from pilotfish.cli.show import print_json, print_line, print_table, table_of
 from pilotfish.errors import InputError, ParameterError
-from pilotfish.printable import one_line
 
 if TYPE_CHECKING:
     from pilotfish.operate.capture.upkeep import PartitionSummary
 
 app = typer.Typer(help="Token ids that servers keep (docs/redistil.md).", no_args_is_help=True)
 
-HOURS = {"h": 1, "d": 24}
 #: Characters, however narrow the terminal.
 WIDTH = 140
 Directory = Annotated[Path, typer.Argument(help="What a server was given as --capture.")]
@@ -62,37 +56,34 @@ def purge(
     if client is not None:
         gone = upkeep.purge_client(directory, client)
     elif before is not None:
-        gone = upkeep.purge_before(directory, _moment(before, time.time()))
+        try:
+            oldest = moment_of(before, time.time())
+        except ValueError as error:
+            raise ParameterError("before", before, "an ISO time, or an age as in 36h or 7d") from error
+        gone = upkeep.purge_before(directory, oldest)
     else:
         gone = upkeep.purge_rows(directory)
     if json:
         print_json({"directory": str(directory), **asdict(gone)})
     else:
-        sys.stdout.write(one_line(f"removed {gone.files} files, {decimal(gone.bytes)}") + "\n")
-
-
-def _moment(text: str, now: float) -> float:
-    """Seconds since the epoch. ISO times without a zone are local."""
-    try:
-        if age := re.fullmatch(r"(\d{1,9})([hd])", text, re.ASCII):
-            return now - int(age[1]) * HOURS[age[2]] * 3600
-        return datetime.fromisoformat(text).timestamp()
-    except (ValueError, OverflowError, OSError) as error:
-        raise ParameterError("before", text, "an ISO time, or an age as in 36h or 7d") from error
+        print_line(f"removed {gone.files} files, {decimal(gone.bytes)}")
 
 
 def _print(found: Sequence[PartitionSummary], now: float) -> None:
-    table = Table("partition", box=None, pad_edge=False)
-    for heading in ("rows", "prompt tokens", "output tokens", "bytes", "files", "oldest", "newest"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for one in found:
-        counts = map(str, (one.rows, one.prompt_tokens, one.output_tokens))
-        table.add_row(
-            one.name, *counts, decimal(one.bytes), str(one.files), _age(one.oldest, now), _age(one.newest, now)
-        )
-    console = Console(highlight=False)
-    console.width = max(console.width, WIDTH)
-    console.print(table)
+    rows = [
+        {
+            "partition": one.name,
+            "rows": one.rows,
+            "prompt tokens": one.prompt_tokens,
+            "output tokens": one.output_tokens,
+            "bytes": decimal(one.bytes),
+            "files": one.files,
+            "oldest": _age(one.oldest, now),
+            "newest": _age(one.newest, now),
+        }
+        for one in found
+    ]
+    print_table(table_of(rows), at_least=WIDTH)
 
 
 def _age(moment: float | None, now: float) -> str:

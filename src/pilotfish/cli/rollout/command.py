@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from pilotfish.cli.options import JsonOption
-from pilotfish.cli.show import print_json
+from pilotfish.cli.reading import LOCAL, ApiKeyEnvOption, from_file, read_statistics
+from pilotfish.cli.show import print_json, print_line, print_table, table_of
 from pilotfish.errors import InputError
 from pilotfish.printable import one_line
 
 if TYPE_CHECKING:
-    from pilotfish.operate.arms import RolloutArms
-    from pilotfish.operate.report import RolloutReport, RolloutRow
+    from pilotfish.operate.report import RolloutReport
 
 app = typer.Typer(help="Variants of speculation under traffic (docs/rollout.md).", no_args_is_help=True)
 
@@ -31,14 +28,10 @@ TABLE_WIDTH = 160
 @app.command()
 def report(
     url: Annotated[
-        list[str] | None, typer.Option(help="Of a server; several for several.  [default: http://127.0.0.1:8000]")
+        list[str] | None, typer.Option(help=f"Of a server; several for several.  [default: {LOCAL}]")
     ] = None,
-    source: Annotated[
-        list[Path] | None, typer.Option("--from", help=f"A file that holds the answer to GET {ROUTE} instead.")
-    ] = None,
-    api_key_env: Annotated[
-        str, typer.Option(metavar="NAME", help="Environment variable that holds the server's API key.")
-    ] = "",
+    source: Annotated[list[Path] | None, from_file(ROUTE)] = None,
+    api_key_env: ApiKeyEnvOption = "",
     alpha: Annotated[
         float, typer.Option(help="The chance that a difference of ITL is ever reported where there is none.")
     ] = 0.05,
@@ -50,57 +43,42 @@ def report(
 
     from pilotfish.cli.pages.document import write_file
     from pilotfish.cli.pages.rollout import rollout_page
+    from pilotfish.operate.arms import RolloutArms
     from pilotfish.operate.report import rollout_report
 
-    made = rollout_report(_read(url or [], source or [], api_key_env), alpha)
+    arms, *others = read_statistics(RolloutArms, ROUTE, url or [], source or [], api_key_env)
+    for other in others:
+        if other.holdout != arms.holdout:
+            raise InputError(f"holdout: {arms.holdout!r} and {other.holdout!r} cannot be compared with as one")
+        arms.merge(other)
+    if not arms.arms:
+        raise InputError("rollout: no request has ended yet, so there is nothing to report")
+    made = rollout_report(arms, alpha)
     print_json(to_builtins(made)) if json else _print(made)
     if html is not None:
         write_file(rollout_page(made), html)
 
 
-def _read(urls: Sequence[str], files: Sequence[Path], api_key_env: str) -> RolloutArms:
-    """The arms of all sources together. InputError where there is nothing to report of."""
-    from pilotfish.cli.statistics_source import LOCAL, statistics_from_file, statistics_from_server
-    from pilotfish.operate.arms import RolloutArms
-
-    if urls and files:
-        raise InputError("from: it cannot be combined with --url; give one of them")
-    ask = partial(statistics_from_server, RolloutArms, route=ROUTE, api_key_env=api_key_env)
-    found = [statistics_from_file(RolloutArms, file) for file in files] or [ask(url) for url in urls or [LOCAL]]
-    first, *others = found
-    for other in others:
-        if other.holdout != first.holdout:
-            raise InputError(f"holdout: {first.holdout!r} and {other.holdout!r} cannot be compared with as one")
-        first.merge(other)
-    if not first.arms:
-        raise InputError("rollout: no request has ended yet, so there is nothing to report")
-    return first
-
-
 def _print(made: RolloutReport) -> None:
     from pilotfish.operate.report import notes, summary
 
-    console = Console(highlight=False)
-    console.width = max(console.width, TABLE_WIDTH)
-    for line in summary(made):
-        console.print(one_line(line), markup=False, soft_wrap=True)
-    console.print()
-    console.print(_table(made.rows))
-    console.print()
-    for line in notes(made):
-        console.print(one_line(line), markup=False, soft_wrap=True)
+    for line in (*summary(made), ""):
+        print_line(line)
+    print_table(table_of(_rows(made), left=("variant", "mean", "beside the holdout")), at_least=TABLE_WIDTH)
+    for line in ("", *notes(made)):
+        print_line(line)
 
 
-def _table(rows: Sequence[RolloutRow]) -> Table:
+def _rows(made: RolloutReport) -> Iterator[dict[str, Text]]:
     from pilotfish.operate.findings import WORDS, value_text
 
-    table = Table("measure", "variant", box=None, pad_edge=False)
-    table.add_column("observations", justify="right")
-    table.add_column("mean")
-    table.add_column("beside the holdout")
-    for row in rows:
+    for row in made.rows:
         if row.observations:
-            name = WORDS[row.measure].title + ("" if row.primary else ", secondary")
-            cells = (name, row.variant, str(row.observations), value_text(row.measure, row.value), row.finding)
-            table.add_row(*(Text(one_line(cell)) for cell in cells), style="bold" if row.primary else None)
-    return table
+            cells = {
+                "measure": WORDS[row.measure].title + ("" if row.primary else ", secondary"),
+                "variant": row.variant,
+                "observations": str(row.observations),
+                "mean": value_text(row.measure, row.value),
+                "beside the holdout": row.finding,
+            }
+            yield {name: Text(one_line(cell), style="bold" * row.primary) for name, cell in cells.items()}

@@ -1,11 +1,6 @@
-"""DSpark in training: many blocks of a text at once, each below an anchor that was drawn.
-
-A block's rows are its anchor and masks, at the anchor's position and those after it. They see each other, and the
-context, which is the features of all tokens before the anchor. Row k guesses the token after position k, corrected by
-what usually follows the token before that guess.
-"""
-
-from __future__ import annotations
+"""DSpark in training: many blocks of a text at once, each below an anchor that was drawn. A block's rows, its anchor
+and masks, see each other and the features of all tokens before the anchor. Row k guesses the token after position k,
+corrected by what usually follows the token before that guess."""
 
 from typing import cast
 

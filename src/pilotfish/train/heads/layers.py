@@ -1,7 +1,5 @@
 """A decoder layer in parts, so that each family of heads can choose which keys a row sees."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -26,7 +24,6 @@ class Norm(nn.RMSNorm):
 
 class Attention(nn.Module):
     def __init__(self, decoder: Decoder, width: int) -> None:
-        """`width`: of its input."""
         super().__init__()
         self.decoder = decoder
         size = decoder.head_dim
@@ -52,7 +49,6 @@ class Attention(nn.Module):
         return Keys(self._rotate(keys, positions), self._heads(self.v_proj(x)))
 
     def output(self, attended: Tensor) -> Tensor:
-        """[rows, tokens, hidden] of [rows, kv heads, heads of each, tokens, head_dim]."""
         mixed: Tensor = self.o_proj(attended.flatten(1, 2).transpose(1, 2).flatten(2))
         return mixed
 
@@ -82,8 +78,6 @@ class GatedMLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """`width`: of what its attention gets, where that is not `hidden`."""
-
     def __init__(self, decoder: Decoder, width: int | None = None) -> None:
         super().__init__()
         self.self_attn = Attention(decoder, width or decoder.hidden)
@@ -92,7 +86,6 @@ class Layer(nn.Module):
         self.post_attention_layernorm = Norm(decoder.hidden, decoder.eps)
 
     def after(self, residual: Tensor, attended: Tensor) -> Tensor:
-        """The rest of the layer behind its attention."""
         x = residual + self.self_attn.output(attended)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out

@@ -1,7 +1,5 @@
 """Medusa in training: a residual block and an output matrix for each depth, all on the target's last state."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -10,8 +8,6 @@ from pilotfish.train.heads.trainee import Chains, Lesson, Shared, Trainee
 
 
 class DepthHead(nn.Module):
-    """Its output matrix starts as the target's own."""
-
     def __init__(self, head: MedusaHead, output: Tensor) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Linear(head.hidden, head.hidden, bias=head.bias) for _ in range(head.blocks))

@@ -9,8 +9,6 @@ rows 0 to i of depth 0, which are made of the target's features, and itself at d
     depth 1         0 0'     0 1 1'   0 1 2 2' 0 1 2 3 3'    and itself, of depth 1
 """
 
-from __future__ import annotations
-
 from typing import cast
 
 import torch
@@ -64,8 +62,7 @@ class RecurrentTrainee(Trainee):
 
 
 def attend_unrolled(queries: Tensor, seen: list[Keys]) -> Tensor:
-    """Of [rows, kv heads, heads of each, tokens, head_dim]: over the keys of depth 0 up to the token's own, and the
-    token's own of every further depth."""
+    """Over the keys of depth 0 up to each token's own, and its own of every further depth."""
     first, *own = seen
     length = queries.shape[-2]
     later = torch.ones(length, length, dtype=torch.bool, device=queries.device).triu(1)

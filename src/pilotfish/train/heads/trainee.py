@@ -1,7 +1,5 @@
 """What all heads in training share: what they are taught on, what they guess, the projection of the target's states."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,8 +13,6 @@ from pilotfish.train.heads.layers import Norm
 
 @dataclass(frozen=True)
 class Lesson:
-    """Rows of text, and the target's hidden states of them."""
-
     tokens: Tensor  # int64 [rows, length]
     positions: Tensor  # int64 [rows, length]
     places: Tensor  # int64 [rows, starts]: indices of the last committed token, below which chains are guessed
@@ -60,7 +56,6 @@ class Trainee(nn.Module):
         raise NotImplementedError
 
     def features(self, states: Tensor) -> Tensor:
-        """[rows, length, width]"""
         projection = self.projection
         states = self.input_norm(states) if projection.joined_norm else states
         states = self.fc(states) if projection.fc else states
@@ -74,8 +69,8 @@ class Trainee(nn.Module):
 
 
 def start(trainee: Trainee, depth: int, seed: int) -> None:
-    """A head of `depth` layers starts as the target's last ones, where its tensors have their shapes. All else is
-    random and small, norms are ones; `fc` adds the last part of the states to that."""
+    """A head of `depth` layers starts as the target's last ones, where shapes are equal; all else is small and random,
+    norms are ones. `fc` adds the last part of the states."""
     generator, shared = torch.Generator().manual_seed(seed), trainee.shared
     for name, parameter in trainee.named_parameters():
         if parameter.ndim == 1:

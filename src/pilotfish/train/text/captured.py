@@ -1,7 +1,4 @@
-"""Captured rows as lessons: what a server was asked, and what its target answered. The newest are held out, as what a
-draft is trained for comes after all that it was trained on."""
-
-from __future__ import annotations
+"""Captured rows as lessons. The newest are held out: a draft is trained for what comes after all that it learnt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +12,7 @@ from pilotfish.errors import InputError, ParameterError
 from pilotfish.operate.capture.folder import check_folder, found_rows, refusing
 from pilotfish.operate.capture.rows import CapturedRow
 from pilotfish.operate.capture.upkeep import read_rows_of
-from pilotfish.train.taught_recipe import DistilRecipe
+from pilotfish.train.recipes import DistilRecipe
 from pilotfish.train.taught_target import TaughtTarget
 from pilotfish.train.text.data import Tokens, Windows, token_type
 
@@ -31,15 +28,8 @@ class CapturedText:
     temperature: float
 
 
-@dataclass(frozen=True)
-class CapturedLessons:
-    windows: Windows
-    held_out: Sequence[CapturedText]  # oldest first
-
-
-def read_captured(recipe: DistilRecipe, target: TaughtTarget) -> CapturedLessons:
-    """Of a prompt a training row's worth, its end: what comes before teaches little about outputs. InputError for rows
-    that are too few, or of another tokenizer than the target's."""
+def read_captured(recipe: DistilRecipe, target: TaughtTarget) -> tuple[Windows, list[CapturedText]]:
+    """Of a prompt a training row's worth, its end. InputError for rows that are too few or of another tokenizer."""
     length, context = recipe.sequence_length, target.config.context
     if 2 * length > context:
         raise ParameterError("sequence_length", length, f"at most half the target's context, {context}")
@@ -50,11 +40,10 @@ def read_captured(recipe: DistilRecipe, target: TaughtTarget) -> CapturedLessons
     training = np.concatenate([text.tokens for text in texts[:-count]])
     if len(training) < 2 * length:
         raise InputError(f"from: {len(training)} tokens to train on; rows of {length} need {2 * length} or more")
-    return CapturedLessons(Windows(training, recipe.batch_rows, length, context, recipe.seed), texts[-count:])
+    return Windows(training, recipe.batch_rows, length, context, recipe.seed), texts[-count:]
 
 
 def _rows(folders: Sequence[Path], tokenizer: str) -> list[CapturedRow]:
-    """Of all folders, oldest first."""
     rows = list[CapturedRow]()
     for folder in folders:
         check_folder(folder)

@@ -1,18 +1,14 @@
-"""Training text: source files are collected, split with whole packages held out, tokenized and cut into batches.
-
-A document is one `.py` file, named by its path below the source it came from (`asyncio/tasks.py`).
-Tests and generated tables of the standard library and of packages are left out: they would teach the models
-assertions and code pages instead of code.
-"""
+"""Training text: source files are collected, split with whole packages held out, tokenized and cut into batches."""
 
 import hashlib
 import importlib.util
 import sysconfig
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,21 +22,8 @@ from pilotfish.errors import ParameterError
 Tokens: TypeAlias = npt.NDArray[np.unsignedinteger]  # [tokens], or [rows, tokens]
 
 EXCLUDED = frozenset(
-    {
-        "site-packages",
-        "dist-packages",
-        "test",
-        "tests",
-        "testing",
-        "idle_test",
-        "benchmarks",
-        "encodings",
-        "pydoc_data",
-        "turtledemo",
-        "_triton_ops_meta.py",
-        "cuda_to_hip_mappings.py",
-    }
-)
+    ("site-packages", "dist-packages", "test", "tests", "testing", "idle_test", "benchmarks", "encodings", "pydoc_data")
+) | {"turtledemo", "_triton_ops_meta.py", "cuda_to_hip_mappings.py"}
 FALLBACK_HELD_OUT = 20  # one document in this many, where no named package is among the sources
 
 END_OF_TEXT = "<|endoftext|>"  # id 0: begins, ends and pads
@@ -61,8 +44,7 @@ class Document:
 
 
 def collect(sources: Sequence[Path], packages: Sequence[str]) -> list[Document]:
-    """Every readable, distinct `.py` document of the sources, sorted. Without sources: of the standard library and of
-    the packages, but for their tests and tables."""
+    """Every readable, distinct `.py` document, sorted. Without sources of the standard library and the packages."""
     excluded = frozenset() if sources else EXCLUDED
     roots = sources or (Path(sysconfig.get_path("stdlib")), *map(_installed, packages))
     documents = [document for root in roots for document in _documents(root, excluded)]
@@ -70,10 +52,9 @@ def collect(sources: Sequence[Path], packages: Sequence[str]) -> list[Document]:
     return sorted(by_text.values(), key=attrgetter("name"))
 
 
-def split(documents: Sequence[Document], held_out: Sequence[str]) -> tuple[list[Document], list[Document]]:
-    """The documents to train on, and those held out: the named packages, or a twentieth of the documents where none of
-    them is there."""
-    chosen = {document.name for document in documents if _belongs(document, held_out)}
+def split(documents: Sequence[Any], held_out: Sequence[str]) -> tuple[list[Any], list[Any]]:
+    """To train on, and held out: what is of the named packages, or a twentieth where none of them is there."""
+    chosen = {document.name for document in documents if _belongs(document.name, held_out)}
     if not chosen:
         ranked = sorted(documents, key=lambda document: hashlib.sha256(document.name.encode()).digest())
         chosen = {document.name for document in ranked[: -(-len(ranked) // FALLBACK_HELD_OUT)]}
@@ -91,30 +72,24 @@ def _installed(package: str) -> Path:
 
 
 def _documents(source: Path, excluded: frozenset[str]) -> Iterable[Document]:
-    """`excluded`: names of files and folders."""
     if not source.exists():
         raise ParameterError("source", str(source), "an existing file or directory")
     paths = sorted(source.rglob("*.py")) if source.is_dir() else [source]
     root = source if source.is_dir() else source.parent
     for path in paths:
         name = PurePosixPath(path.relative_to(root).as_posix())
-        if excluded.isdisjoint(name.parts) and (text := _text(path)) is not None:
-            yield Document(str(name), text)
+        if not excluded.isdisjoint(name.parts):
+            continue
+        with suppress(OSError, UnicodeDecodeError):
+            text = path.read_bytes().decode("utf-8")
+            if text.strip() and "\0" not in text:
+                yield Document(str(name), text.replace("\r\n", "\n"))
 
 
-def _text(path: Path) -> str | None:
-    """The file's text; None for a file that is empty, binary or not UTF-8."""
-    try:
-        text = path.read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
-    return text.replace("\r\n", "\n") if text.strip() and "\0" not in text else None
-
-
-def _belongs(document: Document, packages: Sequence[str]) -> bool:
-    """Whether the document is part of a package, or tests it: `test_email.py` belongs to `email`."""
-    parts = PurePosixPath(document.name).with_suffix("").parts
-    return any(part == name or part.startswith(f"test_{name}") for part in parts for name in packages)
+def _belongs(name: str, packages: Sequence[str]) -> bool:
+    """Whether a document is part of a package, or tests it: `test_email.py` belongs to `email`."""
+    parts = PurePosixPath(name).with_suffix("").parts
+    return any(part == one or part.startswith(f"test_{one}") for part in parts for one in packages)
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
@@ -143,14 +118,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int) -> PreT
 
 
 def encode(documents: Sequence[Document], tokenizer: PreTrainedTokenizerFast) -> Tokens:
-    """All documents' token ids in one row [tokens], the end token after each."""
+    """[tokens], the end token after each document."""
     texts = [document.text for document in documents]
     encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
     return np.concatenate([np.array([*row.ids, tokenizer.eos_token_id], dtype=np.uint16) for row in encodings])
 
 
 def token_type(vocab_size: int) -> type[np.unsignedinteger]:
-    """The smallest for the tokens of a vocabulary."""
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
@@ -167,13 +141,8 @@ class TokenBatch(NamedTuple):
 @dataclass(frozen=True)
 class Windows:
     """Batches of `rows` windows of `length` tokens, each a function of seed and step: a resumed run continues exactly.
-
-    Every epoch shifts the cut between windows and shuffles them. In a share of the rows the positions jump once, so
-    that attention learns distances up to the context length:
-
-        token      t0  t1  t2  t3  t4  t5        cut = 3, jump = 900
-        position    0   1   2 903 904 905
-    """
+    Every epoch shifts the cut between windows and shuffles them. In a share of the rows positions jump once (0 1 2 903
+    904), so that attention learns distances up to the context length."""
 
     tokens: Tokens
     rows: int
@@ -187,7 +156,6 @@ class Windows:
         return TokenBatch(torch.from_numpy(windows.astype(np.int64)), self._positions(step))
 
     def _start(self, index: int) -> int:
-        """First token of the index-th window of the whole run."""
         epoch, place = divmod(index, self._per_epoch)
         generator = np.random.default_rng((self.seed, 0, epoch))
         shift = int(generator.integers(self.length))
@@ -195,7 +163,6 @@ class Windows:
 
     @property
     def _per_epoch(self) -> int:
-        """Windows per epoch, whatever the shift: the last one still has its target token."""
         return (len(self.tokens) - self.length) // self.length
 
     def _positions(self, step: int) -> Tensor:
@@ -208,5 +175,4 @@ class Windows:
 
 
 def mixed(sources: Sequence[Windows], step: int) -> TokenBatch:
-    """A step's rows of all sources, one under the other."""
     return TokenBatch(*map(torch.cat, zip(*(windows.batch(step) for windows in sources), strict=True)))

@@ -1,32 +1,72 @@
-"""What a draft is taught on, in batches: half the target's own text, which is what a draft has to continue, and half
-people's, which keeps contexts as varied as prompts are."""
-
-from __future__ import annotations
+"""Batches for a draft: half the target's own text, which drafts continue, half people's, as varied as prompts are."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
-from pilotfish.errors import InputError, ParameterError
-from pilotfish.progress import PhaseProgress, PlannedPhase
+from pilotfish.errors import InputError
+from pilotfish.progress import Advance, PhaseProgress, PlannedPhase
+from pilotfish.train.models import write_on
+from pilotfish.train.recipes import TaughtRecipe
 from pilotfish.train.run_folder import cached
-from pilotfish.train.taught_recipe import TaughtRecipe
 from pilotfish.train.taught_target import TaughtTarget
-from pilotfish.train.text.data import TokenBatch, Tokens, Windows, mixed
-from pilotfish.train.text.passages import Passages, read_passages
-from pilotfish.train.text.written import Writer, Written, plan_text
-from pilotfish.train.trainer import Schedule
+from pilotfish.train.text.data import Tokens, Windows
+from pilotfish.train.text.passages import Passages
 
-HELD_OUT_ROWS = 64  # that the target writes at each temperature
-OWN = "sampled.npy"  # in a run's folder: what the target wrote
+OWN_TEXT = "the target's text"  # the phase
+PROMPT = 64  # tokens of a passage before each continuation
+SAMPLED_ROWS = 64  # rows that the target writes at once
+HELD_OUT_ROWS = 64  # that it writes at each temperature
+OWN = "sampled.npy"  # in a run's folder: what it wrote
 
 
 @dataclass(frozen=True)
-class Texts:
-    training: Passages
-    held_out: Passages
+class Written:
+    tokens: Tokens  # [tokens], the prompt and what follows
+    prompt: int  # tokens of the prompt
+
+
+def plan_text(rows: int, length: int) -> PlannedPhase:
+    return PlannedPhase(OWN_TEXT, -(-rows // SAMPLED_ROWS) * SAMPLED_ROWS * length)
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Rows of `length` tokens at most: answers to prompts or, without any, continuations of pieces of the text."""
+
+    target: Any  # transformers' model
+    length: int
+    seed: int
+    progress: PhaseProgress
+
+    def write(self, passages: Passages, rows: int, temperature: float) -> list[Written]:
+        """At least `rows` of them. InputError for passages with too little text to begin with."""
+        if not passages.prompts and len(passages.text) <= PROMPT:
+            raise InputError(f"data: {len(passages.text)} tokens are too few; {PROMPT + 1} or more are needed")
+        torch.manual_seed(self.seed)
+        batch = self._answers if passages.prompts else self._continued
+        written = list[Written]()
+        with self.progress.phase(OWN_TEXT, plan_text(rows, self.length).units, "tokens") as advance:
+            for index in range(-(-rows // SAMPLED_ROWS)):
+                written += batch(passages, index, temperature, advance)
+        return written
+
+    def _continued(self, passages: Passages, index: int, temperature: float, advance: Advance) -> list[Written]:
+        starts = np.random.default_rng((self.seed, 2, index)).integers(len(passages.text) - PROMPT, size=SAMPLED_ROWS)
+        prompts = [passages.text[start : start + PROMPT] for start in starts]
+        rows = write_on(self.target, prompts, self.length, temperature, advance)
+        return [Written(row, PROMPT) for row in rows]
+
+    def _answers(self, passages: Passages, index: int, temperature: float, advance: Advance) -> list[Written]:
+        """Of prompts the last half row: as many as there are, or the next so many."""
+        prompts = [prompt[-self.length // 2 :] for prompt in sorted(passages.prompts, key=len)]
+        chosen = [prompts[place % len(prompts)] for place in range(index * SAMPLED_ROWS, (index + 1) * SAMPLED_ROWS)]
+        answered = write_on(self.target, chosen, self.length, temperature, advance, to_the_end=True)
+        return [Written(row, len(prompt)) for row, prompt in zip(answered, chosen, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -35,61 +75,32 @@ class Lessons:
     held_out: Passages
     writer: Writer
 
-    def batch(self, step: int) -> TokenBatch:
-        return mixed(self.windows, step)
-
-    @property
-    def text(self) -> Tokens:
-        """All of it, [tokens]."""
-        return np.concatenate([windows.tokens for windows in self.windows])
-
     def written(self, temperature: float) -> list[Written]:
-        """What the target makes of held-out passages."""
         return self.writer.write(self.held_out, HELD_OUT_ROWS, temperature)
 
 
-def schedule_of(recipe: TaughtRecipe) -> Schedule:
-    return Schedule(recipe.tokens, recipe.tokens_per_step, recipe.learning_rate, recipe.checkpoint_every)
-
-
-def read_texts(recipe: TaughtRecipe, target: TaughtTarget, progress: PhaseProgress) -> Texts:
-    """InputError or ParameterError for data that is none, and rows beyond the target's context."""
-    length, context = recipe.sequence_length, target.config.context
-    if length > context:
-        raise ParameterError("sequence_length", length, f"at most the target's context, {context}")
-    with progress.phase("reading the text"):
-        return Texts(*read_passages(recipe, target.tokenizer))
-
-
 def plan_lessons(recipe: TaughtRecipe, run: Path) -> PlannedPhase:
-    """What the target has still to write."""
     return plan_text(0 if (run / OWN).exists() else _rows(recipe), recipe.sequence_length)
 
 
-def plan_held_out(length: int) -> PlannedPhase:
-    """What it writes at a temperature for an evaluation."""
-    return plan_text(HELD_OUT_ROWS, length)
-
-
 def write_lessons(
-    texts: Texts, recipe: TaughtRecipe, target: TaughtTarget, run: Path, progress: PhaseProgress
+    texts: tuple[Passages, Passages], recipe: TaughtRecipe, target: TaughtTarget, run: Path, progress: PhaseProgress
 ) -> Lessons:
-    """InputError for data that is too little."""
-    length, training = recipe.sequence_length, texts.training
+    """Of passages to train on, and held out. InputError for data that is too little."""
+    length, (training, held_out) = recipe.sequence_length, texts
     writer = Writer(target.module, length, recipe.seed, progress)
-    own = cached(run / OWN, lambda: _flat(writer.write(training, _rows(recipe), recipe.temperature)))
+    own = cached(run / OWN, lambda: joined_text(writer.write(training, _rows(recipe), recipe.temperature)))
     read_rows = recipe.batch_rows // 2 if len(training.text) >= 2 * length else 0
     if len(own) < 2 * length:
         raise InputError(f"data: the target wrote {len(own)} tokens; rows of {length} need {2 * length} or more")
     parts = ((training.text, read_rows), (own, recipe.batch_rows - read_rows))
     windows = tuple(Windows(text, count, length, target.config.context, recipe.seed) for text, count in parts if count)
-    return Lessons(windows, texts.held_out, writer)
+    return Lessons(windows, held_out, writer)
 
 
 def _rows(recipe: TaughtRecipe) -> int:
     return -(-recipe.sampled_tokens // recipe.sequence_length)
 
 
-def _flat(written: Sequence[Written]) -> Tokens:
-    """[tokens], end to end."""
+def joined_text(written: Sequence[Written]) -> Tokens:
     return np.concatenate([row.tokens for row in written])

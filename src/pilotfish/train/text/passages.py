@@ -1,15 +1,4 @@
-"""What a draft of any target is taught on: passages out of JSON Lines or source files.
-
-A line of data has one of these; where there is no answer the target writes one.
-
-    text                        a text as it is
-    tokens                      ids of the target's vocabulary
-    prompt, maybe response      what was asked, and what was answered
-    messages or conversations   the same as a chat, in the target's template
-    turns                       a user's messages
-"""
-
-from __future__ import annotations
+"""Passages out of JSON Lines (docs/training.md has the fields) or source files, to teach a draft of any target."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,10 +8,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pilotfish.errors import InputError, PromptError
+from pilotfish.errors import InputError, ParameterError, PromptError
+from pilotfish.progress import PhaseProgress
 from pilotfish.prompts import chat_prompt
-from pilotfish.train.taught_recipe import TaughtRecipe
-from pilotfish.train.text.data import Document, Tokens, collect, split, token_type
+from pilotfish.train.recipes import TaughtRecipe
+from pilotfish.train.taught_target import TaughtTarget
+from pilotfish.train.text.data import Tokens, collect, split, token_type
 
 FIELDS = ("text", "tokens", "prompt", "messages", "conversations", "turns")
 
@@ -32,9 +23,7 @@ class ChatMessage(msgspec.Struct):
     content: str
 
 
-class Line(msgspec.Struct):
-    """Other fields are left alone."""
-
+class DataLine(msgspec.Struct):
     text: str | None = None
     tokens: list[int] | None = None
     prompt: str | None = None
@@ -57,23 +46,25 @@ class Passages:
     prompts: tuple[Tokens, ...]  # those that are open
 
 
-def read_passages(recipe: TaughtRecipe, tokenizer: Any) -> tuple[Passages, Passages]:
-    """To train on, and held out: the packages named, or a twentieth. InputError for data that is none."""
+def read_passages(recipe: TaughtRecipe, target: TaughtTarget, progress: PhaseProgress) -> tuple[Passages, Passages]:
+    """To train on, and held out. InputError or ParameterError for data that is none, and rows beyond the context."""
+    length, context = recipe.sequence_length, target.config.context
+    if length > context:
+        raise ParameterError("sequence_length", length, f"at most the target's context, {context}")
+    with progress.phase("reading the text"):
+        return passages_of(recipe, target.tokenizer)
+
+
+def passages_of(recipe: TaughtRecipe, tokenizer: Any) -> tuple[Passages, Passages]:
     lines = [passage for path in recipe.data for passage in _read(path, tokenizer)]
     documents = collect(recipe.sources, recipe.packages) if recipe.sources or not recipe.data else []
-    training, held_out = _split(lines) if lines else ([], [])
+    if len(lines) == 1:
+        raise InputError("data: 1 passage is too little; two or more are needed")
+    training, held_out = split(lines, ()) if lines else ([], [])
     if documents:
         for part, chosen in zip(split(documents, recipe.held_out), (training, held_out), strict=True):
-            chosen += [Passage(document.name, _tokens_of(document.text, tokenizer)) for document in part]
+            chosen += [Passage(document.name, tokenizer.encode(document.text)) for document in part]
     return _joined(training, tokenizer), _joined(held_out, tokenizer)
-
-
-def _split(lines: list[Passage]) -> tuple[list[Passage], list[Passage]]:
-    """To train on, and a twentieth that is held out."""
-    if len(lines) < 2:
-        raise InputError(f"data: {len(lines)} passage is too little; two or more are needed")
-    held_out = {document.name for document in split([Document(line.name, "") for line in lines], ())[1]}
-    return [line for line in lines if line.name not in held_out], [line for line in lines if line.name in held_out]
 
 
 def _joined(passages: Sequence[Passage], tokenizer: Any) -> Passages:
@@ -89,7 +80,7 @@ def _read(path: Path, tokenizer: Any) -> Iterable[Passage]:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise InputError(f"data: {path} cannot be read: {error.strerror}") from error
-    decoder, found = msgspec.json.Decoder(Line), False
+    decoder, found = msgspec.json.Decoder(DataLine), False
     for number, line in enumerate(lines, 1):
         if line.strip():
             place = f"{path}:{number}"
@@ -103,43 +94,28 @@ def _read(path: Path, tokenizer: Any) -> Iterable[Passage]:
         raise InputError(f"data: {path} has no text; one JSON object a line with one of {', '.join(FIELDS)} is needed")
 
 
-def _passage(line: Line, place: str, tokenizer: Any) -> Passage:
+def _passage(line: DataLine, place: str, tokenizer: Any) -> Passage:
     given = [name for name in FIELDS if getattr(line, name) is not None]
     if len(given) != 1:
         raise InputError(f"data: {place}: {given} is not allowed; expected one of {', '.join(FIELDS)}")
     if line.tokens is not None:
-        return Passage(place, _checked(line.tokens, place, len(tokenizer)))
+        vocab = len(tokenizer)
+        if wrong := [token for token in line.tokens if not 0 <= token < vocab]:
+            allowed = f"ids below {vocab}, the target's"
+            raise InputError(f"data: {place}: tokens: {wrong[0]} is not allowed; expected {allowed}")
+        return Passage(place, line.tokens)
     if line.text is not None:
-        return Passage(place, _tokens_of(line.text, tokenizer))
-    asked = _asked(line, tokenizer)
+        return Passage(place, tokenizer.encode(line.text))
     answer = line.response
-    if line.turns is None and line.prompt is None:
-        messages = line.messages or line.conversations or []
-        answer = messages[-1].content if messages and messages[-1].role == "assistant" else answer
+    if line.prompt is not None:
+        asked = tokenizer.encode(line.prompt)
+    else:
+        messages = [{"role": "user", "content": turn} for turn in line.turns or ()]
+        messages += [msgspec.to_builtins(message) for message in line.messages or line.conversations or ()]
+        if messages and messages[-1]["role"] == "assistant":
+            answer = messages.pop()["content"]
+        joined = "\n".join(message["content"] for message in messages)
+        asked = chat_prompt(messages, tokenizer) if tokenizer.chat_template else tokenizer.encode(joined)
     if answer is None:
         return Passage(place, asked, open=True)
     return Passage(place, asked + tokenizer.encode(answer, add_special_tokens=False))
-
-
-def _asked(line: Line, tokenizer: Any) -> list[int]:
-    """What stands before the answer."""
-    if line.prompt is not None:
-        return _tokens_of(line.prompt, tokenizer)
-    messages = [{"role": "user", "content": turn} for turn in line.turns or ()]
-    messages += [msgspec.to_builtins(message) for message in line.messages or line.conversations or ()]
-    if messages and messages[-1]["role"] == "assistant":
-        messages.pop()
-    if not tokenizer.chat_template:
-        return _tokens_of("\n".join(message["content"] for message in messages), tokenizer)
-    return chat_prompt(messages, tokenizer)
-
-
-def _tokens_of(text: str, tokenizer: Any) -> list[int]:
-    tokens: list[int] = tokenizer.encode(text)
-    return tokens
-
-
-def _checked(tokens: list[int], place: str, vocab: int) -> list[int]:
-    if (wrong := next((token for token in tokens if not 0 <= token < vocab), None)) is not None:
-        raise InputError(f"data: {place}: tokens: {wrong} is not allowed; expected ids below {vocab}, the target's")
-    return tokens

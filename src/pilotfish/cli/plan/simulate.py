@@ -1,18 +1,21 @@
-"""`pilotfish plan simulate`: modes of speculation at several loads, in virtual time."""
+"""`pilotfish plan simulate`: modes of speculation at several loads. `plan splits`: how many of 8 devices should run the
+target. Both in virtual time."""
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from rich.console import Console
 
 from pilotfish.cli.options import JsonOption
-from pilotfish.cli.show import print_json, progress_bar
+from pilotfish.cli.show import print_json, print_line, print_table, progress_bar, table_of
 from pilotfish.errors import ParameterError
 
 if TYPE_CHECKING:
+    from pilotfish.plan.simulation.device_splits import SplitCurve
     from pilotfish.plan.simulation.setup import Mode
     from pilotfish.plan.simulation.sweep import Sweep, SweepPoint
 
@@ -82,8 +85,15 @@ def simulate(
         requests=requests,
         output=output_tokens,
     )
-    points = _run(sweep)
-    _print_json(sweep, points, target, draft) if json else _print(sweep, points)
+    with progress_bar(Console(stderr=True), sweep.runs, "runs") as advance:
+        points = list(sweep.points(advance))
+    by_setting: dict[str, list[SweepPoint]] = {}
+    for point in points:
+        by_setting.setdefault(point.setting, []).append(point)
+    if json:
+        print_json(_record(sweep, by_setting, target, draft))
+    else:
+        _print(sweep, by_setting)
 
 
 def _modes(text: str, draft: str | None) -> list[Mode]:
@@ -97,7 +107,6 @@ def _modes(text: str, draft: str | None) -> list[Mode]:
 
 
 def _numbers(field: str, text: str, kind: type[T]) -> list[T]:
-    """Ascending."""
     try:
         numbers = sorted({kind(part) for part in text.split(",")})
     except ValueError:
@@ -107,57 +116,39 @@ def _numbers(field: str, text: str, kind: type[T]) -> list[T]:
     return numbers
 
 
-def _run(sweep: Sweep) -> list[SweepPoint]:
-    from rich.console import Console
-
-    with progress_bar(Console(stderr=True), sweep.runs, "runs") as advance:
-        return list(sweep.points(advance))
-
-
-def _by_setting(points: list[SweepPoint]) -> dict[str, list[SweepPoint]]:
-    settings: dict[str, list[SweepPoint]] = {}
-    for point in points:
-        settings.setdefault(point.setting, []).append(point)
-    return settings
-
-
-def _print_json(sweep: Sweep, points: list[SweepPoint], target: str, draft: str | None) -> None:
+def _record(sweep: Sweep, by_setting: dict[str, list[SweepPoint]], target: str, draft: str | None) -> Any:
     from msgspec import to_builtins
 
     from pilotfish.plan.simulation.sweep import crossover
 
-    guessing = [of for of in _by_setting(points).values() if of[0].mode != "off"]
     about = {"target": target, "draft": draft, "pair": sweep.trace.pair, "acceptance": sweep.trace.acceptance}
     setup = {name: getattr(sweep.setup, name) for name in ("speculation", "host", "targets", "pools", "delay")}
     load = {"load": "rate" if sweep.poisson else "concurrency", "requests": sweep.requests, "output": sweep.output}
-    crossovers = [{"mode": of[0].mode, "budget": of[0].budget, "load": crossover(of)} for of in guessing]
-    print_json(to_builtins({**about, **setup, **load, "points": points, "crossovers": crossovers}))
+    crossovers = [
+        {"mode": of[0].mode, "budget": of[0].budget, "load": crossover(of)}
+        for of in by_setting.values()
+        if of[0].mode != "off"
+    ]
+    points = [point for of in by_setting.values() for point in of]
+    return to_builtins({**about, **setup, **load, "points": points, "crossovers": crossovers})
 
 
-def _print(sweep: Sweep, points: list[SweepPoint]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _print(sweep: Sweep, by_setting: dict[str, list[SweepPoint]]) -> None:
+    from pilotfish.plan.simulation.sweep import crossover
 
     pair, host = sweep.trace.pair, sweep.setup.host
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
-    console.print(
+    print_line(
         f"acceptance of {pair.target} with {pair.draft}: first guess right {sweep.trace.acceptance:.3f}, "
         f"temperature {pair.temperature:g}; {sweep.output} tokens a request; host {1e3 * host.step:g} ms a step, "
-        f"{1e3 * host.level:g} ms a level",
-        style="dim",
-        soft_wrap=True,
+        f"{1e3 * host.level:g} ms a level"
     )
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("\nmode", no_wrap=True)
-    for heading in _cells(points[0], sweep.poisson):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for of in _by_setting(points).values():
-        for point in of:
-            table.add_row(point.setting, *_cells(point, sweep.poisson).values())
-    console.print(table)
-    for setting, of in _by_setting(points).items():
+    rows = [{"\nmode": point.setting, **_cells(point, sweep.poisson)} for of in by_setting.values() for point in of]
+    print_table(table_of(rows), in_file=WIDTH)
+    for setting, of in by_setting.items():
         if of[0].mode != "off":
-            console.print(f"{setting}: {_crossover(of)}")
+            at = crossover(of)
+            pays = f"pays up to {of[-1].load:g} and maybe beyond" if at is None else f"stops paying at {at:.3g}"
+            print_line(f"{setting}: {pays}")
 
 
 def _cells(point: SweepPoint, poisson: bool) -> dict[str, str]:
@@ -175,8 +166,40 @@ def _cells(point: SweepPoint, poisson: bool) -> dict[str, str]:
     }
 
 
-def _crossover(of: list[SweepPoint]) -> str:
-    from pilotfish.plan.simulation.sweep import crossover
+# -- splits
 
-    at = crossover(of)
-    return f"pays up to {of[-1].load:g} and maybe beyond" if at is None else f"stops paying at {at:.3g}"
+
+def splits(json: JsonOption = False) -> None:
+    """Simulate SwiftSpec's pairs at each split of 8 devices, beside the published best. Takes a minute or two."""
+    from msgspec import to_builtins
+
+    from pilotfish.plan.simulation.device_splits import SPLITS, curves, runs_of
+
+    with progress_bar(Console(stderr=True), runs_of(SPLITS), "runs") as advance:
+        found = curves(SPLITS, advance)
+    published = {name: SPLITS.pairs[name].best for name in found}
+    if not json:
+        rows = [_split_cells(name, curve, published[name]) for name, curve in found.items()]
+        print_table(table_of(rows, title="tokens/s, target + draft"), in_file=WIDTH)
+        return
+    records = {
+        name: {"published": best, "best": found[name].best.target, "behind": found[name].behind(best[0])}
+        for name, best in published.items()
+    }
+    print_json({name: {**records[name], **to_builtins(curve)} for name, curve in found.items()})
+
+
+def _split_cells(name: str, curve: SplitCurve, published: Sequence[int]) -> dict[str, str]:
+    from pilotfish.plan.simulation.device_splits import SPLITS
+
+    splits = [f"{target}+{SPLITS.devices - target}" for target in range(1, SPLITS.devices)]
+    *apart, in_turn = [f"{point.rate:.0f}" for point in curve.points]
+    return {
+        "pair": name,
+        "chance": f"{curve.acceptance:.2f}",
+        **dict(zip(splits, apart, strict=True)),
+        "in turn": in_turn,
+        "best": splits[curve.best.target - 1],
+        "published": " or ".join(splits[target - 1] for target in published),
+        "behind": f"{curve.behind(published[0]):+.1%}",
+    }

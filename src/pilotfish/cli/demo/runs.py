@@ -1,8 +1,9 @@
-"""Runs of the demo: the modes of an engine take turns on the same prompts and seeds, for as long as there is time."""
+"""Runs of the demo: the modes of an engine take turns on equal prompts and seeds, at a pace that the machine holds."""
 
 from __future__ import annotations
 
 import io
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from pilotfish.cli.bench.contestants import OFF, PLAIN, Run, contestant_of, periods_of, take_turns
 from pilotfish.cli.bench.workload import Job, load_prompts
@@ -30,6 +32,15 @@ WARM_UP_TOKENS = 5
 SECONDS, ASYNC_SECONDS, SHORT = 7.0, 2.5, 32
 #: How long off and sync together take for what off takes a second for on the cores that async leaves it.
 OFF_AND_SYNC = 1.3
+
+#: Milliseconds of a forward of a 70B model on four H200, and of a level of a 1B model on one.
+TARGET_MS, DRAFT_MS = 10.4, 2.6
+DEVICES = "a 70B target on four H200 and a 1B draft on one"
+#: Of the measurement of a pace, at most.
+TRIAL_SECONDS, TRIAL_ROUNDS = 3.0, 100
+#: The share of forwards that must be in time while they are measured (of a run at most one in a hundred may be late),
+#: and what is added to their time where they are not: a later run is no copy of the measured one.
+IN_TIME, MARGIN = 0.997, 1.2
 
 #: One run of jobs in a mode.
 Play = Callable[[Sequence[Job]], Run]
@@ -50,8 +61,6 @@ class Scene:
 
 @dataclass(frozen=True)
 class Work:
-    """What a round generates."""
-
     params: SamplingParams
     prompts: int = len(PROMPTS)
 
@@ -59,7 +68,6 @@ class Work:
         return [Job(prompt, "", replace(self.params, seed=seed)) for prompt in PROMPTS[: self.prompts]]
 
     def within(self, tokens: int) -> Work:
-        """As much of it as has so many tokens."""
         short = min(SHORT, self.params.max_tokens)
         prompts = max(1, min(self.prompts, tokens // short))
         return Work(replace(self.params, max_tokens=max(1, min(self.params.max_tokens, tokens // prompts))), prompts)
@@ -67,8 +75,6 @@ class Work:
 
 @dataclass(frozen=True)
 class Timing:
-    """Timed rounds of the modes of one engine."""
-
     work: Work
     runs: dict[str, list[Run]]  # by mode
     cores: dict[str, int]  # by mode: those that the target could run on
@@ -86,12 +92,14 @@ def time_modes(
     work: Work,
     rounds: int,
     *,
-    seconds: float,
-    show: Show | None = None,
     quiet: bool,
+    show: Show | None = None,
+    seconds: float | None = None,
 ) -> Timing:
-    """Load an engine and time its modes: its own and, unless that is async, off. An async engine does as much of `work`
-    as off and sync will have time for."""
+    """Its own mode and, unless that is async, off. An async engine does as much of `work` as off and sync will have
+    time for. Timed rounds take about so many `seconds`, or a mode's own."""
+    if seconds is None:
+        seconds = ASYNC_SECONDS if config.mode == "async" else SECONDS
     where = "a process of its own" if config.mode == "async" else "the target's process"
     with tempfile.TemporaryDirectory() as directory:
         trace = Path(directory, "timeline.json") if config.pace and config.mode == "async" else None
@@ -133,7 +141,7 @@ def _warm_up(engine: Engine, plays: Mapping[str, Play], work: Work) -> int:
 
 
 def _worker_pacing(trace: Path, config: EngineConfig, began: float) -> list[Pacer]:
-    """How well each draft worker kept its pace since `began`, read off a timeline."""
+    """Of each draft worker since `began`, read off a timeline."""
     pace, events = config.paces.draft, msgspec.json.decode(trace.read_bytes())["traceEvents"]
     if pace is None:
         return []
@@ -146,9 +154,42 @@ def _worker_pacing(trace: Path, config: EngineConfig, began: float) -> list[Pace
 
 
 def seeds_within(rounds: int, seconds: float) -> Iterator[int]:
-    """Seeds of up to so many rounds; no second one that would not end within `seconds`."""
     began = time.perf_counter()
     for done in range(rounds):
         if done and (time.perf_counter() - began) * (done + 1) / done > seconds:
             return
         yield done
+
+
+# -- a pace that the machine holds: that of a pair of devices, stretched as far as it must be
+
+
+def paced_scene(pair: str, config: EngineConfig, stretch: float) -> Scene:
+    target, draft = (f"{round(milliseconds * stretch, 3):g}ms" for milliseconds in (TARGET_MS, DRAFT_MS))
+    pace = f"target={target},draft={draft}"
+    slowed = "" if stretch == 1 else f", {stretch:g} times slower: what this machine holds"
+    title = f"{pair} at the pace of {DEVICES}{slowed} ({pace})"
+    return Scene("paced", title, pair, replace(config, pace=pace), stretch)
+
+
+def measured_scene(pair: str, config: EngineConfig, work: Work, *, quiet: bool) -> Scene:
+    """At the pace that it holds here, measured as it will run: both models at once, with pauses that cool caches."""
+    trial = paced_scene(pair, config, 1.0)
+    timing = time_modes(trial.config, work, TRIAL_ROUNDS, seconds=TRIAL_SECONDS, quiet=quiet)
+    return paced_scene(pair, config, stretch_of(timing.pacing))
+
+
+def slower_scene(scene: Scene, pacing: Sequence[Pacer]) -> Scene:
+    assert scene.stretch is not None
+    stretch = scene.stretch * MARGIN * max(1.0, _taken(pacing))
+    return paced_scene(scene.pair, scene.config, math.ceil(10 * stretch) / 10)
+
+
+def stretch_of(pacing: Sequence[Pacer]) -> float:
+    """1 at least, for all but a few of these forwards to be in time."""
+    taken = _taken(pacing)
+    return 1.0 if taken <= 1 else math.ceil(10 * MARGIN * taken) / 10
+
+
+def _taken(pacing: Sequence[Pacer]) -> float:
+    return max((float(np.quantile(pacer.taken, IN_TIME)) for pacer in pacing if pacer.taken), default=0.0)

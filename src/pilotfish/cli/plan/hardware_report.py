@@ -1,14 +1,11 @@
-"""How plans are printed: a table of kinds of deployments; lines on what bounds the best one and how sure that is."""
+"""How plans are printed: a table of kinds of deployments; lines on the best one's bounds, and how sure they are."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-
-from pilotfish.printable import one_line
+from pilotfish.cli.show import print_line, print_table, table_of
 
 if TYPE_CHECKING:
     from pilotfish.plan.planner.choice import Crossover, HardwareChoice
@@ -18,14 +15,9 @@ if TYPE_CHECKING:
 
 #: Characters, however narrow the terminal.
 TABLE_WIDTH = 250
-COLUMNS = (
-    *("kind", "draft", "devices", "targets", "tokens/s a user", "tokens/s", "TTFT ms", "TPOT ms", "at once"),
-    *("USD/h", "USD/Mtok", "MJ/Mtok", "most req/s", "stopped by", "most time"),
-)
 
 
 def choice_record(choice: HardwareChoice) -> dict[str, Any]:
-    """All of it, with what records compute."""
     from msgspec import to_builtins
 
     from pilotfish.plan.planner.choice import shortfall
@@ -53,59 +45,44 @@ def _computed(one: Outlook) -> dict[str, Any]:
 
 
 def print_choice(choice: HardwareChoice) -> None:
-    console = Console(highlight=False)
-    console.width = max(console.width, TABLE_WIDTH)
     if choice.situation.about:
-        console.print(one_line(choice.situation.about), markup=False, soft_wrap=True)
-    table = Table(*COLUMNS, box=None, pad_edge=False)
-    for one in choice.kinds:
-        table.add_row(*_cells(one))
-    console.print(table)
-    for line in _lines(choice):
-        console.print(one_line(line), markup=False, soft_wrap=True)
+        print_line(choice.situation.about)
+    rows = [_cells(one) for one in choice.kinds]
+    print_table(table_of(rows, left=rows[0] if rows else ()), at_least=TABLE_WIDTH)
+    crossovers = [*map(_crossover, choice.crossovers)] or ["Speculation: no draft was given, or none fits."]
+    for line in ("", *_verdict(choice), *_bounds(choice.chosen), *crossovers, *_acceptance(choice), *_caveats(choice)):
+        print_line(line)
 
 
 def print_load(load: RecordedLoad, choices: Mapping[str, HardwareChoice]) -> None:
-    console = Console(highlight=False)
     facts = f"{load.requests} requests in {load.minutes:.0f} minutes: {load.mean:.2f} a second, {load.peak:.2f} in the"
-    console.print(f"{facts} busiest minute; {load.shared:.0%} of prompts' tokens came before", soft_wrap=True)
+    print_line(f"{facts} busiest minute; {load.shared:.0%} of prompts' tokens came before")
     for name, choice in choices.items():
-        console.print(f"\n{name}:", soft_wrap=True)
+        print_line("")
+        print_line(f"{name}:")
         print_choice(choice)
 
 
-def _cells(one: Outlook) -> tuple[str, ...]:
+def _cells(one: Outlook) -> dict[str, str]:
     deployment, point = one.deployment, one.point
     tree = "" if point.step.tree is None else f", {point.step.tree.nodes} guesses"
-    return (
-        deployment.kind,
-        "" if deployment.draft is None else f"{deployment.draft.name}{tree}",
-        ", ".join(f"{count} {name}" for name, count in deployment.devices.items()),
-        f"{deployment.replicas} x {sum(count for _, count in deployment.target.devices)}",
-        f"{point.speed:.1f}",
-        f"{point.tokens:.0f}{'' if one.serves else ' (short)'}",
-        f"{1e3 * point.ttft:.0f}",
-        f"{1e3 * point.tpot:.1f}",
-        f"{point.sequences * deployment.replicas}",
-        _range(one.hourly),
-        _range(one.token_cost),
-        "" if one.joules is None else f"{one.joules / 1e6:.2f}",
-        f"{one.capacity.requests:.2f}",
-        one.stops,
-        f"{point.binds} {point.shares[point.binds]:.0%}",
-    )
-
-
-def _lines(choice: HardwareChoice) -> Iterator[str]:
-    yield ""
-    yield from _verdict(choice)
-    yield from _bounds(choice.chosen)
-    for crossover in choice.crossovers:
-        yield _crossover(crossover)
-    if not choice.crossovers:
-        yield "Speculation: no draft was given, or none fits."
-    yield from _acceptance(choice)
-    yield from _caveats(choice)
+    return {
+        "kind": deployment.kind,
+        "draft": "" if deployment.draft is None else f"{deployment.draft.name}{tree}",
+        "devices": ", ".join(f"{count} {name}" for name, count in deployment.devices.items()),
+        "targets": f"{deployment.replicas} x {sum(count for _, count in deployment.target.devices)}",
+        "tokens/s a user": f"{point.speed:.1f}",
+        "tokens/s": f"{point.tokens:.0f}{'' if one.serves else ' (short)'}",
+        "TTFT ms": f"{1e3 * point.ttft:.0f}",
+        "TPOT ms": f"{1e3 * point.tpot:.1f}",
+        "at once": f"{point.sequences * deployment.replicas}",
+        "USD/h": _range(one.hourly),
+        "USD/Mtok": _range(one.token_cost),
+        "MJ/Mtok": "" if one.joules is None else f"{one.joules / 1e6:.2f}",
+        "most req/s": f"{one.capacity.requests:.2f}",
+        "stopped by": one.stops,
+        "most time": f"{point.binds} {point.shares[point.binds]:.0%}",
+    }
 
 
 def _verdict(choice: HardwareChoice) -> Iterator[str]:

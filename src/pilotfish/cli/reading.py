@@ -1,0 +1,139 @@
+"""What commands read: files of options, plans and grammars; statistics that a server gives as JSON."""
+
+import os
+import re
+import tomllib
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from datetime import datetime
+from http.client import HTTPException
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+import typer
+
+from pilotfish.errors import InputError, ParameterError, UnknownOptionError
+
+T = TypeVar("T")
+
+#: Where a server listens unless it is told otherwise.
+LOCAL = "http://127.0.0.1:8000"
+#: Seconds that a server may take for an answer.
+PATIENCE = 20.0
+#: Bytes of an answer.
+MOST_BYTES = 64 << 20
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_HINTS = {
+    401: "; --api-key-env names a variable that holds a key",
+    404: "; this server keeps no such statistics",
+}
+
+ApiKeyEnvOption = Annotated[
+    str, typer.Option(metavar="NAME", help="Environment variable that holds the server's API key.")
+]
+UrlOption = Annotated[str | None, typer.Option(help=f"Of the server.  [default: {LOCAL}]")]
+
+
+def from_file(route: str) -> Any:
+    return typer.Option("--from", help=f"A file that holds the answer to GET {route} instead.")
+
+
+def read_bytes(field: str, path: Path) -> bytes:
+    """ParameterError, naming `field`, for a file that cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ParameterError(field, str(path), f"a file that can be read ({error.strerror})") from error
+
+
+def read_text(field: str, path: Path) -> str:
+    try:
+        return read_bytes(field, path).decode()
+    except UnicodeDecodeError as error:
+        raise ParameterError(field, str(path), "a file that can be read (it is not UTF-8)") from error
+
+
+def read_toml(field: str, path: Path) -> dict[str, Any]:
+    """InputError for a file that is not TOML."""
+    try:
+        return tomllib.loads(read_text(field, path))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{field}: {path} is not TOML: {error}") from error
+
+
+def with_defaults(context: typer.Context, path: Path | None) -> Path | None:
+    """Of an eager option: entries of a TOML file, by options' names, become defaults; UnknownOptionError for others."""
+    if path is None:
+        return None
+    given = {name.replace("-", "_"): value for name, value in read_toml("config", path).items()}
+    known = sorted({str(one.name) for one in context.command.params} - {"config_file", "json"})
+    for name in given:
+        if name not in known:
+            raise UnknownOptionError(name, known)
+    context.default_map = {**(context.default_map or {}), **given}
+    return path
+
+
+def moment_of(text: str, now: float) -> float:
+    """Seconds since the epoch of `now`, an age as 90m or 7d, or an ISO time, local without a zone; or ValueError."""
+    if text == "now":
+        return now
+    if age := re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smhd])", text, re.ASCII):
+        return now - float(age[1]) * SECONDS[age[2]]
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (OverflowError, OSError) as error:
+        raise ValueError(text) from error
+
+
+# -- statistics
+
+
+def read_statistics(
+    kind: type[T], route: str, urls: Sequence[str | None], files: Sequence[Path | None], api_key_env: str
+) -> list[T]:
+    """Answers to GET `route`, in files or asked of servers, with the key in `api_key_env`; InputError for none."""
+    held, asked = [file for file in files if file is not None], [url for url in urls if url is not None]
+    if held and asked:
+        raise InputError("from: it cannot be combined with --url; give one of them")
+    if held:
+        return [_decoded(kind, read_bytes("from", file), str(file)) for file in held]
+    return [_asked(kind, url, route, api_key_env) for url in asked or [LOCAL]]
+
+
+def _asked(kind: type[T], url: str, route: str, api_key_env: str) -> T:
+    base, key = _base(url), os.environ.get(api_key_env)
+    if api_key_env and not key:
+        raise ParameterError("api_key_env", api_key_env, "an environment variable that holds a key")
+    headers = {"authorization": f"Bearer {key}"} if api_key_env else {}
+    request = urllib.request.Request(base + route, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as response:
+            body: bytes = response.read(MOST_BYTES)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise InputError(f"url: {base}{route} answers HTTP {error.code}{_HINTS.get(error.code, '')}") from error
+    except (OSError, HTTPException, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise InputError(f"url: {base} cannot be reached: {getattr(reason, 'strerror', None) or reason}") from error
+    return _decoded(kind, body, base + route)
+
+
+def _base(url: str) -> str:
+    try:
+        address = urlsplit(url)
+    except ValueError:  # an IPv6 address without its end
+        address = urlsplit("")
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise ParameterError("url", url, "an http:// or https:// URL")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _decoded(kind: type[T], body: bytes, place: str) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{place} holds no such statistics: {error}") from error

@@ -1,0 +1,260 @@
+"""`pilotfish draft`, `prefill` and `target`, by hand and as an engine or a server starts them; their processes."""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from attending import LIMIT, TARGET, AttendingServer
+from conftest import Refused, Run
+from sizes import in_soak
+from support import make_engine, run, write_model
+
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.text import config_text
+from pilotfish.config.workers import DraftConfig, PrefillConfig, TargetConfig
+from pilotfish.core.prefilling.prefill_messages import (
+    PREFILL_VERSION,
+    OrderFailed,
+    PrefillHello,
+    PrefillOrder,
+    PrefillRefuse,
+)
+from pilotfish.core.prefilling.segments import KVIdentity, KVLayout
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.engine.memory import plan_memory
+from pilotfish.engine.pairs import resolve_pair
+from pilotfish.engine.pools.remote_pools import worker_command
+from pilotfish.engine.processes.host_memory import GIB
+from pilotfish.wire.channel import decode_from_prefill, encode
+from pilotfish.wire.curve_keys import TargetKeys, new_key_pair, write_key_pair
+from pilotfish.wire.serving import Declined
+from pilotfish.wire.sockets import DialingChannel
+
+LISTEN = "ipc:///tmp/worker-3"
+
+
+@pytest.fixture
+def config(llama: Path, draft: Path, tmp_path: Path) -> EngineConfig:
+    """With values that no field has by default."""
+    sizes = {"memory": 3.5, "kv_slots": 512, "kv_host_memory": 1.0, "max_requests": 5, "max_rows": 99, "threads": 3}
+    kinds = {"drafter": "lm", "dtype": "float32", "kv_dtype": "int8", "pace": "draft=2ms,prefill=2ms", "cores": "0"}
+    own = {"leaves": 7, "prefill_workers": 2, "max_model_len": 100, "trace": tmp_path / "trace.json", "eager": True}
+    return EngineConfig(target=llama, draft=draft, mode="async", **sizes, **kinds, **own)
+
+
+def differing(model: EngineConfig, config: EngineConfig) -> set[str]:
+    return {item.name for item in fields(config) if getattr(model, item.name) != getattr(config, item.name)}
+
+
+def test_a_draft_worker_has_every_field_of_its_engine_that_is_not_of_the_target_alone(
+    pilotfish: Run, config: EngineConfig, started: list[DraftConfig]
+) -> None:
+    assert pilotfish(*worker_command("draft", config, LISTEN, "draft 3")[3:]).code == 0
+    (pool,) = started
+    assert pool == DraftConfig(model=config.of_draft, listen=LISTEN, name="draft 3", leaves=7)
+    assert pool.model.target == config.draft and (pool.model.cores, pool.model.threads) == ("", 0)
+    own = {"target", "draft", "mode", "cores", "threads", "max_rows", "max_model_len"}
+    assert differing(pool.model, config) - own <= {"prefill_workers", "kv_host_memory"}
+    assert own <= differing(pool.model, config)
+    assert pool.model.memory == 3.5 and plan_memory(pool.model).limit == round(3.5 * GIB)
+
+
+def test_a_prefill_worker_has_every_field_of_its_engine_that_is_not_of_the_target_alone(
+    pilotfish: Run, config: EngineConfig, started: list[PrefillConfig]
+) -> None:
+    assert pilotfish(*worker_command("prefill", config, LISTEN, "prefill 1")[3:]).code == 0
+    assert started == [PrefillConfig(model=config.of_prefill, listen=LISTEN, name="prefill 1")]
+    own = {"draft", "mode", "cores", "threads", "max_rows", "kv_host_memory", "prefill_workers"}
+    assert own <= differing(started[0].model, config) <= own | {"drafter", "leaves"}
+
+
+def test_a_server_starts_a_target_from_its_own_configuration(
+    pilotfish: Run, config: EngineConfig, started: list[TargetConfig]
+) -> None:
+    assert pilotfish("target", f"--listen={LISTEN}", f"--config={config_text(config)}").code == 0
+    assert started == [TargetConfig(engine=config, listen=LISTEN)]
+
+
+def test_options_of_a_draft_pool(pilotfish: Run, draft: Path, started: list[Any], tmp_path: Path) -> None:
+    options = ("--memory", 2, "--kv-slots", 512, "--leaves", 9, "--children", 3, "--name", "a", "--insecure")
+    options += ("--revision", "monday")
+    assert pilotfish("draft", "--draft", draft, "--listen", LISTEN, "--key", tmp_path, *options).code == 0
+    model = EngineConfig(target=draft, memory=2.0, kv_slots=512)
+    own = {"revision": "monday", "key": tmp_path, "insecure": True, "leaves": 9, "children": 3}
+    assert started == [DraftConfig(model=model, listen=LISTEN, name="a", **own)]
+
+
+def test_options_of_a_prefill_pool(pilotfish: Run, llama: Path, started: list[Any], tmp_path: Path) -> None:
+    options = ("--kv-slots", 512, "--max-queued-tokens", "8K", "--segment-bytes", "64K", "--segment-memory", 0.5)
+    options += ("--lease", 3, "--name", "a", "--insecure", "--key", tmp_path, "--max-model-len", "1k")
+    assert pilotfish("prefill", "--model", llama, "--listen", LISTEN, *options).code == 0
+    own = {"segment_bytes": 1 << 16, "segment_memory": 0.5, "max_queued_tokens": 8192, "lease": 3.0}
+    model = EngineConfig(target=llama, kv_slots=512, max_model_len=1000, max_rows=2048)
+    assert started == [PrefillConfig(model=model, listen=LISTEN, name="a", insecure=True, key=tmp_path, **own)]
+
+
+def test_options_of_a_target(pilotfish: Run, llama: Path, draft: Path, started: list[Any], tmp_path: Path) -> None:
+    options = ("--draft", draft, "--mode", "async", "--max-requests", 5, "--max-rows", 64, "--kv-slots", 512)
+    own = ("--listen", LISTEN, "--name", "a", "--key", tmp_path, "--allow", tmp_path, "--insecure")
+    assert pilotfish("target", "--model", llama, *options, *own).code == 0
+    given = {"mode": "async", "max_requests": 5, "max_rows": 64, "kv_slots": 512, "insecure": True}
+    engine = EngineConfig(target=llama, draft=draft, **given)
+    assert started == [TargetConfig(engine=engine, listen=LISTEN, name="a", key=tmp_path, allow=tmp_path)]
+
+
+def test_a_draft_of_a_pair_by_name(pilotfish: Run, refused: Refused, started: list[DraftConfig]) -> None:
+    assert pilotfish("draft", "--pair", "pycode", "--draft", "eagle3", "--listen", LISTEN).code == 0
+    assert pilotfish("draft", "--pair", "pycode", "--listen", LISTEN).code == 0
+    head, pair = resolve_pair("pycode", "eagle3"), resolve_pair("pycode")
+    assert [(pool.model.target, pool.target) for pool in started] == [(head.draft, head.target), (pair.draft, None)]
+    line = refused("draft", "--pair", "pycode", "--draft", "medusa", "--listen", LISTEN)
+    assert line == "draft: 'medusa' is not allowed; expected draft, dspark, eagle3; others need --target"
+
+
+# -- what is refused
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("windowed"), "mistral")
+
+
+ALL = ("draft", "prefill", "target")
+
+
+@pytest.mark.parametrize(
+    ("commands", "options", "line"),
+    [
+        (ALL, ("--config", "{{}}"), "config: '{}' is not allowed; expected an engine's configuration"),
+        (ALL, ("--listen", "tcp://0.0.0.0:0"), "listen: 'tcp://0.0.0.0:0' is not allowed; expected "),
+        (ALL, ("--listen", "nowhere"), "listen: 'nowhere' is not allowed; expected "),
+        (ALL, ("--key", "{key}"), "allow: None is not allowed; expected an allowlist, with --key"),
+        (ALL, ("--key", "{key}", "--allow", "{key}"), "allow: "),
+        (("target",), ("--allow", "{key}"), "key: None is not allowed; expected a key file, with --allow"),
+        (("target",), ("--max-requests", 0), "max_requests: 0 is not allowed; expected an integer 1 to "),
+        (("target",), ("--log-format", "xml"), "log_format: 'xml' is not allowed; expected json or text"),
+        (("draft",), ("--leaves", 0), "leaves: 0 is not allowed; expected an integer 1 to 1024"),
+        (("draft",), ("--memory", -1), "memory: -1.0 is not allowed; expected a number of GiB, 0 to 1048576"),
+        (("draft",), ("--kv-slots", 63), "kv_slots: 63 is not allowed; expected 0, or an integer 64 to 67108864"),
+        (("draft",), ("--dtype", "int4"), "dtype: 'int4' is not allowed; expected auto or float32 or bfloat16"),
+        (("draft",), ("--revision", 129 * "x"), "revision: 'xxx"),
+        (("prefill",), ("--lease", 0), "lease: 0.0 is not allowed; expected a number of seconds, 1 to 3600"),
+        (("prefill",), ("--max-queued-tokens", "many"), "max_queued_tokens: 'many' is not allowed; expected a whole"),
+        (("prefill",), ("--max-queued-tokens", 0), "max_queued_tokens: 0 is not allowed; expected an integer 1 to "),
+        (("prefill",), ("--segment-bytes", 100), "segment_bytes: 100 is not allowed; expected an integer 4096 to "),
+        (("prefill",), ("--segment-memory", 0.001), "segment_memory: 0.001 is not allowed; expected room for two of"),
+        (("prefill",), ("--model", "{windowed}"), "target: every layer of "),
+        (("prefill",), ("--model", "{tmp}/none"), "target: "),
+        (("prefill",), ("--pair", "pycode"), "pair: it cannot be combined with --target"),
+        (("prefill",), ("--pace", "prefill=soon"), "pace: 'soon' is not allowed; expected "),
+    ],
+    ids=str,
+)
+def test_what_cannot_be(
+    refused: Refused,
+    llama: Path,
+    windowed: Path,
+    tmp_path: Path,
+    commands: tuple[str, ...],
+    options: tuple[object, ...],
+    line: str,
+) -> None:
+    write_key_pair(new_key_pair(), tmp_path / "own.key")
+    names = {"key": tmp_path / "own.key", "windowed": windowed, "tmp": tmp_path}
+    given = [option.format(**names) if isinstance(option, str) else option for option in options]
+    for command in commands:
+        fixed = ("--model", llama, "--listen", f"ipc://{tmp_path}/{command}", "--kv-slots", 64)
+        assert refused(command, *fixed, *given).startswith(line)
+
+
+# -- processes
+
+
+@contextmanager
+def process_of(command: str, *options: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A worker's process, and where it says that it listens."""
+    fixed = ("--dtype", "float32", "--threads", "1", "--eager", "--json", "--name", f"{command} 7")
+    words = [sys.executable, "-m", "pilotfish", command, *map(str, options), *fixed]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            endpoint = msgspec.json.decode(process.stdout.readline())["endpoint"]
+            title = Path(f"/proc/{process.pid}/cmdline").read_bytes().rstrip(b"\0").decode()
+            assert title == f"pilotfish: {command} 7"
+            yield process, endpoint
+        finally:
+            process.kill()
+
+
+def ended(process: subprocess.Popen[str]) -> str:
+    """Its lines on stderr, after it has ended in order."""
+    assert process.stderr is not None and process.wait(LIMIT) == 0
+    lines = process.stderr.read()
+    assert "Traceback" not in lines and "leak" not in lines
+    return lines
+
+
+@in_soak
+def test_a_prefill_process_refuses_other_models_and_ends_in_order(llama: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="prefill-") as made:  # its name is short: a socket is in it
+        directory = Path(made)
+        listen = ("--listen", f"ipc://{directory}/pool", "--trace", directory / "trace.json")
+        with process_of("prefill", "--model", llama, *listen, "--kv-slots", 256) as (process, endpoint):
+            assert endpoint == f"ipc://{directory}/pool"
+            identity = KVIdentity({"model": "another"}, KVLayout(2, 0, 2, [128, 128]))
+            with closing(DialingChannel([endpoint], secrets.token_bytes(8))) as channel:
+                away = ask(channel, PrefillHello(PREFILL_VERSION, identity, "m"))
+                assert isinstance(away, PrefillRefuse) and away.reason.startswith("model: llama of 2 layers, ")
+                assert away.reason.endswith(", not another")
+                assert isinstance(ask(channel, PrefillOrder(1, [1], 0)), OrderFailed)
+            os.kill(process.pid, signal.SIGTERM)
+            assert "turned a target away: model: " in ended(process)
+        assert [path.name for path in directory.iterdir()] == ["trace.json.prefill-7.part"]
+
+
+def ask(channel: DialingChannel, message: msgspec.Struct) -> object:
+    """The answer."""
+    deadline = time.monotonic() + LIMIT
+    while time.monotonic() < deadline:
+        channel.send(b"0", encode(message))
+        for received in channel.receive(0.2):
+            return decode_from_prefill(received.frame)
+    raise AssertionError("no answer")
+
+
+def test_a_target_process_serves_two_servers_that_hold_its_keys_and_ends_in_order(llama: Path, tmp_path: Path) -> None:
+    pairs = {name: new_key_pair() for name in ("target", "a", "b", "stranger")}
+    write_key_pair(pairs["target"], tmp_path / "target.key")
+    (tmp_path / "servers").write_text(f"{pairs['a'].public} one\n{pairs['b'].public} two\n")
+    own_keys = ("--key", tmp_path / "target.key", "--allow", tmp_path / "servers", "--kv-slots", 1024)
+    listen = ("--model", llama, "--listen", "tcp://127.0.0.1:0")
+    with process_of("target", *listen, *own_keys) as (process, endpoint), ExitStack() as stack:
+        assert endpoint.startswith("tcp://127.0.0.1:")
+        keys = [TargetKeys(pairs[name], pairs["target"].public) for name in ("a", "b", "stranger")]
+        channels = [DialingChannel([endpoint], own.own.public[:8].encode(), [own]) for own in keys]
+        a, b, stranger = (AttendingServer(stack.enter_context(closing(channel))) for channel in channels)
+        params = [SamplingParams(max_tokens=9, seed=seed, temperature=0.8) for seed in (1, 2)]
+        for server, own in zip((a, b), params, strict=True):
+            identity = server.join().identity
+            assert identity.kv_slots == 1024 and identity.version and identity.tokenizer
+            server.submit(1, [5, 6, 7], own)  # the same number
+        outputs = [server.output(1) for server in (a, b)]
+        assert a.whole and b.whole
+        os.kill(process.pid, signal.SIGTERM)
+        for server in (a, b):
+            assert server.until(Declined).reason == "it shuts down"
+        lines = ended(process)
+        assert not stranger.channel.receive(0.5) and stranger.channel.refused(TARGET)
+    assert outputs == run(make_engine(llama), [[5, 6, 7]] * 2, params)
+    assert f"target 7 listens at {endpoint}" in lines
