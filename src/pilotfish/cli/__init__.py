@@ -51,12 +51,13 @@ app.add_typer(train.app, name="train")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code. Whatever goes wrong is one line on stderr."""
+    """Run one command; its exit code. Whatever goes wrong is one line on stderr. Without `argv` the process is the
+    command's own, which commands find as their context's object."""
     if logging.lastResort is not None:  # what prints the log of commands that configure none
         logging.lastResort.setFormatter(OneLineFormatter())
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
-        code: int = app(arguments, prog_name="pilotfish", standalone_mode=False) or 0
+        code: int = app(arguments, prog_name="pilotfish", standalone_mode=False, obj=argv is None) or 0
         return _fail("interrupted", 1) if code == INTERRUPTED else code
     except TyperException as error:
         return _fail(error.format_message() or "Missing command.", 2)  # a group without one has shown its help
