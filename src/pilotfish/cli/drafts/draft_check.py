@@ -19,7 +19,7 @@ from pilotfish.errors import InputError, ParameterError
 if TYPE_CHECKING:
     from pilotfish.core.drafting.messages import Hello
     from pilotfish.wire.conformance.kit import ConformanceReport
-    from pilotfish.wire.conformance.player import Line
+    from pilotfish.wire.conformance.player import PlayerChannel
 
 #: Columns of a table in a file.
 WIDTH = 140
@@ -88,7 +88,7 @@ def _hello(tokenizer: Path | None, pair: str | None, digest: str, vocab_size: in
     )
 
 
-def _dialling(pool: str, key: Path | None, pool_key: str, insecure: bool) -> Callable[[bytes], Line]:
+def _dialling(pool: str, key: Path | None, pool_key: str, insecure: bool) -> Callable[[bytes], PlayerChannel]:
     from pilotfish.wire.curve_keys import load_target_keys
     from pilotfish.wire.endpoints import check_spelling
     from pilotfish.wire.sockets import DialingChannel
