@@ -18,8 +18,8 @@ from pilotfish.wire.serving import (
     Delta,
     EngineRequest,
     Failure,
-    Progress,
     Status,
+    StepProgress,
     Submit,
     ToServer,
     ToTarget,
@@ -61,7 +61,7 @@ class AttendingServer:
         for received in self.channel.receive(ATTEND):
             message = decoded(SERVER_DECODER, received.frame)
             self.heard.append(message)
-            if isinstance(message, Beat | Progress | Failure) and self.attendance.incarnation:
+            if isinstance(message, Beat | StepProgress | Failure) and self.attendance.incarnation:
                 self.whole &= self.attendance.follows(message)
 
     def until(self, kind: type[Any]) -> Any:
@@ -79,7 +79,7 @@ class AttendingServer:
         return status
 
     def deltas(self, number: int) -> list[Delta]:
-        told = [message for message in self.heard if isinstance(message, Progress)]
+        told = [message for message in self.heard if isinstance(message, StepProgress)]
         return [delta for message in told for delta in message.deltas if delta.id == number]
 
     def output(self, number: int) -> list[int]:

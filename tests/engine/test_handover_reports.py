@@ -10,7 +10,7 @@ from pilotfish.core.prefilling.handover import HandOver, HandOverReport
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.loads import Loads
 from pilotfish.wire.channel import decoded, encode
-from pilotfish.wire.serving import SERVER_DECODER, Delta, Progress, StepReport
+from pilotfish.wire.serving import SERVER_DECODER, Delta, StepProgress, StepReport
 
 STEP = StepReport(0.0, 0.0, 0.1, 0.0, 0.0, 1, 1, 0, 0, 1, 0, 0.1)
 
@@ -56,6 +56,6 @@ def test_each_hand_over_is_told_of_once(llama: Path) -> None:
                 scheduler._preempt()  # it begins again, and finds nothing
         assert [delta.handovers for delta in deltas] == [[late], [], [late], []]
         assert [report["outcome"] for report in sample.stats()["handovers"]] == ["late", "late"]
-        sent = decoded(SERVER_DECODER, encode(Progress(0, STEP, deltas)))
-        assert isinstance(sent, Progress) and sent.deltas == deltas
+        sent = decoded(SERVER_DECODER, encode(StepProgress(0, STEP, deltas)))
+        assert isinstance(sent, StepProgress) and sent.deltas == deltas
         assert_idle(engine)

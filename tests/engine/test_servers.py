@@ -24,8 +24,8 @@ from pilotfish.wire.serving import (
     EngineRequest,
     Failure,
     Identity,
-    Progress,
     Status,
+    StepProgress,
     StepReport,
     Submit,
     ToServer,
@@ -82,7 +82,7 @@ class Rig:
 
     def follows(self, peer: Peer) -> bool:
         """Whether the server, which reads all that it was told, finds it whole."""
-        told = [message for message in self.told.pop(peer, []) if isinstance(message, Beat | Progress | Failure)]
+        told = [message for message in self.told.pop(peer, []) if isinstance(message, Beat | StepProgress | Failure)]
         follows = [self.known[peer].follows(message) for message in told]
         return all(follows)
 

@@ -41,9 +41,9 @@ from pilotfish.wire.serving import (
     Delta,
     EngineRequest,
     Failure,
-    Progress,
     Revise,
     Status,
+    StepProgress,
     Submit,
     ToServer,
     ToTarget,
@@ -88,7 +88,7 @@ class Target:
             self.tell(self.attendance.attend(self.follows, self.copies.expected("target")))
             for received in self.server.receive(min(left, ATTEND)):
                 message = decoded(SERVER_DECODER, received.frame)
-                if isinstance(message, Beat | Progress | Failure):
+                if isinstance(message, Beat | StepProgress | Failure):
                     assert self.attendance.follows(message)
                 if isinstance(message, Held):
                     self.copies.apply("target", message)
@@ -118,7 +118,7 @@ class Target:
 
 
 def deltas_of(messages: list[ToServer], request: int = 1) -> list[Delta]:
-    return [d for m in messages if isinstance(m, Progress) for d in m.deltas if d.id == request]
+    return [d for m in messages if isinstance(m, StepProgress) for d in m.deltas if d.id == request]
 
 
 def whole(deltas: list[Delta]) -> Delta:
@@ -228,7 +228,7 @@ def test_deltas_add_up_to_what_the_engine_gives_alone(target: Target) -> None:
 def test_progress_is_numbered_and_its_steps_add_up(target: Target) -> None:
     target.start()
     target.submit(1, [5, 6, 7], params(max_tokens=20))
-    steps = [message for message in target.until() if isinstance(message, Progress)]
+    steps = [message for message in target.until() if isinstance(message, StepProgress)]
     assert [step.sequence for step in steps] == list(range(len(steps)))
     assert sum(step.step.committed for step in steps) == 20
     assert sum(step.step.accepted for step in steps) == sum(v.accepted for d in deltas_of(steps) for v in d.verified)
@@ -258,7 +258,7 @@ def test_what_is_guessed_for_a_request_may_change_while_it_runs(target: Target) 
         target.engine.step()
     target.start()
     target.submit(1, tokens, long)
-    heard = target.until(Progress)
+    heard = target.until(StepProgress)
     target.revise(1, 0)
     heard += target.until()
     target.revise(1, None)
@@ -316,7 +316,7 @@ def test_a_number_that_is_in_use_is_no_other_requests(target: Target, caplog: py
 def test_an_abort_frees_everything_at_once(target: Target) -> None:
     target.start()
     target.submit(1, [5, 6, 7], params(max_tokens=1500, n=2))
-    target.until(Progress)
+    target.until(StepProgress)
     target.abort(1)
     target.abort(1)
     target.submit(2, [5], params(max_tokens=1))

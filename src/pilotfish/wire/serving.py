@@ -7,7 +7,7 @@ servers dial it.
       │                                        │   and on change
       │ ◄────────────────────────────── Held ──┤   to servers that ask for it: which prefixes it has KV of
       ├─ Submit(request) ────────────────────► │
-      │ ◄─────────── Progress(step, deltas) ───┤   after each step: what it added to each output of this server
+      │ ◄─────── StepProgress(step, deltas) ───┤   after each step: what it added to each output of this server
       ├─ Abort ──────────────────────────────► │   ends the request early
       ├─ Revise ─────────────────────────────► │   other guesses for it from now on
       │ ◄────────────────────────────── Beat ──┤   twice a second, also during a step
@@ -17,8 +17,8 @@ A target's incarnation is its process: requests and their ids mean nothing to th
 
 No loss goes unnoticed. Attend says how many Submits, Aborts and Revises the server has sent: where a target has
 received others it ends all requests of that server, and leaves a gap in the numbers of what it tells that server.
-Progress and Failure are numbered, and Beat has the next number: after a gap all requests of the server at this target
-are over.
+StepProgress and Failure are numbered, and Beat has the next number: after a gap all requests of the server at this
+target are over.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Attend(Struct, tag="attend", frozen=True):
     version: Count  # SERVING_VERSION
     incarnation: Text  # of the target whose messages it counts; "" before it knows one
     sent: Count  # Submits, Aborts and Revises, to this incarnation
-    sequence: Count  # of the Progress or Failure that it expects next
+    sequence: Count  # of the StepProgress or Failure that it expects next
     held: bool = False  # whether it wants to know what prefixes the target has KV of
     heard: Count = 0  # the sequence of the next Held that it expects; 0: all is to be told to it
 
@@ -269,7 +269,7 @@ class Delta(Struct, frozen=True):
     finish: Finish | None = None  # with the last one
 
 
-class Progress(Struct, tag="progress", frozen=True):
+class StepProgress(Struct, tag="progress", frozen=True):
     """Of this server's requests."""
 
     sequence: Count  # rises by one, together with those of Failures
@@ -291,11 +291,11 @@ class Beat(Struct, tag="beat", frozen=True):
     pid: Count
     step: Seconds  # that the step at hand has lasted; 0 between steps
     incarnation: Text
-    sequence: Count  # of the Progress or Failure that comes next
+    sequence: Count  # of the StepProgress or Failure that comes next
 
 
 ToTarget: TypeAlias = Attend | Submit | Abort | Revise
-ToServer: TypeAlias = Status | Held | Progress | Failure | Declined | Beat
+ToServer: TypeAlias = Status | Held | StepProgress | Failure | Declined | Beat
 
 #: For `wire.channel.decoded`.
 TARGET_DECODER: msgspec.msgpack.Decoder[ToTarget] = msgspec.msgpack.Decoder(ToTarget)

@@ -21,9 +21,9 @@ from pilotfish.wire.serving import (
     Identity,
     PoolLoad,
     PrefillPoolLoad,
-    Progress,
     ShadowReport,
     Status,
+    StepProgress,
     StepReport,
     Verified,
 )
@@ -131,9 +131,9 @@ def delta(tokens: int, nodes: int, accepted: int, at: float = 1.0, index: int = 
     return Delta("r", index, [0] * tokens, "", [0] * tokens, verified, queued=0.25, finish=finish)
 
 
-def progress(deltas: int = 2) -> Progress:
+def progress(deltas: int = 2) -> StepProgress:
     """Of its outputs the first half accepts 4 nodes of 7, the others 1."""
-    return Progress(
+    return StepProgress(
         0, step(), [delta(5 if i < deltas / 2 else 2, 7, 4 if i < deltas / 2 else 1) for i in range(deltas)]
     )
 

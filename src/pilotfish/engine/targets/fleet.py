@@ -46,9 +46,9 @@ from pilotfish.wire.serving import (
     Delta,
     Failure,
     Identity,
-    Progress,
     Revise,
     Status,
+    StepProgress,
     StepReport,
     Submit,
     ToServer,
@@ -374,12 +374,12 @@ class Fleet:
         elif replica.serving:
             if not replica.attendance.follows(message):
                 self._drop(replica, f"{replica.name}: the connection to it broke off")
-            if isinstance(message, Progress):
+            if isinstance(message, StepProgress):
                 self._deliver(replica, message)
             elif isinstance(message, Failure):
                 self._user.failure(replica, message)
 
-    def _deliver(self, replica: Replica, progress: Progress) -> None:
+    def _deliver(self, replica: Replica, progress: StepProgress) -> None:
         self._user.observe(progress.step, progress.deltas)
         for delta in progress.deltas:
             if (opened := replica.requests.get(delta.id)) is not None:

@@ -35,9 +35,9 @@ from pilotfish.wire.serving import (
     Declined,
     Delta,
     Failure,
-    Progress,
     Revise,
     Status,
+    StepProgress,
     StepReport,
     Submit,
     ToServer,
@@ -59,12 +59,12 @@ class Attendance:
 
     incarnation: str = ""  # of the target; "" while none is known
     sent: int = 0  # Submits, Aborts and Revises to it
-    sequence: int = 0  # of the Progress or Failure that comes next
+    sequence: int = 0  # of the StepProgress or Failure that comes next
 
     def attend(self, held: bool = False, heard: int = 0) -> Attend:
         return Attend(SERVING_VERSION, self.incarnation, self.sent, self.sequence, held, heard)
 
-    def follows(self, message: Progress | Failure | Beat) -> bool:
+    def follows(self, message: StepProgress | Failure | Beat) -> bool:
         """False where messages were lost before it: then all requests at the target are over."""
         told = message.sequence
         if isinstance(message, Beat):
@@ -86,7 +86,7 @@ class AttendedServer:
     greetings: int = 0  # channel's thread: how often it has come
     follows: bool = False  # channel's thread: it wants to know which prefixes are held
     heard: int = 0  # channel's thread: the Held that it expects; 0: it asks for all
-    sequence: int = 0  # loop: of the next Progress or Failure
+    sequence: int = 0  # loop: of the next StepProgress or Failure
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Servers:
         self._asked.put(None)
 
     def progress(self, server: AttendedServer, step: StepReport, deltas: Sequence[Delta]) -> None:
-        self._tell(server, Progress(server.sequence, step, list(deltas)))
+        self._tell(server, StepProgress(server.sequence, step, list(deltas)))
 
     def fail(self, server: AttendedServer, ids: Sequence[int], reason: str, refused: bool, field: str | None) -> None:
         self._tell(server, Failure(server.sequence, list(ids), reason, refused, field))
@@ -183,7 +183,7 @@ class Servers:
         for server in self._present():
             self._post(server.peer, Declined(LEAVING))
 
-    def _tell(self, server: AttendedServer, message: Progress | Failure) -> None:
+    def _tell(self, server: AttendedServer, message: StepProgress | Failure) -> None:
         self._thread.post(server.peer, encode(message))
         server.sequence += 1  # now: a Beat must not tell of what is not under way yet
 

@@ -13,14 +13,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pilotfish.core.drafting.messages import Hello
-from pilotfish.wire.conformance.player import Line, Player
+from pilotfish.wire.conformance.player import Player, PlayerChannel
 from pilotfish.wire.conformance.referee import PlayedSession, Referee
 
 Status = Literal["pass", "fail", "skipped"]
 Group = Literal["greeting", "sessions", "capabilities", "faults", "load", "rules"]
 
 
-class Finding(Struct, frozen=True):
+class CheckResult(Struct, frozen=True):
     name: str
     group: Group
     status: Status
@@ -53,8 +53,8 @@ class KitOptions:
 
 
 @dataclass
-class Bench:
-    dial: Callable[[bytes], Line]  # a target of this incarnation: a channel to the pool
+class CheckContext:
+    dial: Callable[[bytes], PlayerChannel]  # a target of this incarnation: a channel to the pool
     hello: Hello
     options: KitOptions
     referee: Referee
@@ -118,10 +118,10 @@ class Check:
     name: str
     group: Group
     sentence: str  # of docs/draft-protocol.md
-    run: Callable[[Bench], str]  # what was seen; CheckError, or NotApplicableError
+    run: Callable[[CheckContext], str]  # what was seen; CheckError, or NotApplicableError
 
 
-def check(group: Group, name: str, sentence: str) -> Callable[[Callable[[Bench], str]], Check]:
+def check(group: Group, name: str, sentence: str) -> Callable[[Callable[[CheckContext], str]], Check]:
     return lambda run: Check(name, group, sentence, run)
 
 

@@ -8,8 +8,8 @@ from random import Random
 
 from pilotfish.core.drafting.messages import Close, Commit, Open, Pause, RequestSampling, Resume, TreeFeedback
 from pilotfish.wire.channel import Received, encode
-from pilotfish.wire.conformance.checks import Bench, CheckError, check
-from pilotfish.wire.conformance.player import POOL, Line, Player
+from pilotfish.wire.conformance.checks import CheckContext, CheckError, check
+from pilotfish.wire.conformance.player import POOL, Player, PlayerChannel
 from pilotfish.wire.conformance.referee import PlayedSession
 
 #: Frames of garbage between two looks at what came.
@@ -21,7 +21,7 @@ LOST, REPEATED = 0.1, 0.1
 class LosingLine:
     """Loses and repeats frames, both ways."""
 
-    def __init__(self, inner: Line, seed: int) -> None:
+    def __init__(self, inner: PlayerChannel, seed: int) -> None:
         self._inner, self._draw = inner, Random(seed)
         self.perfect = False
 
@@ -43,7 +43,7 @@ class LosingLine:
 
 
 @check("faults", "survives-loss", "Delivery does not hold: both sides notice a gap, and start the session again.")
-def survives_loss(bench: Bench) -> str:
+def survives_loss(bench: CheckContext) -> str:
     player = bench.target()
     line = LosingLine(player.channel, bench.options.seed)
     player.channel = line
@@ -68,7 +68,7 @@ def survives_loss(bench: Bench) -> str:
     return f"of 240 Commits a tenth was lost, a tenth came twice; {reopened} sessions were opened anew"
 
 
-def _all_guessed(bench: Bench, player: Player, sessions: list[PlayedSession]) -> bool:
+def _all_guessed(bench: CheckContext, player: Player, sessions: list[PlayedSession]) -> bool:
     for _ in range(3):
         guessed = [bench.guessed(player, session, bench.options.patience / 3) for session in sessions]
         if all(guessed):
@@ -79,7 +79,7 @@ def _all_guessed(bench: Bench, player: Player, sessions: list[PlayedSession]) ->
 
 
 @check("faults", "survives-garbage", "A frame that is no message is dropped, and harms nobody.")
-def survives_garbage(bench: Bench) -> str:
+def survives_garbage(bench: CheckContext) -> str:
     player, vandal = bench.target(), bench.target()
     vandal.watches_silence = False
     session, draw = bench.served(player), Random(bench.options.seed)
@@ -100,7 +100,7 @@ def survives_garbage(bench: Bench) -> str:
     return f"{bench.options.garbage} mutated frames of another target; sessions before and after went on"
 
 
-def mutations(draw: Random, bench: Bench) -> Callable[[], bytes]:
+def mutations(draw: Random, bench: CheckContext) -> Callable[[], bytes]:
     text, sampling = bench.loop(40), RequestSampling(temperature=0.0)
     seeds = [
         encode(message)
@@ -134,14 +134,14 @@ def mutated(draw: Random, whole: bytes) -> bytes:
     return bytes(frame)
 
 
-def _settled(bench: Bench, player: Player) -> bool:
+def _settled(bench: CheckContext, player: Player) -> bool:
     """What was sent before may take a while."""
     heard = len(player.heard.loads)
     return player.listen(4 * bench.options.patience, lambda: len(player.heard.loads) > heard + 1)
 
 
 @check("faults", "survives-floods", "A draft bounds what it holds, and drops what it must.")
-def survives_floods(bench: Bench) -> str:
+def survives_floods(bench: CheckContext) -> str:
     player = bench.target()
     player.watches_silence = False
     text, sampling = bench.loop(200), RequestSampling(temperature=0.0)
@@ -158,7 +158,7 @@ def survives_floods(bench: Bench) -> str:
 
 
 @check("faults", "survives-restarts", "A target that was started again has another incarnation and is another target.")
-def survives_restarts(bench: Bench) -> str:
+def survives_restarts(bench: CheckContext) -> str:
     for number in range(6):
         player = bench.target()
         for shift in range(4):

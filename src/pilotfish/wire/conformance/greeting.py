@@ -9,7 +9,7 @@ import msgspec
 
 from pilotfish.core.drafting.messages import ERRORS, PROTOCOL_VERSION, Commit
 from pilotfish.wire.channel import encode
-from pilotfish.wire.conformance.checks import Bench, CheckError, NotApplicableError, check
+from pilotfish.wire.conformance.checks import CheckContext, CheckError, NotApplicableError, check
 from pilotfish.wire.conformance.player import Player
 
 #: A version that no draft speaks.
@@ -17,7 +17,7 @@ FAR = 1000
 
 
 @check("greeting", "answers-hello", "The first Hello of an incarnation is answered at once, with Load or Refuse.")
-def answers_hello(bench: Bench) -> str:
+def answers_hello(bench: CheckContext) -> str:
     began = time.monotonic()
     bench.target()
     took = time.monotonic() - began
@@ -27,7 +27,7 @@ def answers_hello(bench: Bench) -> str:
 
 
 @check("greeting", "load-often", "Load is sent to every target a few times a second.")
-def load_often(bench: Bench) -> str:
+def load_often(bench: CheckContext) -> str:
     player = bench.target()
     player.listen(3.0)
     times = player.heard.load_times
@@ -38,12 +38,12 @@ def load_often(bench: Bench) -> str:
 
 
 @check("greeting", "refuses-version", "A version that the draft does not speak is refused, with session 0.")
-def refuses_version(bench: Bench) -> str:
+def refuses_version(bench: CheckContext) -> str:
     return _refused(bench.stranger(version=FAR, oldest=FAR), "versions 1000 to 1000")
 
 
 @check("greeting", "refuses-tokenizer", "A target of another tokenizer is refused, with session 0.")
-def refuses_tokenizer(bench: Bench) -> str:
+def refuses_tokenizer(bench: CheckContext) -> str:
     return _refused(bench.stranger(tokenizer="another" * 9), "a foreign tokenizer")
 
 
@@ -56,7 +56,7 @@ def _refused(player: Player, what: str) -> str:
 
 
 @check("greeting", "version-range", "A draft chooses the newest version of the target's range that it speaks.")
-def version_range(bench: Bench) -> str:
+def version_range(bench: CheckContext) -> str:
     player = bench.target(version=FAR, oldest=PROTOCOL_VERSION)
     version = player.heard.loads[-1].version
     if not PROTOCOL_VERSION <= version <= FAR:
@@ -65,7 +65,7 @@ def version_range(bench: Bench) -> str:
 
 
 @check("greeting", "ignores-unknown-fields", "Fields and capabilities that a draft does not know are to be ignored.")
-def ignores_unknown_fields(bench: Bench) -> str:
+def ignores_unknown_fields(bench: CheckContext) -> str:
     player = bench.stranger(capabilities=[*bench.hello.capabilities, "telepathy"])
     player.greets = False
     player.send(_with_more(player.hello))
@@ -88,7 +88,7 @@ def _with_more(message: object) -> bytes:
 
 
 @check("greeting", "ignores-unknown-messages", "Messages of a type that a draft does not know are to be ignored.")
-def ignores_unknown_messages(bench: Bench) -> str:
+def ignores_unknown_messages(bench: CheckContext) -> str:
     player = bench.target()
     session = bench.served(player)
     for number in range(100):
@@ -102,7 +102,7 @@ def ignores_unknown_messages(bench: Bench) -> str:
 
 
 @check("capabilities", "names-unknown-messages", "A draft that says errors answers Error, unknown_type, to them.")
-def names_unknown_messages(bench: Bench) -> str:
+def names_unknown_messages(bench: CheckContext) -> str:
     player = bench.target()
     if ERRORS not in player.heard.capabilities:
         raise NotApplicableError("it does not say errors")
@@ -119,7 +119,7 @@ def names_unknown_messages(bench: Bench) -> str:
 
 
 @check("greeting", "before-hello", "Before a target has said Hello a draft ignores it, or refuses.")
-def before_hello(bench: Bench) -> str:
+def before_hello(bench: CheckContext) -> str:
     player = bench.stranger()
     player.greets = player.watches_silence = False
     session = player.open(bench.loop(60))
@@ -136,7 +136,7 @@ def before_hello(bench: Bench) -> str:
 
 
 @check("greeting", "keeps-targets-apart", "A target is known by its incarnation; sessions are its own.")
-def keeps_targets_apart(bench: Bench) -> str:
+def keeps_targets_apart(bench: CheckContext) -> str:
     first, second = bench.target(), bench.target()
     ours = bench.served(first)
     theirs = second.open(bench.loop(60, 5))
@@ -156,7 +156,7 @@ def keeps_targets_apart(bench: Bench) -> str:
 
 
 @check("greeting", "follows-reconnects", "After a reconnect a target is reached where it was last heard.")
-def follows_reconnects(bench: Bench) -> str:
+def follows_reconnects(bench: CheckContext) -> str:
     incarnation = b"conformance kit " + bench.options.seed.to_bytes(4, "little")
     before = bench.player(incarnation)
     if not before.greet():

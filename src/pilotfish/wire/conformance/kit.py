@@ -9,8 +9,16 @@ from msgspec import Struct
 
 from pilotfish.core.drafting.messages import Hello
 from pilotfish.wire.conformance import faults, greeting, load, sessions
-from pilotfish.wire.conformance.checks import Bench, Check, CheckError, Figure, Finding, KitOptions, NotApplicableError
-from pilotfish.wire.conformance.player import Line
+from pilotfish.wire.conformance.checks import (
+    Check,
+    CheckContext,
+    CheckError,
+    CheckResult,
+    Figure,
+    KitOptions,
+    NotApplicableError,
+)
+from pilotfish.wire.conformance.player import PlayerChannel
 from pilotfish.wire.conformance.referee import RULES, Referee
 
 CHECKS: tuple[Check, ...] = (*greeting.CHECKS, *sessions.CHECKS, *faults.CHECKS, *load.CHECKS)
@@ -24,16 +32,16 @@ class ConformanceReport(Struct, frozen=True):
     capabilities: list[str]
     trees: int  # that came in all
     nodes: int
-    findings: list[Finding]
+    findings: list[CheckResult]
     figures: list[Figure]
 
     @property
-    def failed(self) -> list[Finding]:
+    def failed(self) -> list[CheckResult]:
         return [finding for finding in self.findings if finding.status == "fail"]
 
 
 def examine(
-    dial: Callable[[bytes], Line],
+    dial: Callable[[bytes], PlayerChannel],
     hello: Hello,
     options: KitOptions,
     only: Sequence[str] = (),
@@ -43,10 +51,10 @@ def examine(
     CheckError where nothing answers at all."""
     referee = Referee(hello.vocab_size)
     identity = _introduced(dial, hello, options, referee)
-    findings, figures = list[Finding](), list[Figure]()
+    findings, figures = list[CheckResult](), list[Figure]()
     for check in [check for check in CHECKS if not only or check.name in only]:
         with ExitStack() as channels:
-            bench = Bench(dial, hello, options, referee, channels)
+            bench = CheckContext(dial, hello, options, referee, channels)
             findings.append(_found(check, bench))
             figures += bench.figures
         done(check.name)
@@ -55,25 +63,25 @@ def examine(
 
 
 def _introduced(
-    dial: Callable[[bytes], Line], hello: Hello, options: KitOptions, referee: Referee
+    dial: Callable[[bytes], PlayerChannel], hello: Hello, options: KitOptions, referee: Referee
 ) -> tuple[str, str, list[str]]:
     with ExitStack() as channels:
-        load = Bench(dial, hello, options, referee, channels).target().heard.loads[-1]
+        load = CheckContext(dial, hello, options, referee, channels).target().heard.loads[-1]
         return load.model, load.revision, load.capabilities
 
 
-def _found(check: Check, bench: Bench) -> Finding:
+def _found(check: Check, bench: CheckContext) -> CheckResult:
     try:
-        return Finding(check.name, check.group, "pass", check.run(bench))
+        return CheckResult(check.name, check.group, "pass", check.run(bench))
     except NotApplicableError as skipped:
-        return Finding(check.name, check.group, "skipped", str(skipped))
+        return CheckResult(check.name, check.group, "skipped", str(skipped))
     except CheckError as broken:
-        return Finding(check.name, check.group, "fail", str(broken))
+        return CheckResult(check.name, check.group, "fail", str(broken))
 
 
-def _rule(name: str, referee: Referee) -> Finding:
+def _rule(name: str, referee: Referee) -> CheckResult:
     if name not in referee.breaches:
         evidence = f"in {referee.trees} Trees" if name.startswith("tree-") else "never broken"
-        return Finding(name, "rules", "pass", evidence)
+        return CheckResult(name, "rules", "pass", evidence)
     times = referee.counts[name]
-    return Finding(name, "rules", "fail", f"{times} times, first: {referee.breaches[name]}")
+    return CheckResult(name, "rules", "fail", f"{times} times, first: {referee.breaches[name]}")

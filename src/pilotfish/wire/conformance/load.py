@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from pilotfish.core.drafting.messages import RequestSampling
-from pilotfish.wire.conformance.checks import Bench, CheckError, check, median
+from pilotfish.wire.conformance.checks import CheckContext, CheckError, check, median
 from pilotfish.wire.conformance.player import Player
 from pilotfish.wire.conformance.referee import PlayedSession
 
@@ -20,7 +20,7 @@ WANTED = 2048
 
 
 @check("load", "many-sessions", "A draft serves many sessions, or refuses those that it has no room for.")
-def many_sessions(bench: Bench) -> str:
+def many_sessions(bench: CheckContext) -> str:
     served, waiting = 0, bench.target()
     waiting.listen(FORGOTTEN, lambda: not waiting.heard.loads[-1].sessions)
     for count in [count for count in COUNTS if count <= bench.options.sessions]:
@@ -40,7 +40,7 @@ def many_sessions(bench: Bench) -> str:
     return f"{served} of {count} at once"
 
 
-def _until_answered(bench: Bench, player: Player, sessions: list[PlayedSession]) -> None:
+def _until_answered(bench: CheckContext, player: Player, sessions: list[PlayedSession]) -> None:
     """A Tree, or Refuse, for each; drafts that learn from texts get a Commit more."""
     for _ in range(3):
         if player.listen(bench.options.patience, lambda: all(one.trees or one.refusals for one in sessions)):
@@ -49,7 +49,7 @@ def _until_answered(bench: Bench, player: Player, sessions: list[PlayedSession])
             player.commit(session, bench.loop(10))
 
 
-def _waits(bench: Bench, player: Player, sessions: list[PlayedSession]) -> list[float]:
+def _waits(bench: CheckContext, player: Player, sessions: list[PlayedSession]) -> list[float]:
     """Milliseconds from a Commit of all sessions to the first Tree of each that knows it."""
     waits = []
     for number in range(ROUNDS):
@@ -65,7 +65,7 @@ def _waits(bench: Bench, player: Player, sessions: list[PlayedSession]) -> list[
 
 
 @check("load", "long-prompts", "Long prompts are read in pieces, and nothing else suffers.")
-def long_prompts(bench: Bench) -> str:
+def long_prompts(bench: CheckContext) -> str:
     player = bench.target()
     longest = 0
     for length in [length for length in PROMPTS if length <= bench.options.context]:
@@ -83,7 +83,7 @@ def long_prompts(bench: Bench) -> str:
 
 
 @check("load", "noise-repeats", "Where the noise is mirrored, guesses depend on the seed.")
-def noise_repeats(bench: Bench) -> str:
+def noise_repeats(bench: CheckContext) -> str:
     """Not judged: drafts may learn. Nothing else tells from here whether a draft mirrors the noise."""
     player = bench.target()
     text = bench.noise(50, bench.options.seed)

@@ -55,7 +55,7 @@ class HeardOfDraft:
         return frozenset(self.loads[-1].capabilities) if self.loads else frozenset()
 
 
-class Line(Protocol):
+class PlayerChannel(Protocol):
     def send(self, peer: Peer, *frames: bytes) -> bool: ...
 
     def receive(self, timeout: float) -> list[Received]: ...
@@ -66,7 +66,7 @@ class Line(Protocol):
 class Player:
     """One target, over a channel of its own. `listen` does all, and greets the draft meanwhile."""
 
-    def __init__(self, channel: Line, hello: Hello, referee: Referee, patience: float) -> None:
+    def __init__(self, channel: PlayerChannel, hello: Hello, referee: Referee, patience: float) -> None:
         self.channel, self.hello, self.referee, self.patience = channel, hello, referee, patience
         self.heard = HeardOfDraft()
         self.sessions: dict[int, PlayedSession] = {}

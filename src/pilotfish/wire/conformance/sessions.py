@@ -6,7 +6,7 @@ import time
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, prefix_keys, text_root
 from pilotfish.core.drafting.messages import PAUSES, PREFIX_KEYS, Commit, Open, Pause, RequestSampling, Resume
-from pilotfish.wire.conformance.checks import Bench, CheckError, NotApplicableError, check
+from pilotfish.wire.conformance.checks import CheckContext, CheckError, NotApplicableError, check
 from pilotfish.wire.conformance.player import GRACE, Player
 from pilotfish.wire.conformance.referee import PlayedSession
 
@@ -15,7 +15,7 @@ LEVEL = 1024
 
 
 @check("sessions", "guesses", "A draft pushes Trees of the tokens that it guesses.")
-def guesses(bench: Bench) -> str:
+def guesses(bench: CheckContext) -> str:
     player = bench.target()
     session = bench.served(player)
     player.close(session)
@@ -23,7 +23,7 @@ def guesses(bench: Bench) -> str:
 
 
 @check("sessions", "follows-commits", "A Commit extends the sequence, and re-roots the tree.")
-def follows_commits(bench: Bench) -> str:
+def follows_commits(bench: CheckContext) -> str:
     player = bench.target()
     session, hits = bench.served(player), 0
     for number in range(12):
@@ -42,7 +42,7 @@ def follows_commits(bench: Bench) -> str:
 
 
 @check("sessions", "ignores-repeats", "A Commit that came twice, and an Open of an older generation, are ignored.")
-def ignores_repeats(bench: Bench) -> str:
+def ignores_repeats(bench: CheckContext) -> str:
     player = bench.target()
     session = bench.served(player)
     pushes = session.pushes
@@ -60,7 +60,7 @@ def ignores_repeats(bench: Bench) -> str:
 
 
 @check("sessions", "resyncs-gaps", "A Commit that does not follow, or of no session, is answered with Resync.")
-def resyncs_gaps(bench: Bench) -> str:
+def resyncs_gaps(bench: CheckContext) -> str:
     player = bench.target()
     ahead, higher = bench.served(player), bench.served(player, 3)
     unknown = PlayedSession(900, 4, bench.loop(60), 64, time.monotonic(), 60)
@@ -78,7 +78,7 @@ def resyncs_gaps(bench: Bench) -> str:
 
 
 @check("sessions", "reopens", "An Open of a higher generation replaces the session.")
-def reopens(bench: Bench) -> str:
+def reopens(bench: CheckContext) -> str:
     player = bench.target()
     session = bench.served(player)
     for number in range(5):
@@ -97,7 +97,7 @@ def reopens(bench: Bench) -> str:
 
 
 @check("sessions", "serves-without-complaint", "Resync and Refuse are for what cannot be followed or served.")
-def serves_without_complaint(bench: Bench) -> str:
+def serves_without_complaint(bench: CheckContext) -> str:
     player = bench.target()
     sessions = [player.open(bench.loop(60, number)) for number in range(4)]
     for number in range(10):
@@ -112,7 +112,7 @@ def serves_without_complaint(bench: Bench) -> str:
 
 
 @check("sessions", "stops-at-wanted", "A session stops at `wanted` nodes below its root; 0: none are wanted.")
-def stops_at_wanted(bench: Bench) -> str:
+def stops_at_wanted(bench: CheckContext) -> str:
     player = bench.target()
     session = bench.served(player)
     player.commit(session, bench.loop(10), wanted=16)
@@ -132,7 +132,7 @@ def stops_at_wanted(bench: Bench) -> str:
 
 
 @check("sessions", "frees-closed", "Close ends a session, and Load tells how many there are.")
-def frees_closed(bench: Bench) -> str:
+def frees_closed(bench: CheckContext) -> str:
     player = bench.target()
     sessions = [player.open(bench.loop(60, number)) for number in range(8)]
     if not player.listen(bench.options.patience, lambda: player.heard.loads[-1].own_sessions == 8):
@@ -149,7 +149,7 @@ def frees_closed(bench: Bench) -> str:
 
 
 @check("capabilities", "pauses", "A paused session is kept and grows nothing; Resume, or a Commit, ends that.")
-def pauses(bench: Bench) -> str:
+def pauses(bench: CheckContext) -> str:
     player = bench.target()
     if PAUSES not in player.heard.capabilities:
         raise NotApplicableError("it does not say pauses")
@@ -168,7 +168,7 @@ def pauses(bench: Bench) -> str:
 
 
 @check("capabilities", "prefix-keys", "A prefix_key stands for tokens that were sent; one not known gets Resync.")
-def prefix_keys_known(bench: Bench) -> str:
+def prefix_keys_known(bench: CheckContext) -> str:
     player = bench.target()
     if PREFIX_KEYS not in player.heard.capabilities:
         raise NotApplicableError("it does not say prefix_keys")
@@ -184,7 +184,7 @@ def prefix_keys_known(bench: Bench) -> str:
     return "known, and unknown"
 
 
-def _opened_by(bench: Bench, player: Player, key: bytes, text: list[int], named: int) -> None:
+def _opened_by(bench: CheckContext, player: Player, key: bytes, text: list[int], named: int) -> None:
     session = _open_by(player, key, text[named:])
     session.tokens = list(text)
     session.told = len(text)
