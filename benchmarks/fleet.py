@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from fleets.fleet import simulate
+from fleets.fleet_figures import FleetFigures, Quantiles
+from fleets.fleet_plan import BUNDLED_PAIR, FleetPlan, draft_of, prefill_of, target_of
+from fleets.traffic import ConversationTraffic, RecordedRequest, RecordedTraffic, SimulatedRequest
 from harness import Options, run
 
 from pilotfish.cli.bench.report import ProgressBar, Report, Row
 from pilotfish.config.hardware.cost import place
 from pilotfish.core.routing.router import PowerOfTwo, RoundRobin, Router, Routing
 from pilotfish.errors import ParameterError
-from pilotfish.plan.fleets.fleet import simulate
-from pilotfish.plan.fleets.fleet_figures import FleetFigures, Quantiles
-from pilotfish.plan.fleets.fleet_plan import BUNDLED_PAIR, FleetPlan, draft_of, prefill_of, target_of
-from pilotfish.plan.fleets.traffic import ConversationTraffic, RecordedRequest, RecordedTraffic, SimulatedRequest
 from pilotfish.plan.trace import BLOCK_TOKENS, TracedRequest, read_trace
 
 ROUTINGS: dict[str, Callable[[], Routing]] = {"round-robin": RoundRobin, "power-of-two": PowerOfTwo, "prefix": Router}

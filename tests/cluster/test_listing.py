@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from pilotfish.cluster.config import Role, cluster_config
-from pilotfish.cluster.listing import Listed, Listing, introduction, listens, told
+from pilotfish.cluster.heard import Listed, listens, told
+from pilotfish.cluster.listing import Listing, introduction
 
 CONFIG = cluster_config({"roles": {"api": {}, "target": {"model": "/models/target"}}})
 

@@ -23,7 +23,7 @@ class _Telling(RequestRouter):
     tells of goes to another one."""
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        from pilotfish.cluster.listing import Listed, listens, told
+        from pilotfish.cluster.heard import Listed, listens, told
 
         if not listens(self.app_name):
             super().update_replicas(replicas)  # asks each replica for its queue, which is cut off when a command ends

@@ -20,7 +20,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from pilotfish.cluster.alpha import deployment_details, run_applications
 from pilotfish.cluster.app import application
 from pilotfish.cluster.config import DEPLOYMENTS, ROLES, ClusterConfig, Role
-from pilotfish.cluster.listing import Listed, Listing, MembersListing
+from pilotfish.cluster.heard import Listed
+from pilotfish.cluster.listing import Listing, MembersListing
 from pilotfish.cluster.preflight import (
     Host,
     HostReport,

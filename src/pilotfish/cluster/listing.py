@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import msgspec
 
 from pilotfish.cluster.config import DEPLOYMENTS, ClusterConfig, Role
+from pilotfish.cluster.heard import LISTENERS, Listed
 from pilotfish.engine.targets.members import Member, Members, write_members
 
 
@@ -29,32 +29,8 @@ def introduction(config: ClusterConfig, role: Role, id: str, endpoint: str = "",
     }
 
 
-@dataclass(frozen=True)
-class Listed:
-    id: str
-    host: str  # Ray's id of it
-    about: Mapping[str, Any]  # what it said once it was ready
-    load: Mapping[str, Any]  # what it last said
-
-    @property
-    def member(self) -> Member:
-        return Member(self.about["endpoint"], self.about["key"], self.about["name"])
-
-
 #: Seconds that pools drain: sessions move with their next commit, prompts take longer.
 POOL_DRAIN = 5.0
-Listener = Callable[[Sequence[Listed]], None]
-#: By application; called on a thread of Ray's router, which keeps no state of its own (`alpha.TellingRouter`).
-_listeners: dict[str, Listener] = {}
-
-
-def listens(application: str) -> bool:
-    return application in _listeners
-
-
-def told(application: str, replicas: Sequence[Listed]) -> None:
-    if (listener := _listeners.get(application)) is not None:
-        listener(replicas)
 
 
 class Listing:
@@ -70,7 +46,7 @@ class Listing:
         self._left: dict[Role, Mapping[Member, float]] = {}  # who has left, and until when it drains
         self._told = threading.Condition()
         for role in roles:
-            _listeners[config.application(role)] = partial(self._take, role)
+            LISTENERS[config.application(role)] = partial(self._take, role)
         self._handles = [follow(config.application(role), DEPLOYMENTS[role]) for role in roles]
 
     def close(self) -> None:

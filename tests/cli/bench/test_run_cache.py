@@ -6,11 +6,11 @@ from itertools import chain
 
 import numpy as np
 import pytest
+from fleets.run_cache import KnownRun, RunCache
+from fleets.traffic import ConversationTraffic, SimulatedRequest, run_id
 
 from pilotfish.core.cache.prefix_cache import PROVEN_SHARE, PrefixCache
 from pilotfish.core.cache.slots import SlotPool
-from pilotfish.plan.fleets.run_cache import KnownRun, RunCache
-from pilotfish.plan.fleets.traffic import ConversationTraffic, SimulatedRequest, run_id
 
 
 def traffic(seed: int, tenants: int = 3) -> list[SimulatedRequest]:

@@ -9,6 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fleets.fleet import SimulatedFleet, simulate
+from fleets.fleet_plan import FleetPlan, paced_target
+from fleets.simulated_pools import Acceptance, DraftPlan, PrefillPlan
+from fleets.simulated_server import ServerPlan
+from fleets.simulated_target import TargetPlan
+from fleets.traffic import ConversationTraffic, RecordedRequest, RecordedTraffic, SimulatedRequest
 from sizes import sized
 
 from pilotfish.core.cache.prefix_cache import PrefixCache
@@ -20,12 +26,6 @@ from pilotfish.core.scheduling.budget import FixedBudget
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.plan.events import VirtualClock
-from pilotfish.plan.fleets.fleet import SimulatedFleet, simulate
-from pilotfish.plan.fleets.fleet_plan import FleetPlan, paced_target
-from pilotfish.plan.fleets.simulated_pools import Acceptance, DraftPlan, PrefillPlan
-from pilotfish.plan.fleets.simulated_server import ServerPlan
-from pilotfish.plan.fleets.simulated_target import TargetPlan
-from pilotfish.plan.fleets.traffic import ConversationTraffic, RecordedRequest, RecordedTraffic, SimulatedRequest
 from pilotfish.plan.simulation.acceptance import AcceptanceTrace, TracedPair
 from pilotfish.plan.simulation.models import Replay, ReplayedModel
 from pilotfish.workers.target import TargetWorker

@@ -15,15 +15,15 @@ from itertools import count
 
 import numpy as np
 
+from fleets.fleet_figures import FleetCounts, FleetFigures, Usage
+from fleets.fleet_plan import FleetPlan
+from fleets.simulated_pools import Average, SimulatedDrafts, SimulatedPrefills
+from fleets.simulated_server import LoadBoard, SimulatedHeld, SimulatedServer
+from fleets.simulated_target import SimulatedJob, SimulatedTarget, Stretch
+from fleets.traffic import SimulatedRequest
 from pilotfish.core.routing.held_prefixes import Replica
 from pilotfish.core.routing.router import Router, Routing
 from pilotfish.plan.events import Events
-from pilotfish.plan.fleets.fleet_figures import FleetCounts, FleetFigures, Usage
-from pilotfish.plan.fleets.fleet_plan import FleetPlan
-from pilotfish.plan.fleets.simulated_pools import Average, SimulatedDrafts, SimulatedPrefills
-from pilotfish.plan.fleets.simulated_server import LoadBoard, SimulatedHeld, SimulatedServer
-from pilotfish.plan.fleets.simulated_target import SimulatedJob, SimulatedTarget, Stretch
-from pilotfish.plan.fleets.traffic import SimulatedRequest
 
 #: Seconds between two reports of a target's load, at the least.
 REPORT = 0.1

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pilotfish.plan.fleets.fleet_plan import FleetPlan
-from pilotfish.plan.fleets.simulated_target import SimulatedJob, Stretch
+from fleets.fleet_plan import FleetPlan
+from fleets.simulated_target import SimulatedJob, Stretch
 
 #: Gaps between events are counted in bins, so many to a decade, from a microsecond on.
 BINS, DECADES, FIRST_GAP = 100, 10, 1e-6

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fleets.simulated_pools import NO_GUESSES, Acceptance, DraftPlan, Guessing, PrefillPlan
+from fleets.simulated_server import ServerPlan
+from fleets.simulated_target import TargetPlan
 from pilotfish.config.hardware.cost import ForwardLoad, PlacedModel
 from pilotfish.config.hardware.tables import PILOTFISH
 from pilotfish.core.scheduling.budget import BUCKETS
-from pilotfish.plan.fleets.simulated_pools import NO_GUESSES, Acceptance, DraftPlan, Guessing, PrefillPlan
-from pilotfish.plan.fleets.simulated_server import ServerPlan
-from pilotfish.plan.fleets.simulated_target import TargetPlan
 from pilotfish.plan.planner.prompts import CHUNK, EXPOSED
 
 #: Tokens of a sequence for which a target's guesses are chosen.

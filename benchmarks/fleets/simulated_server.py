@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fleets.run_cache import KnownRun
+from fleets.simulated_pools import Average
+from fleets.traffic import RunId, SimulatedRequest
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.routing.held_prefixes import HeldCopies, Replica, RoutingKey
 from pilotfish.core.routing.router import ReplicaLoad, Route, RouteRequest, Routing
-from pilotfish.plan.fleets.run_cache import KnownRun
-from pilotfish.plan.fleets.simulated_pools import Average
-from pilotfish.plan.fleets.traffic import RunId, SimulatedRequest
 
 #: A server cannot be busier than this: what waits for it beyond is not simulated.
 BUSIEST = 0.95

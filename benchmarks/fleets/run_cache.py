@@ -10,8 +10,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from itertools import chain
 
+from fleets.traffic import RunId, SimulatedRequest
 from pilotfish.core.cache.prefix_cache import EVICTED_SHARE, EVICTED_TOGETHER, PROVEN_SHARE
-from pilotfish.plan.fleets.traffic import RunId, SimulatedRequest
 
 
 class KnownRun:

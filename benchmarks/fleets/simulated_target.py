@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Protocol
 
+from fleets.run_cache import Changed, KnownRun, RunCache
+from fleets.simulated_pools import NO_GUESSES, Guessing, SimulatedDrafts, SimulatedPrefills
+from fleets.traffic import SimulatedRequest
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.routing.router import ReplicaLoad, Route
 from pilotfish.core.scheduling.request import CANDIDATES, MAX_PASSED_OVER
-from pilotfish.plan.fleets.run_cache import Changed, KnownRun, RunCache
-from pilotfish.plan.fleets.simulated_pools import NO_GUESSES, Guessing, SimulatedDrafts, SimulatedPrefills
-from pilotfish.plan.fleets.traffic import SimulatedRequest
 
 #: Of a token, by which progress may be off.
 EPSILON = 1e-6
