@@ -20,7 +20,7 @@ from pilotfish.errors import EngineError
 
 app = typer.Typer(
     help=(
-        "Modes of speculation and their report, tuning, parity, task success, thresholds of cascades, "
+        "Modes of speculation and their report, tuning, parity, task success, thresholds of cascades, other engines, "
         "any server under load. Scripts in benchmarks/ each show one claim."
     ),
     no_args_is_help=True,
@@ -33,7 +33,7 @@ def _run(bench: Bench, given: Given) -> None:
 
     options = bench.options(**given)
     module, _, function = bench.measure.rpartition(".")
-    measure = getattr(importlib.import_module(f"pilotfish.cli.bench.{module}"), function)
+    measure = getattr(importlib.import_module(f"pilotfish.cli.{module}"), function)
     with ProgressBar() as progress:
         report: Report = measure(options, progress)
     report = dataclasses.replace(report, conditions={**bench.conditions(options), "run": provenance()})

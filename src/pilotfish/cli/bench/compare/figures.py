@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from peers.protocol import PLAIN, Generated
-
+from pilotfish.cli.bench.compare.peer import PLAIN, Generated
 from pilotfish.cli.bench.contestants import OFF, over, rates
 from pilotfish.cli.bench.report import Row, Spread, distinct_ngrams, equal_share
 
@@ -23,7 +22,6 @@ class Contender:
     engine: str
     way: str
     precision: str
-    samples: bool  # whether it plays at other temperatures than 0
 
     @property
     def name(self) -> str:
@@ -39,10 +37,6 @@ class Contender:
 
     def as_row(self) -> Row:
         return {"contestant": self.name, "engine": self.engine, "precision": self.precision}
-
-
-def speeds_of(field: Mapping[str, Contender], rounds: Rounds, *, greedy: bool) -> list[Row]:
-    return [speed_row(field[name], rounds, greedy=greedy) for name in rounds]
 
 
 def speed_row(contender: Contender, rounds: Rounds, *, greedy: bool) -> Row:
@@ -63,7 +57,7 @@ def speed_row(contender: Contender, rounds: Rounds, *, greedy: bool) -> Row:
     row["distinct_4grams"] = distinct_ngrams(own)
     if contender.plain in rounds and (greedy or contender.engine == PILOTFISH):
         row["equal_to_plain"] = equal_share(own, _outputs(rounds[contender.plain]))
-    if greedy:
+    if greedy and TRANSFORMERS in rounds:
         theirs = _outputs(rounds[TRANSFORMERS])
         row["as_transformers"] = Spread.of([_agreeing(*each) for each in zip(own, theirs, strict=True)])
     return row
