@@ -64,7 +64,7 @@ def _sections(drawn: Drawn) -> list[Element]:
     loads = drawn.result.loads
     sections = [tag("div", *(_section(plot) for plot in speedups(drawn)), class_="plots")]
     for load in loads:
-        parts = [_section(plot) for plot in _plots_at(drawn, load) if plot is not None]
+        parts = [_section(plot) for plot in (latencies(drawn, load), acceptance_by_depth(drawn, load)) if plot]
         words = drawn.at(load)
         if parts and len(loads) > 1:
             summary = tag("summary", tag("h2", words[0].upper() + words[1:]))
@@ -73,10 +73,6 @@ def _sections(drawn: Drawn) -> list[Element]:
         else:
             sections.append(tag("div", *parts, class_="plots"))
     return sections
-
-
-def _plots_at(drawn: Drawn, load: float) -> list[Plot | None]:
-    return [latencies(drawn, load), acceptance_by_depth(drawn, load)]
 
 
 def _section(plot: Plot) -> Element:

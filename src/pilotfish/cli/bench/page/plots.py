@@ -162,22 +162,10 @@ def _speed_row(one: MeasuredSetting) -> list[str]:
 # -- latency
 
 
-def first_token(one: RequestTimes) -> list[float]:
-    return [] if one.first is None else [one.first - one.sent]
-
-
-def between_tokens(one: RequestTimes) -> list[float]:
-    return [later - earlier for (earlier, _), (later, _) in pairwise(one.arrivals)]
-
-
-def whole(one: RequestTimes) -> list[float]:
-    return [one.ended - one.sent]
-
-
 LATENCIES: dict[str, tuple[str, Callable[[RequestTimes], list[float]]]] = {
-    "TTFT": ("time to the first token (ms)", first_token),
-    "ITL": ("time between arrivals of tokens (ms)", between_tokens),
-    "E2E": ("time of a whole request (ms)", whole),
+    "TTFT": ("time to the first token (ms)", lambda one: [] if one.first is None else [one.first - one.sent]),
+    "ITL": ("time between arrivals of tokens (ms)", lambda one: one.gaps),
+    "E2E": ("time of a whole request (ms)", lambda one: [one.ended - one.sent]),
 }
 
 
