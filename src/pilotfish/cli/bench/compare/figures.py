@@ -56,15 +56,11 @@ def speed_row(contender: Contender, rounds: Rounds, *, greedy: bool) -> Row:
     row["tokens_per_verify_step"] = row["tokens"] / steps if steps else None
     row["distinct_4grams"] = distinct_ngrams(own)
     if contender.plain in rounds and (greedy or contender.engine == PILOTFISH):
-        row["equal_to_plain"] = equal_share(own, _outputs(rounds[contender.plain]))
+        row["equal_to_plain"] = equal_share(own, [run.tokens for run in rounds[contender.plain]])
     if greedy and TRANSFORMERS in rounds:
-        theirs = _outputs(rounds[TRANSFORMERS])
+        theirs = [run.tokens for run in rounds[TRANSFORMERS]]
         row["as_transformers"] = Spread.of([_agreeing(*each) for each in zip(own, theirs, strict=True)])
     return row
-
-
-def _outputs(runs: Sequence[Generated]) -> list[list[int]]:
-    return [run.tokens for run in runs]
 
 
 def _agreeing(output: Sequence[int], other: Sequence[int]) -> float:
