@@ -14,10 +14,10 @@ from conftest import Measure
 
 from pilotfish.cli.bench.compare import compare, pilotfish_peer
 from pilotfish.cli.bench.compare.compare import INSTALL, run_compare
-from pilotfish.cli.bench.compare.figures import PILOTFISH, TRANSFORMERS, Contender, ratios_of, speed_row
-from pilotfish.cli.bench.compare.headline import headline
+from pilotfish.cli.bench.compare.figures import TRANSFORMERS, Contender, ratios_of, speed_row
 from pilotfish.cli.bench.compare.peer import LOOKUP, PLAIN, Generated, LoadedPeer, PeerReady, Question, answer_all
 from pilotfish.cli.bench.report import Spread
+from pilotfish.cli.pages.headline import PILOTFISH, headline
 from pilotfish.errors import ParameterError, PromptError
 
 TINY = {"threads": 1, "max_tokens": 6, "repeats": 1, "modes": "off,sync", "levels": 3}

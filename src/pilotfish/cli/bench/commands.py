@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 
 from pilotfish.cli.bench.options import BENCHES, Bench
-from pilotfish.cli.bench.page.page import page
-from pilotfish.cli.bench.page.saved import read_result, saved_result
 from pilotfish.cli.pages.document import write_file
+from pilotfish.cli.pages.result import page
+from pilotfish.cli.pages.saved_result import read_result, saved_result
 from pilotfish.command import Given, taking
 from pilotfish.errors import EngineError
 

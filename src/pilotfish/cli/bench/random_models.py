@@ -17,13 +17,11 @@ from pilotfish.model.loading.loader import LoadedModel, load_model
 
 VOCAB = 8192
 HEAD_DIM = 64
-MAX_CONTEXT = 4096  # positions
 CONTEXT = 256  # tokens before a step
 
 
 def llama(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int) -> LlamaConfig:
-    """Layers, and widths of the residual stream, the heads and the FFN. Input and output embeddings are two matrices
-    of `VOCAB` rows; a head has `HEAD_DIM`."""
+    """Input and output embeddings are two matrices of `VOCAB` rows."""
     return LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=hidden,
@@ -32,7 +30,7 @@ def llama(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int) -> Llam
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=HEAD_DIM,
-        max_position_embeddings=MAX_CONTEXT,
+        max_position_embeddings=4096,
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=None,

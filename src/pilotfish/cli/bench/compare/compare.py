@@ -15,13 +15,13 @@ from typing import get_args
 import msgspec
 import torch
 
-from pilotfish.cli.bench.compare.figures import PILOTFISH, TRANSFORMERS, Contender, ratios_of, speed_row
-from pilotfish.cli.bench.compare.headline import write_headline
+from pilotfish.cli.bench.compare.figures import TRANSFORMERS, Contender, ratios_of, speed_row
 from pilotfish.cli.bench.compare.peer import DRAFT, OURS, Generated, Peer, PeerSetup, Question
 from pilotfish.cli.bench.contestants import take_turns
 from pilotfish.cli.bench.options import BenchOptions
 from pilotfish.cli.bench.report import ProgressBar, Report, Row
 from pilotfish.cli.bench.workload import parse_choices
+from pilotfish.cli.pages.headline import PILOTFISH, write_headline
 from pilotfish.config.fields import GGUFWeights, Mode, available_cores
 from pilotfish.config.text import config_text
 from pilotfish.engine.memory import precision_here
@@ -99,7 +99,9 @@ def run_compare(options: BenchOptions, progress: ProgressBar) -> Report:
     field, greedy = players.contenders, not options.temperature
     results = {
         "versions": {package: version(package) for module, package in PACKAGES.items() if find_spec(module)},
-        "contestants": [one.as_row() for one in field.values()],
+        "contestants": [
+            {"contestant": name, "engine": one.engine, "precision": one.precision} for name, one in field.items()
+        ],
         "speeds": [speed_row(one, rounds, greedy=greedy) for one in field.values()],
         "ratios": ratios_of(field, rounds),
         "left_out": players.left_out,

@@ -9,8 +9,9 @@ from operator import attrgetter
 from pilotfish.cli.bench.compare.peer import PLAIN, Generated
 from pilotfish.cli.bench.contestants import OFF, over, rates
 from pilotfish.cli.bench.report import Row, Spread, distinct_ngrams, equal_share
+from pilotfish.cli.pages.headline import PILOTFISH
 
-PILOTFISH, TRANSFORMERS = "Pilotfish", "transformers"
+TRANSFORMERS = "transformers"
 #: Outputs of each contestant, round by round.
 Rounds = Mapping[str, Sequence[Generated]]
 
@@ -34,9 +35,6 @@ class Contender:
     def plain(self) -> str:
         """The contestant that is the same engine without guesses."""
         return OFF if self.engine == PILOTFISH else self.engine
-
-    def as_row(self) -> Row:
-        return {"contestant": self.name, "engine": self.engine, "precision": self.precision}
 
 
 def speed_row(contender: Contender, rounds: Rounds, *, greedy: bool) -> Row:

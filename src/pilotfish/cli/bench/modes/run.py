@@ -13,10 +13,10 @@ from pilotfish.cli.bench.modes.engines import Engines
 from pilotfish.cli.bench.modes.levels import Level, levels_during, levels_of
 from pilotfish.cli.bench.modes.settings import grid_of
 from pilotfish.cli.bench.options import BenchOptions
-from pilotfish.cli.bench.page.saved import DepthCounts, MeasuredAcceptance, RequestTimes
 from pilotfish.cli.bench.report import ProgressBar, Report, Row
 from pilotfish.cli.bench.serving.figures import spread_of
 from pilotfish.cli.bench.workload import Job, parse_numbers
+from pilotfish.cli.pages.saved_result import DepthCounts, MeasuredAcceptance, RequestTimes
 from pilotfish.engine.memory import precision_here
 from pilotfish.model.pacer import MAX_OVERRUN_SHARE
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, tostring
 
-from pilotfish.cli.bench.compare.figures import PILOTFISH
-from pilotfish.cli.bench.contestants import OFF
 from pilotfish.cli.pages.charts import Axis, line, number, rect, svg, text
 from pilotfish.cli.pages.markup import tag
+from pilotfish.cli.pages.saved_result import OFF
 
+#: The engine whose bars are coloured.
+PILOTFISH = "Pilotfish"
 TITLE = "Tokens a second, one request at a time"
 #: In the units in which text has 11. Names stand to the left of the bars.
 WIDTH, NAMES, ROW, TOP, BOTTOM = 640, 220, 22, 34, 38
