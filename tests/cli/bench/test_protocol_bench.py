@@ -6,14 +6,14 @@ import pytest
 
 from pilotfish.cli.bench import protocol
 from pilotfish.cli.bench.options import BENCHES
-from pilotfish.cli.bench.protocol import ASKED, LEVELS, Costs, Exchange, costs_of, run_protocol
+from pilotfish.cli.bench.protocol import ASKED, LEVELS, Costs, DraftExchange, costs_of, run_protocol
 from pilotfish.cli.bench.report import ProgressBar
 
 
 @pytest.mark.parametrize("name", ASKED)
 def test_both_sides_work(name: str) -> None:
     """Trees are attached, guesses are committed, and feedback comes where it is asked for."""
-    exchange = Exchange(3, ASKED[name])
+    exchange = DraftExchange(3, ASKED[name])
     for _ in range(8):
         exchange.step()
     counts, (pool,) = exchange.machine.counts, exchange.machine.pools

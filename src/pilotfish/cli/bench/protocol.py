@@ -70,7 +70,7 @@ def run_protocol(options: BenchOptions, progress: ProgressBar) -> Report:
 
 
 def _play(sequences: int, asked: Sequence[str], _: object) -> Costs:
-    exchange = Exchange(sequences, asked)
+    exchange = DraftExchange(sequences, asked)
     for _ in range(WARM_STEPS):
         exchange.step()
     exchange.costs = Costs()
@@ -147,7 +147,7 @@ class Hand:
         return frames
 
 
-class Exchange:
+class DraftExchange:
     """A target and a draft, step by step: the draft grows some levels, then the target commits two of its guesses and a
     token that nobody guessed, or that somebody did."""
 

@@ -28,7 +28,7 @@ from pilotfish.config.cache import cache_folder, made_once
 
 PRECISIONS = {"bfloat16": "bf16", "float32": "f32"}
 #: Tokens that are guessed at a time and the longest n-gram, as in GenAI's own example.
-LOOKUP_OPTIONS = {"num_assistant_tokens": 5, "max_ngram_size": 3}
+LOOKUP_OPTIONS: dict[str, Any] = {"num_assistant_tokens": 5, "max_ngram_size": 3}
 
 
 def load(text: str) -> LoadedPeer:

@@ -138,8 +138,8 @@ def _instructions() -> Iterable[tuple[int, int, int, int]]:
         if place < len(numbers):
             yield from (call(numbers, 1), denied)
     yield from (call(CLONE, 4), argument, (ANY_BIT, 0, 1, CLONE_THREAD), allowed, denied)
-    for numbers in FOR_ITSELF.values():
-        yield from (call(numbers, 5), argument, (EQUAL, 1, 0, os.getpid()), (EQUAL, 0, 1, 0), allowed, denied)
+    for own in FOR_ITSELF.values():
+        yield from (call(own, 5), argument, (EQUAL, 1, 0, os.getpid()), (EQUAL, 0, 1, 0), allowed, denied)
     yield allowed
 
 
