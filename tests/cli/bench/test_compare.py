@@ -5,20 +5,32 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from conftest import Measure
+from msgspec.structs import replace
 
 from pilotfish.cli.bench.compare import compare, pilotfish_peer
-from pilotfish.cli.bench.compare.compare import INSTALL, run_compare
+from pilotfish.cli.bench.compare.compare import INSTALL, LIBRARIES, converted, run_compare
 from pilotfish.cli.bench.compare.figures import TRANSFORMERS, Contender, ratios_of, speed_row
-from pilotfish.cli.bench.compare.peer import LOOKUP, PLAIN, Generated, LoadedPeer, PeerReady, Question, answer_all
+from pilotfish.cli.bench.compare.peer import (
+    LOOKUP,
+    PLAIN,
+    Generated,
+    LoadedPeer,
+    PeerReady,
+    PeerSetup,
+    Question,
+    answer_all,
+)
 from pilotfish.cli.bench.report import Spread
 from pilotfish.cli.pages.headline import PILOTFISH, headline
-from pilotfish.errors import ParameterError, PromptError
+from pilotfish.errors import EngineError, ParameterError, PromptError
 
 TINY = {"threads": 1, "max_tokens": 6, "repeats": 1, "modes": "off,sync", "levels": 3}
 
@@ -67,6 +79,22 @@ def test_compare(measure: Measure, tmp_path: Path, temperature: float) -> None:
     assert reasons["OpenVINO GenAI"] == f"openvino-genai and gguf not installed: {INSTALL}"
     assert ("temperature 0" in reasons.get(f"{TRANSFORMERS}, {LOOKUP}", "")) == (temperature > 0)
     assert {f"{PILOTFISH}, off", TRANSFORMERS} <= {one.text for one in ElementTree.parse(chart).iter()}
+
+
+def test_what_a_library_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of its own format, made of the same weights in the precision nearest to ours."""
+    setup = PeerSetup(target="t", draft="d", threads=1, dtype="bfloat16")
+    monkeypatch.setattr(compare, "find_spec", lambda name: None if name == "gguf" else name)
+    with pytest.raises(EngineError, match=r"^gguf not installed: pip install"):
+        converted(LIBRARIES["llama.cpp"], setup)
+    assert converted(LIBRARIES["transformers"], setup) == setup
+    monkeypatch.setattr(compare, "find_spec", lambda name: name)
+    writer = SimpleNamespace(gguf_of=lambda model, weights: Path(f"{model}-{weights}"))
+    monkeypatch.setitem(sys.modules, "pilotfish.model.backends.gguf_file", writer)
+    own = converted(LIBRARIES["llama.cpp"], setup)
+    assert (own.target, own.draft) == ("t-bf16", "d-bf16")
+    headed = converted(LIBRARIES["openvino"], replace(setup, draft=None))
+    assert (headed.target, headed.draft) == ("t-f16", None)
 
 
 @pytest.mark.parametrize(
