@@ -38,7 +38,7 @@ parity: $(READY) has-prompts
 	$(BIN)/pilotfish bench parity --prompts "$(PROMPTS)"
 
 bench: $(READY) has-prompts
-	$(BIN)/python benchmarks/compare.py --pair pycode@344m --prompts "$(PROMPTS)"
+	$(BIN)/pilotfish bench compare --pair pycode@344m --prompts "$(PROMPTS)"
 	$(BIN)/python benchmarks/acceptance.py --pair pycode@344m --prompts "$(PROMPTS)"
 	$(BIN)/python benchmarks/step_profile.py --pair pycode@344m --prompts "$(PROMPTS)" --limit 8
 

@@ -30,20 +30,18 @@ SERVER_OPTIONS = (
 
 
 class Program(subprocess.Popen[bytes]):
-    """A process that tells, in JSON on the first line of its stdout, that it is ready; some answer each line of JSON
-    with another then. It ends with the `with`, and with the thread that has started it; its stderr goes to a file."""
+    """A process that tells, in JSON on the first line of its stdout, that it is ready. It ends with the `with`, and
+    with the thread that has started it; its stderr goes to a file."""
 
-    def __init__(
-        self, spec: WorkerSpec, ending: signal.Signals = signal.SIGKILL, stdin: int = subprocess.DEVNULL
-    ) -> None:
-        """`ending` is the signal that ends it; `stdin` is a pipe for those that are asked."""
+    def __init__(self, spec: WorkerSpec, ending: signal.Signals = signal.SIGKILL) -> None:
+        """`ending` is the signal that ends it."""
         self._name, self._ending = spec.name, ending
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the program runs
         with on_cores(spec.cores):
             super().__init__(
                 list(spec.command),
                 env=worker_environment(spec),
-                stdin=stdin,
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 process_group=0,  # not a session: Linux shares cores between sessions first, then between threads
@@ -52,17 +50,6 @@ class Program(subprocess.Popen[bytes]):
     @cached_property
     def told(self) -> dict[str, Any]:
         """The first line. Waits for it; EngineError where the program ends instead."""
-        return self._heard()
-
-    def ask(self, **question: Any) -> dict[str, Any]:
-        """The answer to a question. EngineError where the program ends instead."""
-        assert self.stdin is not None and self.told is not None
-        with suppress(BrokenPipeError):  # it has ended, and what it wrote last says why
-            self.stdin.write(json.dumps(question).encode() + b"\n")
-            self.stdin.flush()
-        return self._heard()
-
-    def _heard(self) -> dict[str, Any]:
         assert self.stdout is not None
         if line := self.stdout.readline():
             found: dict[str, Any] = json.loads(line)

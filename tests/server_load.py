@@ -26,9 +26,10 @@ import uvloop
 from programs import Program, memory_bytes, start_server
 from prometheus_client.parser import text_string_to_metric_families
 
-from pilotfish.cli.bench.report import MEBIBYTE, Row, percentile
+from pilotfish.cli.bench.report import MEBIBYTE, Row
 from pilotfish.cli.bench.serving.client import CHATS, COMPLETIONS, Answer, Exchange, exchange
 from pilotfish.cli.bench.workload import Prompt
+from pilotfish.cli.pages.charts import percentile
 from pilotfish.config.engine import EngineConfig
 from pilotfish.errors import EngineError, ParameterError
 from pilotfish.model.loading.configuration import load_config

@@ -5,9 +5,6 @@ None of this asserts a time. Float32 is compared with ==; bfloat16 has a measure
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +17,9 @@ import pytest
 import torch
 from support import KINDS, SETTINGS, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, random_tree, run
 
+from pilotfish.cli.bench.gpu import run_gpu
+from pilotfish.cli.bench.options import BENCHES
+from pilotfish.cli.bench.report import ProgressBar
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.cache.slots import Slots
 from pilotfish.core.sampling.sampling_params import SamplingParams
@@ -271,9 +271,7 @@ def test_bfloat16_outputs_match_at_some_rate(engines: Any, drafter: str, record_
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_script_runs(dtype: str) -> None:
-    script = Path(__file__).parents[2] / "benchmarks" / "gpu.py"
-    command = [sys.executable, str(script), f"--dtype={dtype}", "--repeats=1", "--json"]
-    results = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+def test_the_bench_runs(dtype: str) -> None:
+    results = run_gpu(BENCHES["gpu"].options(dtype=dtype, repeats=1), ProgressBar()).results
     assert len(results["steps"]) == 2 * len(results["attention"]) > 0
     assert all(step["milliseconds"] > 0 for step in results["steps"])

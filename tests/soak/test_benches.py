@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +86,7 @@ def test_a_server_under_requests_in_turns() -> None:
 
 def test_contestants_agree(prompts: Path) -> None:
     """In processes of their own, with whatever is installed of the extra."""
-    script = Path(__file__).parents[2] / "benchmarks" / "compare.py"
-    sizes = ["--threads=2", "--max-tokens=24", "--limit=3", "--repeats=1", "--dtype=float32", "--json"]
-    command = [sys.executable, str(script), f"--prompts={prompts}", *sizes]
-    report = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    report = invoke("compare", prompts, "--threads=2", "--max-tokens=24", "--limit=3", "--repeats=1")
     names = [row["contestant"] for row in report["speeds"]]
     assert {"off", "sync", "async", "transformers", "transformers, assisted"} <= set(names)
     assert all(row["as_transformers"]["minimum"] == 1 for row in report["speeds"])

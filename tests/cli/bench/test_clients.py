@@ -10,6 +10,7 @@ from programs import children, memory_bytes
 
 from pilotfish.cli.bench.report import MEBIBYTE
 from pilotfish.cli.bench.serving.client import Answer, Event
+from pilotfish.cli.bench.serving.reading import usage_of
 
 # -- the client
 
@@ -24,7 +25,7 @@ STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n
 def test_events_are_read_wherever_the_socket_cuts_them() -> None:
     answer = answer_of(STREAM + b'data: {"a"', b": 1}\n", b'\ndata: {"b": 2}\n\n', b"data: [DONE]\n\n")
     assert [(event.at, event.data) for event in answer.events] == [(2.0, {"a": 1}), (2.0, {"b": 2})]
-    assert answer.status == 200 and answer.sent == -1.0 and answer.tokens == 0
+    assert answer.status == 200 and answer.sent == -1.0 and not usage_of(answer)
 
 
 def test_a_stream_ends_by_its_last_event() -> None:
@@ -35,7 +36,7 @@ def test_a_stream_ends_by_its_last_event() -> None:
     assert answer_of(chunked + chunk + done + b"0\r\n\r\n").ended
     assert not answer_of(chunked + chunk + b"0\r\n\r\n").ended
     cut = answer_of(chunked + chunk)
-    assert not cut.ended and cut.tokens == 7
+    assert not cut.ended and usage_of(cut) == {"completion_tokens": 7}
 
 
 def test_a_body_is_one_event() -> None:

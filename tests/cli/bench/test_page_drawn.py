@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from pilotfish.cli.bench.commands import app
-from pilotfish.cli.bench.page.page import page
-from pilotfish.cli.bench.page.saved import (
+from pilotfish.cli.pages.result import page
+from pilotfish.cli.pages.saved_result import (
     OFF,
     DepthCounts,
     Made,

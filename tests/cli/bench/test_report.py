@@ -15,11 +15,11 @@ from pilotfish.cli.bench.report import (
     distinct_ngrams,
     equal_share,
     matmul_probe,
-    percentile,
     ratios,
     read_probe,
     text_of,
 )
+from pilotfish.cli.pages.charts import percentile
 from pilotfish.model.loading import precision
 
 

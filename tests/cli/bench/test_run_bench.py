@@ -18,9 +18,9 @@ from pilotfish.cli.bench.modes.run import run_modes
 from pilotfish.cli.bench.modes.settings import grid_of
 from pilotfish.cli.bench.modes.tune import halve, run_tune, rungs
 from pilotfish.cli.bench.options import BENCHES
-from pilotfish.cli.bench.page.plots import crossover, crossover_text
-from pilotfish.cli.bench.page.saved import saved_result
 from pilotfish.cli.bench.workload import Prompt, first_of_each
+from pilotfish.cli.pages.result_plots import crossover, crossover_text
+from pilotfish.cli.pages.saved_result import saved_result
 from pilotfish.errors import InputError
 
 

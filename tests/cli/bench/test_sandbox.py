@@ -208,6 +208,7 @@ def changed(tmp_path: Path, before: str, after: str) -> Path:
     child, text = tmp_path / "sandboxed.py", CHILD.read_text()
     assert text.count(before) == 1
     child.write_text(text.replace(before, after))
+    shutil.copy(CHILD.with_suffix(".toml"), tmp_path)
     return child
 
 
@@ -235,4 +236,4 @@ def test_the_numbers_of_calls_are_the_kernels(machine: str) -> None:
     known = {name: int(number) for name, number in re.findall(r"#define __NR_(\w+) (\d+)$", text, re.MULTILINE)}
     place = ARCHITECTURES[machine][0]
     for name, numbers in {**DENIED, **FOR_ITSELF, "clone": CLONE, "clone3": CLONE3}.items():
-        assert known.get(name) == numbers[place], name
+        assert [known.get(name)] == list(numbers[place : place + 1] or [None]), name

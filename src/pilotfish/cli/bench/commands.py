@@ -12,15 +12,15 @@ from typing import Annotated
 import typer
 
 from pilotfish.cli.bench.options import BENCHES, Bench
-from pilotfish.cli.bench.page.page import page
-from pilotfish.cli.bench.page.saved import read_result, saved_result
 from pilotfish.cli.pages.document import write_file
+from pilotfish.cli.pages.result import page
+from pilotfish.cli.pages.saved_result import read_result, saved_result
 from pilotfish.command import Given, taking
 from pilotfish.errors import EngineError
 
 app = typer.Typer(
     help=(
-        "Modes of speculation and their report, tuning, parity, task success, thresholds of cascades, "
+        "Modes of speculation and their report, tuning, parity, task success, thresholds of cascades, other engines, "
         "any server under load. Scripts in benchmarks/ each show one claim."
     ),
     no_args_is_help=True,
@@ -33,7 +33,7 @@ def _run(bench: Bench, given: Given) -> None:
 
     options = bench.options(**given)
     module, _, function = bench.measure.rpartition(".")
-    measure = getattr(importlib.import_module(f"pilotfish.cli.bench.{module}"), function)
+    measure = getattr(importlib.import_module(f"pilotfish.cli.{module}"), function)
     with ProgressBar() as progress:
         report: Report = measure(options, progress)
     report = dataclasses.replace(report, conditions={**bench.conditions(options), "run": provenance()})

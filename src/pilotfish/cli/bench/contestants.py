@@ -11,8 +11,9 @@ from functools import partial
 from itertools import pairwise, zip_longest
 from typing import Protocol, TypeVar
 
-from pilotfish.cli.bench.report import Row, Spread, distinct_ngrams, equal_share, percentile, ratios
+from pilotfish.cli.bench.report import Row, Spread, distinct_ngrams, equal_share, ratios
 from pilotfish.cli.bench.workload import Job
+from pilotfish.cli.pages.charts import percentile
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import drafter_kinds
 from pilotfish.core.drafting.drafter import Drafter, DraftLimits, NoDrafter

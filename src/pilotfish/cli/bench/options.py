@@ -75,6 +75,8 @@ class BenchOptions:
     small: Annotated[Path, option("The small model, as of --target; by default the pair's draft.")] | None = None
     tokens: Annotated[int, option("Of an output, by which the small model is judged.", 1, MAX_JUDGED)] = 16
     loss: Annotated[float, option("Share of the tasks that may succeed less than with the large model.", 0, 1)] = 0.01
+    peers: Annotated[str, option("Engines beside ours, separated by commas.")] = "transformers,openvino,llama.cpp"
+    svg: Annotated[Path, option("Draw the speeds as a chart to this file.")] | None = None
     engine: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def models(self) -> PairDirs:
@@ -151,7 +153,7 @@ class Bench(Struct, frozen=True):
             given = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
             return {k: value for k, value in given.items() if value is not None and k not in ("json", "out", "html")}
         found = {**vars(options), **options.engine}
-        chosen = {name: found[name] for name in self.names if name not in ("json", "out", "html", "save")}
+        chosen = {name: found[name] for name in self.names if name not in ("json", "out", "html", "save", "svg")}
         if "target" in self.names:
             from pilotfish.engine.memory import precision_here  # imports torch
 

@@ -59,12 +59,6 @@ def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> Spread
     return Spread.of([a / b for a, b in zip(numerators, denominators, strict=True)])
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that so many others do not exceed."""
-    ranked = sorted(values)
-    return ranked[min(int(share * len(ranked)), len(ranked) - 1)]
-
-
 def equal_share(outputs: Sequence[object], others: Sequence[object]) -> float:
     return statistics.mean(a == b for a, b in zip(outputs, others, strict=True))
 

@@ -140,6 +140,12 @@ def bar_chart(
     return svg(title, WIDTH, height, *parts)
 
 
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that so many others do not exceed."""
+    ranked = sorted(values)
+    return ranked[min(int(share * len(ranked)), len(ranked) - 1)]
+
+
 def cdf(values: Sequence[float], most: int = 120) -> list[tuple[float, float]]:
     """Values and the share of all that do not exceed them, at no more than `most` of them."""
     ranked = sorted(values)

@@ -1,1 +1,2 @@
-"""Commands of the cost model: devices and loads come in, what to buy or expect goes out. Open `command.py` first."""
+"""`pilotfish plan`: devices and times go in, what to buy and what speculation gives come out. `command.py` first;
+`calibrate.py` and `record.py` (`bench record`) measure what `plan simulate` takes."""

@@ -33,6 +33,10 @@ def read_levels(timeline: Path) -> list[Level]:
     return [Level.of(event) for event in events if event["name"] == "level"]
 
 
+def levels_during(run: Run, levels: Sequence[Level]) -> list[Level]:
+    return [level for level in levels if run.steps and run.steps[0].began <= level.began <= run.steps[-1].ended]
+
+
 def levels_of(runs: Sequence[Run], levels: Sequence[Level]) -> Row:
     """Milliseconds of a level, pace included, and from the end of one to the beginning of the next, where neither had
     rows of prompts; of the levels during some runs. The median: a draft that waits, because its trees are large enough,
@@ -40,8 +44,8 @@ def levels_of(runs: Sequence[Run], levels: Sequence[Level]) -> Row:
     pairs = [
         pair
         for run in runs
-        for pair in pairwise(level for level in levels if run.steps[0].began <= level.began <= run.steps[-1].ended)
-        if not any(level.prompt_rows for level in pair)
+        for pair in pairwise(levels_during(run, levels))
+        if not any(one.prompt_rows for one in pair)
     ]
     if not pairs:
         return {}

@@ -10,13 +10,13 @@ import msgspec
 
 from pilotfish.cli.bench.contestants import OutputTimes, Run, joined, speed_of
 from pilotfish.cli.bench.modes.engines import Engines
-from pilotfish.cli.bench.modes.levels import Level, levels_of
+from pilotfish.cli.bench.modes.levels import Level, levels_during, levels_of
 from pilotfish.cli.bench.modes.settings import grid_of
 from pilotfish.cli.bench.options import BenchOptions
-from pilotfish.cli.bench.page.saved import DepthCounts, MeasuredAcceptance, RequestTimes
 from pilotfish.cli.bench.report import ProgressBar, Report, Row
 from pilotfish.cli.bench.serving.figures import spread_of
 from pilotfish.cli.bench.workload import Job, parse_numbers
+from pilotfish.cli.pages.saved_result import DepthCounts, MeasuredAcceptance, RequestTimes
 from pilotfish.engine.memory import precision_here
 from pilotfish.model.pacer import MAX_OVERRUN_SHARE
 
@@ -61,10 +61,6 @@ def measured_rows(rounds: Mapping[str, Sequence[Run]], concurrency: int, levels:
         named = {"setting": speed.pop("contestant"), "concurrency": concurrency}
         rows.append({**named, **speed, "overruns": max(speed["overruns"], late), **levels_of(runs, levels[name])})
     return rows
-
-
-def levels_during(run: Run, levels: Sequence[Level]) -> list[Level]:
-    return [level for level in levels if run.steps and run.steps[0].began <= level.began <= run.steps[-1].ended]
 
 
 def invalid(measured: Sequence[Row]) -> str:

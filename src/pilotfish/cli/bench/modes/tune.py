@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from pilotfish.cli.bench.contestants import OFF, Run, over
+from pilotfish.cli.bench.contestants import OFF, Run, over, rates
 from pilotfish.cli.bench.modes.engines import Engines
 from pilotfish.cli.bench.modes.run import UNSHOWN, drawn, invalid, latency_rows, measured_rows
 from pilotfish.cli.bench.modes.settings import Setting, even_splits, grid_of
@@ -51,14 +51,8 @@ class Search:
         return {one: ratios[one].median for one in settings}
 
     def _row(self, rung: int, setting: Setting, runs: Sequence[Run], ratio: Spread) -> Row:
-        speed = Spread.of([run.tokens_per_second for run in runs])
-        return {
-            "setting": setting.name,
-            "rung": rung,
-            "rounds": len(runs),
-            "tokens_per_second": speed,
-            "over_off": ratio,
-        }
+        played = {"setting": setting.name, "rung": rung, "rounds": len(runs)}
+        return {**played, "tokens_per_second": Spread.of(rates(runs)), "over_off": ratio}
 
 
 def run_tune(options: BenchOptions, progress: ProgressBar) -> Report:

@@ -51,12 +51,6 @@ class Answer:
         except httptools.HttpParserError as error:
             self.problem = f"it is no HTTP: {error}"
 
-    @property
-    def tokens(self) -> int:
-        """Number of generated tokens by the answer's usage; 0 without one."""
-        usages = [event.data["usage"] for event in self.events if event.data.get("usage")]
-        return int(usages[-1]["completion_tokens"]) if usages else 0
-
     def on_header(self, name: bytes, value: bytes) -> None:
         self._stream |= name.lower() == b"content-type" and value.startswith(EVENT_STREAM)
 

@@ -100,23 +100,20 @@ def find_endpoint(options: ServeBenchOptions) -> ServedEndpoint:
 
 def _listed(url: str, headers: Mapping[str, str], *, needed: bool) -> list[dict[str, Any]]:
     """The server's models. A server that has no list will do where the model is given."""
+    models, why = list[dict[str, Any]](), "lists no model"
     try:
         answer = msgspec.json.decode(_get(url + MODELS, headers), type=dict[str, Any])
         models = [one for one in answer.get("data") or () if isinstance(one, dict) and "id" in one]
-        if not models and needed:
-            raise EngineError(f"endpoint: {url} lists no model; --model names one")
     except urllib.error.HTTPError as error:
-        if needed:
-            raise EngineError(f"endpoint: {url}{MODELS} answers HTTP {error.code}; --model names one") from error
-        return []
+        why = f"answers HTTP {error.code}"
+    except msgspec.DecodeError as error:
+        why = f"is no list of models ({error})"
     except OSError as error:
         reason = getattr(error, "reason", error)
         told = getattr(reason, "strerror", None) or reason
         raise EngineError(f"endpoint: {url} cannot be reached: {told}") from error
-    except msgspec.DecodeError as error:
-        if needed:
-            raise EngineError(f"endpoint: {url}{MODELS} is no list of models ({error}); --model names one") from error
-        return []
+    if needed and not models:
+        raise EngineError(f"endpoint: {url}{MODELS} {why}; --model names one")
     return models
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
 
 from pilotfish.cli.bench.serving.requests import Message
-from pilotfish.cli.bench.serving.texts import TextMaker
+from pilotfish.cli.bench.serving.texts import Kind, TextMaker
 
 
 class WorkloadShape(Struct, frozen=True):
@@ -37,28 +38,15 @@ def _user(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
-def code(text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[GeneratedTask]:
-    module = text.take(text.length(shape.prompt, shape.spread), "functions")
-    return [GeneratedTask([_user(f"# Complete this module.\n{module}")])]
-
-
-def chat(text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[GeneratedTask]:
-    return [GeneratedTask([_user(text.take(text.length(shape.prompt, shape.spread), "questions"))])]
+def asking(kind: Kind, words: str, text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[GeneratedTask]:
+    """One turn: a text of some kind in the place that `words` leave for it, and maybe a question in another."""
+    taken = text.take(text.length(shape.prompt, shape.spread), kind)
+    return [GeneratedTask([_user(words.format(text=taken, question=text.one("questions")))])]
 
 
 def sessions(text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[GeneratedTask]:
     lengths = [shape.prompt, *[shape.message] * (shape.turns - 1)]
     return [GeneratedTask([_user(text.take(text.length(mean, shape.spread), "questions"))]) for mean in lengths]
-
-
-def long(text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[GeneratedTask]:
-    document = text.take(text.length(shape.prompt, shape.spread))
-    return [GeneratedTask([_user(f"{document}\n\nAnswer in one sentence. {text.one('questions')}")])]
-
-
-def summary(text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[GeneratedTask]:
-    document = text.take(text.length(shape.prompt, shape.spread))
-    return [GeneratedTask([_user(f"Summarize this report in a few sentences.\n\n{document}")])]
 
 
 def structured(text: TextMaker, shape: WorkloadShape, _: TextMaker) -> list[GeneratedTask]:
@@ -105,11 +93,17 @@ ACTION = _object(thought=_TEXT, tool={"enum": list(ARGUMENTS)}, argument=_TEXT)
 
 #: By workload, with its lengths where options say nothing else.
 GENERATORS: dict[str, tuple[SessionGenerator, WorkloadShape]] = {
-    "code": (code, WorkloadShape(prompt=300, answer=128)),
-    "chat": (chat, WorkloadShape(prompt=80, answer=200)),
+    "code": (partial(asking, "functions", "# Complete this module.\n{text}"), WorkloadShape(prompt=300, answer=128)),
+    "chat": (partial(asking, "questions", "{text}"), WorkloadShape(prompt=80, answer=200)),
     "sessions": (sessions, WorkloadShape(prompt=80, answer=120, turns=5, message=50)),
     "agents": (agents, WorkloadShape(prompt=600, answer=60, turns=4, message=120)),
-    "long": (long, WorkloadShape(prompt=8000, answer=32)),
-    "summary": (summary, WorkloadShape(prompt=2000, answer=150)),
+    "long": (
+        partial(asking, "sentences", "{text}\n\nAnswer in one sentence. {question}"),
+        WorkloadShape(prompt=8000, answer=32),
+    ),
+    "summary": (
+        partial(asking, "sentences", "Summarize this report in a few sentences.\n\n{text}"),
+        WorkloadShape(prompt=2000, answer=150),
+    ),
     "json": (structured, WorkloadShape(prompt=150, answer=120)),
 }

@@ -44,11 +44,14 @@ def _choices(data: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return data.get("choices") or ()
 
 
+def _said(choice: Mapping[str, Any]) -> Mapping[str, Any]:
+    return choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+
+
 def _pieces(data: Mapping[str, Any]) -> tuple[str, list[Mapping[str, Any]]]:
     """What an event adds to the output: text, reasoning included, and parts of calls."""
     text, calls = "", list[Mapping[str, Any]]()
-    for choice in _choices(data):
-        said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+    for said in map(_said, _choices(data)):
         text += "".join(said.get(name) or "" for name in ("reasoning_content", "reasoning", "content"))
         calls += said.get("tool_calls") or ()
     return text, calls
@@ -67,11 +70,7 @@ def _arguments(call: Mapping[str, Any]) -> str:
 
 def reply_of(answer: Answer) -> Message:
     """The answer as a message of the next turn's history; its reasoning is left out."""
-    said = [
-        choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
-        for event in answer.events
-        for choice in _choices(event.data)
-    ]
+    said = [_said(choice) for event in answer.events for choice in _choices(event.data)]
     return {"role": "assistant", "content": "".join(one.get("content") or "" for one in said)}
 
 

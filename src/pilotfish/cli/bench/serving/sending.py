@@ -87,14 +87,12 @@ class Sending:
         try:
             async with asyncio.timeout(self._timeout):
                 spoken = await self._endpoint.send(request, history)
-        except TimeoutError:
+            sent = Sent(request, due, began, spoken.closed, spoken)
+        except OSError as error:  # a timeout is one
+            late = f"no end after {self._timeout:g} s"
+            why = late if isinstance(error, TimeoutError) else f"connection: {error.strerror or error}"
             await self._check()
-            return Sent(request, due, began, time.perf_counter(), None, f"no end after {self._timeout:g} s")
-        except OSError as error:
-            await self._check()
-            why = f"connection: {error.strerror or error}"
             return Sent(request, due, began, time.perf_counter(), None, why)
-        sent = Sent(request, due, began, spoken.closed, spoken)
         if not spoken.whole and finish_of(sent.answer()).error:
             await self._check()
         return sent

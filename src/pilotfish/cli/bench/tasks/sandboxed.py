@@ -15,7 +15,8 @@ import platform
 import resource
 import struct
 import sys
-from collections.abc import Callable, Iterable
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from errno import ENOSYS, EPERM
 from pathlib import Path
@@ -24,29 +25,8 @@ from types import ModuleType
 SET_NO_NEW_PRIVS, SET_PDEATHSIG, SET_SECCOMP = 38, 1, 22  # of prctl(2)
 SIGKILL = 9
 
-#: Calls that are denied, by their numbers on x86_64 and aarch64.
-DENIED: dict[str, tuple[int | None, int | None]] = {
-    # processes
-    "fork": (57, None), "vfork": (58, None), "unshare": (272, 97), "setns": (308, 268),
-    # the network
-    "socket": (41, 198), "io_uring_setup": (425, 425),
-    # other processes
-    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
-    "pidfd_getfd": (438, 438), "pidfd_send_signal": (424, 424), "tkill": (200, 130), "process_madvise": (440, 440),
-    "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "setpriority": (141, 140), "ioprio_set": (251, 30),
-    "sched_setaffinity": (203, 122), "sched_setattr": (314, 274), "sched_setparam": (142, 118),
-    "sched_setscheduler": (144, 119), "move_pages": (279, 239), "migrate_pages": (256, 238),
-    # owners, modes and times of files, which Landlock does not guard
-    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "chown": (92, None), "lchown": (94, None),
-    "fchown": (93, 55), "fchownat": (260, 54), "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7),
-    "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16), "utime": (132, None),
-    "utimes": (235, None), "utimensat": (280, 88), "futimesat": (261, None),
-    # what the kernel would keep after the process
-    "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180),
-    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
-    # what no program of a task needs of the kernel
-    "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
-}  # fmt: skip
+#: Calls that are denied, by their numbers on x86_64 and, where it has them, aarch64.
+DENIED: dict[str, list[int]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 #: Calls that are allowed for this very process, whose id is the first argument.
 FOR_ITSELF = {"kill": (62, 129), "tgkill": (234, 131), "prlimit64": (302, 261)}
 CLONE, CLONE3, CLONE_THREAD = (56, 220), (435, 435), 0x10000
@@ -147,19 +127,19 @@ def _instructions() -> Iterable[tuple[int, int, int, int]]:
     """Code, jump if true, jump if not, operand."""
     place, architecture = ARCHITECTURES[platform.machine()]
 
-    def call(numbers: tuple[int | None, int | None], skipped: int) -> tuple[int, int, int, int]:
-        return EQUAL, 0, skipped, numbers[place] or 0
+    def call(numbers: Sequence[int], skipped: int) -> tuple[int, int, int, int]:
+        return EQUAL, 0, skipped, numbers[place]
 
     denied, allowed, unknown = ((RETURN, 0, 0, what) for what in (ERROR | EPERM, ALLOW, ERROR | ENOSYS))
     argument = (LOAD, 0, 0, FIRST_ARGUMENT)
     yield from ((LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER))
     yield from ((AT_LEAST, 0, 1, NEWEST), unknown, call(CLONE3, 1), unknown)
     for numbers in DENIED.values():
-        if numbers[place] is not None:
+        if place < len(numbers):
             yield from (call(numbers, 1), denied)
     yield from (call(CLONE, 4), argument, (ANY_BIT, 0, 1, CLONE_THREAD), allowed, denied)
-    for numbers in FOR_ITSELF.values():
-        yield from (call(numbers, 5), argument, (EQUAL, 1, 0, os.getpid()), (EQUAL, 0, 1, 0), allowed, denied)
+    for own in FOR_ITSELF.values():
+        yield from (call(own, 5), argument, (EQUAL, 1, 0, os.getpid()), (EQUAL, 0, 1, 0), allowed, denied)
     yield allowed
 
 

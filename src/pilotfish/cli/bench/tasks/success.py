@@ -3,6 +3,7 @@ in float32 all modes give equal outputs, so that they succeed and fail alike."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -39,26 +40,23 @@ class Asked:
 
 def run_eval(options: BenchOptions, progress: ProgressBar) -> Report:
     """Engines of all modes generate the same outputs, one mode after the other; then the outputs are judged."""
-    modes, tasks = parse_choices("modes", options.modes, get_args(Mode)), chosen_tasks(options)
-    validator()  # before hours of work, not after
-    config = options.engine_config()
-    sandbox = Sandbox() if options.allow_code_execution else None
-    judge = Judge(load_tokenizer(config.target), sandbox)
-    asked = asked_tasks(tasks, judge, options)
+    modes, (asked, judge) = parse_choices("modes", options.modes, get_args(Mode)), asked_tasks(options)
     progress.total = len(modes) * len(asked)
-    runs = {mode: _run(options.engine_config(mode=mode), asked, options.concurrency, progress) for mode in modes}
-    failures = {
-        mode: [failure_of(*each, judge) for each in zip(asked, run.texts, run.ends, strict=True)]
-        for mode, run in runs.items()
-    }
+    runs = {mode: run_tasks(options.engine_config(mode=mode), asked, options, progress) for mode in modes}
+    failures = {mode: failures_of(asked, run, judge) for mode, run in runs.items()}
     unequal = [len({tuple(run.outputs[i]) for run in runs.values()}) > 1 for i in range(len(asked))]
     results = {
-        "categories": [_row(name, asked, runs, failures, unequal) for name in tasks],
+        "categories": [
+            _row(name, asked, runs, failures, unequal) for name in dict.fromkeys(each.category for each in asked)
+        ],
         "outcomes": [_outcome(i, each, runs, failures, unequal) for i, each in enumerate(asked)],
         "unequal": sum(unequal),
-        **({} if sandbox is None else {"programs_confined_to_their_directory": sandbox.confines_files}),
-        **({} if options.allow_code_execution else {"left_out": f"{CODE}: --allow-code-execution runs it"}),
     }
+    if judge.sandbox is not None:
+        results["programs_confined_to_their_directory"] = judge.sandbox.confines_files
+    else:
+        results["left_out"] = f"{CODE}: --allow-code-execution runs it"
+    config = options.engine_config()
     in_float32 = precision_here(config, config.target).name == "float32"
     return Report(results, failed=in_float32 and any(unequal))
 
@@ -76,8 +74,14 @@ def chosen_tasks(options: BenchOptions) -> dict[str, list[Task]]:
     return {category: each[: options.each] for category, each in tasks.items()}
 
 
-def asked_tasks(tasks: Mapping[str, Sequence[Task]], judge: Judge, options: BenchOptions) -> list[Asked]:
-    return [Asked(category, task, _job(task, judge, options)) for category, each in tasks.items() for task in each]
+def asked_tasks(options: BenchOptions) -> tuple[list[Asked], Judge]:
+    tasks = chosen_tasks(options)
+    validator()  # before hours of work, not after
+    sandbox = Sandbox() if options.allow_code_execution else None
+    judge = Judge(load_tokenizer(options.engine_config().target), sandbox)
+    return [
+        Asked(category, task, _job(task, judge, options)) for category, each in tasks.items() for task in each
+    ], judge
 
 
 def _job(task: Task, judge: Judge, options: BenchOptions) -> Job:
@@ -86,14 +90,20 @@ def _job(task: Task, judge: Judge, options: BenchOptions) -> Job:
     return Job(prompt, f"T={options.temperature:g}", params)
 
 
-def _run(config: EngineConfig, asked: Sequence[Asked], concurrency: int, progress: ProgressBar) -> Run:
-    jobs, done = [each.job for each in asked], partial(progress, f"{config.mode}, {concurrency} at a time")
+def run_tasks(config: EngineConfig, asked: Sequence[Asked], options: BenchOptions, progress: ProgressBar) -> Run:
+    done = partial(progress, f"{config.target.name}, {config.mode}, {options.concurrency} at a time")
     with Engine(config) as engine:
-        return contestant_of(engine).run(engine, jobs, concurrency, done)
+        run = contestant_of(engine).run(engine, [each.job for each in asked], options.concurrency, done)
+    gc.collect()  # the next model may need its memory
+    return run
 
 
-def failure_of(asked: Asked, text: str, end: str, judge: Judge) -> str:
-    """In one line; "" for a success."""
+def failures_of(asked: Sequence[Asked], run: Run, judge: Judge) -> list[str]:
+    """Why each output is none, in one line; "" for a success."""
+    return [_failure(*each, judge) for each in zip(asked, run.texts, run.ends, strict=True)]
+
+
+def _failure(asked: Asked, text: str, end: str, judge: Judge) -> str:
     if end not in (FinishReason.STOP, FinishReason.LENGTH):
         return end
     why = asked.task.failure(text, judge)

@@ -33,7 +33,7 @@ class Judge:
     """A model's tokenizer and format of calls, a validator that knows nothing of our grammars, and a sandbox."""
 
     def __init__(self, tokenizer: Any, sandbox: Sandbox | None) -> None:
-        self.tokenizer, self._sandbox = tokenizer, sandbox
+        self.tokenizer, self.sandbox = tokenizer, sandbox
         self._programs: dict[str, str] = {}
         own = tool_format_of(tokenizer.chat_template)
         self.format: ToolFormat = TOOL_FORMATS[own or DEFAULT_FORMAT]
@@ -50,9 +50,9 @@ class Judge:
 
     def run(self, program: str) -> str:
         """Why a program does not pass; "" if it does. Equal programs run once."""
-        assert self._sandbox is not None  # code is no task without one
+        assert self.sandbox is not None  # code is no task without one
         if program not in self._programs:
-            self._programs[program] = self._sandbox.run(program).reason
+            self._programs[program] = self.sandbox.run(program).reason
         return self._programs[program]
 
 
@@ -79,8 +79,8 @@ class Task(Struct, frozen=True):
     id: str
     prompt: str
 
-    def asked(self, judge: Judge) -> Prompt:
-        raise NotImplementedError
+    def asked(self, judge: Judge) -> Prompt:  # noqa: ARG002
+        return Prompt(self.id, self.prompt)
 
     def params(self, judge: Judge) -> dict[str, Any]:  # noqa: ARG002
         return {}
@@ -95,9 +95,6 @@ class ExactTask(Task, frozen=True):
 
     answer: str
 
-    def asked(self, judge: Judge) -> Prompt:  # noqa: ARG002
-        return Prompt(self.id, self.prompt)
-
     def params(self, judge: Judge) -> dict[str, Any]:  # noqa: ARG002
         return {"stop": ("\n",)}
 
@@ -109,9 +106,6 @@ class CodeTask(Task, frozen=True):
     """The prompt, its completion and the test are a program that runs to its end."""
 
     test: str
-
-    def asked(self, judge: Judge) -> Prompt:  # noqa: ARG002
-        return Prompt(self.id, self.prompt)
 
     def params(self, judge: Judge) -> dict[str, Any]:  # noqa: ARG002
         return {"stop": CODE_STOPS}

@@ -8,11 +8,19 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from harness import Options, run
-from random_models import CONTEXT, HEAD_DIM, SHAPES, TARGETS, VOCAB, WARM_UP, context_and_tree, random_model, step_rows
 from torch.nn import functional as F
 from transformers import LlamaConfig
 
+from pilotfish.cli.bench.options import BenchOptions
+from pilotfish.cli.bench.random_models import (
+    CONTEXT,
+    HEAD_DIM,
+    SHAPES,
+    VOCAB,
+    context_and_tree,
+    random_model,
+    step_rows,
+)
 from pilotfish.cli.bench.report import ProgressBar, Report, Row, timed
 from pilotfish.errors import InputError
 from pilotfish.model.attention import AttentionMetadata, Scoring, TreeAttention, dense_tree_attention, key_slots
@@ -25,25 +33,26 @@ from pilotfish.model.loading.loader import LoadedModel
 from pilotfish.model.loading.precision import precision_of
 
 ROWS = (1, 8, 16, 64)
+WARM_UP = 3  # forwards
 SLOTS = CONTEXT + max(ROWS)
 CALLS = 50  # of an attention in one measurement
 COPY_BYTES = 2**30
 SCALE = HEAD_DIM**-0.5
 
 
-def run_gpu(options: Options, progress: ProgressBar) -> Report:
+def run_gpu(options: BenchOptions, progress: ProgressBar) -> Report:
     """Reports medians of `repeats` measurements. InputError where there is no CUDA device."""
     if not torch.cuda.is_available():
-        raise InputError("there is no CUDA device here")
+        raise InputError("bench gpu: there is no CUDA device here")
     device, repeats = torch.device("cuda"), options.repeats
-    precision = precision_of(options.dtype, SHAPES["draft"], device, eager=False)
-    progress.total, steps, attention = len(TARGETS), list[Row](), list[Row]()
-    for name in TARGETS:
-        model = random_model(SHAPES[name], precision.dtype, device)
+    precision = precision_of(options.engine["dtype"], SHAPES["88m"], device, eager=False)
+    progress.total, steps, attention = len(SHAPES), list[Row](), list[Row]()
+    for name, shape in SHAPES.items():
+        model = random_model(shape, precision.dtype, device)
         for graphs in (False, True):
             executor = TorchExecutor(replace(model, recordable=graphs and model.recordable), SLOTS)
             steps += [{"shape": name, "graphs": graphs, **step_time(executor, rows, repeats)} for rows in ROWS]
-        attention += [{"shape": name, "rows": rows, **attention_us(name, rows, model, repeats)} for rows in ROWS]
+        attention += [{"shape": name, "rows": rows, **attention_us(shape, rows, model, repeats)} for rows in ROWS]
         progress(name)
     copied = 2 * COPY_BYTES / (milliseconds(_copy(device), repeats) * 1e6)
     machine = {"dtype": precision.name, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
@@ -75,11 +84,11 @@ def step_time(executor: TorchExecutor, rows: int, repeats: int) -> Row:
     return {"rows": rows, "milliseconds": spent, "gb_per_s": read / (spent * 1e6)}
 
 
-def attention_us(name: str, rows: int, model: LoadedModel, repeats: int) -> Row:
+def attention_us(shape: LlamaConfig, rows: int, model: LoadedModel, repeats: int) -> Row:
     """Microseconds of one layer's attention over such a step's rows; SDPA's alone writes no KV. Triton and SDPA are
     replayed as graphs, free of launches; the dense reference asks the device for lengths, and is timed with its
     launches."""
-    calls = attention_contest(SHAPES[name], rows, model.dtype, model.device)
+    calls = attention_contest(shape, rows, model.dtype, model.device)
     record = CudaRecorder()
     replayed = {kind: record(calls[kind])[0] for kind in ("triton", "sdpa")}
 
@@ -130,7 +139,3 @@ def tree_mask(place: AttentionMetadata) -> torch.Tensor:
     for row, slots, position in zip(seen, key_slots(place), place.row_positions.tolist(), strict=True):
         row[slots[: position + 1]] = True
     return seen
-
-
-if __name__ == "__main__":
-    run(run_gpu, "dtype", repeats=50)

@@ -5,27 +5,14 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from peers.protocol import (
-    LOOKUP,
-    PLAIN,
-    Generated,
-    LoadedPeer,
-    PeerSetup,
-    Question,
-    Way,
-    serve,
-    setup_of,
-)
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from pilotfish.model.heads.weights import is_head
+from pilotfish.cli.bench.compare.peer import LOOKUP, PLAIN, Generated, LoadedPeer, PeerSetup, Question, Way, setup_of
 from pilotfish.model.loading.loader import DTYPES
-from pilotfish.model.loading.quantize import quantize
 
 ASSISTED = "assisted"
 #: Tokens, as in transformers' documentation.
@@ -40,21 +27,15 @@ def load(text: str) -> LoadedPeer:
     torch.set_num_threads(setup.threads)
     target = partial(_generate, _model(setup.target, setup))
     ways: dict[str, Way] = {PLAIN: target, LOOKUP: partial(target, prompt_lookup_num_tokens=LOOKUP_TOKENS)}
-    left_out = {}
-    if setup.draft is None or is_head(Path(setup.draft)):
-        left_out[ASSISTED] = "the draft is a trained head, and transformers' assistant is a language model"
-    else:
+    if setup.draft is not None:
         ways[ASSISTED] = partial(target, assistant_model=_model(setup.draft, setup))
-    quantized = "" if setup.quantization == "none" else f", weights {setup.quantization}"
-    return LoadedPeer(ways, setup.dtype + quantized, ways.keys() - {LOOKUP}, left_out)
+    return LoadedPeer(ways, setup.dtype, sampling=ways.keys() - {LOOKUP})
 
 
 def _model(directory: str, setup: PeerSetup) -> Any:
     """Without an end of sequence: all generate as much."""
     module = AutoModelForCausalLM.from_pretrained(directory, dtype=DTYPES[setup.dtype]).eval()
     module.generation_config.eos_token_id = None
-    if setup.quantization != "none":  # the same weights for all
-        quantize(module, setup.quantization)  # type: ignore[arg-type]
     return module
 
 
@@ -67,7 +48,3 @@ def _generate(model: Any, question: Question, **options: Any) -> Generated:
     ids = torch.tensor([question.prompt])
     output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=question.max_tokens, **chosen)
     return Generated(seconds=time.perf_counter() - began, tokens=output[0, ids.shape[1] :].tolist())
-
-
-if __name__ == "__main__":
-    serve(load)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
-from pilotfish.cli.bench.page.plots import Drawn, Plot, acceptance_by_depth, latencies, speedups
-from pilotfish.cli.bench.page.saved import OFF, SavedResult
 from pilotfish.cli.pages.document import table, whole_page
 from pilotfish.cli.pages.markup import Child, tag
+from pilotfish.cli.pages.result_plots import Drawn, Plot, acceptance_by_depth, latencies, speedups
+from pilotfish.cli.pages.saved_result import OFF, SavedResult
 
 
 def page(result: SavedResult) -> str:
@@ -64,7 +64,7 @@ def _sections(drawn: Drawn) -> list[Element]:
     loads = drawn.result.loads
     sections = [tag("div", *(_section(plot) for plot in speedups(drawn)), class_="plots")]
     for load in loads:
-        parts = [_section(plot) for plot in _plots_at(drawn, load) if plot is not None]
+        parts = [_section(plot) for plot in (latencies(drawn, load), acceptance_by_depth(drawn, load)) if plot]
         words = drawn.at(load)
         if parts and len(loads) > 1:
             summary = tag("summary", tag("h2", words[0].upper() + words[1:]))
@@ -73,10 +73,6 @@ def _sections(drawn: Drawn) -> list[Element]:
         else:
             sections.append(tag("div", *parts, class_="plots"))
     return sections
-
-
-def _plots_at(drawn: Drawn, load: float) -> list[Plot | None]:
-    return [latencies(drawn, load), acceptance_by_depth(drawn, load)]
 
 
 def _section(plot: Plot) -> Element:

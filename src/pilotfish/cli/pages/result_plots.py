@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from xml.etree.ElementTree import Element
 
-from pilotfish.cli.bench.page.saved import OFF, MeasuredSetting, RequestTimes, SavedResult
-from pilotfish.cli.pages.charts import Axis, Series, bar_chart, cdf, line_chart
+from pilotfish.cli.pages.charts import Axis, Series, bar_chart, cdf, line_chart, percentile
+from pilotfish.cli.pages.saved_result import OFF, MeasuredSetting, RequestTimes, SavedResult
 
 #: Settings that are drawn beside off; tables have all.
 DRAWN = 5
@@ -162,22 +162,10 @@ def _speed_row(one: MeasuredSetting) -> list[str]:
 # -- latency
 
 
-def first_token(one: RequestTimes) -> list[float]:
-    return [] if one.first is None else [one.first - one.sent]
-
-
-def between_tokens(one: RequestTimes) -> list[float]:
-    return [later - earlier for (earlier, _), (later, _) in pairwise(one.arrivals)]
-
-
-def whole(one: RequestTimes) -> list[float]:
-    return [one.ended - one.sent]
-
-
 LATENCIES: dict[str, tuple[str, Callable[[RequestTimes], list[float]]]] = {
-    "TTFT": ("time to the first token (ms)", first_token),
-    "ITL": ("time between arrivals of tokens (ms)", between_tokens),
-    "E2E": ("time of a whole request (ms)", whole),
+    "TTFT": ("time to the first token (ms)", lambda one: [] if one.first is None else [one.first - one.sent]),
+    "ITL": ("time between arrivals of tokens (ms)", lambda one: one.gaps),
+    "E2E": ("time of a whole request (ms)", lambda one: [one.ended - one.sent]),
 }
 
 
@@ -193,7 +181,7 @@ def latencies(drawn: Drawn, load: float) -> Plot | None:
     if not charts:
         return None
     rows = [
-        [name, short, *(f"{_quantile(values, share):.1f}" for share in PERCENTILES), str(len(values))]
+        [name, short, *(f"{percentile(values, share):.1f}" for share in PERCENTILES), str(len(values))]
         for short, by_name in found.items()
         for name, values in by_name.items()
     ]
@@ -205,22 +193,17 @@ def latencies(drawn: Drawn, load: float) -> Plot | None:
 
 def _distribution(drawn: Drawn, short: str, label: str, values: Mapping[str, Sequence[float]]) -> Element:
     shown = {name: values[name] for name in drawn.styles if name in values}
-    reach = max(_quantile(found, SHOWN_SHARE) for found in shown.values())
+    reach = max(percentile(found, SHOWN_SHARE) for found in shown.values())
     axes = Axis.up_to(label, reach), Axis("share of all", 0.0, 1.0, (0, 0.25, 0.5, 0.75, 1))
     series = [Series(name, drawn.styles[name], cdf(found), dots=False, stairs=True) for name, found in shown.items()]
     return line_chart(f"{short}: share of all within a time", *axes, series)
 
 
 def _latency_takeaway(values: Mapping[str, Sequence[float]]) -> str:
-    medians = {name: _quantile(found, 0.5) for name, found in values.items()}
+    medians = {name: percentile(found, 0.5) for name, found in values.items()}
     best = min(medians, key=lambda name: medians[name])
     against = f" (off: {medians[OFF]:.0f} ms)" if OFF in medians and best != OFF else ""
     return f"Further left is quicker: half of all requests take at most {medians[best]:.0f} ms with {best}{against}."
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    ranked = sorted(values)
-    return ranked[min(int(share * len(ranked)), len(ranked) - 1)]
 
 
 # -- acceptance

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,9 @@ class RequestTimes(UnderLoad, frozen=True, kw_only=True):
     error: str | None = None
 
     @property
-    def arrivals(self) -> list[tuple[float, int]]:
-        return [(at, len(list(same))) for at, same in groupby(self.times)]
+    def gaps(self) -> list[float]:
+        """Between the moments at which tokens came."""
+        return [later - sooner for sooner, later in pairwise(self.times) if later > sooner]
 
 
 class DepthCounts(Struct, frozen=True):

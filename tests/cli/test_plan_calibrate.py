@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from pilotfish.cli.bench.calibrating import SYNC, Measured, host_costs
 from pilotfish.cli.bench.contestants import Run
 from pilotfish.cli.bench.modes.levels import Level
+from pilotfish.cli.plan.calibrate import SYNC, Measured, host_costs
 from pilotfish.config.engine import EngineConfig
 from pilotfish.engine.pairs import resolve_pair
 from pilotfish.workers.records import StepRecord

@@ -4,15 +4,16 @@ draft's executor is scripted, and frames go from hand to hand: nothing is loaded
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-from harness import Options, run
 
 from pilotfish.cli.bench.contestants import take_turns
+from pilotfish.cli.bench.options import BenchOptions
 from pilotfish.cli.bench.report import ProgressBar, Report, Row, Spread, ratios
+from pilotfish.cli.bench.workload import parse_numbers
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import DraftConfig
 from pilotfish.core.cache.slots import SlotPool
@@ -55,9 +56,9 @@ ASKED = {
 }
 
 
-def run_protocol(options: Options, progress: ProgressBar) -> Report:
+def run_protocol(options: BenchOptions, progress: ProgressBar) -> Report:
     """Runs `repeats` rounds of each kind, in turns, after one to warm up."""
-    numbers = options.concurrencies
+    numbers = parse_numbers("concurrency", options.concurrencies)
     progress.total = len(numbers) * len(ASKED) * (options.repeats + 1)
     rows: list[Row] = []
     for number in numbers:
@@ -69,7 +70,7 @@ def run_protocol(options: Options, progress: ProgressBar) -> Report:
 
 
 def _play(sequences: int, asked: Sequence[str], _: object) -> Costs:
-    exchange = Exchange(sequences, asked)
+    exchange = DraftExchange(sequences, asked)
     for _ in range(WARM_STEPS):
         exchange.step()
     exchange.costs = Costs()
@@ -89,27 +90,21 @@ class Costs:
     from_draft: int = 0  # bytes
     from_target: int = 0  # bytes
 
-    def a_level(self, amount: float) -> float:
-        return amount / max(self.levels, 1)
-
-    def a_step(self, amount: float) -> float:
-        return amount / STEPS
+    @property
+    def seconds(self) -> float:
+        return self.draft + self.attaching + self.stepping
 
 
 def costs_of(rounds: Sequence[Costs], first: Sequence[Costs]) -> Row:
     """`over_first`: CPU time of both sides in all, over that of another kind in the same round."""
     return {
-        "draft_us_a_level": Spread.of([1e6 * one.a_level(one.draft) for one in rounds]),
-        "target_us_a_level": Spread.of([1e6 * one.a_level(one.attaching) for one in rounds]),
-        "target_us_a_step": Spread.of([1e6 * one.a_step(one.stepping) for one in rounds]),
-        "bytes_a_level": Spread.of([one.a_level(one.from_draft) for one in rounds]).median,
-        "bytes_a_step": Spread.of([one.a_step(one.from_target) for one in rounds]).median,
-        "over_first": ratios([_seconds(one) for one in rounds], [_seconds(one) for one in first]),
+        "draft_us_a_level": Spread.of([1e6 * one.draft / one.levels for one in rounds]),
+        "target_us_a_level": Spread.of([1e6 * one.attaching / one.levels for one in rounds]),
+        "target_us_a_step": Spread.of([1e6 * one.stepping / STEPS for one in rounds]),
+        "bytes_a_level": Spread.of([one.from_draft / one.levels for one in rounds]).median,
+        "bytes_a_step": Spread.of([one.from_target / STEPS for one in rounds]).median,
+        "over_first": ratios([one.seconds for one in rounds], [one.seconds for one in first]),
     }
-
-
-def _seconds(costs: Costs) -> float:
-    return costs.draft + costs.attaching + costs.stepping
 
 
 @dataclass
@@ -152,7 +147,7 @@ class Hand:
         return frames
 
 
-class Exchange:
+class DraftExchange:
     """A target and a draft, step by step: the draft grows some levels, then the target commits two of its guesses and a
     token that nobody guessed, or that somebody did."""
 
@@ -173,24 +168,18 @@ class Exchange:
         self._levels(1)
 
     def step(self) -> None:
-        trees = self._timed(lambda: self._drafter.propose(self._requests, LIMITS))
-        self._timed(lambda: self._commit(trees))
+        began = time.perf_counter()
+        self._commit(self._drafter.propose(self._requests, LIMITS))
+        self.costs.stepping += time.perf_counter() - began
         self._levels(LEVELS)
 
-    def _commit(self, trees: list[Guesses]) -> list[Guesses]:
+    def _commit(self, trees: list[Guesses]) -> None:
         self._drafter.verified(self._requests, Forest.of(trees))
         for request, tree in zip(self._requests, trees, strict=True):
             tokens = _accepted(tree)
             request.extend(tokens)
             self._drafter.commit(request, tokens)
         self._drafter.flush()
-        return trees
-
-    def _timed(self, work: Callable[[], list[Guesses]]) -> list[Guesses]:
-        began = time.perf_counter()
-        done = work()
-        self.costs.stepping += time.perf_counter() - began
-        return done
 
     def _levels(self, count: int) -> None:
         for _ in range(count):
@@ -222,7 +211,3 @@ def _accepted(tree: Guesses) -> list[int]:
         parent = int(below[0])
         tokens.append(int(nodes.tokens[parent]))
     return tokens or [1]
-
-
-if __name__ == "__main__":
-    run(run_protocol, concurrencies=[1, 8, 32], repeats=10)

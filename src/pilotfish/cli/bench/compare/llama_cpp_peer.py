@@ -4,7 +4,6 @@ guesses for a model; a draft of its own they have not, so that is here: a second
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -13,8 +12,10 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
-from peers.protocol import (
+
+from pilotfish.cli.bench.compare.peer import (
     DRAFT,
+    GUESSES,
     LOOKUP,
     PLAIN,
     Generated,
@@ -22,7 +23,6 @@ from peers.protocol import (
     PeerSetup,
     Question,
     Way,
-    serve,
     setup_of,
 )
 
@@ -42,54 +42,33 @@ class SmallModel(LlamaDraftModel):  # type: ignore[misc]
         return np.fromiter(islice(self.llama.generate(input_ids.tolist(), temp=0.0), self.guessed), np.intc)
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A model, and what guesses for it."""
-
-    llama: Any
-    small: SmallModel | None = None
-
-
 def load(text: str) -> LoadedPeer:
     """`text` is a PeerSetup of GGUF files."""
     setup = setup_of(text)
     speculative = partial(_llama, setup.target, setup, logits_all=True)  # without, rows of a batch have no logits
-    lookup = speculative(draft_model=LlamaPromptLookupDecoding())
     ways: dict[str, Way] = {
-        PLAIN: partial(_generate, Pair(_llama(setup.target, setup))),
-        LOOKUP: partial(_generate, Pair(lookup)),
+        PLAIN: partial(_generate, _llama(setup.target, setup)),
+        LOOKUP: partial(_generate, speculative(draft_model=LlamaPromptLookupDecoding())),
     }
     if setup.draft is not None:
         small = SmallModel(_llama(setup.draft, setup))
-        pair = Pair(speculative(draft_model=small), small)
-        ways |= {f"{DRAFT} of {guessed}": partial(_generate, pair, guessed=guessed) for guessed in setup.guesses}
+        assisted = partial(_generate, speculative(draft_model=small), small=small)
+        ways |= {f"{DRAFT} of {guessed}": partial(assisted, guessed=guessed) for guessed in GUESSES}
     return LoadedPeer(ways, f"weights {setup.dtype}, KV {KV[setup.dtype][0]}")
 
 
 def _llama(file: str, setup: PeerSetup, **options: Any) -> Any:
-    kind = KV[setup.dtype][1]
-    return llama_cpp.Llama(
-        file,
-        n_ctx=setup.context + MARGIN,
-        n_threads=setup.threads,
-        n_threads_batch=setup.threads,
-        type_k=kind,
-        type_v=kind,
-        verbose=False,
-        **options,
-    )
+    kind, threads = KV[setup.dtype][1], setup.threads
+    options |= {"n_threads": threads, "n_threads_batch": threads, "type_k": kind, "type_v": kind}
+    return llama_cpp.Llama(file, n_ctx=setup.context + MARGIN, verbose=False, **options)
 
 
-def _generate(pair: Pair, question: Question, guessed: int = 0) -> Generated:
+def _generate(llama: Any, question: Question, small: SmallModel | None = None, guessed: int = 0) -> Generated:
     """Nothing of an earlier prompt is used again: others compute it each time."""
-    pair.llama.reset()
-    if pair.small is not None:
-        pair.small.llama.reset()
-        pair.small.guessed = guessed
+    llama.reset()
+    if small is not None:
+        small.llama.reset()
+        small.guessed = guessed
     began = time.perf_counter()
-    tokens = list(islice(pair.llama.generate(question.prompt, temp=0.0), question.max_tokens))
+    tokens = list(islice(llama.generate(question.prompt, temp=0.0), question.max_tokens))
     return Generated(seconds=time.perf_counter() - began, tokens=[int(token) for token in tokens])
-
-
-if __name__ == "__main__":
-    serve(load)

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from peers.protocol import PLAIN, Generated
-
+from pilotfish.cli.bench.compare.peer import PLAIN, Generated
 from pilotfish.cli.bench.contestants import OFF, over, rates
 from pilotfish.cli.bench.report import Row, Spread, distinct_ngrams, equal_share
+from pilotfish.cli.pages.headline import PILOTFISH
 
-PILOTFISH, TRANSFORMERS = "Pilotfish", "transformers"
+TRANSFORMERS = "transformers"
 #: Outputs of each contestant, round by round.
 Rounds = Mapping[str, Sequence[Generated]]
 
@@ -23,7 +23,6 @@ class Contender:
     engine: str
     way: str
     precision: str
-    samples: bool  # whether it plays at other temperatures than 0
 
     @property
     def name(self) -> str:
@@ -36,13 +35,6 @@ class Contender:
     def plain(self) -> str:
         """The contestant that is the same engine without guesses."""
         return OFF if self.engine == PILOTFISH else self.engine
-
-    def as_row(self) -> Row:
-        return {"contestant": self.name, "engine": self.engine, "precision": self.precision}
-
-
-def speeds_of(field: Mapping[str, Contender], rounds: Rounds, *, greedy: bool) -> list[Row]:
-    return [speed_row(field[name], rounds, greedy=greedy) for name in rounds]
 
 
 def speed_row(contender: Contender, rounds: Rounds, *, greedy: bool) -> Row:
@@ -62,15 +54,11 @@ def speed_row(contender: Contender, rounds: Rounds, *, greedy: bool) -> Row:
     row["tokens_per_verify_step"] = row["tokens"] / steps if steps else None
     row["distinct_4grams"] = distinct_ngrams(own)
     if contender.plain in rounds and (greedy or contender.engine == PILOTFISH):
-        row["equal_to_plain"] = equal_share(own, _outputs(rounds[contender.plain]))
-    if greedy:
-        theirs = _outputs(rounds[TRANSFORMERS])
+        row["equal_to_plain"] = equal_share(own, [run.tokens for run in rounds[contender.plain]])
+    if greedy and TRANSFORMERS in rounds:
+        theirs = [run.tokens for run in rounds[TRANSFORMERS]]
         row["as_transformers"] = Spread.of([_agreeing(*each) for each in zip(own, theirs, strict=True)])
     return row
-
-
-def _outputs(runs: Sequence[Generated]) -> list[list[int]]:
-    return [run.tokens for run in runs]
 
 
 def _agreeing(output: Sequence[int], other: Sequence[int]) -> float:
