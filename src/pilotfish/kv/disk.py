@@ -22,7 +22,7 @@ from pilotfish.kv.objects import Damage, KVObject, ObjectFormat
 
 #: Seconds without writes after one failed.
 REST = 30.0
-#: What others have filled up, where making room of our own may help.
+#: The disk is full by others' files: making room of our own may help.
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 #: What this process lacks: no fault of the file.
 _OUR_LACK = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
@@ -38,8 +38,8 @@ class DiskCounts:
 
 
 class DiskStore:
-    """One thread calls `get` and `put`, which may wait for the disk for ever; `contains`, `bytes_used` and `counts`
-    never wait. Whatever is wrong with a file is a miss, and the end of it. Others may remove files at any time."""
+    """One thread calls `get` and `put`, which may wait for the disk for ever; the rest never waits. A file with any
+    fault is a miss, and removed. Others may remove files at any time."""
 
     def __init__(
         self,
@@ -85,7 +85,6 @@ class DiskStore:
     # -- reading
 
     def get(self, key: Key, tokens: Sequence[int] | NDArray[np.integer]) -> KVObject | None:
-        """The object, every byte verified, if it is here and of these tokens."""
         if not self.contains(key):
             return None
         try:
@@ -118,8 +117,8 @@ class DiskStore:
     # -- writing
 
     def put(self, kv: KVObject) -> bool:
-        """Whether the object is here now. A full disk gets one more try, with less of ours on it; after any other
-        failure there are none for a while."""
+        """Whether the object is here now. A full disk is tried again with less of ours; other failures stop writes
+        for REST."""
         if self.contains(kv.key) and self._touch(kv.key):
             return True
         if self._clock() >= self._resume_at:
@@ -169,7 +168,7 @@ class DiskStore:
     # -- the index
 
     def _touch(self, key: Key) -> bool:
-        """Marks as used now, for evictions before and after a restart; whether the file is there."""
+        """Mark as used now, for evictions before and after a restart; whether the file is there."""
         try:
             os.utime(object_path(self._directory, key))
         except FileNotFoundError:

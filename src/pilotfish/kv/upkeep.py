@@ -1,4 +1,4 @@
-"""What `pilotfish kv` does with a directory of objects. Only who removes files owns the directory meanwhile."""
+"""The commands of `pilotfish kv` on a directory of objects. Only those that remove files own it meanwhile."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def summary(directory: Path) -> DirectorySummary:
 def verify(
     directory: Path, *, remove: bool, watched: Callable[[Sequence[FoundFile]], Iterable[FoundFile]] = iter
 ) -> Verification:
-    """Reads every object. `watched` hands on the files that it gets, and may say so."""
+    """Reads every object. `watched` hands on the files that it gets, and may report them."""
     with _owned(directory) if remove else nullcontext():
         objects = _manifest(directory)
         with refusing(FIELD, directory):
@@ -124,7 +124,7 @@ def _owned(directory: Path) -> Iterator[None]:
 
 
 def _damage(objects: ObjectFormat, file: FoundFile) -> str | None:
-    """What is wrong with a file. Nothing is with one that its owner evicts meanwhile."""
+    """What is wrong with a file; None also for one that its owner evicts meanwhile."""
     try:
         found = objects.read(file.path, file.key)
     except FileNotFoundError:
