@@ -26,7 +26,7 @@ from pilotfish.wire.endpoints import Endpoint
 
 logger = logging.getLogger(__name__)
 
-#: Messages that wait for a peer which does not take them. More are lost, which both sides notice and mend.
+#: Messages that wait for a slow peer. Beyond that they are lost, which both sides notice and mend.
 HIGH_WATER = 1024
 #: Frames of one message: more than a target has requests, and a draft sessions.
 MAX_FRAMES = 1 << 14
@@ -61,7 +61,6 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def framed(outbox: Iterable[Outgoing]) -> dict[Peer, list[bytes]]:
-    """A message of many frames costs little more than one."""
     frames: dict[Peer, list[bytes]] = {}
     for outgoing in outbox:
         frames.setdefault(outgoing.peer, []).append(encode(outgoing.message))
@@ -91,7 +90,7 @@ def type_of(frame: Frame) -> str:
 
 
 def decode_to_draft(frame: Frame) -> ToDraft:
-    """UnknownTypeError for a message of another type, WireError for what is no message."""
+    """UnknownTypeError for another type of message, WireError for a frame that is no message."""
     return _of_kind(_to_draft, frame, _FROM_TARGET)
 
 
@@ -125,7 +124,7 @@ def decode_from_prefill(frame: Frame) -> FromPrefill:
 
 
 def decoded(decoder: msgspec.msgpack.Decoder[Message], frame: Frame) -> Message:
-    """WireError for what the decoder does not know."""
+    """WireError for a frame that the decoder does not know."""
     if len(frame) > MAX_FRAME:
         raise WireError(f"frame: {len(frame)} bytes; at most {MAX_FRAME} are allowed")
     try:
@@ -153,9 +152,8 @@ Handler: TypeAlias = Callable[[Sequence[zmq.Frame]], Sequence[Received]]
 class Channel:
     """Sockets of one ZeroMQ context, waited for together. One thread receives; any may `send` and `wake`.
 
-    A socket of ZeroMQ is for one thread at a time: whoever has the lock. Nobody waits while holding it: for that each
-    socket has a file, which the system polls. Such a file tells that something has changed, once. A thread that sends
-    may be the one to take note of it, so it tells the other what it has seen.
+    A ZeroMQ socket is used under the lock, which no thread holds while it waits: for that each socket has a file to
+    poll. The file tells of a change only once, perhaps to a sending thread, which then tells the receiver.
     """
 
     def __init__(self, high_water: int = HIGH_WATER) -> None:
@@ -177,8 +175,7 @@ class Channel:
         self._poller.register(self._waker, select.EPOLLIN)
 
     def send(self, peer: Peer, *frames: bytes) -> bool:
-        """Send frames together. Never waits long; False where they are lost: nobody is there, too many are waiting, or
-        the channel is closed."""
+        """Never waits long. False where the frames are lost: no peer, too many waiting, or the channel is closed."""
         with self._lock:
             return self._waker >= 0 and self._send(peer, frames)
 
@@ -229,7 +226,7 @@ class Channel:
         del self._files[socket.fileno()], self._handlers[socket], self._places[socket]
 
     def _sent(self, socket: Socket) -> None:
-        """This thread may have taken note of what has come, which is another's to receive."""
+        """This thread may have taken note of messages that another is to receive."""
         if socket not in self._unread and _readable(socket):
             self._unread.add(socket)
             self.wake()
@@ -248,7 +245,6 @@ class Channel:
         return frames
 
     def _messages(self, socket: Socket) -> Iterator[Sequence[zmq.Frame]]:
-        """Up to MAX_MESSAGES; what is beyond stays unread."""
         self._unread.add(socket)
         for _ in range(MAX_MESSAGES):
             if not _readable(socket):
@@ -263,8 +259,8 @@ def _readable(socket: Socket) -> bool:
 
 
 class ChannelThread:
-    """Receives from a channel, and does what only its thread may. Others send themselves: a thread that had to be woken
-    for that would take the interpreter from a step loop."""
+    """Receives from a channel on a thread of its own. Others send themselves: waking a thread for that would take
+    the interpreter from a step loop."""
 
     def __init__(self, channel: Channel, period: float = 0.1) -> None:
         self._channel = channel
@@ -274,7 +270,7 @@ class ChannelThread:
         self._thread: threading.Thread | None = None
 
     def start(self, handle: Callable[[Received], None], tick: Callable[[], None]) -> None:
-        """On the thread `handle` is called with every frame, `tick` every `period` seconds."""
+        """The thread calls `handle` with every frame, and `tick` every `period` seconds."""
         self._thread = threading.Thread(target=self._run, args=(handle, tick), name="channel", daemon=True)
         self._thread.start()
 
@@ -283,15 +279,14 @@ class ChannelThread:
         self._channel.send(peer, *frames)
 
     def call(self, function: Callable[[], Result]) -> Future[Result]:
-        """Have the thread call it, after what was called before; from any other thread. After `close` nobody gets a
-        result."""
+        """Have the thread call it, after earlier calls; from any other thread. No result comes after `close`."""
         future = Future[Result]()
         self._calls.append(partial(_settle, future, function))
         self._channel.wake()
         return future
 
     def close(self) -> None:
-        """Do what was called for, then end. Idempotent."""
+        """Make the calls asked for, then end. Idempotent."""
         if not self._closing.is_set():
             self._closing.set()
             if self._thread is not None:
@@ -325,7 +320,7 @@ def _settle(future: Future[Result], function: Callable[[], Result]) -> None:
 
 
 def _safely(call: Callable[..., None], *arguments: Received) -> None:
-    """A frame or a tick that breaks its handler must not end the thread for all others."""
+    """A frame or a tick that breaks its handler must not end the thread."""
     try:
         call(*arguments)
     except Exception:

@@ -1,8 +1,6 @@
-"""Frames between a target and its ranks, on one host: over a Unix socket, each its length, then its bytes.
-
-A frame here is a forward's rows, as many as there are, and must arrive; a rank that has ended shows at once. Messages
-are MessagePack maps with a `type`, arrays in them bare bytes.
-"""
+"""Frames between a target and its ranks, on one host: over a Unix socket, each its length, then its bytes. A frame
+is a forward's rows and must arrive; a rank that has ended shows at once. Messages are MessagePack maps with a
+`type`, arrays in them bare bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a check is, what it has to work with, and what came of it."""
+"""A check, its context and its result."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Figure(Struct, frozen=True):
 
 
 class CheckError(Exception):
-    """The draft does not do what a check asks for; in one line."""
+    """The draft fails a check; why, in one line."""
 
 
 class NotApplicableError(Exception):
@@ -98,13 +98,12 @@ class CheckContext:
     # -- what many checks do
 
     def guessed(self, player: Player, session: PlayedSession, seconds: float | None = None) -> bool:
-        """Whether a Tree of the session's length comes in time."""
         patience = self.options.patience if seconds is None else seconds
         length = len(session.tokens)
         return player.listen(patience, lambda: any(tree.base_len == length for tree in session.trees))
 
     def served(self, player: Player, shift: int = 0) -> PlayedSession:
-        """A session over a loop for which a Tree came. Drafts that learn from texts get one commit more."""
+        """A session over a loop for which a Tree came; drafts that learn from texts get one commit more."""
         session = player.open(self.loop(60, shift))
         for _ in range(3):
             if self.guessed(player, session, self.options.patience / 3):

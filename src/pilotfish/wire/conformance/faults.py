@@ -1,4 +1,4 @@
-"""Checks of what a draft makes of frames that are lost, repeated, damaged or many."""
+"""Checks with frames that are lost, repeated, damaged or many."""
 
 from __future__ import annotations
 

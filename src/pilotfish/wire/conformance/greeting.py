@@ -1,4 +1,4 @@
-"""Checks of how a draft answers Hello, and of what it says of itself."""
+"""Checks of Hello's answer, and of a draft's description of itself."""
 
 from __future__ import annotations
 

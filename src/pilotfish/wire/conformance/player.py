@@ -1,4 +1,4 @@
-"""A target that the kit plays: it says what a test has it say, and holds all that comes against the rules."""
+"""A target that the kit plays: it sends as a test says, and holds every message that comes against the rules."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class PlayerChannel(Protocol):
 
 
 class Player:
-    """One target, over a channel of its own. `listen` does all, and greets the draft meanwhile."""
+    """One target, over a channel of its own. `listen` receives, and greets the draft meanwhile."""
 
     def __init__(self, channel: PlayerChannel, hello: Hello, referee: Referee, patience: float) -> None:
         self.channel, self.hello, self.referee, self.patience = channel, hello, referee, patience
