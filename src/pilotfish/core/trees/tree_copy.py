@@ -26,17 +26,15 @@ class PushedNode(Struct, frozen=True):
 
 
 class TreeCopy(LivingTree):
-    """Whatever is pushed, it stays a tree below the last committed token, of `max_nodes` at most.
+    """Whatever is pushed, it stays a tree below the last committed token, of at most `max_nodes`.
 
-    A push whose base_len is older than the target's is the normal case: its nodes were on their way while the target
-    committed. Committed tokens are nodes too, at least as far back as the last push knew of them, so what hangs below
-    the newest of them is found, and stays:
+    Pushes with an older base_len are normal: the target committed while they were on their way. Committed tokens stay
+    nodes as far back as the last push knew of them, so nodes below the newest are found, and kept:
 
-        pushed below base_len 4:   0 ─── 17 ─┬─ 20        committed since: the token of 17
-                                             └─ 21        kept: 20 and 21, below the root
+            pushed below base_len 4:   0 ─── 17 ─┬─ 20        committed since: the token of 17
+                                                 └─ 21        kept: 20 and 21, below the root
 
-    A node that is pushed again has the score of the push that knew of more tokens: a draft that guesses again after
-    each commit, as trained heads do, knows better than when the node was a guess below others.
+    A node that is pushed again has the score of the push that knew of more tokens, as trained heads then know better.
     """
 
     def __init__(self, length: int, vocab_size: int, max_nodes: int) -> None:
@@ -58,7 +56,6 @@ class TreeCopy(LivingTree):
         self._newer = 1  # nodes from here on came after the last commit: they are
 
     def commit(self, tokens: Sequence[int]) -> bool:
-        """`tokens` were just added to the sequence: re-root; whether all were in the tree."""
         hit = True
         for token in tokens:
             below = self._children.setdefault(self.root, {})
@@ -86,7 +83,7 @@ class TreeCopy(LivingTree):
         return [self._ids[node] for node in self.follow(tokens)]
 
     def take_late(self) -> list[int]:
-        """Ids of late nodes, those of the last ones if they are very many."""
+        """Ids of late nodes; only the last ones if there are too many."""
         late = list(self._late_ids)
         self._late_ids.clear()
         return late
@@ -129,7 +126,7 @@ class TreeCopy(LivingTree):
             self._rescore(changed)
 
     def _is_below_root(self, node: int) -> bool:
-        """Whether it is the root, or hangs below it. What is found on the way is remembered until the next commit."""
+        """What is found on the way is remembered until the next commit."""
         climbed = []
         while node < self._newer and (known := self._lives.get(node)) is None:
             climbed.append(node)
@@ -139,7 +136,7 @@ class TreeCopy(LivingTree):
         return lives
 
     def _add_late(self, node: int, above: int, token: int) -> None:
-        """It may be a committed token's, for those that hang below it."""
+        """A late node may be a committed token's: nodes below it can still be attached."""
         self.late += 1
         self._late_ids.append(node)
         known = self._children.get(above, {}).get(token)
@@ -187,7 +184,6 @@ class TreeCopy(LivingTree):
         return max(self._max_nodes - len(self._by_id), 0)
 
     def _clean_up(self) -> None:
-        """Forget all but the committed tokens and what is below the root."""
         kept = sorted({*self._committed, *self._below_root()})
         place = self._renumber(kept)
         self._told, self._ids = ([x[node] for node in kept] for x in (self._told, self._ids))
