@@ -104,7 +104,7 @@ class Arena:
         return len(self._free)
 
     def take(self, owner: bytes, size: int) -> int | None:
-        """None where the owner has as many as are free: one that stalls has half of them, two have a third each."""
+        """None if the owner has as many as are free: one that stalls has half of them, two have a third each."""
         if not 1 <= size <= self.plan.place_bytes:
             raise EngineError(f"segments: {size} bytes; 1 to {self.plan.place_bytes} fit into a place")
         with self._lock:

@@ -119,7 +119,6 @@ def read_manifest(field: str, directory: Path) -> ObjectFormat | None:
 
 
 def _is_ours(directory: Path, names: set[str]) -> bool:
-    """Whether it has a lock as we write it, and nothing that is not ours."""
     if LOCK not in names or not all(_SUBDIRECTORY.fullmatch(name) for name in names.difference(NAMES)):
         return False
     return bool(_OWNER.fullmatch(_start_of(directory / LOCK)))

@@ -38,8 +38,8 @@ class DiskCounts:
 
 
 class DiskStore:
-    """One thread calls `get` and `put`, which may wait for the disk for ever; the rest never waits. A file with any
-    fault is a miss, and removed. Others may remove files at any time."""
+    """One thread calls `get` and `put`, which may wait for the disk for ever. A file with any fault is a miss, and
+    removed."""
 
     def __init__(
         self,
@@ -117,8 +117,7 @@ class DiskStore:
     # -- writing
 
     def put(self, kv: KVObject) -> bool:
-        """Whether the object is here now. A full disk is tried again with less of ours; other failures stop writes
-        for REST."""
+        """Whether the object is here now. A full disk is tried again with less of ours; other failures stop writes."""
         if self.contains(kv.key) and self._touch(kv.key):
             return True
         if self._clock() >= self._resume_at:

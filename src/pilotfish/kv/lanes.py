@@ -39,7 +39,6 @@ class Lane:
         return began is not None and self._clock() - began > seconds
 
     def close(self, seconds: float) -> bool:
-        """Do all remaining jobs, for so many seconds at most; whether all are done."""
         self.put(_END, lambda: None)
         self._thread.join(max(seconds, 0.0))
         return not self._thread.is_alive()

@@ -54,8 +54,6 @@ class NixlOffer:
 
 
 class NixlReader:
-    """Once the worker is lost it stays lost."""
-
     transport = "nixl"
 
     def __init__(self, memory: RemoteMemory) -> None:

@@ -71,8 +71,7 @@ class KVObject:
 
 
 def checksum(key: Key, tokens: TokenIds, data: NDArray[np.uint8]) -> int:
-    """CRC-32, against accidents only. ISA-L computes it about as fast as memory is copied, without the interpreter
-    lock."""
+    """CRC-32, against accidents only. ISA-L computes it about as fast as memory is copied, without the GIL."""
     named = isal_zlib.crc32(tokens.astype("<u4", copy=False).data, isal_zlib.crc32(key))
     return isal_zlib.crc32(data.data, named)
 
@@ -81,8 +80,6 @@ def checksum(key: Key, tokens: TokenIds, data: NDArray[np.uint8]) -> int:
 
 
 class Damage(StrEnum):
-    """What is wrong with a file: the first that applies."""
-
     KIND = "kind"  # it is no regular file
     SIZE = "size"
     HEADER = "header"  # its checksum, or it is of another format

@@ -55,8 +55,6 @@ class SlotCopier(Protocol):
 
 
 class Speed:
-    """Mean of recent seconds; None before any was measured."""
-
     RATE = 0.2
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -96,7 +94,7 @@ class Saving:
 
 
 class KVTiers:
-    """All public methods but none other are for the scheduler's thread."""
+    """Public methods are for the scheduler's thread; others name theirs."""
 
     def __init__(
         self,

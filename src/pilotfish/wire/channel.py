@@ -232,7 +232,6 @@ class Channel:
             self.wake()
 
     def _poll(self, seconds: float) -> list[Received]:
-        """Wait once; the time does not grow with sockets that are not ready."""
         ready = {file for file, _ in self._poller.poll(0 if self._unread else max(seconds, 0))}
         if self._waker in ready:
             os.eventfd_read(self._waker)
@@ -320,7 +319,6 @@ def _settle(future: Future[Result], function: Callable[[], Result]) -> None:
 
 
 def _safely(call: Callable[..., None], *arguments: Received) -> None:
-    """A frame or a tick that breaks its handler must not end the thread."""
     try:
         call(*arguments)
     except Exception:

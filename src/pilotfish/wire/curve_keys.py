@@ -86,7 +86,6 @@ def load_target_keys(
 
 
 def new_key_pair() -> KeyPair:
-    """Its public half can stand in an allowlist and after an option."""
     while True:
         public, secret = (half.decode() for half in zmq.curve_keypair())
         if _PLAIN_START.match(public) and _PLAIN_START.match(secret):

@@ -31,8 +31,8 @@ class Endpoint:
 
 
 def listening_endpoint(field: str, text: str) -> Endpoint:
-    """Host `*` stands for all interfaces, port 0 or `*` for any free port. ParameterError for a bad address, and for
-    an ipc path that is in use, is another file, or lies where others may write."""
+    """Host `*`: all interfaces; port 0 or `*`: any free port. ParameterError also for an ipc path that cannot be
+    ours."""
     if text.startswith("ipc://"):
         return Endpoint(text, _free_path(field, text))
     host, port = _tcp(field, text)

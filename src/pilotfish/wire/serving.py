@@ -118,8 +118,7 @@ class Identity(Readable, frozen=True):
 
 
 class Status(Struct, tag="status", frozen=True):
-    """`preemptions` and the tiers' counts are since the target's start; the rest is current, of all servers
-    together."""
+    """`preemptions` and the tiers' counts are since the target's start; the rest is current, of all servers."""
 
     identity: Identity
     running: Count
@@ -175,9 +174,8 @@ class PoolLoad(Readable, frozen=True):
 
 
 class ShadowReport(Readable, frozen=True):
-    """A draft pool that is scored and not used (shadow.py). Counts, since the target started, are of single
-    sequences' steps; rates, over about the last two thousand, are tokens a second of a sequence that decodes, 0
-    until known."""
+    """A draft pool that is scored and not used (shadow.py). Counts since the target's start; rates over about two
+    thousand steps, in tokens a second of a sequence that decodes, 0 until known."""
 
     name: Text
     ready: bool  # it answers, and is scored

@@ -220,7 +220,6 @@ class DialingChannel(Channel):
         return True
 
     def problem(self, peer: Peer) -> str | None:
-        """Why a pool is not connected, in one line. Any thread may ask."""
         connection = self._connections.get(peer)
         return f"{self.role}_pool: it is not dialled any more" if connection is None else connection.problem
 

@@ -69,8 +69,7 @@ class SuffixAutomaton:
         return state
 
     def _split(self, node: int, token: int, child: int) -> int:
-        """The state of `node`'s longest substring plus `token`: `child`, or a clone where `child` has longer ones
-        too."""
+        """`child`, or a clone of it where it stands for longer strings too."""
         length = self._lengths[node] + 1
         if self._lengths[child] == length:
             return child
@@ -117,8 +116,7 @@ class SuffixAutomaton:
         return Match(self._transitions[state][token], length + 1)
 
     def contexts(self, match: Match) -> Iterator[Context]:
-        """Followers of `match` and of each suffix that also occurs elsewhere, longest first, up to MAX_FOLLOWERS
-        each."""
+        """Of `match` and of each suffix that also occurs elsewhere, longest first, up to MAX_FOLLOWERS each."""
         state, length = match
         while state != ROOT:
             followers = self._transitions[state]

@@ -61,8 +61,7 @@ class SegmentPart:
 
 
 def split(layout: KVLayout, tokens: int, segment_bytes: int) -> Iterator[SegmentPart]:
-    """As many layers to a segment as make `LEAST_SEGMENT`, all tokens of a layer if they fit; features by
-    themselves."""
+    """As many layers to a segment as make `LEAST_SEGMENT`, all tokens of a layer if they fit; features apart."""
     layer_bytes, count = tokens * layout.token_bytes, len(layout.of_kv)
     together, most = math.ceil(LEAST_SEGMENT / layer_bytes), max(segment_bytes // layer_bytes, 1)
     groups = _divided(count, max(count // together, math.ceil(count / most), 1))

@@ -170,7 +170,6 @@ class LMDrafter(Drafter):
                 self._level_seconds.observe(len(sessions), self._clock() - began)
 
     def _part(self, session: DraftSession, floor: float) -> LevelPart:
-        """Pending tokens, or the best nodes above `floor`, whose children could be among the verified ones."""
         if session.num_missing:
             return LevelPart.of_pending(session, session.num_missing)
         tree = session.tree

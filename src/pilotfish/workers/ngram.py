@@ -23,7 +23,6 @@ class NgramIndex:
         self._indexed = 0
 
     def update(self, tokens: Sequence[int]) -> None:
-        """Index the n-grams that end before the last token, which has no continuation yet."""
         for end in range(max(self._indexed, 1), len(tokens)):
             for n in range(self.min_n, min(self.max_n, end) + 1):
                 self._ends[tuple(tokens[end - n : end])] = end

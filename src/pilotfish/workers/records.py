@@ -157,7 +157,6 @@ def part_of(path: Path, process: str) -> Path:
 
 
 def merge(parts: Sequence[Path], path: Path) -> None:
-    """Write all existing parts as one timeline, and remove them."""
     found = [part for part in parts if part.is_file()]
     with path.open("wb") as file:
         file.write(b'{"traceEvents":[\n')

@@ -21,8 +21,6 @@ FRAME_BASE = 1 << 20
 
 
 class SharedMachine:
-    """One thread has it at a time, for microseconds."""
-
     def __init__(
         self,
         machine: PrefillMachine,
@@ -41,7 +39,6 @@ class SharedMachine:
 
     @contextmanager
     def turn(self) -> Iterator[float]:
-        """The machine's turn, and the present time for it. Its messages are posted in order."""
         with self._lock:
             yield self._clock()
             for peer, frames in framed(self.machine.outbox).items():

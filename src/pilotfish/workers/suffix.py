@@ -76,7 +76,6 @@ class ResponseCache:
         return len(self._tenants)
 
     def automata(self, salt: str | None) -> tuple[SuffixAutomaton, ...]:
-        """Automata of the tenant's responses: none without a salt, at most two."""
         if salt is None or salt not in self._tenants:
             return ()
         self._tenants.move_to_end(salt)

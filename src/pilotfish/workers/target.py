@@ -31,8 +31,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BegunStep:
-    """A step before its forward. Its times are those of `StepRecord`."""
-
     step: Step
     offered: int  # nodes in the trees before the budget's choice
     late: frozenset[int]  # requests whose drafter was asked for a tree and had none
@@ -259,8 +257,8 @@ class GuardedDrafter:
 
 
 def _lawful(forest: Forest, vocab_size: int) -> NDArray[np.bool_]:
-    """Which nodes come after their parents, one deeper and no likelier (NaN is likelier), with a token of the
-    vocabulary."""
+    """Nodes after their parents, one deeper and no likelier, with a token of the vocabulary. NaN scores are not
+    lawful."""
     nodes, places = forest.nodes, np.arange(len(forest))
     below_root = nodes.parents == ROOT
     parents = np.where((nodes.parents >= forest.starts[forest.owners]) & (nodes.parents < places), nodes.parents, 0)
@@ -284,8 +282,7 @@ class AskedLogprobs(Struct, frozen=True):
 def with_logprobs(
     commits: Sequence[RequestCommit], step: Step, scoring: Mapping[int, range], outcome: Outcome
 ) -> list[RequestCommit]:
-    """`scoring`: kept rows that score prompts, by request. Requests for equally many tokens are scored together: a
-    device is slow to begin."""
+    """`scoring`: kept rows that score prompts, by request. Requests for equally many tokens are scored together."""
     told, by_top = list(commits), defaultdict[int, list[AskedLogprobs]](list)
     for one in _asked(commits, step, scoring):
         by_top[one.top].append(one)

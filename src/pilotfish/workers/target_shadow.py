@@ -56,7 +56,6 @@ class LiveSteps:
 
     @property
     def sequences(self) -> int:
-        """In a step, lately; at least one."""
         return max(round(self._sequences.value), 1)
 
     @property
@@ -131,7 +130,7 @@ class ShadowMachine:
 
     @property
     def busy(self) -> bool:
-        """Whether it follows a request now. Any thread may ask."""
+        """Any thread may ask."""
         return bool(self._known)
 
     def turn(self, now: float, ready: bool = True) -> float:
@@ -227,8 +226,6 @@ class _EndedRequest:
 
 
 class _LateDrafter(CombinedDrafter):
-    """The drafter that is scored: counts how often it had nothing."""
-
     def __init__(self, drafter: Drafter, tally: ShadowTally) -> None:
         super().__init__([drafter])
         self._tally = tally

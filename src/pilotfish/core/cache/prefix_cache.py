@@ -91,8 +91,7 @@ class PrefixCache:
         dropped: Callable[[Slots], None] | None = None,
         keeps: bool = True,
     ) -> None:
-        """With a share of 0 the run used longest ago goes first. `dropped` is called with slots that it keeps no
-        longer. With `keeps` false it finds nothing."""
+        """With a share of 0 the run used longest ago goes first. `dropped` gets slots that it no longer keeps."""
         self.pool = pool
         self.evicted = 0  # slots, so far
         self.watcher = RunWatcher()
@@ -106,8 +105,7 @@ class PrefixCache:
         self._max_proven = int(proven_share * pool.capacity)
 
     def match(self, salt: str | None, tokens: Sequence[int]) -> Slots:
-        """Slots of the longest known prefix; GONE where the next row does not look. Share them before others evict
-        them."""
+        """Slots of the longest known prefix; GONE where the next row does not look. Share them before any eviction."""
         path = self._path(salt, np.asarray(tokens, np.int64))
         slots = self._reusable(_slots_of(path))
         begins = np.cumsum([0, *(len(run.tokens) for run in path[:-1])])
@@ -143,8 +141,8 @@ class PrefixCache:
         return len(self._reusable(np.concatenate(slots))) if self.pool.window else known
 
     def insert(self, salt: str | None, tokens: Sequence[int], slots: Slots) -> Slots:
-        """Know `tokens`, whose KV is in these live slots, some GONE; returns the owner's slots from now on: of a
-        known beginning the cache's, and the owner's copies are released."""
+        """The owner's slots from now on: for a known beginning the cache's (its own copies are released), else
+        `slots`."""
         if not self.keeps:
             return slots
         wanted = np.asarray(tokens, np.int64)
@@ -220,7 +218,6 @@ class PrefixCache:
         return max(count, 0) - left
 
     def coldest(self, count: int) -> Iterator[CachedRun]:
-        """The runs that would be evicted first, in whole or in part, for `count` slots."""
         for run in chain(self._fresh, self._proven):
             if count <= 0:
                 return
@@ -321,7 +318,7 @@ class PrefixCache:
         return [slot for run in chain(self._fresh, self._proven) for slot in present(run.slots).tolist()]
 
     def check(self) -> None:
-        """EngineError unless it is a tree, each run is listed once, before its parent, and proven runs keep to their
+        """EngineError unless it is a tree, each run is listed once, before its parent, and proven ones keep to their
         share."""
         found = list(self.runs)
         turn = {run: place for place, run in enumerate(chain(self._fresh, self._proven))}

@@ -52,8 +52,6 @@ def text_root(salt: bytes | None) -> Key:
 
 
 class ToldPrefixes:
-    """Keys of what one pool was told: the target's half."""
-
     def __init__(self, most: int = MAX_TOLD) -> None:
         self._most = most
         self._keys: OrderedDict[Key, None] = OrderedDict()  # used longest ago first
@@ -62,8 +60,7 @@ class ToldPrefixes:
         return len(self._keys)
 
     def shorten(self, salt: bytes | None, tokens: Sequence[int]) -> tuple[Key | None, Sequence[int]]:
-        """The key of the longest prefix that the pool was told, and the tokens after it, at least one; all count as
-        told now."""
+        """The key of the longest prefix told so far, and the tokens after it, at least one; all count as told now."""
         keys = prefix_keys(text_root(salt), tokens)
         told = self._longest(keys[: (len(tokens) - 1) // OBJECT_TOKENS])
         self._add(keys)
@@ -100,8 +97,7 @@ class KnownPart:
 
 
 class KnownPrefixes:
-    """The draft's half: tokens that targets have told, by key. When full, the target with the most loses its least
-    recently used."""
+    """Tokens that targets have told, by key. When full, the target with the most loses what it used longest ago."""
 
     def __init__(self, most: int = MAX_KNOWN) -> None:
         self._most = most
@@ -124,7 +120,6 @@ class KnownPrefixes:
         self._trim()
 
     def find(self, target: Peer, salt: bytes | None, key: Key) -> list[int] | None:
-        """The key's tokens; None where this target has not told them, or they are forgotten."""
         root, own = text_root(salt), self._parts.get(target) or OrderedDict[Key, KnownPart]()
         parts = list[NDArray[np.uint32]]()
         while key != root:

@@ -21,8 +21,8 @@ def present(slots: Slots) -> Slots:
 
 
 class SlotPool:
-    """A pool of `capacity` slots, numbered from 0, with counts of owners. A slot without owners is free, or idle:
-    kept by a prefix cache. Invariant, checked on every call that could break it: free ∪ idle ∪ live = all, disjoint."""
+    """Slots, numbered from 0, with counts of owners. One without owners is free, or idle: kept by a prefix cache.
+    Invariant, checked on every call that could break it: free ∪ idle ∪ live = all, disjoint."""
 
     def __init__(self, capacity: int, window: int = 0) -> None:
         """A row sees the last `window` positions, its own included, in every layer; 0: some layer sees all."""
@@ -36,11 +36,9 @@ class SlotPool:
 
     @property
     def num_available(self) -> int:
-        """Slots without an owner: free, or idle."""
         return self.num_free + self.num_idle
 
     def first_seen(self, position: int) -> int:
-        """The first position whose slot rows from `position` on may read."""
         return max(position - self.window + 1, 0) if self.window else 0
 
     def allocate(self, count: int) -> Slots:

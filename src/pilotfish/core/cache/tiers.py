@@ -71,7 +71,6 @@ class KVLoad:
         return self.slots[max(place * OBJECT_TOKENS - skipped, 0) : (place + 1) * OBJECT_TOKENS - skipped]
 
     def arrived(self, tiers: Sequence[str]) -> None:
-        """The load has ended with the first objects, found in these tiers."""
         self.tiers = list(tiers)
         skipped = len(self.keys) * OBJECT_TOKENS - len(self.slots)
         self.count = max(len(tiers) * OBJECT_TOKENS - skipped, 0)
@@ -134,8 +133,7 @@ def save_coldest(cache: PrefixCache, tiers: Tiers, count: int) -> None:
 
 
 def save_run(cache: PrefixCache, tiers: Tiers, run: CachedRun) -> None:
-    """Save the objects that end in a run, last first: tiers evict what was saved first, prefixes lose their end
-    first."""
+    """The objects that end in a run, last first: tiers evict what was saved first, prefixes lose their end first."""
     tokens, slots = cache.path_to(run)
     keys = prefix_keys(tiers.root(run.salt), tokens)
     for place in reversed(range((len(tokens) - len(run.tokens)) // OBJECT_TOKENS, len(keys))):

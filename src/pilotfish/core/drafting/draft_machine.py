@@ -103,8 +103,7 @@ class DraftMachine(Listener[ConnectedTarget]):
         grammars: GrammarSource = no_grammars,
         features: FeatureNeed | None = None,
     ) -> None:
-        """`context`: tokens of the longest sequence that the model takes. `features`: those that a trained head
-        needs."""
+        """`context`: tokens of the longest sequence that the model takes. `features`: a trained head's needs."""
         super().__init__()
         self.identity = identity
         self.table = table
@@ -307,7 +306,6 @@ class DraftMachine(Listener[ConnectedTarget]):
             session.paused, session.touched = isinstance(message, Pause), now
 
     def _commit(self, peer: Peer, session: DraftSession, message: Commit, now: float) -> None:
-        """A repeated Commit changes nothing."""
         length = len(session.tokens)
         after = message.base_len + len(message.tokens)
         if after <= length:
@@ -358,7 +356,6 @@ class DraftMachine(Listener[ConnectedTarget]):
         return level
 
     def _park(self, now: float) -> None:
-        """Pause sessions in use that lost their KV, where their targets understand it."""
         for session in self.table.take_evicted():
             peer = session.key.target
             if PAUSES in self._targets[peer].capabilities and now - session.touched <= IDLE and not session.paused:
@@ -367,7 +364,6 @@ class DraftMachine(Listener[ConnectedTarget]):
                 self._send(peer, Pause(session.key.number, session.generation))
 
     def _resume(self, now: float) -> None:
-        """Resume paused sessions, first paused first, as far as there is room."""
         room = self.table.pool.num_available
         parked = [(session.parked, session) for session in self.table if session.parked is not None]
         for since, session in sorted(parked, key=lambda pair: pair[0]):

@@ -129,8 +129,7 @@ class DraftSession:
 
     @property
     def num_pending(self) -> int:
-        """Missing inputs whose rows can be computed now; others wait for features. The first has none: it goes with
-        the second."""
+        """Missing inputs whose rows can be computed now; others wait for features. The first goes with the second."""
         if self.features is None:
             return self.num_missing
         known = min(self.features.reach, len(self.tokens) - 1)
@@ -168,8 +167,6 @@ class DraftSession:
 
 @dataclass(frozen=True)
 class LevelPart:
-    """A session's part of a level: its next pending tokens, or some leaves."""
-
     session: DraftSession
     pending: int  # rows of committed tokens
     leaves: Sequence[int]  # nodes; the root after the last pending token; none after a part of a prompt
@@ -194,8 +191,7 @@ def add_children(
     calibrations: TenantCalibrations,
     deepest: int = ANY_DEPTH,
 ) -> list[NewNodes]:
-    """Hang children below a level's leaves, in order; the nodes kept of each part. Nodes at `deepest` are never
-    expanded."""
+    """The nodes kept of each part, in order. Nodes at `deepest` are never expanded."""
     depths = np.array([part.session.tree.depth(leaf) + 1 for part in level for leaf in part.leaves], np.int64)
     greedy = np.array([part.session.greedy for part in level for _ in part.leaves], np.bool_)
     tenants = np.array([part.session.tenant for part in level for _ in part.leaves], np.str_)
@@ -248,8 +244,7 @@ class SessionTable:
         return [session for session in self if session.key.target == target]
 
     def admit(self, tenant: str) -> bool:
-        """Make room for a session of `tenant`: the tenant with the most sessions loses the one idle longest to one
-        with fewer."""
+        """Make room: the tenant with the most sessions loses the one idle longest to a tenant with fewer."""
         if len(self) < MAX_SESSIONS:
             return True
         counts = Counter(session.tenant for session in self)
@@ -268,9 +263,9 @@ class SessionTable:
         return self._find(session)
 
     def commit(self, session: DraftSession, tokens: Sequence[int]) -> RerootResult:
-        """Re-root: accepted nodes' slots join the session's, dead nodes' are freed, nothing is copied. A trained
-        head computed accepted nodes from guessed features: they, then the nodes below, are computed again. The tree
-        stays until then, unless most of it is guesses: then it is grown anew."""
+        """Accepted nodes' slots join the session's, dead nodes' are freed, nothing is copied. A trained head
+        computed accepted nodes from guessed features: they, then the nodes below, are computed again, unless most of
+        the tree is guesses."""
         self.calibrations.of(session.tenant).observe(session.greedy, session.tree.outcomes(tokens))
         caught_up = session.num_missing == 0
         rerooted = session.tree.commit(tokens)
@@ -291,7 +286,6 @@ class SessionTable:
         return rerooted
 
     def _read(self, session: DraftSession, text: MappedText, tokens: Sequence[int], rerooted: RerootResult) -> None:
-        """A mapped session reads the tokens in its vocabulary; KV of changed inputs goes."""
         text.follow(tokens[: rerooted.accepted])
         if not rerooted.hit:
             before = len(text.inputs)
@@ -314,7 +308,6 @@ class SessionTable:
         del self._sessions[session.key]
 
     def evict(self, session: DraftSession) -> None:
-        """Take its KV; it rests until `wake`."""
         self._free(session)
         session.evicted = True
         self._evicted.append(session)
@@ -340,8 +333,8 @@ class SessionTable:
             session.features.restart(max(len(slots) - 1, 0))
 
     def _remember(self, session: DraftSession, count: int) -> None:
-        """Let others find the KV of its first `count` tokens, but for rows computed without lost features; KV known
-        already replaces its own."""
+        """Let others find the KV of its first `count` tokens, but for rows without their features; known KV replaces
+        its own."""
         count = count if session.features is None else session.features.num_whole(count)
         own = self.cache.insert(session.cache_salt, session.inputs[:count], session.slots[:count])
         session.slots = np.concatenate((own, session.slots[count:]))
@@ -371,7 +364,6 @@ class SessionTable:
                 self._remember(session, session.opened)
 
     def above_share(self) -> set[str]:
-        """Tenants with more slots than their weight's share among the tenants here."""
         held, weights = defaultdict[str, set[int]](set), dict[str, float]()
         for session in self:
             held[session.tenant].update(session.slots.tolist(), session.tree.slots)
@@ -380,8 +372,7 @@ class SessionTable:
         return {tenant for tenant, slots in held.items() if len(slots) > slots_by_weight * weights[tenant]}
 
     def make_room(self, count: int, kept: Collection[SessionKey], tenants: Collection[str], now: float) -> None:
-        """Free `count` slots if possible: idle sessions and those of `tenants`, but none of `kept`, lose theirs,
-        idle longest first."""
+        """Free `count` slots if possible: idle sessions and those of `tenants`, but none of `kept`, lose theirs."""
         losers = [s for s in self if (s.paused or now - s.touched > IDLE or s.tenant in tenants) and s.key not in kept]
         for session in sorted((s for s in losers if len(s.slots)), key=lambda s: (not s.paused, s.touched)):
             if self.pool.num_available >= count:

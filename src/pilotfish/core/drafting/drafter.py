@@ -35,8 +35,7 @@ class Drafter:
         """A step has verified these trees, one of each request; its commits come next."""
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
-        """`tokens` were just added: re-root. Whether all were in a tree that lives on; False if it guesses only when
-        asked."""
+        """Re-root after `tokens`; whether all were in a tree that lives on, False if it guesses only when asked."""
         return False
 
     def flush(self) -> None:
@@ -51,8 +50,6 @@ class Drafter:
 
 
 class NoDrafter(Drafter):
-    """Mode `off`: plain decoding."""
-
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:  # noqa: ARG002
         return [Guesses() for _ in requests]
 

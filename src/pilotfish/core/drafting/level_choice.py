@@ -195,7 +195,6 @@ class LevelChoice:
         return level
 
     def _affordable(self, level: Sequence[LevelPart], now: float) -> list[LevelPart]:
-        """Parts for which there are slots; a session's first tree comes before wider ones."""
         level = sorted(level, key=lambda part: not part.pending)
         if sum(part.rows for part in level) > self.table.pool.num_available:
             level = self._with_room(level, now)
@@ -207,8 +206,8 @@ class LevelChoice:
         return affordable
 
     def _with_room(self, level: Sequence[LevelPart], now: float) -> Sequence[LevelPart]:
-        """The level after others gave way: idle sessions, and tenants above their share to those below. If still
-        none can go on, begun prompts give way to the first."""
+        """Idle sessions give way, then tenants above their share to those below; if none can go on, all but the
+        first prompt."""
         above = self.table.above_share()
         within = [part for part in level if part.session.tenant not in above]
         level, losers = (within, above) if within else (level, set[str]())

@@ -24,7 +24,6 @@ class MappedText:
     """`inputs` is the draft's reading of one sequence, the same list for ever."""
 
     def __init__(self, vocabulary: VocabularyMap, tokens: Sequence[int]) -> None:
-        """`tokens` are the target's."""
         self.map = vocabulary
         begun = [vocabulary.mark(token) for token in tokens[:1]]
         self.inputs: list[int] = list(() if begun[:1] == list(vocabulary.lead[:1]) else vocabulary.lead)
@@ -69,7 +68,6 @@ class MappedText:
         self._open.clear()
 
     def _write(self) -> int:
-        """Tokenize the open text anew; how many inputs stay."""
         written, same = self.map.written(bytes(self._open)), self._start
         for before, now in zip(self.inputs[self._start :], written, strict=False):
             if before != now:

@@ -236,8 +236,7 @@ class Pause(Struct, tag="pause", frozen=True):
 
 
 class Resume(Struct, tag="resume", frozen=True):
-    """A paused session goes on. A target's Commit means it, too; a draft's Resume gets one Commit of all tokens
-    since."""
+    """A paused session goes on. So does a target's Commit; a draft's Resume gets one Commit of all tokens since."""
 
     session: Id
     generation: Id

@@ -135,12 +135,10 @@ class DraftPool(DialedPool):
 
     @property
     def feature_drops(self) -> dict[str, int]:
-        """Frames of features that it could not use, by known reason."""
         told = {} if self.load is None else self.load.own_feature_drops
         return {reason: told[reason] for reason in FEATURE_DROPS if reason in told}
 
     def keeps_sessions(self, now: float, *, alone: bool) -> bool:
-        """`alone`: no other pool answers."""
         patience = (PATIENCE_ALONE if alone else PATIENCE) * 2.0 ** min(self._given_up, MAX_DOUBLINGS)
         return self.ready or (self.silent and self.quiet(now) <= patience)
 

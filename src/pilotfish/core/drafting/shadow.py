@@ -70,7 +70,6 @@ class RecentRate:
         self._tokens = self._seconds = 0.0
 
     def add(self, tokens: int, seconds: float) -> None:
-        """A step's tokens, and the sum of all sequences' time in it."""
         self._tokens = self.KEPT * self._tokens + tokens
         self._seconds = self.KEPT * self._seconds + seconds
 

@@ -156,7 +156,6 @@ class TargetMachine(Dialer[DraftPool]):
                     session.verified = session.copy.nodes_of(trees, first, end)
 
     def commit(self, request: Request, tokens: Sequence[int], now: float) -> bool:
-        """`tokens` were just added; whether all were in its tree."""
         sessions = self._of(request)
         if not sessions:
             return False
@@ -207,7 +206,6 @@ class TargetMachine(Dialer[DraftPool]):
             pool.told.tell(salt_digest(request.cache_salt, self._options.salt_key), told)
 
     def _asked(self, request: Request, now: float) -> Sequence[RemoteSession]:
-        """Its sessions, growing where pools can be had."""
         sessions = self._by_request.setdefault(request.id, [])
         wanted = min(self._options.pools_each, max(len(self.pools), 1))
         while len(sessions) < wanted:
@@ -307,8 +305,8 @@ class TargetMachine(Dialer[DraftPool]):
         return min([*able[first:], *able[:first]], key=cost, default=None)
 
     def _set_back(self, session: RemoteSession, now: float, *, breach: bool = False) -> None:
-        """Opened anew at the next step. If that has just not helped, or its pool broke the protocol, it is without a
-        draft for a while: no pool may have a target send whole sequences step after step."""
+        """If opening it anew has just not helped, or its pool broke the protocol, it is without a draft for a while:
+        no pool may have a target send whole sequences step after step."""
         quarantine = self._options.quarantine
         session.setbacks = session.setbacks + 1 if now - session.opened <= quarantine else 0
         paused = breach or session.setbacks > 1

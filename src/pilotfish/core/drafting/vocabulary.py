@@ -109,13 +109,11 @@ def why_ids_differ(one: Any, other: Any) -> str | None:
 
 
 def difference(target: Mapping[str, int], draft: Mapping[str, int]) -> str | None:
-    """The first token with different ids, and how many there are; None: none."""
     differing = {token for token in target.keys() | draft.keys() if target.get(token) != draft.get(token)}
     return _told(differing, target, draft) if differing else None
 
 
 def clash(target: Mapping[int, str], draft: Mapping[int, str]) -> str | None:
-    """The same for added tokens by id; either side may lack some."""
     ours, theirs = ({token: i for i, token in added.items()} for added in (target, draft))
     moved = {token for token in ours.keys() & theirs.keys() if ours[token] != theirs[token]}
     taken = {token for i in target.keys() & draft.keys() if target[i] != draft[i] for token in (target[i], draft[i])}

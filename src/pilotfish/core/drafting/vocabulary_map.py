@@ -111,7 +111,6 @@ class VocabularyMap:
         return tokens if said == text.encode() else None
 
     def _spelled(self, data: bytes) -> list[int]:
-        """Longest fitting tokens first."""
         tokens, place = list[int](), 0
         while place < len(data):
             ends = range(min(place + LONGEST_SPELLED, len(data)), place, -1)

@@ -32,8 +32,7 @@ class FeatureSource(Protocol):
 
 
 class FeatureLog:
-    """Features of one sequence on their way to the rows that need them, in order. Rows are computed without lost
-    ones."""
+    """One sequence's features on their way to the rows that need them, in order. A lost one's row goes without."""
 
     def __init__(self, width: int) -> None:
         self._none = np.full(width, np.nan, np.float32)
@@ -46,7 +45,6 @@ class FeatureLog:
         return len(self._rows)
 
     def put(self, first: int, rows: Features) -> None:
-        """The features of positions from `first` on; those no longer needed are ignored."""
         skipped = max(self._first - first, 0)
         for position, row in enumerate(rows[skipped:], first + skipped):
             self._rows[position] = row.copy()  # without the others that came with it

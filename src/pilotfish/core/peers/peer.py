@@ -143,8 +143,8 @@ class Drops:
 
 @dataclass
 class DialedPool:
-    """A pool as a target knows it: `ready` while it answers. A lost one is still greeted. Its first loss gives a
-    notice, unless it was to leave; further ones are counted until it is back to stay."""
+    """`ready` while it answers; a lost one is still greeted. Its first loss gives a notice, unless it was to leave;
+    further ones are counted until it is back to stay."""
 
     REASONS: ClassVar[Mapping[str, str]]  # why something that it sent is dropped, and the meaning of each
     FAULTS: ClassVar[Collection[str]]  # those that no pool has reason to cause
@@ -185,7 +185,6 @@ class DialedPool:
         return now - self._last_heard
 
     def fell_silent(self, now: float) -> str:
-        """The reason to lose it; "": none."""
         silent = self.ready and self.quiet(now) > SILENCE
         return f"{self.name} has been silent for {SILENCE:.1f} s" if silent else ""
 
@@ -208,8 +207,7 @@ class DialedPool:
             self.warn(f"{reason}; {self.WITHOUT}")
 
     def report_refusal(self, reason: str, now: float) -> None:
-        """Leaves it alone for a moment. The first reason gives a notice; others do so rarely, as a pool may give any
-        number."""
+        """Leaves it alone for a moment. The first reason gives a notice, others rarely: a pool may give any number."""
         if reason != self._reported_refusal and now - self._refusal_reported >= FIRST_PAUSE:
             self.warn(f"{self.role}_pool: {self.name} refused: {reason}; the target serves without it")
             self._reported_refusal, self._refusal_reported = reason, now

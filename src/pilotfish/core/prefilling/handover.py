@@ -58,8 +58,6 @@ class HandOverReport:
 
 @dataclass(eq=False)
 class HandOver:
-    """KV on its way from a prefill worker into slots that a request owns. Compared by identity."""
-
     tokens: Sequence[int]  # the sequence up to the last one whose KV is wanted
     slots: Slots  # [n], of the last n tokens
     salt: str | None = None

@@ -94,8 +94,8 @@ class HandOverMachine(Dialer[PrefillPool]):
         least: int | None = None,
         salt_key: bytes = b"",
     ) -> None:
-        """`greeting` may be set until the first pool joins. `least`: tokens from which on prompts are sent; None:
-        where sooner."""
+        """`greeting` may be set until the first pool joins. `least`: tokens from which on prompts are sent; None: if
+        sooner."""
         super().__init__(pools)
         self.work: list[OpenMemory | CloseMemory | ReadSegment] = []
         self.settled = False  # whether a hand-over may have ended since `settle`
@@ -177,7 +177,6 @@ class HandOverMachine(Dialer[PrefillPool]):
         return STALLED if silence > STALL and silence > self._stall(incoming) else ""
 
     def _stall(self, incoming: Incoming) -> float:
-        """Seconds without news of it that are tolerated, at least STALL."""
         if not incoming.segments:
             return STALL + STALLS * incoming.expected
         pool = incoming.pool

@@ -17,8 +17,6 @@ from pilotfish.core.prefilling.segments import KVLayout, SegmentReference, seque
 
 @dataclass(frozen=True)
 class Landing:
-    """A segment was in its slots, after so many seconds of work."""
-
     at: float
     seconds: float
 

@@ -56,13 +56,12 @@ class PromptLoad:
 
 class PrefillChoice:
     def __init__(self, least: int | None, ordered: Callable[[PrefillPool], int]) -> None:
-        """`least`: missing tokens from which on a prompt is sent away; None: where sooner. `ordered`: a pool's
-        tokens left for us."""
+        """`least`: missing tokens from which on prompts are sent; None: if sooner. `ordered`: a pool's tokens left
+        for us."""
         self.here = LocalSeconds()
         self._least, self._ordered = least, ordered
 
     def option(self, prompt: PromptLoad, pools: Sequence[PrefillPool], now: float) -> PrefillOption | None:
-        """None: it is computed here."""
         if prompt.missing < (FEW if self._least is None else self._least):
             return None
         options = [self._at(pool, prompt) for pool in pools if pool.takes(len(prompt.tokens), now)]
@@ -99,8 +98,6 @@ class PrefillChoice:
 
 
 class LocalSeconds:
-    """Seconds of forwards here, by about the last ten with prompts."""
-
     FADES = 0.9
     LARGE = 64  # tokens of prompts in a forward that says what one of them takes
 

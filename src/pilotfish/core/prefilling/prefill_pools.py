@@ -45,7 +45,6 @@ REFUSED = {
 
 
 def mismatch(welcome: Welcome, own: KVIdentity) -> str | None:
-    """Why a pool's KV cannot stand for ours; None: it can."""
     if welcome.version != PREFILL_VERSION:
         return f"protocol version: {welcome.version}, not {PREFILL_VERSION}"
     if (reason := welcome.identity.difference(own)) is not None:
@@ -57,8 +56,8 @@ def mismatch(welcome: Welcome, own: KVIdentity) -> str | None:
 
 
 class ExposedSeconds:
-    """Seconds that hand-overs take on top of waiting and computing, by tokens: means for powers of two, straight
-    lines between them, no less than the time lost with the last one given up."""
+    """By tokens: means for powers of two, straight lines between, no less than the time lost with the last one given
+    up."""
 
     RATE = 0.3
 
@@ -113,7 +112,6 @@ class PrefillPool(DialedPool):
 
     @property
     def token_seconds(self) -> float | None:
-        """Seconds of KV of a token there; None until measured."""
         return self.load.token_ms / 1000 if self.load is not None and self.load.token_ms else None
 
     def takes(self, tokens: int, now: float) -> bool:
@@ -127,8 +125,8 @@ class PrefillPool(DialedPool):
         self.knows(now)
 
     def knows(self, now: float) -> None:
-        """It sent something that only a pool that knows this target can send; a restarted pool answers with
-        refusals. Segments' bytes count: answers may queue behind them on a slow link."""
+        """It sent something that only a pool that knows this target can send. Segments count: on a slow link other
+        answers may queue behind them."""
         self._last_heard = now
 
     def renewal_due(self, now: float) -> bool:

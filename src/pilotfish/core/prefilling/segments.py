@@ -69,7 +69,6 @@ class KVLayout(Struct, frozen=True, omit_defaults=True):
 
     @property
     def described(self) -> str:
-        """All but the heads."""
         features = f" and features of {self.features} bytes" if self.features else ""
         return f"{len(self.of_kv)} layers of {self.planes} bytes a head{features}"
 
@@ -78,8 +77,8 @@ class KVLayout(Struct, frozen=True, omit_defaults=True):
 
 
 class KVIdentity(Struct, frozen=True):
-    """Whose KV it is: two processes' KV is the same if all `facts` (model, weights, tokenizer, arithmetic) are
-    equal. Layouts may differ where one can be converted, bit for bit."""
+    """KV of two processes is the same if all `facts` (model, weights, tokenizer, arithmetic) are equal. Layouts may
+    differ where one can be converted, bit for bit."""
 
     facts: Annotated[dict[str, Annotated[str, Meta(max_length=1024)]], Meta(max_length=32)]
     layout: KVLayout

@@ -38,8 +38,6 @@ class Held(Struct, tag="held", frozen=True):
 
 
 class HeldPrefixes:
-    """A target's keys, and the changes that servers were not told yet."""
-
     def __init__(self) -> None:
         self._keys: set[RoutingKey] = set()
         self._untold: set[RoutingKey] = set()  # that are held now and were not when it was told last, or the reverse
@@ -122,7 +120,6 @@ class HeldCopies:
             self._holders[key] = self._holders.get(key, 0) | bit
 
     def _place(self, replica: Replica) -> int:
-        """The lowest free place, so that bits stay few."""
         taken = set(self._places.values())
         return self._places.setdefault(replica, next(place for place in count() if place not in taken))
 

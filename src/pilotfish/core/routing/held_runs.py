@@ -60,7 +60,6 @@ class HeldRuns(RunWatcher):
         self.prefixes.add(held)
 
     def _key_above(self, run: CachedRun) -> Key:
-        """Of the last prefix that ends before a run."""
         above = run.above
         while above is not None and not self._keys.get(above):
             above = above.above

@@ -38,8 +38,6 @@ class RouteRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """A target's report of its requests, from all servers."""
-
     pending_tokens: int  # committed tokens without KV, of running and waiting requests
     live_tokens: int  # slots that requests own
     waiting: int  # requests that wait for others to end
@@ -123,8 +121,6 @@ class PowerOfTwo:
 
 @dataclass(slots=True)
 class KnownLoad:
-    """A replica's load: as last reported, and what this server has promised since."""
-
     reported: ReplicaLoad | None = None
     before: list[Route] = field(default_factory=list)  # since the report before the last, which may have missed them
     since: list[Route] = field(default_factory=list)  # since the last report
@@ -197,7 +193,7 @@ class Router:
 
 
 def affinity(request: RouteRequest, replica: Replica) -> bytes:
-    """The replica with the highest value is the request's own: the same for a session, or prompts that begin alike,
-    and another for few of them when replicas come and go (rendezvous hashing)."""
+    """The highest value marks a request's own replica: one for each session, or for prompts that begin alike; few
+    move when replicas come and go (rendezvous hashing)."""
     whose = request.session.encode() if request.session else b"".join(request.keys[:1])
     return hashlib.blake2b(replica.encode() + b"\0" + whose, digest_size=8).digest()

@@ -25,8 +25,6 @@ BUCKETS = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512
 
 @dataclass(frozen=True)
 class StepLoad:
-    """A step before any guess: sampling sequences, rows of committed tokens, and how many more it may have."""
-
     sequences: int
     rows: int
     room: int
@@ -177,7 +175,6 @@ class AdaptiveBudget:
         return self._worthwhile(load, np.sort(chances)[::-1][: self._total])
 
     def _asked(self, total: int, load: StepLoad) -> int:
-        """Least nodes of a tree, of `total` over all trees."""
         return min(self._nodes, -(-total // load.sequences))
 
     def _forget(self, effort: Effort, first: int) -> None:
@@ -203,9 +200,8 @@ class AdaptiveBudget:
 
 
 class Probes:
-    """When to try an effort beside the chosen one: guesses, to see what full trees bring, and none, to see what a
-    plain step costs. Each is tried at the start. A rested draft in the target's process first reads what was written
-    meanwhile, so its trials come later: they lose `SHARE` of the time."""
+    """When to try an effort beside the chosen one, each once at the start. A rested draft in the target's process
+    first reads what was written meanwhile: later trials come so seldom that they lose `SHARE` of the time."""
 
     SHARE, LONGEST = 0.01, 60.0  # seconds from one trial to the next, at most
 
@@ -224,7 +220,6 @@ class Probes:
         self._due = max(now + self._first, self._earliest)
 
     def effort(self, chosen: Effort, now: float) -> Effort | None:
-        """The effort to try in this step; None: the chosen one."""
         if self._due is None:
             self._due = now + self._first
         if not self._coming and now >= self._due:

@@ -36,7 +36,6 @@ class StepCosts:
         return float(self.over(np.array([rows]))[0])
 
     def over(self, rows: Ints) -> Floats:
-        """For many row counts, ascending."""
         places = np.array([self._padded(int(r)) for r in rows], np.float64)
         inside = np.interp(places, self._rows, self._seconds)
         slope = (self._seconds[-1] - self._seconds[0]) / max(self._rows[-1] - self._rows[0], 1)
@@ -85,7 +84,6 @@ class Calibration:
         return np.asarray(table[self._bins(scores)])
 
     def observe(self, verified: Floats, accepted: Floats) -> None:
-        """Scores of a step's verified nodes, and of those accepted."""
         if not len(verified):
             return
         self._hits *= self.DECAY
@@ -97,7 +95,6 @@ class Calibration:
         self._seen *= kept
 
     def forget(self) -> None:
-        """Believe the drafter, as at first."""
         self._hits[:] = self._seen[:] = 0.0
 
     def _bins(self, scores: Floats) -> Ints:
@@ -106,8 +103,7 @@ class Calibration:
 
 
 class MeansByRank:
-    """Running means by rank in a tree: the best node's, the second's, … Ranks that a tree could not have keep their
-    mean."""
+    """Running means by rank in a tree. Ranks that a tree could not have keep their mean."""
 
     RATE = 0.02
 
@@ -126,7 +122,6 @@ class MeansByRank:
         self.values[:asked] += share * (seen - self.values[:asked])
 
     def forget(self, first: int) -> None:
-        """Believe less of ranks from `first` on."""
         self._counts[first:] = np.minimum(self._counts[first:], 2)
 
 
@@ -138,8 +133,7 @@ class GainCurve:
         self._by_rank = MeansByRank(np.asarray(first * falls ** np.arange(nodes), np.float64))
 
     def observe(self, chances: Floats, sizes: Ints, asked: int) -> None:
-        """Chances of a step's nodes, trees of `sizes`. Each could have `asked` nodes: fewer mean that no more were
-        worth it."""
+        """Chances in trees of `sizes` that could have `asked` nodes: fewer mean that no more were worth it."""
         table = np.zeros((len(sizes), max(asked, int(sizes.max()))))
         places = np.arange(len(chances)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         table[np.repeat(np.arange(len(sizes)), sizes), places] = chances

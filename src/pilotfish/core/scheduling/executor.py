@@ -94,7 +94,6 @@ class TokenMasks:
         return self._wait()
 
     def of(self, samples: Ints) -> TokenMasks | None:
-        """Of some samples, ascending, counted from 0."""
         chosen = np.isin(self.samples, samples)
         if not chosen.any():
             return None

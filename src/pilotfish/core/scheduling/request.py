@@ -163,15 +163,14 @@ class Request:
 
     @property
     def num_shareable(self) -> int:
-        """First tokens whose KV another request of its group may give: of the prompt, without the last committed
-        token, whose row must be its own; none while its prompt is to be scored."""
+        """First tokens whose KV another of its group may give: of the prompt, without the last committed token; none
+        while its prompt is to be scored."""
         if self.params.prompt_logprobs is not None and self.num_scored < self.num_prompt_tokens - 1:
             return 0
         return min(self.num_prompt_tokens, len(self.tokens) - 1)
 
     def to_score(self, count: int) -> range:
-        """Of the next `count` tokens without KV, those whose rows score the next prompt token; each once, even if KV
-        is computed again."""
+        """Of the next `count` tokens without KV, those whose rows score the next prompt token, once each."""
         if self.params.prompt_logprobs is None:
             return range(0)
         first = max(self.num_computed, self.num_scored)
@@ -218,8 +217,8 @@ CANDIDATES, MAX_PASSED_OVER = 16, 8
 
 
 class WaitingRequests:
-    """A queue in order of arrival. Of the first few the one with most KV in the cache comes next; but the oldest if
-    that makes little difference, or it has come back, or was passed over often enough."""
+    """In order of arrival, but of the first few the one with most KV in the cache; the oldest if that makes little
+    difference, or it has come back, or was passed over often enough."""
 
     def __init__(self, num_known: Callable[[Request], int] | None) -> None:
         """`num_known`: tokens of a request with KV in the cache; None where nothing is kept."""

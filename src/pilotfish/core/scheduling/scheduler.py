@@ -97,7 +97,6 @@ class Scheduler:
     # -- what goes into the next forward
 
     def plan(self) -> StepPlan:
-        """Admit, then give rows to committed tokens (`RowBudget`). Preempt while slots lack."""
         self._end_loads()
         admitted = self._admit()
         self._share_prompts()
@@ -123,7 +122,6 @@ class Scheduler:
         return max(int(self.max_rows - sum(self.costs.of(chunk.request, chunk.count) for chunk in chunks)), 0)
 
     def _first_of_group(self, request: Request) -> Request | None:
-        """The running request whose prompt's KV is to be shared."""
         if request.num_computed or request.load is not None or not request.num_shareable:
             return None
         seen = self.pool.first_seen(request.num_prompt_tokens - 1)
@@ -224,8 +222,7 @@ class Scheduler:
             own[:] = self.cache.insert(request.cache_salt, request.tokens[:count], own)
 
     def _to_remember(self, request: Request, before: int) -> bool:
-        """Whether the step computed a prompt from `before` tokens on, or a part whose first slots are about to be
-        given back."""
+        """Whether the step computed a prompt, or a part whose first slots are about to be given back."""
         whole = request.num_prompt_tokens <= request.num_computed
         return before < request.num_prompt_tokens and (whole or bool(self.pool.window))
 
@@ -239,7 +236,6 @@ class Scheduler:
         return request
 
     def _unclaimed(self) -> int:
-        """Available slots that are not reserved for a running request."""
         reserved = [r for r in self.running if r.reserved]
         if not self.pool.window or not reserved:
             return self.pool.num_available - sum(r.max_length - r.num_held for r in reserved)
@@ -253,8 +249,8 @@ class Scheduler:
         return sum(chunk.count for chunk in chunks if not chunk.request.reserved)
 
     def schedule(self, chunks: Sequence[Chunk], offered: Forest, max_nodes: int) -> Step:
-        """Give spare rows to the best nodes of all trees, at most `max_nodes`, and slots to all rows. `offered`: a
-        tree for each complete chunk, in order."""
+        """Rows for the best nodes of all trees, at most `max_nodes`, and slots for all. `offered`: a tree per
+        complete chunk."""
         samples, forest = [chunk.samples for chunk in chunks], offered
         if len(offered):
             budget = max(min(max_nodes, self.room(chunks), self._spare_slots(chunks)), 0)
@@ -277,8 +273,8 @@ class Scheduler:
         return list(taken.values())
 
     def _spare_slots(self, chunks: Sequence[Chunk]) -> int:
-        """Slots left for trees. Reserved ones count if every running request has a reservation: nodes that are not
-        accepted are freed after the step."""
+        """Reserved slots count if every running request has some: nodes that are not accepted are freed after the
+        step."""
         if all(chunk.request.reserved for chunk in chunks):
             return self.pool.num_available - sum(chunk.count for chunk in chunks)
         return self._unclaimed() - self._growth(chunks)

@@ -22,8 +22,6 @@ from pilotfish.core.trees.tree import ROOT, Forest, Ints
 
 @dataclass(frozen=True)
 class RowCosts:
-    """What rows cost, in rows whose logits nobody needs."""
-
     scored: float = 1.0  # one that scores a token of a prompt
 
     def of(self, request: Request, count: int) -> float:
@@ -41,9 +39,8 @@ PLAIN_COSTS = RowCosts()
 
 
 class RowBudget:
-    """The rows of a step: one for each request first, so that a long prompt delays nobody's next token, the rest in
-    order of arrival. Rows that score a prompt count for their cost: only the first request with such rows is sure of
-    one."""
+    """One for each request first, so that a long prompt delays nobody's next token; the rest in order of arrival.
+    Rows that score a prompt count for their cost: only the first request with such rows is sure of one."""
 
     def __init__(self, rows: int, requests: int, costs: RowCosts) -> None:
         self._costs = costs
@@ -67,7 +64,6 @@ class Chunk(Struct, frozen=True):
 
     @property
     def complete(self) -> bool:
-        """Whether it reaches the last committed token, so that the step samples the next one."""
         return self.count == self.request.num_pending
 
     @property
@@ -132,7 +128,6 @@ class Step:
         return Sampling(rows, params, seeds, sequences, positions, self._edits(requests))
 
     def masks(self, maker: MaskMaker, vocab_size: int) -> TokenMasks | None:
-        """Of samples whose requests have a grammar; None without any."""
         if all(request.grammar is None for request in self.requests):
             return None
         samples, paths = list[int](), list[MaskedPaths]()

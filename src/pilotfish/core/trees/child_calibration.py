@@ -29,8 +29,6 @@ TENANTS = 512
 
 @dataclass(frozen=True)
 class ChildOutcome:
-    """A target's token, and a draft's chances for it."""
-
     depth: int  # below the root, from 1; where a tree outlives commits it was more when it was guessed
     log_chances: list[float]  # of the children that were guessed there, likeliest first, as they were calibrated
     rank: int  # of the target's own token among them; -1: it was none of them
@@ -45,8 +43,7 @@ class ChildCalibration:
         self._log_factors = np.zeros_like(self._believed)
 
     def calibrated(self, greedy: NDArray[np.bool_], depths: Ints, log_chances: Floats) -> Floats:
-        """Of children at `depths` [leaves], of sequences that are greedy or not [leaves]. log_chances [leaves,
-        children] fall; a leaf's children together are no likelier than 1."""
+        """Of [leaves, children] at `depths` [leaves]; chances fall along a leaf's children, and sum to at most 1."""
         ranks = np.minimum(np.arange(log_chances.shape[1]), RANKS - 1)
         factors = self._log_factors[greedy.astype(int)[:, None], np.minimum(depths, DEPTHS)[:, None] - 1, ranks]
         scaled = log_chances + factors

@@ -94,7 +94,6 @@ class LivingTree:
         return found[1:]
 
     def _renumber(self, kept: Sequence[int]) -> dict[int, int]:
-        """Forget all nodes but `kept`, ascending; the kept ones' new numbers."""
         place = {node: index for index, node in enumerate(kept)}
         self._parents = [place.get(self._parents[node], ROOT) for node in kept]
         self._tokens, self._depths = ([x[node] for node in kept] for x in (self._tokens, self._depths))
@@ -188,9 +187,8 @@ class Lookahead(LivingTree):
     def add(
         self, parents: Sequence[int], counts: Sequence[int], tokens: list[int], chances: list[float], max_depth: int
     ) -> NewNodes:
-        """`counts` children of each parent (the root, or a node with KV), log-chances at most 0. Those at
-        `max_depth` are never expanded. A known child gets its new chance and id, keeps what is below it, and is
-        expanded again."""
+        """`counts` children of each parent. Those at `max_depth` are never expanded. A known child gets its new
+        log-chance and id, keeps what is below it, and is expanded again."""
         first, last, nodes, names = len(self._tokens), 0, list[int](), list[int]()
         for parent, count in zip(parents, counts, strict=True):
             own = slice(last, last := last + count)
@@ -288,7 +286,6 @@ class Lookahead(LivingTree):
         self.open = [(cost, place[node]) for cost, node in self.open]
 
     def drop(self) -> list[int]:
-        """The slots that are free now."""
         slots, next_id = self.slots, self._next_id
         Lookahead.__init__(self)
         self._next_id = next_id

@@ -98,8 +98,6 @@ def best(scores: Floats, count: int) -> Ints:
 
 
 class Guesses:
-    """A drafter's tree, in lists: it is small and made anew in every step."""
-
     def __init__(self) -> None:
         self.parents: list[int] = []
         self.tokens: list[int] = []
@@ -119,8 +117,8 @@ class Guesses:
         return len(self.tokens)
 
     def add(self, parent: int, token: int, score: float, origin: str = OTHER) -> int:
-        """Add, or find, the child of `parent` with `token`; its index. A score above the parent's is cut to it. A
-        known child keeps its score: a higher one could lift it over nodes that were chosen before."""
+        """Add, or find, a child; its index. Its score is cut to its parent's. A known child keeps its score: a
+        higher one could lift it over nodes that were chosen before."""
         node = self._children.setdefault((parent, token), len(self.tokens))
         if node == len(self.tokens):
             below_root = parent == ROOT

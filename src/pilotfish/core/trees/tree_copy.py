@@ -145,7 +145,6 @@ class TreeCopy(LivingTree):
 
     @property
     def _first_known(self) -> int:
-        """The least base_len that a push may have."""
         return self._first_length + self._depths[self._committed[0]]
 
     def _lawful(self, push: Tree) -> list[Row]:

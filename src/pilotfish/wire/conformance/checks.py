@@ -28,8 +28,6 @@ class CheckResult(Struct, frozen=True):
 
 
 class Figure(Struct, frozen=True):
-    """A measurement that is not judged."""
-
     name: str
     value: float
     unit: str

@@ -101,8 +101,7 @@ def _short(value: Any) -> Any:
 
 
 class Tap:
-    """Stands between targets, which dial `listen`, and a pool. Works without keys only: it could not read the
-    frames."""
+    """Stands between targets, which dial `listen`, and a pool. Without keys only: it could not read the frames."""
 
     def __init__(self, listen: Endpoint, pool: Endpoint) -> None:
         """ParameterError where it cannot listen."""

@@ -19,8 +19,6 @@ LOST, REPEATED = 0.1, 0.1
 
 
 class LosingLine:
-    """Loses and repeats frames, both ways."""
-
     def __init__(self, inner: PlayerChannel, seed: int) -> None:
         self._inner, self._draw = inner, Random(seed)
         self.perfect = False

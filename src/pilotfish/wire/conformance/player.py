@@ -64,8 +64,6 @@ class PlayerChannel(Protocol):
 
 
 class Player:
-    """One target, over a channel of its own. `listen` receives, and greets the draft meanwhile."""
-
     def __init__(self, channel: PlayerChannel, hello: Hello, referee: Referee, patience: float) -> None:
         self.channel, self.hello, self.referee, self.patience = channel, hello, referee, patience
         self.heard = HeardOfDraft()
@@ -147,7 +145,6 @@ class Player:
         self.channel.send(POOL, encode(msgspec.structs.replace(self.hello, echo=echo)))
 
     def _look(self, now: float) -> None:
-        """One silence is one breach."""
         quiet = now - max(self._word, self._busy_until)
         if self._word and self.watches_silence and quiet > SILENCE:
             self.referee.breach("silence", f"nothing was heard for {quiet:.1f} s")

@@ -70,7 +70,6 @@ class PlayedSession:
         return node is not None and (node.position == base_len - 1 or self._hangs(node, base_len))
 
     def _hangs(self, node: Node, base_len: int) -> bool:
-        """Whether its path agrees with the sequence up to `base_len`, and goes on from there."""
         if node.position < base_len:
             return False
         above: Node | None = node
