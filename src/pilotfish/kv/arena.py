@@ -92,7 +92,7 @@ class Arena:
         self.memory[: ArenaPlan.HEAD_BYTES] = np.frombuffer(self.plan.head, np.uint8)
         self._epochs = self.plan.epochs(self.memory)
         self._lock = threading.Lock()  # around the next three
-        self._free = list(reversed(range(self.plan.places)))  # what was used last is taken first: it is in caches
+        self._free = list(reversed(range(self.plan.places)))  # the last used is taken first: it is in caches
         self._taken: dict[int, _Place] = {}
         self._held = Counter[bytes]()
 

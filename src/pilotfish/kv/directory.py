@@ -34,11 +34,11 @@ MANIFEST, LOCK = "manifest.json", "lock"
 DAMAGED = f"{MANIFEST}.damaged"
 _OBJECT = ".kv"
 _NEW_MANIFEST = MANIFEST + UNFINISHED
-#: What a directory may hold that never got a manifest.
+#: Names that a directory without a manifest may hold.
 _BEFORE_MANIFEST = {LOCK, _NEW_MANIFEST, DAMAGED}
 #: All of ours beside objects. The lock is last: a directory without one may be taken.
 NAMES = (_NEW_MANIFEST, DAMAGED, MANIFEST, LOCK)
-#: What a lock holds.
+#: A lock's content.
 _OWNER = re.compile(rb"\d+ *\n")
 _SUBDIRECTORY = re.compile(r"[0-9a-f]{2}")
 _FILE = re.compile(rf"([0-9a-f]{{{2 * KEY_BYTES}}})({re.escape(_OBJECT)}|{re.escape(UNFINISHED)})")
@@ -152,7 +152,7 @@ class OwnedDirectory:
     def __init__(self, field: str, path: Path) -> None:
         self.path = path
         with suppress(DamagedDirectoryError):
-            read_manifest(field, path)  # before a lock is left in what is not ours
+            read_manifest(field, path)  # before a lock is left in another program's directory
         with refusing(field, path):
             if path.stat().st_mode & stat.S_IWOTH:
                 raise ParameterError(field, str(path), "a directory that others cannot write to, as after `chmod o-w`")

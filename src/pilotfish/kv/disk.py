@@ -24,7 +24,7 @@ from pilotfish.kv.objects import Damage, KVObject, ObjectFormat
 REST = 30.0
 #: The disk is full by others' files: making room of our own may help.
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-#: What this process lacks: no fault of the file.
+#: Resources that this process lacks: no fault of the file.
 _OUR_LACK = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
@@ -38,8 +38,8 @@ class DiskCounts:
 
 
 class DiskStore:
-    """One thread calls `get` and `put`, which may wait for the disk for ever. A file with any fault is a miss, and
-    removed."""
+    """One thread calls `get` and `put`, which may wait for the disk for ever; `contains`, `bytes_used` and `counts`
+    never wait. A bad file is a miss, and removed. Others may remove files at any time."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class DiskStore:
         return found
 
     def try_read(self, key: Key) -> None:
-        """Reads what `get` would, for the time that it takes; does not count as use."""
+        """Reads like `get`, to measure the time; does not count as use."""
         with suppress(OSError):
             self._format.read(object_path(self._directory, key), key)
 

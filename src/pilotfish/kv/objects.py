@@ -46,7 +46,7 @@ _TOKENS_AT = _FIELDS.size + _CRC.size
 _DATA_AT = _TOKENS_AT + 4 * OBJECT_TOKENS
 #: Neither links nor pipes nor devices are followed, waited for or kept open in children.
 SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-#: What opening something with `SAFELY` fails with if it is a link, a socket, or a directory in a path's middle.
+#: Errors of opening a link, a socket, or a path through a file with `SAFELY`.
 _NO_FILE = {errno.ELOOP, errno.ENXIO, errno.ENOTDIR}
 
 TokenIds = NDArray[np.uint32]

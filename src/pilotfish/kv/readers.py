@@ -1,4 +1,4 @@
-"""Reading segments out of a prefill worker's memory. A segment that is not what its reference says is an error."""
+"""Reading segments out of a prefill worker's memory. A segment that differs from its reference is an error."""
 
 from __future__ import annotations
 

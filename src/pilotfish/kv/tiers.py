@@ -30,7 +30,7 @@ from pilotfish.kv.host import HostStore
 from pilotfish.kv.lanes import IDLE, URGENT, Lane
 from pilotfish.kv.objects import Damage, KVObject
 
-#: Objects that wait to be saved, and bytes of those that wait for the disk; what comes on top is given up.
+#: Objects that wait to be saved, and bytes of those that wait for the disk; more are given up.
 MAX_SAVING, MAX_UNWRITTEN = 256, 256 << 20
 #: Seconds after which a call of the disk counts as hung.
 STUCK = 1.0
@@ -353,8 +353,7 @@ class KVTiers:
         self._most_saving, self._closes_at = 1 << 62, self._clock() + FLUSH
 
     def close(self) -> bool:
-        """Finish what is under way and write memory to disk, until FLUSH seconds after `closing`; whether all is
-        done."""
+        """Finish work under way and write memory to disk, until FLUSH seconds after `closing`; whether all is done."""
         end = self._closes_at or self._clock()
         done = self._copying.close(end - self._clock())
         with self._lock:

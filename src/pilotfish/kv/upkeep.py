@@ -21,7 +21,7 @@ from pilotfish.kv.directory import (
 )
 from pilotfish.kv.objects import FORMAT_VERSION, Damage, ObjectFormat
 
-#: What errors name: the commands' argument.
+#: The commands' argument, as errors name it.
 FIELD = "directory"
 
 
@@ -42,7 +42,7 @@ class DirectorySummary:
 @dataclass(frozen=True)
 class BadFile:
     file: str
-    reason: str  # a `Damage`, or what the system says
+    reason: str  # a `Damage`, or the system's error
     removed: bool
 
 
@@ -99,7 +99,7 @@ def purge(directory: Path) -> Purged:
     with _owned(directory):
         removed = [file for file in found_files(directory) if _removed(file.path)]
         for parent in subdirectories(directory):
-            with suppress(OSError):  # it holds what is not ours
+            with suppress(OSError):  # it holds files of others
                 parent.rmdir()
         for name in NAMES:
             (directory / name).unlink(missing_ok=True)
@@ -124,7 +124,7 @@ def _owned(directory: Path) -> Iterator[None]:
 
 
 def _damage(objects: ObjectFormat, file: FoundFile) -> str | None:
-    """What is wrong with a file; None also for one that its owner evicts meanwhile."""
+    """A file's damage; None also for a file that its owner evicts meanwhile."""
     try:
         found = objects.read(file.path, file.key)
     except FileNotFoundError:

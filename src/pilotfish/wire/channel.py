@@ -46,7 +46,7 @@ _BETWEEN_HOSTS = {
     zmq.TCP_KEEPALIVE_IDLE: 2,  # s
     zmq.TCP_KEEPALIVE_INTVL: 2,
     zmq.TCP_KEEPALIVE_CNT: 4,
-    zmq.TCP_MAXRT: 10_000,  # ms, of what was sent and not acknowledged
+    zmq.TCP_MAXRT: 10_000,  # ms, of data sent and not acknowledged
     zmq.RECONNECT_IVL_MAX: 2_000,  # where a dial fails the next one waits twice as long; within a host it costs nothing
 }
 
@@ -137,7 +137,7 @@ def decoded(decoder: msgspec.msgpack.Decoder[Message], frame: Frame) -> Message:
 class Received:
     peer: Peer
     frame: Frame
-    tenant: str = ""  # to whom the peer's key belongs; "" without keys
+    tenant: str = ""  # of the peer's key; "" without keys
     weight: float = 1.0  # which share of a saturated draft the tenant has
 
 
@@ -167,7 +167,7 @@ class Channel:
         self._files: dict[int, Socket] = {}
         self._places: dict[Socket, int] = {}  # in the order in which they were watched first
         self._watched = 0  # so far
-        self._unread: set[Socket] = set()  # messages are there, whatever their files tell
+        self._unread: set[Socket] = set()  # with messages, though their files may not say so
         self._woken = False
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # A number that `close` has freed may name another file. Signal handlers wake, in the midst of anything.
@@ -197,7 +197,7 @@ class Channel:
                 os.eventfd_write(self._waker, 1)
 
     def close(self) -> None:
-        """What was sent just before may still go out, for 100 ms at most."""
+        """Frames sent just before may still go out, for 100 ms at most."""
         with self._lock, self._waker_lock:
             waker, self._waker = self._waker, -1
             if waker >= 0:
@@ -258,8 +258,7 @@ def _readable(socket: Socket) -> bool:
 
 
 class ChannelThread:
-    """Receives from a channel on a thread of its own. Others send themselves: waking a thread for that would take
-    the interpreter from a step loop."""
+    """Receives on its own thread. Others send themselves: waking it would take the interpreter from a step loop."""
 
     def __init__(self, channel: Channel, period: float = 0.1) -> None:
         self._channel = channel

@@ -26,13 +26,12 @@ class Endpoint:
 
     url: str  # as ZeroMQ takes it
     path: Path | None = None  # of an ipc socket
-    private: bool = True  # what is sent cannot leave this host
+    private: bool = True  # frames cannot leave this host
     ipv6: bool = False
 
 
 def listening_endpoint(field: str, text: str) -> Endpoint:
-    """Host `*`: all interfaces; port 0 or `*`: any free port. ParameterError also for an ipc path that cannot be
-    ours."""
+    """Host `*`: all interfaces; port 0 or `*`: a free port. ParameterError also for an ipc path that cannot be ours."""
     if text.startswith("ipc://"):
         return Endpoint(text, _free_path(field, text))
     host, port = _tcp(field, text)

@@ -53,7 +53,7 @@ class Attend(Struct, tag="attend", frozen=True):
     incarnation: Text  # of the target whose messages it counts; "" before it knows one
     sent: Count  # Submits, Aborts and Revises, to this incarnation
     sequence: Count  # of the StepProgress or Failure that it expects next
-    held: bool = False  # whether it wants to know what prefixes the target has KV of
+    held: bool = False  # whether it wants to know the prefixes that the target has KV of
     heard: Count = 0  # the sequence of the next Held that it expects; 0: all is to be told to it
 
 
@@ -69,7 +69,7 @@ class EngineRequest(Struct, frozen=True):
 
 
 class PartialOutput(Struct, frozen=True):
-    """What the server has of an output that another target had begun."""
+    """The server's part of an output that another target had begun."""
 
     index: Index  # in its request
     tokens: list[int] = []
@@ -191,7 +191,7 @@ class ShadowReport(Readable, frozen=True):
     tokens_per_step: Seconds  # if it were live
     tokens_per_second: Seconds  # likewise, at the times of live steps
     live_tokens_per_second: Seconds
-    error: float  # live steps' rate by the modelled times over what it was, less 1
+    error: float  # live steps' modelled rate over the measured one, less 1
     cpu_seconds: Seconds  # of the target's process, spent on it
 
 
@@ -206,7 +206,7 @@ class PrefillPoolLoad(Readable, frozen=True):
     token_ms: Seconds
     leases: Count
     totals: dict[str, HandOverTotals] = msgspec.field(default_factory=dict)  # by transport
-    refused: dict[str, Count] = msgspec.field(default_factory=dict)  # what it sent and was not used, by reason
+    refused: dict[str, Count] = msgspec.field(default_factory=dict)  # frames that were not used, by reason
     own: bool = False
 
 

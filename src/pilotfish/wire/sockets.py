@@ -1,6 +1,5 @@
-"""Channels over ZeroMQ: a pool listens with a ROUTER, a target dials each pool with a DEALER; likewise a target
-listens and its servers dial. A message from a dialer is its incarnation and the frame; one from a listener the frame
-alone."""
+"""Channels over ZeroMQ: pools listen with a ROUTER, targets dial each with a DEALER; likewise targets listen to
+servers. A dialer's message is its incarnation and the frame; a listener's is the frame alone."""
 
 from __future__ import annotations
 
@@ -220,6 +219,7 @@ class DialingChannel(Channel):
         return True
 
     def problem(self, peer: Peer) -> str | None:
+        """Any thread may ask."""
         connection = self._connections.get(peer)
         return f"{self.role}_pool: it is not dialled any more" if connection is None else connection.problem
 

@@ -30,7 +30,7 @@ MIN_SCORE = math.log(0.01)
 #: Occurrences that the next shorter context weighs beside a context of one token; n tokens divide it by n. Calibrated:
 #: with 6 nodes were right about as often as their scores said, over Python source read at T = 0.
 PRIOR = 6.0
-#: exp of the noise's mean, which is Euler's constant: what the noise of all tokens without a count is taken for.
+#: exp of the noise's mean, Euler's constant: stands for the noise of all tokens without a count.
 REST_NOISE = math.exp(0.5772156649015329)
 
 
@@ -127,10 +127,9 @@ def perturbed(chances: dict[int, float], request: Request, position: int) -> dic
 
 
 class SuffixDrafter(Drafter):
-    """Grows a tree best-first from automata of the request's own tokens and its tenant's past responses. Shares are
-    taken for probabilities of tokens as sampled: temperature and filters are assumed to be in the text already. At T
-    = 0 a child's chance is its share; above, the share under the shared noise. A request that ends by itself leaves
-    its output to its tenant."""
+    """Grows a tree best-first from automata of the request's own tokens and its tenant's past responses. A child's
+    chance at T = 0 is its share (temperature and filters are assumed to be in the text already), above it the share
+    under the shared noise. A request that ends by itself leaves its output to its tenant."""
 
     def __init__(self, responses: ResponseCache) -> None:
         self.responses = responses

@@ -257,8 +257,7 @@ class GuardedDrafter:
 
 
 def _lawful(forest: Forest, vocab_size: int) -> NDArray[np.bool_]:
-    """Nodes after their parents, one deeper and no likelier, with a token of the vocabulary. NaN scores are not
-    lawful."""
+    """Nodes after their parents, one deeper and no likelier, with a token of the vocabulary; no NaN scores."""
     nodes, places = forest.nodes, np.arange(len(forest))
     below_root = nodes.parents == ROOT
     parents = np.where((nodes.parents >= forest.starts[forest.owners]) & (nodes.parents < places), nodes.parents, 0)

@@ -141,8 +141,7 @@ class PrefixCache:
         return len(self._reusable(np.concatenate(slots))) if self.pool.window else known
 
     def insert(self, salt: str | None, tokens: Sequence[int], slots: Slots) -> Slots:
-        """The owner's slots from now on: for a known beginning the cache's (its own copies are released), else
-        `slots`."""
+        """The owner's slots from now on: the cache's for a known beginning, whose copies are released, else its own."""
         if not self.keeps:
             return slots
         wanted = np.asarray(tokens, np.int64)
@@ -318,8 +317,7 @@ class PrefixCache:
         return [slot for run in chain(self._fresh, self._proven) for slot in present(run.slots).tolist()]
 
     def check(self) -> None:
-        """EngineError unless it is a tree, each run is listed once, before its parent, and proven ones keep to their
-        share."""
+        """EngineError unless each run is listed once, before its parent, and proven runs keep to their share."""
         found = list(self.runs)
         turn = {run: place for place, run in enumerate(chain(self._fresh, self._proven))}
         listed = len(self._fresh) + len(self._proven)

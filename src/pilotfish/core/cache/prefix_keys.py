@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pilotfish.core.peers.fields import Peer
 
-#: Tokens of an object: what a key adds to the one before it.
+#: Tokens of an object: a key names so many more than the key before it.
 OBJECT_TOKENS = 64
 #: Bytes of a key.
 KEY_BYTES = 32

@@ -1,4 +1,4 @@
-"""KV beyond the pool's slots: what a scheduler asks of the tiers below it (`kv/tiers.py`), and what it gives them.
+"""KV beyond the pool's slots: a scheduler's interface to the tiers below it (`kv/tiers.py`).
 
 pool    [ live ... | idle: used longest ago ─ ... ]        one slot a token
                           │ save, before it is evicted
@@ -47,7 +47,7 @@ class TierUse:
     capacity: int  # bytes
     saved_bytes: int = 0  # into it
     evicted: int = 0  # tokens
-    damaged: dict[str, int] = field(default_factory=dict)  # objects, by what was wrong
+    damaged: dict[str, int] = field(default_factory=dict)  # objects, by kind of damage
     failed: int = 0  # reads, writes and removals that the system refused
 
 
@@ -92,8 +92,7 @@ class Tiers(Protocol):
         """A forward took `seconds` and computed KV of `tokens` tokens, mostly of prompts."""
 
     def worth_loading(self, keys: Sequence[Key], skipped: int) -> int:
-        """How many first objects are there and quicker to load than to compute. `skipped` tokens of the first are
-        not needed."""
+        """First objects that are there and quicker to load than to compute, less `skipped` tokens of the first."""
 
     def load(self, load: KVLoad) -> None:
         """Begin to fill its slots."""
@@ -105,8 +104,7 @@ class Tiers(Protocol):
         """The load has its `count` when this returns."""
 
     def save(self, key: Key, tokens: Ints, slots: Slots) -> None:
-        """Copy an object unless it is there; given up if its slots are `dropped` meanwhile. tokens, slots
-        [OBJECT_TOKENS]"""
+        """Copy an object unless it is there; given up if its slots are `dropped`. tokens, slots [OBJECT_TOKENS]"""
 
     def dropped(self, slots: Slots) -> None:
         """Other tokens may be written to these slots from now on."""

@@ -190,7 +190,6 @@ class DraftMachine(Listener[ConnectedTarget]):
             self._report(peer, "malformed", about, reason, now)
 
     def unknown(self, peer: Peer, kind: str, now: float) -> None:
-        """A newer target may send types that are not known here."""
         self.counts.unknown += 1
         if peer in self._targets:
             self._report(peer, "unknown_type", kind, f"messages of type {kind} are not known here", now)

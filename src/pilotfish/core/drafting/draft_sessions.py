@@ -227,7 +227,7 @@ class SessionTable:
         self.pool = pool
         self.cache = PrefixCache(pool, keeps=False) if cache is None else cache
         self.calibrations = TenantCalibrations()
-        self.rewritten = 0  # commits after which what a mapped session reads was not as before
+        self.rewritten = 0  # commits that changed earlier inputs of a mapped session
         self._sessions: dict[SessionKey, DraftSession] = {}
         self._evicted: list[DraftSession] = []  # since `take_evicted`
 
@@ -263,9 +263,8 @@ class SessionTable:
         return self._find(session)
 
     def commit(self, session: DraftSession, tokens: Sequence[int]) -> RerootResult:
-        """Accepted nodes' slots join the session's, dead nodes' are freed, nothing is copied. A trained head
-        computed accepted nodes from guessed features: they, then the nodes below, are computed again, unless most of
-        the tree is guesses."""
+        """Accepted nodes' slots join the session's, dead nodes' are freed. A trained head computed nodes from guessed
+        features: they are computed again, or, where most of the tree is guesses, it is grown anew."""
         self.calibrations.of(session.tenant).observe(session.greedy, session.tree.outcomes(tokens))
         caught_up = session.num_missing == 0
         rerooted = session.tree.commit(tokens)
@@ -321,7 +320,7 @@ class SessionTable:
         return self._find(session)
 
     def _find(self, session: DraftSession) -> int:
-        """Give a session without KV what is known; not of the last token, which is computed for its logits."""
+        """Give a session without KV its known KV; the last token is computed, for its logits."""
         self._set_slots(session, self.cache.match(session.cache_salt, session.inputs[:-1]))
         self.pool.share(session.slots)
         return len(session.slots)
@@ -333,8 +332,7 @@ class SessionTable:
             session.features.restart(max(len(slots) - 1, 0))
 
     def _remember(self, session: DraftSession, count: int) -> None:
-        """Let others find the KV of its first `count` tokens, but for rows without their features; known KV replaces
-        its own."""
+        """Let others find KV of its first `count` tokens, but for rows without features; known KV replaces its own."""
         count = count if session.features is None else session.features.num_whole(count)
         own = self.cache.insert(session.cache_salt, session.inputs[:count], session.slots[:count])
         session.slots = np.concatenate((own, session.slots[count:]))

@@ -18,8 +18,7 @@ from pilotfish.errors import ParameterError
 
 
 class LevelCosts(StepCosts):
-    """Every knot learns from its own levels alone: if all slow down, widths not seen lately look cheap and are
-    tried."""
+    """Every knot learns from its own levels alone: if all slow down, unseen widths look cheap and are tried."""
 
     COMMON = 0.0
 
@@ -93,7 +92,7 @@ class FairShare:
 
     def split(self, wanted: Mapping[str, int], weights: Mapping[str, float], rows: int) -> dict[str, int]:
         clocks = {tenant: self._clocks.get(tenant, self._now) for tenant, count in wanted.items() if count > 0}
-        if sum(wanted.values()) <= rows or len(wanted) == 1:  # nobody gets what another wants
+        if sum(wanted.values()) <= rows or len(wanted) == 1:  # no tenant's rows are another's loss
             self._advance(min(clocks.values(), default=self._now))
             return {tenant: min(count, rows) for tenant, count in wanted.items()}
         shares = dict.fromkeys(wanted, 0)
@@ -168,7 +167,7 @@ class LevelChoice:
                 shares[session.tenant] -= session.num_pending or 1
                 unmet -= shares[session.tenant] <= 0
         for tenant, left in shares.items():
-            self._leaf_share.charge(tenant, -left, weights[tenant])  # whose last offer was larger than what was left
+            self._leaf_share.charge(tenant, -left, weights[tenant])  # its last offer was larger than the rest
         parts = zip(sessions, chosen, strict=True)
         return [_part(session, leaves) for session, leaves in parts if leaves]
 
@@ -206,8 +205,7 @@ class LevelChoice:
         return affordable
 
     def _with_room(self, level: Sequence[LevelPart], now: float) -> Sequence[LevelPart]:
-        """Idle sessions give way, then tenants above their share to those below; if none can go on, all but the
-        first prompt."""
+        """Idle sessions give way, then tenants above their share; if none can go on, all prompts but the first."""
         above = self.table.above_share()
         within = [part for part in level if part.session.tenant not in above]
         level, losers = (within, above) if within else (level, set[str]())

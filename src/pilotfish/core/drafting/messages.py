@@ -216,8 +216,8 @@ class FeatureRows(Struct, tag="features", frozen=True):
 
 
 class TreeFeedback(Struct, tag="feedback", frozen=True, omit_defaults=True):
-    """What became of nodes in a step, before its Commit; none for a sequence's last step. A node that is gone after
-    the Commit and was never named was not looked at."""
+    """The fate of nodes in a step, before its Commit; none for a sequence's last step. A node that is gone after the
+    Commit and was never named was not looked at."""
 
     session: Id
     generation: Id
@@ -228,8 +228,7 @@ class TreeFeedback(Struct, tag="feedback", frozen=True, omit_defaults=True):
 
 
 class Pause(Struct, tag="pause", frozen=True):
-    """From a target: the sequence waits, without KV; keep the session, grow nothing. From a draft: no room for the
-    session; keep Commits back until Resume."""
+    """From a target: the sequence waits without KV; grow nothing. From a draft: no room; hold Commits until Resume."""
 
     session: Id
     generation: Id

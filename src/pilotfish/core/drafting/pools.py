@@ -47,7 +47,7 @@ MAX_BUSY = 30.0
 #: How often a session is opened with a pool in so many seconds: each time costs all of its tokens.
 MOST_OPENED, PERIOD = 5, 60.0
 
-#: What a target drops of a pool's messages. Healthy drafts have late and repeated nodes, and stale frames.
+#: Reasons to drop a pool's messages. Healthy drafts have late and repeated nodes, and stale frames.
 DRAFT_REASONS = {
     "late_nodes": "nodes whose parents were gone",
     "repeated_nodes": "nodes that were there already",
@@ -139,6 +139,7 @@ class DraftPool(DialedPool):
         return {reason: told[reason] for reason in FEATURE_DROPS if reason in told}
 
     def keeps_sessions(self, now: float, *, alone: bool) -> bool:
+        """`alone`: no other pool answers."""
         patience = (PATIENCE_ALONE if alone else PATIENCE) * 2.0 ** min(self._given_up, MAX_DOUBLINGS)
         return self.ready or (self.silent and self.quiet(now) <= patience)
 
@@ -266,7 +267,7 @@ class RemoteSession:
         self._opened.append(_Opened(pool.peer, now))
 
     def feedback(self, tokens: Sequence[int]) -> TreeFeedback | None:
-        """What became of its nodes in the step that commits `tokens`, or None. Ask before its copy commits them."""
+        """The fate of its nodes in the step that commits `tokens`, or None. Ask before its copy commits them."""
         verified, self.verified = self.verified, []
         path = set(self.copy.ids_along(tokens)) if verified else ()
         accepted = [node for node in verified if node.id in path]

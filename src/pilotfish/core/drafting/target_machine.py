@@ -1,4 +1,4 @@
-"""The target's half of the draft protocol: which pool drafts for which request, and what each is told, when.
+"""The target's half of the draft protocol: which pool drafts for which request, and the messages to each.
 
     OPENING ── asked for a tree, a pool is ready: Open ──► GROWING ◄─── asked for a tree ─── RESTING
        ▲                                                      │ └──── Commit is sent ───────────► │
@@ -8,8 +8,7 @@
                └── asked for a tree: Open again, one generation up ──► GROWING
 
 Commits of a growing session are sent at once; those of a resting one, or one without room at its pool (Pause), are
-collected. Features of both go at once. With several pools for a request the trees are merged. A session is OPENING
-again if its pool goes, and after its next commit if its pool drains. `remote_drafts.py` owns sockets, clocks and locks.
+collected. A session is OPENING again if its pool goes, and after its next commit if its pool drains.
 """
 
 from __future__ import annotations

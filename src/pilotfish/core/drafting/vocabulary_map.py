@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pilotfish.core.sampling.constraint import GrammarSource, MaskMaker, masks_when_asked, no_grammars
 from pilotfish.core.scheduling.executor import SharedTokens
 
-#: Read in place of what the draft has no token for. No vocabulary is as large.
+#: Read in place of text that the draft has no token for. No vocabulary is as large.
 UNREAD = (1 << 31) - 1
 #: Bytes of the longest token that bytes are spelled with.
 LONGEST_SPELLED = 16
@@ -33,9 +33,9 @@ _ESCAPED = re.compile(r"([\udc80-\udcff]+)")
 class TokenTable:
     plain: Mapping[int, bytes]  # of tokens with the same bytes the first is the one that the tokenizer writes
     added: Mapping[int, str]  # texts of added tokens; of those that are not special the bytes are in `plain`, too
-    encode: Callable[[str], Sequence[int]]  # writes a text, whatever it says, without special tokens
+    encode: Callable[[str], Sequence[int]]  # writes a text, even one like a special token, without special tokens
     lead: tuple[int, ...] = ()  # special tokens that the tokenizer puts before a text
-    roles: Mapping[str, int] = field(default_factory=dict)  # special tokens by what they are for
+    roles: Mapping[str, int] = field(default_factory=dict)  # special tokens by their use
 
     @property
     def size(self) -> int:
@@ -91,7 +91,7 @@ class VocabularyMap:
         return len(self._draft.plain.get(token, b"?"))
 
     def written(self, data: bytes) -> list[int]:
-        parts = _ESCAPED.split(data.decode(errors="surrogateescape"))  # text, what is none, text, …
+        parts = _ESCAPED.split(data.decode(errors="surrogateescape"))  # text, bytes that are none, text, …
         tokens = list[int]()
         for place, part in enumerate(parts):
             tokens += self._spelled(part.encode(errors="surrogateescape")) if place % 2 else self._encoded(part)

@@ -11,9 +11,9 @@ from pilotfish.core.features.feature_rows import FEATURE_TYPES, decoded_rows
 from pilotfish.core.features.features import Features
 from pilotfish.errors import WireError
 
-#: Seconds between two counts of what a tenant has that is at its limit.
+#: Seconds between two counts of the rows of a tenant at its limit.
 COUNTING = 0.05
-#: What a target of this program would offer the right features with.
+#: How a target of this program would offer the right features.
 _RIGHT = "it must be started with --features and this draft's head"
 
 

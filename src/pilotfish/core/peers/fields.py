@@ -27,7 +27,7 @@ Length: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 31)]
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
 Tokens: TypeAlias = Annotated[list[Index], Meta(max_length=1 << 22)]
 Milliseconds: TypeAlias = Annotated[float, Meta(ge=0.0, lt=1e9)]
-#: By the sender's own clock, whatever its origin.
+#: By the sender's own clock, of any origin.
 Microseconds: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]
 #: Bytes of a salt's digest.
 SALT_BYTES = 16

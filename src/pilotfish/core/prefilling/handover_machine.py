@@ -94,8 +94,7 @@ class HandOverMachine(Dialer[PrefillPool]):
         least: int | None = None,
         salt_key: bytes = b"",
     ) -> None:
-        """`greeting` may be set until the first pool joins. `least`: tokens from which on prompts are sent; None: if
-        sooner."""
+        """`greeting` may be set until the first pool joins. `least`: tokens from which on prompts are sent, or None."""
         super().__init__(pools)
         self.work: list[OpenMemory | CloseMemory | ReadSegment] = []
         self.settled = False  # whether a hand-over may have ended since `settle`
@@ -255,7 +254,6 @@ class HandOverMachine(Dialer[PrefillPool]):
                 self._send(pool, Renewal([incoming.number for incoming in self.at(pool)]))
 
     def lost(self, pool: PrefillPool, reason: str) -> None:
-        """Its hand-overs are computed elsewhere. It is greeted until it answers again."""
         if pool.welcome is not None:
             pool.lost(reason)
             self._end_life(pool)

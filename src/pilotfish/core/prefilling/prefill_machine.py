@@ -87,7 +87,7 @@ class PrefillMachine(Listener[OrderingTarget]):
     def __init__(
         self, welcome: Welcome, limits: PrefillLimits, places: SegmentPlaces, new_key: Callable[[], bytes]
     ) -> None:
-        """`welcome` is what each target is told, with a key for MACs of its own from `new_key`."""
+        """`welcome` is told to each target, with a key for MACs of its own from `new_key`."""
         super().__init__()
         self.welcome = welcome
         self.ended: list[TakenOrder] = []

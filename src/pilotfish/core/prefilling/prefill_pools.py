@@ -28,7 +28,7 @@ BUSY = 0.25
 #: too, up to 2 ** MAX_DOUBLINGS times.
 MAX_FAILURES, PAUSE, MAX_DOUBLINGS = 3, 1.0, 6
 
-#: Why what a pool sent was not used.
+#: Reasons not to use a pool's messages or segments.
 REFUSED = {
     "forged": "references that it did not sign",
     "tokens": "segments of other tokens than were ordered",
@@ -56,8 +56,7 @@ def mismatch(welcome: Welcome, own: KVIdentity) -> str | None:
 
 
 class ExposedSeconds:
-    """By tokens: means for powers of two, straight lines between, no less than the time lost with the last one given
-    up."""
+    """By tokens: means for powers of two, straight lines between, at least the time lost with the last one given up."""
 
     RATE = 0.3
 
@@ -94,7 +93,7 @@ class PrefillPool(DialedPool):
     WITHOUT = "prompts are computed without it"
 
     role: str = "prefill"
-    scheme: str = "ipc"  # of its address: by what segments are fetched
+    scheme: str = "ipc"  # of its address: the way by which segments are fetched
     transport: str = ""  # how its segments are read, or were
     fetches: bool = False  # whether they come over the channel
     welcome: Welcome | None = None  # of its present life
@@ -125,8 +124,7 @@ class PrefillPool(DialedPool):
         self.knows(now)
 
     def knows(self, now: float) -> None:
-        """It sent something that only a pool that knows this target can send. Segments count: on a slow link other
-        answers may queue behind them."""
+        """Only a pool that knows this target can have sent it. Segments count: other answers may queue behind them."""
         self._last_heard = now
 
     def renewal_due(self, now: float) -> bool:

@@ -58,7 +58,6 @@ class HeldPrefixes:
         return self._keys
 
     def changes(self) -> Held | None:
-        """Since the last call, for all following servers; None without any."""
         if not self._untold:
             return None
         self._sequence += 1

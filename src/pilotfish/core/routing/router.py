@@ -21,7 +21,7 @@ import numpy as np
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.routing.held_prefixes import HeldCopies, Replica, RoutingKey
 
-#: Of a token that requests own: what it costs others, over computing one.
+#: Cost of a token that requests own to others, over computing one.
 LIVE = 0.02
 #: Tokens that could be computed while a request waits until another has ended.
 ROOM = 1000
@@ -38,6 +38,8 @@ class RouteRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
+    """Of a target's requests from all servers."""
+
     pending_tokens: int  # committed tokens without KV, of running and waiting requests
     live_tokens: int  # slots that requests own
     waiting: int  # requests that wait for others to end

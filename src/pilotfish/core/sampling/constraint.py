@@ -133,7 +133,7 @@ class MaskedPaths(Struct, frozen=True):
     paths: Sequence[Sequence[int]]  # [samples], the tokens before each
 
 
-#: Begins to compute the masks of paths for so many tokens. What it gives waits for them: [samples of all, words].
+#: Begins to compute the masks of paths for so many tokens. Its result waits for them: [samples of all, words].
 MaskMaker = Callable[[Sequence[MaskedPaths], int], Callable[[], Bits]]
 
 

@@ -114,7 +114,7 @@ class AdaptiveBudget:
             return DraftLimits(0, 0, 0, 0.0)
         probed = self._probes.effort(self.choice.effort, now) if load.room else None
         if load.sequences != self._sequences or now - self._reviewed_at >= self.REVIEW:
-            alone = replace(load, rows=load.sequences)  # prompts pass; what is chosen beside one would outlast it
+            alone = replace(load, rows=load.sequences)  # prompts pass; a choice made beside one would outlast it
             self._review(alone, now, may_change=probed is None)
         before, self._effort = self._effort, (probed or self.choice.effort) if load.room else Effort.NONE
         self._resumed = before is not Effort.DRAFT
@@ -213,7 +213,7 @@ class Probes:
         self._distance = first
         self._due: float | None = None
         self._began = self._lost = 0.0  # the last trial, and the seconds that it lost
-        self._earliest = 0.0  # when the next may be, whatever is chosen meanwhile
+        self._earliest = 0.0  # when the next may be, for any choice
 
     def restart(self, now: float) -> None:
         self._distance = self._first

@@ -1,4 +1,4 @@
-"""What forwards cost and how often guesses are right, learned while serving."""
+"""Costs of forwards and chances of guesses, learned while serving."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StepCosts:
     """
 
     RATE = 0.1  # share of an observed deviation that is taken over; of a knot's first ones more
-    COMMON = 0.7  # of that what all knots take over: longer contexts and busier machines slow every forward
+    COMMON = 0.7  # share of it that all knots take over: longer contexts and busier machines slow every forward
     FAR = 1.5  # times the last knot's rows: from there on a row count becomes a knot of its own
     OUTLIER = 2.0  # deviations beyond this factor count as this factor: a descheduled step says nothing
 

@@ -197,8 +197,7 @@ class Executor(Protocol):
         """Rows that the device runs for a forward of `rows`."""
 
     def execute(self, rows: Sequence[SequenceRows], sampling: Sampling) -> Outcome:
-        """Write KV of all rows and sample. Kept rows are counted per sequence: the committed rows in `kept`, then
-        its nodes."""
+        """Write KV of all rows and sample. Kept rows count by sequence: committed rows in `kept`, then its nodes."""
 
 
 class LayerProgress:

@@ -147,7 +147,6 @@ class Request:
         return self.tokens[self.num_prompt_tokens :]
 
     def extend(self, tokens: Sequence[int]) -> list[int]:
-        """Commit tokens one by one up to the one that ends it; return those committed."""
         committed: list[int] = []
         for token in tokens:
             self.tokens.append(token)
@@ -163,8 +162,7 @@ class Request:
 
     @property
     def num_shareable(self) -> int:
-        """First tokens whose KV another of its group may give: of the prompt, without the last committed token; none
-        while its prompt is to be scored."""
+        """First tokens whose KV its group may give: of the prompt without the last; none while it is scored."""
         if self.params.prompt_logprobs is not None and self.num_scored < self.num_prompt_tokens - 1:
             return 0
         return min(self.num_prompt_tokens, len(self.tokens) - 1)
@@ -212,7 +210,7 @@ class Request:
         self.stats.preemptions += 1
 
 
-#: The first in the queue, of whom one may be admitted before the others, and how often that may happen to one of those.
+#: The first in the queue: one of them may be admitted before the others, and how often one may be passed over.
 CANDIDATES, MAX_PASSED_OVER = 16, 8
 
 

@@ -1,6 +1,5 @@
 """The rows of the next forward, and the commit of its outcome. There is no prefill, decode or speculative phase: a
-request has committed tokens without KV and a tree of guesses below the last one, maybe empty; a step gives rows to
-both."""
+step gives rows to a request's committed tokens without KV and to a tree of guesses below the last one, maybe empty."""
 
 from __future__ import annotations
 
@@ -227,7 +226,6 @@ class Scheduler:
         return before < request.num_prompt_tokens and (whole or bool(self.pool.window))
 
     def _preempt(self) -> Request:
-        """The youngest without a reservation: there is one, or no slots could be lacking."""
         request = next(r for r in reversed(self.running) if not r.reserved)
         self._retire(request)
         request.restart()
@@ -239,7 +237,7 @@ class Scheduler:
         reserved = [r for r in self.running if r.reserved]
         if not self.pool.window or not reserved:
             return self.pool.num_available - sum(r.max_length - r.num_held for r in reserved)
-        # What is shared may stay with its other owner when it is given back, and count for nobody else.
+        # Shared slots may stay with their other owner when given back, and count for nobody else.
         others = np.concatenate([NO_SLOTS, *(r.held for r in self.running if not r.reserved)])
         alone = np.setdiff1d(np.concatenate([r.held for r in reserved]), others)
         return self.pool.num_available + len(alone) - sum(map(self.most, reserved))
@@ -249,8 +247,7 @@ class Scheduler:
         return sum(chunk.count for chunk in chunks if not chunk.request.reserved)
 
     def schedule(self, chunks: Sequence[Chunk], offered: Forest, max_nodes: int) -> Step:
-        """Rows for the best nodes of all trees, at most `max_nodes`, and slots for all. `offered`: a tree per
-        complete chunk."""
+        """Rows for the best nodes of all trees, up to `max_nodes`, and slots. `offered`: a tree per complete chunk."""
         samples, forest = [chunk.samples for chunk in chunks], offered
         if len(offered):
             budget = max(min(max_nodes, self.room(chunks), self._spare_slots(chunks)), 0)
@@ -273,8 +270,7 @@ class Scheduler:
         return list(taken.values())
 
     def _spare_slots(self, chunks: Sequence[Chunk]) -> int:
-        """Reserved slots count if every running request has some: nodes that are not accepted are freed after the
-        step."""
+        """Reserved slots count if all have a reservation: nodes that are not accepted are freed after the step."""
         if all(chunk.request.reserved for chunk in chunks):
             return self.pool.num_available - sum(chunk.count for chunk in chunks)
         return self._unclaimed() - self._growth(chunks)
@@ -321,7 +317,6 @@ class Scheduler:
         self.pool.release(step.node_slots[rejected])
 
     def cancel(self, step: Step) -> None:
-        """The forward of `step` failed: free its slots. Its requests may go on."""
         for slots in (*step.slots, step.node_slots):
             self.pool.release(present(slots))
 

@@ -74,7 +74,7 @@ class Chunk(Struct, frozen=True):
 @dataclass(frozen=True)
 class StepPlan:
     chunks: list[Chunk]
-    preempted: list[Request]  # back in the queue, without KV: whatever is kept for them elsewhere can go
+    preempted: list[Request]  # back in the queue, without KV: state kept for them elsewhere can go
     admitted: list[Request]  # to run from now on
 
 

@@ -21,7 +21,7 @@ from pilotfish.core.trees.tree import Floats, Ints
 
 #: Deeper nodes, and siblings further back, are counted with the last.
 DEPTHS, RANKS = 12, 12
-#: Children that were as believed, of each place, before any was seen; and what is left of a count with each commit.
+#: Prior children of each place, counted as believed; and the share of a count that is kept with each commit.
 PRIOR, DECAY = 4.0, 0.9995
 #: Tenants whose counts are kept; those who drafted longest ago give way.
 TENANTS = 512

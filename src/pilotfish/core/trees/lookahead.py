@@ -132,14 +132,14 @@ class NewNodes:
 
 class Lookahead(LivingTree):
     """The draft's tree of one sequence. The root is expanded first, a node once; but after a commit a trained head
-    expands the root again, from the target's own features, then its nodes in their slots, while what is below stays."""
+    expands the root again, from the target's own features, then its nodes in their slots, and keeps the nodes below."""
 
     #: Log-chance below which a node is not kept: one path in ten thousand.
     FLOOR = -9.2
 
     def __init__(self) -> None:
         super().__init__()
-        self._ids, self._next_id = [0], 1  # of each node; the root's is 0, whatever it was before
+        self._ids, self._next_id = [0], 1  # of each node; the root's is always 0
         self._slots = [NO_SLOT]  # of each node
         self._paths: dict[int, list[int]] = {}  # of a node with KV: slots from below the root that it was given it at
         self.open: list[tuple[float, int]] = []  # (-score down to it, node) of those to expand next, likeliest first
@@ -251,7 +251,6 @@ class Lookahead(LivingTree):
         return found
 
     def commit(self, tokens: Sequence[int]) -> RerootResult:
-        """Re-root at the last of `tokens`, or at nothing known."""
         path = self.follow(tokens)
         hit = len(path) == len(tokens)
         path_slots = [self._slots[node] for node in path if node in self._paths]  # only the last may lack one

@@ -13,7 +13,7 @@ from pilotfish.core.drafting.messages import MAX_NODES, Tree
 from pilotfish.core.trees.lookahead import SPARE, LivingTree
 from pilotfish.core.trees.tree import ROOT, Forest
 
-#: What a pushed score is raised to: of no use, and sums of many stay numbers.
+#: Pushed scores are raised to this: such nodes are of no use, and sums of many stay finite.
 LEAST = -1000.0
 
 #: A node as it was pushed: its id, its parent's, its token, its score.
@@ -69,7 +69,6 @@ class TreeCopy(LivingTree):
         return hit
 
     def nodes_of(self, trees: Forest, first: int, end: int) -> list[PushedNode]:
-        """Those of this tree that are also the nodes [first, end) of `trees`."""
         parents, tokens = (values[first:end].tolist() for values in (trees.nodes.parents, trees.nodes.tokens))
         found, pushed = {ROOT: self.root}, list[PushedNode]()
         for place, parent, token in zip(range(first, end), parents, tokens, strict=True):
@@ -99,7 +98,7 @@ class TreeCopy(LivingTree):
         return len(self._tokens) - 1
 
     def attach(self, push: Tree) -> None:
-        """Add what survives of `push`. Nodes that break the protocol are dropped, and counted."""
+        """Add the live nodes of `push`. Nodes that break the protocol are dropped, and counted."""
         if len(self._tokens) > 2 * self._left + SPARE:
             self._clean_up()
         rows = self._lawful(push)
@@ -126,7 +125,7 @@ class TreeCopy(LivingTree):
             self._rescore(changed)
 
     def _is_below_root(self, node: int) -> bool:
-        """What is found on the way is remembered until the next commit."""
+        """Remembers the answers for all nodes on the way until the next commit."""
         climbed = []
         while node < self._newer and (known := self._lives.get(node)) is None:
             climbed.append(node)

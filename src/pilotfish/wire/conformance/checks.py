@@ -115,7 +115,7 @@ class Check:
     name: str
     group: Group
     sentence: str  # of docs/draft-protocol.md
-    run: Callable[[CheckContext], str]  # what was seen; CheckError, or NotApplicableError
+    run: Callable[[CheckContext], str]  # the evidence; CheckError, or NotApplicableError
 
 
 def check(group: Group, name: str, sentence: str) -> Callable[[Callable[[CheckContext], str]], Check]:

@@ -37,7 +37,7 @@ from pilotfish.wire.conformance.referee import PlayedSession, Referee
 
 #: Seconds between two Hellos, before the first answer and after; without a word after which a draft is silent.
 FIRST_GREETING, GREETING, SILENCE = 0.05, 1.0, 1.0
-#: Seconds in which what was sent before a Close may still come.
+#: Seconds in which frames sent before a Close may still come.
 GRACE = 1.0
 POOL = b"0"
 
