@@ -1,5 +1,4 @@
-"""A prefill worker's memory for segments: places of one size, each with an epoch, in a file without a name that
-processes of the same host may map.
+"""A prefill worker's memory for segments: places of one size in a nameless file that processes of the host may map.
 
     0    16 bytes   nonce: which arena it is
     16   u64        bytes of a place            numbers are of this machine's byte order
@@ -7,8 +6,8 @@ processes of the same host may map.
     32   u64 × …    epoch of each place
     …    …          places, from the next page on
 
-A place's epoch goes up when the place is freed, and before anybody may take it again. Whoever copies a segment and
-then finds the epoch as it was has copied nothing that was written later.
+A place's epoch rises when it is freed, before it can be taken again: a reader that copies a segment and then finds the
+epoch unchanged has copied nothing that was written later.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from pilotfish.errors import EngineError
 
 NONCE_BYTES = 16
 _HEAD = struct.Struct(f"={NONCE_BYTES}sQQ")
-#: The file keeps its size: whoever maps it can read all of it, for as long as it is mapped.
+#: The file keeps its size, so all of it can be read for as long as it is mapped.
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 Bytes = NDArray[np.uint8]
@@ -47,7 +46,7 @@ class ArenaPlan:
 
     @classmethod
     def read(cls, head: bytes) -> ArenaPlan:
-        """What an arena's first HEAD_BYTES say. ValueError where there are not so many."""
+        """ValueError for fewer than HEAD_BYTES."""
         if len(head) != cls.HEAD_BYTES:
             raise ValueError("this is no memory for segments")
         return cls(*_HEAD.unpack(head))
@@ -81,7 +80,7 @@ class _Place:
 
 
 class Arena:
-    """Its methods may be called from any thread. What is written into a place is the business of whoever took it."""
+    """Any thread may call its methods."""
 
     def __init__(self, size: int, segment_bytes: int) -> None:
         """EngineError where no place fits into `size` bytes, or there is no such memory."""
@@ -93,7 +92,7 @@ class Arena:
         self.memory[: ArenaPlan.HEAD_BYTES] = np.frombuffer(self.plan.head, np.uint8)
         self._epochs = self.plan.epochs(self.memory)
         self._lock = threading.Lock()  # around the next three
-        self._free = list(reversed(range(self.plan.places)))  # what was used last is taken first: it is in caches
+        self._free = list(reversed(range(self.plan.places)))  # the last used is taken first: it is in caches
         self._taken: dict[int, _Place] = {}
         self._held = Counter[bytes]()
 
@@ -105,8 +104,7 @@ class Arena:
         return len(self._free)
 
     def take(self, owner: bytes, size: int) -> int | None:
-        """None where the owner has as many as are free: one that stalls has half of them, two have a third each, and
-        there is room for somebody new."""
+        """None if the owner has as many as are free: one that stalls has half of them, two have a third each."""
         if not 1 <= size <= self.plan.place_bytes:
             raise EngineError(f"segments: {size} bytes; 1 to {self.plan.place_bytes} fit into a place")
         with self._lock:
@@ -118,7 +116,7 @@ class Arena:
         return place
 
     def buffer(self, place: int) -> Bytes:
-        """Where a taken place's segment is to be written. [size]"""
+        """Memory of a taken place, for its segment. [size]"""
         first = self.plan.place_at(place)
         return self.memory[first : first + self._taken[place].size]
 
@@ -126,7 +124,7 @@ class Arena:
         return int(self._epochs[place])
 
     def free(self, place: int) -> None:
-        """From now on no reference to what was there is good. EngineError for a place that nobody has."""
+        """References to its segment are void from now on. EngineError for a place that is not taken."""
         with self._lock:
             taken = self._taken.pop(place, None)
             if taken is None:
@@ -136,7 +134,7 @@ class Arena:
             self._free.append(place)
 
     def view(self, reference: SegmentReference) -> memoryview | None:
-        """In place, until the place is freed; None if the segment is not there any more."""
+        """In place, until the place is freed; None if the segment is gone."""
         with self._lock:
             taken = self._taken.get(reference.place)
             if taken is None or (taken.size, self.epoch(reference.place)) != (reference.size, reference.epoch):
@@ -144,7 +142,7 @@ class Arena:
             return self.buffer(reference.place).data.toreadonly()
 
     def close(self) -> None:
-        """Nothing more is taken or seen here. Whoever has mapped the memory may still read it."""
+        """Nothing more is taken or seen here; processes that have mapped the memory may still read it."""
         with self._lock:
             self._free, self._taken = [], {}
             if self._descriptor >= 0:

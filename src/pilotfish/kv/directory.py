@@ -34,17 +34,17 @@ MANIFEST, LOCK = "manifest.json", "lock"
 DAMAGED = f"{MANIFEST}.damaged"
 _OBJECT = ".kv"
 _NEW_MANIFEST = MANIFEST + UNFINISHED
-#: What a directory may hold that never got a manifest.
+#: Names that a directory without a manifest may hold.
 _BEFORE_MANIFEST = {LOCK, _NEW_MANIFEST, DAMAGED}
-#: All of ours beside objects. The lock is last: who finds none may take the directory.
+#: All of ours beside objects. The lock is last: a directory without one may be taken.
 NAMES = (_NEW_MANIFEST, DAMAGED, MANIFEST, LOCK)
-#: What a lock holds.
+#: A lock's content.
 _OWNER = re.compile(rb"\d+ *\n")
 _SUBDIRECTORY = re.compile(r"[0-9a-f]{2}")
 _FILE = re.compile(rf"([0-9a-f]{{{2 * KEY_BYTES}}})({re.escape(_OBJECT)}|{re.escape(UNFINISHED)})")
-#: How often, and after how many seconds, a lock is tried again: whoever looks for an owner holds it for a moment.
+#: How often, and after how many seconds, a lock is tried again: a look for the owner holds it for a moment.
 _TRIES, _PAUSE = 5, 0.05
-#: Bytes of what is read of a manifest or a lock.
+#: Bytes that are read of a manifest or a lock.
 _MAX_SMALL_FILE = 4096
 OURS = "an empty directory, or one that Pilotfish keeps KV in"
 
@@ -68,7 +68,6 @@ def object_path(directory: Path, key: Key) -> Path:
 
 
 def found_files(directory: Path) -> Iterator[FoundFile]:
-    """All files with names of ours, by name and status alone."""
     for parent in subdirectories(directory):
         place = str(parent)
         for entry in os.scandir(place):
@@ -100,7 +99,7 @@ class _Manifest(_Versioned, frozen=True, tag_field="holds", tag="pilotfish kv"):
 
 
 class DamagedDirectoryError(ParameterError):
-    """It is ours, but its manifest is gone, damaged or of another format. Its owner may begin it anew."""
+    """The manifest is gone, damaged or of another format. The directory's owner may begin it anew."""
 
 
 def read_manifest(field: str, directory: Path) -> ObjectFormat | None:
@@ -120,7 +119,6 @@ def read_manifest(field: str, directory: Path) -> ObjectFormat | None:
 
 
 def _is_ours(directory: Path, names: set[str]) -> bool:
-    """Whether nobody else makes such a directory: it has a lock as we write it, and nothing that is not ours."""
     if LOCK not in names or not all(_SUBDIRECTORY.fullmatch(name) for name in names.difference(NAMES)):
         return False
     return bool(_OWNER.fullmatch(_start_of(directory / LOCK)))
@@ -135,7 +133,7 @@ def _decoded(contents: bytes) -> ObjectFormat:
 
 
 def write_manifest(directory: Path, objects: ObjectFormat) -> None:
-    """Unlike an object it is flushed to the device: without it nobody takes the directory for ours."""
+    """Flushed to the device, unlike an object: without it the directory is not recognized as ours."""
     unfinished = directory / _NEW_MANIFEST
     unfinished.unlink(missing_ok=True)
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -151,12 +149,10 @@ def write_manifest(directory: Path, objects: ObjectFormat) -> None:
 
 
 class OwnedDirectory:
-    """A directory that no other process owns until this one releases it, or ends."""
-
     def __init__(self, field: str, path: Path) -> None:
         self.path = path
         with suppress(DamagedDirectoryError):
-            read_manifest(field, path)  # before a lock is left in what is not ours
+            read_manifest(field, path)  # before a lock is left in another program's directory
         with refusing(field, path):
             if path.stat().st_mode & stat.S_IWOTH:
                 raise ParameterError(field, str(path), "a directory that others cannot write to, as after `chmod o-w`")
@@ -182,7 +178,7 @@ class OwnedDirectory:
 
 
 def own_for(field: str, directory: Path, objects: ObjectFormat) -> OwnedDirectory:
-    """Made where its parent is there. ParameterError, naming `field`, where it cannot be owned."""
+    """Made if its parent exists. ParameterError, naming `field`, where it cannot be owned."""
     with refusing(field, directory):
         directory.mkdir(mode=0o700, exist_ok=True)
         owned = OwnedDirectory(field, directory)
@@ -207,7 +203,7 @@ def _set_aside(field: str, directory: Path) -> ObjectFormat | None:
 
 
 def owner(directory: Path) -> str | None:
-    """The process that owns the directory, by its own word; None if nobody does."""
+    """The process that owns the directory, as the lock says; None if there is none."""
     path = directory / LOCK
     try:
         descriptor = os.open(path, os.O_RDONLY | SAFELY)

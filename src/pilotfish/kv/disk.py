@@ -22,9 +22,9 @@ from pilotfish.kv.objects import Damage, KVObject, ObjectFormat
 
 #: Seconds without writes after one failed.
 REST = 30.0
-#: What others have filled up, where making room of our own may help.
+#: The disk is full by others' files: making room of our own may help.
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-#: What this process lacks: no fault of the file.
+#: Resources that this process lacks: no fault of the file.
 _OUR_LACK = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
@@ -39,7 +39,7 @@ class DiskCounts:
 
 class DiskStore:
     """One thread calls `get` and `put`, which may wait for the disk for ever; `contains`, `bytes_used` and `counts`
-    never wait. Whatever is wrong with a file is a miss, and the end of it. Others may remove files at any time."""
+    never wait. A bad file is a miss, and removed. Others may remove files at any time."""
 
     def __init__(
         self,
@@ -85,7 +85,6 @@ class DiskStore:
     # -- reading
 
     def get(self, key: Key, tokens: Sequence[int] | NDArray[np.integer]) -> KVObject | None:
-        """The object, every byte verified, if it is here and of these tokens."""
         if not self.contains(key):
             return None
         try:
@@ -111,15 +110,14 @@ class DiskStore:
         return found
 
     def try_read(self, key: Key) -> None:
-        """Reads what `get` would, for the time that it takes; does not count as use."""
+        """Reads like `get`, to measure the time; does not count as use."""
         with suppress(OSError):
             self._format.read(object_path(self._directory, key), key)
 
     # -- writing
 
     def put(self, kv: KVObject) -> bool:
-        """Whether the object is here now. A full disk gets one more try, with less of ours on it; after any other
-        failure there are none for a while."""
+        """Whether the object is here now. A full disk is tried again with less of ours; other failures stop writes."""
         if self.contains(kv.key) and self._touch(kv.key):
             return True
         if self._clock() >= self._resume_at:
@@ -169,7 +167,7 @@ class DiskStore:
     # -- the index
 
     def _touch(self, key: Key) -> bool:
-        """Marks as used now, for evictions before and after a restart; whether the file is there."""
+        """Mark as used now, for evictions before and after a restart; whether the file is there."""
         try:
             os.utime(object_path(self._directory, key))
         except FileNotFoundError:

@@ -11,7 +11,7 @@ from queue import PriorityQueue
 
 logger = logging.getLogger(__name__)
 
-#: What is waited for, and what is not.
+#: Jobs that are waited for, and jobs that are not.
 URGENT, IDLE = 0, 1
 _END = 2
 
@@ -39,7 +39,6 @@ class Lane:
         return began is not None and self._clock() - began > seconds
 
     def close(self, seconds: float) -> bool:
-        """Have all jobs done, for so long at most; whether they are."""
         self.put(_END, lambda: None)
         self._thread.join(max(seconds, 0.0))
         return not self._thread.is_alive()

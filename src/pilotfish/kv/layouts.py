@@ -1,5 +1,5 @@
-"""Segments of one layout as those of another: where a model's KV heads are split over ranks, each rank has some.
-Whatever else differs is refused. Features have no heads.
+"""Segments of one layout as those of another: where a model's KV heads are split over ranks, each rank has some. Any
+other difference is refused. Features have no heads.
 
 theirs   rank 0 [ head 0, 1 ]   rank 1 [ head 2, 3 ]
 ours            [ head 0, 1, 2, 3 ]    or [ head 1 ]
@@ -28,8 +28,7 @@ def convertible(theirs: Sequence[KVLayout], ours: KVLayout) -> bool:
 
 
 def converted(parts: Sequence[tuple[KVLayout, Bytes]], ours: KVLayout, layers: range, tokens: int) -> Bytes:
-    """Segments of the same layers and tokens as one of ours. SegmentError where they lack a part of it.
-    [tokens × ours.bytes_of(layers)]"""
+    """One segment of our layout. SegmentError where the parts lack some of it. [tokens × ours.bytes_of(layers)]"""
     theirs = [layout for layout, _ in parts]
     if theirs == [ours]:
         return parts[0][1]

@@ -1,9 +1,8 @@
-"""Segments over NIXL (an optional extra), whose agents read memory of other processes and hosts, over RDMA where there
-is.
+"""Segments over NIXL (an optional extra), whose agents read other processes' and hosts' memory, over RDMA if possible.
 
-What NIXL read may be of any moment, and a failed transfer may have written anything. So the epoch is read after the
-segment, every wait has a deadline, and memory that a transfer may still write to is used for nothing else. Nothing of
-NIXL's that unpickles is used, nor its notifications.
+A read may see any moment, and a failed transfer may have written anything: so the epoch is read after the segment,
+every wait has a deadline, and memory that a transfer may still write to is used for nothing else. Nothing of NIXL's
+that unpickles is used, nor its notifications.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def nixl_installed() -> bool:
 
 
 class NixlOffer:
-    """Lets agents that know its metadata read an arena: NIXL asks for no key."""
+    """Lets agents that know its metadata read an arena; NIXL asks for no key."""
 
     def __init__(self, arena: Arena) -> None:
         try:
@@ -55,12 +54,10 @@ class NixlOffer:
 
 
 class NixlReader:
-    """Of a worker's arena, wherever it is. Once the worker is lost it stays lost."""
-
     transport = "nixl"
 
     def __init__(self, memory: RemoteMemory) -> None:
-        """OSError or ValueError where that memory cannot be read from here. Takes up to some seconds."""
+        """Takes up to some seconds. OSError or ValueError where that memory cannot be read from here."""
         self._address = memory.address
         self._pending: Any = None  # a transfer that may still be on its way
         self._lost: str | None = None  # why
@@ -101,7 +98,7 @@ class NixlReader:
         return memory
 
     def _transfer(self, first: int, into: Bytes) -> None:
-        """Copy what the arena has from its byte `first` on. SegmentError where that fails, or takes too long."""
+        """Copy from byte `first` of the arena on. SegmentError if that fails or takes too long."""
         deadline = time.monotonic() + DEADLINE
         if self._lost is not None:
             raise SegmentError("gone", self._lost)

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, Key
 
 FORMAT_VERSION = 1
-#: How the name of a file ends that is not whole yet.
+#: Suffix of a file that is not whole yet.
 UNFINISHED = ".tmp"
 
 _MAGIC = b"PFISHKV\n"
@@ -46,7 +46,7 @@ _TOKENS_AT = _FIELDS.size + _CRC.size
 _DATA_AT = _TOKENS_AT + 4 * OBJECT_TOKENS
 #: Neither links nor pipes nor devices are followed, waited for or kept open in children.
 SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-#: What opening something with `SAFELY` fails with if it is a link, a socket, or a directory in a path's middle.
+#: Errors of opening a link, a socket, or a path through a file with `SAFELY`.
 _NO_FILE = {errno.ELOOP, errno.ENXIO, errno.ENOTDIR}
 
 TokenIds = NDArray[np.uint32]
@@ -54,8 +54,6 @@ TokenIds = NDArray[np.uint32]
 
 @dataclass(frozen=True, eq=False)
 class KVObject:
-    """The checksum is computed when KV is read off the device and verified when it goes back."""
-
     key: Key  # names all tokens up to the last of these
     tokens: TokenIds  # [OBJECT_TOKENS]
     data: NDArray[np.uint8]  # [object bytes]
@@ -63,7 +61,7 @@ class KVObject:
 
     @classmethod
     def of(cls, key: Key, tokens: Sequence[int] | NDArray[np.integer], data: NDArray[np.uint8]) -> KVObject:
-        """An object with its checksum. `data` is kept, not copied."""
+        """`data` is kept, not copied."""
         ids = np.array(tokens, np.uint32)
         return cls(key, ids, data, checksum(key, ids, data))
 
@@ -73,8 +71,7 @@ class KVObject:
 
 
 def checksum(key: Key, tokens: TokenIds, data: NDArray[np.uint8]) -> int:
-    """CRC-32: against accidents. Forgery is not its business: whoever can write objects can write checksums. ISA-L
-    computes it about as fast as memory is copied, and leaves other threads the interpreter."""
+    """CRC-32, against accidents only. ISA-L computes it about as fast as memory is copied, without the GIL."""
     named = isal_zlib.crc32(tokens.astype("<u4", copy=False).data, isal_zlib.crc32(key))
     return isal_zlib.crc32(data.data, named)
 
@@ -83,8 +80,6 @@ def checksum(key: Key, tokens: TokenIds, data: NDArray[np.uint8]) -> int:
 
 
 class Damage(StrEnum):
-    """What is wrong with a file: the first of these that applies."""
-
     KIND = "kind"  # it is no regular file
     SIZE = "size"
     HEADER = "header"  # its checksum, or it is of another format
@@ -96,7 +91,7 @@ class Damage(StrEnum):
 
 @dataclass(frozen=True)
 class ObjectFormat:
-    """How objects of one shape stand in files. The shape is a digest of all that shapes the KV."""
+    """`shape` is a digest of all that shapes the KV."""
 
     shape: bytes  # 32
     object_bytes: int
@@ -106,7 +101,7 @@ class ObjectFormat:
         return _DATA_AT + self.object_bytes
 
     def write(self, path: Path, kv: KVObject) -> None:
-        """Into a whole file or none. OSError where that fails."""
+        """Write a whole file or none. OSError where that fails."""
         unfinished = path.with_suffix(UNFINISHED)
         try:
             descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | SAFELY, 0o600)
@@ -122,7 +117,7 @@ class ObjectFormat:
             raise
 
     def read(self, path: Path, key: Key) -> KVObject | Damage:
-        """The object in a file, every byte verified, or what is wrong. OSError where the file cannot be read."""
+        """The object, every byte verified, or its damage. OSError where the file cannot be read."""
         try:
             descriptor = os.open(path, os.O_RDONLY | SAFELY)
         except OSError as error:

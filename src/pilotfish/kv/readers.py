@@ -1,4 +1,4 @@
-"""Reading segments out of a prefill worker's memory. A segment that is not what its reference says is an error."""
+"""Reading segments out of a prefill worker's memory. A segment that differs from its reference is an error."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from pilotfish.kv.arena import SEALS, ArenaPlan, Bytes
 
 
 class SegmentReader(Protocol):
-    """Of one worker's memory. Used by one thread at a time."""
+    """Reads one worker's memory; used by one thread at a time."""
 
     transport: str
 
     def read(self, reference: SegmentReference) -> Bytes:
-        """A checked copy, which stays until the next one. SegmentError where it cannot be had in time. [size]"""
+        """A checked copy, valid until the next call. SegmentError where it cannot be had in time. [size]"""
 
     def close(self) -> None: ...
 
 
 class SharedMemoryReader:
-    """Of a worker on this host. It outlives the worker: what was there stays readable until this is closed."""
+    """Of a worker on this host; still readable after the worker has ended."""
 
     transport = "shm"
 
     def __init__(self, offer: SharedMemory) -> None:
-        """OSError or ValueError where the memory is not to be had here: of another host or user, or gone."""
+        """OSError or ValueError where the memory cannot be had: on another host, of another user, or gone."""
         self.memory = _mapped(offer)
         self.plan = ArenaPlan.read(self.memory[: ArenaPlan.HEAD_BYTES].tobytes())
         if (self.plan.nonce, self.plan.size) != (offer.nonce, offer.size):
@@ -80,7 +80,7 @@ def out_of_range(reference: SegmentReference) -> SegmentError:
 
 
 def _mapped(offer: SharedMemory) -> Bytes:
-    """A file that its process cannot shorten any more, read-only: reading it never fails. [size]"""
+    """Maps, read-only, a file that its process can no longer shorten: reading it never fails. [size]"""
     path = Path(f"/proc/{offer.pid}/fd/{offer.descriptor}")
     if not str(path.readlink()).startswith("/memfd:"):
         raise ValueError(f"{path} is no shared memory")  # and opening it might do something

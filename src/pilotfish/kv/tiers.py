@@ -30,9 +30,9 @@ from pilotfish.kv.host import HostStore
 from pilotfish.kv.lanes import IDLE, URGENT, Lane
 from pilotfish.kv.objects import Damage, KVObject
 
-#: Objects that wait to be saved, and bytes of those that wait for the disk; what comes on top is given up.
+#: Objects that wait to be saved, and bytes of those that wait for the disk; more are given up.
 MAX_SAVING, MAX_UNWRITTEN = 256, 256 << 20
-#: Seconds after which whatever the disk does is taken for hung.
+#: Seconds after which a call of the disk counts as hung.
 STUCK = 1.0
 #: A load ends after so many times the seconds that computing would take, but not before `LEAST`.
 PATIENCE, LEAST = 2.0, 0.1
@@ -55,8 +55,6 @@ class SlotCopier(Protocol):
 
 
 class Speed:
-    """Seconds of something, lately; None before it was measured."""
-
     RATE = 0.2
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -81,12 +79,10 @@ class Transfer:
 
     @property
     def settled(self) -> bool:
-        """Whether no more objects could lengthen what is there."""
         return self.contiguous >= min(self.failed, len(self.load.keys))
 
     @property
     def contiguous(self) -> int:
-        """First objects that are all there."""
         return next((place for place in range(len(self.load.keys)) if place not in self.came_from), len(self.load.keys))
 
 
@@ -98,7 +94,7 @@ class Saving:
 
 
 class KVTiers:
-    """All public methods but none other are for the scheduler's thread."""
+    """Public methods are for the scheduler's thread; others name theirs."""
 
     def __init__(
         self,
@@ -109,7 +105,7 @@ class KVTiers:
         disk: DiskStore | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`shape` is a digest of all that shapes KV: objects of another one are not found. Closes `disk`."""
+        """`shape` is a digest of all that shapes KV: objects of another are not found. Closes `disk`."""
         self.counts = TierCounts()
         self._copier, self._shape, self._host, self.disk, self._clock = copier, shape, host, disk, clock
         self._lock = threading.Lock()  # around the next four; never held while anything is copied
@@ -134,7 +130,6 @@ class KVTiers:
         return root_key(self._shape, salt)
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """How long a forward took that computed KV of so many tokens, most of them of prompts."""
         self._token.observe(seconds / tokens)
 
     def worth_loading(self, keys: Sequence[Key], skipped: int) -> int:
@@ -331,7 +326,7 @@ class KVTiers:
                 del self._unwritten[kv.key]
 
     def settle(self, seconds: float) -> bool:
-        """Wait until all that is being saved is where it belongs, for so long at most; whether it is."""
+        """Wait up to `seconds` for all saves to end; whether they did."""
         end = self._clock() + seconds
         while (self._saving or self._unwritten) and self._clock() < end:
             time.sleep(WAIT)
@@ -354,12 +349,11 @@ class KVTiers:
     # -- the end
 
     def closing(self) -> None:
-        """From now on what is saved is not given up for being too much: `close` follows."""
+        """From now on no save is given up for being too much: `close` follows."""
         self._most_saving, self._closes_at = 1 << 62, self._clock() + FLUSH
 
     def close(self) -> bool:
-        """Finishes what is under way and writes memory to disk, in FLUSH seconds from `closing` on. Whether all is
-        done."""
+        """Finish work under way and write memory to disk, until FLUSH seconds after `closing`; whether all is done."""
         end = self._closes_at or self._clock()
         done = self._copying.close(end - self._clock())
         with self._lock:

@@ -1,4 +1,4 @@
-"""What `pilotfish kv` does with a directory of objects. Only who removes files owns the directory meanwhile."""
+"""The commands of `pilotfish kv` on a directory of objects. Only those that remove files own it meanwhile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pilotfish.kv.directory import (
 )
 from pilotfish.kv.objects import FORMAT_VERSION, Damage, ObjectFormat
 
-#: What errors name: the commands' argument.
+#: The commands' argument, as errors name it.
 FIELD = "directory"
 
 
@@ -42,7 +42,7 @@ class DirectorySummary:
 @dataclass(frozen=True)
 class BadFile:
     file: str
-    reason: str  # a `Damage`, or what the system says
+    reason: str  # a `Damage`, or the system's error
     removed: bool
 
 
@@ -82,7 +82,7 @@ def summary(directory: Path) -> DirectorySummary:
 def verify(
     directory: Path, *, remove: bool, watched: Callable[[Sequence[FoundFile]], Iterable[FoundFile]] = iter
 ) -> Verification:
-    """Reads every object. `watched` hands on the files that it gets, and may say so."""
+    """Reads every object. `watched` hands on the files that it gets, and may report them."""
     with _owned(directory) if remove else nullcontext():
         objects = _manifest(directory)
         with refusing(FIELD, directory):
@@ -99,7 +99,7 @@ def purge(directory: Path) -> Purged:
     with _owned(directory):
         removed = [file for file in found_files(directory) if _removed(file.path)]
         for parent in subdirectories(directory):
-            with suppress(OSError):  # it holds what is not ours
+            with suppress(OSError):  # it holds files of others
                 parent.rmdir()
         for name in NAMES:
             (directory / name).unlink(missing_ok=True)
@@ -124,7 +124,7 @@ def _owned(directory: Path) -> Iterator[None]:
 
 
 def _damage(objects: ObjectFormat, file: FoundFile) -> str | None:
-    """What is wrong with a file. Nothing is with one that its owner evicts meanwhile."""
+    """A file's damage; None also for a file that its owner evicts meanwhile."""
     try:
         found = objects.read(file.path, file.key)
     except FileNotFoundError:

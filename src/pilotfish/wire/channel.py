@@ -26,7 +26,7 @@ from pilotfish.wire.endpoints import Endpoint
 
 logger = logging.getLogger(__name__)
 
-#: Messages that wait for a peer which does not take them. More are lost, which both sides notice and mend.
+#: Messages that wait for a slow peer. Beyond that they are lost, which both sides notice and mend.
 HIGH_WATER = 1024
 #: Frames of one message: more than a target has requests, and a draft sessions.
 MAX_FRAMES = 1 << 14
@@ -46,7 +46,7 @@ _BETWEEN_HOSTS = {
     zmq.TCP_KEEPALIVE_IDLE: 2,  # s
     zmq.TCP_KEEPALIVE_INTVL: 2,
     zmq.TCP_KEEPALIVE_CNT: 4,
-    zmq.TCP_MAXRT: 10_000,  # ms, of what was sent and not acknowledged
+    zmq.TCP_MAXRT: 10_000,  # ms, of data sent and not acknowledged
     zmq.RECONNECT_IVL_MAX: 2_000,  # where a dial fails the next one waits twice as long; within a host it costs nothing
 }
 
@@ -61,7 +61,6 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def framed(outbox: Iterable[Outgoing]) -> dict[Peer, list[bytes]]:
-    """A message of many frames costs little more than one."""
     frames: dict[Peer, list[bytes]] = {}
     for outgoing in outbox:
         frames.setdefault(outgoing.peer, []).append(encode(outgoing.message))
@@ -91,7 +90,7 @@ def type_of(frame: Frame) -> str:
 
 
 def decode_to_draft(frame: Frame) -> ToDraft:
-    """UnknownTypeError for a message of another type, WireError for what is no message."""
+    """UnknownTypeError for another type of message, WireError for a frame that is no message."""
     return _of_kind(_to_draft, frame, _FROM_TARGET)
 
 
@@ -125,7 +124,7 @@ def decode_from_prefill(frame: Frame) -> FromPrefill:
 
 
 def decoded(decoder: msgspec.msgpack.Decoder[Message], frame: Frame) -> Message:
-    """WireError for what the decoder does not know."""
+    """WireError for a frame that the decoder does not know."""
     if len(frame) > MAX_FRAME:
         raise WireError(f"frame: {len(frame)} bytes; at most {MAX_FRAME} are allowed")
     try:
@@ -138,7 +137,7 @@ def decoded(decoder: msgspec.msgpack.Decoder[Message], frame: Frame) -> Message:
 class Received:
     peer: Peer
     frame: Frame
-    tenant: str = ""  # to whom the peer's key belongs; "" without keys
+    tenant: str = ""  # of the peer's key; "" without keys
     weight: float = 1.0  # which share of a saturated draft the tenant has
 
 
@@ -153,9 +152,8 @@ Handler: TypeAlias = Callable[[Sequence[zmq.Frame]], Sequence[Received]]
 class Channel:
     """Sockets of one ZeroMQ context, waited for together. One thread receives; any may `send` and `wake`.
 
-    A socket of ZeroMQ is for one thread at a time: whoever has the lock. Nobody waits while holding it: for that each
-    socket has a file, which the system polls. Such a file tells that something has changed, once. A thread that sends
-    may be the one to take note of it, so it tells the other what it has seen.
+    A ZeroMQ socket is used under the lock, which no thread holds while it waits: for that each socket has a file to
+    poll. The file tells of a change only once, perhaps to a sending thread, which then tells the receiver.
     """
 
     def __init__(self, high_water: int = HIGH_WATER) -> None:
@@ -169,7 +167,7 @@ class Channel:
         self._files: dict[int, Socket] = {}
         self._places: dict[Socket, int] = {}  # in the order in which they were watched first
         self._watched = 0  # so far
-        self._unread: set[Socket] = set()  # messages are there, whatever their files tell
+        self._unread: set[Socket] = set()  # with messages, though their files may not say so
         self._woken = False
         self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # A number that `close` has freed may name another file. Signal handlers wake, in the midst of anything.
@@ -177,8 +175,7 @@ class Channel:
         self._poller.register(self._waker, select.EPOLLIN)
 
     def send(self, peer: Peer, *frames: bytes) -> bool:
-        """Send frames together. Never waits long; False where they are lost: nobody is there, too many are waiting, or
-        the channel is closed."""
+        """Never waits long. False where the frames are lost: no peer, too many waiting, or the channel is closed."""
         with self._lock:
             return self._waker >= 0 and self._send(peer, frames)
 
@@ -200,7 +197,7 @@ class Channel:
                 os.eventfd_write(self._waker, 1)
 
     def close(self) -> None:
-        """What was sent just before may still go out, for 100 ms at most."""
+        """Frames sent just before may still go out, for 100 ms at most."""
         with self._lock, self._waker_lock:
             waker, self._waker = self._waker, -1
             if waker >= 0:
@@ -229,13 +226,12 @@ class Channel:
         del self._files[socket.fileno()], self._handlers[socket], self._places[socket]
 
     def _sent(self, socket: Socket) -> None:
-        """This thread may have taken note of what has come, which is another's to receive."""
+        """This thread may have taken note of messages that another is to receive."""
         if socket not in self._unread and _readable(socket):
             self._unread.add(socket)
             self.wake()
 
     def _poll(self, seconds: float) -> list[Received]:
-        """Wait once; the time does not grow with sockets that are not ready."""
         ready = {file for file, _ in self._poller.poll(0 if self._unread else max(seconds, 0))}
         if self._waker in ready:
             os.eventfd_read(self._waker)
@@ -248,7 +244,6 @@ class Channel:
         return frames
 
     def _messages(self, socket: Socket) -> Iterator[Sequence[zmq.Frame]]:
-        """Up to MAX_MESSAGES; what is beyond stays unread."""
         self._unread.add(socket)
         for _ in range(MAX_MESSAGES):
             if not _readable(socket):
@@ -263,8 +258,7 @@ def _readable(socket: Socket) -> bool:
 
 
 class ChannelThread:
-    """Receives from a channel, and does what only its thread may. Others send themselves: a thread that had to be woken
-    for that would take the interpreter from a step loop."""
+    """Receives on its own thread. Others send themselves: waking it would take the interpreter from a step loop."""
 
     def __init__(self, channel: Channel, period: float = 0.1) -> None:
         self._channel = channel
@@ -274,7 +268,7 @@ class ChannelThread:
         self._thread: threading.Thread | None = None
 
     def start(self, handle: Callable[[Received], None], tick: Callable[[], None]) -> None:
-        """On the thread `handle` is called with every frame, `tick` every `period` seconds."""
+        """The thread calls `handle` with every frame, and `tick` every `period` seconds."""
         self._thread = threading.Thread(target=self._run, args=(handle, tick), name="channel", daemon=True)
         self._thread.start()
 
@@ -283,15 +277,14 @@ class ChannelThread:
         self._channel.send(peer, *frames)
 
     def call(self, function: Callable[[], Result]) -> Future[Result]:
-        """Have the thread call it, after what was called before; from any other thread. After `close` nobody gets a
-        result."""
+        """Have the thread call it, after earlier calls; from any other thread. No result comes after `close`."""
         future = Future[Result]()
         self._calls.append(partial(_settle, future, function))
         self._channel.wake()
         return future
 
     def close(self) -> None:
-        """Do what was called for, then end. Idempotent."""
+        """Make the calls asked for, then end. Idempotent."""
         if not self._closing.is_set():
             self._closing.set()
             if self._thread is not None:
@@ -325,7 +318,6 @@ def _settle(future: Future[Result], function: Callable[[], Result]) -> None:
 
 
 def _safely(call: Callable[..., None], *arguments: Received) -> None:
-    """A frame or a tick that breaks its handler must not end the thread for all others."""
     try:
         call(*arguments)
     except Exception:

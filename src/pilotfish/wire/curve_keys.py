@@ -1,17 +1,15 @@
-"""Who may use a pool: CURVE keys (CurveZMQ, ZeroMQ RFC 26) in files, Z85-encoded (RFC 32).
-
-A key file holds the two halves of one machine's key:
+"""CURVE keys (CurveZMQ, ZeroMQ RFC 26) in files, Z85-encoded (RFC 32). A key file holds both halves of one key:
 
     public <40 characters>
     secret <40 characters>
 
-An allowlist names the clients of a pool, one a line; a weight is the share of a saturated pool, 1 unless given:
+An allowlist names a pool's clients, one a line; the weight is the share of a saturated pool, 1 by default:
 
     # public half                             tenant   weight
     <40 characters>                           search   3
     <40 characters>                           chat
 
-A word that begins with # begins a comment, so `new_key_pair` makes no key that does.
+A word that begins with # begins a comment, so `new_key_pair` makes no such key.
 """
 
 from __future__ import annotations
@@ -88,7 +86,6 @@ def load_target_keys(
 
 
 def new_key_pair() -> KeyPair:
-    """Its public half can stand in an allowlist and after an option."""
     while True:
         public, secret = (half.decode() for half in zmq.curve_keypair())
         if _PLAIN_START.match(public) and _PLAIN_START.match(secret):
@@ -109,7 +106,7 @@ def write_key_pair(pair: KeyPair, path: Path) -> None:
 
 
 def load_key_pair(name: str, path: Path) -> KeyPair:
-    """`name` is the option that named the file. InputError with the line of what is wrong."""
+    """`name` is the option that named the file. InputError with the line of the fault."""
     halves: dict[str, str] = {}
     for number, words in _lines(name, path):
         if len(words) != 2 or words[0] not in ("public", "secret") or words[0] in halves or not _is_key(words[1]):
@@ -123,7 +120,7 @@ def load_key_pair(name: str, path: Path) -> KeyPair:
 
 
 def load_allowlist(path: Path) -> dict[str, PoolClient]:
-    """By public half. InputError with the line of what is wrong, and for no client at all."""
+    """By public half. InputError with the line of the fault, and for no client at all."""
     clients: dict[str, PoolClient] = {}
     for number, words in _lines("allow", path):
         where = f"allow: {path}, line {number}"

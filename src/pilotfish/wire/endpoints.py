@@ -22,18 +22,16 @@ ALLOWED = "ipc://PATH or tcp://HOST:PORT"
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A checked address. Hosts are resolved, so that what is bound is what was checked."""
+    """A checked address. Hosts are resolved, so the address that is bound is the one that was checked."""
 
     url: str  # as ZeroMQ takes it
     path: Path | None = None  # of an ipc socket
-    private: bool = True  # what is sent cannot leave this host
+    private: bool = True  # frames cannot leave this host
     ipv6: bool = False
 
 
 def listening_endpoint(field: str, text: str) -> Endpoint:
-    """Host `*` stands for all interfaces, port 0 or `*` for any free port. ParameterError for what is no address, and
-    for an ipc path that cannot be taken: somebody listens there, another file is there, or others may write to the
-    directory."""
+    """Host `*`: all interfaces; port 0 or `*`: a free port. ParameterError also for an ipc path that cannot be ours."""
     if text.startswith("ipc://"):
         return Endpoint(text, _free_path(field, text))
     host, port = _tcp(field, text)
@@ -54,7 +52,7 @@ def dialled_endpoint(field: str, text: str) -> Endpoint:
 
 
 def check_spelling(field: str, text: str) -> None:
-    """ParameterError for no address to dial. Looks up no host's name."""
+    """ParameterError for an address that cannot be dialled. Looks up no host name."""
     if text.startswith("ipc://"):
         _path(field, text)
     else:
@@ -84,7 +82,7 @@ def is_loopback(field: str, host: str) -> bool:
 
 
 def _resolved(field: str, text: str, host: str) -> tuple[socket.AddressFamily, list[str]]:
-    """Addresses of one family: of IPv4 where it has any."""
+    """Addresses of one family: IPv4 if the host has any."""
     found = _addresses(field, text, host)
     family = min(family for family, _ in found)  # AF_INET is less than AF_INET6
     return family, [address for of, address in found if of == family]
@@ -112,7 +110,7 @@ def _path(field: str, text: str) -> Path:
 
 
 def _free_path(field: str, text: str) -> Path:
-    """ZeroMQ would take a path from whoever has it."""
+    """Refuse a path in use: ZeroMQ would take it from its owner."""
 
     def refuse(allowed: str) -> NoReturn:
         raise ParameterError(field, text, allowed)

@@ -1,8 +1,5 @@
-"""Frames between a target and its ranks, on one host: over a Unix socket, each its length, then its bytes.
-
-A frame here is a forward's rows, as many as there are, and must arrive; a rank that has ended shows at once. Messages
-are MessagePack maps with a `type`, arrays in them bare bytes.
-"""
+"""Frames between a target and its ranks, over a Unix socket on one host: each its length, then its bytes. A forward's
+rows must arrive; a rank that has ended shows at once. Messages are MessagePack maps, arrays bare bytes."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ class Begin(Struct, frozen=True, tag="begin"):
 
 class Array(Struct, frozen=True, array_like=True):
     shape: list[int]
-    data: bytes  # in the order of C, of a type that follows from what it is
+    data: bytes  # in C order, of a dtype that its use implies
 
 
 class ForwardRows(Struct, frozen=True, tag="forward"):

@@ -13,12 +13,11 @@ servers dial it.
       │ ◄────────────────────────────── Beat ──┤   twice a second, also during a step
 
 A Failure ends a request that cannot be served, or requests whose step broke. Declined says why a server is not served.
-A target's incarnation is its process: requests and their ids mean nothing to the next one.
+A target's incarnation is its process; request ids mean nothing to the next one.
 
-No loss goes unnoticed. Attend says how many Submits, Aborts and Revises the server has sent: where a target has
-received others it ends all requests of that server, and leaves a gap in the numbers of what it tells that server.
-StepProgress and Failure are numbered, and Beat has the next number: after a gap all requests of the server at this
-target are over.
+No loss goes unnoticed. Attend counts the Submits, Aborts and Revises sent: a target that received another number ends
+all requests of that server, and leaves a gap in its numbering. StepProgress and Failure are numbered, and Beat has the
+next number: a gap ends all requests of the server at this target.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from pilotfish.core.scheduling.request import FinishReason
 SERVING_VERSION = 3
 #: Seconds between two Attends, and of silence after which a server's requests end.
 ATTEND, SERVER_SILENCE = 0.5, 10.0
-#: Messages that may wait on either side: more than come until a server is silent, or a target killed.
+#: Messages that may wait on either side: more than come before a server counts as silent, or a target is killed.
 WAITING = 1 << 16
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0)]
 
@@ -54,7 +53,7 @@ class Attend(Struct, tag="attend", frozen=True):
     incarnation: Text  # of the target whose messages it counts; "" before it knows one
     sent: Count  # Submits, Aborts and Revises, to this incarnation
     sequence: Count  # of the StepProgress or Failure that it expects next
-    held: bool = False  # whether it wants to know what prefixes the target has KV of
+    held: bool = False  # whether it wants to know the prefixes that the target has KV of
     heard: Count = 0  # the sequence of the next Held that it expects; 0: all is to be told to it
 
 
@@ -70,7 +69,7 @@ class EngineRequest(Struct, frozen=True):
 
 
 class PartialOutput(Struct, frozen=True):
-    """What the server has of an output that another target had begun."""
+    """The server's part of an output that another target had begun."""
 
     index: Index  # in its request
     tokens: list[int] = []
@@ -78,7 +77,7 @@ class PartialOutput(Struct, frozen=True):
 
 
 class Submit(Struct, tag="submit", frozen=True):
-    """A resumed request has a seed, and goes on exactly: its tokens follow from target, prompt, parameters and seed."""
+    """A resumed request has a seed and goes on exactly: target, prompt, parameters and seed determine its tokens."""
 
     id: Id  # the server's
     incarnation: Text  # of the target that it is meant for; any other drops it
@@ -119,8 +118,7 @@ class Identity(Readable, frozen=True):
 
 
 class Status(Struct, tag="status", frozen=True):
-    """`preemptions` and the counts of tiers are since the target's start; the others of now, and of all servers
-    together."""
+    """`preemptions` and the tiers' counts are since the target's start; the rest is current, of all servers."""
 
     identity: Identity
     running: Count
@@ -176,9 +174,8 @@ class PoolLoad(Readable, frozen=True):
 
 
 class ShadowReport(Readable, frozen=True):
-    """A draft pool that is scored and not used (shadow.py). Counts are since the target started, of the requests
-    that the pool was told of; a step is one of one sequence. Rates are of about the last two thousand steps, in tokens
-    a second of a sequence that decodes; 0 where none is known yet."""
+    """A draft pool that is scored and not used (shadow.py). Counts since the target's start; rates over about two
+    thousand steps, in tokens a second of a sequence that decodes, 0 until known."""
 
     name: Text
     ready: bool  # it answers, and is scored
@@ -194,7 +191,7 @@ class ShadowReport(Readable, frozen=True):
     tokens_per_step: Seconds  # if it were live
     tokens_per_second: Seconds  # likewise, at the times of live steps
     live_tokens_per_second: Seconds
-    error: float  # live steps' rate by the modelled times over what it was, less 1
+    error: float  # live steps' modelled rate over the measured one, less 1
     cpu_seconds: Seconds  # of the target's process, spent on it
 
 
@@ -209,12 +206,12 @@ class PrefillPoolLoad(Readable, frozen=True):
     token_ms: Seconds
     leases: Count
     totals: dict[str, HandOverTotals] = msgspec.field(default_factory=dict)  # by transport
-    refused: dict[str, Count] = msgspec.field(default_factory=dict)  # what it sent and was not used, by reason
+    refused: dict[str, Count] = msgspec.field(default_factory=dict)  # frames that were not used, by reason
     own: bool = False
 
 
 class StepReport(Struct, frozen=True):
-    """Times are seconds: `at` and `verified` on the target's clock; the rest are durations, together the whole step."""
+    """In seconds: `at` and `verified` on the target's clock; the rest are durations that make up the whole step."""
 
     at: float  # when it began
     draft: Seconds  # exposed wait for drafts

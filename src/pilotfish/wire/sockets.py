@@ -1,8 +1,5 @@
-"""Channels between pools and targets over ZeroMQ: a pool listens with a ROUTER; a target dials each pool with a DEALER.
-So do a target, as the pool, and its servers, as the targets.
-
-A message from a target has two parts: the target's incarnation, and the frame. One from a pool is the frame alone.
-"""
+"""Channels over ZeroMQ: pools listen with a ROUTER, targets dial each with a DEALER; likewise targets listen to
+servers. A dialer's message is its incarnation and the frame; a listener's is the frame alone."""
 
 from __future__ import annotations
 
@@ -41,17 +38,17 @@ _WATCHED = _REFUSALS | zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | 
 
 
 class ListeningChannel(Channel):
-    """Where targets find a pool: `endpoint`, with the port that was free.
+    """Targets find a pool here: `endpoint`, with the port that was free.
 
-    A peer is the key that its connection proved, and the incarnation that its messages name. The way to it is the
-    connection that it was last heard on, so a target that reconnects is the same peer at once. A ROUTER addresses
-    connections by names, which clients may choose: a second client could choose the first one's and receive what is
-    meant for it. So ROUTER_HANDOVER is off, and a peer has no name on its connection: ZeroMQ then numbers it (a zero
-    and 32 bits, counted from a random start, which no client is told), and connections that are named otherwise are
-    not heard. Without keys, whoever can connect can use any incarnation.
+    A peer is the key that its connection proved and the incarnation that its messages name; answers go to the
+    connection that it was last heard on, so a target that reconnects is the same peer at once. ROUTER addresses
+    connections by names that clients may choose, so one could take another's and receive its messages. So
+    ROUTER_HANDOVER is off, and only connections that ZeroMQ numbered itself (a zero and 32 bits, from a random start)
+    are heard. Without keys any client can use any incarnation; with keys a client is turned away unless its key is
+    allowed.
 
-    ParameterError, field `listen`, for an address that cannot be used, and for one that other hosts reach without
-    `keys`, unless `insecure`. With keys, a client whose key is not allowed is turned away before it is heard.
+    ParameterError, field `listen`, for an unusable address, and without `keys` for one that other hosts reach, unless
+    `insecure`.
     """
 
     def __init__(
@@ -117,7 +114,7 @@ class ListeningChannel(Channel):
         return []
 
     def _received(self, parts: Sequence[zmq.Frame]) -> list[Received]:
-        """Nothing but frames after an incarnation, on a connection that ZeroMQ has numbered."""
+        """Only frames after an incarnation, on a connection that ZeroMQ has numbered."""
         if not 3 <= len(parts) <= MAX_FRAMES + 2:
             return []
         route, incarnation, *frames = (part.bytes for part in parts)
@@ -156,11 +153,10 @@ def _bind(router: Socket, endpoint: str, where: Endpoint) -> None:
 
 
 class DialingChannel(Channel):
-    """Dials all `endpoints`, again and again, and those that are told later. The peer of the i-th pool, from 0 on, is
-    str(i).encode(), for good. Pools know this target by `incarnation`, random bytes, when it reconnects; one that is
-    dialled anew after `hang_up` knows it by another. `role`, of all that listen there, is for messages. ParameterError,
-    field `draft_pool`, or that of another role, for an address that cannot be used, and for one on another host without
-    keys, unless `insecure`."""
+    """Dials all `endpoints`, and those added later, again and again. The i-th pool's peer is str(i).encode(), for
+    good. Pools know this target by `incarnation`, random bytes; one dialled after `hang_up` by another. `role` is
+    for messages. ParameterError, field `draft_pool` or that of another role, for an unusable address, and without
+    keys for one on another host, unless `insecure`."""
 
     def __init__(
         self,
@@ -202,7 +198,7 @@ class DialingChannel(Channel):
         return peer
 
     def hang_up(self, peer: Peer) -> None:
-        """Nothing of it is heard from now on. What was sent just before may still go out."""
+        """Ignore it from now on. Frames sent just before may still go out."""
         with self._lock:
             connection = self._connections.pop(peer)
             self._unwatch(connection.events)
@@ -223,12 +219,12 @@ class DialingChannel(Channel):
         return True
 
     def problem(self, peer: Peer) -> str | None:
-        """Why a pool is not connected, in one line. Any thread may ask."""
+        """Any thread may ask."""
         connection = self._connections.get(peer)
         return f"{self.role}_pool: it is not dialled any more" if connection is None else connection.problem
 
     def refused(self, peer: Peer) -> bool:
-        """Whether somebody there does not take this target's keys, or has none that it may take."""
+        """Whether that end refuses this target's keys, or has none that it may take."""
         connection = self._connections.get(peer)
         return connection is not None and connection.refused
 
@@ -249,8 +245,8 @@ class DialingChannel(Channel):
 
 
 class _Connection:
-    """ZeroMQ dials on while nobody answers. It gives up for good after a refused key or a frame that is none, and does
-    not wait at all after a handshake that broke off: there this hangs up, and dials again itself."""
+    """ZeroMQ redials while nobody answers, but gives up after a refused key or a bad frame, and redials at once
+    after a handshake that broke off: in both cases this hangs up and redials itself."""
 
     def __init__(self, peer: Peer, socket: Socket, endpoint: str, keys: TargetKeys | None, role: str) -> None:
         self.socket = socket
@@ -272,7 +268,7 @@ class _Connection:
         self.socket.close()
 
     def received(self, parts: Sequence[zmq.Frame]) -> list[Received]:
-        """Nothing of a message of more frames than pools send."""
+        """Drops a message of more frames than pools send."""
         if len(parts) > MAX_FRAMES:
             return []
         return [Received(self._peer, part.bytes if len(part) < LARGE else part.buffer) for part in parts]
@@ -305,7 +301,6 @@ class _Connection:
             self.socket.disconnect(self._endpoint)
 
     def _refusal(self, event: zmq.Event) -> str:
-        """What else failed than a key depends on who was first to break off."""
         if self._keys is None:
             return f"broke off: it wants a key, or is no {self._role} pool"
         if event == zmq.Event.HANDSHAKE_FAILED_AUTH:

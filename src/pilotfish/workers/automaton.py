@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 ROOT = 0
 NONE = -1
-#: Occurrences are counted up to here. It bounds what a token costs: a state is counted up at most so often.
+#: Occurrences are counted up to here, so a state is counted up at most so often.
 MAX_COUNT = 64
 #: A context that more tokens followed is passed over: it predicts little and would cost much.
 MAX_FOLLOWERS = 128
@@ -30,12 +30,10 @@ class Context(NamedTuple):
 class SuffixAutomaton:
     """Every substring of the sequences it has read, and how often each occurred.
 
-    A state stands for the substrings that end at the same places; its link leads to the longest suffix that
-    ends elsewhere too. n tokens make at most 2 n states and 3 n transitions, and reading one takes amortized
-    constant time: the construction is linear, and counting up the links stops at a state that has reached
-    MAX_COUNT, as all states behind it have. About 450 bytes a token.
-
-    It grows token by token; `begin` starts another sequence, and no substring spans two.
+    A state stands for the substrings that end at the same places; its link leads to the longest suffix that also ends
+    elsewhere. n tokens make at most 2 n states and 3 n transitions, about 450 bytes a token. Reading a token takes
+    amortized constant time: counting up the links stops at a state that has reached MAX_COUNT, as all states behind it
+    have. `begin` starts another sequence; no substring spans two.
     """
 
     def __init__(self) -> None:
@@ -58,7 +56,6 @@ class SuffixAutomaton:
         self.num_tokens += len(tokens)
 
     def _append(self, token: int) -> int:
-        """The state of the sequence with `token` at its end."""
         known = self._transitions[self._last].get(token)
         if known is not None:  # an earlier sequence began like this one
             return self._split(self._last, token, known)
@@ -72,8 +69,7 @@ class SuffixAutomaton:
         return state
 
     def _split(self, node: int, token: int, child: int) -> int:
-        """The state of the longest substring of `node` with `token` at its end: `child`, or a clone of it where `child`
-        stands for longer ones too."""
+        """`child`, or a clone of it where it stands for longer strings too."""
         length = self._lengths[node] + 1
         if self._lengths[child] == length:
             return child
@@ -92,7 +88,6 @@ class SuffixAutomaton:
         return len(self._links) - 1
 
     def _count(self, state: int) -> None:
-        """Count an occurrence of `state` and of all its suffixes, which occur at least as often."""
         while state != ROOT and self._counts[state] < MAX_COUNT:
             self._counts[state] += 1
             state = self._links[state]
@@ -121,8 +116,7 @@ class SuffixAutomaton:
         return Match(self._transitions[state][token], length + 1)
 
     def contexts(self, match: Match) -> Iterator[Context]:
-        """Followers of `match` and of each of its suffixes that occurs elsewhere too, longest first, without the empty
-        one and those that MAX_FOLLOWERS excludes."""
+        """Of `match` and of each suffix that also occurs elsewhere, longest first, up to MAX_FOLLOWERS each."""
         state, length = match
         while state != ROOT:
             followers = self._transitions[state]

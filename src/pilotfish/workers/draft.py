@@ -35,10 +35,10 @@ if TYPE_CHECKING:  # imports transformers
 
 logger = logging.getLogger(__name__)
 
-#: Seconds after which frames that are left wait for the next level.
+#: Seconds after which the remaining frames wait for the next level.
 HANDLING = 0.01
-#: Bytes of a frame beside the tokens of a sequence as long as the draft's context, 5 each at most: of a constraint, in
-#: UTF-8, and of the rest.
+#: Bytes of a frame beside the tokens of a sequence as long as the draft's context (5 bytes each at most): a constraint
+#: in UTF-8, and the rest.
 FRAME_BASE = 4 * MAX_LENGTH + (1 << 20)
 
 
@@ -76,7 +76,7 @@ class DraftWorker:
         self.channel.wake()
 
     def turn(self, timeout: float) -> bool:
-        """Take what has come, waiting for it up to `timeout` seconds, and grow a level; whether anything was done."""
+        """Take frames, waiting up to `timeout` seconds for one, and grow a level; whether anything was done."""
         self._take_all(timeout)
         self.machine.tick(self._clock())
         self._send()
@@ -92,7 +92,7 @@ class DraftWorker:
         return bool(level or self._inbox)
 
     def _take_all(self, timeout: float) -> None:
-        """In order, for a while: targets that send much delay nobody's trees."""
+        """For HANDLING seconds at most, so that targets that send much delay nobody's trees."""
         if not self._inbox:
             self._inbox.extend(self.channel.receive(timeout))
         until = self._clock() + HANDLING
@@ -124,7 +124,6 @@ class DraftWorker:
         self.machine.notices.clear()
 
     def _record(self, level: Sequence[LevelPart], added: Sequence[NewNodes], began: float, ended: float) -> None:
-        """Observe the level, and what became of the nodes of earlier ones since the level before."""
         used, wasted = self.machine.counts.used, self.machine.wasted
         self.observe(
             LevelRecord(
@@ -203,7 +202,7 @@ class MaskedGroup:
 
 
 def masks_of(groups: Sequence[MaskedGroup]) -> TokenMasks:
-    """All of them; those of smaller vocabularies allow nothing beyond."""
+    """All groups' masks as one; those of smaller vocabularies allow nothing beyond."""
 
     def start() -> Callable[[], Bits]:
         waiting = [group.maker(group.paths, group.vocab_size) for group in groups]
@@ -225,7 +224,7 @@ def leaf_rows(level: Sequence[LevelPart]) -> NodeRows:
 
 
 def _readable(tokens: Sequence[int], vocab_size: int) -> list[int]:
-    """Inputs as a draft with `vocab_size` embeddings reads them: 0 in place of those that it lacks."""
+    """Inputs as a draft with `vocab_size` embeddings reads them: 0 replaces those that it lacks."""
     return [token if token < vocab_size else 0 for token in tokens]
 
 

@@ -61,8 +61,7 @@ class SegmentPart:
 
 
 def split(layout: KVLayout, tokens: int, segment_bytes: int) -> Iterator[SegmentPart]:
-    """A chunk as segments: as many layers together as make `LEAST_SEGMENT`, all tokens of a layer unless they are more
-    than a segment holds. Features go by themselves."""
+    """As many layers to a segment as make `LEAST_SEGMENT`, all tokens of a layer if they fit; features apart."""
     layer_bytes, count = tokens * layout.token_bytes, len(layout.of_kv)
     together, most = math.ceil(LEAST_SEGMENT / layer_bytes), max(segment_bytes // layer_bytes, 1)
     groups = _divided(count, max(count // together, math.ceil(count / most), 1))
@@ -80,8 +79,6 @@ def _divided(count: int, parts: int) -> list[range]:
 
 @dataclass(eq=False)
 class Export:
-    """A chunk of an order whose KV is there, or is being computed."""
-
     order: TakenOrder
     first: int  # token
     slots: Slots  # [tokens], which stay as they are until this is given back
@@ -90,8 +87,7 @@ class Export:
 
 
 class Exporter:
-    """A thread that turns exports into segments: those of an order in turn, of all orders one segment after another. It
-    waits for layers and for room; others go on meanwhile."""
+    """A thread that makes segments of exports, orders in turn; one that waits for layers or room holds up no other."""
 
     def __init__(
         self,
@@ -101,7 +97,6 @@ class Exporter:
         progress: LayerProgress,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`progress` is of the forward at hand."""
         self._shared, self._memory, self._reader, self._progress = shared, memory, reader, progress
         self._layout = shared.machine.welcome.identity.layout
         self._clock = clock
@@ -120,7 +115,7 @@ class Exporter:
         self._thread.start()
 
     def put(self, export: Export) -> None:
-        """Export it; exactly once it comes back."""
+        """`take_back` returns it, exactly once."""
         export.parts.extend(split(self._layout, len(export.slots), self._memory.segment_bytes))
         self._given.put(export)
         self._event.set()
@@ -129,7 +124,7 @@ class Exporter:
         self._event.set()
 
     def take_back(self) -> list[Export]:
-        """Those whose slots are not read any more. EngineError once the thread has failed."""
+        """Exports whose slots are read no more. EngineError once the thread has failed."""
         if self._failure is not None:
             raise EngineError(f"the exporting thread failed: {self._failure}") from self._failure
         return _all_of(self._back)
@@ -151,7 +146,6 @@ class Exporter:
             self.returned()
 
     def turn(self) -> bool:
-        """A segment of each order that has one ready; whether there was any, or anything to clear away."""
         self._event.clear()
         self._wait = LATER
         for export in _all_of(self._given):

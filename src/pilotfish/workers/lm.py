@@ -33,12 +33,8 @@ CHUNK = 256
 
 
 class LMDrafter(Drafter):
-    """Trees of a target in the same process. They are re-rooted when it commits, and grow when it asks: what survives
-    keeps its KV.
-
-    Slots run out gracefully: kept trees give way first, then a request that lacks some: it proposes an empty tree, and
-    what it held serves the others.
-    """
+    """Trees are re-rooted on a commit, and what survives keeps its KV. Where slots run out kept trees give way
+    first; then a request that lacks some proposes an empty tree, and its slots serve the others."""
 
     def __init__(
         self,
@@ -53,8 +49,8 @@ class LMDrafter(Drafter):
         masks: MaskMaker = masks_when_asked,
         source: FeatureSource | None = None,
     ) -> None:
-        """Each level is a forward over the best `width` leaves of a request, each of which gets `children`. `unshared`:
-        ids that the target lacks. `source` is the target, where the draft is a trained head."""
+        """A level is a forward over a request's best `width` leaves; each gets `children`. `unshared`: ids that the
+        target lacks. `source`: the target, where the draft is a trained head."""
         self.executor = executor
         pool = SlotPool(executor.num_slots)
         self.table = SessionTable(pool, PrefixCache(pool) if prefix_cache else None)
@@ -144,7 +140,6 @@ class LMDrafter(Drafter):
             self._read_features(session, request)
 
     def _read_features(self, session: DraftSession, request: Request) -> None:
-        """For the next chunk's rows. Those of slots that the target has given back are not known any more."""
         if self._source is None or session.features is None:
             return
         first = session.features.reach
@@ -175,8 +170,6 @@ class LMDrafter(Drafter):
                 self._level_seconds.observe(len(sessions), self._clock() - began)
 
     def _part(self, session: DraftSession, floor: float) -> LevelPart:
-        """Pending tokens, or the best nodes to expand: good enough (above `floor`) that a child could be among the
-        proposed and verified."""
         if session.num_missing:
             return LevelPart.of_pending(session, session.num_missing)
         tree = session.tree
@@ -188,7 +181,6 @@ def _key(request: Request) -> SessionKey:
 
 
 def _expected_tokens(level: Sequence[LevelPart]) -> float:
-    """Tokens that a level would bring if each of its leaves had the right child."""
     return sum(exp(part.session.tree.score(leaf)) for part in level for leaf in part.leaves)
 
 

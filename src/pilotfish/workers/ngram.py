@@ -23,7 +23,6 @@ class NgramIndex:
         self._indexed = 0
 
     def update(self, tokens: Sequence[int]) -> None:
-        """Index the n-grams that end before the last token (the last one has no continuation yet)."""
         for end in range(max(self._indexed, 1), len(tokens)):
             for n in range(self.min_n, min(self.max_n, end) + 1):
                 self._ends[tuple(tokens[end - n : end])] = end
@@ -39,8 +38,6 @@ class NgramIndex:
 
 
 class NgramDrafter(Drafter):
-    """Proposes, as a chain, what followed the longest suffix of prompt and output seen before."""
-
     levels = 0
 
     def __init__(self, max_n: int = max(CONFIDENCE), min_n: int = 1) -> None:

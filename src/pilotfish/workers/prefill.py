@@ -28,12 +28,12 @@ from pilotfish.workers.shared import SharedMachine
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that a forward may take, as far as that is known: so soon is an order that has ended computed no more. Rows
-#: that it has all the same where so many are wanted, and before anything is known.
+#: Seconds that a forward may take, by measurement: an order that has ended is computed no longer than that. Rows that
+#: it has all the same if that many are wanted, and before anything is measured.
 LONGEST, LEAST_ROWS, FIRST_ROWS = 0.5, 128, 256
 #: Seconds that the loop sleeps at most where nothing is to be done.
 IDLE = 1.0
-#: An order samples one token, which nobody wants: a request ends when it has done so.
+#: An order samples one token, which is not used: it ends the request.
 ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
 
 
@@ -79,7 +79,7 @@ class PrefillWorker:
         self.exporter.wake()
 
     def turn(self, timeout: float) -> bool:
-        """Wait for something to do, up to `timeout` seconds, and run a forward; whether there was one."""
+        """Wait up to `timeout` seconds for something to do, and run a forward; whether there was one."""
         self._wait(timeout)
         self._take_back()
         self._drop_ended()
@@ -107,12 +107,12 @@ class PrefillWorker:
             self._drop(requests[number])
 
     def _drop(self, request: Request) -> None:
-        """Its order has ended. What it held goes first: what the cache keeps of it has no owner then."""
+        """Its order has ended. Slots it holds go first, so that what the cache keeps of it has no owner."""
         self._held.let_go(self._orders.pop(request.id))
         self.scheduler.abort(request)
 
     def _take_orders(self) -> None:
-        """As many as fill a forward: more would only divide its rows, of which each needs one."""
+        """As many as fill a forward: more would only divide its rows."""
         machine = self.shared.machine
         self.scheduler.max_rows = max(min(_rows_in_time(machine.token_seconds), self._max_rows), len(self._orders))
         while self._wanted_rows() < self.scheduler.max_rows and len(self._orders) < self.scheduler.max_requests:
@@ -144,7 +144,6 @@ class PrefillWorker:
         return True
 
     def _execute(self, step: Step, exports: Sequence[Export]) -> Outcome:
-        """Its exports are under way meanwhile."""
         try:
             outcome = self.executor.execute(step.rows(), step.sampling())
         except BaseException:
@@ -158,7 +157,6 @@ class PrefillWorker:
         return outcome
 
     def _export(self, step: Step) -> list[Export]:
-        """All chunks, while they are computed, and what the cache has of the tokens before them."""
         exports = list[Export]()
         for chunk, slots in zip(step.chunks, step.slots, strict=True):
             order, computed = self._orders[chunk.request.id], chunk.request.num_computed
@@ -170,8 +168,7 @@ class PrefillWorker:
         return exports
 
     def _put(self, order: TakenOrder, first: int, slots: Slots, *, complete: bool) -> list[Export]:
-        """Export the slots of tokens from `first` on, as far as they are handed over and were not before: an order
-        whose request was preempted comes to the same tokens again."""
+        """From token `first` on, if not exported before: a preempted request comes to the same tokens again."""
         skipped = max(order.exported - first, 0)
         if skipped >= len(slots):
             return []
@@ -223,8 +220,7 @@ def _no_trees(chunks: Sequence[Chunk]) -> Forest:
 
 
 class HeldSlots:
-    """Slots that a prefill worker holds for its exporter, by order: they stay as they are, though its request has
-    ended."""
+    """Slots held for the exporter, by order: they stay as they are, though the request has ended."""
 
     def __init__(self, pool: SlotPool) -> None:
         self._pool = pool
@@ -244,8 +240,7 @@ class HeldSlots:
             self._out[order] -= 1
 
     def hold_path(self, order: TakenOrder, slots: Slots) -> None:
-        """Of all tokens of a request that has ended: what is above slots that are held must be held too, or it would
-        count as available."""
+        """All slots of an ended request: any above held slots must be held too, or they would count as available."""
         if self._out[order]:
             self._hold(order, slots)
 

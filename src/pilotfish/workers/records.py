@@ -1,9 +1,6 @@
-"""Records of a target's steps, a draft's levels, and a prefill worker's forwards and leases. Times are seconds of one
-host's monotonic clock.
-
-Timelines of them are JSON in the Trace Event Format (Google, 2016), which Perfetto opens. A process streams its events
-into a part, a line each, so that a killed process leaves all events so far. Parts of one host are merged at the end.
-"""
+"""Records of a target's steps, a draft's levels, and a prefill worker's forwards and leases, in seconds of one
+host's monotonic clock. Timelines are JSON in the Trace Event Format (Google, 2016), which Perfetto opens. A process
+streams events into a part, one a line, so a killed process leaves all so far. A host's parts are merged at the end."""
 
 from __future__ import annotations
 
@@ -82,8 +79,6 @@ class PrefillRecord:
 
 @dataclass(frozen=True)
 class LeaseRecord:
-    """What a prefill worker held for one hand-over, and for how long."""
-
     began: float  # when its order came
     started: float | None  # its first row; None: it had none
     computed: float | None  # its last row
@@ -120,7 +115,7 @@ class Timeline:
                 self._span(name, began, ended, {})
 
     def level(self, record: LevelRecord, taken: float | None = None) -> None:
-        """`taken`: seconds of its pace that it took by itself."""
+        """`taken`: seconds that it took by itself, without being held back to its pace."""
         self._forward("level", record, taken)
 
     def prefill(self, record: PrefillRecord, taken: float | None = None) -> None:
@@ -131,7 +126,6 @@ class Timeline:
         self._span(name, record.began, record.ended, counts if taken is None else {**counts, "taken": taken})
 
     def lease(self, record: LeaseRecord) -> None:
-        """A span beside those of forwards, as leases overlap; in it one for its queue and one for its rows."""
         self._leases += 1
         started = record.ended if record.started is None else record.started
         computed = record.ended if record.computed is None else record.computed
@@ -163,7 +157,6 @@ def part_of(path: Path, process: str) -> Path:
 
 
 def merge(parts: Sequence[Path], path: Path) -> None:
-    """Write all existing parts as one timeline, and remove them."""
     found = [part for part in parts if part.is_file()]
     with path.open("wb") as file:
         file.write(b'{"traceEvents":[\n')

@@ -1,5 +1,4 @@
-"""The machine of a prefill worker (prefill_machine.py), as the worker's threads share it: a lock, a clock, a way
-out for its messages."""
+"""A prefill worker's machine (prefill_machine.py) as its threads share it: a lock, a clock, an outbox."""
 
 from __future__ import annotations
 
@@ -22,8 +21,6 @@ FRAME_BASE = 1 << 20
 
 
 class SharedMachine:
-    """One thread has it at a time, for microseconds."""
-
     def __init__(
         self,
         machine: PrefillMachine,
@@ -42,7 +39,6 @@ class SharedMachine:
 
     @contextmanager
     def turn(self) -> Iterator[float]:
-        """The machine's turn, and the present time for it. Its messages are posted in order."""
         with self._lock:
             yield self._clock()
             for peer, frames in framed(self.machine.outbox).items():
@@ -56,7 +52,6 @@ class SharedMachine:
             self.machine.ended.clear()
 
     def close(self) -> None:
-        """Targets are told that nothing more will come."""
         with self.turn() as now:
             self.machine.close(now)
 
@@ -67,7 +62,7 @@ class SharedMachine:
             self.machine.tick(now)
 
     def receive(self, received: Received) -> None:
-        """A frame from a target. It is decoded before anybody has to wait."""
+        """Decodes the frame before it takes the lock."""
         try:
             if len(received.frame) > self._largest_frame:
                 context = self.machine.welcome.context

@@ -1,5 +1,4 @@
-"""Suffix decoding: what followed the longest suffixes seen before, in this sequence and in past responses
-(Oliaro et al. 2024, arXiv 2411.04975, on suffix trees), as a tree."""
+"""Suffix decoding: a tree of what followed the longest suffixes seen before (Oliaro et al. 2024, arXiv 2411.04975)."""
 
 from __future__ import annotations
 
@@ -31,13 +30,12 @@ MIN_SCORE = math.log(0.01)
 #: Occurrences that the next shorter context weighs beside a context of one token; n tokens divide it by n. Calibrated:
 #: with 6 nodes were right about as often as their scores said, over Python source read at T = 0.
 PRIOR = 6.0
-#: exp of the noise's mean, which is Euler's constant: what the noise of all tokens without a count is taken for.
+#: exp of the noise's mean, Euler's constant: stands for the noise of all tokens without a count.
 REST_NOISE = math.exp(0.5772156649015329)
 
 
 class Responses:
-    """A tenant's responses in two generations. The young one takes new responses; when it is full it becomes the old
-    one, and what that held is forgotten without building anything again."""
+    """A tenant's responses in two generations: a full young one replaces the old one, whose tokens are forgotten."""
 
     def __init__(self, max_tokens: int) -> None:
         self._room = max_tokens // 2  # of a generation
@@ -61,13 +59,9 @@ class Responses:
 
 
 class ResponseCache:
-    """Responses by tenant. The salt that a request brings is the tenant's name; without one nothing is
-    remembered or looked up.
-
-    At most `max_tokens` tokens are held in all, and at most MAX_TENANTS tenants: beyond either the tenant
-    whose last use lies longest ago is forgotten. One tenant may fill the cache, so others can tell that it is
-    busy, from drafts that they no longer get; of its text they learn nothing.
-    """
+    """Responses by tenant: the salt of a request; without one nothing is remembered or looked up. Beyond
+    `max_tokens` tokens or MAX_TENANTS tenants the tenant used longest ago is forgotten. So one tenant may fill the
+    cache: others then see that it is busy, but learn nothing of its text."""
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
@@ -82,7 +76,6 @@ class ResponseCache:
         return len(self._tenants)
 
     def automata(self, salt: str | None) -> tuple[SuffixAutomaton, ...]:
-        """Automata of the tenant's responses: none without a salt, at most two."""
         if salt is None or salt not in self._tenants:
             return ()
         self._tenants.move_to_end(salt)
@@ -112,12 +105,9 @@ class _Leaf(NamedTuple):
 
 
 def next_token_chances(contexts: Sequence[Context]) -> dict[int, float]:
-    """Probabilities of what may follow, at most 1 in all: the rest is for tokens that no context knows.
-
-    Contexts are taken from the shortest to the longest; each one's shares are smoothed by those of the one
-    before: (times + prior * chance so far) / (times of all + prior), a hierarchical Dirichlet model (MacKay and
-    Peto 1995). Of two of one length the later in `contexts` weighs more.
-    """
+    """Probabilities of the next token; what they lack to 1 is for tokens that no context knows. From the shortest to
+    the longest context, a share is (times + prior * chance so far) / (times of all + prior): a hierarchical
+    Dirichlet model (MacKay and Peto 1995). Of two contexts of one length the later weighs more."""
     chances: dict[int, float] = {}
     for context in sorted(contexts, key=lambda context: context.length):
         prior = PRIOR / context.length
@@ -129,23 +119,17 @@ def next_token_chances(contexts: Sequence[Context]) -> dict[int, float]:
 
 
 def perturbed(chances: dict[int, float], request: Request, position: int) -> dict[int, float]:
-    """Chances that each token is *sampled* at `position`, the noise being known: proportional to chance * exp(g),
-    as log chance + g is what the target takes the arg max of. The rest's noise counts with its mean."""
+    """Chances that each token is *sampled* at `position` under its known noise: proportional to chance * exp(g), as
+    the target takes the arg max of log chance + g. Tokens without a count get the noise's mean."""
     weights = {t: chance * math.exp(gumbel_of(request.seed, position, t)) for t, chance in chances.items()}
     total = sum(weights.values()) + max(0.0, 1 - sum(chances.values())) * REST_NOISE
     return {token: weight / total for token, weight in weights.items()}
 
 
 class SuffixDrafter(Drafter):
-    """Grows a tree best-first from an automaton of the request's own tokens and those of its tenant's past
-    responses; `next_token_chances` over the contexts of all of them is a node's guess of what follows.
-
-    The shares are taken for probabilities of the tokens as they are sampled: what a request's temperature and
-    filters do is assumed to be in its text already. At T = 0 a child's chance is its share; above, the share
-    under the shared noise. A path's chance is the product along it.
-
-    A request that ends by itself leaves its output to its tenant; without a salt nothing is left or looked up.
-    """
+    """Grows a tree best-first from automata of the request's own tokens and its tenant's past responses. A child's
+    chance at T = 0 is its share (temperature and filters are assumed to be in the text already), above it the share
+    under the shared noise. A request that ends by itself leaves its output to its tenant."""
 
     def __init__(self, responses: ResponseCache) -> None:
         self.responses = responses

@@ -31,8 +31,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BegunStep:
-    """A step before its forward. Its times are those of `StepRecord`."""
-
     step: Step
     offered: int  # nodes in the trees before the budget's choice
     late: frozenset[int]  # requests whose drafter was asked for a tree and had none
@@ -61,14 +59,14 @@ class TargetWorker:
         self.budget = budget
         self.observe: ObserveStep = lambda _: None
         self.last_step: StepRecord | None = None  # None: there was nothing to run
-        self._speculates = True  # as far as the last step that sampled tells
+        self._speculates = True  # by the last step that sampled
         self._masks = masks
         self._clock = clock
         self._ended = clock()
 
     def step(self) -> list[RequestCommit]:
-        """One forward over every running request; what it committed. No step while all of them wait for KV from
-        elsewhere. A forward or commit that fails ends its requests, frees all they held, and raises."""
+        """One forward over every running request; its commits. No step while all wait for KV from elsewhere. If a
+        forward or commit fails, its requests end, all they held is freed, and it raises."""
         begun = self.begin()
         return [] if begun is None else self.end(begun, self.execute(begun.step))
 
@@ -173,7 +171,6 @@ class TargetWorker:
 
 
 def _counts(step: Step, commits: Sequence[RequestCommit]) -> dict[str, int]:
-    """The fields of a step's record that are neither times nor known before it."""
     return {
         "sequences": step.forest.num_trees,
         "rows": step.num_rows,
@@ -189,9 +186,8 @@ def _marked(commit: RequestCommit, begun: BegunStep) -> RequestCommit:
 
 
 class GuardedDrafter:
-    """Passes on what a drafter proposes for requests that want speculation, without trees that cannot be verified. A
-    request's grammar cuts what it forbids off its tree, and adds what it forces. A drafter that raises, or answers for
-    another number of requests, is not asked again."""
+    """Passes on trees that can be verified, of requests that want speculation; a request's grammar cuts and extends
+    its tree. A drafter that raises, or answers for another number of requests, is not asked again."""
 
     def __init__(self, drafter: Drafter, vocab_size: int) -> None:
         self.drafter = drafter
@@ -202,7 +198,6 @@ class GuardedDrafter:
         return self._try(lambda: self.drafter.levels, 0)
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> Forest:
-        """A tree for each request, empty for those that want none."""
         speculates = limits.nodes > 0 and type(self.drafter) is not NoDrafter
         wants = [speculates and request.max_nodes != 0 for request in requests]
         asked = [request for request, wanted in zip(requests, wants, strict=True) if wanted]
@@ -210,14 +205,12 @@ class GuardedDrafter:
         return (self._try(lambda: self._verifiable(asked, limits), empty) if asked else empty).among(wants)
 
     def late(self, requests: Sequence[Request], trees: Forest, limits: DraftLimits) -> frozenset[int]:
-        """Ids of the requests that were to have a tree, and have an empty one."""
         if limits.nodes == 0 or type(self.drafter) is NoDrafter:
             return frozenset()
         of_each = zip(requests, trees.sizes.tolist(), strict=True)
         return frozenset(request.id for request, size in of_each if not size and request.max_nodes != 0)
 
     def expect(self, requests: Sequence[Request]) -> None:
-        """Those that want speculation."""
         wanting = [request for request in requests if request.max_nodes != 0]
         if wanting:
             self._try(lambda: self.drafter.expect(wanting), None)
@@ -238,7 +231,7 @@ class GuardedDrafter:
         self._try(lambda: self.drafter.close(request), None)
 
     def _verifiable(self, requests: Sequence[Request], limits: DraftLimits) -> Forest:
-        """The drafter's trees, an empty one in place of each that breaks a rule."""
+        """An empty tree replaces each that breaks a rule."""
         trees = self.drafter.propose(requests, limits)
         if len(trees) != len(requests):
             self._drop(f"{len(trees)} trees for {len(requests)} requests")
@@ -264,8 +257,7 @@ class GuardedDrafter:
 
 
 def _lawful(forest: Forest, vocab_size: int) -> NDArray[np.bool_]:
-    """Which nodes come after their parents, are one deeper and no likelier, and carry a token of the vocabulary. A
-    score that is NaN is not."""
+    """Nodes after their parents, one deeper and no likelier, with a token of the vocabulary; no NaN scores."""
     nodes, places = forest.nodes, np.arange(len(forest))
     below_root = nodes.parents == ROOT
     parents = np.where((nodes.parents >= forest.starts[forest.owners]) & (nodes.parents < places), nodes.parents, 0)
@@ -289,8 +281,7 @@ class AskedLogprobs(Struct, frozen=True):
 def with_logprobs(
     commits: Sequence[RequestCommit], step: Step, scoring: Mapping[int, range], outcome: Outcome
 ) -> list[RequestCommit]:
-    """The commits with those that their requests ask for. `scoring`: kept rows that score prompts, by request. All that
-    ask for as many are scored together: a device is slow to begin."""
+    """`scoring`: kept rows that score prompts, by request. Requests for equally many tokens are scored together."""
     told, by_top = list(commits), defaultdict[int, list[AskedLogprobs]](list)
     for one in _asked(commits, step, scoring):
         by_top[one.top].append(one)

@@ -3,8 +3,8 @@
     step loop ── ended, observe: put down ──► │ turn: take in │ end the step that is due │ begin the next ──► when
                                               │   drafter: propose, commit, close, at the times of live steps
 
-Nothing of it is verified, nobody waits for it, and it gets no row: whoever owns it calls `turn` beside the step loop.
-It has no socket, clock or lock: time is an argument, and what a draft elsewhere is told goes through the drafter.
+Nothing of it is verified and it gets no row: its owner calls `turn` beside the step loop. It has no socket, clock or
+lock: time is an argument, and a remote draft is told through the drafter.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ MAX_WAITING = 1 << 19
 
 
 class LiveSteps:
-    """What shadows know of the live steps: sequences in one, its seconds by rows, and how many of those are the loop's
-    own."""
+    """Live steps as shadows know them: sequences in one, its seconds by rows, and the loop's own share of those."""
 
     def __init__(self, costs: StepCosts) -> None:
         self.costs = costs
@@ -57,16 +56,15 @@ class LiveSteps:
 
     @property
     def sequences(self) -> int:
-        """In a step, lately; at least one."""
         return max(round(self._sequences.value), 1)
 
     @property
     def error(self) -> float:
-        """Tokens a second of the live steps as `costs` make it over what it was, less 1; 0 before the first step."""
+        """The modelled rate of live steps over the measured one, less 1; 0 before the first step."""
         return self._modelled.value / self.speed.value - 1 if self.speed.value else 0.0
 
     def _learn(self, step: StepRecord) -> None:
-        """Of its time only if it decodes alone, and right after another: prompts, and pauses, take theirs."""
+        """Its time counts only if it decodes alone, right after another: prompts and pauses take theirs."""
         if step.sequences:
             self._sequences.add(step.sequences)
         waited, own = step.began - step.before, step.ended - step.began
@@ -86,8 +84,6 @@ def decodes(step: StepRecord) -> bool:
 
 @dataclass(frozen=True)
 class ShadowSetup:
-    """What a would-be target has in common with the live one."""
-
     slots: int  # of KV
     max_rows: int
     max_requests: int
@@ -97,8 +93,6 @@ class ShadowSetup:
 
 
 class ShadowMachine:
-    """Follows requests that have ended, and scores the drafter (core/drafting/shadow.py)."""
-
     def __init__(
         self,
         executor: Executor,
@@ -110,8 +104,7 @@ class ShadowMachine:
         grammars: GrammarSource = no_grammars,
         cpu_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """Of the live target's `executor` only the vocabulary is used. `drafter` is scored; those `beside` it guess
-        too. `cpu_seconds` tells what the calling thread has taken so far."""
+        """Of `executor` only the vocabulary is used. `drafter` is scored; those `beside` it guess too."""
         self.score = ShadowScore()  # another record after each step: any thread may read it
         self._share, self._live, self._grammars, self._cpu = setup.share, live, grammars, cpu_seconds
         self._tally = ShadowTally()
@@ -137,11 +130,11 @@ class ShadowMachine:
 
     @property
     def busy(self) -> bool:
-        """Whether it follows a request now. Any thread may ask."""
+        """Any thread may ask."""
         return bool(self._known)
 
     def turn(self, now: float, ready: bool = True) -> float:
-        """End the step that is due, begin the next. When to call again, infinity where nothing is to be done. Further
+        """End the step that is due, begin the next; when to call again, infinity if there is nothing to do. Further
         requests are followed while the draft is `ready`."""
         self._take_in()
         if self._begun is not None:
@@ -166,8 +159,7 @@ class ShadowMachine:
                 self._waiting.append(_EndedRequest(request, grammar))
 
     def _follow(self) -> None:
-        """As many at a time as run live, or the draft would have less to do; they begin when there are enough for a
-        while."""
+        """As many at a time as run live, or the draft would have less to do."""
         most = min(self._live.sequences, self._worker.scheduler.max_requests)
         if not self._known and len(self._waiting) < 2 * most - 1:
             return
@@ -189,7 +181,7 @@ class ShadowMachine:
         self._beginning = self._cpu() - began
         own = max(self._loop.value - self._live.loop.value, 0.0)  # trees, where live steps have none
         self._seconds = self._live.costs.at(begun.step.num_rows) + own
-        kept_up = now - self._due < self._seconds  # whoever is called a little late keeps the pace
+        kept_up = now - self._due < self._seconds  # a call that is a little late keeps the pace
         self._due = (self._due if kept_up else now) + self._seconds
         return self._due
 
@@ -209,7 +201,7 @@ class ShadowMachine:
             self._forget_ended(commit)
 
     def _forget_ended(self, commit: RequestCommit) -> None:
-        """A stop string, or whoever aborted it, may have ended a request that goes on by its tokens."""
+        """A request that goes on by its tokens may have ended: by a stop string, or aborted."""
         request = commit.request
         if request.finish_reason is not None or len(request.tokens) == len(self._known[request.id]):
             self._worker.abort(request)
@@ -222,7 +214,7 @@ class _EndedRequest:
     grammar: PendingGrammar | None  # of its output, from the beginning
 
     def from_beginning(self) -> Request | None:
-        """As it was before its first token, whatever guesses it was allowed. None where its grammar is not at hand."""
+        """As before its first token, allowed any guesses. None where its grammar is not at hand."""
         grammar = None if self.grammar is None else self.grammar()
         if self.grammar is not None and grammar is None:
             return None
@@ -234,8 +226,6 @@ class _EndedRequest:
 
 
 class _LateDrafter(CombinedDrafter):
-    """The drafter that is scored: counts how often it had nothing."""
-
     def __init__(self, drafter: Drafter, tally: ShadowTally) -> None:
         super().__init__([drafter])
         self._tally = tally

@@ -1,32 +1,29 @@
-"""KV of earlier requests, found by the tokens that it is of: a radix tree over slots.
+"""KV of earlier requests, found by its tokens: a radix tree over slots.
 
-A run is tokens that always came one after the other, and their slots. Runs that begin alike share what they have in
-common, to the token; each tenant (its salt) has a root of its own, so nothing is ever found below another's:
+A run is tokens that always came one after the other, and their slots. Runs that begin alike share their common tokens.
+Each tenant (its salt) has a root of its own:
 
     salt "a" ─── The cat ─┬─ sat          a request of "a" for `The cat ate` takes the slots of `The cat`
                           └─ ran away
     salt "b" ─── The cat sat              never those of "b"
 
-Slots in the tree are live while requests own them, and idle afterwards (`slots.py`). When slots are needed the end
-of the run that was used longest ago goes first. Runs that a later request has found are proven: those found last, up to
-a share of the pool, go after all others, so that prompts which nobody repeats cannot drive out what many begin with
-(segmented LRU).
+When slots are needed the idle end of the run used longest ago goes first. Runs that a later request has found are
+proven: those found last, up to a share of the pool, go after all others, so prompts that nobody repeats cannot drive
+out what many begin with (segmented LRU).
 
     fresh     used longest ago ──► used last │ proven     found longest ago ──► found last
     evicted   first ─────────────────────────┼────────────────────────────────────────► last
               what is beyond the share returns here ◄── from here
 
-A run is used, and found, whenever one below it is, so ends go before what they hang on. Owners hold a path from its
-root on: what is idle in a run is its end.
+A run is used, and found, whenever one below it is, so ends go before the runs they hang on.
 
-In a pool with a window owners hold the end of a path alone, and nobody may have the slots of its beginning any more:
+In a pool with a window owners hold only the end of a path, and the slots of its beginning may be gone:
 
     tokens   The cat sat on the mat          window of 4: `The cat sat on the mat` is reusable, and so is
     slots    ─── gone ── sat on the mat      `The cat sat on the`, but not `The cat sat`
 
-A prefix is reusable where the slots that the next row sees are there. What is idle may then lie anywhere: runs lose
-slots from their beginning, which leaves their whole length reusable for the longest time, and stay as tokens alone for
-as long as a run with slots hangs on them. What an owner brings fills the gaps.
+A prefix is reusable where the slots that the next row sees are there. Runs then lose slots from their beginning, which
+keeps their whole length reusable for longest, and stay as tokens alone while a run with slots hangs on them.
 """
 
 from __future__ import annotations
@@ -42,10 +39,10 @@ from pilotfish.core.cache.slots import GONE, NO_SLOTS, SlotPool, Slots, present
 from pilotfish.core.trees.tree import Ints
 from pilotfish.errors import EngineError
 
-#: Of a pool's slots, those in which proven runs go last: what served a recorded hour of conversations best at most
+#: Share of a pool's slots in which proven runs go last: served a recorded hour of conversations best at most
 #: capacities, and nowhere worse than none (docs/benchmarks.md).
 PROVEN_SHARE = 0.2
-#: Slots that are dropped together where one is needed, so that not every step has to, and the most of a pool.
+#: Slots that are dropped together where one is needed, so that not every step has to, and their largest share.
 EVICTED_TOGETHER, EVICTED_SHARE = 64, 1 / 64
 
 
@@ -71,13 +68,13 @@ class CachedRun:
 
 
 class RunWatcher:
-    """Is told of each change to runs; this one listens to nothing."""
+    """Is told of each change to runs; the base class ignores them."""
 
     def changed(self, run: CachedRun) -> None:
-        """It is new, or other slots of it are there."""
+        """The run is new, or has other slots."""
 
     def split(self, upper: CachedRun, lower: CachedRun) -> None:
-        """`lower` was cut in two; `upper` is new, and has its first tokens."""
+        """`lower` was cut in two; `upper` is new and has its first tokens."""
 
     def shortened(self, run: CachedRun) -> None:
         """It has lost its last tokens."""
@@ -87,8 +84,6 @@ class RunWatcher:
 
 
 class PrefixCache:
-    """What it holds of a pool's slots it keeps there; nobody else may keep any."""
-
     def __init__(
         self,
         pool: SlotPool,
@@ -96,8 +91,7 @@ class PrefixCache:
         dropped: Callable[[Slots], None] | None = None,
         keeps: bool = True,
     ) -> None:
-        """With a share of 0 the run used longest ago goes first. `dropped` is called with slots that it keeps no
-        longer. One that `keeps` nothing finds nothing."""
+        """With a share of 0 the run used longest ago goes first. `dropped` gets slots that it no longer keeps."""
         self.pool = pool
         self.evicted = 0  # slots, so far
         self.watcher = RunWatcher()
@@ -111,8 +105,7 @@ class PrefixCache:
         self._max_proven = int(proven_share * pool.capacity)
 
     def match(self, salt: str | None, tokens: Sequence[int]) -> Slots:
-        """Slots of the longest known prefix of `tokens`; GONE where the next row does not look. Share them before
-        others evict them."""
+        """Slots of the longest known prefix; GONE where the next row does not look. Share them before any eviction."""
         path = self._path(salt, np.asarray(tokens, np.int64))
         slots = self._reusable(_slots_of(path))
         begins = np.cumsum([0, *(len(run.tokens) for run in path[:-1])])
@@ -128,7 +121,7 @@ class PrefixCache:
         return slots
 
     def reusable_lengths(self, slots: Slots) -> NDArray[np.bool_]:
-        """Which first parts of a path, of 0 tokens to all, have the slots that their next row sees. [slots + 1]"""
+        """Whether each first part of a path, of 0 tokens to all, has the slots that its next row sees. [slots + 1]"""
         places = np.arange(len(slots) + 1)
         gone = np.concatenate(([-1], np.where(slots == GONE, places[:-1], -1)))
         last_gone = np.maximum.accumulate(gone)  # before each position
@@ -137,7 +130,7 @@ class PrefixCache:
         return reusable
 
     def num_known(self, salt: str | None, tokens: Sequence[int]) -> int:
-        """Tokens of the longest prefix that is known; does not count as use."""
+        """Tokens of the longest known prefix; does not count as use."""
         wanted, run, known = np.asarray(tokens, np.int64), self._roots.get(salt), 0
         slots = [NO_SLOTS]
         while run is not None and known < len(wanted) and (below := run.below.get(int(wanted[known]))) is not None:
@@ -148,8 +141,7 @@ class PrefixCache:
         return len(self._reusable(np.concatenate(slots))) if self.pool.window else known
 
     def insert(self, salt: str | None, tokens: Sequence[int], slots: Slots) -> Slots:
-        """Know `tokens`, whose KV is in these live slots, some GONE; the slots that the owner has from now on. Where a
-        beginning is known already those are the cache's, and its own copies are released."""
+        """The owner's slots from now on: the cache's for a known beginning, whose copies are released, else its own."""
         if not self.keeps:
             return slots
         wanted = np.asarray(tokens, np.int64)
@@ -172,7 +164,6 @@ class PrefixCache:
         return np.concatenate((np.where(own == GONE, own, known), rest))
 
     def _filled(self, path: Sequence[CachedRun], slots: Slots) -> Slots:
-        """The slots of a path once its gaps are filled with those that an owner has of it."""
         at = 0
         for run in path if self.pool.window else ():
             own = slots[at : at + len(run.slots)]
@@ -191,7 +182,7 @@ class PrefixCache:
         return self.pool.allocate(count)
 
     def evict(self, count: int) -> int:
-        """Free up to `count` idle slots, of fresh runs before proven ones, those used longest ago first; how many."""
+        """Free up to `count` idle slots, fresh runs before proven ones, used longest ago first; how many were freed."""
         evicted, evict_of = 0, self._evict_beginnings_of if self.pool.window else self._evict_of
         for runs in (self._fresh, self._proven):
             evicted += evict_of(runs, count - evicted)
@@ -226,7 +217,6 @@ class PrefixCache:
         return max(count, 0) - left
 
     def coldest(self, count: int) -> Iterator[CachedRun]:
-        """The runs that would be evicted, in whole or in part, first of all, for `count` slots."""
         for run in chain(self._fresh, self._proven):
             if count <= 0:
                 return
@@ -241,7 +231,7 @@ class PrefixCache:
         return np.concatenate([above.tokens for above in path]), np.concatenate([above.slots for above in path])
 
     def _path(self, salt: str | None, tokens: Ints) -> list[CachedRun]:
-        """Runs along `tokens` as far as they are known; the last is cut in two where `tokens` leave it."""
+        """Runs along `tokens` as far as known; the last is cut in two where `tokens` leave it."""
         path: list[CachedRun] = []
         run, at = self._roots.get(salt), 0
         while run is not None and at < len(tokens) and (below := run.below.get(int(tokens[at]))) is not None:
@@ -327,8 +317,7 @@ class PrefixCache:
         return [slot for run in chain(self._fresh, self._proven) for slot in present(run.slots).tolist()]
 
     def check(self) -> None:
-        """EngineError unless the tree is one, each run is listed once and before the one it hangs on, and proven runs
-        keep to their share."""
+        """EngineError unless each run is listed once, before its parent, and proven runs keep to their share."""
         found = list(self.runs)
         turn = {run: place for place, run in enumerate(chain(self._fresh, self._proven))}
         listed = len(self._fresh) + len(self._proven)

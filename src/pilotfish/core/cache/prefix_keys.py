@@ -2,8 +2,7 @@
 
     root ──► key 0 = H(root, tokens 0 .. 63) ──► key 1 = H(key 0, tokens 64 .. 127) ──► …
 
-A key names all tokens up to its own, so equal keys mean equal prefixes. The root says what else must be equal: whose
-the tokens are (the tenant's salt) and, where KV is named and not only text, all that KV depends on.
+Equal keys mean equal prefixes. The root covers the tenant's salt and, where KV is named, all that KV depends on.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from pilotfish.core.peers.fields import Peer
 
-#: Tokens of an object: what a key adds to the one before it.
+#: Tokens of an object: a key names so many more than the key before it.
 OBJECT_TOKENS = 64
 #: Bytes of a key.
 KEY_BYTES = 32
@@ -27,8 +26,7 @@ Key = bytes
 
 
 def root_key(digest: bytes, salt: str | None) -> Key:
-    """The key before the first tokens. `digest` is of all that the keys' KV depends on; no salt and the
-    empty one are two tenants."""
+    """The key before the first tokens. `digest` is of all that KV depends on. No salt and "" are two tenants."""
     tenant = b"" if salt is None else b"salt" + salt.encode()
     return hashlib.sha256(hashlib.sha256(digest).digest() + tenant).digest()
 
@@ -38,7 +36,7 @@ def next_key(above: Key, tokens: Sequence[int] | NDArray[np.integer]) -> Key:
 
 
 def prefix_keys(root: Key, tokens: Sequence[int] | NDArray[np.integer]) -> list[Key]:
-    """A key for every `OBJECT_TOKENS` tokens; the last ones, if they are fewer, have none."""
+    """One key for every `OBJECT_TOKENS` tokens; a shorter rest has none."""
     keys, ids, size = [root], np.asarray(tokens, "<u4").tobytes(), 4 * OBJECT_TOKENS
     for first in range(0, len(ids) - size + 1, size):
         keys.append(hashlib.sha256(keys[-1] + ids[first : first + size]).digest())
@@ -54,8 +52,6 @@ def text_root(salt: bytes | None) -> Key:
 
 
 class ToldPrefixes:
-    """The target's half: keys of what one pool was told."""
-
     def __init__(self, most: int = MAX_TOLD) -> None:
         self._most = most
         self._keys: OrderedDict[Key, None] = OrderedDict()  # used longest ago first
@@ -64,8 +60,7 @@ class ToldPrefixes:
         return len(self._keys)
 
     def shorten(self, salt: bytes | None, tokens: Sequence[int]) -> tuple[Key | None, Sequence[int]]:
-        """The key of the longest prefix that the pool was told, and the tokens after it: one at least. It is told all
-        of them now."""
+        """The key of the longest prefix told so far, and the tokens after it, at least one; all count as told now."""
         keys = prefix_keys(text_root(salt), tokens)
         told = self._longest(keys[: (len(tokens) - 1) // OBJECT_TOKENS])
         self._add(keys)
@@ -75,7 +70,6 @@ class ToldPrefixes:
         self._add(prefix_keys(text_root(salt), tokens))
 
     def known(self, salt: bytes | None, tokens: Sequence[int]) -> int:
-        """First tokens of a sequence that it was told of, as far as keys tell."""
         return OBJECT_TOKENS * self._longest(prefix_keys(text_root(salt), tokens))
 
     def forget(self, salt: bytes | None, tokens: Sequence[int], kept: int) -> None:
@@ -103,8 +97,7 @@ class KnownPart:
 
 
 class KnownPrefixes:
-    """The draft's half: tokens that targets have told it of, by key. When there are too many, the target with the most
-    loses what it used longest ago."""
+    """Tokens that targets have told, by key. When full, the target with the most loses what it used longest ago."""
 
     def __init__(self, most: int = MAX_KNOWN) -> None:
         self._most = most
@@ -127,7 +120,6 @@ class KnownPrefixes:
         self._trim()
 
     def find(self, target: Peer, salt: bytes | None, key: Key) -> list[int] | None:
-        """The tokens whose key this is; None where the target has told of none, or they are forgotten."""
         root, own = text_root(salt), self._parts.get(target) or OrderedDict[Key, KnownPart]()
         parts = list[NDArray[np.uint32]]()
         while key != root:

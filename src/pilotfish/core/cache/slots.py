@@ -21,14 +21,11 @@ def present(slots: Slots) -> Slots:
 
 
 class SlotPool:
-    """A pool of `capacity` slots, numbered from 0, each with a count of owners. One without any is free, or idle: a
-    cache of prefixes keeps what is in it (core/cache/prefix_cache.py).
-
-    Invariant, checked on every call that could break it: free ∪ idle ∪ live = all, disjoint.
-    """
+    """Slots, numbered from 0, with counts of owners. One without owners is free, or idle: kept by a prefix cache.
+    Invariant, checked on every call that could break it: free ∪ idle ∪ live = all, disjoint."""
 
     def __init__(self, capacity: int, window: int = 0) -> None:
-        """A row sees the last `window` positions alone, its own included, in every layer; 0: some layer sees all."""
+        """A row sees the last `window` positions, its own included, in every layer; 0: some layer sees all."""
         self.capacity = capacity
         self.window = window
         self._free = np.arange(capacity, dtype=np.int32)[::-1].copy()  # a stack; the first `num_free` count
@@ -39,15 +36,13 @@ class SlotPool:
 
     @property
     def num_available(self) -> int:
-        """Slots without an owner: free, or free once their cache drops them."""
         return self.num_free + self.num_idle
 
     def first_seen(self, position: int) -> int:
-        """The first position whose slot rows from `position` on may read."""
         return max(position - self.window + 1, 0) if self.window else 0
 
     def allocate(self, count: int) -> Slots:
-        """Take `count` slots, with one owner each; EngineError when fewer are free (callers ask `num_free` first)."""
+        """Take `count` slots, with one owner each; EngineError when fewer are free."""
         if count > self.num_free:
             raise EngineError(f"slots: {count} asked for, {self.num_free} of {self.capacity} free")
         if not count:
@@ -65,7 +60,7 @@ class SlotPool:
         self._owners[slots] = owners + 1
 
     def release(self, slots: Slots | Sequence[int]) -> None:
-        """One owner less for each of these slots; EngineError for one that has none, or is here twice."""
+        """Remove one owner of each slot; EngineError for a slot without one, or given twice."""
         slots = np.asarray(slots, np.int32)
         if not len(slots):
             return
@@ -96,7 +91,6 @@ class SlotPool:
         return int(np.count_nonzero(self._owners[slots]))
 
     def unowned(self, slots: Slots) -> NDArray[np.bool_]:
-        """Which of these have no owner. [slots]"""
         unowned: NDArray[np.bool_] = self._owners[slots] == 0
         return unowned
 
@@ -105,7 +99,7 @@ class SlotPool:
         self.num_free += len(freed)
 
     def check(self, held: Slots | Sequence[int], kept: Slots | Sequence[int] = ()) -> None:
-        """EngineError unless `held` has every slot as often as it has owners, and `kept` those that are kept, once."""
+        """EngineError unless `held` has every slot once per owner, and `kept` exactly the kept ones."""
         counts = np.bincount(np.asarray(held, np.int32), minlength=self.capacity)
         if not np.array_equal(counts, self._owners):
             raise EngineError(f"slots: {self._owners.sum()} owners are counted, {len(held)} are known")

@@ -1,4 +1,4 @@
-"""KV beyond the pool's slots: what a scheduler asks of the tiers below it (`kv/tiers.py`), and what it gives them.
+"""KV beyond the pool's slots: a scheduler's interface to the tiers below it (`kv/tiers.py`).
 
 pool    [ live ... | idle: used longest ago ─ ... ]        one slot a token
                           │ save, before it is evicted
@@ -26,7 +26,7 @@ DEVICE, HOST, DISK = "device", "host", "disk"
 
 @dataclass
 class TierCounts:
-    """Of all tiers below the pool, since the start; objects, if nothing else is said."""
+    """Of all tiers below the pool, since the start; in objects unless noted."""
 
     saved: int = 0
     lost: int = 0  # overwritten before they were saved
@@ -47,7 +47,7 @@ class TierUse:
     capacity: int  # bytes
     saved_bytes: int = 0  # into it
     evicted: int = 0  # tokens
-    damaged: dict[str, int] = field(default_factory=dict)  # objects, by what was wrong
+    damaged: dict[str, int] = field(default_factory=dict)  # objects, by kind of damage
     failed: int = 0  # reads, writes and removals that the system refused
 
 
@@ -67,12 +67,10 @@ class KVLoad:
     tiers: list[str] = field(default_factory=list)  # [objects that came], where each was
 
     def object_slots(self, place: int) -> Slots:
-        """Slots for the last tokens of an object; for all, but for the first object."""
         skipped = len(self.keys) * OBJECT_TOKENS - len(self.slots)
         return self.slots[max(place * OBJECT_TOKENS - skipped, 0) : (place + 1) * OBJECT_TOKENS - skipped]
 
     def arrived(self, tiers: Sequence[str]) -> None:
-        """It has ended with the first objects, which were in these tiers."""
         self.tiers = list(tiers)
         skipped = len(self.keys) * OBJECT_TOKENS - len(self.slots)
         self.count = max(len(tiers) * OBJECT_TOKENS - skipped, 0)
@@ -85,39 +83,37 @@ class KVLoad:
 
 
 class Tiers(Protocol):
-    """All calls come from the scheduler's thread. None raises for what fails below: that is a miss."""
+    """Called from the scheduler's thread. Failures below do not raise: they are misses."""
 
     def root(self, salt: str | None) -> Key:
         """The key before a tenant's first tokens."""
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """How long a forward took that computed KV of so many tokens, most of them of prompts."""
+        """A forward took `seconds` and computed KV of `tokens` tokens, mostly of prompts."""
 
     def worth_loading(self, keys: Sequence[Key], skipped: int) -> int:
-        """How many of the first objects are there and quicker to load than to compute. Of the first one `skipped`
-        tokens are not needed."""
+        """First objects that are there and quicker to load than to compute, less `skipped` tokens of the first."""
 
     def load(self, load: KVLoad) -> None:
         """Begin to fill its slots."""
 
     def poll(self) -> None:
-        """Loads that have ended, or take too long, get their `count`; nobody writes to their slots any more."""
+        """Loads that have ended, or take too long, get their `count`; their slots are written no more."""
 
     def cancel(self, load: KVLoad) -> None:
-        """It has its `count` when this returns."""
+        """The load has its `count` when this returns."""
 
     def save(self, key: Key, tokens: Ints, slots: Slots) -> None:
-        """Copy an object, unless it is there; given up if its slots are `dropped` meanwhile. tokens, slots
-        [OBJECT_TOKENS]"""
+        """Copy an object unless it is there; given up if its slots are `dropped`. tokens, slots [OBJECT_TOKENS]"""
 
     def dropped(self, slots: Slots) -> None:
         """Other tokens may be written to these slots from now on."""
 
     def wait(self) -> None:
-        """Until a load may have ended; a few milliseconds at most."""
+        """Returns when a load may have ended; after a few milliseconds at most."""
 
     def closing(self) -> None:
-        """All that is worth it is saved from now on, and then nothing any more."""
+        """All that is worth it is saved from now on, then nothing."""
 
 
 def save_all(cache: PrefixCache, tiers: Tiers) -> None:
@@ -127,7 +123,7 @@ def save_all(cache: PrefixCache, tiers: Tiers) -> None:
 
 
 def save_coldest(cache: PrefixCache, tiers: Tiers, count: int) -> None:
-    """Save what would be evicted first if `count` slots were needed, all but what was offered since its last use."""
+    """Save the KV that `count` slots would evict first, but for runs offered since their last use."""
     for run in cache.coldest(count):
         if not run.offered:
             run.offered = True
@@ -135,8 +131,7 @@ def save_coldest(cache: PrefixCache, tiers: Tiers, count: int) -> None:
 
 
 def save_run(cache: PrefixCache, tiers: Tiers, run: CachedRun) -> None:
-    """Save the objects that end in a run, the last one first: tiers evict what was saved first, and prefixes lose their
-    end first."""
+    """The objects that end in a run, last first: tiers evict what was saved first, prefixes lose their end first."""
     tokens, slots = cache.path_to(run)
     keys = prefix_keys(tiers.root(run.salt), tokens)
     for place in reversed(range((len(tokens) - len(run.tokens)) // OBJECT_TOKENS, len(keys))):

@@ -1,4 +1,4 @@
-"""A draft's view of the targets that connect: who they are, what they understand, how far away they are."""
+"""A draft's view of the targets that connect: identity, capabilities and delay."""
 
 from __future__ import annotations
 

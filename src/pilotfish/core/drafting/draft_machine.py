@@ -1,13 +1,12 @@
-"""The draft's half of the draft protocol: targets that connect, their sessions, and what each of them is told.
+"""The draft's half of the draft protocol.
 
     Hello ──► Load, or Refuse          Open, Commit, Close ──► sessions change; Resync or Refuse where they cannot
     FeatureRows ──► what waits for them can be computed
     next_level ──► the caller runs the forward ──► level_done ──► a Tree for each session that has grown,
                                                                   Progress for each whose prompt is not read yet
 
-Where slots are short a session that is in use may lose its KV: its target is told Pause, keeps its commits back, and is
-told Resume when there is room again.
-The machine has no model, socket or clock: `workers/draft.py` owns those, sends `outbox` and logs `notices`.
+Where slots are short a session in use may lose its KV: its target is told Pause, keeps its commits back, and gets
+Resume when there is room. The machine has no model, socket or clock: `workers/draft.py` owns those, and sends `outbox`.
 """
 
 from __future__ import annotations
@@ -72,8 +71,7 @@ REPORT = 0.2
 SILENCE = 10.0
 #: Seconds between two levels that belong to their cost; of longer ones the draft had nothing to do.
 BETWEEN = 0.001
-#: Seconds that a level is expected to take from which on targets are told that the draft is busy, and for how many
-#: times as long they are.
+#: Expected seconds of a level from which on targets are told that the draft is busy, and the factor on them.
 LONG, BUSY = 0.3, 2.0
 #: Seconds after which a paused session is tried again, room or not.
 PAUSED = 5.0
@@ -105,8 +103,7 @@ class DraftMachine(Listener[ConnectedTarget]):
         grammars: GrammarSource = no_grammars,
         features: FeatureNeed | None = None,
     ) -> None:
-        """`context`: tokens of the longest sequence that the model takes. `features` are those that a trained head
-        needs."""
+        """`context`: tokens of the longest sequence that the model takes. `features`: a trained head's needs."""
         super().__init__()
         self.identity = identity
         self.table = table
@@ -149,7 +146,6 @@ class DraftMachine(Listener[ConnectedTarget]):
         return Counter(session.key.target for session in self.table)
 
     def _load(self, peer: Peer, own: Counter[Peer], now: float, busy: float = 0.0) -> Load:
-        """`busy`: seconds for which nothing may be heard of the draft."""
         target = self._targets[peer]
         return Load(
             self.identity.model,
@@ -194,7 +190,6 @@ class DraftMachine(Listener[ConnectedTarget]):
             self._report(peer, "malformed", about, reason, now)
 
     def unknown(self, peer: Peer, kind: str, now: float) -> None:
-        """A message of a type that is not known here: a newer target may send it."""
         self.counts.unknown += 1
         if peer in self._targets:
             self._report(peer, "unknown_type", kind, f"messages of type {kind} are not known here", now)
@@ -255,7 +250,7 @@ class DraftMachine(Listener[ConnectedTarget]):
             self._send(peer, Skip(message.session, message.generation, session.features.reach))
 
     def _whole(self, peer: Peer, message: Open) -> Open | None:
-        """None where the tokens that its key stands for are not known."""
+        """None if the tokens of its key are unknown."""
         if message.prefix_key is None:
             return message
         prefix = self.known.find(peer, message.salt, message.prefix_key)
@@ -310,7 +305,6 @@ class DraftMachine(Listener[ConnectedTarget]):
             session.paused, session.touched = isinstance(message, Pause), now
 
     def _commit(self, peer: Peer, session: DraftSession, message: Commit, now: float) -> None:
-        """A repeated Commit changes nothing."""
         length = len(session.tokens)
         after = message.base_len + len(message.tokens)
         if after <= length:
@@ -352,7 +346,7 @@ class DraftMachine(Listener[ConnectedTarget]):
     # -- levels
 
     def next_level(self, now: float) -> list[LevelPart]:
-        """Empty where nothing is to be grown. Targets are to hear what is in `outbox` before it runs."""
+        """Empty if nothing is to be grown. Send `outbox` before the level runs."""
         level = self.choice.next_level(now)
         self._park(now)
         seconds = self._row_seconds.at(sum(part.rows for part in level)) if level else 0.0
@@ -361,7 +355,6 @@ class DraftMachine(Listener[ConnectedTarget]):
         return level
 
     def _park(self, now: float) -> None:
-        """Sessions in use that have lost their KV are paused, where their targets understand it."""
         for session in self.table.take_evicted():
             peer = session.key.target
             if PAUSES in self._targets[peer].capabilities and now - session.touched <= IDLE and not session.paused:
@@ -370,7 +363,6 @@ class DraftMachine(Listener[ConnectedTarget]):
                 self._send(peer, Pause(session.key.number, session.generation))
 
     def _resume(self, now: float) -> None:
-        """Those that were paused go on, first paused first, as far as there is room."""
         room = self.table.pool.num_available
         parked = [(session.parked, session) for session in self.table if session.parked is not None]
         for since, session in sorted(parked, key=lambda pair: pair[0]):

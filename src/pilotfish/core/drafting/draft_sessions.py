@@ -1,4 +1,4 @@
-"""The sequences that a draft grows trees for, their parts of a level, and the KV of what they read."""
+"""Sequences that a draft grows trees for, their parts of a level, and the KV of their tokens."""
 
 from __future__ import annotations
 
@@ -46,12 +46,11 @@ class DraftModel:
 class DraftSession:
     """A sequence as the draft knows it.
 
-    tokens   [ prompt ....... output ...... ]
-    inputs   [ prompt ....... output ...... ]     the same, or as a draft with another vocabulary reads them
-    slots    [ ===================== ]            those with KV here; while any is missing the tree does not grow
+        tokens   [ prompt ....... output ...... ]
+        inputs   [ prompt ....... output ...... ]     the same, or as a draft with another vocabulary reads them
+        slots    [ ===================== ]            those with KV here; while any is missing the tree does not grow
 
-    Lengths that targets know, and positions of the noise, are those of the tokens. A trained head's rows need the
-    target's features, so some of the missing tokens may have to wait for those.
+    Lengths that targets know, and positions of the noise, are those of the tokens.
     """
 
     key: SessionKey
@@ -130,8 +129,7 @@ class DraftSession:
 
     @property
     def num_pending(self) -> int:
-        """Missing inputs whose rows can be computed now: the others wait for features. The first token has none, and
-        goes with the second."""
+        """Missing inputs whose rows can be computed now; others wait for features. The first goes with the second."""
         if self.features is None:
             return self.num_missing
         known = min(self.features.reach, len(self.tokens) - 1)
@@ -155,7 +153,6 @@ class DraftSession:
 
     @property
     def cache_salt(self) -> str:
-        """Names all that may share KV with it: its tenant's sessions of the same salt."""
         return f"{'' if self.salt is None else self.salt.hex()} {self.tenant}"
 
     def length_at(self, leaf: int) -> int:
@@ -170,15 +167,12 @@ class DraftSession:
 
 @dataclass(frozen=True)
 class LevelPart:
-    """A session's part of a level: its next pending tokens, or some of its leaves."""
-
     session: DraftSession
     pending: int  # rows of committed tokens
     leaves: Sequence[int]  # nodes; the root after the last pending token; none after a part of a prompt
 
     @classmethod
     def of_pending(cls, session: DraftSession, count: int) -> LevelPart:
-        """The next `count` pending tokens, and the root where it is the last of them."""
         return cls(session, count, [session.tree.root] if count == session.num_missing else [])
 
     @property
@@ -197,8 +191,7 @@ def add_children(
     calibrations: TenantCalibrations,
     deepest: int = ANY_DEPTH,
 ) -> list[NewNodes]:
-    """Hang children below all leaves of a level, in order; the nodes kept of each part. Those as deep as `deepest` are
-    never expanded."""
+    """The nodes kept of each part, in order. Nodes at `deepest` are never expanded."""
     depths = np.array([part.session.tree.depth(leaf) + 1 for part in level for leaf in part.leaves], np.int64)
     greedy = np.array([part.session.greedy for part in level for _ in part.leaves], np.bool_)
     tenants = np.array([part.session.tenant for part in level for _ in part.leaves], np.str_)
@@ -220,24 +213,21 @@ def add_children(
 
 #: Seconds without a commit after which a sequence's KV may go to another.
 IDLE = 0.5
-#: Seconds without one after which a sequence is forgotten; its next commit has it opened anew.
+#: Seconds without a commit after which a sequence is forgotten; its next commit opens it anew.
 FORGOTTEN = 20.0
 MAX_SESSIONS = 4096
 
 
 class SessionTable:
-    """All sessions over one pool of KV slots, and the KV that sessions have left; the only place that allocates and
-    frees slots.
-
-    Sessions of one tenant and salt share the KV of tokens that they begin with. What a session was opened with can be
-    found once it is computed; the rest of its committed tokens when it loses its slots; nodes never.
-    """
+    """All sessions over one pool of KV slots, and the KV that sessions left; the only place that allocates and frees
+    slots. Sessions of one tenant and salt share the KV of their common prefix: of the opened tokens once computed,
+    of later committed tokens when the session loses its slots; of nodes never."""
 
     def __init__(self, pool: SlotPool, cache: PrefixCache | None = None) -> None:
         self.pool = pool
         self.cache = PrefixCache(pool, keeps=False) if cache is None else cache
         self.calibrations = TenantCalibrations()
-        self.rewritten = 0  # commits after which what a mapped session reads was not as before
+        self.rewritten = 0  # commits that changed earlier inputs of a mapped session
         self._sessions: dict[SessionKey, DraftSession] = {}
         self._evicted: list[DraftSession] = []  # since `take_evicted`
 
@@ -254,8 +244,7 @@ class SessionTable:
         return [session for session in self if session.key.target == target]
 
     def admit(self, tenant: str) -> bool:
-        """Make room for one more session of `tenant` where there are too many: the tenant with the most loses the one
-        idle longest to a tenant with fewer."""
+        """Make room: the tenant with the most sessions loses the one idle longest to a tenant with fewer."""
         if len(self) < MAX_SESSIONS:
             return True
         counts = Counter(session.tenant for session in self)
@@ -274,9 +263,8 @@ class SessionTable:
         return self._find(session)
 
     def commit(self, session: DraftSession, tokens: Sequence[int]) -> RerootResult:
-        """Re-root: the accepted nodes' slots join the session's, those of dead nodes are free, nothing is copied. A
-        trained head's rows of accepted nodes were of guessed features: they, and then the nodes below, are computed
-        again. What was guessed there stays until then, unless it is most of the tree: that is better grown anew."""
+        """Accepted nodes' slots join the session's, dead nodes' are freed. A trained head computed nodes from guessed
+        features: they are computed again, or, where most of the tree is guesses, it is grown anew."""
         self.calibrations.of(session.tenant).observe(session.greedy, session.tree.outcomes(tokens))
         caught_up = session.num_missing == 0
         rerooted = session.tree.commit(tokens)
@@ -297,7 +285,6 @@ class SessionTable:
         return rerooted
 
     def _read(self, session: DraftSession, text: MappedText, tokens: Sequence[int], rerooted: RerootResult) -> None:
-        """A mapped session reads the tokens as its vocabulary writes them: KV of what that changes goes."""
         text.follow(tokens[: rerooted.accepted])
         if not rerooted.hit:
             before = len(text.inputs)
@@ -306,7 +293,7 @@ class SessionTable:
             self._keep(session, kept)
 
     def drop_tree(self, session: DraftSession) -> None:
-        """Free the slots of its nodes. The last token is computed again, for its logits."""
+        """Free its nodes' slots. The last token is computed again, for its logits."""
         self.pool.release(session.tree.drop())
         self._keep(session, len(session.slots))
 
@@ -320,7 +307,6 @@ class SessionTable:
         del self._sessions[session.key]
 
     def evict(self, session: DraftSession) -> None:
-        """Take its KV; it rests until `wake`."""
         self._free(session)
         session.evicted = True
         self._evicted.append(session)
@@ -330,25 +316,23 @@ class SessionTable:
         return [session for session in evicted if session.evicted and self.get(session.key) is session]
 
     def wake(self, session: DraftSession) -> int:
-        """The number of its tokens whose KV is still known."""
         session.evicted = False
         return self._find(session)
 
     def _find(self, session: DraftSession) -> int:
-        """Give a session without KV what is known; not of the last token, which is computed for its logits."""
+        """Give a session without KV its known KV; the last token is computed, for its logits."""
         self._set_slots(session, self.cache.match(session.cache_salt, session.inputs[:-1]))
         self.pool.share(session.slots)
         return len(session.slots)
 
     def _set_slots(self, session: DraftSession, slots: Slots) -> None:
-        """It has these now: the features that the next row needs are to come, again if they came before."""
+        """The features that the next row needs are to come, again if they came before."""
         session.slots = slots
         if session.features is not None:
             session.features.restart(max(len(slots) - 1, 0))
 
     def _remember(self, session: DraftSession, count: int) -> None:
-        """Let others find the KV of its first `count` tokens, but for rows that were computed without lost features;
-        where it was known already, have that instead."""
+        """Let others find KV of its first `count` tokens, but for rows without features; known KV replaces its own."""
         count = count if session.features is None else session.features.num_whole(count)
         own = self.cache.insert(session.cache_salt, session.inputs[:count], session.slots[:count])
         session.slots = np.concatenate((own, session.slots[count:]))
@@ -370,7 +354,6 @@ class SessionTable:
                 part.session.tree.expand(part.leaves, numbers[first:used])
 
     def computed(self, level: Sequence[LevelPart]) -> None:
-        """The forward over `level` has run: others may find what its sessions were opened with."""
         for part in level:
             session = part.session
             if session.features is not None:
@@ -379,7 +362,6 @@ class SessionTable:
                 self._remember(session, session.opened)
 
     def above_share(self) -> set[str]:
-        """Tenants that hold more of the slots than their weight among all tenants here gives them."""
         held, weights = defaultdict[str, set[int]](set), dict[str, float]()
         for session in self:
             held[session.tenant].update(session.slots.tolist(), session.tree.slots)
@@ -388,8 +370,7 @@ class SessionTable:
         return {tenant for tenant, slots in held.items() if len(slots) > slots_by_weight * weights[tenant]}
 
     def make_room(self, count: int, kept: Collection[SessionKey], tenants: Collection[str], now: float) -> None:
-        """Have `count` slots available, if they can be had: idle sessions and those of `tenants`, but none of `kept`,
-        lose theirs, those idle longest first."""
+        """Free `count` slots if possible: idle sessions and those of `tenants`, but none of `kept`, lose theirs."""
         losers = [s for s in self if (s.paused or now - s.touched > IDLE or s.tenant in tenants) and s.key not in kept]
         for session in sorted((s for s in losers if len(s.slots)), key=lambda s: (not s.paused, s.touched)):
             if self.pool.num_available >= count:
@@ -397,12 +378,12 @@ class SessionTable:
             self.evict(session)
 
     def forget_idle(self, now: float) -> None:
-        """A target keeps its commits back while a long prompt is read: the time until then does not count."""
+        """The time until a long prompt is read does not count: a target then keeps its commits back."""
         for session in [s for s in self if now - max(s.touched, s.read) > FORGOTTEN]:
             self.close(session)
 
     def check(self) -> None:
-        """EngineError unless every slot is free, or in the cache, or counts the sessions that it belongs to."""
+        """EngineError unless every slot is free, or in the cache, or counts the sessions that own it."""
         if any(session.evicted and (len(session.slots) or session.tree.slots) for session in self):
             raise EngineError("draft sessions: one that rests without KV holds slots")
         expanded = [slot for s in self for slot in s.tree.slots]

@@ -1,4 +1,4 @@
-"""What a target knows of a draft, no draft at all, and several drafts in one."""
+"""A target's view of a draft, of no draft, and of several drafts as one."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ class DraftLimits:
 
 
 class Drafter:
-    """Guesses what comes next. Whatever it answers, no output changes."""
+    """Guesses what comes next; no answer changes an output."""
 
     @property
     def levels(self) -> int:
-        """Forwards that the last trees took, one after the other."""
         return 0
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
@@ -36,24 +35,21 @@ class Drafter:
         """A step has verified these trees, one of each request; its commits come next."""
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:  # noqa: ARG002
-        """`tokens` were just added to `request`: re-root. Whether all were in a tree that lives on; never so for
-        drafters that guess only when asked."""
+        """Re-root after `tokens`; whether all were in a tree that lives on, False if it guesses only when asked."""
         return False
 
     def flush(self) -> None:
-        """The commits of a step are all told: what waits for that can go."""
+        """All commits of a step were told."""
 
     def pause(self, request: Request) -> None:
-        """It lost its KV, and may be proposed for again later: free what costs."""
+        """It lost its KV, and may be proposed for later: free costly state."""
         self.close(request)
 
     def close(self, request: Request) -> None:
-        """Free what is held for `request`, which has ended. Requests never proposed for are closed as well."""
+        """Free the state of an ended request; also called for requests never proposed for."""
 
 
 class NoDrafter(Drafter):
-    """Mode `off`: every tree is empty, every step is plain decoding."""
-
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:  # noqa: ARG002
         return [Guesses() for _ in requests]
 
@@ -63,7 +59,7 @@ def drafters_of(drafter: Drafter) -> Sequence[Drafter]:
 
 
 class CombinedDrafter(Drafter):
-    """Merges the drafters' trees and keeps the best nodes. Where paths meet the first drafter's score and name hold."""
+    """Merges trees and keeps the best nodes. Where paths meet the first drafter's score and name hold."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self.drafters = drafters

@@ -1,4 +1,4 @@
-"""The choice of a level: which leaves of which sessions a draft expands next, and which prompts it goes on reading."""
+"""The choice of a level: which leaves a draft expands next, and which prompts it goes on reading."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from pilotfish.errors import ParameterError
 
 
 class LevelCosts(StepCosts):
-    """Every knot learns from its own levels alone: where all have become slower, widths not seen lately look cheap and
-    are tried."""
+    """Every knot learns from its own levels alone: if all slow down, unseen widths look cheap and are tried."""
 
     COMMON = 0.0
 
@@ -27,8 +26,8 @@ class LevelCosts(StepCosts):
 class LevelWidth:
     """Chooses the width whose leaves, by the sum of their chances, bring most a second.
 
-    chances  ▇ ▅ ▃ ▂ ▂ ▁ ▁ ▁      A device that waits for its memory takes as long for one leaf as for all, and takes
-    seconds  ─────────────/       all. One that is bound by arithmetic takes longer for each, and leaves out those that
+    chances  ▇ ▅ ▃ ▂ ▂ ▁ ▁ ▁      A device bound by memory takes as long for one leaf as for all, and takes all.
+    seconds  ─────────────/       One bound by arithmetic takes longer for each, and leaves out those that
     width    └── 1 … most         bring less for their time than the others do.
     """
 
@@ -43,7 +42,6 @@ class LevelWidth:
         self._seconds = [1.0] * most  # of a level by its width
 
     def observe(self, rows: int, seconds: float) -> None:
-        """A level of `rows`, 1 to `most`, took `seconds`, and what goes on between two levels."""
         if self._costs is None:
             knots = {self.most, *(1 << exponent for exponent in range(self.most.bit_length()))}
             self._costs = LevelCosts(dict.fromkeys(knots, seconds))
@@ -53,7 +51,7 @@ class LevelWidth:
             self._seconds = self._costs.over(self._widths).tolist()
 
     def best(self, chances: Iterable[float]) -> int:
-        """Leaves that pay, 1 at least. `chances` of the leaves that there are, likeliest first."""
+        """Leaves that pay, at least 1. `chances` likeliest first."""
         if self._seconds[-1] <= self.FLAT * self._seconds[0]:
             return self.most
         best, most_a_second, gain = 1, 0.0, 0.0
@@ -72,8 +70,6 @@ MAX_TENANTS = 512
 
 @dataclass(frozen=True)
 class LevelShape:
-    """A level expands up to `leaves` nodes of all sessions together, as many as pay; each gets `children`."""
-
     leaves: int = 32
     children: int = 12
 
@@ -87,8 +83,8 @@ LeafOffer = tuple[float, int, int]
 
 
 class FairShare:
-    """Splits rows in proportion to weights where more are wanted than there are; one that wants less than its share
-    saves nothing up (start-time fair queueing: Goyal, Vin and Cheng 1996)."""
+    """Splits scarce rows in proportion to weights; a tenant that wants less than its share saves nothing up
+    (start-time fair queueing: Goyal, Vin and Cheng 1996)."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -96,7 +92,7 @@ class FairShare:
 
     def split(self, wanted: Mapping[str, int], weights: Mapping[str, float], rows: int) -> dict[str, int]:
         clocks = {tenant: self._clocks.get(tenant, self._now) for tenant, count in wanted.items() if count > 0}
-        if sum(wanted.values()) <= rows or len(wanted) == 1:  # nobody gets what another wants
+        if sum(wanted.values()) <= rows or len(wanted) == 1:  # no tenant's rows are another's loss
             self._advance(min(clocks.values(), default=self._now))
             return {tenant: min(count, rows) for tenant, count in wanted.items()}
         shares = dict.fromkeys(wanted, 0)
@@ -143,7 +139,7 @@ class LevelChoice:
         self._leaf_share, self._prompt_share = FairShare(), FairShare()
 
     def next_level(self, now: float) -> list[LevelPart]:
-        """Empty where nothing is to be grown. Sessions that are in its way lose their KV."""
+        """Empty if nothing is to be grown. Sessions in its way lose their KV."""
         prompts, growing = list[DraftSession](), list[DraftSession]()
         for session in filter(_can_grow, self.table):
             (prompts if session.num_pending > self.shape.leaves else growing).append(session)
@@ -152,7 +148,7 @@ class LevelChoice:
         return self._affordable(level, now)
 
     def _leaves(self, sessions: Sequence[DraftSession]) -> list[LevelPart]:
-        """The likeliest of each tenant's, as many as are its share. Sessions whose root has no children come first."""
+        """Each tenant's likeliest, up to its share. Sessions whose root has no children come first."""
         wanted, weights = Counter[str](), _weights(sessions)
         merged = heapq.merge(*(self._offers(place, session) for place, session in enumerate(sessions)))
         likeliest = list(islice(merged, self.shape.leaves))
@@ -171,12 +167,12 @@ class LevelChoice:
                 shares[session.tenant] -= session.num_pending or 1
                 unmet -= shares[session.tenant] <= 0
         for tenant, left in shares.items():
-            self._leaf_share.charge(tenant, -left, weights[tenant])  # whose last offer was larger than what was left
+            self._leaf_share.charge(tenant, -left, weights[tenant])  # its last offer was larger than the rest
         parts = zip(sessions, chosen, strict=True)
         return [_part(session, leaves) for session, leaves in parts if leaves]
 
     def _offers(self, place: int, session: DraftSession) -> Iterator[LeafOffer]:
-        """Likeliest first; the root, after the tokens that lack KV, has all of its chances."""
+        """Likeliest first; the root, after tokens without KV, has chance 1."""
         if session.num_pending:
             return iter([(0.0, place, session.tree.root)])
         score = session.tree.root_score
@@ -198,7 +194,6 @@ class LevelChoice:
         return level
 
     def _affordable(self, level: Sequence[LevelPart], now: float) -> list[LevelPart]:
-        """Those for whom there are slots; what may bring a tree comes before what widens one."""
         level = sorted(level, key=lambda part: not part.pending)
         if sum(part.rows for part in level) > self.table.pool.num_available:
             level = self._with_room(level, now)
@@ -210,8 +205,7 @@ class LevelChoice:
         return affordable
 
     def _with_room(self, level: Sequence[LevelPart], now: float) -> Sequence[LevelPart]:
-        """The level after others gave way: idle sessions, and tenants above their share to those that are not. Where
-        still none can go on, prompts that were begun give way to the first."""
+        """Idle sessions give way, then tenants above their share; if none can go on, all prompts but the first."""
         above = self.table.above_share()
         within = [part for part in level if part.session.tenant not in above]
         level, losers = (within, above) if within else (level, set[str]())

@@ -4,10 +4,9 @@
              + " +" "="   nobody guessed them             + " +="            the last words are written anew
              + " 1"       it was guessed                  + " 1"             its counterpart is added
 
-Tokens that were guessed are followed one by one, for they have counterparts, and KV: so a tree and what the draft reads
-stay one. After others the last bytes of the text are written anew by the draft's tokenizer, which may join what the
-target has in pieces; what the draft reads then begins as before, and KV of that stays. Where the target has all of the
-draft's tokens there is nothing to join, and each token is read by itself.
+Guessed tokens have counterparts with KV and are followed one by one. After others the last bytes of the text are
+tokenized anew, which may join the target's pieces; the beginning and its KV stay. Where the target has all of the
+draft's tokens each token is read by itself.
 """
 
 from __future__ import annotations
@@ -16,17 +15,15 @@ from collections.abc import Sequence
 
 from pilotfish.core.drafting.vocabulary_map import VocabularyMap
 
-#: Bytes of the text's end that may be written anew, at least; from a word's beginning on if there is one before twice
-#: as many.
+#: Bytes of the text's end that may be written anew, at least; from a word's start if one is within twice as many.
 WINDOW = 64
 _SPACES = b" \t\r\n"
 
 
 class MappedText:
-    """What the draft reads of one sequence: `inputs`, the same list for ever."""
+    """`inputs` is the draft's reading of one sequence, the same list for ever."""
 
     def __init__(self, vocabulary: VocabularyMap, tokens: Sequence[int]) -> None:
-        """`tokens` are the target's, as all that follow."""
         self.map = vocabulary
         begun = [vocabulary.mark(token) for token in tokens[:1]]
         self.inputs: list[int] = list(() if begun[:1] == list(vocabulary.lead[:1]) else vocabulary.lead)
@@ -35,7 +32,7 @@ class MappedText:
         self.read(tokens)
 
     def follow(self, tokens: Sequence[int]) -> None:
-        """These were guessed."""
+        """Add guessed tokens."""
         if self.map.nested:
             self.inputs += map(self.map.counterpart, tokens)
             return
@@ -48,7 +45,7 @@ class MappedText:
         self._shorten()
 
     def read(self, tokens: Sequence[int]) -> int:
-        """These were not; how many of the first inputs stay as they were."""
+        """Add tokens that were not guessed; how many first inputs stay."""
         kept = len(self.inputs)
         if self.map.nested:
             self.inputs += [piece for token in tokens for piece in self.map.pieces(token)]
@@ -71,7 +68,6 @@ class MappedText:
         self._open.clear()
 
     def _write(self) -> int:
-        """The open text anew; how many inputs stay."""
         written, same = self.map.written(bytes(self._open)), self._start
         for before, now in zip(self.inputs[self._start :], written, strict=False):
             if before != now:

@@ -9,19 +9,15 @@
       │ ◄──────── Tree(…) ─────────────────────┤
       ├─ Close ──────────────────────────────► │
 
-To a draft that wants features, those of the tokens since come right before each Commit; those of a prompt in pieces, as
-the target computes them.
-
-What goes beyond this each side names as its *capabilities*, in Hello and in Load, and a message of one goes only to a
-side that has named it:
+A draft that wants features gets those of the tokens since right before each Commit, a prompt's in pieces. Further
+messages go only to a side that names their *capability* in Hello or Load:
 
     feedback      TreeFeedback ───►        what became of nodes
     progress      ◄──────── Progress       how much of a long prompt is read
     pauses        Pause, Resume ◄─►        a session rests, and is kept
     errors        Error ◄─────────►        why a frame was of no use
 
-Ids of nodes, sessions and generations are positive. Every number has its limit here, so that what decodes can be
-handled.
+Ids are positive. Every number has its limit here, so that a decoded message can be handled.
 """
 
 from __future__ import annotations
@@ -95,7 +91,7 @@ class FeatureOffer(Readable, frozen=True):
 
 
 class Hello(Readable, tag="hello", frozen=True, omit_defaults=True):
-    """Who the target is. The answer is Load, or Refuse where versions, tokenizers or features do not fit."""
+    """The answer is Load, or Refuse where versions, tokenizers or features do not fit."""
 
     version: Index  # the newest that it speaks
     tokenizer: Text  # digest of the base vocabulary
@@ -220,8 +216,8 @@ class FeatureRows(Struct, tag="features", frozen=True):
 
 
 class TreeFeedback(Struct, tag="feedback", frozen=True, omit_defaults=True):
-    """What became of nodes in a step, ahead of its Commit; there is none of a sequence's last step. A node that is gone
-    after the Commit and was never named was not looked at."""
+    """The fate of nodes in a step, before its Commit; none for a sequence's last step. A node that is gone after the
+    Commit and was never named was not looked at."""
 
     session: Id
     generation: Id
@@ -232,16 +228,14 @@ class TreeFeedback(Struct, tag="feedback", frozen=True, omit_defaults=True):
 
 
 class Pause(Struct, tag="pause", frozen=True):
-    """From a target: the sequence waits, without KV; keep the session, and grow nothing. From a draft: it has no room
-    for the session, and will say Resume; keep Commits back until then."""
+    """From a target: the sequence waits without KV; grow nothing. From a draft: no room; hold Commits until Resume."""
 
     session: Id
     generation: Id
 
 
 class Resume(Struct, tag="resume", frozen=True):
-    """A paused session goes on. From a target a Commit means it, too. From a draft: it gets one Commit of all tokens
-    since."""
+    """A paused session goes on. So does a target's Commit; a draft's Resume gets one Commit of all tokens since."""
 
     session: Id
     generation: Id
@@ -253,11 +247,9 @@ class Close(Struct, tag="close", frozen=True):
 
 
 class Tree(Struct, tag="tree", frozen=True):
-    """Nodes added since the last push, parents first. All four lists have one length.
-
-    Node ids rise within a generation. Parent 0 is the root: the last of the `base_len` tokens that the draft knew of.
-    A score is the log of the chance of the node's token, given that its parent's path is the target's.
-    """
+    """Nodes added since the last push, parents first; the four lists have one length. Ids rise within a generation;
+    parent 0 is the root, the last of the `base_len` tokens that the draft knew of. A score is the log of the chance of
+    the node's token, given that its parent's path is the target's."""
 
     session: Id
     generation: Id
@@ -284,7 +276,7 @@ class Skip(Struct, tag="skip", frozen=True):
 
 
 class Progress(Struct, tag="progress", frozen=True):
-    """How many of a session's tokens are read. It is a word, too: the draft is not silent."""
+    """How many of a session's tokens are read. It also breaks the draft's silence."""
 
     session: Id
     generation: Id

@@ -1,13 +1,12 @@
-"""A target's view of its draft pools, and of the sessions that its requests have with them.
+"""A target's view of its draft pools, and of its requests' sessions with them.
 
     ready ──── silent for SILENCE ────► silent ──── silent for longer than its patience ────► lost
       ▲                                    │                                                   │
       └───────────── any message ──────────┴──────────────── Load, its answer to Hello ────────┘
 
-A silent pool keeps its sessions, because a chip that reads a long prompt may have no time to answer: closing them would
-waste its work. It gets no new ones, and hears of later commits when it speaks again. A pool that said for how long it
-would be busy is not silent before. One that drains gets no new sessions either, and its own go at their next commit
-where another pool takes them.
+A silent pool keeps its sessions, as closing them would waste its work on a long prompt; it gets no new ones, and hears
+later commits when it speaks again. It is not silent while it said it would be busy. A draining pool gets no new
+sessions, and its own move at their next commit if another pool takes them.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ TRUSTED = 60.0
 MAX_FAULTS, PAUSE = 32, 5.0
 #: The longest time, in seconds, that a pool may say it is busy.
 MAX_BUSY = 30.0
-#: How often a session is opened with a pool in so many seconds, whatever fails: each time costs all of its tokens.
+#: How often a session is opened with a pool in so many seconds: each time costs all of its tokens.
 MOST_OPENED, PERIOD = 5, 60.0
 
-#: What a target drops of a pool's messages. Healthy drafts have late and repeated nodes, and stale frames.
+#: Reasons to drop a pool's messages. Healthy drafts have late and repeated nodes, and stale frames.
 DRAFT_REASONS = {
     "late_nodes": "nodes whose parents were gone",
     "repeated_nodes": "nodes that were there already",
@@ -75,7 +74,6 @@ class PoolScore:
     _accepted: list[float] = field(default_factory=list)
 
     def observe(self, verified: Sequence[float], accepted: Sequence[float]) -> None:
-        """Scores of its nodes in one sequence's tree, and of those that were accepted."""
         self.verified += len(verified)
         self.accepted += len(accepted)
         self._verified += verified
@@ -87,7 +85,7 @@ class PoolScore:
             self._verified, self._accepted = [], []
 
     def calibrated(self, scores: Sequence[float]) -> list[float]:
-        """Log of the chance that its nodes of these scores are accepted, as far as was seen."""
+        """Log of the measured chance that its nodes of these scores are accepted."""
         chances: list[float] = np.log(self.calibration.chances(np.array(scores))).tolist()
         return chances
 
@@ -113,7 +111,7 @@ class DraftPool(DialedPool):
 
     @property
     def expected_load(self) -> float:
-        """Sessions that it will have: those of other targets as it last said, and ours. Equal pools take turns."""
+        """Sessions that it will have: others' as last reported, and ours. Equal pools take turns."""
         others = 0 if self.load is None else max(self.load.sessions - self.load.own_sessions, 0)
         return others + len(self.sessions)
 
@@ -132,17 +130,16 @@ class DraftPool(DialedPool):
         return now < self._busy_until
 
     def quiet(self, now: float) -> float:
-        """Seconds without a word, beyond the time that it said it would be busy."""
+        """Seconds without a word, beyond the announced busy time."""
         return now - max(self._last_heard, self._busy_until)
 
     @property
     def feature_drops(self) -> dict[str, int]:
-        """Frames of features that it could not use, by reason, of the reasons that are known here."""
         told = {} if self.load is None else self.load.own_feature_drops
         return {reason: told[reason] for reason in FEATURE_DROPS if reason in told}
 
     def keeps_sessions(self, now: float, *, alone: bool) -> bool:
-        """Whether its sessions stay with it; `alone`: no other pool answers."""
+        """`alone`: no other pool answers."""
         patience = (PATIENCE_ALONE if alone else PATIENCE) * 2.0 ** min(self._given_up, MAX_DOUBLINGS)
         return self.ready or (self.silent and self.quiet(now) <= patience)
 
@@ -270,8 +267,7 @@ class RemoteSession:
         self._opened.append(_Opened(pool.peer, now))
 
     def feedback(self, tokens: Sequence[int]) -> TreeFeedback | None:
-        """What became of its nodes in the step that commits `tokens`; None: nothing is to be told. Ask before its copy
-        commits them."""
+        """The fate of its nodes in the step that commits `tokens`, or None. Ask before its copy commits them."""
         verified, self.verified = self.verified, []
         path = set(self.copy.ids_along(tokens)) if verified else ()
         accepted = [node for node in verified if node.id in path]
@@ -304,11 +300,11 @@ def due_pieces(sessions: Iterable[RemoteSession], row_bytes: int, now: float) ->
 def merged(sessions: Sequence[RemoteSession], count: int) -> Guesses:
     """The `count` best nodes of the trees that several pools grow for one request.
 
-        pool a    the ─┬─ cat  0.5       pool b    the ─── cat  0.7       merged    the ─┬─ cat  0.7   a, b
-                       └─ dog  0.2                                                       └─ dog  0.2   a
+            pool a    the ─┬─ cat  0.5       pool b    the ─── cat  0.7       merged    the ─┬─ cat  0.7   a, b
+                           └─ dog  0.2                                                       └─ dog  0.2   a
 
-    Pools err in their own ways, so each pool's scores are first made what was seen of its nodes of such scores. Where
-    paths meet the best score holds, and the node is that pool's; each pool is told of it, and counts it as its own.
+    Each pool's scores are calibrated by its own nodes first. Where paths meet the best score holds and names the node;
+    each pool is told of it, and counts it as its own.
     """
     if len(sessions) == 1:
         return sessions[0].copy.best(count, sessions[0].origin)
@@ -321,7 +317,6 @@ def merged(sessions: Sequence[RemoteSession], count: int) -> Guesses:
 
 
 def _add(union: Guesses, tree: Guesses, scores: Sequence[float], origin: str) -> None:
-    """Add `tree` with other scores; a node that is there already gets the better one."""
     number, cut = {ROOT: ROOT}, {ROOT: 0.0}
     for node, (parent, token, score) in enumerate(zip(tree.parents, tree.tokens, scores, strict=True)):
         cut[node] = min(score, cut[parent])  # a path's chance does not rise along it

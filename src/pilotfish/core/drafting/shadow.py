@@ -1,19 +1,15 @@
-"""What a draft would have brought that guessed beside the live one, or where none did: its score.
+"""The score of a draft that guesses beside the live one, or where there is none.
 
-No draft changes a token. So once a request has ended, it is known what a step over any tree would have committed, and a
-shadow can be told of the request then, at the steps that would have been its own:
+No draft changes a token. So once a request has ended, the commit of a step over any tree is known, and a shadow can be
+told of the request then, at the steps that would have been its own:
 
     live     ├── 1 ──┼── 2 ──┼── 1 ──┼── 1 ──┼── 1 ──┤ ended
     shadow                                             Open ├── 1 ──┼── 3 ──┼── 2 ──┤     tokens that a step commits
                                                                its tree as of each step's beginning, late or not
 
-Beside the live steps it would have another rhythm: under plain decoding it has the time of three steps for three tokens
-that it would guess for in one, and whichever positions are counted, its trees are deeper there than they would be. In
-simulations that was up to 140 % too many tokens a step, where a level takes half of a step; here what is left is about
-1 % (docs/shadow.md).
-
-A step takes the target about as long whoever guesses, so the time of each is that of live steps of as many rows; and
-what its loop itself takes longer for the trees, as the shadow's own loop does the same work.
+At the live steps' rhythm its trees would be deeper than they would be live: up to 140 % too many tokens a step in
+simulations where a level takes half of a step; here about 1 % (docs/shadow.md). Each step takes as long as live steps
+of as many rows, plus the longer work of its own loop for the trees.
 """
 
 from __future__ import annotations
@@ -35,15 +31,14 @@ DEPTHS = 8
 
 
 def in_share(request: int, share: float) -> bool:
-    """Whether a request of this id is in a sample of all: the same one for everybody."""
+    """Whether the id is in a sample of all requests, the same for everybody."""
     digest = hashlib.blake2b(request.to_bytes(8), digest_size=8, person=b"pilotfish shadow").digest()
     return int.from_bytes(digest) < share * 2.0**64
 
 
 def known_tokens(step: Step, known: Mapping[int, Sequence[int]]) -> Ints:
-    """The target's token after each root and each node of a step, whose requests' tokens are `known` to their ends, by
-    id; NO_TOKEN beyond an end. Below a wrong guess it is the one after the right guess, which no walk reaches.
-    [step.num_samples]"""
+    """The target's token after each root and node of a step, by its requests' `known` tokens (by id); NO_TOKEN
+    beyond an end. Below a wrong guess it is the one after the right guess, which no walk reaches. [step.num_samples]"""
     depths, given = step.forest.nodes.depths.tolist(), list[int]()
     for request, (first, end) in zip(step.requests, pairwise(step.forest.starts.tolist()), strict=True):
         tokens, base = known[request.id], len(request.tokens)
@@ -75,7 +70,6 @@ class RecentRate:
         self._tokens = self._seconds = 0.0
 
     def add(self, tokens: int, seconds: float) -> None:
-        """Those of a step, and the sum of all sequences' time in it."""
         self._tokens = self.KEPT * self._tokens + tokens
         self._seconds = self.KEPT * self._seconds + seconds
 
@@ -85,7 +79,7 @@ class RecentRate:
 
 
 class ShadowScore(Struct):
-    """Sums over all requests that a shadow was told of. Steps are counted of each sequence."""
+    """Sums over all requests that a shadow was told of. Steps are counted per sequence."""
 
     requests: int = 0  # begun
     steps: int = 0
@@ -110,7 +104,6 @@ class ShadowTally:
         self.speed = RecentRate()
 
     def add(self, commits: Sequence[RequestCommit], hits: int) -> None:
-        """Of a step, `hits` of whose sequences had one."""
         sums = self.sums
         sums.hits += hits
         for commit in commits:

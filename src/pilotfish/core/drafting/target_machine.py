@@ -1,4 +1,4 @@
-"""The target's half of the draft protocol: which pool drafts for which request, and what each is told, when.
+"""The target's half of the draft protocol: which pool drafts for which request, and the messages to each.
 
     OPENING ── asked for a tree, a pool is ready: Open ──► GROWING ◄─── asked for a tree ─── RESTING
        ▲                                                      │ └──── Commit is sent ───────────► │
@@ -7,10 +7,8 @@
        └──── LOST ◄─────────────────── Resync, or a Tree is missing ──────────────────────────────┘
                └── asked for a tree: Open again, one generation up ──► GROWING
 
-Commits of a growing session are sent at once; those of a resting one, or of one that its pool has no room for (Pause),
-are collected. A pool that wants features gets those of both, as soon as they are computed. Where several pools guess
-for a request, it has a session with each, and the trees are merged. A session whose pool goes is OPENING again, and one
-whose pool drains is so after its next commit. `remote_drafts.py` owns sockets, clocks and locks.
+Commits of a growing session are sent at once; those of a resting one, or one without room at its pool (Pause), are
+collected. A session is OPENING again if its pool goes, and after its next commit if its pool drains.
 """
 
 from __future__ import annotations
@@ -157,7 +155,6 @@ class TargetMachine(Dialer[DraftPool]):
                     session.verified = session.copy.nodes_of(trees, first, end)
 
     def commit(self, request: Request, tokens: Sequence[int], now: float) -> bool:
-        """`tokens` were just added to `request`; whether all were in its tree."""
         sessions = self._of(request)
         if not sessions:
             return False
@@ -208,7 +205,6 @@ class TargetMachine(Dialer[DraftPool]):
             pool.told.tell(salt_digest(request.cache_salt, self._options.salt_key), told)
 
     def _asked(self, request: Request, now: float) -> Sequence[RemoteSession]:
-        """The sessions of a request whose tree is asked for: growing where pools can be had."""
         sessions = self._by_request.setdefault(request.id, [])
         wanted = min(self._options.pools_each, max(len(self.pools), 1))
         while len(sessions) < wanted:
@@ -283,7 +279,7 @@ class TargetMachine(Dialer[DraftPool]):
         return due_pieces([s for s in following if s.pool and s.pool.can(FEATURES)], row_bytes, now)
 
     def send_features(self, pieces: Sequence[FeaturePiece], frames: Sequence[FeatureRows], now: float) -> None:
-        """What a step has committed goes before its Commit, which is in the outbox; the rest comes after them."""
+        """Features of a step's commit go before the Commit in the outbox, the rest after."""
         before = list[Outgoing]()
         for piece, frame in zip(pieces, frames, strict=True):
             session = self.sessions.get(piece.session)
@@ -296,7 +292,7 @@ class TargetMachine(Dialer[DraftPool]):
         self.outbox[:0] = before
 
     def _best_pool(self, session: RemoteSession, now: float) -> DraftPool | None:
-        """The one with the fewest sessions; one that refused this session, or is busy, only where there is no other."""
+        """The one with the fewest sessions; one that refused this session, or is busy, only without others."""
         wanted, others = session.request.draft, [other.pool for other in self._of(session.request)]
         taking = [pool for pool in self.pools if pool.takes_sessions and wanted in ("", pool.revision)]
         able = [pool for pool in taking if pool not in others and session.may_open(pool, now)]
@@ -308,8 +304,8 @@ class TargetMachine(Dialer[DraftPool]):
         return min([*able[first:], *able[:first]], key=cost, default=None)
 
     def _set_back(self, session: RemoteSession, now: float, *, breach: bool = False) -> None:
-        """It is opened anew at the next step. Where that has just not helped, or its pool broke the protocol, it is
-        without a draft for a while: no pool may have a target send whole sequences step after step."""
+        """If opening it anew has just not helped, or its pool broke the protocol, it is without a draft for a while:
+        no pool may have a target send whole sequences step after step."""
         quarantine = self._options.quarantine
         session.setbacks = session.setbacks + 1 if now - session.opened <= quarantine else 0
         paused = breach or session.setbacks > 1
@@ -354,7 +350,7 @@ class TargetMachine(Dialer[DraftPool]):
         return any(other.takes_sessions for other in self.pools if other is not pool)
 
     def _abandon(self, pool: DraftPool) -> None:
-        """Its sessions are opened elsewhere, or there once it is back: it may have forgotten them."""
+        """Its sessions are opened elsewhere, or there again: it may have forgotten them."""
         if pool.sessions:
             pool.give_up()
         for number in list(pool.sessions):

@@ -30,13 +30,12 @@ def _base(tokenizer: Any) -> dict[str, Any]:
 
 
 def text_digest(tokenizer: Any) -> str:
-    """SHA-256, in hex, of all that maps texts to ids and ids to texts, added tokens too."""
+    """SHA-256, in hex, of all that maps texts to ids and back, added tokens too."""
     text = _whole(tokenizer).to_str()
     return hashlib.sha256(text[text.index('"added_tokens"') :].encode()).hexdigest()  # before it: how calls pad and cut
 
 
 def added_tokens(tokenizer: Any) -> dict[int, str]:
-    """Tokens beyond the base vocabulary by their ids, the lowest `MAX_ADDED`."""
     base = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
     every = sorted(tokenizer.backend_tokenizer.get_added_tokens_decoder().items())
     added = {i: one.content for i, one in every if base.get(one.content) != i and len(one.content) <= LONGEST_TOKEN}
@@ -44,8 +43,7 @@ def added_tokens(tokenizer: Any) -> dict[int, str]:
 
 
 def leave_out(tokenizer: Any, vocab_size: int) -> None:
-    """Take the entries that its model, of `vocab_size` embeddings, lacks from a tokenizer. Digests and comparisons stay
-    those of its files."""
+    """Remove ids that a model of `vocab_size` embeddings lacks. Digests and comparisons stay those of its files."""
     backend = tokenizer.backend_tokenizer
     if backend.get_vocab_size(with_added_tokens=False) > vocab_size:
         described = without_ids_from(json.loads(backend.to_str()), vocab_size)
@@ -63,8 +61,7 @@ def _whole(tokenizer: Any) -> Any:
 
 
 def with_added(backend: Any, added: Iterable[Any]) -> Any:
-    """The same with these added tokens instead, in order of their ids; it shares the model, which takes seconds to
-    read."""
+    """The same with other added tokens, by their ids; shares the model, which takes seconds to read."""
     made = type(backend)(backend.model)
     for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder", "encode_special_tokens"):
         setattr(made, name, getattr(backend, name))
@@ -91,7 +88,7 @@ def _model_without(model: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
 
 
 def why_unequal(target: Any, draft: Any) -> str | None:
-    """Why the ids of one tokenizer cannot be guesses for the other; None: they can."""
+    """Why ids of one cannot be guesses for the other; None: they can."""
     vocabularies = (_whole(one).get_vocab(with_added_tokens=False) for one in (target, draft))
     reason = difference(*vocabularies) or clash(added_tokens(target), added_tokens(draft))
     if reason is not None:
@@ -103,7 +100,7 @@ def why_unequal(target: Any, draft: Any) -> str | None:
 
 
 def why_ids_differ(one: Any, other: Any) -> str | None:
-    """Why a text's ids, added tokens too, may mean something else to the other tokenizer; None: they mean the same."""
+    """Why a text's ids, added tokens too, may mean something else to the other; None: they do not."""
     if (reason := why_unequal(one, other)) is not None:
         return reason
     ours, theirs = added_tokens(one), added_tokens(other)
@@ -112,13 +109,11 @@ def why_ids_differ(one: Any, other: Any) -> str | None:
 
 
 def difference(target: Mapping[str, int], draft: Mapping[str, int]) -> str | None:
-    """The first token with different ids in two maps, and how many there are; None: none."""
     differing = {token for token in target.keys() | draft.keys() if target.get(token) != draft.get(token)}
     return _told(differing, target, draft) if differing else None
 
 
 def clash(target: Mapping[int, str], draft: Mapping[int, str]) -> str | None:
-    """The same for added tokens by their ids, where each may have tokens that the other lacks."""
     ours, theirs = ({token: i for i, token in added.items()} for added in (target, draft))
     moved = {token for token in ours.keys() & theirs.keys() if ours[token] != theirs[token]}
     taken = {token for i in target.keys() & draft.keys() if target[i] != draft[i] for token in (target[i], draft[i])}

@@ -4,8 +4,8 @@
                  │      │          │    │
     draft    " return" "s" " " "(" "x" </s>     the draft's ids: only what its forward reads
 
-What a draft gives are the target's ids, of tokens that both have (`core.executor.SharedTokens`). What it reads is the
-target's text as its own tokenizer writes it (`core/drafting/mapped_text.py`).
+Drafts give ids of the target, of tokens that both have (`core.executor.SharedTokens`). They read the target's text as
+their own tokenizer writes it (`core/drafting/mapped_text.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pilotfish.core.sampling.constraint import GrammarSource, MaskMaker, masks_when_asked, no_grammars
 from pilotfish.core.scheduling.executor import SharedTokens
 
-#: Read in place of what the draft has no token for. No vocabulary is as large.
+#: Read in place of text that the draft has no token for. No vocabulary is as large.
 UNREAD = (1 << 31) - 1
 #: Bytes of the longest token that bytes are spelled with.
 LONGEST_SPELLED = 16
@@ -33,16 +33,15 @@ _ESCAPED = re.compile(r"([\udc80-\udcff]+)")
 class TokenTable:
     plain: Mapping[int, bytes]  # of tokens with the same bytes the first is the one that the tokenizer writes
     added: Mapping[int, str]  # texts of added tokens; of those that are not special the bytes are in `plain`, too
-    encode: Callable[[str], Sequence[int]]  # writes a text, whatever it says, without special tokens
+    encode: Callable[[str], Sequence[int]]  # writes a text, even one like a special token, without special tokens
     lead: tuple[int, ...] = ()  # special tokens that the tokenizer puts before a text
-    roles: Mapping[str, int] = field(default_factory=dict)  # special tokens by what they are for
+    roles: Mapping[str, int] = field(default_factory=dict)  # special tokens by their use
 
     @property
     def size(self) -> int:
         return 1 + max(chain(self.plain, self.added), default=-1)
 
     def spellings(self) -> dict[bytes, int]:
-        """The tokens that are written, by their bytes."""
         found = dict[bytes, int]()
         for token, data in self.plain.items():
             if data:
@@ -73,11 +72,11 @@ class VocabularyMap:
         return self._pairs[token]
 
     def mark(self, token: int) -> int | None:
-        """The draft's token for a special one of the target's, which belongs to no text; None for one that does."""
+        """The draft's token for a special one of the target's; None for one that belongs to text."""
         return self._marks.get(token) if token in self._texts else UNREAD
 
     def text(self, token: int) -> bytes:
-        """Of one that `mark` has none for."""
+        """Only for tokens without a `mark`."""
         return self._texts[token]
 
     def pieces(self, token: int) -> list[int]:
@@ -92,15 +91,14 @@ class VocabularyMap:
         return len(self._draft.plain.get(token, b"?"))
 
     def written(self, data: bytes) -> list[int]:
-        """As the draft's tokenizer writes it; what is no text is spelled."""
-        parts = _ESCAPED.split(data.decode(errors="surrogateescape"))  # text, what is none, text, …
+        parts = _ESCAPED.split(data.decode(errors="surrogateescape"))  # text, bytes that are none, text, …
         tokens = list[int]()
         for place, part in enumerate(parts):
             tokens += self._spelled(part.encode(errors="surrogateescape")) if place % 2 else self._encoded(part)
         return tokens
 
     def _encoded(self, text: str) -> list[int]:
-        """Lines that the tokenizer would change, as a normalizer may, are spelled."""
+        """Spells lines that the tokenizer would change, as a normalizer may."""
         whole = self._unchanged(text)
         if whole is not None:
             return whole
@@ -113,7 +111,6 @@ class VocabularyMap:
         return tokens if said == text.encode() else None
 
     def _spelled(self, data: bytes) -> list[int]:
-        """In the longest tokens that fit, one after the other."""
         tokens, place = list[int](), 0
         while place < len(data):
             ends = range(min(place + LONGEST_SPELLED, len(data)), place, -1)
@@ -124,7 +121,7 @@ class VocabularyMap:
 
 
 def _pairs(target: TokenTable, draft: TokenTable) -> dict[int, int]:
-    """Tokens of both, each once: added ones by their texts, special ones by what they are for, all by their bytes."""
+    """Tokens of both, each once: added ones by text, special ones by role, all by bytes."""
     by_text = {text: token for token, text in draft.added.items()}
     pairs = dict[int, int]()
     _pair(pairs, ((token, by_text.get(text)) for token, text in target.added.items()))
@@ -144,8 +141,6 @@ def _pair(pairs: dict[int, int], found: Iterable[tuple[int, int | None]]) -> Non
 
 @dataclass(frozen=True)
 class Unshared:
-    """Token ids of a draft that its target lacks."""
-
     ids: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     first: int = 1 << 31  # and all from here on
 
@@ -156,8 +151,6 @@ class Unshared:
 
 @dataclass(frozen=True)
 class MappedVocabulary:
-    """That of targets which a draft serves through a map."""
-
     map: VocabularyMap
     added_tokens: Mapping[int, str]  # of the target, beyond its base vocabulary, by their ids
     grammars: GrammarSource = no_grammars  # by the target's tokenizer

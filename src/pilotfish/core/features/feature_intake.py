@@ -1,4 +1,4 @@
-"""A draft's side of features: which it needs, and what becomes of the frames that hold them."""
+"""A draft's side of features: which it needs, and the use of the frames that hold them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pilotfish.core.features.feature_rows import FEATURE_TYPES, decoded_rows
 from pilotfish.core.features.features import Features
 from pilotfish.errors import WireError
 
-#: Seconds between two counts of what a tenant has that is at its limit.
+#: Seconds between two counts of the rows of a tenant at its limit.
 COUNTING = 0.05
-#: What a target of this program would offer the right features with.
+#: How a target of this program would offer the right features.
 _RIGHT = "it must be started with --features and this draft's head"
 
 
@@ -36,7 +36,7 @@ class FeatureNeed:
 
 
 class FeatureIntake:
-    """Puts features into the logs of sessions: of all tenants about as many as there are slots, in equal shares."""
+    """Puts features into sessions' logs: of all tenants about as many as there are slots, in equal shares."""
 
     def __init__(self, need: FeatureNeed, table: SessionTable) -> None:
         self.need = need
@@ -47,7 +47,7 @@ class FeatureIntake:
         self._counted: dict[str, float] = {}
 
     def take(self, session: DraftSession | None, message: FeatureRows, now: float) -> str | None:
-        """One of `feature_sending.FEATURE_DROPS` where it is of no use."""
+        """One of `feature_sending.FEATURE_DROPS` if the frame is of no use."""
         if session is None or session.generation != message.generation or session.evicted:
             return "stale"
         if message.digest != message.digested():
@@ -69,7 +69,7 @@ class FeatureIntake:
         return None
 
     def _has_room(self, tenant: str, count: int, now: float) -> bool:
-        """Sessions are only looked at when the tenant has had as many rows as it may have since they were last."""
+        """Counts sessions only when the tenant has had as many rows as it may have since the last count."""
         if self._left[tenant] < count and now - self._counted.get(tenant, -COUNTING) >= COUNTING:
             self._count(tenant, now)
         if self._left[tenant] < count:
@@ -78,7 +78,7 @@ class FeatureIntake:
         return True
 
     def _count(self, tenant: str, now: float) -> None:
-        """Tenants without a session are forgotten: without keys each target that ever came would be one."""
+        """Forgets tenants without a session: without keys each target that ever came would be one."""
         present = {session.tenant for session in self._table}
         for gone in self._counted.keys() - present:
             del self._left[gone], self._counted[gone]

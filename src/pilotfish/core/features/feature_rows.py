@@ -1,12 +1,12 @@
-"""Features as bytes: rows of numbers, little-endian, one after the other.
+"""Features as bytes: rows of little-endian numbers, one after the other.
 
     float32    as they are
     bfloat16   the upper half of a float32, rounded to even
     fp8        e4m3 (sign, 4 bits of exponent with bias 7, 3 of mantissa, no infinity), times the row's scale
     int8       times the row's scale
 
-A scale is a float32: the row's largest number over the largest of the type. A row with a number that is not finite is
-one that is not known.
+A scale is a float32: the row's largest number over the largest of the type. A row with a number that is not finite
+counts as unknown.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ Bytes: TypeAlias = NDArray[np.uint8]
 
 
 def feature_type(name: str) -> FeatureType:
-    """ParameterError for one that nobody knows."""
     for kind in FEATURE_TYPES:
         if kind == name:
             return kind
@@ -51,7 +50,7 @@ class CodedRows:
 
 
 def coded(features: Features, kind: FeatureType) -> CodedRows:
-    """Some rows at a time: what is computed on the way stays in the processor's caches."""
+    """Some rows at a time, so that intermediate values stay in the processor's caches."""
     values = np.ascontiguousarray(features, "<f4")
     some = max(AT_A_TIME // max(values.shape[1], 1), 1)
     parts = [_coded(values[first : first + some], kind) for first in range(0, max(len(values), 1), some)]
@@ -72,7 +71,7 @@ def _coded(values: NDArray[np.float32], kind: FeatureType) -> CodedRows:
 
 
 def decoded_rows(rows: bytes, scales: bytes, kind: FeatureType, width: int) -> Features:
-    """WireError where the bytes are not those of whole rows and their scales."""
+    """WireError where the bytes are not whole rows and their scales."""
     size = width * ITEM_BYTES[kind]
     count = len(rows) // size
     if not count or count * size != len(rows):
@@ -106,7 +105,7 @@ def _no_scales(count: int) -> Bytes:
 
 
 def _scales(values: NDArray[np.float32], kind: FeatureType) -> NDArray[np.float32]:
-    """[n, 1]; NaN for a row that is not known."""
+    """[n, 1]; NaN for an unknown row."""
     largest = np.abs(values).max(axis=1, keepdims=True, initial=0.0)
     scales: NDArray[np.float32] = np.maximum(largest / np.float32(LARGEST[kind]), np.finfo(np.float32).tiny)
     scales[~np.isfinite(largest)] = np.nan

@@ -4,9 +4,8 @@
     features of       [ told ][ due ]
     a session
 
-What a step has committed is due in few rows: it goes before its Commit, for the draft waits for it. A prompt, or a
-sequence that was opened anew, is behind by many: it catches up piece by piece, after everybody's Commits, so many bytes
-a step, and only while what is on the way to its pool is little.
+A step's few rows go before its Commit, as the draft waits for them. A prompt, or a sequence that was opened anew,
+catches up piece by piece after all Commits: so many bytes a step, and only while little is on the way to its pool.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from pilotfish.core.features.feature_rows import ITEM_BYTES, CodedRows, FeatureT
 FRESH = 64
 #: Bytes of backlog that go out in a step: of a session, and of all together.
 SESSION_BYTES, STEP_BYTES = 1 << 19, 1 << 20
-#: Bytes of backlog on the way to a pool from which on no more goes to it, and seconds after which they count no longer:
-#: what is lost is never answered. What steps commit is not counted: many sequences have as much on the way at any time.
+#: Bytes of backlog on the way to a pool at which no more goes to it, and seconds after which they are taken for lost,
+#: as losses are never answered. A step's own rows do not count: many sequences have as much on the way at any time.
 WINDOW, LOST_AFTER = 8 << 20, 1.0
 #: Why a frame is of no use to a draft. Healthy targets cause only `stale` ones.
 FEATURE_DROPS = {
@@ -75,7 +74,7 @@ class FeatureLine:
         return replace(frame, number=self.frames)
 
     def came(self, number: int) -> None:
-        """The pool has received that frame; those before it have come, or never will."""
+        """The pool has received that frame; those before it have come, or are lost."""
         while self._unanswered and self._unanswered[0].number <= number:
             self.under_way -= self._unanswered.popleft().size
 

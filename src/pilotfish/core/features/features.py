@@ -1,11 +1,9 @@
-"""What a target tells a trained head of its hidden states: a vector for each committed token, its feature.
+"""A target's features for a trained head: a vector of its hidden states for each committed token.
 
-    position        0    1    2    3    4
-    token           a    b    c    d    e        e: the last committed one, the root
-    feature         A    B    C    D    -        the target has not run e yet
-    row of a head        A b  B c  C d  D e      the feature of the token before, and the token
-
-A row needs the feature before it, so the first token has none.
+position        0    1    2    3    4
+token           a    b    c    d    e        e: the last committed one, the root
+feature         A    B    C    D    -        the target has not run e yet
+row of a head        A b  B c  C d  D e      the feature of the token before, and the token
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ Features: TypeAlias = NDArray[np.float32]
 
 
 class FeatureSource(Protocol):
-    """A target whose slots keep the features of their tokens, as they keep KV."""
+    """A target whose slots keep their tokens' features, as they keep KV."""
 
     @property
     def feature_width(self) -> int: ...
@@ -34,8 +32,7 @@ class FeatureSource(Protocol):
 
 
 class FeatureLog:
-    """Features of one sequence on their way to the rows that need them, in order. Where some were lost the rows are
-    computed all the same."""
+    """One sequence's features on their way to the rows that need them, in order. A lost one's row goes without."""
 
     def __init__(self, width: int) -> None:
         self._none = np.full(width, np.nan, np.float32)
@@ -48,7 +45,6 @@ class FeatureLog:
         return len(self._rows)
 
     def put(self, first: int, rows: Features) -> None:
-        """The features of positions from `first` on. What came before and is needed no more is ignored."""
         skipped = max(self._first - first, 0)
         for position, row in enumerate(rows[skipped:], first + skipped):
             self._rows[position] = row.copy()  # without the others that came with it
@@ -61,7 +57,6 @@ class FeatureLog:
         return np.stack(found) if found else np.zeros((0, len(self._none)), np.float32)
 
     def forget(self, before: int) -> None:
-        """The rows of tokens up to `before` are computed: they need no features again."""
         first = max(before - 1, self._first)
         for position in range(self._first, first):
             if self._rows.pop(position, None) is None and self._gap is None:
@@ -69,11 +64,10 @@ class FeatureLog:
         self._first, self.reach = first, max(self.reach, first)
 
     def num_whole(self, count: int) -> int:
-        """Of the first `count` tokens, whose rows are computed, those that went without no feature."""
+        """How many of the first `count` tokens, whose rows are computed, come before the first lost feature."""
         return count if self._gap is None else min(count, self._gap + 1)
 
     def restart(self, first: int) -> None:
-        """Nothing is known; positions from `first` on are to come."""
         self._rows, self._first, self.reach = {}, first, first
         if self._gap is not None and self._gap >= first:
             self._gap = None

@@ -1,5 +1,4 @@
-"""Fields that the protocols between processes have in common, with the limits of their values: what decodes can be
-handled."""
+"""Fields that several protocols share, with limits so that a decoded message can be handled."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ Length: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 31)]
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT)]
 Tokens: TypeAlias = Annotated[list[Index], Meta(max_length=1 << 22)]
 Milliseconds: TypeAlias = Annotated[float, Meta(ge=0.0, lt=1e9)]
-#: By the sender's own clock, whatever its origin.
+#: By the sender's own clock, of any origin.
 Microseconds: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]
 #: Bytes of a salt's digest.
 SALT_BYTES = 16
@@ -43,7 +42,7 @@ def salt_digest(salt: str | None, key: bytes) -> bytes | None:
 
 
 class Readable(Struct, frozen=True):
-    """Its fields of type Text are for people: control characters in them are escaped, whoever wrote them."""
+    """Its Text fields are for people: control characters in them are escaped."""
 
     def __post_init__(self) -> None:
         for name in _texts(type(self)):
@@ -58,15 +57,13 @@ def _texts(kind: type[Readable]) -> tuple[str, ...]:
 
 
 class Echo(Struct, frozen=True):
-    """Times of messages, from which each side measures the way to the other (`EchoClock`)."""
-
     sent: Microseconds  # when this message was
     heard: Microseconds | None = None  # `sent` of the last message of the other side's that had an echo
     held: Microseconds = 0  # between that message's arrival and `sent`
 
 
 class Error(Readable, tag="error", frozen=True):
-    """A frame was of no use. Sent seldom: `count` says of how many this tells."""
+    """A frame was of no use. Sent seldom: `count` is the number of such frames."""
 
     code: Text  # which rule was broken, of `peer.CODES`
     about: Text  # the type of the frame; "": it has none

@@ -5,7 +5,7 @@
           ready ◄── load, now and then ───────────────────┤
           silent, lost, back; refusals; what was dropped    those that are silent are forgotten
 
-The machines on both sides have no socket, clock or lock: whoever owns one sends its `outbox` and logs the notices.
+The machines have no socket, clock or lock: their owners send the `outbox` and log the notices.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ CODES = {
 
 
 class EchoClock:
-    """Measures how long messages are on their way, at either side.
+    """Measures the delay of messages, at either side.
 
-        target    sent ─────────────┐             ┌──► now
-        draft                       └─► held ─────┘ sent, heard, held      round trip = now - heard - held
+            target    sent ─────────────┐             ┌──► now
+            draft                       └─► held ─────┘ sent, heard, held      round trip = now - heard - held
 
-    No clock is compared with the other side's. A message's wait on arrival, a forward perhaps, counts as its way, so
-    the least of the last round trips is taken (RFC 5905, clock filter), and half of it for one way.
+    Each side uses its own clock. A wait on arrival counts as delay, so the least of the last round trips is taken (RFC
+    5905, clock filter), and half of it for one way.
     """
 
     def __init__(self) -> None:
@@ -92,15 +92,14 @@ class _Told:
 
 
 class Seldom:
-    """Decides when to tell of something that happens again and again: at once, then in sum, after pauses that double
-    up to `last` seconds."""
+    """Decides when to report a repeated event: at once, then in sum, after pauses that double up to `last` seconds."""
 
     def __init__(self, first: float, last: float) -> None:
         self._first, self._last = first, last
         self._told: dict[str, _Told] = {}
 
     def add(self, key: str, count: int, now: float) -> tuple[int, float] | None:
-        """How many there were since it was last told of, and for how many seconds; None: it is told later."""
+        """How many since the last report, and for how many seconds; None: report later."""
         told = self._told.get(key)
         if told is not None and now - told.at < told.pause:
             told.untold += count
@@ -111,22 +110,18 @@ class Seldom:
 
 
 class ErrorReports:
-    """Tells one peer of its frames that were of no use: seldom, and by the name of the rule that was broken."""
-
     def __init__(self) -> None:
         self._seldom = Seldom(PERIOD, PERIOD)
 
     def of(self, code: str, about: str, reason: str, now: float, session: int = 0, generation: int = 0) -> Error | None:
-        """The Error to send now of a frame that broke the rule `code` of CODES; None: later, in sum."""
+        """The Error to send now for a frame that broke rule `code` of CODES; None: later, in sum."""
         told = self._seldom.add(code, 1, now)
         return told and Error(code, about[:MAX_TEXT], reason[:MAX_TEXT], told[0], session, generation)
 
 
 class Drops:
-    """Counts by reason what a target dropped of one pool's messages, and gives few notices of it."""
-
     def __init__(self, pool: str, notices: list[Notice], reasons: Mapping[str, str], faults: Collection[str]) -> None:
-        """`reasons`, and the meaning of each; those in `faults` are warnings."""
+        """`reasons` with their meanings; those in `faults` are warnings."""
         self.counts = dict.fromkeys(reasons, 0)
         self._reasons, self._faults = reasons, faults
         self._pool, self._notices = pool, notices
@@ -148,10 +143,8 @@ class Drops:
 
 @dataclass
 class DialedPool:
-    """A pool as a target knows it: `ready` while it answers. A lost one is greeted on, and ready again when it answers.
-
-    The first loss gives a notice, unless it was to leave; further ones are counted until it is back to stay.
-    """
+    """`ready` while it answers; a lost one is still greeted. Its first loss gives a notice, unless it was to leave;
+    further ones are counted until it is back to stay."""
 
     REASONS: ClassVar[Mapping[str, str]]  # why something that it sent is dropped, and the meaning of each
     FAULTS: ClassVar[Collection[str]]  # those that no pool has reason to cause
@@ -189,11 +182,9 @@ class DialedPool:
         return True
 
     def quiet(self, now: float) -> float:
-        """Seconds without a word."""
         return now - self._last_heard
 
     def fell_silent(self, now: float) -> str:
-        """The reason to lose it; "": there is none."""
         silent = self.ready and self.quiet(now) > SILENCE
         return f"{self.name} has been silent for {SILENCE:.1f} s" if silent else ""
 
@@ -216,8 +207,7 @@ class DialedPool:
             self.warn(f"{reason}; {self.WITHOUT}")
 
     def report_refusal(self, reason: str, now: float) -> None:
-        """It is left alone for a moment. The first reason gives a notice, and another one does so later, if not soon: a
-        pool may give any number."""
+        """Leaves it alone for a moment. The first reason gives a notice, others rarely: a pool may give any number."""
         if reason != self._reported_refusal and now - self._refusal_reported >= FIRST_PAUSE:
             self.warn(f"{self.role}_pool: {self.name} refused: {reason}; the target serves without it")
             self._reported_refusal, self._refusal_reported = reason, now
@@ -231,7 +221,7 @@ P = TypeVar("P", bound=DialedPool)
 
 
 class Dialer(Generic[P]):
-    """A target's machine: its pools, and the messages for them. Every method takes the present time."""
+    """A target's machine: its pools, and messages for them. Methods take the present time."""
 
     def __init__(self, pools: Sequence[P]) -> None:
         self.pools = tuple(pools)  # a new tuple at each change: other threads read it
@@ -261,8 +251,7 @@ T = TypeVar("T", bound=GreetedTarget)
 
 
 class Listener(Generic[T]):
-    """A worker's machine: the targets that greeted it, and the messages for them. Every method takes the present
-    time."""
+    """A worker's machine: the targets that greeted it, and messages for them. Methods take the present time."""
 
     def __init__(self) -> None:
         self.outbox: list[Outgoing] = []
@@ -280,7 +269,7 @@ class Listener(Generic[T]):
         return f"there are {count} targets of {tenant or 'everyone'} already" if count >= MAX_TARGETS else None
 
     def _count_malformed(self, peer: Peer, reason: str) -> T | None:
-        """A frame that is no message costs nobody anything. A target's first gives a notice. The target, if known."""
+        """A target's first malformed frame gives a notice. The target, if known."""
         target = self._targets.get(peer)
         if target is not None:
             target.malformed += 1

@@ -1,4 +1,4 @@
-"""KV that a prefill worker computes for a target, as a scheduler sees it: like a load from tiers (`tiers.py`).
+"""KV that a prefill worker computes for a target; to a scheduler like a load from tiers (`tiers.py`).
 
 position   0 ............ first ......................... n │ last
            [ it has        ][ slots, filled by the hand-over ][ its own row, which samples ]
@@ -18,7 +18,7 @@ WHOLE = "whole"
 
 @dataclass
 class HandOverReport:
-    """What a hand-over took and brought; parts of its time, in seconds, that are not known are 0.
+    """Times in seconds; unknown ones are 0.
 
     began ├── queued ──┼────────── computing ──────────┼─ exposed ─┤ began + seconds
           ├───────── arriving ─────────┼─ segments come ───────────┤
@@ -40,12 +40,12 @@ class HandOverReport:
 
     @property
     def told(self) -> bool:
-        """Whether the pool has said how long it took, and nothing was lost: its parts are known."""
+        """Whether its parts are known: the pool has told its times, and nothing was lost."""
         return self.outcome == WHOLE and self.computing > 0
 
     @property
     def exposed(self) -> float:
-        """Seconds that the transfer, and the messages, took on top of waiting and computing."""
+        """Seconds of transfer and messages on top of waiting and computing."""
         return max(self.seconds - self.queued - self.computing, 0.0) if self.told else 0.0
 
     def as_json(self) -> dict[str, Any]:
@@ -58,8 +58,6 @@ class HandOverReport:
 
 @dataclass(eq=False)
 class HandOver:
-    """KV on its way from a prefill worker into slots that a request owns. Two of them are never equal."""
-
     tokens: Sequence[int]  # the sequence up to the last one whose KV is wanted
     slots: Slots  # [n], of the last n tokens
     salt: str | None = None
@@ -78,8 +76,6 @@ class HandOver:
 
 @dataclass
 class HandOverTotals:
-    """Of the hand-overs by one transport that have ended, since the start."""
-
     outcomes: dict[str, int] = field(default_factory=dict)
     tokens: int = 0
     size: int = 0  # bytes
@@ -95,24 +91,23 @@ class HandOverTotals:
 
 
 class Prefills(Protocol):
-    """Prefill workers elsewhere, called from the scheduler's thread. None raises for what fails elsewhere: the tokens
-    are computed here then."""
+    """Called from the scheduler's thread. Failures elsewhere do not raise: the tokens are then computed here."""
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """How long a forward here took that computed KV of so many tokens of prompts; 0: it only decoded."""
+        """A forward here took so long and computed KV of so many prompt tokens; 0: it only decoded."""
 
     def worth_sending(self, tokens: Sequence[int], first: int, salt: str | None, waiting: int, neighbours: int) -> bool:
-        """Whether KV of tokens [first, len(tokens)) is there sooner when computed elsewhere; `waiting` tokens are
-        computed here before, and `neighbours` requests decode meanwhile."""
+        """Whether KV of tokens [first, len(tokens)) comes sooner from elsewhere; `waiting` tokens are computed here
+        before it, and `neighbours` requests decode meanwhile."""
 
     def begin(self, handover: HandOver) -> None:
-        """Have it computed, and its slots filled: what was just found worth sending."""
+        """Have it computed and its slots filled, after `worth_sending`."""
 
     def poll(self) -> None:
-        """Hand-overs that have ended, or take too long, get their `count`; nobody writes to their slots any more."""
+        """Hand-overs that have ended, or take too long, get their `count`; their slots are written no more."""
 
     def cancel(self, handover: HandOver) -> None:
         """It has its `count` when this returns."""
 
     def wait(self) -> None:
-        """Until a hand-over may have ended; a few milliseconds at most."""
+        """Returns when a hand-over may have ended; after a few milliseconds at most."""

@@ -1,4 +1,4 @@
-"""The target's half of hand-overs: which pool computes what, whether what comes is what was ordered, how long to wait.
+"""The target's half of hand-overs: which pool computes what, the check of what comes, and how long to wait.
 
     begin ── PrefillOrder ──► SegmentReady, OrderDone
                                  │ Fetch ──► SegmentBytes, where the worker's memory cannot be read
@@ -9,8 +9,8 @@
                                  ▼
                               settle: the first tokens that are in the slots in every layer ── Release
 
-A hand-over ends once, in `settle` or `cancel`. The machine has no socket, clock or lock: `remote_prefills.py`
-owns those, sends `outbox`, does `work` and logs the pools' notices.
+A hand-over ends once, in `settle` or `cancel`. The machine has no socket, clock or lock: `remote_prefills.py` owns
+those and does `work`.
 """
 
 from __future__ import annotations
@@ -43,13 +43,12 @@ from pilotfish.core.prefilling.prefill_messages import (
 from pilotfish.core.prefilling.prefill_pools import PrefillPool, mismatch
 from pilotfish.core.prefilling.segments import SegmentReference
 
-#: Seconds that a hand-over may take at least, and how many times those that it was expected to take, or that computing
-#: here would; and seconds where nothing is known of either.
+#: Least seconds of patience with a hand-over, its factor on the expected seconds (or those of computing here), and
+#: seconds if neither is known.
 LEAST, PATIENCE, UNKNOWN = 1.0, 3.0, 30.0
-#: Seconds without anything of a hand-over at least, how many times those that the pool's queue takes, and seconds at
-#: most once something of it has come.
+#: Seconds without news of a hand-over: at least, as a factor on the pool's queue, and at most once something came.
 STALL, STALLS, LONGEST_STALL = 0.25, 2.0, 5.0
-#: Seconds that OrderDone may be late once all is there: what it says is for people.
+#: Seconds that OrderDone may come late once all is there: it is only for reports.
 LAST_WORD = 0.02
 
 #: Why a hand-over ended before it brought all its tokens.
@@ -65,7 +64,7 @@ _FAULTS = (FAILED, LATE, STALLED, REFUSED)
 
 @dataclass(frozen=True)
 class OpenMemory:
-    """Work: open the memory of a pool's segments, then call `opened`."""
+    """Open the memory of a pool's segments, then call `opened`."""
 
     pool: PrefillPool
     welcome: Welcome
@@ -73,15 +72,14 @@ class OpenMemory:
 
 @dataclass(frozen=True)
 class CloseMemory:
-    """Work: unmap it. While mapped it takes room on its host, even if its owner is gone."""
+    """Unmap it: while mapped it takes room on its host, even if its owner is gone."""
 
     pool: PrefillPool
 
 
 @dataclass(frozen=True)
 class ReadSegment:
-    """Work: read a segment, unless it came as `data`, check it and write it into the slots; then call `landed` or
-    `refuse`."""
+    """Read a segment, unless it came as `data`, check it, write it into the slots; then call `landed` or `refuse`."""
 
     incoming: Incoming
     reference: SegmentReference
@@ -96,8 +94,7 @@ class HandOverMachine(Dialer[PrefillPool]):
         least: int | None = None,
         salt_key: bytes = b"",
     ) -> None:
-        """`greeting` may be set later, before the first pool joins. `least`: tokens from which on prompts are sent;
-        None: where that is sooner."""
+        """`greeting` may be set until the first pool joins. `least`: tokens from which on prompts are sent, or None."""
         super().__init__(pools)
         self.work: list[OpenMemory | CloseMemory | ReadSegment] = []
         self.settled = False  # whether a hand-over may have ended since `settle`
@@ -121,12 +118,12 @@ class HandOverMachine(Dialer[PrefillPool]):
     def option(
         self, tokens: Sequence[int], first: int, salt: str | None, waiting: int, neighbours: int, now: float
     ) -> PrefillOption | None:
-        """Who is to compute KV of tokens [first, len(tokens)); None: it is computed here."""
+        """Where to compute KV of tokens [first, len(tokens)); None: here."""
         digest = salt_digest(salt, self._salt_key)
         return self.choice.option(PromptLoad(tokens, first, digest, waiting, neighbours), self.pools, now)
 
     def begin(self, handover: HandOver, option: PrefillOption, now: float) -> Incoming | None:
-        """None where the pool has just been lost, or has left: it has ended."""
+        """None if the pool has just been lost or has left; the hand-over has then ended."""
         pool, report = option.pool, handover.report
         report.pool, report.transport, report.began, pool.asked = pool.name, pool.transport, now, now
         if not pool.ready or pool.welcome is None:
@@ -153,7 +150,7 @@ class HandOverMachine(Dialer[PrefillPool]):
         return incoming
 
     def settle(self, now: float) -> list[Incoming]:
-        """The hand-overs that have ended. Nothing that comes of them later counts."""
+        """The hand-overs that have ended. Later frames for them do not count."""
         self.settled = False
         ended = []
         for incoming in list(self._incoming.values()):
@@ -179,7 +176,6 @@ class HandOverMachine(Dialer[PrefillPool]):
         return STALLED if silence > STALL and silence > self._stall(incoming) else ""
 
     def _stall(self, incoming: Incoming) -> float:
-        """Seconds that nothing may come of it; at least STALL."""
         if not incoming.segments:
             return STALL + STALLS * incoming.expected
         pool = incoming.pool
@@ -258,7 +254,6 @@ class HandOverMachine(Dialer[PrefillPool]):
                 self._send(pool, Renewal([incoming.number for incoming in self.at(pool)]))
 
     def lost(self, pool: PrefillPool, reason: str) -> None:
-        """What it was to compute is computed elsewhere. It is greeted until it answers again."""
         if pool.welcome is not None:
             pool.lost(reason)
             self._end_life(pool)

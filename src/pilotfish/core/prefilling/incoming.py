@@ -1,4 +1,4 @@
-"""A hand-over under way, as its target follows it: what was announced, and what is in the slots.
+"""A hand-over under way at its target: segments announced, and segments in the slots.
 
             first ........................... end
 layer 0     [ in slots | announced |            ]     segments of a layer come in the order of their tokens
@@ -17,8 +17,6 @@ from pilotfish.core.prefilling.segments import KVLayout, SegmentReference, seque
 
 @dataclass(frozen=True)
 class Landing:
-    """A segment was in its slots, after so many seconds of work."""
-
     at: float
     seconds: float
 
@@ -69,7 +67,7 @@ class Incoming:
 
     @property
     def hidden(self) -> float:
-        """Once it has ended, seconds of work on segments that landed before the pool had computed its last row."""
+        """After its end: seconds of work on segments that landed before the pool computed its last row."""
         report = self.handover.report
         computed = report.began + report.queued + report.computing
         return sum(landing.seconds for landing in self.landings if landing.at <= computed) if report.told else 0.0
@@ -80,7 +78,7 @@ class Incoming:
         return len(self.handover.tokens) - computed
 
     def announce(self, reference: SegmentReference) -> str | None:
-        """The next segment; why it must not be read, in a word: None where it may."""
+        """Take the next segment; why it must not be read, in a word, or None."""
         if reference.layout != self._layout_digest:
             return "layout"
         if reference.sequence != self._sequence:

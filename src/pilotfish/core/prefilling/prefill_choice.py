@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
 
-#: Times as long as here that a prompt may take elsewhere where others decode meanwhile, whom it does not delay then:
-#: without the pool's queue, which is another one soon, and with it.
+#: Times as long as here that a prompt may take elsewhere if it would delay others' decoding here: without the pool's
+#: queue, which soon changes, and with it.
 BESIDE, BESIDE_QUEUED = 1.1, 2.0
-#: Of a step here: what is left of it, on average, when a hand-over ends; what its last chunk wastes of one.
+#: Shares of a step here: the rest of it, on average, when a hand-over ends; the waste in its last chunk's step.
 LEFT = 0.5
-#: Tokens of a prompt that is never worth a hand-over: they fit into a forward beside what decodes.
+#: Tokens of a prompt that is never worth a hand-over: they fit into a forward beside decoding rows.
 FEW = 128
-#: Tokens of a prompt that is sent to find out what that takes.
+#: Tokens of a prompt that is sent to measure a hand-over.
 TRIAL = 256
 #: Seconds after which a pool that was not worth it is tried again: twice as many each time, so many times at most.
 RETRIAL, MAX_RETRIALS = 10.0, 6
@@ -26,13 +26,13 @@ RETRIAL, MAX_RETRIALS = 10.0, 6
 
 @dataclass(frozen=True)
 class PrefillOption:
-    """A pool that could compute KV of some tokens. Seconds are None before anything was measured."""
+    """A pool that could compute KV. Seconds are None until measured."""
 
     pool: PrefillPool
     cached: int  # tokens whose KV it is believed to have
     there: float | None  # until they are here, and the last token's row is computed
     here: float | None  # that computing them here would take
-    wait: float = 0.0  # of `there`, for what the pool has to do before
+    wait: float = 0.0  # of `there`, for the pool's earlier work
 
     def sooner(self, neighbours: int) -> bool:
         assert self.there is not None and self.here is not None  # or it is only tried
@@ -56,13 +56,11 @@ class PromptLoad:
 
 class PrefillChoice:
     def __init__(self, least: int | None, ordered: Callable[[PrefillPool], int]) -> None:
-        """`least`: missing tokens from which on a prompt is sent away; None: where that is sooner. `ordered`: tokens
-        that a pool has to compute for this target."""
+        """`least`: missing tokens from which on prompts are sent, or None. `ordered`: a pool's tokens left for us."""
         self.here = LocalSeconds()
         self._least, self._ordered = least, ordered
 
     def option(self, prompt: PromptLoad, pools: Sequence[PrefillPool], now: float) -> PrefillOption | None:
-        """None: it is computed here."""
         if prompt.missing < (FEW if self._least is None else self._least):
             return None
         options = [self._at(pool, prompt) for pool in pools if pool.takes(len(prompt.tokens), now)]
@@ -99,10 +97,8 @@ class PrefillChoice:
 
 
 class LocalSeconds:
-    """What forwards here take, by about the last ten that computed KV of prompts."""
-
     FADES = 0.9
-    LARGE = 64  # tokens of prompts in a forward that says what one of them takes
+    LARGE = 64  # tokens of prompts in a forward that a token's time is learned from
 
     def __init__(self) -> None:
         self.step = 0.0  # of a forward without any; 0 before one was measured

@@ -1,11 +1,11 @@
-"""The prefill worker's half of the hand-over protocol: targets that greet, their orders, and what is held for each.
+"""The prefill worker's half of the hand-over protocol: targets that greet, and their orders.
 
     PrefillHello ──► Welcome, or PrefillRefuse     Renewal ──► leases live; PrefillLoad
     PrefillOrder ──► a queue ──► next_order ──► the caller computes it: started, advanced
                      the caller exports it: segment_ready ──► SegmentReady, and after the last one OrderDone
     Fetch ──► SegmentBytes, once                Taken, Release, the end of a lease ──► places are free
 
-The machine has no model, socket or clock: `prefill/` owns those, sends `outbox` and logs `notices`.
+The machine has no model, socket or clock: `prefill/` owns those.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ from pilotfish.core.prefilling.segments import SegmentReference, sequence_digest
 FORGOTTEN = 2
 #: Reasons to turn targets away that are logged, each once.
 MAX_REASONS = 64
-#: Tokens of a forward that says what a token takes, and the share of what it deviates that is believed.
+#: Tokens of a forward from which a token's time is learned, and the learning rate.
 MEASURED, RATE = 64, 0.2
 
 
 class SegmentPlaces(Protocol):
     def view(self, reference: SegmentReference) -> memoryview | None:
-        """The bytes that it names; None if they are not there, or not any more."""
+        """The segment's bytes; None if they are gone."""
 
     def free(self, place: int) -> None:
-        """No reference to what was there is good any more."""
+        """References to the place are void from now on."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,12 @@ class PrefillCounts:
 
 
 class PrefillMachine(Listener[OrderingTarget]):
-    """Orders that have ended are appended to `ended`."""
+    """Ended orders are appended to `ended`."""
 
     def __init__(
         self, welcome: Welcome, limits: PrefillLimits, places: SegmentPlaces, new_key: Callable[[], bytes]
     ) -> None:
-        """`welcome` is what each target is told, with a key for MACs of its own from `new_key`."""
+        """`welcome` is told to each target, with a key for MACs of its own from `new_key`."""
         super().__init__()
         self.welcome = welcome
         self.ended: list[TakenOrder] = []
@@ -140,7 +140,6 @@ class PrefillMachine(Listener[OrderingTarget]):
     # -- messages
 
     def receive(self, peer: Peer, message: ToPrefill, now: float, tenant: str = "", weight: float = 1.0) -> None:
-        """`tenant` and `weight` are those of the peer's key."""
         target = self._targets.get(peer)
         if isinstance(message, PrefillHello):
             self._greet(peer, message, OrderingTarget(tenant, now, weight, self._new_key()))
@@ -167,7 +166,7 @@ class PrefillMachine(Listener[OrderingTarget]):
         self._count_malformed(peer, reason)
 
     def _greet(self, peer: Peer, greeting: PrefillHello, new: OrderingTarget) -> None:
-        """A target that is known stays who it was: its Welcome may have been lost."""
+        """A known target stays who it was: its Welcome may have been lost."""
         known = self._targets.get(peer)
         reason = self._mismatch(greeting) or (self._too_many(new.tenant) if known is None else None)
         if reason is not None:
@@ -260,7 +259,7 @@ class PrefillMachine(Listener[OrderingTarget]):
         return None
 
     def next_order(self) -> TakenOrder | None:
-        """Whose turn it is. A target whose orders hold many slots is passed over: it may not take its segments."""
+        """Passes over a target whose orders hold many slots: it may not take its segments."""
         return self._turns.next(target for target in self._targets.values() if self._may_begin(target))
 
     def _may_begin(self, target: OrderingTarget) -> bool:
@@ -292,7 +291,7 @@ class PrefillMachine(Listener[OrderingTarget]):
     # -- segments
 
     def segment_ready(self, order: TakenOrder, placed: PlacedSegment, now: float) -> bool:
-        """Tell the target of a segment. False where the order has ended: its place is the caller's still."""
+        """Tell the target of a segment. False if the order has ended: the place is then still the caller's."""
         if not order.live:
             return False
         reference = SegmentReference(

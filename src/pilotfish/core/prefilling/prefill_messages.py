@@ -73,7 +73,7 @@ class PrefillRefuse(Readable, tag="turned_away", frozen=True):
 
 
 class Renewal(Struct, tag="renewal", frozen=True):
-    """These hand-overs are still wanted. Others of this target lose their lease in time."""
+    """Other hand-overs of this target lose their lease in time."""
 
     handovers: Ids
 
@@ -86,7 +86,7 @@ class PrefillLoad(Struct, tag="prefill_load", frozen=True):
 
 
 class PrefillOrder(Struct, tag="order", frozen=True, omit_defaults=True):
-    """Compute KV of these tokens, and hand over that of all but the `first` ones."""
+    """Compute KV of these tokens, and hand over all but the `first` ones."""
 
     handover: Id
     tokens: Annotated[Tokens, Meta(min_length=1)]
@@ -120,8 +120,6 @@ class Taken(Struct, tag="taken", frozen=True):
 
 
 class OrderDone(Struct, tag="order_done", frozen=True):
-    """All segments are ready; there are so many."""
-
     handover: Id
     segments: Index
     cached: Index  # tokens of the sequence whose KV was there already
@@ -136,8 +134,6 @@ class OrderFailed(Readable, tag="order_failed", frozen=True):
 
 
 class Release(Struct, tag="release", frozen=True):
-    """The hand-over has ended at the target, well or not."""
-
     handover: Id
 
 

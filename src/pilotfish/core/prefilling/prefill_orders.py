@@ -73,13 +73,12 @@ class OrderingTarget(GreetedTarget):
 
     @property
     def begun(self) -> int:
-        """Tokens of orders that hold slots, or are about to."""
         waiting = set(self.waiting)
         return sum(len(order.tokens) for order in self.orders.values() if order.unsent and order not in waiting)
 
 
 class Turns:
-    """Targets take turns by tokens over their weights: the one that had least is next. Idle ones save nothing up."""
+    """Targets take turns by tokens over weight: the one with least is next. Idle ones save nothing up."""
 
     def __init__(self) -> None:
         self._now = 0.0  # clock of the target whose turn came last

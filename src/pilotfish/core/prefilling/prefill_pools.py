@@ -1,10 +1,10 @@
-"""A target's view of a prefill pool: whether it serves, what it has to do, and what its hand-overs brought.
+"""A target's view of a prefill pool: its state, its load, and the results of its hand-overs.
 
     greeted ──── Welcome, its memory is open ────► ready ──── silent for SILENCE, gone, or another life ────► greeted
        └──────── PrefillRefuse, or a Welcome of KV that cannot stand for ours: refused, and greeted on
 
-A pool whose hand-overs fail one after the other is left alone for a while, then tried with one; longer each time that
-this fails too. One that drains gets no orders any more.
+A pool whose hand-overs fail in a row rests, then is tried with one; longer each time that this fails too. One that
+drains gets no orders.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from pilotfish.core.prefilling.segments import KVIdentity
 RENEWAL, RENEWALS = 0.2, 6
 #: Seconds that a pool is not asked after it was busy.
 BUSY = 0.25
-#: Hand-overs that fail one after the other until a pool is left alone, and for how many seconds: twice as many each
-#: time that the next one fails too, up to 2 ** MAX_DOUBLINGS times.
+#: Hand-overs that fail in a row before a pool rests, and its seconds of rest: doubled each time that the next one fails
+#: too, up to 2 ** MAX_DOUBLINGS times.
 MAX_FAILURES, PAUSE, MAX_DOUBLINGS = 3, 1.0, 6
 
-#: Why what a pool sent was not used.
+#: Reasons not to use a pool's messages or segments.
 REFUSED = {
     "forged": "references that it did not sign",
     "tokens": "segments of other tokens than were ordered",
@@ -45,7 +45,6 @@ REFUSED = {
 
 
 def mismatch(welcome: Welcome, own: KVIdentity) -> str | None:
-    """What of a pool's KV keeps it from standing for our own; None: nothing."""
     if welcome.version != PREFILL_VERSION:
         return f"protocol version: {welcome.version}, not {PREFILL_VERSION}"
     if (reason := welcome.identity.difference(own)) is not None:
@@ -57,8 +56,7 @@ def mismatch(welcome: Welcome, own: KVIdentity) -> str | None:
 
 
 class ExposedSeconds:
-    """Seconds that hand-overs take on top of waiting and computing, by their tokens: means for powers of two, straight
-    lines between them, no less than the time lost with the last one given up."""
+    """By tokens: means for powers of two, straight lines between, at least the time lost with the last one given up."""
 
     RATE = 0.3
 
@@ -95,7 +93,7 @@ class PrefillPool(DialedPool):
     WITHOUT = "prompts are computed without it"
 
     role: str = "prefill"
-    scheme: str = "ipc"  # of its address: by what segments are fetched
+    scheme: str = "ipc"  # of its address: the way by which segments are fetched
     transport: str = ""  # how its segments are read, or were
     fetches: bool = False  # whether they come over the channel
     welcome: Welcome | None = None  # of its present life
@@ -113,7 +111,6 @@ class PrefillPool(DialedPool):
 
     @property
     def token_seconds(self) -> float | None:
-        """That KV of a token takes there; None before it was measured."""
         return self.load.token_ms / 1000 if self.load is not None and self.load.token_ms else None
 
     def takes(self, tokens: int, now: float) -> bool:
@@ -127,8 +124,7 @@ class PrefillPool(DialedPool):
         self.knows(now)
 
     def knows(self, now: float) -> None:
-        """It has sent something that only a pool can send that knows this target still: one that was started again
-        answers with refusals. Bytes of segments count: answers may be behind many of them on a slow link."""
+        """Only a pool that knows this target can have sent it. Segments count: other answers may queue behind them."""
         self._last_heard = now
 
     def renewal_due(self, now: float) -> bool:
@@ -157,7 +153,7 @@ class PrefillPool(DialedPool):
         self.ready, self._last_heard, self._ready_since = True, now, now
 
     def refuses(self, reason: str, now: float) -> None:
-        """Only a pool that has served gives a notice: before that, the command that waits for it reports the reason."""
+        """Only a pool that has served gives a notice: the command that waits for it reports an earlier refusal."""
         if self.transport:
             self.report_refusal(reason, now)
         self.leaves()

@@ -1,10 +1,10 @@
-"""Segments: what crosses when a prefill worker hands KV over, what names it, and whose it is.
+"""Segments: pieces of KV that a prefill worker hands over, and the references that name them.
 
 segments    layers 0-7    [ tokens 0-127 ][ tokens 128-255 ] …        some layers of some tokens each
             layers 8-15   [ tokens 0-127 ][ tokens 128-255 ] …
 
-A prefill worker puts segments into memory that it owns, and gives out references to them. Whoever reads one checks the
-reference before and after it has read, then the content; a segment that is not what its reference says is not used.
+Workers put segments into memory that they own. Readers check the reference before and after reading, then the content;
+a segment that differs from its reference is not used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Epoch = Annotated[int, Meta(ge=0, lt=1 << 62)]
 
 
 def sequence_digest(tokens: Sequence[int]) -> bytes:
-    """Stands for these tokens: an order may have come damaged."""
+    """Names the tokens: an order may arrive damaged."""
     return hashlib.blake2b(np.asarray(tokens, "<u4").tobytes(), digest_size=SEQUENCE_BYTES).digest()
 
 
@@ -55,7 +55,7 @@ class KVLayout(Struct, frozen=True, omit_defaults=True):
 
     @property
     def token_bytes(self) -> int:
-        """Of one token in one layer of keys and values."""
+        """Of one token in one layer, keys and values."""
         return self.heads * sum(self.planes)
 
     @property
@@ -69,7 +69,6 @@ class KVLayout(Struct, frozen=True, omit_defaults=True):
 
     @property
     def described(self) -> str:
-        """All but the heads."""
         features = f" and features of {self.features} bytes" if self.features else ""
         return f"{len(self.of_kv)} layers of {self.planes} bytes a head{features}"
 
@@ -78,14 +77,14 @@ class KVLayout(Struct, frozen=True, omit_defaults=True):
 
 
 class KVIdentity(Struct, frozen=True):
-    """Whose KV it is. KV of two processes is the same if all `facts` (model, weights, tokenizer, arithmetic) are equal.
-    Layouts may differ where one can be made of the other, bit for bit."""
+    """KV of two processes is the same if all `facts` (model, weights, tokenizer, arithmetic) are equal. Layouts may
+    differ where one can be converted, bit for bit."""
 
     facts: Annotated[dict[str, Annotated[str, Meta(max_length=1024)]], Meta(max_length=32)]
     layout: KVLayout
 
     def difference(self, other: KVIdentity) -> str | None:
-        """The first fact that differs, as `name: ours, not theirs`; None where nothing does."""
+        """The first fact that differs, as `name: ours, not theirs`; None if all are equal."""
         for name in (*self.facts, *other.facts):
             ours, theirs = self.facts.get(name, "none"), other.facts.get(name, "none")
             if ours != theirs:

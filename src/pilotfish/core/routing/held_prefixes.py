@@ -1,10 +1,8 @@
-"""Which prefixes targets have KV of, as servers know it: by routing keys, one for every 64 tokens.
+"""Servers' knowledge of which prefixes targets have KV of: routing keys, one for every 64 tokens.
 
-    target                                                       server
-      prefix cache ─► HeldPrefixes ──── Held(added, removed) ───► HeldCopies ─► Router
-                                        numbered; after a gap the server asks for all
-
-A key names all tokens up to its own, so whoever has a prefix of a prompt has the first of its keys.
+target                                                       server
+  prefix cache ─► HeldPrefixes ──── Held(added, removed) ───► HeldCopies ─► Router
+                                    numbered; after a gap the server asks for all
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ ROUTING_KEY_BYTES = 8
 
 
 def routing_keys(salt: str | None, tokens: Sequence[int] | NDArray[np.integer]) -> list[RoutingKey]:
-    """A key for every `OBJECT_TOKENS` tokens of a tenant's sequence; other tenants have other keys."""
+    """A key for every `OBJECT_TOKENS` tokens of a tenant's sequence; tenants have different keys."""
     return [key[:ROUTING_KEY_BYTES] for key in prefix_keys(root_key(b"", salt), tokens)]
 
 
@@ -40,8 +38,6 @@ class Held(Struct, tag="held", frozen=True):
 
 
 class HeldPrefixes:
-    """What a target holds, and the changes that servers were not told of yet."""
-
     def __init__(self) -> None:
         self._keys: set[RoutingKey] = set()
         self._untold: set[RoutingKey] = set()  # that are held now and were not when it was told last, or the reverse
@@ -62,7 +58,6 @@ class HeldPrefixes:
         return self._keys
 
     def changes(self) -> Held | None:
-        """Since the last call, for all servers that follow; None where there are none."""
         if not self._untold:
             return None
         self._sequence += 1
@@ -76,7 +71,7 @@ class HeldPrefixes:
 
 
 class HeldCopies:
-    """What all replicas hold, as they have told. After a gap a replica holds nothing until it has told all."""
+    """All replicas' keys. After a gap a replica holds nothing until it has told all."""
 
     def __init__(self) -> None:
         self._keys: dict[Replica, set[RoutingKey]] = {}  # of each replica
@@ -85,7 +80,7 @@ class HeldCopies:
         self._holders: dict[RoutingKey, int] = {}  # a bit for each replica that holds the prefix
 
     def expected(self, replica: Replica) -> int:
-        """What `Attend.heard` says to it; 0: that it is to tell all."""
+        """For `Attend.heard`; 0: the replica is to tell all."""
         return self._expected.get(replica, 0)
 
     def apply(self, replica: Replica, held: Held) -> None:
@@ -104,7 +99,7 @@ class HeldCopies:
             table.pop(replica, None)
 
     def matched(self, keys: Sequence[RoutingKey]) -> dict[Replica, int]:
-        """How many of the first keys end with one that a replica holds, for each that holds any."""
+        """For each replica with any: how many first keys, up to the last that it holds."""
         replicas = {bit: replica for replica, bit in self._places.items()}
         found, seen = dict[Replica, int](), 0
         for pages in range(len(keys), 0, -1):
@@ -124,7 +119,6 @@ class HeldCopies:
             self._holders[key] = self._holders.get(key, 0) | bit
 
     def _place(self, replica: Replica) -> int:
-        """The lowest place that is free, so that bits stay few."""
         taken = set(self._places.values())
         return self._places.setdefault(replica, next(place for place in count() if place not in taken))
 

@@ -1,10 +1,10 @@
-"""Names what a prefix cache holds, for servers that choose among targets: keys of the prefixes that end in its runs.
+"""Names what a prefix cache holds, for servers: keys of the prefixes that end in its runs.
 
     run      The cat sat on the │ mat .                 keys lie where 64 tokens are full, so a run has those of
     keys            key 0       │       key 1           all that end in it, however few of their tokens are its own
 
-A prefix is held where a request would find all of it: while its slots are in the cache, or in a pool with a window
-those that the next row sees. A run's keys are made once, when it comes.
+A prefix is held where a request would find all of it: while its slots are cached, or, with a window, those that the
+next row sees.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from pilotfish.core.routing.held_prefixes import ROUTING_KEY_BYTES, HeldPrefixes
 
 
 class HeldRuns(RunWatcher):
-    """Watches a cache. All calls come from the thread that the cache belongs to."""
-
     def __init__(self, cache: PrefixCache) -> None:
         self.prefixes = HeldPrefixes()
         self._cache = cache
@@ -62,14 +60,13 @@ class HeldRuns(RunWatcher):
         self.prefixes.add(held)
 
     def _key_above(self, run: CachedRun) -> Key:
-        """Of the last prefix that ends before a run."""
         above = run.above
         while above is not None and not self._keys.get(above):
             above = above.above
         return root_key(b"", run.salt) if above is None else self._keys[above][-1]
 
     def _within_window_below(self, run: CachedRun) -> Iterator[CachedRun]:
-        """Those with tokens whose rows see some of a run."""
+        """Runs with tokens whose rows see some of this one."""
         waiting = [(below, 0) for below in run.below.values()]
         while waiting:
             other, distance = waiting.pop()

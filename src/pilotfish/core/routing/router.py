@@ -1,12 +1,10 @@
-"""Which replica gets a request: the one that is expected to have the least to do before its first token.
+"""Which replica gets a request: the one expected to have the least to do before its first token.
 
     tokens   [ pending of others │ what it lacks of the prompt │ 2 % of live ones │ 1,000 a request without room ]
 
-What a replica has KV of it need not compute, so a request goes where its prefix is, unless others have so much less to
-do that they compute it sooner: a hot prefix spreads as its replica's work grows, without a threshold. Of replicas that
-differ by little, requests of one session, or whose prompts begin alike, go to the same one. What this server has
-promised to a replica counts from the moment of the choice, so requests between two reports do not all go to the one
-that had least to do in the last.
+A request goes where its prefix is, unless others have so much less to do that they compute it sooner: so a hot prefix
+spreads without a threshold. Among similar replicas requests of one session, or with prompts that begin alike, go to the
+same one. Requests sent since the last report count at once.
 """
 
 from __future__ import annotations
@@ -23,11 +21,11 @@ import numpy as np
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.routing.held_prefixes import HeldCopies, Replica, RoutingKey
 
-#: Of a token that requests own: what it costs others, over computing one.
+#: Cost of a token that requests own to others, over computing one.
 LIVE = 0.02
 #: Tokens that could be computed while a request waits until another has ended.
 ROOM = 1000
-#: Of a prompt: a difference in work that a session does not move for, and that many servers do not all fall upon.
+#: Share of a prompt: a difference in work too small to move a session for, so that servers do not all pick one replica.
 LITTLE = 0.1
 
 
@@ -40,7 +38,7 @@ class RouteRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """What a target says of its requests, those of all servers together."""
+    """Of a target's requests from all servers."""
 
     pending_tokens: int  # committed tokens without KV, of running and waiting requests
     live_tokens: int  # slots that requests own
@@ -50,7 +48,7 @@ class ReplicaLoad:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """Where a request goes. The one who asked for it says when the request has ended, or that it was never sent."""
+    """The asker tells when the request has ended, or was never sent."""
 
     replica: Replica
     cached: int  # tokens of its prompt whose KV the replica is believed to have
@@ -61,7 +59,7 @@ class Routing(Protocol):
     held: HeldCopies  # which prefixes replicas hold; who asks for routes keeps it
 
     def choose(self, request: RouteRequest, candidates: Sequence[Replica]) -> Route:
-        """One of the candidates, of which there is one at least."""
+        """Chooses among at least one candidate."""
 
     def undo(self, route: Route) -> None:
         """The request was not sent there."""
@@ -77,8 +75,6 @@ class Routing(Protocol):
 
 
 class RoundRobin:
-    """A baseline."""
-
     def __init__(self) -> None:
         self.held = HeldCopies()
         self._turns = count()
@@ -127,8 +123,6 @@ class PowerOfTwo:
 
 @dataclass(slots=True)
 class KnownLoad:
-    """A replica's load: as it was reported last, and what this server has promised it since."""
-
     reported: ReplicaLoad | None = None
     before: list[Route] = field(default_factory=list)  # since the report before the last, which may have missed them
     since: list[Route] = field(default_factory=list)  # since the last report
@@ -173,7 +167,7 @@ class Router:
         return route
 
     def _works(self, candidates: Sequence[Replica]) -> list[float]:
-        """One that has reported nothing yet is like the others in the mean."""
+        """A replica without reports counts as the mean of the others."""
         loads = [self._loads[replica] for replica in candidates]
         known = [load.work for load in loads if load.work is not None]
         if len(known) == len(loads):
@@ -182,7 +176,7 @@ class Router:
         return [mean + load.promised if load.work is None else load.work for load in loads]
 
     def _cached(self, request: RouteRequest) -> dict[Replica, int]:
-        """Tokens of its prompt whose KV replicas have; the last one is always computed."""
+        """Tokens of its prompt with KV there; the last one is always computed."""
         matched = self.held.matched(request.keys)
         return {replica: min(OBJECT_TOKENS * pages, request.tokens - 1) for replica, pages in matched.items()}
 
@@ -201,7 +195,7 @@ class Router:
 
 
 def affinity(request: RouteRequest, replica: Replica) -> bytes:
-    """The replica with the highest value is the request's own: the same one for all requests of a session, or of
-    prompts that begin alike, and another for few of them when replicas come and go (rendezvous hashing)."""
+    """The highest value marks a request's own replica: one for each session, or for prompts that begin alike; few
+    move when replicas come and go (rendezvous hashing)."""
     whose = request.session.encode() if request.session else b"".join(request.keys[:1])
     return hashlib.blake2b(replica.encode() + b"\0" + whose, digest_size=8).digest()

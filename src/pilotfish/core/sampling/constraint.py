@@ -1,4 +1,4 @@
-"""What an output must be: the constraint of a request, and the state that follows an output through its grammar.
+"""A request's constraint, and the state that follows an output through its grammar.
 
 output   { "name ─┬─ ": "  ─── A        every node has a state of its own, reached from its parent's:
                   └─ ": 5               illegal where the schema wants a text
@@ -72,9 +72,8 @@ def _bounded(text: str) -> str:
 
 
 class GrammarState(Protocol):
-    """Where an output stands in its grammar. A path holds tokens below the last one that `extend` was given; all but
-    its last are legal. A call costs as many tokens as its path differs from that of the call before. One thread at a
-    time."""
+    """Where an output stands in its grammar. A path holds tokens after the last `extend`; all but its last are
+    legal. A call costs as many tokens as its path differs from the last call's. One thread at a time."""
 
     def extend(self, token: int) -> None:
         """`token` is output now."""
@@ -85,7 +84,7 @@ class GrammarState(Protocol):
 
     @property
     def problem(self) -> str | None:
-        """Why nothing can be told any more: a limit was reached."""
+        """The limit that was reached, after which it tells nothing."""
 
     def allows(self, path: Sequence[int]) -> bool:
         """Whether the path's last token is legal."""
@@ -104,7 +103,7 @@ GrammarSource = Callable[[Constraint], PendingGrammar]
 
 
 class FollowedGrammar:
-    """The grammar of a sequence that does not wait for it: once compiled, it catches up."""
+    """Does not wait for the grammar: once compiled, it catches up with the sequence."""
 
     def __init__(self, pending: PendingGrammar, output: Sequence[int]) -> None:
         self._pending = pending
@@ -115,7 +114,7 @@ class FollowedGrammar:
         self._missing += tokens
 
     def state(self) -> GrammarState | None:
-        """At the sequence's end; None while the grammar is not compiled, or where it can tell nothing."""
+        """At the sequence's end; None until the grammar is compiled, and after a problem."""
         if self._state is None:
             self._state = self._pending()
         if self._state is not None:
@@ -130,19 +129,15 @@ def no_grammars(_: Constraint) -> PendingGrammar:
 
 
 class MaskedPaths(Struct, frozen=True):
-    """Samples of one sequence whose tokens its grammar decides."""
-
     state: GrammarState
     paths: Sequence[Sequence[int]]  # [samples], the tokens before each
 
 
-#: Begins to compute the masks of paths for so many tokens. What it gives waits for them: [samples of all, words].
+#: Begins to compute the masks of paths for so many tokens. Its result waits for them: [samples of all, words].
 MaskMaker = Callable[[Sequence[MaskedPaths], int], Callable[[], Bits]]
 
 
 def masks_when_asked(masked: Sequence[MaskedPaths], vocab_size: int) -> Callable[[], Bits]:
-    """A MaskMaker that begins no sooner than its masks are waited for."""
-
     def compute() -> Bits:
         bits = np.zeros((sum(len(one.paths) for one in masked), words(vocab_size)), np.int32)
         rows = iter(bits)

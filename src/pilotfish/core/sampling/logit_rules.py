@@ -1,10 +1,10 @@
-"""What a request's parameters do to the logits of one row: bias, penalties and exclusions, on the row's own path.
+"""A request's effect on the logits of one row: bias, penalties and exclusions, on the row's own path.
 
     prompt ─ output ─┬─ a ─┬─ b     the row of b is judged with prompt, output, a and b as its history;
                      │     └─ c     that of c never hears of b
                      └─ d
 
-Sparse: a few token ids a row, whatever the vocabulary. `model/sampling.py` applies them to tensors.
+Sparse: a few token ids a row. `model/sampling.py` applies them to tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NONE: Ids = np.zeros(0, np.int64)
 
 @dataclass(frozen=True)
 class LogitEdits:
-    """What happens to one row, in this order."""
+    """Edits of one row, in this order."""
 
     allowed: Ids | None  # all other tokens are excluded; None: nothing is
     biased: Ids  # [b], without repeats
@@ -62,8 +62,6 @@ class _Seen:
 
 
 class LogitRules:
-    """The rules of one request and the history that they depend on, which grows with `extend`."""
-
     def __init__(
         self,
         params: SamplingParams,
@@ -139,7 +137,7 @@ def _int_arrays(counts: Mapping[int, int]) -> tuple[Ids, Ids]:
 def check_token_ids(
     params: SamplingParams, stop_ids: frozenset[int], bad_sequences: Sequence[Sequence[int]], vocab_size: int
 ) -> None:
-    """ParameterError for ids outside the vocabulary, and for rules that could leave no token to give."""
+    """ParameterError for ids outside the vocabulary, and for rules that could exclude every token."""
     fields = ("logit_bias", "allowed_token_ids", "bad_token_ids", "stop_token_ids")
     for field in fields:
         for token in getattr(params, field) or ():

@@ -1,15 +1,15 @@
 """The shared noise: Gumbel(0, 1) variates that are a pure function of (seed, position, token).
 
-Target and draft evaluate the same function, so a draft can guess what the target will *sample*
-(Daliri, Musco and Suresh, ISIT 2025, arXiv 2408.07978). The definition is part of the draft protocol:
+Target and draft evaluate the same function, so a draft can guess what the target will *sample* (Daliri, Musco and
+Suresh, ISIT 2025, arXiv 2408.07978). The definition is part of the draft protocol:
 
     words = Philox4x32-10(key = (seed low, seed high), counter = (t low, t high, v >> 2, 0))
     k     = words[v & 3]
     u     = (k + 1/2) / 2**32                      in float64, so 0 < u < 1
     g     = -log(-log(u))                          so -3.2 < g < 22.9
 
-Philox is Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
-This is the reference; `model/sampling.py` and `model/cpu/kernels/sampling.h` are pinned to it by tests.
+Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. `model/sampling.py` and
+`model/cpu/kernels/sampling.h` are pinned to this reference by tests.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
 def split(word: Any) -> tuple[Any, Any]:
-    """The low and the high half of 64 bits."""
     return word & _LOW, (word >> 32) & _LOW
 
 
@@ -57,7 +56,7 @@ def gumbel(seed: int, position: int, vocab_size: int) -> NDArray[np.float64]:
 
 
 def gumbel_of(seed: int, position: int, token: int) -> float:
-    """g(seed, position, token) for one token, without arrays: 5 us where a call of `gumbel` takes 70."""
+    """One token's g without arrays: 5 us where `gumbel` takes 70."""
     c0, c1, c2, c3 = position & 0xFFFFFFFF, position >> 32, token >> 2, 0
     key0, key1 = seed & 0xFFFFFFFF, seed >> 32
     for _ in range(10):
@@ -73,10 +72,8 @@ def gumbel_of(seed: int, position: int, token: int) -> float:
 
 
 def sample_seed(seed: int, index: int) -> int:
-    """H(seed, index), the seed of the index-th sample of a request. H(seed, 0) = seed; others are below 2**53.
-
-    Counters of derived seeds carry 1 in their last word, those of noise carry 0: they never meet.
-    """
+    """The seed of a request's index-th sample. H(seed, 0) = seed; others are below 2**53. Counters of derived seeds
+    carry 1 in their last word and those of noise 0, so they never meet."""
     if index == 0:
         return seed
     low, high, _, _ = philox(split(seed), (*split(index), 0, 1))

@@ -27,27 +27,24 @@ Text = Annotated[str, text(1, 1024)]
 @refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """Parameters of one request. ParameterError names the first field that cannot be. Lists and numpy arrays are kept
-    as tuples, numpy's numbers as Python's.
+    """Parameters of one request. ParameterError names the first bad field. Lists and numpy arrays are kept as tuples,
+    numpy's numbers as Python's.
 
-    A token's logits go, in vLLM's order, through `allowed_token_ids` (all others are excluded), `logit_bias`,
+    A token's logits go, in vLLM's order, through `allowed_token_ids` (others are excluded), `logit_bias`,
     `repetition_penalty` (of tokens in prompt or output: positive logits are divided, others multiplied),
-    `frequency_penalty` (times the count in the output) and `presence_penalty` (once, if in the output). Never
-    given: `bad_token_ids`, the last token of one of the `bad_words` where the ones before it stand already, and,
-    until there are `min_tokens`, tokens that would end the output.
+    `frequency_penalty` (times the count in the output) and `presence_penalty` (once, if in the output). Never given:
+    `bad_token_ids`, the last token of a `bad_words` entry after its others, and, before `min_tokens`, tokens that would
+    end the output. Before all this `structured_outputs` leaves only tokens that its grammar allows; an output ends when
+    it is whole and nothing can follow.
 
-    The target's distribution is then softmax(logits / temperature), filtered by `min_p`, then `top_k`, then
-    `top_p` (of what is left); temperature 0 takes the arg max. `top_k` 0 and -1 keep all. `seed` None draws
-    53 random bits, which the output reports. Generation ends at a stop id, at the model's end of
-    sequence (not with `ignore_eos`), at a stop string (one text or a list of them; those that are complete before
-    `min_tokens` do not count), or after `max_tokens`. The text lacks the stop string or the token that ended it,
-    unless `include_stop_str_in_output`, and special tokens, unless `skip_special_tokens` is false.
+    The target's distribution is then softmax(logits / temperature), filtered by `min_p`, `top_k` (0 and -1 keep all),
+    then `top_p` (of the rest); temperature 0 takes the arg max. `seed` None draws 53 random bits, which the output
+    reports. Generation ends at a stop id, the model's end of sequence (not with `ignore_eos`), a stop string (one or a
+    list; those complete before `min_tokens` do not count), or after `max_tokens`. The text lacks the stop string or
+    token, unless `include_stop_str_in_output`, and special tokens, unless `skip_special_tokens` is false.
 
-    `logprobs` n reports the log-probability of each output token, and of the n likeliest, under the model's own
-    distribution (raw logits, temperature 1, no filters); `prompt_logprobs` n does so for the prompt's tokens.
-
-    `structured_outputs` leaves only tokens that its grammar allows, before all else; an output that is whole and that
-    nothing can follow ends.
+    `logprobs` n reports each output token's log-probability, and the n likeliest, under the model's own distribution
+    (raw logits, temperature 1, no filters); `prompt_logprobs` n does so for the prompt.
     """
 
     max_tokens: Annotated[int, option("New tokens at most.", 1, MAX_TOKENS)] = 128
@@ -105,7 +102,6 @@ SAMPLING_OPTIONS = options_of(SamplingParams)
 
 
 def plain(value: object) -> object:
-    """A numpy number or boolean as Python's; anything else stays."""
     return value.item() if isinstance(value, np.bool_ | np.integer | np.floating) else value
 
 

@@ -1,9 +1,8 @@
-"""How much to speculate. One rule, per step, from measured costs: rows and draft time go where they buy the most
-tokens a second.
+"""How much to speculate, per step, by measured costs: rows and draft time go where they buy the most tokens a second.
 
-                     sequences + sum of the chances of the nodes verified
-    goodput(rows) = ------------------------------------------------------
-                       seconds of a forward of `rows` + seconds of drafting
+                 sequences + sum of the chances of the nodes verified
+goodput(rows) = ------------------------------------------------------
+                   seconds of a forward of `rows` + seconds of drafting
 """
 
 from __future__ import annotations
@@ -26,28 +25,26 @@ BUCKETS = (0, 1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512
 
 @dataclass(frozen=True)
 class StepLoad:
-    """A step before any guess: who samples, the rows of committed tokens, and how many more it may have."""
-
     sequences: int
     rows: int
     room: int
 
 
 class Budget(Protocol):
-    """Decides before drafting and before verifying, and learns from what came of it. Times are in seconds."""
+    """Decides before drafting and before verifying, and learns from the outcome. Times are in seconds."""
 
     def limits(self, load: StepLoad, now: float) -> DraftLimits:
-        """What drafting may cost in this step."""
+        """Limits on drafting in this step."""
 
     def nodes(self, load: StepLoad, offered: Forest, draft_seconds: float, levels: int) -> int:
-        """How many of the best nodes to verify. Drafting them took `draft_seconds` and `levels` forwards."""
+        """How many of the best nodes to verify. Drafting took `draft_seconds` and `levels` forwards."""
 
     def observe(self, step: Step, commits: Sequence[RequestCommit], seconds: float) -> None:
-        """What the step took without drafting, and what it committed."""
+        """`seconds` of the step without drafting."""
 
 
 class FixedBudget:
-    """Every tree in full, in every step: for comparisons, and for targets whose cost is not the device's."""
+    """Every tree in full: for comparisons, and targets whose cost is not the device's."""
 
     def __init__(self, nodes: int, levels: int) -> None:
         self._nodes, self._levels = nodes, levels
@@ -75,15 +72,13 @@ class Choice:
 
 
 class AdaptiveBudget:
-    """Follows the rule. Effort and bucket change slowly, on expected goodput: only when another choice is better by
-    `MARGIN`, and in steady load at most once in `DWELL` seconds. Inside the bucket every step takes as many nodes as
-    its own trees are worth.
+    """Effort and bucket change only when another choice's expected goodput is better by `MARGIN`, and in steady load at
+    most once in `DWELL` seconds. Inside the bucket a step takes as many nodes as its own trees are worth. Where rows of
+    prompts leave no room for nodes nothing is drafted.
 
-    Where rows of prompts leave no room for nodes nothing is drafted, nor tried.
-
-    Other efforts, and full trees of the chosen one, are tried for `PROBE_STEPS` steps now and then, first after
-    `FIRST_PROBE` seconds, then at twice the distance each time up to `LAST_PROBE`, so that they come back when the text
-    becomes predictable; later where trials would lose more than a hundredth of the time.
+    Other efforts, and full trees of the chosen one, are tried for `PROBE_STEPS` steps, first after `FIRST_PROBE`
+    seconds, then at doubled distances up to `LAST_PROBE`, so that they come back when the text becomes predictable;
+    later where trials would lose more than a hundredth of the time.
     """
 
     MARGIN, DWELL = 0.03, 1.0
@@ -92,7 +87,7 @@ class AdaptiveBudget:
     REVIEW = 0.05  # seconds for which an expectation holds while as many sequences sample
 
     def __init__(self, nodes: int, levels: int, costs: StepCosts, level_seconds: float) -> None:
-        """At most `nodes` a tree and `levels` of drafting, each of which is believed to take `level_seconds`."""
+        """At most `nodes` a tree and `levels` of drafting, each expected to take `level_seconds`."""
         self._nodes, self._levels = nodes, levels
         self._costs = costs
         self._calibration = Calibration()
@@ -119,7 +114,7 @@ class AdaptiveBudget:
             return DraftLimits(0, 0, 0, 0.0)
         probed = self._probes.effort(self.choice.effort, now) if load.room else None
         if load.sequences != self._sequences or now - self._reviewed_at >= self.REVIEW:
-            alone = replace(load, rows=load.sequences)  # prompts pass; what is chosen beside one would outlast it
+            alone = replace(load, rows=load.sequences)  # prompts pass; a choice made beside one would outlast it
             self._review(alone, now, may_change=probed is None)
         before, self._effort = self._effort, (probed or self.choice.effort) if load.room else Effort.NONE
         self._resumed = before is not Effort.DRAFT
@@ -180,7 +175,6 @@ class AdaptiveBudget:
         return self._worthwhile(load, np.sort(chances)[::-1][: self._total])
 
     def _asked(self, total: int, load: StepLoad) -> int:
-        """Nodes of a tree at least, of `total` over all trees."""
         return min(self._nodes, -(-total // load.sequences))
 
     def _forget(self, effort: Effort, first: int) -> None:
@@ -206,14 +200,12 @@ class AdaptiveBudget:
 
 
 class Probes:
-    """When to try an effort beside the chosen one: guesses, for what full trees bring, and none, for what a plain step
-    costs. Each is tried at the start. A draft in the target's process that has rested first reads all that was written
-    meanwhile, so the next trial comes so much later that trials lose `SHARE` of the time."""
+    """When to try an effort beside the chosen one, each once at the start. A rested draft in the target's process
+    first reads what was written meanwhile: later trials come so seldom that they lose `SHARE` of the time."""
 
     SHARE, LONGEST = 0.01, 60.0  # seconds from one trial to the next, at most
 
     def __init__(self, first_steps: int, steps: int, first: float, last: float) -> None:
-        """`first_steps` of the draft at the start, then `steps` at a time."""
         self._steps, self._first, self._last = steps, first, last
         start = {Effort.DRAFT: first_steps, Effort.NONE: first_steps // 2, Effort.FREE: steps}
         self._coming = [effort for effort, count in start.items() for _ in range(count)]
@@ -221,14 +213,13 @@ class Probes:
         self._distance = first
         self._due: float | None = None
         self._began = self._lost = 0.0  # the last trial, and the seconds that it lost
-        self._earliest = 0.0  # when the next may be, whatever is chosen meanwhile
+        self._earliest = 0.0  # when the next may be, for any choice
 
     def restart(self, now: float) -> None:
         self._distance = self._first
         self._due = max(now + self._first, self._earliest)
 
     def effort(self, chosen: Effort, now: float) -> Effort | None:
-        """The effort to try in this step; None: the chosen one."""
         if self._due is None:
             self._due = now + self._first
         if not self._coming and now >= self._due:

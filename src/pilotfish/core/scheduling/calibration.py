@@ -1,4 +1,4 @@
-"""What forwards cost and how often guesses are right, learned while serving."""
+"""Costs of forwards and chances of guesses, learned while serving."""
 
 from __future__ import annotations
 
@@ -20,30 +20,29 @@ class StepCosts:
     """
 
     RATE = 0.1  # share of an observed deviation that is taken over; of a knot's first ones more
-    COMMON = 0.7  # of that what all knots take over: longer contexts and busier machines slow every forward
+    COMMON = 0.7  # share of it that all knots take over: longer contexts and busier machines slow every forward
     FAR = 1.5  # times the last knot's rows: from there on a row count becomes a knot of its own
     OUTLIER = 2.0  # deviations beyond this factor count as this factor: a descheduled step says nothing
 
     def __init__(self, seconds: Mapping[int, float], padded: Callable[[int], int] = lambda rows: rows) -> None:
-        """`seconds` by rows, one at least; `padded` gives the rows that the device runs."""
+        """`seconds` of at least one row count; `padded` gives the rows that the device runs."""
         self._rows = sorted(seconds)
         self._seconds = np.maximum.accumulate([seconds[rows] for rows in self._rows])
         self._counts = np.ones(len(self._rows))
         self._padded = padded
 
     def at(self, rows: int) -> float:
-        """Seconds of a forward of `rows`; beyond the last knot in proportion to its slope from the first."""
+        """Beyond the last knot proportional to its slope from the first."""
         return float(self.over(np.array([rows]))[0])
 
     def over(self, rows: Ints) -> Floats:
-        """The same for many row counts, ascending."""
         places = np.array([self._padded(int(r)) for r in rows], np.float64)
         inside = np.interp(places, self._rows, self._seconds)
         slope = (self._seconds[-1] - self._seconds[0]) / max(self._rows[-1] - self._rows[0], 1)
         return np.asarray(inside + np.maximum(places - self._rows[-1], 0.0) * slope)
 
     def observe(self, rows: int, seconds: float) -> None:
-        """A forward of `rows` took `seconds`. Far beyond the last knot it becomes one."""
+        """A row count far beyond the last knot becomes one."""
         if self._padded(rows) > self.FAR * self._rows[-1]:
             self._rows.append(self._padded(rows))
             self._seconds = np.append(self._seconds, max(seconds, self._seconds[-1]))
@@ -68,9 +67,9 @@ class StepCosts:
 
 
 class Calibration:
-    """How often nodes of a score are accepted. Scores are logs of the chance that the drafter believes in; bins of a
-    tenth of e count the outcomes, each with a prior of `PRIOR` nodes as believed. Counts fade by `DECAY` a step, and a
-    bin remembers `MEMORY` nodes, so that many sequences together notice faster that a draft has become worse."""
+    """How often nodes of a score, the log of the drafter's chance, are accepted. Bins of a tenth of e count
+    outcomes, with priors of `PRIOR` nodes as believed. Counts fade by `DECAY` a step, and a bin remembers `MEMORY`
+    nodes, so that many sequences together notice faster that a draft has become worse."""
 
     WIDTH, BINS, PRIOR, DECAY, MEMORY = 0.1, 60, 10.0, 0.999, 300.0
 
@@ -85,7 +84,6 @@ class Calibration:
         return np.asarray(table[self._bins(scores)])
 
     def observe(self, verified: Floats, accepted: Floats) -> None:
-        """Scores of the nodes that a step verified, and of those among them that were on an accepted path."""
         if not len(verified):
             return
         self._hits *= self.DECAY
@@ -97,7 +95,6 @@ class Calibration:
         self._seen *= kept
 
     def forget(self) -> None:
-        """Believe the drafter, as at first: what was seen is some time ago."""
         self._hits[:] = self._seen[:] = 0.0
 
     def _bins(self, scores: Floats) -> Ints:
@@ -106,8 +103,7 @@ class Calibration:
 
 
 class MeansByRank:
-    """Running means of what the nodes of a tree bring or cost, by rank: the best node's, the second's, … Ranks that a
-    tree was not to have keep what was seen of them last."""
+    """Running means by rank in a tree. Ranks that a tree could not have keep their mean."""
 
     RATE = 0.02
 
@@ -126,7 +122,6 @@ class MeansByRank:
         self.values[:asked] += share * (seen - self.values[:asked])
 
     def forget(self, first: int) -> None:
-        """Believe less of what was seen of ranks from `first` on: it is some time ago."""
         self._counts[first:] = np.minimum(self._counts[first:], 2)
 
 
@@ -138,8 +133,7 @@ class GainCurve:
         self._by_rank = MeansByRank(np.asarray(first * falls ** np.arange(nodes), np.float64))
 
     def observe(self, chances: Floats, sizes: Ints, asked: int) -> None:
-        """Chances of the nodes of a step's trees, `sizes` nodes each. A tree could have `asked` nodes at least: it has
-        fewer if no more were worth their time."""
+        """Chances in trees of `sizes` that could have `asked` nodes: fewer mean that no more were worth it."""
         table = np.zeros((len(sizes), max(asked, int(sizes.max()))))
         places = np.arange(len(chances)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         table[np.repeat(np.arange(len(sizes)), sizes), places] = chances
@@ -150,7 +144,7 @@ class GainCurve:
         self._by_rank.forget(first)
 
     def gain(self, nodes: Floats) -> Floats:
-        """Expected tokens from the best `nodes` (fractions of a node too) of one sequence."""
+        """Expected tokens from a sequence's best `nodes`, which may be fractions."""
         total = np.concatenate(([0.0], np.cumsum(self._by_rank.values)))
         return np.asarray(np.interp(nodes, np.arange(len(total)), total))
 
@@ -169,7 +163,7 @@ class LevelCurve:
         self._by_rank = MeansByRank(np.minimum(np.arange(1.0, nodes + 1), levels))
 
     def observe(self, depths: Ints, trees: int, levels: int, asked: int) -> None:
-        """`levels` gave nodes of `depths`, here from the likeliest on, to so many trees of at least `asked` nodes."""
+        """`levels` gave nodes of `depths`, likeliest first, to so many trees that could have `asked` nodes."""
         if not len(depths):
             return
         deepest = np.maximum.accumulate(depths)
@@ -180,14 +174,13 @@ class LevelCurve:
         self._by_rank.forget(first)
 
     def levels(self, nodes: Floats) -> Floats:
-        """Expected levels for the best `nodes` of each sequence: one at least."""
+        """Expected levels for the best `nodes` of each sequence, at least one."""
         known = np.maximum(self._by_rank.values, 1.0)
         return np.asarray(np.interp(nodes, np.arange(1, len(known) + 1), known))
 
 
 class SecondsBySize:
-    """Mean seconds by how many something is done for, in powers of two: of all values at first, then of about the last
-    1 / RATE."""
+    """Mean seconds by size, in powers of two: of all values at first, then of about the last 1 / RATE."""
 
     RATE = 0.1
     OUTLIER = 2.0
@@ -198,7 +191,7 @@ class SecondsBySize:
         self._counts: dict[int, int] = {}
 
     def at(self, size: int) -> float:
-        """As measured for as many or for the nearest number; as believed where nothing was measured."""
+        """Measured at the nearest size; else as believed."""
         if not self._means:
             return self._believed
         return self._means[min(self._means, key=lambda known: abs(known - size.bit_length()))]

@@ -1,4 +1,4 @@
-"""The seam between policy and devices: rows of many sequences go in, tokens come out. Plain arrays on both sides."""
+"""The interface of policy and devices: rows of many sequences go in, tokens come out. Plain arrays on both sides."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from pilotfish.core.trees.tree import Floats, Ints, TokenTree
 
 @dataclass(frozen=True)
 class NodeRows:
-    """Tree nodes that get a row each, parents first. Ancestors without a row here were computed earlier: only their
-    slots matter."""
+    """Tree nodes that get a row each, parents first. Other ancestors were computed earlier: only their slots matter."""
 
     tokens: Ints  # [n]
     depths: Ints  # [n], from 1
@@ -46,7 +45,7 @@ class NodeRows:
 
     @property
     def slots(self) -> NDArray[np.int32]:
-        """The nodes' own. [n]"""
+        """[n]"""
         own: NDArray[np.int32] = self.paths[np.arange(len(self)), self.depths - 1]
         return own
 
@@ -75,16 +74,16 @@ class SequenceRows(Struct, frozen=True):
 
 
 class TokenMasks:
-    """Which tokens may be given after some samples; after the others all may."""
+    """Which tokens may follow some samples; after others all may."""
 
     def __init__(self, samples: Ints, start: Callable[[], Callable[[], Bits]]) -> None:
-        """`samples` [m], which. `start` has their masks computed; what it gives waits for them."""
+        """`samples` [m]: their indices. `start` begins to compute the masks; its result waits for them."""
         self.samples = samples
         self._start = start
         self._wait: Callable[[], Bits] | None = None
 
     def begin(self) -> None:
-        """To be called when the device is about to be busy for a while."""
+        """Call it when the device is about to be busy for a while."""
         if self._wait is None:
             self._wait = self._start()
 
@@ -95,7 +94,6 @@ class TokenMasks:
         return self._wait()
 
     def of(self, samples: Ints) -> TokenMasks | None:
-        """Those of some samples, ascending, which count from 0."""
         chosen = np.isin(self.samples, samples)
         if not chosen.any():
             return None
@@ -104,14 +102,14 @@ class TokenMasks:
 
 
 class SharedTokens(Struct, frozen=True):
-    """The tokens that a draft can give to a target with another vocabulary, whose ids noise, masks and rules use."""
+    """Tokens that a draft can give to a target with another vocabulary, whose ids noise, masks and rules use."""
 
     ids: Ints  # [m], the target's, ascending
     columns: Ints  # [m], the draft's own
 
 
 class Sampling(Struct, frozen=True):
-    """How tokens are drawn after rows of a forward. Many samples share the parameters and the seed of a sequence."""
+    """How tokens are drawn. Samples of a sequence share its parameters and seed."""
 
     rows: Ints | None  # [samples], which of the kept rows; None: all in order. Requests of one prompt share a row
     params: Sequence[SamplingParams]  # [sequences]
@@ -129,7 +127,7 @@ class Sampling(Struct, frozen=True):
         return len(self.sequences)
 
     def of(self, samples: Ints) -> Sampling:
-        """Some of the samples, ascending; all of one vocabulary, which is left out."""
+        """Of some samples, ascending, all of one vocabulary, which is left out."""
         rows = samples if self.rows is None else self.rows[samples]
         edits = [self.edits[sample] for sample in samples.tolist()] if self.edits else ()
         masks = None if self.masks is None else self.masks.of(samples)
@@ -146,7 +144,7 @@ NO_SAMPLING = Sampling(None, (), (), np.zeros(0, np.int64), np.zeros(0, np.int64
 
 
 class ForwardSeconds(Struct, frozen=True):
-    """Where the time of a forward went. A pace counts as time of the model."""
+    """Seconds of a forward's parts; a pace counts as the model's."""
 
     prepare: float = 0.0  # tensors of the rows
     model: float = 0.0
@@ -155,7 +153,7 @@ class ForwardSeconds(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Log-probabilities of one token, under the model's own distribution: raw logits, temperature 1, no filters."""
+    """Under the model's own distribution: raw logits, temperature 1, no filters."""
 
     token: int
     logprob: float
@@ -193,19 +191,17 @@ class Executor(Protocol):
 
     @property
     def deepest(self) -> int:
-        """Nodes at this depth get no children: a trained head may guess so far and no further."""
+        """Nodes at this depth get no children: a trained head may guess no further."""
 
     def padded(self, rows: int) -> int:
         """Rows that the device runs for a forward of `rows`."""
 
     def execute(self, rows: Sequence[SequenceRows], sampling: Sampling) -> Outcome:
-        """Write KV of all rows and sample. Kept rows count in order: of each sequence the committed rows in `kept`,
-        then its nodes."""
+        """Write KV of all rows and sample. Kept rows count by sequence: committed rows in `kept`, then its nodes."""
 
 
 class LayerProgress:
-    """Layers whose KV is there for all rows of the forward at hand. The computing thread counts in `written`; any
-    thread may ask."""
+    """Layers whose KV is there for all rows of the forward at hand. Only the computing thread calls `written`."""
 
     def __init__(self, layers: int) -> None:
         self.layers = layers
@@ -216,12 +212,11 @@ class LayerProgress:
         self.written[0] = layer + 1
 
     def hold(self, began: float, seconds: float) -> None:
-        """The forward is held back to the pace of another device: a layer is not there before that device has computed
-        it."""
+        """A layer counts as there only when a device of this pace would have computed it."""
         self._began, self._seconds = began, seconds
 
     def reset(self) -> None:
-        """No forward is at hand. To be called before anybody may ask about the next one."""
+        """No forward is at hand. Call it before others may ask about the next one."""
         self.written[0] = 0
         self._seconds = 0.0
 

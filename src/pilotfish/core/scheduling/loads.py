@@ -1,4 +1,4 @@
-"""KV that running requests wait for: from tiers first, and what those lack from prefill workers.
+"""KV that running requests wait for: from tiers first, then from prefill workers.
 
 admitted ──► load from tiers ──► hand-over ──► rows for what is left, its last token at least
              where any is        where that is sooner
@@ -19,7 +19,7 @@ Take = Callable[[int], Slots]
 
 
 class Loads:
-    """Of one scheduler. A request waits for one load, or one hand-over, at a time."""
+    """A request waits for one load, or one hand-over, at a time."""
 
     def __init__(self, tiers: Tiers | None, prefills: Prefills | None) -> None:
         self._tiers = tiers
@@ -36,7 +36,7 @@ class Loads:
             self._tiers.load(request.load)
 
     def hand_over(self, request: Request, take: Take, waiting: int, neighbours: int) -> None:
-        """Have prefill workers compute all that a request has no KV of, but for its last token, if that is sooner."""
+        """Have prefill workers compute all missing KV but the last token's, if that is sooner."""
         first, tokens = request.num_computed, request.tokens[:-1]
         if self._prefills is None or first == len(tokens):
             return
@@ -59,7 +59,7 @@ class Loads:
             self._prefills.cancel(load)
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """A forward that computed KV of few tokens of prompts spent most of its time on something else."""
+        """Forwards with few prompt tokens do not count: most of their time went elsewhere."""
         if self._tiers is not None and tokens >= OBJECT_TOKENS:
             self._tiers.computed(tokens, seconds)
         if self._prefills is not None:

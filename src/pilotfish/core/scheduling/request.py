@@ -24,7 +24,6 @@ MAX_SALT_LENGTH = 256
 
 
 def check_cache_salt(salt: str | None) -> None:
-    """ParameterError unless it can name a tenant."""
     if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= MAX_SALT_LENGTH):
         raise ParameterError("cache_salt", salt, f"a string of 1 to {MAX_SALT_LENGTH} characters")
 
@@ -43,7 +42,7 @@ class StopDetector(Protocol):
 
 @dataclass
 class RequestStats:
-    """Counts of one request. Depth d is at index d - 1 of the two lists."""
+    """Depth d is at index d - 1 of the two lists."""
 
     verify_steps: int = 0
     preemptions: int = 0
@@ -61,7 +60,6 @@ class RequestStats:
         return sum(self.cached_by_tier.values())
 
     def count(self, nodes: int, deepest: int, origins: Sequence[str]) -> None:
-        """Add a verify step over a tree of `nodes`, of which a path of these origins was accepted."""
         accepted = len(origins)
         self.verify_steps += 1
         self.draft_tokens += nodes
@@ -78,10 +76,8 @@ class RequestStats:
 class Request:
     """Committed tokens, the slots of those that have KV, and why it ended.
 
-        tokens   [ prompt ........ | output ...... ]
-        slots    [ gone ... | ================= ]      0 <= num_gone <= num_computed < len(tokens) while it runs
-
-    There is no prefill and no decode phase: a request whose last tokens lack KV brings them as rows.
+    tokens   [ prompt ........ | output ...... ]
+    slots    [ gone ... | ================= ]      0 <= num_gone <= num_computed < len(tokens) while it runs
     """
 
     def __init__(
@@ -100,10 +96,10 @@ class Request:
         grammar: GrammarState | None = None,
         draft: str = "",
     ) -> None:
-        """`room` is what the model's context leaves for output. `bad_sequences` are the ids of `params.bad_words`.
-        `cache_salt` names the tenant. A step verifies at most `max_nodes` nodes of its tree; 0 asks for no speculation,
-        None for what the drafter gives. `stop_detector` is given each committed token. Requests of one `group` have the
-        same prompt and compute its KV once. `draft` is the revision of the drafts that may guess for it; "": any."""
+        """`room` is the context left for output, `bad_sequences` the ids of `params.bad_words`, `cache_salt` the
+        tenant. A step verifies at most `max_nodes` nodes; 0: no speculation, None: as the drafter gives.
+        `stop_detector` gets each committed token. Requests of one `group` share a prompt and compute its KV once.
+        `draft` is the revision of drafts that may guess; "": any."""
         self.id = request_id
         self.params = params
         self.seed = seed
@@ -132,7 +128,6 @@ class Request:
 
     @property
     def num_pending(self) -> int:
-        """Committed tokens without KV."""
         return len(self.tokens) - self.num_computed
 
     @property
@@ -152,7 +147,6 @@ class Request:
         return self.tokens[self.num_prompt_tokens :]
 
     def extend(self, tokens: Sequence[int]) -> list[int]:
-        """Commit tokens one by one up to the one that ends it; return those committed."""
         committed: list[int] = []
         for token in tokens:
             self.tokens.append(token)
@@ -168,15 +162,13 @@ class Request:
 
     @property
     def num_shareable(self) -> int:
-        """First tokens whose KV it may take from another request of its group: of the prompt, without the last
-        committed token, whose row must be its own; none while its prompt is to be scored."""
+        """First tokens whose KV its group may give: of the prompt without the last; none while it is scored."""
         if self.params.prompt_logprobs is not None and self.num_scored < self.num_prompt_tokens - 1:
             return 0
         return min(self.num_prompt_tokens, len(self.tokens) - 1)
 
     def to_score(self, count: int) -> range:
-        """Of the next `count` tokens without KV, those whose rows must give the log-probability of the prompt token
-        that follows; once each, however often KV is computed."""
+        """Of the next `count` tokens without KV, those whose rows score the next prompt token, once each."""
         if self.params.prompt_logprobs is None:
             return range(0)
         first = max(self.num_computed, self.num_scored)
@@ -190,7 +182,7 @@ class Request:
         return FinishReason.LENGTH if self.num_remaining == 0 else None
 
     def end_load(self) -> Slots:
-        """Take what its load has brought; slots that it leaves."""
+        """Take the KV that its load has brought; slots that it leaves."""
         assert self.load is not None and self.load.count is not None
         ended, self.load = self.load, None
         self.add_slots(ended.slots[: ended.count])
@@ -201,7 +193,7 @@ class Request:
         return ended.slots[ended.count :]
 
     def add_slots(self, slots: Slots) -> None:
-        """The next tokens without KV have it now, in these slots. If they are the first ones, some may be gone."""
+        """The next tokens without KV have it in these slots. Some may be gone if they are the first."""
         self.slots[self.num_computed : self.num_computed + len(slots)] = slots
         if not self.num_computed:
             self.num_gone = int(np.count_nonzero(slots == GONE))
@@ -218,16 +210,16 @@ class Request:
         self.stats.preemptions += 1
 
 
-#: The first in the queue, of whom one may be admitted before the others, and how often that may happen to one of those.
+#: The first in the queue: one of them may be admitted before the others, and how often one may be passed over.
 CANDIDATES, MAX_PASSED_OVER = 16, 8
 
 
 class WaitingRequests:
-    """A queue in order of arrival. Of the first few the one with most KV in the cache comes next; the oldest, where
-    that makes little difference, where it has come back, or was passed over often enough."""
+    """In order of arrival, but of the first few the one with most KV in the cache; the oldest if that makes little
+    difference, or it has come back, or was passed over often enough."""
 
     def __init__(self, num_known: Callable[[Request], int] | None) -> None:
-        """`num_known`: tokens of a request whose KV it would find; None where nothing is kept."""
+        """`num_known`: tokens of a request with KV in the cache; None where nothing is kept."""
         self._num_known = num_known
         self._queue: deque[Request] = deque()
         self._next: Request | None = None

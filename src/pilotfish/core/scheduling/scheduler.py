@@ -1,8 +1,5 @@
-"""Which rows go into the next forward, and what its outcome commits.
-
-There is no prefill, decode or speculative phase. Each request has committed tokens without KV (a prompt,
-or its last token) and a tree of guesses below the last one, maybe empty. A step gives rows to both.
-"""
+"""The rows of the next forward, and the commit of its outcome. There is no prefill, decode or speculative phase: a
+step gives rows to a request's committed tokens without KV and to a tree of guesses below the last one, maybe empty."""
 
 from __future__ import annotations
 
@@ -28,22 +25,19 @@ SAVED_STEPS = 4
 
 
 class Scheduler:
-    """Continuous batching over one slot pool, in arrival order but for requests whose KV is there already, which may
-    come a little sooner; the only place that changes requests.
+    """Continuous batching over one slot pool; the only place that changes requests.
 
-    A request is admitted when its tokens and a little growth fit beside what the others are about to take. When
-    slots run out the youngest is preempted: its slots are freed, and it waits, first in the queue, until the slots
-    of its longest possible sequence can be reserved; its KV is computed again and its output is the same. So a
-    request is preempted once at most, and the oldest always ends. Trees take only slots that nobody else needs.
-    Requests of one group share the slots of their prompt, which the first of them computes. Those admitted later find
-    the KV of earlier ones in the cache, if there is one: of prompts as soon as they are computed, of outputs once they
-    have ended or were preempted. Tiers below the cache are given what it is about to evict; a request whose KV they
-    have waits for it with its slots, and gets no rows meanwhile; so does one whose KV prefill workers compute sooner.
-    Where every layer has a window a request gives back the slots of positions that none of its rows will see, so it
-    needs few, however long it gets; of a prefix in the cache it takes those that its rows will see. There are no tiers
-    then, and no hand-overs: they bring a prefix from its beginning, whose slots nobody reads.
+    A request is admitted when its tokens and a little growth fit beside what the others are about to take. When slots
+    run out the youngest is preempted: it waits, first in the queue, until the slots of its longest possible sequence
+    can be reserved, and its output is the same. So a request is preempted once at most, and the oldest always ends.
+    Trees take only slots that nobody else needs. Requests of one group share their prompt's slots; others find KV in
+    the cache: of prompts once computed, of outputs once ended or preempted. A request whose KV tiers have, or prefill
+    workers compute sooner, waits for it with its slots and gets no rows meanwhile.
 
-        pool   [ live ........ | reserved  | growth of the others, trees | idle, free ]
+    Where every layer has a window a request gives back slots that none of its rows will see, and takes only those of a
+    cached prefix that its rows will see. There are no tiers or hand-overs then: they bring a prefix from its beginning.
+
+            pool   [ live ........ | reserved  | growth of the others, trees | idle, free ]
     """
 
     def __init__(
@@ -56,7 +50,7 @@ class Scheduler:
         prefills: Prefills | None = None,
         costs: RowCosts = PLAIN_COSTS,
     ) -> None:
-        """`cache`, of this pool, keeps the KV of requests that have ended; `tiers` what the cache evicts."""
+        """`cache`, of this pool, keeps the KV of ended requests; `tiers` keep what it evicts."""
         if pool.window and not (tiers is None and prefills is None):
             raise EngineError("scheduler: tiers and prefill workers serve no pool with a window")
         self.pool = pool
@@ -74,7 +68,7 @@ class Scheduler:
         self.preemptions = 0
 
     def add(self, request: Request) -> None:
-        """Queue a request; PromptError when the pool could never hold it."""
+        """PromptError if the pool could never hold it."""
         if self.most(request) > self.pool.capacity:
             raise PromptError(
                 f"prompt: {request.num_prompt_tokens} tokens and max_tokens {request.params.max_tokens} "
@@ -91,7 +85,7 @@ class Scheduler:
         return self.pool.window - 1 + self.max_rows
 
     def longest(self, context: int) -> int:
-        """Tokens of the longest sequence, of `context` at most, that the pool can serve."""
+        """Tokens of the longest sequence, at most `context`, that the pool can serve."""
         windowed = self.pool.window and self._most_in_window <= self.pool.capacity
         return context if windowed else min(context, self.pool.capacity)
 
@@ -102,7 +96,6 @@ class Scheduler:
     # -- what goes into the next forward
 
     def plan(self) -> StepPlan:
-        """Admit, then give rows to committed tokens (`RowBudget`). Preempt while slots lack."""
         self._end_loads()
         admitted = self._admit()
         self._share_prompts()
@@ -128,7 +121,6 @@ class Scheduler:
         return max(int(self.max_rows - sum(self.costs.of(chunk.request, chunk.count) for chunk in chunks)), 0)
 
     def _first_of_group(self, request: Request) -> Request | None:
-        """The running request whose prompt's KV `request`, which has none yet, is to share."""
         if request.num_computed or request.load is not None or not request.num_shareable:
             return None
         seen = self.pool.first_seen(request.num_prompt_tokens - 1)
@@ -214,7 +206,7 @@ class Scheduler:
             save_coldest(self.cache, self.tiers, self.low_water - self.pool.num_free)
 
     def _may_find(self, request: Request) -> bool:
-        """Not while its prompt is to be scored, and not where it shares that of its group."""
+        """Not while its prompt is to be scored, nor where it shares its group's."""
         return bool(request.num_shareable) and self._first_of_group(request) is None
 
     def _known(self, request: Request) -> Slots:
@@ -229,13 +221,11 @@ class Scheduler:
             own[:] = self.cache.insert(request.cache_salt, request.tokens[:count], own)
 
     def _to_remember(self, request: Request, before: int) -> bool:
-        """Whether a step that began with KV of `before` tokens has computed a prompt or, where the slots of its
-        beginning are about to be given back, a part of it."""
+        """Whether the step computed a prompt, or a part whose first slots are about to be given back."""
         whole = request.num_prompt_tokens <= request.num_computed
         return before < request.num_prompt_tokens and (whole or bool(self.pool.window))
 
     def _preempt(self) -> Request:
-        """The youngest whose slots are not reserved: there is one, or nobody could lack any."""
         request = next(r for r in reversed(self.running) if not r.reserved)
         self._retire(request)
         request.restart()
@@ -244,11 +234,10 @@ class Scheduler:
         return request
 
     def _unclaimed(self) -> int:
-        """Available slots that are not reserved for a running request."""
         reserved = [r for r in self.running if r.reserved]
         if not self.pool.window or not reserved:
             return self.pool.num_available - sum(r.max_length - r.num_held for r in reserved)
-        # What is shared may stay with its other owner when it is given back, and count for nobody else.
+        # Shared slots may stay with their other owner when given back, and count for nobody else.
         others = np.concatenate([NO_SLOTS, *(r.held for r in self.running if not r.reserved)])
         alone = np.setdiff1d(np.concatenate([r.held for r in reserved]), others)
         return self.pool.num_available + len(alone) - sum(map(self.most, reserved))
@@ -258,8 +247,7 @@ class Scheduler:
         return sum(chunk.count for chunk in chunks if not chunk.request.reserved)
 
     def schedule(self, chunks: Sequence[Chunk], offered: Forest, max_nodes: int) -> Step:
-        """Give the rows that chunks leave to the best nodes of all trees, `max_nodes` at most, and slots to all rows.
-        `offered` holds a tree for each complete chunk, in order."""
+        """Rows for the best nodes of all trees, up to `max_nodes`, and slots. `offered`: a tree per complete chunk."""
         samples, forest = [chunk.samples for chunk in chunks], offered
         if len(offered):
             budget = max(min(max_nodes, self.room(chunks), self._spare_slots(chunks)), 0)
@@ -271,7 +259,6 @@ class Scheduler:
         return Step(list(chunks), samples, scored, slots, forest, self.cache.allocate(len(forest)))
 
     def _allocate(self, chunks: Sequence[Chunk]) -> list[Slots]:
-        """Slots of each chunk's tokens: new ones, or those of the prompt that it shares."""
         slots, used = self.cache.allocate(sum(chunk.count for chunk in chunks)), 0
         taken: dict[int, Slots] = {}
         for chunk in chunks:
@@ -283,8 +270,7 @@ class Scheduler:
         return list(taken.values())
 
     def _spare_slots(self, chunks: Sequence[Chunk]) -> int:
-        """Slots available to trees after the chunks. Reserved slots count too when every running request has a
-        reservation: nodes that are not accepted are freed after the step, so nobody else can lose them."""
+        """Reserved slots count if all have a reservation: nodes that are not accepted are freed after the step."""
         if all(chunk.request.reserved for chunk in chunks):
             return self.pool.num_available - sum(chunk.count for chunk in chunks)
         return self._unclaimed() - self._growth(chunks)
@@ -292,9 +278,9 @@ class Scheduler:
     # -- what its outcome commits
 
     def commit(self, step: Step, sampled: Ints, unscored: Collection[int] = ()) -> list[RequestCommit]:
-        """Walk every tree; `sampled` [step.num_samples] holds the target's token after each root and each node, or
-        NO_TOKEN. A request that gets no token ends with an error; so do those with ids in `unscored`, whose prompts
-        cannot be scored. If this raises, the step's slots are free once its requests are aborted."""
+        """Walk every tree; `sampled` [step.num_samples] holds the target's token after each root and node, or
+        NO_TOKEN. A request that gets no token, or is in `unscored` (its prompt cannot be scored), ends with an
+        error. If this raises, the step's slots are free once its requests are aborted."""
         try:
             walked = iter(walk(step.forest, sampled))
         except BaseException:
@@ -331,12 +317,11 @@ class Scheduler:
         self.pool.release(step.node_slots[rejected])
 
     def cancel(self, step: Step) -> None:
-        """The forward of `step` failed: free its slots, which no request has taken. Its requests may go on."""
         for slots in (*step.slots, step.node_slots):
             self.pool.release(present(slots))
 
     def abort(self, request: Request) -> None:
-        """Between two steps, or after one that failed; one that has ended stays as it is."""
+        """Between two steps, or after a failed one; an ended request stays as it is."""
         request.finish_reason = request.finish_reason or FinishReason.ABORT
         if request in self.waiting:
             self.waiting.remove(request)
@@ -352,7 +337,7 @@ class Scheduler:
         self.pool.release(request.held)
 
     def check(self) -> None:
-        """EngineError unless every slot is free, or in the cache, or counts the running requests that it belongs to."""
+        """EngineError unless every slot is free, or in the cache, or counts the running requests that own it."""
         held = [slot for r in self.running for slot in r.held.tolist()]
         loading = [slot for r in self.running if r.load is not None for slot in r.load.slots.tolist()]
         self.pool.check([*held, *loading], self.cache.slots)
@@ -370,8 +355,8 @@ def _extended(request: Request, verdict: Verdict, scored: range, step: Step) -> 
 
 
 def _worth_a_row(offered: Forest, requests: Sequence[Request], count: int) -> Ints:
-    """The best `count` nodes of all trees together, ties to the older request: none too deep to be committed before
-    `max_tokens`, and of each tree at most `max_nodes` of its request."""
+    """The best `count` nodes of all trees, ties to the older request: none too deep to be committed before
+    `max_tokens`, and of each tree at most its request's `max_nodes`."""
     room = np.array([request.num_remaining for request in requests], np.int64)
     useful = np.flatnonzero(offered.nodes.depths < room[offered.owners])
     for tree, request in enumerate(requests):

@@ -1,7 +1,5 @@
-"""One step of the target: which rows it runs and what it adds to each request.
-
-Records of which a step makes several are msgspec structs: they are made ten times as fast as frozen dataclasses.
-"""
+"""One step of the target: its rows, and its additions to each request. Records made several times a step are msgspec
+structs, as those are made ten times as fast as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -24,8 +22,6 @@ from pilotfish.core.trees.tree import ROOT, Forest, Ints
 
 @dataclass(frozen=True)
 class RowCosts:
-    """What rows cost, in rows whose logits nobody needs."""
-
     scored: float = 1.0  # one that scores a token of a prompt
 
     def of(self, request: Request, count: int) -> float:
@@ -43,9 +39,8 @@ PLAIN_COSTS = RowCosts()
 
 
 class RowBudget:
-    """The rows of a step: one for each request first, so that a long prompt delays nobody's next token, the rest in
-    order of arrival. Rows that score a prompt count for their cost: of the requests that have such rows next only the
-    first is sure of one."""
+    """One for each request first, so that a long prompt delays nobody's next token; the rest in order of arrival.
+    Rows that score a prompt count for their cost: only the first request with such rows is sure of one."""
 
     def __init__(self, rows: int, requests: int, costs: RowCosts) -> None:
         self._costs = costs
@@ -60,7 +55,7 @@ class RowBudget:
 
 
 class Chunk(Struct, frozen=True):
-    """Committed tokens [num_computed, num_computed + count) of a request, chosen for a step."""
+    """Tokens [num_computed, num_computed + count) of a request, chosen for a step."""
 
     request: Request
     count: int
@@ -69,7 +64,6 @@ class Chunk(Struct, frozen=True):
 
     @property
     def complete(self) -> bool:
-        """Whether it reaches the last committed token, so that the step samples the token that follows."""
         return self.count == self.request.num_pending
 
     @property
@@ -80,14 +74,12 @@ class Chunk(Struct, frozen=True):
 @dataclass(frozen=True)
 class StepPlan:
     chunks: list[Chunk]
-    preempted: list[Request]  # back in the queue, without KV: whatever is kept for them elsewhere can go
+    preempted: list[Request]  # back in the queue, without KV: state kept for them elsewhere can go
     admitted: list[Request]  # to run from now on
 
 
 @dataclass(frozen=True)
 class Step:
-    """One forward: each request's chunk, then the nodes of its tree."""
-
     chunks: list[Chunk]
     samples: list[bool]  # [chunks], whether the last row of the chunk and every node of its tree give a token
     scored: list[range]  # [chunks], indices of prompt tokens whose rows score the token that follows
@@ -136,7 +128,6 @@ class Step:
         return Sampling(rows, params, seeds, sequences, positions, self._edits(requests))
 
     def masks(self, maker: MaskMaker, vocab_size: int) -> TokenMasks | None:
-        """Of the samples whose requests have a grammar; None where none has."""
         if all(request.grammar is None for request in self.requests):
             return None
         samples, paths = list[int](), list[MaskedPaths]()
@@ -160,7 +151,7 @@ class Step:
 
     @cached_property
     def sample_rows(self) -> Ints:
-        """Which of the kept rows sample. [num_samples]"""
+        """Kept rows that sample. [num_samples]"""
         if self._all_sample:
             return np.arange(self.num_samples)
         counts = self.forest.sizes + 1
@@ -177,7 +168,6 @@ class Step:
 
     @property
     def _all_sample(self) -> bool:
-        """Whether each kept row gives one token."""
         return not any(self.scored) and not self._forked
 
     @cached_property
@@ -200,7 +190,7 @@ class Step:
 
 
 class RequestCommit(Struct, frozen=True):
-    """The tokens that a step added to one request. The draft guessed all but the last."""
+    """A step's tokens for one request. The draft guessed all but the last."""
 
     request: Request
     tokens: list[int] = []  # none where only prompt tokens were scored, or it failed

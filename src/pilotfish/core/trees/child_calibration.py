@@ -1,9 +1,8 @@
-"""What a draft's chances of a node's children are worth, by the children's depth and rank, learned while serving.
+"""Calibration of a draft's chances by the children's depth and rank, learned while serving.
 
-A head that was trained on soft labels believes too little in its best guess, and one that feeds on its own states too
-much in what is deep. A tree that ranks its nodes by what their parents' drafts believed then spends its nodes in the
-wrong places: a plain chain of as many nodes can beat it. Of each place in a tree, its depth and rank among siblings,
-this counts how often the target's own token was there, and how often the draft believed that it would be.
+A head trained on soft labels believes too little in its best guess, one that feeds on its own states too much in deep
+ones; trees ranked by such chances can be worse than a plain chain. This counts, for each depth and rank, how often the
+target's token was there, and how often the draft believed so.
 
     depth 1   rank 0 1 2 …      believed .60 .15 .05     was there .72 .11 .04     chances there times 1.2, .73, .8
     depth 2   rank 0 1 2 …      …
@@ -22,7 +21,7 @@ from pilotfish.core.trees.tree import Floats, Ints
 
 #: Deeper nodes, and siblings further back, are counted with the last.
 DEPTHS, RANKS = 12, 12
-#: Children that were as believed, of each place, before any was seen; and what is left of a count with each commit.
+#: Prior children of each place, counted as believed; and the share of a count that is kept with each commit.
 PRIOR, DECAY = 4.0, 0.9995
 #: Tenants whose counts are kept; those who drafted longest ago give way.
 TENANTS = 512
@@ -30,15 +29,13 @@ TENANTS = 512
 
 @dataclass(frozen=True)
 class ChildOutcome:
-    """A token of the target's, and what a draft believed of it."""
-
     depth: int  # below the root, from 1; where a tree outlives commits it was more when it was guessed
     log_chances: list[float]  # of the children that were guessed there, likeliest first, as they were calibrated
     rank: int  # of the target's own token among them; -1: it was none of them
 
 
 class ChildCalibration:
-    """Greedy sequences by themselves: their chances are others."""
+    """Counts greedy sequences by themselves, as their chances differ."""
 
     def __init__(self) -> None:
         self._believed = np.zeros((2, DEPTHS, RANKS))
@@ -46,8 +43,7 @@ class ChildCalibration:
         self._log_factors = np.zeros_like(self._believed)
 
     def calibrated(self, greedy: NDArray[np.bool_], depths: Ints, log_chances: Floats) -> Floats:
-        """Of children at `depths` [leaves], of greedy sequences or not [leaves], log_chances [leaves, children],
-        likeliest first. The children of a leaf together are no likelier than 1."""
+        """Of [leaves, children] at `depths` [leaves]; chances fall along a leaf's children, and sum to at most 1."""
         ranks = np.minimum(np.arange(log_chances.shape[1]), RANKS - 1)
         factors = self._log_factors[greedy.astype(int)[:, None], np.minimum(depths, DEPTHS)[:, None] - 1, ranks]
         scaled = log_chances + factors
@@ -68,7 +64,7 @@ class ChildCalibration:
 
 
 class TenantCalibrations:
-    """Of each tenant its own: by what it commits, none makes the trees of another worse."""
+    """One calibration each, so that no tenant's commits make another's trees worse."""
 
     def __init__(self) -> None:
         self._by_tenant: OrderedDict[str, ChildCalibration] = OrderedDict()
@@ -87,7 +83,7 @@ class TenantCalibrations:
     def calibrated(
         self, tenants: NDArray[np.str_], greedy: NDArray[np.bool_], depths: Ints, log_chances: Floats
     ) -> Floats:
-        """As of one, with the leaves' tenants [leaves]."""
+        """Like ChildCalibration's, with the leaves' tenants [leaves]."""
         chances = np.empty(log_chances.shape)
         for tenant in np.unique(tenants):
             own = tenants == tenant

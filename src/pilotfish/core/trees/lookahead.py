@@ -6,8 +6,7 @@
           │       └─ _     ─── b      ──►           └─ _  ─── b
           └─ sub ─── (                                              sub and below are gone
 
-Both sides hold one of each sequence: the draft the one it grows, here; the target a copy of the nodes that were pushed
-(`core/trees/tree_copy.py`).
+The target holds a copy of the nodes that were pushed (`core/trees/tree_copy.py`).
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class LivingTree:
         return best
 
     def _rescore(self, first: int) -> None:
-        """Nodes from `first` on, some of which have another score of their own; each comes after its parent."""
+        """Nodes from `first` on, some with new scores of their own; each comes after its parent."""
         for node in range(first, len(self._tokens)):
             if self._parents[node] != ROOT:
                 self._scores[node] = self._scores[self._parents[node]] + self._own[node]
@@ -95,7 +94,6 @@ class LivingTree:
         return found[1:]
 
     def _renumber(self, kept: Sequence[int]) -> dict[int, int]:
-        """Forget all nodes but `kept`, ascending; the new number of each."""
         place = {node: index for index, node in enumerate(kept)}
         self._parents = [place.get(self._parents[node], ROOT) for node in kept]
         self._tokens, self._depths = ([x[node] for node in kept] for x in (self._tokens, self._depths))
@@ -133,17 +131,15 @@ class NewNodes:
 
 
 class Lookahead(LivingTree):
-    """The draft's tree of one sequence. Its root is expanded before anything else, a node once.
-
-    After a commit a trained head expands the root again, from the target's own features, then its nodes, likeliest
-    first: each in the slot that it has, while what is below stays."""
+    """The draft's tree of one sequence. The root is expanded first, a node once; but after a commit a trained head
+    expands the root again, from the target's own features, then its nodes in their slots, and keeps the nodes below."""
 
     #: Log-chance below which a node is not kept: one path in ten thousand.
     FLOOR = -9.2
 
     def __init__(self) -> None:
         super().__init__()
-        self._ids, self._next_id = [0], 1  # of each node; the root's is 0, whatever it was before
+        self._ids, self._next_id = [0], 1  # of each node; the root's is always 0
         self._slots = [NO_SLOT]  # of each node
         self._paths: dict[int, list[int]] = {}  # of a node with KV: slots from below the root that it was given it at
         self.open: list[tuple[float, int]] = []  # (-score down to it, node) of those to expand next, likeliest first
@@ -162,14 +158,14 @@ class Lookahead(LivingTree):
 
     @property
     def root_score(self) -> float:
-        """What scores in `open` include from above the root."""
+        """Part of the scores in `open` from above the root."""
         return self._scores[self.root]
 
     def leaves(self, count: int) -> list[int]:
         return [node for _, node in self.open[:count]]
 
     def lacking(self, leaves: Sequence[int]) -> int:
-        """How many of these nodes have no KV yet: the others are expanded again."""
+        """How many of these nodes have no KV yet; the others are expanded again."""
         return sum(self._slots[leaf] == NO_SLOT for leaf in leaves)
 
     def expand(self, leaves: Sequence[int], slots: Sequence[int]) -> None:
@@ -186,15 +182,13 @@ class Lookahead(LivingTree):
             self.open = [entry for entry in self.open if entry[1] not in expanded]
 
     def path(self, node: int) -> list[int]:
-        """Slots from below the root down to a node with KV, or to the root."""
         return [] if node == self.root else self._paths[node][-self.depth(node) :]
 
     def add(
         self, parents: Sequence[int], counts: Sequence[int], tokens: list[int], chances: list[float], max_depth: int
     ) -> NewNodes:
-        """Children of the root and of nodes with KV: `counts` of each parent, in order, log-chances at most 0. Those as
-        deep as `max_depth` are never expanded. A child that is there already gets its new chance and another id, keeps
-        what is below it, and is to be expanded again."""
+        """`counts` children of each parent. Those at `max_depth` are never expanded. A known child gets its new
+        log-chance and id, keeps what is below it, and is expanded again."""
         first, last, nodes, names = len(self._tokens), 0, list[int](), list[int]()
         for parent, count in zip(parents, counts, strict=True):
             own = slice(last, last := last + count)
@@ -218,7 +212,6 @@ class Lookahead(LivingTree):
         self.open.sort()  # two runs: merged in about as many steps as there are nodes
 
     def _hang(self, parent: int, tokens: Sequence[int], chances: Sequence[float]) -> Sequence[int]:
-        """Children of `parent`, which has none with these tokens."""
         place, count, score = len(self._tokens), len(tokens), self._scores[parent]
         added = range(place, place + count)
         self._parents += [parent] * count
@@ -231,7 +224,6 @@ class Lookahead(LivingTree):
         return added
 
     def _hang_again(self, parent: int, tokens: Sequence[int], chances: Sequence[float]) -> Sequence[int]:
-        """Children of `parent`, which has some: those with these tokens get these chances."""
         below, given = self._children[parent], dict(zip(tokens, chances, strict=True))
         for token in below.keys() & given.keys():
             self._own[below[token]] = given[token]
@@ -240,7 +232,6 @@ class Lookahead(LivingTree):
         return [below[token] for token in tokens]
 
     def _reopen(self, again: Collection[int]) -> None:
-        """These nodes have other chances than before, and so do paths below them."""
         self._rescore(min(again))
         self.open = [(-self._scores[node], node) for _, node in self.open if node not in again]
         self.open.sort()
@@ -260,7 +251,6 @@ class Lookahead(LivingTree):
         return found
 
     def commit(self, tokens: Sequence[int]) -> RerootResult:
-        """Re-root at the last of `tokens`, or at nothing known."""
         path = self.follow(tokens)
         hit = len(path) == len(tokens)
         path_slots = [self._slots[node] for node in path if node in self._paths]  # only the last may lack one
@@ -273,7 +263,7 @@ class Lookahead(LivingTree):
         return RerootResult(hit, len(path), path_slots, freed)
 
     def _cut(self, path: Sequence[int]) -> list[int]:
-        """Move the root down to the end of `path`; slots of the nodes that are dead now, but not those of the path."""
+        """Move the root to the end of `path`; slots of the dead nodes, but not of the path."""
         freed, dead, kept = list[int](), [self.root, *path[:-1]], set(path)
         for node in dead:
             self._paths.pop(node, None)
@@ -295,7 +285,6 @@ class Lookahead(LivingTree):
         self.open = [(cost, place[node]) for cost, node in self.open]
 
     def drop(self) -> list[int]:
-        """The slots that are free now."""
         slots, next_id = self.slots, self._next_id
         Lookahead.__init__(self)
         self._next_id = next_id

@@ -1,4 +1,4 @@
-"""Token trees: what a draft proposes and a target verifies.
+"""Token trees: a draft proposes them, a target verifies them.
 
            node   0    1     2     3       A node's path is the tokens from below the root down to the node.
 root ─┬─ def ─┬─ main        parents -1 -1 0 0   The root, the last committed token, is no node: parents know it as -1.
@@ -29,11 +29,9 @@ Names = NDArray[np.object_]
 
 @dataclass(frozen=True, eq=False)
 class TokenTree:
-    """A tree of guessed tokens below the last committed token, as arrays in order of arrival.
-
-    Parents come before their children, siblings carry different tokens, and scores never rise along a path: so the
-    best n nodes by score always form a connected subtree. Origins are for figures alone.
-    """
+    """Guessed tokens below the last committed one, as arrays in order of arrival. Parents come before their
+    children, siblings differ in their tokens, and scores never rise along a path: so the best n nodes by score form
+    a connected subtree. Origins are for figures alone."""
 
     parents: Ints  # [n], index of a node before, or ROOT
     tokens: Ints  # [n]
@@ -100,9 +98,6 @@ def best(scores: Floats, count: int) -> Ints:
 
 
 class Guesses:
-    """A tree while it is made, and as a drafter proposes it: in lists, because it is small and made anew in every
-    step."""
-
     def __init__(self) -> None:
         self.parents: list[int] = []
         self.tokens: list[int] = []
@@ -122,9 +117,8 @@ class Guesses:
         return len(self.tokens)
 
     def add(self, parent: int, token: int, score: float, origin: str = OTHER) -> int:
-        """Add, or find, the child of `parent` that carries `token`; its index. A score above the parent's is cut to it.
-        A child that is there already keeps its score: raising it could lift it over nodes that were chosen before
-        it."""
+        """Add, or find, a child; its index. Its score is cut to its parent's. A known child keeps its score: a
+        higher one could lift it over nodes that were chosen before."""
         node = self._children.setdefault((parent, token), len(self.tokens))
         if node == len(self.tokens):
             below_root = parent == ROOT
@@ -136,7 +130,7 @@ class Guesses:
         return node
 
     def merge(self, other: Guesses) -> None:
-        """Add every node of `other`; a path that is there already keeps its scores and origins."""
+        """Add every node of `other`; a known path keeps its scores and origins."""
         number = {ROOT: ROOT}
         nodes = zip(other.parents, other.tokens, other.scores, other.origins, strict=True)
         for node, (parent, token, score, origin) in enumerate(nodes):
@@ -233,12 +227,9 @@ NO_VERDICT = Verdict([], [], [], 0, 0)
 
 
 def walk(forest: Forest, sampled: Ints) -> list[Verdict]:
-    """Verify every tree of `forest`.
-
-    `sampled` [trees + nodes] is the target's own token after each root and each node, or NO_TOKEN: a tree's root, its
-    nodes, the next tree's root. Nothing about the draft enters, so whatever the trees hold, the result is what the
-    target alone would have produced: a node is accepted if its parent is and the target's token there is the node's.
-    """
+    """`sampled` [trees + nodes] is the target's own token, or NO_TOKEN, after a tree's root, its nodes, the next
+    tree's root. A node is accepted if its parent is and the target's token there is the node's: nothing of the draft
+    enters, so any trees give what the target alone would have produced."""
     given, parents, tokens = sampled.tolist(), forest.nodes.parents.tolist(), forest.nodes.tokens.tolist()
     depths, verdicts = forest.nodes.depths.tolist(), []
     for tree, (first, end) in enumerate(pairwise(forest.starts.tolist())):

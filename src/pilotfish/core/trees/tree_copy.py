@@ -13,7 +13,7 @@ from pilotfish.core.drafting.messages import MAX_NODES, Tree
 from pilotfish.core.trees.lookahead import SPARE, LivingTree
 from pilotfish.core.trees.tree import ROOT, Forest
 
-#: What a pushed score is raised to: of no use, and sums of many stay numbers.
+#: Pushed scores are raised to this: such nodes are of no use, and sums of many stay finite.
 LEAST = -1000.0
 
 #: A node as it was pushed: its id, its parent's, its token, its score.
@@ -26,17 +26,15 @@ class PushedNode(Struct, frozen=True):
 
 
 class TreeCopy(LivingTree):
-    """Whatever is pushed, it stays a tree below the last committed token, of `max_nodes` at most.
+    """Whatever is pushed, it stays a tree below the last committed token, of at most `max_nodes`.
 
-    A push whose base_len is older than the target's is the normal case: its nodes were on their way while the target
-    committed. Committed tokens are nodes too, at least as far back as the last push knew of them, so what hangs below
-    the newest of them is found, and stays:
+    Pushes with an older base_len are normal: the target committed while they were on their way. Committed tokens stay
+    nodes as far back as the last push knew of them, so nodes below the newest are found, and kept:
 
-        pushed below base_len 4:   0 ─── 17 ─┬─ 20        committed since: the token of 17
-                                             └─ 21        kept: 20 and 21, below the root
+            pushed below base_len 4:   0 ─── 17 ─┬─ 20        committed since: the token of 17
+                                                 └─ 21        kept: 20 and 21, below the root
 
-    A node that is pushed again has the score of the push that knew of more tokens: a draft that guesses again after
-    each commit, as trained heads do, knows better than when the node was a guess below others.
+    A node that is pushed again has the score of the push that knew of more tokens, as trained heads then know better.
     """
 
     def __init__(self, length: int, vocab_size: int, max_nodes: int) -> None:
@@ -58,7 +56,6 @@ class TreeCopy(LivingTree):
         self._newer = 1  # nodes from here on came after the last commit: they are
 
     def commit(self, tokens: Sequence[int]) -> bool:
-        """`tokens` were just added to the sequence: re-root; whether all were in the tree."""
         hit = True
         for token in tokens:
             below = self._children.setdefault(self.root, {})
@@ -72,7 +69,6 @@ class TreeCopy(LivingTree):
         return hit
 
     def nodes_of(self, trees: Forest, first: int, end: int) -> list[PushedNode]:
-        """Those of this tree that are also the nodes [first, end) of `trees`."""
         parents, tokens = (values[first:end].tolist() for values in (trees.nodes.parents, trees.nodes.tokens))
         found, pushed = {ROOT: self.root}, list[PushedNode]()
         for place, parent, token in zip(range(first, end), parents, tokens, strict=True):
@@ -86,7 +82,7 @@ class TreeCopy(LivingTree):
         return [self._ids[node] for node in self.follow(tokens)]
 
     def take_late(self) -> list[int]:
-        """Ids of late nodes, those of the last ones if they are very many."""
+        """Ids of late nodes; only the last ones if there are too many."""
         late = list(self._late_ids)
         self._late_ids.clear()
         return late
@@ -102,7 +98,7 @@ class TreeCopy(LivingTree):
         return len(self._tokens) - 1
 
     def attach(self, push: Tree) -> None:
-        """Add what survives of `push`. Nodes that break the protocol are dropped, and counted."""
+        """Add the live nodes of `push`. Nodes that break the protocol are dropped, and counted."""
         if len(self._tokens) > 2 * self._left + SPARE:
             self._clean_up()
         rows = self._lawful(push)
@@ -129,7 +125,7 @@ class TreeCopy(LivingTree):
             self._rescore(changed)
 
     def _is_below_root(self, node: int) -> bool:
-        """Whether it is the root, or hangs below it. What is found on the way is remembered until the next commit."""
+        """Remembers the answers for all nodes on the way until the next commit."""
         climbed = []
         while node < self._newer and (known := self._lives.get(node)) is None:
             climbed.append(node)
@@ -139,7 +135,7 @@ class TreeCopy(LivingTree):
         return lives
 
     def _add_late(self, node: int, above: int, token: int) -> None:
-        """It may be a committed token's, for those that hang below it."""
+        """A late node may be a committed token's: nodes below it can still be attached."""
         self.late += 1
         self._late_ids.append(node)
         known = self._children.get(above, {}).get(token)
@@ -148,7 +144,6 @@ class TreeCopy(LivingTree):
 
     @property
     def _first_known(self) -> int:
-        """The least base_len that a push may have."""
         return self._first_length + self._depths[self._committed[0]]
 
     def _lawful(self, push: Tree) -> list[Row]:
@@ -187,7 +182,6 @@ class TreeCopy(LivingTree):
         return max(self._max_nodes - len(self._by_id), 0)
 
     def _clean_up(self) -> None:
-        """Forget all but the committed tokens and what is below the root."""
         kept = sorted({*self._committed, *self._below_root()})
         place = self._renumber(kept)
         self._told, self._ids = ([x[node] for node in kept] for x in (self._told, self._ids))

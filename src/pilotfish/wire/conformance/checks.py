@@ -1,4 +1,4 @@
-"""What a check is, what it has to work with, and what came of it."""
+"""A check, its context and its result."""
 
 from __future__ import annotations
 
@@ -28,15 +28,13 @@ class CheckResult(Struct, frozen=True):
 
 
 class Figure(Struct, frozen=True):
-    """A measurement that is not judged."""
-
     name: str
     value: float
     unit: str
 
 
 class CheckError(Exception):
-    """The draft does not do what a check asks for; in one line."""
+    """The draft fails a check; why, in one line."""
 
 
 class NotApplicableError(Exception):
@@ -98,13 +96,12 @@ class CheckContext:
     # -- what many checks do
 
     def guessed(self, player: Player, session: PlayedSession, seconds: float | None = None) -> bool:
-        """Whether a Tree of the session's length comes in time."""
         patience = self.options.patience if seconds is None else seconds
         length = len(session.tokens)
         return player.listen(patience, lambda: any(tree.base_len == length for tree in session.trees))
 
     def served(self, player: Player, shift: int = 0) -> PlayedSession:
-        """A session over a loop for which a Tree came. Drafts that learn from texts get one commit more."""
+        """A session over a loop for which a Tree came; drafts that learn from texts get one commit more."""
         session = player.open(self.loop(60, shift))
         for _ in range(3):
             if self.guessed(player, session, self.options.patience / 3):
@@ -118,7 +115,7 @@ class Check:
     name: str
     group: Group
     sentence: str  # of docs/draft-protocol.md
-    run: Callable[[CheckContext], str]  # what was seen; CheckError, or NotApplicableError
+    run: Callable[[CheckContext], str]  # the evidence; CheckError, or NotApplicableError
 
 
 def check(group: Group, name: str, sentence: str) -> Callable[[Callable[[CheckContext], str]], Check]:

@@ -29,8 +29,6 @@ SHOWN, TEXT = 8, 80
 
 
 class TappedFrame(Struct, frozen=True):
-    """A line of a recording."""
-
     at: float  # seconds since the recording began
     sender: Side
     target: str  # its incarnation, in hex
@@ -103,7 +101,7 @@ def _short(value: Any) -> Any:
 
 
 class Tap:
-    """Stands between targets, which dial `listen`, and a pool. Keys cannot be looked into: both ends do without."""
+    """Stands between targets, which dial `listen`, and a pool. Without keys only: it could not read the frames."""
 
     def __init__(self, listen: Endpoint, pool: Endpoint) -> None:
         """ParameterError where it cannot listen."""

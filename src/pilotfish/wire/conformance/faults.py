@@ -1,4 +1,4 @@
-"""Checks of what a draft makes of frames that are lost, repeated, damaged or many."""
+"""Checks with frames that are lost, repeated, damaged or many."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from pilotfish.wire.conformance.checks import CheckContext, CheckError, check
 from pilotfish.wire.conformance.player import POOL, Player, PlayerChannel
 from pilotfish.wire.conformance.referee import PlayedSession
 
-#: Frames of garbage between two looks at what came.
+#: Frames of garbage between two looks at the answers.
 BATCH = 200
 #: Of frames, in a bad line.
 LOST, REPEATED = 0.1, 0.1
 
 
 class LosingLine:
-    """Loses and repeats frames, both ways."""
-
     def __init__(self, inner: PlayerChannel, seed: int) -> None:
         self._inner, self._draw = inner, Random(seed)
         self.perfect = False
@@ -87,7 +85,7 @@ def survives_garbage(bench: CheckContext) -> str:
     for _ in range(0, bench.options.garbage, BATCH):
         for _ in range(BATCH):
             vandal.channel.send(POOL, frames())
-        vandal.channel.receive(0.0)  # whatever is said of lies
+        vandal.channel.receive(0.0)  # any answer to lies
         player.listen(0.005)
     if not _settled(bench, player):
         raise CheckError("the draft said nothing any more")
@@ -135,7 +133,6 @@ def mutated(draw: Random, whole: bytes) -> bytes:
 
 
 def _settled(bench: CheckContext, player: Player) -> bool:
-    """What was sent before may take a while."""
     heard = len(player.heard.loads)
     return player.listen(4 * bench.options.patience, lambda: len(player.heard.loads) > heard + 1)
 

@@ -1,4 +1,4 @@
-"""Checks of how a draft answers Hello, and of what it says of itself."""
+"""Checks of Hello's answer, and of a draft's description of itself."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def follows_reconnects(bench: CheckContext) -> str:
     if not before.greet():
         raise CheckError("Hello was not answered")
     session = bench.served(before)
-    session.lossy = True  # what is on the way goes to the connection before
+    session.lossy = True  # frames under way go to the connection before
     after = bench.player(incarnation)
     after.sessions, after.next_number = before.sessions, before.next_number  # it is the same target
     after.greet()

@@ -47,8 +47,7 @@ def examine(
     only: Sequence[str] = (),
     done: Callable[[str], None] = lambda _: None,
 ) -> ConformanceReport:
-    """All checks, or the named ones, in order, each with targets of its own. `done` is called with the name of each.
-    CheckError where nothing answers at all."""
+    """All checks, or the named ones, in order, each with its own targets. CheckError where nothing answers at all."""
     referee = Referee(hello.vocab_size)
     identity = _introduced(dial, hello, options, referee)
     findings, figures = list[CheckResult](), list[Figure]()

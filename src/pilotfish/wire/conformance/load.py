@@ -1,4 +1,4 @@
-"""Checks under load, and what they measure. No figure is judged."""
+"""Checks under load and their measurements. No figure is judged."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ def many_sessions(bench: CheckContext) -> str:
 
 
 def _until_answered(bench: CheckContext, player: Player, sessions: list[PlayedSession]) -> None:
-    """A Tree, or Refuse, for each; drafts that learn from texts get a Commit more."""
     for _ in range(3):
         if player.listen(bench.options.patience, lambda: all(one.trees or one.refusals for one in sessions)):
             return
@@ -50,7 +49,7 @@ def _until_answered(bench: CheckContext, player: Player, sessions: list[PlayedSe
 
 
 def _waits(bench: CheckContext, player: Player, sessions: list[PlayedSession]) -> list[float]:
-    """Milliseconds from a Commit of all sessions to the first Tree of each that knows it."""
+    """Milliseconds from a Commit of all sessions to each one's first Tree that knows it."""
     waits = []
     for number in range(ROUNDS):
         began = time.monotonic()
@@ -84,7 +83,7 @@ def long_prompts(bench: CheckContext) -> str:
 
 @check("load", "noise-repeats", "Where the noise is mirrored, guesses depend on the seed.")
 def noise_repeats(bench: CheckContext) -> str:
-    """Not judged: drafts may learn. Nothing else tells from here whether a draft mirrors the noise."""
+    """Not judged, as drafts may learn. Nothing else shows from here whether a draft mirrors the noise."""
     player = bench.target()
     text = bench.noise(50, bench.options.seed)
     trees = []

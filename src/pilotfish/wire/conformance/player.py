@@ -1,4 +1,4 @@
-"""A target that the kit plays: it says what a test has it say, and holds all that comes against the rules."""
+"""A target that the kit plays: it sends as a test says, and holds every message that comes against the rules."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from pilotfish.wire.conformance.referee import PlayedSession, Referee
 
 #: Seconds between two Hellos, before the first answer and after; without a word after which a draft is silent.
 FIRST_GREETING, GREETING, SILENCE = 0.05, 1.0, 1.0
-#: Seconds in which what was sent before a Close may still come.
+#: Seconds in which frames sent before a Close may still come.
 GRACE = 1.0
 POOL = b"0"
 
@@ -64,8 +64,6 @@ class PlayerChannel(Protocol):
 
 
 class Player:
-    """One target, over a channel of its own. `listen` does all, and greets the draft meanwhile."""
-
     def __init__(self, channel: PlayerChannel, hello: Hello, referee: Referee, patience: float) -> None:
         self.channel, self.hello, self.referee, self.patience = channel, hello, referee, patience
         self.heard = HeardOfDraft()
@@ -147,7 +145,6 @@ class Player:
         self.channel.send(POOL, encode(msgspec.structs.replace(self.hello, echo=echo)))
 
     def _look(self, now: float) -> None:
-        """One silence is one breach."""
         quiet = now - max(self._word, self._busy_until)
         if self._word and self.watches_silence and quiet > SILENCE:
             self.referee.breach("silence", f"nothing was heard for {quiet:.1f} s")

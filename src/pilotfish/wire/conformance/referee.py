@@ -1,4 +1,4 @@
-"""What a drafter may send, and what was seen of that: every message that comes is held against these rules."""
+"""The rules of a drafter's messages, and the record of a session: every message that comes is held against them."""
 
 from __future__ import annotations
 
@@ -38,8 +38,6 @@ class Node:
 
 @dataclass
 class PlayedSession:
-    """A sequence, and what came for it in its present generation."""
-
     number: int
     generation: int
     tokens: list[int]
@@ -72,7 +70,6 @@ class PlayedSession:
         return node is not None and (node.position == base_len - 1 or self._hangs(node, base_len))
 
     def _hangs(self, node: Node, base_len: int) -> bool:
-        """Whether its path agrees with the sequence up to `base_len`, and goes on from there."""
         if node.position < base_len:
             return False
         above: Node | None = node
@@ -84,8 +81,6 @@ class PlayedSession:
 
 
 class Referee:
-    """Counts breaches of rules; the first of each is kept in words."""
-
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self.breaches: dict[str, str] = {}

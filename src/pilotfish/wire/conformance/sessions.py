@@ -1,4 +1,4 @@
-"""Checks of what a draft makes of Open, Commit and Close."""
+"""Checks of Open, Commit and Close."""
 
 from __future__ import annotations
 
