@@ -1,8 +1,5 @@
-"""Attention of flattened tree rows over KV slots, as transformers' attention implementation `pilotfish`.
-
-The model is called on one flat batch: `input_ids` [1, rows], `position_ids` [1, rows], no cache of its own, and an
-`AttentionMetadata` that says where each row's keys lie.
-"""
+"""Attention of flattened tree rows over KV slots, as transformers' attention implementation `pilotfish`. The model runs
+on one flat batch: `input_ids` and `position_ids` [1, rows], no cache of its own, `AttentionMetadata`."""
 
 from __future__ import annotations
 
@@ -81,8 +78,8 @@ def slot_attention(
 def dense_tree_attention(
     q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, metadata: AttentionMetadata, scoring: Scoring
 ) -> Tensor:
-    """The reference on any device: every row gathers its own keys in position order. Sums run in float64 and are
-    rounded once, so that a row's result does not depend on how many rows or padded positions share the call."""
+    """The reference on any device. Rows gather their keys in position order; sums run in float64 and are rounded once,
+    so a row's result does not depend on how many rows or padded positions share the call."""
     kv.write(metadata.row_slots.long(), k, v)
     slots = key_slots(metadata)
     groups = q.shape[1] // k.shape[1]

@@ -1,4 +1,4 @@
-"""The rows of a forward one after the other, and which others each sees: for engines that know nothing of slots.
+"""Rows of a forward one after the other, and which columns each sees, for engines without slots.
 
 columns    [ earlier: slots with KV that some row sees ][ rows of this forward ]
 """
@@ -88,7 +88,7 @@ def _see(sees: NDArray[np.bool_], sequence: SequenceRows, column: Ints) -> None:
 def forwards(
     sequences: Sequence[SequenceRows], num_slots: int, most_rows: int, most_earlier: int | None = None
 ) -> Iterator[FlatRows]:
-    """In forwards of so many rows at most, each of which sees at most `most_earlier` earlier columns."""
+    """Forwards of at most `most_rows` rows, each of which sees at most `most_earlier` earlier columns."""
     count = sum(sequence.num_rows for sequence in sequences)
     if count <= most_rows:
         flat = FlatRows.of(sequences, num_slots)

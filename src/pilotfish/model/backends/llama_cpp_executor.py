@@ -1,6 +1,5 @@
-"""A draft on llama.cpp: Vulkan, Metal, ROCm, CUDA, CPUs. llama.cpp keeps KV in cells of sequences, of which there are
-at most 256; a token sees the cells of its sequence. So each path that is grown is a sequence, which shares cells with
-others (`runs.py`):
+"""A draft on llama.cpp: Vulkan, Metal, ROCm, CUDA, CPUs. llama.cpp keeps KV in cells of at most 256 sequences, and a
+token sees its sequence's cells. So each path is a sequence that shares cells with others (`runs.py`):
 
     sequence 0    the ─── cat ─── sat                slot of `sat`: sequence 0, position 2
     sequence 1    the ─── cat ─── ran ─── off        made of sequence 0 up to `cat`; no KV was copied
@@ -50,7 +49,6 @@ class LlamaCppExecutor(LogitsExecutor):
         self._queue: list[tuple[PathRow, PathRun]] = []
 
     def unlike(self, texts: Sequence[str | None]) -> int:
-        """How many of the vocabulary's first tokens have another text than these."""
         own = (llama_cpp.llama_vocab_get_text(self._vocabulary, token) for token in range(len(texts)))
         return sum(text is None or mine != text.encode() for mine, text in zip(own, texts, strict=True))
 

@@ -1,4 +1,4 @@
-"""Triton kernels of `triton_attention`. Their arguments carry no types: Triton reads annotations as its own."""
+"""Kernels of `triton_attention`. Arguments have no types: Triton reads annotations as its own."""
 
 from __future__ import annotations
 
@@ -133,7 +133,6 @@ def combine_splits(
 
 @triton.jit
 def _first_visible(position, window: tl.constexpr):
-    """The first position that a row at `position` sees."""
     if window:
         return tl.maximum(position - window + 1, 0)
     return position * 0
@@ -149,7 +148,7 @@ def _as_computed(x, like):
 
 @triton.jit
 def _product(a, b):
-    """a @ b in float32, never TF32."""
+    """float32, never TF32."""
     if INTERPRETED:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, input_precision="ieee")

@@ -1,4 +1,4 @@
-"""What a target makes of its hidden states for a head: norms, `fc` and a norm, over the states of several layers."""
+"""The target's projection of hidden states for a head: norms, `fc` and a norm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from pilotfish.model.kernels import RMSNorm
 
 
 def feature_tap(files: HeadFiles, device: torch.device, dtype: torch.dtype, *, eager: bool) -> FeatureTap:
-    """In the target's `dtype`, as its own layers compute; `eager` as for it."""
     projection, kernels = files.spec.projection, kernels_of(device, 0, eager=eager)
     project = Project.of(projection, Parts(files.tensors, kernels, dtype))
     return FeatureTap(projection.layers, projection.width, project, files.digest)

@@ -1,6 +1,5 @@
-"""MTP modules: DeepSeek's and GLM's layout, Qwen3-Next's and Qwen3.5's, MiMo's, speculators'. They come alone, or in a
-model's own checkpoint. Their state is normed before a row below gets it. The embedding comes first, but for MiMo.
-"""
+"""MTP modules in the layouts of DeepSeek and GLM, Qwen3-Next and Qwen3.5, MiMo, and speculators; alone, or in a model's
+own checkpoint. A row below gets the normed state. The embedding comes first, except in MiMo."""
 
 from __future__ import annotations
 
@@ -78,7 +77,7 @@ def deepseek(source: HeadSource) -> HeadLayout:
 
 
 def _inner(fields: HeadFields) -> HeadFields:
-    """Of a model that sees, too, the fields of its language model."""
+    """The language model's fields of a multimodal model."""
     return fields.within("text_config") if fields.has("text_config") else fields
 
 

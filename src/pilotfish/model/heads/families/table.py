@@ -1,4 +1,4 @@
-"""Which layout a directory has: by the names of its tensors first, by its configuration second."""
+"""The layout of a directory, by its tensors' names first, by its configuration second."""
 
 from __future__ import annotations
 
