@@ -1,5 +1,5 @@
-"""Attention of flattened tree rows over KV slots, as transformers' attention implementation `pilotfish`. The model runs
-on one flat batch: `input_ids` and `position_ids` [1, rows], no cache of its own, `AttentionMetadata`."""
+"""Attention of flattened tree rows over KV slots: transformers' attention implementation `pilotfish`, without its
+cache."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def slot_attention(
     progress: LayerProgress | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Called by transformers in each layer that no kernel replaces. Returns [1, rows, heads, head_dim]."""
+    """Returns [1, rows, heads, head_dim]. transformers calls it in each layer that no kernel replaces."""
     layer: int = module.layer_idx  # type: ignore[assignment]
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     scoring = Scoring(scaling, sliding_window or 0, softcap or 0.0, s_aux)

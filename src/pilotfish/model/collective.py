@@ -30,7 +30,7 @@ class Group(Protocol):
 
 
 class ProcessGroup:
-    """Processes of one host, over gloo on CPUs and NCCL on CUDA."""
+    """Processes of one host: gloo on CPUs, NCCL on CUDA."""
 
     _backend: Any  # once `connect` has made it
 

@@ -23,8 +23,7 @@ Together = Callable[[Batch], AbstractContextManager[None]]
 
 
 class TorchExecutor:
-    """Runs a loaded model over a pool of KV slots, and samples. A row's logits do not depend on the rows that share its
-    forward (`Buckets`; bfloat16 on CUDA excepted)."""
+    """A row's logits do not depend on the rows that share its forward (`Buckets`; bfloat16 on CUDA excepted)."""
 
     def __init__(
         self,

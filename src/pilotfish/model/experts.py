@@ -54,7 +54,7 @@ class Mixture(torch.nn.ModuleList):
 
 
 class ExpertRouter(torch.nn.Module):
-    """The best `k` experts of each row, weighted by the softmax over all experts (`over_all`) or over the chosen."""
+    """Experts are weighted by the softmax over all of them (`over_all`) or over the chosen."""
 
     def __init__(self, linear: torch.nn.Module, k: int, *, over_all: bool) -> None:
         super().__init__()

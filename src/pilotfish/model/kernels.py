@@ -1,5 +1,5 @@
-"""`Kernels` is the one seam between modules and devices, and itself the reference, in torch operations on any device.
-`cpu/native_modules.py` and `cuda/kernels.py` are faster."""
+"""`Kernels` is the one seam between modules and devices, and itself the reference, in torch operations on any
+device."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Kernels:
-    """A subclass overrides only what its device does faster."""
-
     native = False  # whether the C++ kernels compute, so that a row's bits do not depend on the other rows
 
     def __init__(self, device: torch.device) -> None:
@@ -40,8 +38,8 @@ class Kernels:
     # -- whole models
 
     def replace(self, model: Any, context: int, *, alone: bool) -> Any:  # noqa: ARG002
-        """`model` is transformers' causal LM. Only if it is `alone`, without ranks that meet between its parts, another
-        module may replace it whole."""
+        """Only if `model` is `alone`, without ranks that meet between its parts, another module may replace it
+        whole."""
         return model
 
     def records(self, config: Any) -> bool:  # noqa: ARG002
@@ -94,8 +92,6 @@ class JoinedLinear(torch.nn.Module):
 
 
 class GatedFeedForward(torch.nn.Module):
-    """down(activation(gate(x)) * up(x))"""
-
     def __init__(self, gate_up: torch.nn.Module, down: torch.nn.Module, activation: str) -> None:
         super().__init__()
         self.gate_up, self.down, self.gate = gate_up, down, GATES[activation]

@@ -1,5 +1,5 @@
-"""KV of a layer: planes of slots. Keys and values may be rounded to elements of 8 bits: each head of a token by itself,
-to nearest with ties to even, with one scale. `kernels/attention.h` rounds and reads in the same way."""
+"""Keys and values may be rounded to elements of 8 bits: each head of a token by itself, to nearest with ties to even,
+with one scale. `kernels/attention.h` rounds and reads in the same way."""
 
 from __future__ import annotations
 

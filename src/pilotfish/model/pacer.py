@@ -23,8 +23,6 @@ SPIN = 200e-6
 
 @dataclass
 class Pacer:
-    """Delays a forward to the emulated device's time, and counts those that took longer by themselves."""
-
     role: str
     pace: Pace
     forwards: int = 0

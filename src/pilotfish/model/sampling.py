@@ -158,8 +158,7 @@ def masked_reference(logits: Tensor, masks: TokenMasks) -> Tensor:
 
 
 def edited(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Logits [samples, vocab], float64, after each row's rules; `logits` itself if no row has any. Ids beyond the
-    vocabulary (a draft's may be smaller) are skipped."""
+    """float64 after each row's rules; `logits` itself if no row has any. Ids beyond the vocabulary are skipped."""
     present = [(row, edit) for row, edit in enumerate(sampling.edits) if edit is not None]
     if not present:
         return logits
@@ -268,8 +267,8 @@ def _keep_top_p(scores: Tensor, top_p: Tensor) -> Tensor:
 
 
 def perturbed_topk(scores: Tensor, sampling: Sampling, k: int, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The k best columns of each row by score + noise: float64 [rows, k] descending, int64. `ids` int64 [columns],
-    ascending: their tokens."""
+    """The k best columns by score + noise: float64 [rows, k] descending, int64. `ids` int64 [columns], ascending: their
+    tokens."""
     signed = np.array(sampling.seeds, np.uint64).view(np.int64)  # of the same bits
     seeds = torch.from_numpy(signed[sampling.sequences])
     positions = torch.from_numpy(sampling.positions)

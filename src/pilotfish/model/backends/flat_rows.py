@@ -62,7 +62,6 @@ def _kept(sequences: Sequence[SequenceRows]) -> Ints:
 
 
 def _earlier(sequences: Sequence[SequenceRows], row_of: Ints) -> Slots:
-    """Slots that some row sees and none writes."""
     seen = [s.prefix_slots[: s.start] for s in sequences]
     for sequence in sequences:
         nodes = sequence.nodes

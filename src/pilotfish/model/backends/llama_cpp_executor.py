@@ -97,7 +97,6 @@ class LlamaCppExecutor(LogitsExecutor):
 
 
 def path_rows(rows: Sequence[SequenceRows]) -> Iterator[PathRow]:
-    """The rows of a forward, each after its ancestors."""
     kept = 0
     for sequence in rows:
         prefix, nodes = sequence.prefix_slots.tolist(), sequence.nodes

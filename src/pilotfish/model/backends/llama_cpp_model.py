@@ -36,7 +36,7 @@ COMPLAINTS = Complaints()
 
 
 def load_gguf(file: Path, on_gpu: bool) -> Any:
-    """ModelError for a file that is not GGUF, or a model whose KV sequences cannot share."""
+    """ModelError for a file that is not GGUF, or a model whose KV cannot be shared between sequences."""
     llama_cpp.llama_backend_init()
     options = llama_cpp.llama_model_default_params()
     options.n_gpu_layers = ALL_LAYERS if on_gpu else 0

@@ -15,8 +15,6 @@ from pilotfish.model.sampling import draw, non_finite_rows
 
 
 class LogitsExecutor(ABC):
-    """Implements `core.executor.Executor` over `logits`."""
-
     def __init__(self, num_slots: int, context: int, vocab_size: int, given: int) -> None:
         """`vocab_size` is that of the model; tokens from `given` on are never drawn."""
         self.num_slots, self.context, self.vocab_size = num_slots, context, vocab_size

@@ -56,8 +56,8 @@ class OpenVINOExecutor(LogitsExecutor):
         given: int,
         sizes: Sizes | None = None,
     ) -> None:
-        """`dtype` is a key of PRECISIONS; `sizes` default to the device's. ParameterError for an absent device,
-        ModelError for a model that cannot run."""
+        """`dtype` is a key of PRECISIONS. ParameterError for an absent device, ModelError for a model that cannot
+        run."""
         core = openvino.Core()
         kind = _kind_of(device, core.available_devices)
         self.sizes = sizes or FIXED.get(kind, ANY_SIZE)
@@ -116,7 +116,7 @@ class OpenVINOExecutor(LogitsExecutor):
 
 
 def unseen(flat: FlatRows, rows: int, earlier: int) -> NDArray[np.float32]:
-    """Mask added to the scores: [rows, earlier + rows], both padded."""
+    """[rows, earlier + rows], both padded; added to the scores."""
     found, before = np.full((rows, earlier + rows), UNSEEN, np.float32), len(flat.earlier)
     found[: len(flat), :before][flat.sees[:, :before]] = 0.0
     found[: len(flat), earlier : earlier + len(flat)][flat.sees[:, before:]] = 0.0

@@ -1,5 +1,3 @@
-"""A model as a function without state of tokens, earlier KV and a mask, as OpenVINO runs it."""
-
 from __future__ import annotations
 
 import warnings

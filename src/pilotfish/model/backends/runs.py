@@ -89,8 +89,8 @@ class Runs:
         return [row.ancestor(n, self._tokens[row.slot_at(n)]) for n in range(first, row.position)]
 
     def must_wait(self, row: PathRow) -> bool:
-        """Queued rows must be decoded first if this row begins like a run that is not decoded so far, or no number is
-        free."""
+        """Whether queued rows must be decoded first: the run that it begins like lacks KV, or no number is free."""
+        up."""
         if row.position == 0:
             return not self._free and len(self._queued) == len(self._runs)
         parent = self._run_of[row.parent]

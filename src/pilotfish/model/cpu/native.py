@@ -166,8 +166,8 @@ def input_multiple(dtype: DtypeLike) -> int:
 
 
 def pack_weight(weight: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """[N, K] -> [ceil(N / 32), steps, 32, inputs of a step], as `linear` reads it (kernels/linear.h). `dtype` is that
-    of the inputs, by default the weight's."""
+    """[N, K] -> [ceil(N / 32), steps, 32, inputs of a step] (kernels/linear.h). `dtype`: the inputs', by default the
+    weight's."""
     import torch
 
     outputs, depth = weight.shape

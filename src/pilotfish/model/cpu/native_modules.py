@@ -28,8 +28,6 @@ Linear = torch.nn.Linear | Affine
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A linear layer's weight in the kernels' layout: plain, or int8 as torchao has quantized it."""
-
     panels: Tensor  # the weight's dtype or int8, as packed by `pack_weight`
     scales: Tensor | None  # of int8, float32 [ceil(N / 32) * 32]
 
@@ -108,8 +106,6 @@ class FusedRMSNorm(RMSNorm):
 
 
 class PackedAttention(torch.nn.Module):
-    """Attention over slots; one product gives queries, keys and values."""
-
     def __init__(self, attention: Any) -> None:
         super().__init__()
         config = attention.config
@@ -172,8 +168,7 @@ class NativeKernels(Kernels):
         return EXACT
 
     def replace(self, model: Any, context: int, *, alone: bool) -> Any:
-        """Replaces every part that a kernel computes; a plain decoder whole, if its feed-forwards are silu-gated
-        without biases."""
+        """A plain decoder is replaced whole if its feed-forwards are silu-gated without biases."""
         replace_modules(model, fused)
         model.lm_head.cap = getattr(model.config, "final_logit_softcapping", None) or 0.0
         model.config.final_logit_softcapping = None

@@ -1,5 +1,3 @@
-"""How CUDA runs models: attention by Triton, forwards recorded as graphs."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -33,8 +33,8 @@ WARPS, STAGES = 4, 2
 def triton_tree_attention(
     q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, metadata: AttentionMetadata, scoring: Scoring
 ) -> Tensor:
-    """As `dense_tree_attention`, in float32 or bfloat16. Never synchronizes: once compiled, a CUDA graph can record
-    it."""
+    """As `dense_tree_attention`, in float32 or bfloat16. Never synchronizes, so a CUDA graph can record it once
+    compiled."""
     kv.write(metadata.row_slots.long(), k, v)
     splits = -(-(metadata.prefix_slots.shape[1] + metadata.path_slots.shape[1]) // SPLIT.value)
     chunk = max(1, PARTIAL_BYTES // (4 * q.shape[1] * splits * q.shape[2]))

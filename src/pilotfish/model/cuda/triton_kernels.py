@@ -148,7 +148,6 @@ def _as_computed(x, like):
 
 @triton.jit
 def _product(a, b):
-    """float32, never TF32."""
     if INTERPRETED:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, input_precision="ieee")

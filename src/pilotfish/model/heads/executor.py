@@ -39,7 +39,7 @@ class DraftVocab:
 
     @classmethod
     def of(cls, draft_size: int, d2t: Tensor | None, target_size: int, setup: HeadSetup) -> DraftVocab:
-        """`d2t` as `HeadFiles` has it; `target_size`: tokens that the head reads."""
+        """`target_size`: tokens that the head reads."""
         most = target_size if setup.vocab_size is None else min(target_size, setup.vocab_size)
         if d2t is None:
             size = min(draft_size, most)
@@ -99,7 +99,6 @@ class HeadExecutor(ABC):
 
 
 def without_first(rows: SequenceRows) -> SequenceRows:
-    """Tokens one position further up, without the first."""
     slots = rows.prefix_slots[1:]
     if rows.start > 0:
         return structs.replace(rows, start=rows.start - 1, prefix_slots=slots)
@@ -109,8 +108,7 @@ def without_first(rows: SequenceRows) -> SequenceRows:
 
 
 def filled(features: Features) -> tuple[Features, int]:
-    """Fills unknown (not finite) features with the last known one before, or zeros. Also returns the number of rows of
-    zeros."""
+    """Fills unknown (not finite) features with the last known one before, else zeros; counts the rows of zeros."""
     known = np.isfinite(features).all(axis=1)
     if known.all():
         return features, 0

@@ -1,5 +1,4 @@
-"""Writes a head in speculators' layout, which that library, vLLM and SGLang load; `files.read_head` reads it back
-equal."""
+"""Writes a head in speculators' layout, which vLLM and SGLang load too; `files.read_head` reads it back equal."""
 
 from __future__ import annotations
 

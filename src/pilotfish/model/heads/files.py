@@ -116,7 +116,6 @@ def _shared(spec: HeadSpec, own: Mapping[str, Tensor], d2t: Tensor | None, targe
 
 
 def projection_digest(spec: HeadSpec, tensors: Mapping[str, Tensor]) -> str:
-    """Of all that shapes a feature: target and head must agree on it."""
     facts = {
         **dataclasses.asdict(spec.projection),
         "hidden": spec.target_hidden,

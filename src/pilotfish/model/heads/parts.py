@@ -31,7 +31,6 @@ class Parts:
         return self.tensors[name].detach().to(self.device, self.dtype)
 
     def affine(self, name: str, outputs: Tensor | slice = slice(None)) -> Affine:
-        """`name` is without `.weight`; `outputs` selects rows."""
         weight, bias = (f"{name}.{kind}" for kind in ("weight", "bias"))
         return Affine(self.tensor(weight)[outputs], self.tensor(bias)[outputs] if bias in self else None)
 

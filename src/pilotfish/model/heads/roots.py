@@ -1,4 +1,4 @@
-"""States at the roots of trees, for heads that compute all depths in one forward."""
+"""For heads that compute all depths below a root in one forward."""
 
 from __future__ import annotations
 

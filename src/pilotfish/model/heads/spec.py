@@ -1,6 +1,6 @@
-"""A trained head, in whatever layout it was published. With each committed token it gets a *feature*: the target's
-projection of its hidden states at the token before. As in transformers, hidden state k is what layer k gets, without a
-norm; `FINAL` is the last one after the final norm."""
+"""With each committed token a head gets a *feature*: the target's projection of its hidden states at the token before.
+As in transformers, hidden state k is what layer k gets, without a norm; `FINAL` is the last one after the final
+norm."""
 
 from __future__ import annotations
 
@@ -108,8 +108,6 @@ class HeadMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class Head(ABC):
-    """What a family's record says of one head; tensors by canonical names."""
-
     projection: Projection
     shared: ClassVar[tuple[str, ...]] = ("embed_tokens.weight", "lm_head.weight")  # tensors that may be the target's
 

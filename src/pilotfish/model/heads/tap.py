@@ -1,5 +1,3 @@
-"""The target's projection of hidden states for a head: norms, `fc` and a norm."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Tells by names alone whether a directory holds a head, and reads its tensors. Imports torch for values only."""
+"""Imports torch for values only."""
 
 from __future__ import annotations
 

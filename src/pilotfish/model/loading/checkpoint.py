@@ -1,5 +1,3 @@
-"""Compares weight files with the configuration, by the names, shapes and dtypes in their headers."""
-
 from __future__ import annotations
 
 import math
@@ -41,8 +39,8 @@ def read_headers(files: Sequence[Path]) -> Headers:
 
 
 def check_weights(directory: Path, config: Any) -> None:
-    """ModelError, naming the first tensor, unless the files hold exactly what the architecture needs. Runs
-    transformers' own loading on tensors without values."""
+    """ModelError, naming the first tensor, unless the files hold exactly what the architecture needs. Loads no
+    values."""
     headers = read_headers(weight_files(directory))
     _refuse_expert_gaps(directory, headers, config)
     info, ignored = _load_without_values(headers, config)
@@ -78,8 +76,8 @@ def _load_without_values(headers: Headers, config: Any) -> tuple[LoadStateDictIn
 
 @contextmanager
 def without_decompositions() -> Iterator[None]:
-    """Lets transformers build modules on `meta`: there random numbers and `torch.arange` would make torch import its
-    compiler and sympy, over a second of work."""
+    """On `meta`, random numbers and `torch.arange` would make torch import its compiler and sympy: over a second of
+    work."""
     arange = torch.arange
     torch.arange = partial(arange, device="cpu")
     try:

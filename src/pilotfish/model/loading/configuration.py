@@ -1,5 +1,4 @@
-"""A model's configuration. A field that cannot be honoured is an error, so that no model is served wrong. Imports no
-torch."""
+"""A field that cannot be honoured is an error, so that no model is served wrong. Imports no torch."""
 
 from __future__ import annotations
 
@@ -90,7 +89,6 @@ _COUNTS = (
 
 
 def refuse_nonsense(fields: Mapping[str, Any], path: Path) -> None:
-    """ModelError for the first field that describes no model at all."""
     names = fields.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ModelError(

@@ -1,4 +1,4 @@
-"""The memory of a model, by its configuration. Reads no weights; imports torch only for several ranks or CUDA."""
+"""Reads no weights; imports torch only for several ranks or CUDA."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""Loads a model directory in Hugging Face format for inference."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass

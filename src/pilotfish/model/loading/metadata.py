@@ -140,7 +140,6 @@ def quiet(*names: str, level: int = logging.CRITICAL) -> Iterator[None]:
 
 
 def log_through_root() -> None:
-    """transformers logs through the root logger instead of its own handler on stderr."""
     transformers_logging.disable_default_handler()
     transformers_logging.enable_propagation()
 

@@ -1,4 +1,4 @@
-"""The precision of a model; `auto` is the device's quick one. Imports no torch if kernels decide."""
+"""Imports no torch if kernels decide."""
 
 from __future__ import annotations
 
@@ -71,7 +71,6 @@ def multiplies_bfloat16(device: DeviceLike) -> bool:
 
 
 def library_dtype(dtype: torch.dtype, device: DeviceLike) -> torch.dtype:
-    """The type of PyTorch's own products that replace ours of `dtype`."""
     import torch
 
     slow = dtype == torch.bfloat16 and not multiplies_bfloat16(device)

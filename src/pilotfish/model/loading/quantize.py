@@ -1,5 +1,4 @@
-"""Quantization by torchao: int8 weights, or fp8 weights and activations. The C++ kernels take torchao's int8 values
-(`PackedWeight`) and multiply by themselves."""
+"""Quantization by torchao. The C++ kernels take its int8 values (`PackedWeight`) and multiply by themselves."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ _STAND_INS = (_COMPILER, _INDEXING, "scipy", "scipy.optimize")  # decorators; lo
 
 
 def import_for_serving() -> None:
-    """Must come before any other import of transformers' models. Only for our own processes: other code would miss the
-    modules that are left out."""
+    """Comes before any other import of transformers' models. For our own processes only: others would miss what is left
+    out."""
     if "transformers.modeling_utils" in sys.modules:
         return
     before = set(sys.modules)

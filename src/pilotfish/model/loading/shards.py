@@ -1,8 +1,5 @@
-"""The part of a model that one of several ranks holds, and how it is read out of the weight files.
-
-Attention is divided by heads and feed-forwards by inner neurons (`collective.py` sums what they return), embedding and
-head by tokens. With fewer KV heads than ranks, some ranks hold the same ones. The rest is whole in each.
-"""
+"""Attention is divided by heads and feed-forwards by inner neurons (`collective.py` sums what they return), embedding
+and head by tokens. With fewer KV heads than ranks, some ranks hold the same ones. The rest is whole in each."""
 
 from __future__ import annotations
 
@@ -136,7 +133,7 @@ class Cut:
 
 
 def cut_of(name: str, shape: Sequence[int], config: Any, shard: Shard) -> Cut:
-    """`name` is that of a tensor in a weight file, `config` the whole model's."""
+    """`config` is the whole model's."""
     layer, kind = ("", *name.split("."))[-2:]
     if layer in _OUTPUTS:
         return Cut(0, _OUTPUTS[layer](shape[0], config, shard))
@@ -149,7 +146,7 @@ def cut_of(name: str, shape: Sequence[int], config: Any, shard: Shard) -> Cut:
 
 
 class Part:
-    """A rank's part of a tensor in a file, read when transformers asks for it."""
+    """Read when transformers asks for it."""
 
     def __init__(self, file: Any, name: str, config: Any, shard: Shard) -> None:
         self._source = file.get_slice(name)

@@ -1,5 +1,4 @@
-"""The tensors in the weight files' headers, and those that the architecture needs (`architectures.toml`). Imports no
-torch."""
+"""The tensors in the files' headers, and those that the architecture needs (`architectures.toml`). Imports no torch."""
 
 from __future__ import annotations
 
@@ -89,7 +88,6 @@ def model_weights(config: Any) -> list[Weight]:
 
 
 def expert_sizes(config: Any, layer: int) -> ExpertSizes | None:
-    """None if the layer's feed-forward is no mixture."""
     about = ARCHITECTURES[config.architectures[0]]
     if "router" not in about:
         return None
@@ -160,7 +158,7 @@ def _norms(about: Mapping[str, Any], hidden: int) -> Iterator[Weight]:
 
 
 def is_whole(directory: Path, config: Any) -> bool:
-    """Whether the files hold exactly what the architecture needs. After False `check_weights` decides."""
+    """After False `check_weights` decides."""
     try:
         headers = {name: x for file in weight_files(directory) for name, x in safetensors_headers(file).items()}
         needed = {weight.name: weight.shape for weight in model_weights(config)}

@@ -151,8 +151,7 @@ class BlockDecoder(torch.nn.Module):
         return AttentionMetadata(*(self._on_device(x) for x in rows))
 
     def _near(self, contexts: Sequence[Slots], own: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """For rows with a window to both sides: the last position [rows], and as the path [rows, longest] all that they
-        see, in order, behind an empty prefix. own [blocks, block]."""
+        """The last position [rows], and as the path [rows, longest] all that rows with a window to both sides see."""
         window, block = self.head.decoder.window, self.head.block
         positions, paths = np.zeros(own.size, np.int32), np.zeros((own.size, window + block), np.int32)
         for row in range(own.size):
@@ -164,8 +163,6 @@ class BlockDecoder(torch.nn.Module):
 
 
 class SlotHead(torch.nn.Module):
-    """The logits after a node, from its slot's state and its own token."""
-
     def __init__(self, head: BlockHead, parts: Parts, words: Tensor | slice) -> None:
         super().__init__()
         self.lm_head = parts.product(parts.affine("lm_head", words))

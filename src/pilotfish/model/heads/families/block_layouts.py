@@ -1,5 +1,5 @@
-"""DFlash and DSpark in the layouts of z-lab (SpecForge's and Model-Optimizer's too), speculators and DeepSpec. Files
-rarely say whether a block's first slot, the anchor's, gives a token: DSpark's does, DFlash's does not."""
+"""z-lab's layout is SpecForge's and Model-Optimizer's too. Files rarely say whether a block's first slot, the anchor's,
+gives a token: DSpark's does, DFlash's does not."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _default_ids(source: HeadSource, depth: int) -> tuple[int, ...]:
 
 
 class _Parts:
-    """Facts beyond the backbone. Publishers put the same fields into different objects, `holders`."""
+    """Publishers put the same fields into different objects, `holders`."""
 
     def __init__(
         self, source: HeadSource, holders: list[HeadFields], names: dict[str, str], decoder_fields: HeadFields
@@ -156,7 +156,6 @@ class _Parts:
         return "gated" if kind == "gated" else "plain"
 
     def _confidence(self, rank: int) -> Literal["", "hidden", "markov"]:
-        """From the tensor's columns; the fields must agree."""
         seen = self._shape("confidence.weight")[-1]
         for name in ("enable_confidence_head", "use_confidence_head"):
             if self.said(name, bool(seen)) != bool(seen):

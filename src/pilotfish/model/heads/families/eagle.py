@@ -71,7 +71,7 @@ def input_ids(source: HeadSource) -> tuple[int, ...]:
 
 
 def _ids_by_guess(source: HeadSource, inner: HeadFields) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids, and the ids by the other convention if that is possible too."""
+    """The ids, and those by the other convention if that is possible too."""
     fields, target = source.fields, source.target
     count = target.layers
     if inner.has(_IDS) and fields.has(_IDS):
@@ -103,7 +103,6 @@ def wide_layout(
     other_layers: tuple[int, ...] = (),
     kind: str = "eagle3",
 ) -> HeadLayout:
-    """A head whose first layer attends over embedding and state side by side."""
     decoder = read_decoder(decoder_fields, names)
     source.check_target(source.fields.count("target_hidden_size", decoder.hidden))
     head = make_head(_projection(source, layers, decoder.hidden, decoder.eps), decoder)

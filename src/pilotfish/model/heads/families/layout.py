@@ -33,7 +33,6 @@ class HeadSource:
         return self.headers[name].shape if name in self.headers else ()
 
     def open_wrapper(self, kind: str) -> HeadFields:
-        """Of speculators' configuration: the fields of the decoder in it."""
         fields = self.fields
         fields.choice("speculators_model_type", (kind,), kind)
         fields.within("speculators_config").values()
@@ -62,8 +61,8 @@ class HeadSource:
             raise layers.refused("num_target_layers", f"{target.layers}, the layers of {target.directory}")
 
     def hidden_ids(self, fields: HeadFields, name: str, *, outputs: bool, normed: bool = False) -> tuple[int, ...]:
-        """Ids of layers as numbers of hidden states: an output of layer i is what layer i + 1 gets. `normed`: the last
-        output is the one after the final norm."""
+        """Numbers of hidden states: layer i + 1 gets the output of layer i. `normed`: the last output is after the
+        final norm."""
         ids, target = fields.ids(name), self.target
         assert ids is not None
         shifted = tuple(i + outputs for i in ids)
@@ -140,7 +139,7 @@ def read_decoder(
     window: int | None = None,
     norm_offset: float = 0.0,
 ) -> Decoder:
-    """`names` (by canonical name) fill in for the configuration; some layouts say the other arguments elsewhere."""
+    """`names` (by canonical name) fill in for the configuration."""
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     layers = layers or read_depth(fields)
     fields.only("mlp_bias", False, "linear layers without a bias")

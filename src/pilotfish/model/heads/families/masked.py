@@ -1,5 +1,4 @@
-"""P-EAGLE: EAGLE-3's rows, and below a root, in the forward of its own row, a chain of rows of the mask: each gives a
-level.
+"""P-EAGLE: EAGLE-3's rows, and in a root's forward a chain of mask rows below it, each of which gives a level.
 
 position   0 ......... p - 1    p       p + 1 ... p + depth - 1
 embedding  tokens               root    mask ....
@@ -196,7 +195,6 @@ def _mask_token(source: HeadSource, names: tuple[str, ...]) -> int:
 
 
 def _proposed(source: HeadSource) -> int:
-    """The number of tokens in its first proposal, which is what it was trained to guess."""
     outer = source.fields.within("speculators_config")
     methods = outer.take("proposal_methods")
     if not isinstance(methods, list) or not methods or not isinstance(methods[0], dict):

@@ -1,4 +1,4 @@
-"""Medusa: several heads over one feature, one for each depth. Keeps no KV, but features of roots."""
+"""Medusa: a head for each depth, over one feature. Keeps no KV, but features of roots."""
 
 from __future__ import annotations
 
@@ -103,7 +103,6 @@ class MedusaExecutor(HeadExecutor):
             self._features.put(slots[offset], above if offset < unknown and above is not None else told)
 
     def _below(self, kept: Sequence[KeptRow]) -> HeadLogits:
-        """Each head runs once, over its distinct roots."""
         depths, roots = np.array([row.depth for row in kept]), np.array([row.root for row in kept])
         features = {root: self._features.get(root) for root in roots.tolist()}
         known = np.array([features[root] is not None for root in roots.tolist()]) & (depths < len(self.heads))

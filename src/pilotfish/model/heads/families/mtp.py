@@ -1,5 +1,5 @@
-"""MTP modules in the layouts of DeepSeek and GLM, Qwen3-Next and Qwen3.5, MiMo, and speculators; alone, or in a model's
-own checkpoint. A row below gets the normed state. The embedding comes first, except in MiMo."""
+"""MTP modules, alone or in a model's own checkpoint. A row below gets the normed state. The embedding comes first,
+except in MiMo."""
 
 from __future__ import annotations
 
@@ -77,7 +77,6 @@ def deepseek(source: HeadSource) -> HeadLayout:
 
 
 def _inner(fields: HeadFields) -> HeadFields:
-    """The language model's fields of a multimodal model."""
     return fields.within("text_config") if fields.has("text_config") else fields
 
 

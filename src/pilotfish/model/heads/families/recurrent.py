@@ -1,5 +1,4 @@
-"""EAGLE-1, EAGLE-2, EAGLE-3 and MTP: a row is (feature of t, token t + 1) and gives logits of t + 2. In the rows below
-it its own state replaces the feature."""
+"""A row is (feature of t, token t + 1) and gives logits of t + 2. Below it its own state replaces the feature."""
 
 from __future__ import annotations
 
@@ -149,8 +148,6 @@ class RecurrentRows:
 
 
 class RecurrentExecutor(HeadExecutor):
-    """Beside KV a slot keeps the state of its row, for the rows of later forwards."""
-
     def __init__(self, files: HeadFiles, setup: HeadSetup) -> None:
         decoder = cast(RecurrentHead, files.spec.head).decoder
         self.rows = RecurrentRows(files, setup)
@@ -192,8 +189,8 @@ class StatesBefore:
 
     @classmethod
     def of(cls, sequences: Sequence[SequenceRows], padded: int, width: int, scratch: int) -> StatesBefore:
-        """`sequences` are `without_first`. While their first features are unknown, the state of the token before is
-        used."""
+        """`sequences` are `without_first`. The state of the token before replaces features that are unknown at the
+        beginning."""
         slots, row = np.full(padded, scratch, np.int32), 0
         places, features = [np.zeros(0, np.int64)], [np.zeros((0, width), np.float32)]
         for s in sequences:

@@ -1,5 +1,3 @@
-"""The layout of a directory, by its tensors' names first, by its configuration second."""
-
 from __future__ import annotations
 
 from pilotfish.model.heads.families import block_layouts, eagle, masked, medusa, mtp
