@@ -1,5 +1,3 @@
-"""An output of a prompt while it grows: its request, tokens, text and times."""
-
 from __future__ import annotations
 
 import re
@@ -28,7 +26,7 @@ BEGUN_CHARACTER = re.compile(
 
 
 class Sample:
-    """An output of a prompt. Times are seconds of `perf_counter`."""
+    """Times are seconds of `perf_counter`."""
 
     def __init__(self, index: int, request: Request, text: TextStream) -> None:
         self.index = index
@@ -47,7 +45,7 @@ class Sample:
         self.finish_reason: FinishReason | None = None
 
     def resume(self, output: PartialOutput) -> None:
-        """ParameterError where it has ended."""
+        """ParameterError if it has ended."""
         self.token_ids = self.request.extend(output.tokens)
         if self.request.finish_reason is not None:
             found = f"output {output.index} of {len(output.tokens)} tokens"
@@ -109,7 +107,7 @@ class Sample:
 
     @property
     def error(self) -> EngineError | InputError | None:
-        """Why it ended with an error: logits, or a limit of its grammar."""
+        """Non-finite logits, or a limit of its grammar."""
         if self.finish_reason is not FinishReason.ERROR:
             return None
         length, grammar = len(self.request.tokens), self.request.grammar
@@ -148,8 +146,8 @@ def check_resumed(outputs: Sequence[PartialOutput], params: SamplingParams, voca
 
 
 class TextStream:
-    """Token ids to text, a piece at a time: never half a character, never part of a stop string. It is the
-    `StopDetector` of its output's request.
+    """Token ids to text, a piece at a time: never half a character, never part of a stop string. Implements
+    `StopDetector`.
 
     text     print("a")\\nif __na        `text` holds what was decoded so far,
     safe     print("a")\\n               `take` gives it up to where a stop string may have begun
@@ -219,8 +217,8 @@ class TextStream:
         return self.ended
 
     def finish(self) -> None:
-        """Whole characters of pending tokens become text. Bytes that are no character show as the replacement
-        character, but for those at the very end that begin one."""
+        """Pending whole characters become text; other bytes become the replacement character, except a begun one at the
+        end."""
         if not self.ended and self._pending:
             before = len(self.text)
             self.text += self._whole_characters(self._pending)

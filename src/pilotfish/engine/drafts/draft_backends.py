@@ -1,4 +1,4 @@
-"""Drafts on other people's engines, as a pool's configuration asks for them. Each engine is an extra."""
+"""Drafts on other engines, each an extra."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ def make_backend(config: DraftConfig, tokenizer: Any) -> LogitsExecutor:
 
 
 def refuse_absent(backend: str) -> None:
-    """InputError for an engine that is not installed."""
     absent = [package for module, package in MODULES.get(backend, {}).items() if find_spec(module) is None]
     if absent:
         install = f"pip install 'pilotfish[{EXTRAS[backend]}]'"
@@ -71,7 +70,7 @@ def _on_llama_cpp(config: DraftConfig, tokenizer: Any) -> LogitsExecutor:
 
 
 def _converted(config: DraftConfig) -> Path:
-    """Writes a GGUF file on first use. GPUs are all quick in float16."""
+    """GPUs are all quick in float16. Writes a GGUF file on first use."""
     from pilotfish.model.backends.gguf_file import gguf_of
 
     weights: GGUFWeights = "f32" if _dtype(config) == "float32" else "bf16" if _on_cpu(config) else "f16"
@@ -79,7 +78,7 @@ def _converted(config: DraftConfig) -> Path:
 
 
 def _dtype(config: DraftConfig) -> str:
-    """float32 or bfloat16: as asked for or, of a model that this CPU runs, the one that it is quick in."""
+    """As asked for or, of a model that this CPU runs, the one that it is quick in."""
     if config.is_gguf or not _on_cpu(config):
         return "float32" if config.model.dtype == "float32" else "bfloat16"
     return precision_here(config.model, config.model.target).name

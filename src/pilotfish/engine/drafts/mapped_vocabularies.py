@@ -1,4 +1,4 @@
-"""The vocabularies of targets that a draft pool serves through maps, by tokenizers that its operator names."""
+"""Vocabularies of targets that a draft pool serves through maps."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class MappedVocabularies:
 
     @classmethod
     def of(cls, directories: Sequence[Path], draft: Any, vocab_size: int) -> MappedVocabularies:
-        """`draft` is a tokenizer whose model has `vocab_size` embeddings. ParameterError names a directory that cannot
-        be used."""
+        """`draft` is a tokenizer whose model has `vocab_size` embeddings. ParameterError names an unusable
+        directory."""
         made = cls()
         for directory in directories:
             target = load_tokenizer(directory)

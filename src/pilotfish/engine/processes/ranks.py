@@ -1,5 +1,4 @@
-"""The other ranks of a target, as its process has them: started with it, told of every forward, watched. Imports no
-torch."""
+"""Imports no torch."""
 
 from __future__ import annotations
 
@@ -32,8 +31,8 @@ LOADING, TAKING, NOTICING = 600.0, 30.0, 2.0
 
 
 class Ranks:
-    """Of one target: rank 0 is this process. The others run until `close`. One that ends takes all with it: none is
-    started again alone."""
+    """Rank 0 is this process; the others run until `close`. One that ends takes all with it: none is restarted
+    alone."""
 
     def __init__(self, config: EngineConfig, cores: frozenset[int]) -> None:
         """`cores` are divided among all ranks. ParameterError for a device of one rank alone."""
@@ -64,8 +63,8 @@ class Ranks:
             self._lost = self._lost or state.problem
 
     def begin(self, slots: int) -> None:
-        """Wait until all have loaded and can meet. EngineError for a rank that does not come, ModelError for one that
-        cannot use the model."""
+        """Waits until all have loaded. EngineError for a rank that does not come, ModelError for one that cannot use
+        the model."""
         wait_until(lambda: self._admitted() == self._others, lambda: self._lost, LOADING, "target ranks")
         for link in self._links:
             link.send(encode(Begin(slots)), TAKING)
@@ -85,8 +84,8 @@ class Ranks:
 
     @contextmanager
     def together(self, batch: Batch) -> Iterator[None]:
-        """The others run this batch meanwhile. RankLost if one does not, and from then on, as after an interrupt:
-        nobody knows where in their forward they are."""
+        """The others run this batch meanwhile. RankLost if one does not and, as after an interrupt, from then on: their
+        place in the forward is unknown."""
         self.refuse_lost()
         try:
             arrays = [Array([*tensor.shape], tensor.numpy().tobytes()) for tensor in batch.tensors()]

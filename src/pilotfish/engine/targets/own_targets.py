@@ -1,4 +1,4 @@
-"""The targets that a server starts on its own host: what each of them may take of it. Imports no torch."""
+"""Imports no torch."""
 
 from __future__ import annotations
 
@@ -29,15 +29,14 @@ class OwnTarget:
 
 
 def num_own(config: EngineConfig, server: ServerConfig) -> int:
-    """By default one, where no target is known elsewhere."""
+    """By default one, if no target is known elsewhere."""
     if server.replicas is not None:
         return server.replicas
     return int(not server.target_pool and config.members is None)
 
 
 def own_targets(config: EngineConfig, count: int, name: str = TARGET) -> list[OwnTarget]:
-    """Several targets divide the cores and the memory that one would have. ParameterError for what they cannot
-    divide."""
+    """Several divide the cores and memory of one. ParameterError for what they cannot divide."""
     if count <= 1:
         return [OwnTarget(name, config)] * count
     for field, allowed in ALONE.items():

@@ -1,5 +1,3 @@
-"""A target as a server knows it, one of several of one model: where it is, whether it can be asked, what it has."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -63,7 +61,6 @@ class Replica:
     """The event loop changes it. The channel's thread tells `silence` and `step`, and reads what it needs to."""
 
     def __init__(self, member: Member, clock: Callable[[], float], worker: WorkerState | None = None) -> None:
-        """`worker` is its process, where this server starts it."""
         self.member = member
         self.name = member.label
         self.id = member.endpoint if worker is None else member.name  # for routing: the same one in all servers
@@ -88,7 +85,6 @@ class Replica:
 
     @property
     def serving(self) -> bool:
-        """Whether a target there has said that it is ready."""
         return bool(self.attendance.incarnation)
 
     @property

@@ -1,5 +1,3 @@
-"""What a target tells servers of itself: its identity, its load, its steps, its pools and tiers."""
-
 from __future__ import annotations
 
 import time

@@ -90,7 +90,6 @@ class Runs:
 
     def must_wait(self, row: PathRow) -> bool:
         """Whether queued rows must be decoded first: the run that it begins like lacks KV, or no number is free."""
-        up."""
         if row.position == 0:
             return not self._free and len(self._queued) == len(self._runs)
         parent = self._run_of[row.parent]
