@@ -1,5 +1,4 @@
-"""Imports torch only where the headers of weight files do not settle whether the models run: for any error, for trained
-heads, and for devices other than the CPU."""
+"""Imports torch for trained heads, for devices other than the CPU, and where weight files' headers show an error."""
 
 from __future__ import annotations
 
@@ -95,7 +94,6 @@ def load_draft_tokenizer(draft: Path, target: Path, own: Any) -> Any:
 
 
 def model_facts(directory: Path, config: EngineConfig) -> ModelFacts:
-    """InputError if the model would not run."""
     device, fields, precision = planned_device(config), load_config(directory), precision_here(config, directory)
     if config.quantization != "none":
         from pilotfish.model.loading.quantize import check_quantization

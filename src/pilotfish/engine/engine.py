@@ -275,8 +275,8 @@ class Engine:
         compiled: LLMatcher | None = None,
         resumed: Sequence[PartialOutput] | None = None,
     ) -> list[Sample]:
-        """`compiled` is the grammar of its constraint. `resumed` are the only samples to queue: they go on exactly
-        where another engine over the same model left them."""
+        """`compiled` is the grammar of its constraint. `resumed`: the only samples to queue, which other engines
+        began."""
         samples = self._maker.make(self._next_id, request, compiled, resumed)
         for sample in samples:
             self.worker.scheduler.add(sample.request)
@@ -310,9 +310,8 @@ class Engine:
         return [*self.advance().values()]
 
     def advance(self) -> dict[Sample, Delta]:
-        """One forward. If it fails or is interrupted, its samples end as aborted and waiting ones stay: EngineError, or
-        the interrupt. After a RankLost no other step succeeds. A sample with non-finite logits ends alone, with its
-        `error`."""
+        """One forward. If it fails (EngineError) or is interrupted, its samples end as aborted and waiting ones stay.
+        After a RankLost no other step succeeds. A sample with non-finite logits ends alone, with its `error`."""
         began = time.perf_counter()
         try:
             commits = self.worker.step()

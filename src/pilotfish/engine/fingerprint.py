@@ -128,7 +128,6 @@ def _shown(*texts: str) -> str:
 
 
 def read_weights(directory: Path) -> Future[list[str]]:
-    """Read by a thread that does not delay the process's end."""
     digests = Future[list[str]]()
 
     def read() -> None:

@@ -90,8 +90,8 @@ class ConfiguredHead:
 
 
 def read_head_of_features(config: EngineConfig) -> list[HeadFiles]:
-    """As `either`; empty without a head. ParameterError if the layers are ambiguous with several ranks, which cannot
-    try."""
+    """As `either`; empty without a head. ParameterError for ambiguous layers with several ranks, which cannot try
+    them."""
     if config.features is None:
         return []
     either = ConfiguredHead.of(config, config.features, config.target).either()
@@ -115,8 +115,7 @@ def sharing(files: HeadFiles, target: LoadedModel) -> HeadFiles:
 
 
 def note_head(head: ConfiguredHead, files: HeadFiles, context: int) -> None:
-    """Warns if it names another target, which is no error: heads of base models guess for models tuned from them,
-    too."""
+    """Warns if it names another target, no error: heads of base models guess for models tuned from them, too."""
     if (doubt := files.trained_on.doubt(head.target)) is not None:
         logger.warning("head: %s was trained on %s: its guesses may seldom be right", head.directory, doubt)
     _note_reach("head", head.directory, files.spec.head.context, context)

@@ -1,5 +1,4 @@
-"""The memory of the configured models before they are loaded. Imports torch to load, and for heads and devices other
-than the CPU."""
+"""Imports torch to load, and for heads and devices other than the CPU."""
 
 from __future__ import annotations
 
@@ -88,7 +87,6 @@ class MemoryPlan:
 
     @property
     def draft_in_slots(self) -> int:
-        """The target's slots that the memory of the draft would hold."""
         if self.draft is None:
             return 0
         return (self.draft.weights + self.slots * self.draft.slot) // self.target.slot

@@ -100,7 +100,6 @@ class Sample:
 
     @property
     def stop(self) -> str | int | None:
-        """The stop string or stop token that ended it."""
         if self.finish_reason is not FinishReason.STOP or self.stream.stop is not None:
             return self.stream.stop
         return self.token_ids[-1] if self.token_ids[-1] in self.request.params.stop_token_ids else None
@@ -217,8 +216,7 @@ class TextStream:
         return self.ended
 
     def finish(self) -> None:
-        """Pending whole characters become text; other bytes become the replacement character, except a begun one at the
-        end."""
+        """Pending whole characters become text, other bytes replacement characters, except a begun one at the end."""
         if not self.ended and self._pending:
             before = len(self.text)
             self.text += self._whole_characters(self._pending)

@@ -10,8 +10,8 @@ from pilotfish.model.heads.weights import is_head
 
 
 def with_features(config: EngineConfig) -> EngineConfig:
-    """Adds a draft that is a trained head if this process, or workers that it starts, grow its trees. ParameterError
-    for `features` that are no head or another one, and for `draft_layers` of a draft that is no head."""
+    """Adds a draft that is a trained head if this engine or its workers grow its trees. ParameterError for `features`
+    that are no head or another one, and for `draft_layers` of a draft that is no head."""
     if config.features is not None and not is_head(config.features):
         raise ParameterError("features", str(config.features), "the directory of a trained head")
     grown_here = config.mode == "sync" or config.starts_drafts

@@ -43,8 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_pool(config: DraftConfig, ready: Callable[[str], None] = lambda _: None) -> None:
-    """Serves targets until SIGTERM or SIGINT; calls `ready` with the endpoint. InputError before the model is
-    loaded."""
+    """Serves targets until SIGTERM or SIGINT; calls `ready` with the endpoint. InputError for unusable input."""
     run_worker(config.name, lambda signals: _serve(config, ready, signals))
 
 

@@ -66,7 +66,6 @@ class Drafters:
 
     @cached_property
     def _lm_drafter(self) -> Callable[[int, int], LMDrafter]:
-        """Loads the draft."""
         load = self._load_head if self._drafts_with_head else self._load_draft
         executor, unshared = load()
         return partial(

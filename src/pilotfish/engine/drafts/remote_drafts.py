@@ -105,8 +105,6 @@ def hello_of(config: EngineConfig, tokenizer: Any, vocab_size: int, offer: Featu
 
 
 class RemoteDrafter(Drafter):
-    """Over the trees that pools push, without waiting."""
-
     def __init__(
         self,
         hello: Hello,
@@ -128,7 +126,6 @@ class RemoteDrafter(Drafter):
 
     @contextmanager
     def _turn(self) -> Iterator[float]:
-        """Posts the machine's messages in order."""
         with self._lock:
             yield self._clock()
             if self.machine.outbox:

@@ -39,7 +39,6 @@ def inflated(directory: Path, millions: int) -> Path:
 
 
 def _ffn(config: Mapping[str, int], parameters: int, millions: int) -> int:
-    """A multiple of 128."""
     per_neuron = 3 * config["hidden_size"] * config["num_hidden_layers"]
     missing = (millions * 1_000_000 - parameters) / per_neuron
     ffn = MULTIPLE * round((config["intermediate_size"] + missing) / MULTIPLE)

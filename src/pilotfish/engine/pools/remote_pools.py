@@ -1,5 +1,4 @@
-"""Workers that an engine starts, or pools that it is told of. Imports no torch: a target does that while its workers
-load."""
+"""Workers that an engine starts, or pools that it is told of. Imports no torch: it does so while its workers load."""
 
 from __future__ import annotations
 
@@ -94,8 +93,7 @@ class RemotePools(ABC, Generic[AnyPool]):
         """Once the first ones were dialled."""
 
     def set_pools(self, members: Sequence[Member]) -> None:
-        """By one thread at a time, after they were connected. Others take over from one that leaves; no token
-        changes."""
+        """By one thread at a time, after they were connected. Others take over from one that leaves."""
         self._members.set(members)
 
     def wait(self, *, optional: bool) -> None:
@@ -170,8 +168,7 @@ def worker_command(role: str, config: EngineConfig, endpoint: str, name: str) ->
 
 
 def salt_key(own: KeyPair | None) -> bytes:
-    """Keeps pools from trying which salt has a digest. Targets with one key share it; without a key each process has
-    its own."""
+    """Keeps pools from trying which salt has a digest. Targets with one key share it; else each process has its own."""
     if own is None:
         return secrets.token_bytes(32)
     return hashlib.blake2b(own.secret.encode(), person=b"pilotfish salts", digest_size=32).digest()

@@ -53,8 +53,6 @@ class LayerWriter(Protocol):
 
 @dataclass
 class Source:
-    """How a pool's segments are read, on a thread of its own."""
-
     lane: Lane
     reader: SegmentReader | None = None  # None: segments are fetched, or the pool is lost
 
@@ -94,7 +92,6 @@ class HandOvers:
 
     @contextmanager
     def _turn(self) -> Iterator[float]:
-        """Posts the machine's messages and begins its work, in order."""
         with self._lock:
             yield self._clock()
             machine = self.machine

@@ -18,8 +18,8 @@ _OF_A_DRAFT = GIB
 
 
 def divided(config: EngineConfig, targets: int = 1) -> EngineConfig:
-    """Divides the free memory among `targets` and their prefill workers, before the first starts: each alone would take
-    most. Devices with memory of their own are not divided."""
+    """Among `targets` and their prefill workers, before the first starts. Devices with memory of their own are not
+    divided."""
     processes = targets * (1 + config.prefill_workers)
     if processes == 1 or config.memory or config.allotted or not config.device.startswith("cpu"):
         return config

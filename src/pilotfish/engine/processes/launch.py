@@ -76,7 +76,7 @@ class Supervisor:
         return tuple(worker.state for worker in self._workers)
 
     def kill(self, name: str, reason: str) -> None:
-        """Kills a worker and starts it again, as after a crash. From any thread; returns at once."""
+        """As after a crash it starts again. From any thread; returns at once."""
         for worker in self._workers:
             if worker.name == name:
                 worker.kill(reason)
@@ -112,8 +112,7 @@ def _shut_down(workers: Sequence[_Worker], directory: Path, grace: float, pid: i
 
 
 class _Worker(threading.Thread):
-    """The thread lives as long as the worker's runs (see WorkerProcess). Other threads read `state`, `kill` and
-    `terminate`."""
+    """Lasts as long as the worker's runs (see WorkerProcess). Other threads read `state`, `kill` and `terminate`."""
 
     def __init__(self, spec: WorkerSpec, changed: Callable[[WorkerState], None]) -> None:
         super().__init__(name=spec.name, daemon=True)
@@ -151,7 +150,6 @@ class _Worker(threading.Thread):
         self._change(status="stopped", pid=None)
 
     def _run_once(self) -> tuple[str, bool]:
-        """Why it ended or could not start, and whether to start it again."""
         restarts = self.state.restarts + (self.state.status == "restarting")
         self._kill_reason = ""
         try:

@@ -43,8 +43,7 @@ def split_for_prefill(
     available: frozenset[int], target: str, prefill: str, workers: int, drafts: frozenset[int] = frozenset()
 ) -> Placement:
     """By default prefill workers have all cores that a target with cores of its own leaves, else the last half.
-    `available` excludes draft workers' cores. If none is left they share the `drafts`' cores: everybody waits for the
-    target."""
+    `available` excludes draft workers' cores; if none is left they share the `drafts`', not the target's."""
     own, theirs = parse_cores(target, "cores"), parse_cores(prefill, "prefill_cores")
     if own & theirs:
         raise ParameterError("prefill_cores", prefill, f"other cores than the target's, {target}")

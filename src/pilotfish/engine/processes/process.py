@@ -51,8 +51,7 @@ class Ending:
     last_line: str  # of its stderr; "" if it wrote none
 
     def __str__(self) -> str:
-        """Omits the last line of stderr if it explains nothing: after a requested end, or if it is a JSON log
-        record."""
+        """Omits the last line of stderr after a requested end, or if it is a JSON log record."""
         by_signal = f"was ended by signal {-self.code} ({signal.strsignal(-self.code)})" if self.code < 0 else ""
         how = by_signal or f"exited with code {self.code}"
         failed = self.code not in (0, -signal.SIGKILL, -signal.SIGTERM)
@@ -121,7 +120,6 @@ class WorkerProcess:
         self._process.kill()
 
     def end(self) -> Ending:
-        """Kills it and its children, if they still run."""
         with suppress(ProcessLookupError, PermissionError):  # none runs
             os.killpg(self.pid, signal.SIGKILL)
         code = self._process.wait()

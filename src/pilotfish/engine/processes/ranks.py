@@ -31,8 +31,7 @@ LOADING, TAKING, NOTICING = 600.0, 30.0, 2.0
 
 
 class Ranks:
-    """Rank 0 is this process; the others run until `close`. One that ends takes all with it: none is restarted
-    alone."""
+    """Rank 0 is this process. A rank that ends takes all with it: none is restarted alone."""
 
     def __init__(self, config: EngineConfig, cores: frozenset[int]) -> None:
         """`cores` are divided among all ranks. ParameterError for a device of one rank alone."""
@@ -63,8 +62,8 @@ class Ranks:
             self._lost = self._lost or state.problem
 
     def begin(self, slots: int) -> None:
-        """Waits until all have loaded. EngineError for a rank that does not come, ModelError for one that cannot use
-        the model."""
+        """Waits until all have loaded. EngineError for a rank that does not come, ModelError for one that refuses the
+        model."""
         wait_until(lambda: self._admitted() == self._others, lambda: self._lost, LOADING, "target ranks")
         for link in self._links:
             link.send(encode(Begin(slots)), TAKING)
@@ -84,8 +83,8 @@ class Ranks:
 
     @contextmanager
     def together(self, batch: Batch) -> Iterator[None]:
-        """The others run this batch meanwhile. RankLost if one does not and, as after an interrupt, from then on: their
-        place in the forward is unknown."""
+        """The others run this batch meanwhile. RankLost if one does not, and from then on: their place in it is
+        unknown."""
         self.refuse_lost()
         try:
             arrays = [Array([*tensor.shape], tensor.numpy().tobytes()) for tensor in batch.tensors()]

@@ -58,8 +58,8 @@ class AsyncEngine:
         routing: Routing | None = None,
         own_name: str = TARGET,
     ) -> None:
-        """`environment` is added to that of the started processes, which are called `own_name`. `routing` None: by
-        prefixes and load."""
+        """`environment` is added to that of the started processes, called `own_name`. Default `routing`: prefixes and
+        load."""
         self.config = config
         self.name = model_name(config.target)
         self.tokenizer: Any = None  # until `start`
@@ -77,8 +77,8 @@ class AsyncEngine:
     # -- the targets
 
     async def start(self) -> None:
-        """`health` tells when a target is ready, and of problems with the model; but ModelError for a tokenizer or a
-        generation_config.json that cannot be used."""
+        """ModelError for an unusable tokenizer or generation_config.json; `health` tells of other problems, and of
+        readiness."""
         await self._fleet.start()
         await asyncio.to_thread(self._read_model)
 
@@ -158,7 +158,6 @@ class AsyncEngine:
                 self._fleet.revise(one)
 
     def _fail(self, request: OpenRequest, error: Exception) -> None:
-        """All requests of its stream end."""
         request.stream.fail(error)
         request.stream.abort()
 

@@ -119,7 +119,6 @@ class Fleet:
 
     @property
     def alone(self) -> bool:
-        """Whether there is one target, of this server's own, and nobody else to take over."""
         return len(self.replicas) == 1 and self.replicas[0].worker is not None
 
     @property
@@ -162,8 +161,8 @@ class Fleet:
         self._file = MembersThread(file, tell)
 
     async def set_members(self, members: Sequence[Member]) -> None:
-        """Of targets elsewhere. Others get the requests of one that has left; one that drains gets no more, and leaves
-        when it has none."""
+        """Of targets elsewhere. One that drains gets no more requests, and leaves when it has none; others take those
+        of one that has left."""
         async with self._members:
             if self.closed:
                 return

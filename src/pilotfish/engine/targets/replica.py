@@ -131,7 +131,6 @@ class Replica:
     # -- what becomes of it
 
     def note_worker(self, state: WorkerState) -> bool:
-        """Whether its process is gone."""
         assert self.worker is not None  # or nobody would know
         before, self.worker = self.worker, state
         if state.pid != before.pid:
@@ -143,7 +142,6 @@ class Replica:
         return gone
 
     def is_news(self, incarnation: str) -> bool:
-        """Whether a message is of a target that was not known there before."""
         return incarnation not in (self.attendance.incarnation, self._last)
 
     def is_last(self, incarnation: str) -> bool:

@@ -53,8 +53,8 @@ LEAVING = "it shuts down"
 
 @dataclass
 class Attendance:
-    """A server's counts of its messages with one target, so that no loss goes unnoticed (`wire/serving.py`). For one
-    thread, in order."""
+    """Counts a server's messages with one target, so that no loss goes unnoticed (`wire/serving.py`). For one
+    thread."""
 
     incarnation: str = ""  # of the target; "" while none is known
     sent: int = 0  # Submits, Aborts and Revises to it
