@@ -1,4 +1,4 @@
-"""A trained head as files that others load too: speculators' layout or, of Medusa's, vLLM's."""
+"""speculators' layout or, for Medusa, vLLM's."""
 
 import json
 import shutil
