@@ -1,4 +1,4 @@
-"""A YAML document that says nothing twice."""
+"""YAML without repeated keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def document(content: bytes) -> Any:
-    """InputError, naming the line, for what is no such document."""
+    """InputError names the line."""
     try:
         return yaml.load(content, _Loader)
     except yaml.MarkedYAMLError as error:
