@@ -101,7 +101,7 @@ def dense_tree_attention(
 
 
 def key_slots(metadata: AttentionMetadata) -> Tensor:
-    """Slot of each row's key at each position, int64 [rows, positions]; arbitrary above the row's position."""
+    """int64 [rows, positions]; arbitrary above the row's position."""
     prefix_slots, path_slots, prefixes = metadata.prefix_slots, metadata.path_slots, metadata.row_prefixes[:, None]
     length = int(metadata.row_positions.max()) + 1
     positions = torch.arange(max(length, 1), device=prefixes.device)

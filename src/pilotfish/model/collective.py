@@ -30,8 +30,6 @@ class Group(Protocol):
 
 
 class ProcessGroup:
-    """Processes of one host: gloo on CPUs, NCCL on CUDA."""
-
     _backend: Any  # once `connect` has made it
 
     def __init__(self, shard: Shard, device: torch.device) -> None:
@@ -81,7 +79,6 @@ def total(group: Group, x: Tensor) -> Tensor:
 
 
 def join_ranks(model: Any, config: Any, group: Group) -> None:
-    """`config` is the whole model's. Changes `model` in place."""
     decoder = model.model
     decoder.embed_tokens = SharedEmbedding(decoder.embed_tokens, config.vocab_size, group)
     for layer in decoder.layers:

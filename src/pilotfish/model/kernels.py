@@ -71,7 +71,6 @@ class Kernels:
 
 
 def replace_modules(module: torch.nn.Module, replacement: Callable[[Any], torch.nn.Module | None]) -> None:
-    """Replaces descendants in place; if `replacement` gives None, those of the child."""
     for name, child in list(module.named_children()):
         replaced = replacement(child)
         if replaced is None:

@@ -193,7 +193,6 @@ def _add_bias(scores: Tensor, present: Present) -> None:
 
 
 def _penalize(scores: Tensor, present: Present, params: Sequence[SamplingParams]) -> None:
-    """Repetition, then frequency and presence, which count output tokens only."""
     places = [(row, edit.seen) for row, edit in present]
     repeated = [np.full(len(e.seen), params[row].repetition_penalty) for row, e in present]
     lowered = [

@@ -1,5 +1,3 @@
-"""Models as GGUF files, llama.cpp's format, unquantized."""
-
 from __future__ import annotations
 
 import hashlib

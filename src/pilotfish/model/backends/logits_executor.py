@@ -16,7 +16,7 @@ from pilotfish.model.sampling import draw, non_finite_rows
 
 class LogitsExecutor(ABC):
     def __init__(self, num_slots: int, context: int, vocab_size: int, given: int) -> None:
-        """`vocab_size` is that of the model; tokens from `given` on are never drawn."""
+        """Tokens from `given` on are never drawn."""
         self.num_slots, self.context, self.vocab_size = num_slots, context, vocab_size
         self._given = given
         load_kernels()  # of sampling; without them it is slower

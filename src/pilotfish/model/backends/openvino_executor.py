@@ -128,7 +128,6 @@ def _filled(values: NDArray[Any], size: int) -> NDArray[Any]:
 
 
 def _kind_of(device: str, available: Sequence[str]) -> str:
-    """GPU for GPU.1. ParameterError for an absent device."""
     kinds = {name.partition(".")[0] for name in available}
     if device not in {*available, *kinds}:
         raise ParameterError("backend_device", device, f"one of {', '.join(available)}")

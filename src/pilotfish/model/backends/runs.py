@@ -49,8 +49,6 @@ class PathRow(Struct, frozen=True):
 
 @dataclass(eq=False)
 class PathRun:
-    """`end` tokens long, of which `decoded` have KV."""
-
     number: int
     end: int
     decoded: int

@@ -140,7 +140,6 @@ def _first_visible(position, window: tl.constexpr):
 
 @triton.jit
 def _as_computed(x, like):
-    """Elements of 8 bits in the type of `like`, which holds them exactly."""
     if x.dtype != like.dtype:
         x = x.to(tl.float32).to(like.dtype)  # the interpreter turns no integer into bfloat16
     return x

@@ -39,7 +39,6 @@ class DraftVocab:
 
     @classmethod
     def of(cls, draft_size: int, d2t: Tensor | None, target_size: int, setup: HeadSetup) -> DraftVocab:
-        """`target_size`: tokens that the head reads."""
         most = target_size if setup.vocab_size is None else min(target_size, setup.vocab_size)
         if d2t is None:
             size = min(draft_size, most)

@@ -37,7 +37,6 @@ class HeadFields:
         return ModelError(f"head: {self.path}: {self._prefix}{name}: {shown} is not allowed; expected {allowed}")
 
     def take(self, name: str, default: Any = None) -> Any:
-        """Null is the same as absent."""
         self._read.add(name)
         value = self._values.get(name)
         return default if value is None else value

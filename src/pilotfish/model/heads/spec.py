@@ -76,7 +76,6 @@ class Decoder:
         return 2 * self.layers * self.kv_heads * self.head_dim
 
     def shapes(self, *, wide: bool = False) -> Shapes:
-        """`wide`: the first layer's attention gets rows twice as wide."""
         shapes: Shapes = {"norm.weight": (self.hidden,)}
         for i in range(self.layers):
             inner = self._layer_shapes(self.hidden * (2 if wide and i == 0 else 1))
@@ -121,7 +120,6 @@ class Head(ABC):
         """All tensors of such heads, except the projection's. `vocab` is the target's."""
 
     def optional(self) -> frozenset[str]:
-        """Tensors that any layout may lack."""
         return frozenset(self.shared)
 
     @property

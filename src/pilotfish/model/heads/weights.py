@@ -71,7 +71,6 @@ def _pickled_headers(file: Path) -> dict[str, TensorHeader]:
 
 
 def _unpickled(file: Path) -> Mapping[str, Tensor]:
-    """Memory-mapped; unpickles nothing but tensors."""
     import torch
 
     try:

@@ -146,8 +146,6 @@ def cut_of(name: str, shape: Sequence[int], config: Any, shard: Shard) -> Cut:
 
 
 class Part:
-    """Read when transformers asks for it."""
-
     def __init__(self, file: Any, name: str, config: Any, shard: Shard) -> None:
         self._source = file.get_slice(name)
         self._shape = self._source.get_shape()
@@ -200,5 +198,4 @@ def _empty_module(config: Any, dtype: torch.dtype, shard: Shard) -> Any:
 
 
 def has_wide_norms(config: Any) -> bool:
-    """Whether norms of queries and keys are over the heads of all ranks together."""
     return bool(ARCHITECTURES[config.architectures[0]].get("wide_norms"))

@@ -80,7 +80,6 @@ def zlab(source: HeadSource) -> HeadLayout:
 
 
 def _told_window(inner: HeadFields) -> int:
-    """Model-Optimizer's and vLLM's fields for a window in all layers; else 0."""
     size = inner.count("swa_window_size", 0, least=0)
     return inner.count("swa_window_size") if inner.flag("use_swa", size > 0) else 0
 

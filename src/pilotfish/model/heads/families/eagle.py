@@ -110,7 +110,6 @@ def wide_layout(
 
 
 def _projection(source: HeadSource, layers: tuple[int, ...], width: int, eps: float) -> Projection:
-    """`fc_norm` norms each part, `norm_before_fc` all together."""
     fields, inner = source.fields, source.fields.within("eagle_config")
     joined = fields.flag("norm_before_fc", False) or inner.flag("norm_before_fc", False)
     parts = fields.flag("fc_norm", False)

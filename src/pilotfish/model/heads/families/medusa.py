@@ -121,7 +121,6 @@ class MedusaExecutor(HeadExecutor):
 
 
 def original(source: HeadSource) -> HeadLayout:
-    """`{i}.{j}.linear`, then `{i}.{blocks}`."""
     fields = source.fields
     for name in ("medusa_num_heads", "medusa_num_layers", "base_model_name_or_path", "version"):
         fields.take(name)
@@ -135,7 +134,6 @@ def original(source: HeadSource) -> HeadLayout:
 
 
 def vllm(source: HeadSource) -> HeadLayout:
-    """`blocks.{i}.layers.{j}`, `lm_heads.{i}` or one `lm_head` for all, and maybe `token_map`."""
     fields = source.fields
     fields.take("num_heads")
     blocks = _count(source, r"blocks\.0\.layers\.(\d+)\.weight")

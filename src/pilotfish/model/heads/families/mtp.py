@@ -1,5 +1,4 @@
-"""MTP modules, alone or in a model's own checkpoint. A row below gets the normed state. The embedding comes first,
-except in MiMo."""
+"""A row below gets the normed state. The embedding comes first, except in MiMo."""
 
 from __future__ import annotations
 
