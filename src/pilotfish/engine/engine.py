@@ -189,7 +189,6 @@ class Engine:
         return self.prefills.connect(identity, layout_of(kv), copier_of(kv))
 
     def _place(self) -> frozenset[int]:
-        """Pins this process until `close`, if the configuration or the workers ask for that."""
         cores = self.config.core_set if self.remote is None else self.remote.cores
         if self.prefills is not None:
             cores = self.prefills.cores or cores
@@ -245,7 +244,6 @@ class Engine:
         return {} if self.remote is None else {pool.name: pool.drops.occurred for pool in self.remote.pools}
 
     def pacing(self) -> list[Pacer]:
-        """The target first."""
         return self._pacers
 
     def reset_pacing(self) -> None:

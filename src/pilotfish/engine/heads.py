@@ -63,7 +63,6 @@ class ConfiguredHead:
         return read_head(self.directory, self.target, self.layers)
 
     def either(self) -> list[HeadFiles]:
-        """One reading for each convention of counting layers that is possible."""
         files = self.read()
         if self.layers is not None or not files.spec.other_layers:
             return [files]
@@ -135,7 +134,6 @@ def _note_reach(kind: str, draft: Path, reach: int, context: int) -> None:
 
 
 def choose_layers(either: list[HeadFiles], model: LoadedModel, tokenizer: Any) -> HeadFiles:
-    """The convention by which the head agrees with its target more often."""
     if len(either) == 1:
         return either[0]
     tokens = tokenizer.encode(PROBE, add_special_tokens=False)[: min(PROBE_TOKENS, model.config.context)]

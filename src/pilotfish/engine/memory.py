@@ -61,7 +61,6 @@ class MemoryPlan:
 
     @property
     def workspace(self) -> int:
-        """Target and draft take turns."""
         return self.max_rows * max(model.row for model in self.models)
 
     @property
@@ -174,7 +173,6 @@ def _runtime() -> int:
 
 
 def _unlimited(config: EngineConfig, device: DeviceLike, runtime: int, host: int) -> int:
-    """Ranks on a CPU share its memory; the others have no process yet."""
     if config.allotted:
         return config.allotted + host
     ranks = config.tensor_parallel if device.type == "cpu" else 1

@@ -106,7 +106,6 @@ class Sample:
 
     @property
     def error(self) -> EngineError | InputError | None:
-        """Non-finite logits, or a limit of its grammar."""
         if self.finish_reason is not FinishReason.ERROR:
             return None
         length, grammar = len(self.request.tokens), self.request.grammar
@@ -193,7 +192,6 @@ class TextStream:
         return self._cut(before)
 
     def _decode_last(self) -> str | None:
-        """None while the text ends within a character."""
         try:
             return self._decoder.step(self._backend, self._pending[-1])
         except Exception:  # the token changes earlier text; tokenizers has no narrower type for this
@@ -204,7 +202,6 @@ class TextStream:
         return DecodeStream(ids=tokens, skip_special_tokens=self._params.skip_special_tokens)
 
     def _cut(self, before: int) -> bool:
-        """At the first stop string that was completed after the first `before` characters."""
         if self._forced >= 0:
             return False
         starts = ((self.text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._params.stop)

@@ -37,7 +37,6 @@ class SampleMaker:
         compiled: LLMatcher | None,
         resumed: Sequence[PartialOutput] | None,
     ) -> list[Sample]:
-        """The samples' ids count from `first`."""
         params = request.params
         check_cache_salt(request.cache_salt)
         tokens = self.check_prompt(request.tokens)

@@ -1,5 +1,3 @@
-"""Drafts on other engines, each an extra."""
-
 from __future__ import annotations
 
 import logging
@@ -78,7 +76,6 @@ def _converted(config: DraftConfig) -> Path:
 
 
 def _dtype(config: DraftConfig) -> str:
-    """As asked for or, of a model that this CPU runs, the one that it is quick in."""
     if config.is_gguf or not _on_cpu(config):
         return "float32" if config.model.dtype == "float32" else "bfloat16"
     return precision_here(config.model, config.model.target).name

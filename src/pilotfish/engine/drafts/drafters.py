@@ -38,7 +38,6 @@ class Drafters:
         head: HeadFiles | None,
         pacer: Callable[[], Pacer | None],
     ) -> None:
-        """`remote` is for mode async, `head` for mode sync. `pacer` makes that of a draft in this process."""
         self._config = config
         self._target = target
         self._tokenizer = tokenizer
@@ -84,7 +83,6 @@ class Drafters:
         return self._config.draft is not None and self._config.draft == self._config.features
 
     def _load_draft(self) -> tuple[Executor, frozenset[int]]:
-        """Also the draft's tokens that the target lacks."""
         config = self._config
         assert config.draft is not None  # EngineConfig checks it
         tokenizer = self._read_draft(config.draft)

@@ -67,7 +67,6 @@ class RemoteDrafts(RemotePools[DraftPool]):
         source: FeatureSource | None = None,
         offer: FeatureOffer | None = None,
     ) -> RemoteDrafter:
-        """Returns once every pool serves or refuses the target, as `wait` says."""
         config = self._config
         self._make_channel(config.draft_key, config.draft_pool_key, 0.1)
         options = RemoteOptions(

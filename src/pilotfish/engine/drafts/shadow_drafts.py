@@ -64,7 +64,6 @@ class Shadow:
         self._turning = self._receiving = 0.0  # seconds of CPU time, of either thread
 
     def turn(self) -> float:
-        """When to call again."""
         if self._failed:
             return math.inf
         began = cpu_seconds()
@@ -155,7 +154,6 @@ class ShadowDrafts:
         self._live.observe(step)
 
     def ended(self, request: Request) -> None:
-        """Nobody may change the request from now on."""
         for shadow in self._shadows:
             shadow.machine.ended(request)
 

@@ -162,7 +162,6 @@ class FollowedMembers:
 
 
 def worker_command(role: str, config: EngineConfig, endpoint: str, name: str) -> list[str]:
-    """From the engine's configuration, less the target's cores, which a worker may not use."""
     own = {"config": config_text(replace(config, cores="")), "listen": endpoint, "name": name}
     return [sys.executable, "-m", "pilotfish", role, *(f"--{option}={value}" for option, value in own.items())]
 

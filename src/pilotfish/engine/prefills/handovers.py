@@ -161,7 +161,6 @@ class HandOvers:
             self.machine.drain(pool, draining)
 
     def leave(self, pool: PrefillPool) -> None:
-        """Its thread ends by itself."""
         with self._turn():
             self.machine.leave(pool)
         self._sources.pop(pool.peer).lane.close(0.0)
@@ -228,7 +227,6 @@ class HandOvers:
             self.machine.landed(work, now - began, now)
 
     def _data(self, source: Source, work: ReadSegment) -> Bytes:
-        """Checked, and in the layout of these slots."""
         reference, theirs = work.reference, work.incoming.layout
         if work.data is not None:
             check_content(reference, work.data)

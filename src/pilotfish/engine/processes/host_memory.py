@@ -64,7 +64,6 @@ def file_size(model: Path) -> int:
 
 
 def _beside(config: EngineConfig) -> float:
-    """Bytes that a target plans on top, with its draft workers."""
     planned = config.kv_host_memory + config.prefill_workers * PrefillConfig.segment_memory
     return planned * GIB + _of_drafts(config)
 
@@ -87,7 +86,6 @@ def free_memory() -> int:
 
 
 def status_bytes(path: Path, name: str, unit: int = 1024) -> int:
-    """0 without such a line."""
     found = re.search(rf"^{name}:?\s+(\d+)", path.read_text(), re.MULTILINE) if path.is_file() else None
     return int(found[1]) * unit if found else 0
 

@@ -175,7 +175,6 @@ class _Worker(threading.Thread):
 
 
 def delay_after(crashes: int) -> float:
-    """`crashes` counts from 1, since the last healthy run."""
     return min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(crashes - 1, 64))
 
 

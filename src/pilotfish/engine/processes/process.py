@@ -99,7 +99,6 @@ class WorkerProcess:
                     self._show(line)
 
     def _show(self, line: str) -> None:
-        """If logs are JSON, other lines are wrapped in a log record."""
         if self._logs_json and not line.startswith("{"):
             if line.strip():
                 logger.warning("%s: %s", self._name, line.strip())
@@ -128,7 +127,6 @@ class WorkerProcess:
 
 
 def _shown(line: str) -> str:
-    """Lines may quote foreign text."""
     body = line.rstrip("\r\n")
     return printable_output(body) + ("\n" if len(body) < len(line) else "")
 

@@ -57,7 +57,6 @@ class Ranks:
         )
 
     def _changed(self, state: WorkerState) -> None:
-        """The first to end is the reason; it takes others with it."""
         if state.status == "failed":
             self._lost = self._lost or state.problem
 
@@ -103,7 +102,6 @@ class Ranks:
             raise RankLost(self._lost)
 
     def _note(self, error: BaseException) -> None:
-        """Most likely a rank has just ended."""
         deadline = time.monotonic() + NOTICING
         while self._lost is None and isinstance(error, OSError | RuntimeError) and time.monotonic() < deadline:
             time.sleep(POLL)

@@ -115,7 +115,6 @@ class AsyncEngine:
         return "; ".join(reasons) or "target: there is none"
 
     def _present_identity(self) -> Identity | None:
-        """While the server drains, routes still read the last one."""
         if not self._fleet.closed:
             known = [replica.status.identity for replica in self._fleet.replicas if replica.status is not None]
             self._identity = together(known) if known else None

@@ -182,7 +182,6 @@ class Fleet:
         self._dialling[replica] = self._loop.create_task(self._dial(replica))
 
     async def _dial(self, replica: Replica) -> None:
-        """Until its host has an address."""
         while True:
             try:
                 keys = self._keys_for(replica.member)

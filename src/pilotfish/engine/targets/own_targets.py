@@ -29,7 +29,6 @@ class OwnTarget:
 
 
 def num_own(config: EngineConfig, server: ServerConfig) -> int:
-    """By default one, if no target is known elsewhere."""
     if server.replicas is not None:
         return server.replicas
     return int(not server.target_pool and config.members is None)

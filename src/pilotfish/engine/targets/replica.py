@@ -43,8 +43,6 @@ class ReplicaHealth:
 
 @dataclass
 class RoutedTokens:
-    """Tokens of prompts for which a target was chosen."""
-
     prompt: int = 0
     expected: int = 0  # whose KV the target was believed to have
     found: int = 0  # whose KV it had

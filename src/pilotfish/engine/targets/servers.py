@@ -243,7 +243,6 @@ class Servers:
             self._ask(server, Dropped("messages of it were lost", attend.sequence))
 
     def _unfit(self, peer: Peer, attend: Attend) -> str:
-        """Why a server is not served; "" if it is."""
         if self._leaving:
             return LEAVING
         if attend.version != SERVING_VERSION:

@@ -13,8 +13,6 @@ from pilotfish.wire.serving import Delta, EngineRequest, PartialOutput, StepRepo
 
 @dataclass(frozen=True)
 class Update:
-    """Additions to one output since the last read: of several steps if the reader is slow."""
-
     index: int  # of the output, counted through all prompts
     delta: Delta
     steps: tuple[StepReport, ...]
@@ -127,7 +125,6 @@ class OpenRequest:
         return self.withdrawn or all(output.ended for output in self._outputs)
 
     def submit(self, number: int, incarnation: str) -> Submit:
-        """Asks for the outputs that have not ended, from where they stand."""
         if not self.begun:
             return Submit(number, incarnation, self.request)
         partial = [

@@ -167,7 +167,6 @@ class TargetService:
         self._servers.drop(server, dropped)
 
     def _compile(self, key: RequestKey, message: Submit, constraint: Constraint) -> None:
-        """Requests without a grammar do not wait for those with one."""
         assert self._engine.grammars is not None  # since it was loaded
         compiled = self._engine.grammars.compile(constraint)
         self._compiling[key] = Compiling(message, compiled)
@@ -195,7 +194,6 @@ class TargetService:
         self._samples[key] = samples
 
     def _revise(self, key: RequestKey, message: Revise) -> None:
-        """The request may have ended."""
         for sample in self._samples.get(key, []):
             self._engine.revise(sample, message.max_nodes)
         if (compiling := self._compiling.get(key)) is not None:
