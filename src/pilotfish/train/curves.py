@@ -13,7 +13,6 @@ SMOOTHED = 5  # logged steps that a point is the mean of
 
 
 def draw_run(log: Path, out: Path, title: str) -> None:
-    """Steps that an interrupted run repeated count once."""
     lines = {line["step"]: line for line in map(json.loads, log.read_text().splitlines())}
     if not lines:
         return

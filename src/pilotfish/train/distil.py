@@ -41,8 +41,6 @@ from pilotfish.train.trainer import Learnt, Schedule, Trainer, matrices_of
 
 
 def distillation(target: Any, draft: Any, schedule: Schedule, directory: Path) -> Trainer:
-    """Both are transformers' models."""
-
     def loss_of(tokens: Tensor, positions: Tensor) -> Learnt:
         with torch.no_grad():
             taught = F.log_softmax(predict(target, tokens, positions), -1)

@@ -36,7 +36,6 @@ class Figures(NamedTuple):
 
 
 def _figures(target: Any, draft: Any, tokens: Tensor, temperature: float = 1.0) -> Figures:
-    """tokens int64 [rows, length + 1]"""
     judged, guessed = (predict(model.eval(), tokens) for model in (target, draft))
     first, second, said = F.log_softmax(judged, -1), F.log_softmax(guessed, -1), tokens[:, 1:, None]
     overlap = agreement = (first.argmax(-1) == second.argmax(-1)).float()
@@ -139,8 +138,8 @@ def accepted_of_chains(chances: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class HeadEvaluation:
-    """By depth: the share of tokens that are accepted after accepted ones. Tokens a step: of a chain and the target's
-    own."""
+    """By depth: the share of tokens that are accepted after accepted ones. Tokens a step count the target's own,
+    too."""
 
     greedy_acceptance: tuple[float, ...]  # of likeliest tokens, in text written at temperature 0
     greedy_tokens_a_step: float

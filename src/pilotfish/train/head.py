@@ -75,7 +75,6 @@ class HeadTraining:
 
     @classmethod
     def of(cls, recipe: HeadRecipe, head: Head, target: TaughtTarget, said: Tensor) -> HeadTraining:
-        """`said`: the tokens that the head can say; none: all."""
         draft_ids = said.to(target.device) if len(said) else None
         teacher = Teacher(target, head.projection.layers, draft_ids)
         return cls(recipe, trainee_of(head, target.shared(draft_ids), recipe), teacher)
@@ -95,8 +94,7 @@ class HeadTraining:
 
 
 def places_of(recipe: HeadRecipe, rows: int, step: int) -> Tensor:
-    """int64 [rows, starts], ascending: the tokens of each row below which chains are guessed. dspark draws its anchors
-    by step."""
+    """int64 [rows, starts], ascending: tokens below which chains are guessed. dspark draws its anchors by step."""
     everywhere = torch.arange(1, recipe.sequence_length - recipe.depth + 1)
     if recipe.kind != "dspark" or recipe.anchors >= len(everywhere):
         return everywhere.expand(rows, -1)
@@ -106,6 +104,5 @@ def places_of(recipe: HeadRecipe, rows: int, step: int) -> Tensor:
 
 
 def most_frequent(text: Tokens, count: int) -> Tensor:
-    """int64 [count], ascending."""
     order = np.argsort(-np.bincount(text, minlength=count), kind="stable")
     return torch.from_numpy(np.sort(order[:count]))

@@ -82,8 +82,8 @@ def write_on(
     *,
     to_the_end: bool = False,
 ) -> list[Tokens]:
-    """Prompts [tokens] of less than `length`, each with the target's continuation: as much as the longest has room for,
-    or `to_the_end`: up to and with an end token."""
+    """Continues prompts [tokens] of less than `length`: as far as the longest has room, or `to_the_end`, the token
+    included."""
     longest = max(map(len, prompts))
     inputs = torch.zeros(len(prompts), longest, dtype=torch.int64)
     mask = torch.zeros_like(inputs)

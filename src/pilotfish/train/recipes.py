@@ -158,8 +158,6 @@ class DistilRecipe(TaughtRecipe):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadRecipe(TaughtRecipe):
-    """`head_recipe` has each kind's own defaults."""
-
     kind: HeadKind = "eagle3"
     depth: Annotated[int, option("Tokens of the chains that it is trained to guess.", 1, 32)] = 4
     layers: Annotated[int, option("Of the head (medusa: residual blocks of each depth).", 1, 16)] = 1
@@ -183,7 +181,6 @@ OF_DSPARK = {"depth": 5, "layers": 2}
 
 
 def head_options() -> list[Option]:
-    """Defaults that differ by kind are shown, and left to `head_recipe`."""
     return [
         replace(one, default=None, extra={**one.extra, "shown": f"{one.default}; dspark: {OF_DSPARK[one.name]}"})
         if one.name in OF_DSPARK

@@ -57,8 +57,6 @@ LossFunction = Callable[..., Learnt]
 
 
 class Trainer:
-    """Its state is kept in `directory/checkpoint.pt` between runs."""
-
     def __init__(
         self, model: nn.Module, matrices: list[nn.Parameter], schedule: Schedule, directory: Path, loss_of: LossFunction
     ) -> None:
@@ -126,7 +124,6 @@ class Trainer:
             log.write(json.dumps(line) + "\n")
 
     def _compiled(self) -> LossFunction:
-        """Compiled only if the run is long enough to earn the half minute of compilation."""
         if self.schedule.tokens < COMPILED_FROM:
             return self.loss_of
         torch._dynamo.config.suppress_errors = True  # without a C++ compiler it runs as it is
@@ -154,7 +151,6 @@ class Trainer:
         partial.replace(self._checkpoint)
 
     def _has_checkpoint(self) -> bool:
-        """Sets a damaged file aside."""
         if not self._checkpoint.exists():
             return False
         if zipfile.is_zipfile(self._checkpoint):  # as torch writes them, and ends them last
@@ -177,8 +173,8 @@ def _optimizers(model: nn.Module, matrices: list[nn.Parameter], rate: float) -> 
 
 
 class Muon(torch.optim.Muon):
-    """torch iterates in bfloat16 everywhere, several times slower than float32 on CPUs without it. Same algorithm and
-    scaling ("match_rms_adamw")."""
+    """torch iterates in bfloat16 everywhere: several times slower than float32 on CPUs without it. Equal algorithm
+    otherwise."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002

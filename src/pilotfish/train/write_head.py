@@ -1,5 +1,3 @@
-"""speculators' layout or, for Medusa, vLLM's."""
-
 import json
 import shutil
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""A decoder layer in parts, so that each family of heads can choose which keys a row sees."""
-
 from typing import NamedTuple
 
 import torch
@@ -15,8 +13,6 @@ class Keys(NamedTuple):
 
 
 class Norm(nn.RMSNorm):
-    """In float32, whatever it gets."""
-
     def forward(self, x: Tensor) -> Tensor:
         normed: Tensor = super().forward(x.float())
         return normed

@@ -25,8 +25,6 @@ class Chains:
 
 @dataclass(frozen=True)
 class Shared:
-    """The target's tensors that a head uses as they are or starts from."""
-
     embedding: Tensor  # [vocabulary, hidden]
     output: Tensor  # [draft vocabulary, hidden]
     norm: Tensor  # [hidden]: of its last norm
@@ -65,8 +63,7 @@ class Trainee(nn.Module):
 
 
 def start(trainee: Trainee, depth: int, seed: int) -> None:
-    """Layers start as the target's last ones, if shapes are equal; all else is small and random, norms are ones. `fc`
-    adds the last part of the states."""
+    """Layers start as the target's last ones, if shapes are equal; all else is small and random, norms are ones."""
     generator, shared = torch.Generator().manual_seed(seed), trainee.shared
     for name, parameter in trainee.named_parameters():
         if parameter.ndim == 1:

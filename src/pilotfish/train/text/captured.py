@@ -29,8 +29,7 @@ class CapturedText:
 
 
 def read_captured(recipe: DistilRecipe, target: TaughtTarget) -> tuple[Windows, list[CapturedText]]:
-    """Takes the last tokens of a prompt, as many as a training row has. InputError for too few rows, or another
-    tokenizer's."""
+    """Keeps a training row's worth of a prompt's end. InputError for too few rows, or another tokenizer's."""
     length, context = recipe.sequence_length, target.config.context
     if 2 * length > context:
         raise ParameterError("sequence_length", length, f"at most half the target's context, {context}")

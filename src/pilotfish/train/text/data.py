@@ -91,7 +91,6 @@ def _belongs(name: str, packages: Sequence[str]) -> bool:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE: 1 special token, 256 bytes, the rest merges."""
     tokenizer = Tokenizer(models.BPE())
     pieces = pre_tokenizers.Split(Regex(PIECES), behavior="isolated")
     in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -132,7 +131,6 @@ class TokenBatch(NamedTuple):
 
     @classmethod
     def blank(cls, rows: int, length: int) -> "TokenBatch":
-        """As long to compute as any other."""
         return cls(torch.zeros(rows, length + 1, dtype=torch.int64), torch.arange(length).expand(rows, -1))
 
 

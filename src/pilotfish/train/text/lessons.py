@@ -36,8 +36,6 @@ def plan_text(rows: int, length: int) -> PlannedPhase:
 
 @dataclass(frozen=True)
 class Writer:
-    """Rows of at most `length` tokens: answers to prompts or, without any, continuations of pieces of the text."""
-
     target: Any  # transformers' model
     length: int
     seed: int
@@ -62,7 +60,6 @@ class Writer:
         return [Written(row, PROMPT) for row in rows]
 
     def _answers(self, passages: Passages, index: int, temperature: float, advance: Advance) -> list[Written]:
-        """To the end of each prompt, half a row at most."""
         prompts = [prompt[-self.length // 2 :] for prompt in sorted(passages.prompts, key=len)]
         chosen = [prompts[place % len(prompts)] for place in range(index * SAMPLED_ROWS, (index + 1) * SAMPLED_ROWS)]
         answered = write_on(self.target, chosen, self.length, temperature, advance, to_the_end=True)

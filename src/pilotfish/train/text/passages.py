@@ -1,5 +1,3 @@
-"""Passages out of JSON Lines (docs/training.md has the fields) or source files, to teach a draft of any target."""
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
