@@ -52,7 +52,6 @@ def telling_router(servers: bool) -> RequestRouterConfig:
 
 
 def wanted(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-    """Pickled too."""
     from pilotfish.core.routing.autoscaling import targets_wanted
 
     told = (context.aggregated_metrics or {}).get("demand", {})
@@ -80,8 +79,7 @@ def follow(application: str, deployment: str) -> DeploymentHandle:
 
 
 def deployment_details(application: str, deployment: str) -> Mapping[str, Any] | None:
-    """As in Serve's REST API: `deployment_config`, `replicas` with `replica_id`, `node_id` and `state`, and more; or
-    None."""
+    """As in Serve's REST API: `deployment_config`, `replicas` with `replica_id`, `node_id` and `state`, and more."""
     client = serve.context._get_global_client(raise_if_no_controller_running=False)
     applications = {} if client is None else client.get_serve_details()["applications"]
     found: Mapping[str, Any] | None = applications.get(application, {}).get("deployments", {}).get(deployment)

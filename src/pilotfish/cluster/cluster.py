@@ -69,7 +69,7 @@ def _check_heard(address: str) -> None:
 
 
 def up(config: ClusterConfig, say: Say) -> str:
-    """Starts what `config` adds, and returns the URL once all serves; "" without a server. InputError, with nothing
+    """Starts what is not there, and returns the URL once all serves; "" without a server. InputError, with nothing
     started, if something is missing; EngineError, with what was started taken down, if it does not serve."""
     hosts = cluster_hosts()
     check_private(config, hosts)
@@ -168,7 +168,6 @@ def url_of(config: ClusterConfig) -> str:
 
 @contextmanager
 def members_of(config: ClusterConfig) -> Iterator[Path]:
-    """The file lists the cluster's targets while this is open."""
     with connected(config.address), tempfile.TemporaryDirectory(prefix="pilotfish-") as directory:
         if "target" not in _deployed(config):
             raise ParameterError("cluster", config.name, "one that is up, as `pilotfish cluster up` brings it")

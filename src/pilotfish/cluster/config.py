@@ -107,7 +107,6 @@ class ClusterConfig:
         return self.roles.get(role) or RoleConfig(count=0)
 
     def model_of(self, role: Role) -> Path:
-        """Where the role's hosts have its model; by default the targets'."""
         model = self.of(role).model or self.of("target").model
         assert model is not None  # as `cluster_config` has checked
         return model

@@ -1,5 +1,3 @@
-"""YAML without repeated keys."""
-
 from __future__ import annotations
 
 from typing import Any

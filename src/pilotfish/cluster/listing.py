@@ -79,7 +79,6 @@ class Listing:
         self._changed(role)
 
     def _until(self, role: Role) -> float:
-        """When a process that leaves now has drained. Listeners are told of that."""
         seconds = self._config.drain_timeout if role == "target" else POOL_DRAIN
         timer = threading.Timer(seconds, self._changed, (role,))
         timer.daemon = True
@@ -88,7 +87,6 @@ class Listing:
 
 
 def _members(replicas: Sequence[Listed]) -> set[Member]:
-    """Without servers: nobody dials them."""
     return {one.member for one in replicas if one.about["endpoint"]}
 
 

@@ -103,8 +103,6 @@ class Attendant:
 
 
 class ServedTarget(ServedWorker):
-    """Its pools come and go: a file tells its process."""
-
     role = "target"
 
     async def __init__(self, config: ClusterConfig) -> None:  # type: ignore[misc]
