@@ -65,7 +65,7 @@ def slot_attention(
     progress: LayerProgress | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Returns [1, rows, heads, head_dim]. transformers calls it in each layer that no kernel replaces."""
+    """Returns [1, rows, heads, head_dim]."""
     layer: int = module.layer_idx  # type: ignore[assignment]
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     scoring = Scoring(scaling, sliding_window or 0, softcap or 0.0, s_aux)

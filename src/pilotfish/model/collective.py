@@ -1,5 +1,5 @@
-"""Sums over ranks, in a fixed order. Every rank gets all partial sums whole and adds them in float32, rank 0's first.
-No library reduces: it would choose an order by the number of rows, and a row's bits must not depend on that."""
+"""Every rank adds all ranks' partial sums in float32, rank 0's first. No library reduces: it would choose an order by
+the number of rows, and a row's bits must not depend on that."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class TorchExecutor:
         return Outcome(tokens, log_chances, broken, logprobs, ForwardSeconds(prepared - began, model, sampled))
 
     def forward(self, sequences: Sequence[SequenceRows]) -> Tensor:
-        """Writes KV. Logits float32 [kept rows, vocab]: of each sequence its `kept` rows, then its nodes."""
+        """Writes KV. float32 [kept rows, vocab]: of each sequence its `kept` rows, then its nodes."""
         return self.run(self.prepare(sequences))
 
     def prepare(self, sequences: Sequence[SequenceRows]) -> list[Batch]:

@@ -55,7 +55,7 @@ class Kernels:
         return JoinedLinear(*affines)
 
     def rms_norm(self, weight: Tensor, eps: float, parts: int = 1) -> RMSNorm:
-        """`weight` [size]; each of `parts` equal parts of a row is normed by itself."""
+        """Each of `parts` equal parts of a row is normed by itself. `weight` [size]."""
         return RMSNorm(weight, eps, parts)
 
     def feed_forward(self, gate: Affine, up: Affine, down: Affine, activation: str) -> torch.nn.Module:

@@ -68,6 +68,7 @@ class HostCopier(KVCopier):
             plane[slots] = part[tokens - len(slots) :]
 
     def _parts(self, layers: range, tokens: int, data: Bytes) -> Iterator[tuple[Bytes, Bytes]]:
+        """Each plane of these layers, and its part of `data`, [tokens, bytes]."""
         first = 0
         for plane in chain.from_iterable(self._arrays[layer] for layer in layers):
             end = first + tokens * plane.shape[1]

@@ -58,7 +58,7 @@ class Pacer:
         self.taken.append(taken)
 
     def hold(self, began: float, rows: int) -> None:
-        """Returns when the time of a forward of `rows` rows is over; `began` is by `time.perf_counter`."""
+        """`began` is by `time.perf_counter`."""
         seconds = self.pace.seconds(rows)
         self.note((time.perf_counter() - began) / seconds)
         deadline = began + seconds

@@ -217,7 +217,7 @@ def _flat(
 
 
 def filtered(logits: Tensor, sampling: Sampling) -> Tensor:
-    """l of the module's docstring up to a constant per row; -inf where a filter excludes. float64."""
+    """float64: l of the module's docstring up to a constant per row; -inf where a filter excludes."""
     every = sampling.params
 
     def column(values: list[float]) -> Tensor:

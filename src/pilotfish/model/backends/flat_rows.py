@@ -87,7 +87,6 @@ def _see(sees: NDArray[np.bool_], sequence: SequenceRows, column: Ints) -> None:
 def forwards(
     sequences: Sequence[SequenceRows], num_slots: int, most_rows: int, most_earlier: int | None = None
 ) -> Iterator[FlatRows]:
-    """Forwards of at most `most_rows` rows, each of which sees at most `most_earlier` earlier columns."""
     count = sum(sequence.num_rows for sequence in sequences)
     if count <= most_rows:
         flat = FlatRows.of(sequences, num_slots)

@@ -32,8 +32,8 @@ class LlamaCppExecutor(LogitsExecutor):
     def __init__(
         self, file: Path, num_slots: int, threads: int, given: int, *, on_gpu: bool = False, wide_kv: bool = False
     ) -> None:
-        """`on_gpu`: on the device that llama.cpp was built for. `wide_kv`: KV in float32, not float16. ModelError for a
-        file that cannot be run, ParameterError for a device that is not there."""
+        """`wide_kv`: KV in float32, not float16. ModelError for a file that cannot run, ParameterError for an absent
+        device."""
         if on_gpu and not llama_cpp.llama_supports_gpu_offload():
             raise ParameterError("backend_device", "gpu", "cpu: llama.cpp was built for no other device here")
         self._model = load_gguf(file, on_gpu)

@@ -1,5 +1,4 @@
-"""The C++ kernels (`kernels/`, as `torch.ops.pilotfish` and `torch.classes.pilotfish`), built once for an instruction
-set and cached. Imports torch to run them, not to tell whether they would run."""
+"""The C++ kernels (`torch.ops.pilotfish`). Imports torch to run them, not to tell whether they would run."""
 
 from __future__ import annotations
 
@@ -106,8 +105,8 @@ def runs_native(head_dim: int, device: DeviceLike, *, eager: bool) -> bool:
 
 
 def load_kernels() -> bool:
-    """Builds (under a minute, once, in $PILOTFISH_CACHE) and loads the kernels. False, with one logged line, if that
-    fails. Without torch: whether they are built. ParameterError as `instruction_set`."""
+    """Builds (under a minute, once, in $PILOTFISH_CACHE) and loads the kernels, or logs why not. Without torch: whether
+    they are built. ParameterError as `instruction_set`."""
     return _loaded() is not None
 
 

@@ -1,5 +1,3 @@
-"""CUDA graphs: a forward recorded once for each shape of its inputs, then replayed without Python or launches."""
-
 from __future__ import annotations
 
 import os

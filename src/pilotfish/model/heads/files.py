@@ -150,7 +150,7 @@ class HeadFacts:
 
 
 def head_facts(directory: Path, target: TargetFacts, layers: tuple[int, ...] | None = None) -> HeadFacts:
-    """Reads the whole head. InputError if it cannot be used with the target."""
+    """InputError if the head cannot be used with the target. Reads all of it."""
     files, paths = read_head(directory, target, layers), tensor_files(directory)
     spec = files.spec
     return HeadFacts(

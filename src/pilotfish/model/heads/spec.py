@@ -98,7 +98,7 @@ class Decoder:
 
 
 class HeadMemory(NamedTuple):
-    """Counts of numbers of the head's type that the executor keeps beside the weights."""
+    """Counts of numbers of the head's type, beside the weights."""
 
     slot: int  # in each slot
     row: int  # of each row of a forward, while it runs

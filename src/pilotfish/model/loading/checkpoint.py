@@ -61,7 +61,6 @@ def check_weights(directory: Path, config: Any) -> None:
 
 
 def _load_without_values(headers: Headers, config: Any) -> tuple[LoadStateDictInfo, set[str]]:
-    """transformers' differences by the model's tensor names, and surplus names that are harmless."""
     module = meta_module(config)
     tensors = {name: tensor for name, (_, tensor) in headers.items()}
     mapping = get_model_conversion_mapping(module)

@@ -1,5 +1,3 @@
-"""Imports no torch if kernels decide."""
-
 from __future__ import annotations
 
 import os

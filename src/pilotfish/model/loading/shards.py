@@ -133,7 +133,6 @@ class Cut:
 
 
 def cut_of(name: str, shape: Sequence[int], config: Any, shard: Shard) -> Cut:
-    """`config` is the whole model's."""
     layer, kind = ("", *name.split("."))[-2:]
     if layer in _OUTPUTS:
         return Cut(0, _OUTPUTS[layer](shape[0], config, shard))

@@ -171,7 +171,6 @@ def is_whole(directory: Path, config: Any) -> bool:
 
 
 def _is_usual(config: Any) -> bool:
-    """Whether nothing beside the shapes could keep transformers from making the module."""
     padding, kinds = getattr(config, "pad_token_id", None), getattr(config, "layer_types", None)
     return (
         str(config.dtype).removeprefix("torch.") in _FLOAT_NAMES

@@ -85,7 +85,7 @@ def _told_window(inner: HeadFields) -> int:
 
 
 def _told_or(source: HeadSource, fields: HeadFields, name: str, *, outputs: bool) -> tuple[int, ...]:
-    """Ids from a field, or from outside; () for neither. `outputs`: as in transformers, whose last output is normed."""
+    """`outputs`: as in transformers, whose last output is normed."""
     if fields.has(name):
         return source.hidden_ids(fields, name, outputs=outputs, normed=outputs)
     return source.layers or ()

@@ -1,10 +1,6 @@
-"""EAGLE-1 and EAGLE-2, whose weights are of one kind, in SafeAILab's layout; EAGLE-3 in the layouts of SafeAILab and
-SpecForge (`midlayer.`), speculators, NVIDIA's Model-Optimizer and DeepSpec (`layers.0.`).
-
-Layer ids have two conventions: speculators and vLLM count what a layer gets, as we do; Model-Optimizer, TensorRT-LLM,
-SGLang and DeepSpec count what it puts out. Without speculators' wrapper both occur under the same names: the other
-reading is kept as `other_layers`.
-"""
+"""Layer ids have two conventions: speculators and vLLM count what a layer gets, as we do; Model-Optimizer,
+TensorRT-LLM, SGLang and DeepSpec count what it puts out. Without speculators' wrapper both occur under the same names:
+the other reading is kept as `other_layers`."""
 
 from __future__ import annotations
 

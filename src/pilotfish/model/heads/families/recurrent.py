@@ -212,6 +212,7 @@ class StatesBefore:
 
 
 def _parents(rows: SequenceRows) -> NDArray[np.int32]:
+    """Slots of the nodes' parents, [nodes]."""
     nodes = rows.nodes
     above = nodes.paths[np.arange(len(nodes)), np.maximum(nodes.depths - 2, 0)]
     return np.where(nodes.depths > 1, above, rows.prefix_slots[-1])
