@@ -78,7 +78,6 @@ def output_facts(config: EngineConfig, executor: TorchExecutor, tokenizer: Any) 
 
 
 def kv_facts(config: EngineConfig, executor: TorchExecutor) -> dict[str, str]:
-    """All but the weights and the tokenizer; facts that people choose come first."""
     model, kind = executor.model, config.quantization
     return {
         "model": _model(model.config.to_dict()),

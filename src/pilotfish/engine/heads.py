@@ -150,7 +150,6 @@ def _ids(files: HeadFiles) -> str:
 
 
 def agreement(files: HeadFiles, model: LoadedModel, tokens: list[int]) -> float:
-    """The share of `tokens` after which the head's first choice is the target's."""
     count = len(tokens)
     tap = feature_tap(files, model.device, model.dtype, eager=not model.native)
     target = TorchExecutor(model, count, tap=tap)

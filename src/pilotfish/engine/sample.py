@@ -60,7 +60,6 @@ class Sample:
             self.queued = now - self.started
 
     def add(self, commit: RequestCommit, at: float) -> Delta:
-        """`at` is when the step began."""
         tokens = commit.tokens
         first = bool(tokens) and not self.token_ids  # while a prompt is scored there are none yet
         self.token_ids.extend(tokens)
@@ -174,7 +173,6 @@ class TextStream:
         self.stop: str | None = None  # the stop string that ended it
 
     def add(self, token: int) -> bool:
-        """True if the token completes a stop string, at which `text` is cut."""
         completes_stop = self._append(token)
         self._ends.append(len(self.text))
         return completes_stop

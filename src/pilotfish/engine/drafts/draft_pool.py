@@ -129,7 +129,6 @@ def _load_backend(config: DraftConfig, tokenizer: Any) -> LoadedDraft:
 
 
 def _load_head(config: DraftConfig) -> LoadedDraft:
-    """It takes features of either convention of counting layers: its target chooses."""
     model, target = config.model, config.target
     if config.backend != "pilotfish":
         raise ParameterError("backend", config.backend, f"pilotfish: {model.target} is a trained head")

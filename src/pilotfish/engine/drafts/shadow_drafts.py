@@ -105,7 +105,7 @@ class Shadow:
 
 class ShadowDrafts:
     def __init__(self, config: EngineConfig) -> None:
-        """Dials the pools. ParameterError for a pool that cannot be dialled, and for unusable keys."""
+        """ParameterError for a pool that cannot be dialled, and for unusable keys."""
         self._config = config
         self._shadows: Sequence[Shadow] = ()
         self._closing = threading.Event()

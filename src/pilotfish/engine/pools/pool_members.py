@@ -37,8 +37,8 @@ class PoolUser(Protocol[UsedPool]):
 
 
 class PoolMembers(Generic[AnyPool]):
-    """Dials pools, hangs up and tells their user, on the channel's thread. Only one thread at a time may change it. A
-    pool with another endpoint, key or name is another pool."""
+    """Dials on the channel's thread. For one caller at a time. A pool with another endpoint, key or name is another
+    pool."""
 
     def __init__(
         self,

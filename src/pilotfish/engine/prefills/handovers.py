@@ -75,9 +75,8 @@ class HandOvers:
         transports: Sequence[str] = EngineConfig.prefill_transports,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`layout` is that of `writer`'s slots. `post` sends frames to a peer, from any thread. `problem` tells why a
-        pool is not connected. `transports`: ways to read a pool's memory, the best first; without any, segments are
-        fetched."""
+        """`post` sends frames to a peer, from any thread. `problem` tells why a pool is not connected. `transports`:
+        ways to read a pool's memory, the best first; without any, segments are fetched."""
         self.machine = machine
         self._writer, self._layout, self._post, self._problem = writer, layout, post, problem
         self._transports, self._clock = transports, clock

@@ -76,7 +76,6 @@ def _serve(config: PrefillConfig, ready: Callable[[str], None], signals: Signals
 
 @contextmanager
 def serving(config: PrefillConfig, channel: Channel, pacer: Pacer | None = None) -> Iterator[PrefillWorker]:
-    """Orders that are left at the end fail."""
     model = with_features(config.model)
     if config.nixl and not nixl_installed():
         raise ParameterError("nixl", True, "NIXL, which is not installed: pip install 'pilotfish[nixl]'")

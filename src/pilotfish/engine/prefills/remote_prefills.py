@@ -36,7 +36,7 @@ class RemotePrefills(RemotePools[PrefillPool]):
             )
 
     def connect(self, identity: Callable[[], KVIdentity], layout: KVLayout, writer: LayerWriter) -> HandOvers:
-        """`identity` and `layout` are those of `writer`'s slots. Returns once every pool serves, as `wait` says."""
+        """Returns once every pool serves, as `wait` says."""
         config = self._config
         self._make_channel(config.prefill_key, config.prefill_pool_key, TICK)
         machine = HandOverMachine(None, (), least_sent(config.prefill_threshold), salt_key(self._own))

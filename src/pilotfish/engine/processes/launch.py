@@ -82,7 +82,6 @@ class Supervisor:
                 worker.kill(reason)
 
     def close(self) -> None:
-        """Closing twice is fine, and goes on where an interrupt ended it."""
         self._closed = True
         _shut_down(*self._shut_down_arguments)
         self._finalizer.detach()

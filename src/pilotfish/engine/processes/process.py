@@ -154,7 +154,6 @@ def worker_environment(spec: WorkerSpec) -> dict[str, str]:
 
 
 def supervised() -> bool:
-    """False after `die_with_parent`."""
     return PARENT in os.environ
 
 

@@ -161,8 +161,8 @@ class Fleet:
         self._file = MembersThread(file, tell)
 
     async def set_members(self, members: Sequence[Member]) -> None:
-        """Of targets elsewhere. One that drains gets no more requests, and leaves when it has none; others take those
-        of one that has left."""
+        """Of targets elsewhere. Others take the requests of one that left; one that drains gets no more, and leaves
+        then."""
         async with self._members:
             if self.closed:
                 return
@@ -321,7 +321,6 @@ class Fleet:
     # -- in the loop
 
     def _attend(self) -> None:
-        """Often until a target is there; then often enough to show it that this server lives."""
         if self.closed:
             return
         now, routes = self._clock(), len(self.replicas) > 1

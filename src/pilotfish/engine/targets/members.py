@@ -133,8 +133,6 @@ def _members(path: Path, text: bytes) -> Members:
 
 
 class MembersThread:
-    """Tells the members of a file when they change, and now and then without that."""
-
     def __init__(self, file: MembersFile, tell: Callable[[Members], None]) -> None:
         self._file, self._tell = file, tell
         self._closing = threading.Event()

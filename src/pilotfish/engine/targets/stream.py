@@ -45,11 +45,8 @@ def merged(first: Update, later: Update) -> Update:
 
 
 class Stream:
-    """Unread updates of an output are joined into one, so that a slow reader costs no more memory than the outputs.
-
-    After the updates the iterator raises InputError if the target refused the request, TargetUnavailable if the target
-    is gone, EngineError if a step broke.
-    """
+    """After the updates the iterator raises InputError if the target refused the request, TargetUnavailable if the
+    target is gone, EngineError if a step broke. A slow reader costs no more memory than the outputs."""
 
     def __init__(self, prompts: int, n: int, abort: Callable[[], None]) -> None:
         """`abort` ends the request; the target frees its slots before the next step. Idempotent, never waits."""

@@ -234,14 +234,12 @@ class TargetService:
             self._servers.progress(server, report, added)
 
     def _with_pool(self, sample: Sample, delta: Delta) -> Delta:
-        """The first delta of an output says which pool guesses for it."""
         if delta.queued is None or self._engine.remote is None:
             return delta
         pool = self._engine.remote.drafter.pool_of(sample.request)
         return delta if pool is None else msgspec.structs.replace(delta, pool=pool.name)
 
     def _end(self, samples: Sequence[Sample]) -> None:
-        """An output that ends with an error ends its whole request."""
         errors = {sample.owner: sample.error for sample in samples if sample.error is not None}
         for key, error in errors.items():
             logger.error("%s", error)
