@@ -36,6 +36,7 @@ class Figures(NamedTuple):
 
 
 def _figures(target: Any, draft: Any, tokens: Tensor, temperature: float = 1.0) -> Figures:
+    """tokens int64 [rows, length + 1]"""
     judged, guessed = (predict(model.eval(), tokens) for model in (target, draft))
     first, second, said = F.log_softmax(judged, -1), F.log_softmax(guessed, -1), tokens[:, 1:, None]
     overlap = agreement = (first.argmax(-1) == second.argmax(-1)).float()
@@ -74,7 +75,6 @@ PLANNED = (
 
 @torch.no_grad()
 def evaluate(target: Any, draft: Any, held_out: Tokens, length: int, seed: int, progress: PhaseProgress) -> Evaluation:
-    """On held-out rows of at most `length` tokens, and on the target's continuations of held-out prompts."""
     prompts, texts, scores = _rows(held_out, PROMPT, PROMPTS), [np.stack(_rows(held_out, length + 1, ROWS))], []
     longest = PROMPT + min(CONTINUED, target.config.max_position_embeddings - PROMPT)
     with progress.phase(OWN_TEXT, 2 * len(prompts) * longest, "tokens") as advance:

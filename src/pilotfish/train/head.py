@@ -75,6 +75,7 @@ class HeadTraining:
 
     @classmethod
     def of(cls, recipe: HeadRecipe, head: Head, target: TaughtTarget, said: Tensor) -> HeadTraining:
+        """`said`: the tokens that the head can say; none: all."""
         draft_ids = said.to(target.device) if len(said) else None
         teacher = Teacher(target, head.projection.layers, draft_ids)
         return cls(recipe, trainee_of(head, target.shared(draft_ids), recipe), teacher)
@@ -104,5 +105,6 @@ def places_of(recipe: HeadRecipe, rows: int, step: int) -> Tensor:
 
 
 def most_frequent(text: Tokens, count: int) -> Tensor:
+    """int64 [count], ascending."""
     order = np.argsort(-np.bincount(text, minlength=count), kind="stable")
     return torch.from_numpy(np.sort(order[:count]))

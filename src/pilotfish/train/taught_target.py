@@ -37,6 +37,7 @@ class TaughtTarget:
         return int(self.config.num_hidden_layers)
 
     def shared(self, draft_ids: Tensor | None) -> Shared:
+        """`draft_ids`: the tokens that a draft can say; None: all."""
         embedding: Tensor = self.module.get_input_embeddings().weight
         output: Tensor = self.module.get_output_embeddings().weight
         said = slice(None) if draft_ids is None else draft_ids

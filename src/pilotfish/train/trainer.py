@@ -81,7 +81,6 @@ class Trainer:
             return PlannedPhase(self._name, self.schedule.steps - done, self._measured(batch, progress.get_time))
 
     def _measured(self, batch: Sequence[Tensor], clock: Callable[[], float]) -> float:
-        """Seconds of an uncompiled step: the second, as the first warms up."""
         before = copy.deepcopy(self.model.train().state_dict())
         for _ in range(2):
             began = clock()

@@ -136,9 +136,9 @@ class TokenBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Windows:
-    """Batches of `rows` windows of `length` tokens, each a function of seed and step: a resumed run continues exactly.
-    Every epoch shifts the cuts and shuffles. In a share of the rows positions jump once (0 1 2 903 904), so that
-    attention learns distances up to the context length."""
+    """Each batch is a function of seed and step: a resumed run continues exactly. Every epoch shifts the cuts and
+    shuffles. In a share of the rows positions jump once (0 1 2 903 904), so that attention learns distances up to the
+    context length."""
 
     tokens: Tokens
     rows: int
