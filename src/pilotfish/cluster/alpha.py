@@ -87,7 +87,6 @@ def deployment_details(application: str, deployment: str) -> Mapping[str, Any] |
 
 
 def run_applications(applications: Mapping[str, Application]) -> None:
-    """Returns before they serve."""
     targets = [
         serve.RunTarget(application, name, "/" if name.endswith("-api") else None)
         for name, application in applications.items()

@@ -55,7 +55,6 @@ class Listing:
         return self._replicas.get(role, ())
 
     def members(self, role: Role) -> tuple[Member, ...]:
-        """Also those that have left, which drain for a while."""
         present, now = [one.member for one in self.of(role)], time.monotonic()
         taken = {member.endpoint for member in present}
         left = [member for member, until in self._left.get(role, {}).items() if until > now]

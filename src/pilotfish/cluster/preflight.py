@@ -150,7 +150,6 @@ def model_digests(role: Role, directory: Path) -> dict[str, str]:
 
 
 def _ends(path: Path) -> str:
-    """Reading all of it would take minutes; targets do so, beside their start."""
     with path.open("rb") as file:
         first = file.read(END)
         size = file.seek(0, os.SEEK_END)
@@ -162,7 +161,7 @@ def _ends(path: Path) -> str:
 
 
 def check_reports(reports: Mapping[str, HostReport], own_version: str) -> None:
-    """By hosts' names. InputError for the first thing that is missing somewhere, or not the same everywhere."""
+    """InputError for the first thing that is missing somewhere, or not the same everywhere."""
     for name, report in reports.items():
         if report.version != own_version:
             raise InputError(f"version: {name} has Pilotfish {report.version}; expected {own_version}, as here")
