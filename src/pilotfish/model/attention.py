@@ -1,5 +1,5 @@
-"""Attention of flattened tree rows over KV slots: transformers' attention implementation `pilotfish`, without its
-cache."""
+"""transformers' attention implementation `pilotfish`: flattened tree rows over KV slots. The model runs on one flat
+batch, `input_ids` and `position_ids` [1, rows], without a cache of its own."""
 
 from __future__ import annotations
 

@@ -124,6 +124,7 @@ def likely_tokens(
 
 
 def non_finite_rows(logits: Tensor) -> list[int]:
+    """logits float32 [rows, vocab], raw"""
     if logits.device.type == "cpu" and hasattr(torch.ops.pilotfish, "finite_rows"):
         return np.flatnonzero(~torch.ops.pilotfish.finite_rows(logits).numpy()).tolist()
     if math.isfinite(logits.sum().item()):  # one sum, where there are none
@@ -158,7 +159,8 @@ def masked_reference(logits: Tensor, masks: TokenMasks) -> Tensor:
 
 
 def edited(logits: Tensor, sampling: Sampling) -> Tensor:
-    """float64 after each row's rules; `logits` itself if no row has any. Ids beyond the vocabulary are skipped."""
+    """float64 [samples, vocab] after each row's rules; `logits` itself if no row has any. Ids beyond the vocabulary are
+    skipped, as a draft's may be smaller."""
     present = [(row, edit) for row, edit in enumerate(sampling.edits) if edit is not None]
     if not present:
         return logits

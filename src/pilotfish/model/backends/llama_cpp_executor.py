@@ -22,9 +22,9 @@ from pilotfish.model.backends.llama_cpp_model import BATCH, MOST_SEQUENCES, load
 from pilotfish.model.backends.logits_executor import LogitsExecutor, no_logits
 from pilotfish.model.backends.runs import NOWHERE, PathRow, PathRun, Runs
 
-#: Cells for what is given up and shared still, as a share of the slots.
+#: Cells for runs that are given up but still shared, as a share of the slots.
 SPARE = 0.25
-#: What `llama_decode` says where it finds no cells.
+#: `llama_decode`'s result if it finds no cells.
 NO_CELLS = 1
 
 

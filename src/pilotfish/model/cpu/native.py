@@ -45,7 +45,7 @@ INSTRUCTION_SETS = {
     },
     "aarch64": {"neon": ["-march=armv8-a"]},
 }
-#: What Linux lists of a processor that has them.
+#: Flags by which Linux lists a processor that has them.
 _LISTED = {
     "amx": {"amx_tile", "avx512_bf16"},
     "avx512_bf16": {"avx512_bf16"},

@@ -19,7 +19,7 @@ from pilotfish.model.kernels import Kernels, RMSNorm, replace_modules
 from pilotfish.model.kv_planes import KVPool, LayerKV
 from pilotfish.model.loading.configuration import ARCHITECTURES, activation, layer_windows
 
-#: What kernels replace, as transformers' names of such modules end.
+#: Endings of transformers' names of modules that kernels replace.
 _PARTS = ("Attention", "RMSNorm", "MLP", "Experts", "TopKRouter")
 #: activation(gate) * up: rows [rows, 2 n] of gates, then ups -> [rows, n].
 GateOp = Callable[[Tensor], Tensor]

@@ -101,6 +101,7 @@ class HeadFields:
         return self._inner.setdefault(name, HeadFields(value, self.path, f"{self._prefix}{name}."))
 
     def refuse_unread(self, kind: str) -> None:
+        """ModelError for the first field that was not read and may matter."""
         for name, value in self._values.items():
             if name not in self._read and name not in _SILENT and value not in (None, [], {}, False):
                 raise self.refused(name, f"no such field in a head of {kind}: what it asks for is not supported")

@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from pilotfish.errors import ModelError, ParameterError
 from pilotfish.model.loading.metadata import eos_ids, one_line, quiet, read_object
 
-#: What sets apart the architectures that are served; the file explains its fields.
+#: Differences between the served architectures; the file explains its fields.
 ARCHITECTURES: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("architectures.toml").read_text("utf-8")
 )
@@ -89,6 +89,7 @@ _COUNTS = (
 
 
 def refuse_nonsense(fields: Mapping[str, Any], path: Path) -> None:
+    """ModelError for the first field that describes no model at all."""
     names = fields.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ModelError(

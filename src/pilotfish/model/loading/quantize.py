@@ -18,6 +18,7 @@ FP8_CAPABILITY = (8, 9)
 
 
 def check_quantization(quantization: Quantization, dtype: torch.dtype, device: DeviceLike) -> None:
+    """ParameterError if the device cannot multiply such weights."""
     if quantization != "fp8":
         return
     if device.type != "cuda" or torch.cuda.get_device_capability(str(device)) < FP8_CAPABILITY:

@@ -48,6 +48,7 @@ class Shard:
 
 
 def refuse_indivisible(config: Any, ranks: int) -> None:
+    """ParameterError if such a model does not divide into so many parts."""
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     counts = {"attention heads": heads} | {
         f"neurons of its {name}": size for name in _INNER if (size := getattr(config, name, None))

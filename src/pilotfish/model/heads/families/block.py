@@ -151,7 +151,8 @@ class BlockDecoder(torch.nn.Module):
         return AttentionMetadata(*(self._on_device(x) for x in rows))
 
     def _near(self, contexts: Sequence[Slots], own: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """The last position [rows], and as the path [rows, longest] all that rows with a window to both sides see."""
+        """The last position [rows], and as the path [rows, longest] all that rows with a window to both sides see. own
+        [blocks, block]."""
         window, block = self.head.decoder.window, self.head.block
         positions, paths = np.zeros(own.size, np.int32), np.zeros((own.size, window + block), np.int32)
         for row in range(own.size):

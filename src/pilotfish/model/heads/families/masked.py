@@ -140,7 +140,7 @@ class MaskedExecutor(HeadExecutor):
 
 _FIRST = {"midlayer.hidden_norm.": "hidden_norm.", "midlayer.": "layers.0.", "layers.0.hidden_norm.": "hidden_norm."}
 _NAMES = Renaming(_FIRST)
-#: What the flat layout calls the mask's token: trainers the first, vLLM the others.
+#: The flat layout's names of the mask's token: trainers use the first, vLLM the others.
 _MASKS = ("mask_token_id", "pard_token", "ptd_token_id")
 #: Tokens of a forward where nobody says: those that trainers take.
 _DEPTH = 8

@@ -12,7 +12,7 @@ from pilotfish.model.heads.spec import FINAL, Decoder, Projection
 
 #: Models whose norms multiply by one more than their weights.
 _OFFSET_NORMS = ("qwen3_next", "qwen3_5", "qwen3_5_text")
-#: Of a whole model: what a head may share, and what is none of its business.
+#: Of a whole model: parts that a head may share, and parts that are none of its business.
 _OUTER = {"model.embed_tokens.": "embed_tokens.", "lm_head.": "lm_head.", "model.": "", "visual.": ""}
 SPECULATORS = {
     "mtp_layers.0.input_proj.": "input_proj.",
