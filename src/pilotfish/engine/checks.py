@@ -94,6 +94,7 @@ def load_draft_tokenizer(draft: Path, target: Path, own: Any) -> Any:
 
 
 def model_facts(directory: Path, config: EngineConfig) -> ModelFacts:
+    """InputError if the model would not run."""
     device, fields, precision = planned_device(config), load_config(directory), precision_here(config, directory)
     if config.quantization != "none":
         from pilotfish.model.loading.quantize import check_quantization

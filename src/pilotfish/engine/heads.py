@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 #: Bytes of a slot beside KV and states: whose token it has.
 _TOKEN = 8
-#: What both conventions of layers are tried with: prose, code and a list.
+#: Text for the trial of both conventions of layers: prose, code and a list.
 PROBE = """The river rose in the night, and by morning the lower road was gone. People came down from the farms with
 ropes and lamps, and for two days they carried what they could to the church on the hill. Nobody was lost.
 

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 #: KV slots unless the configuration says how many.
 SLOTS = 8192
-#: What each engine needs: packages by their modules, and the extra that installs these.
+#: Packages that each engine needs, by their modules; then the extra that installs them.
 MODULES = {
     "openvino": {"openvino": "openvino"},
     "llama.cpp": {"llama_cpp": "llama-cpp-python", "gguf": "gguf"},
@@ -36,6 +36,7 @@ def make_backend(config: DraftConfig, tokenizer: Any) -> LogitsExecutor:
 
 
 def refuse_absent(backend: str) -> None:
+    """InputError for an engine that is not installed."""
     absent = [package for module, package in MODULES.get(backend, {}).items() if find_spec(module) is None]
     if absent:
         install = f"pip install 'pilotfish[{EXTRAS[backend]}]'"

@@ -12,7 +12,7 @@ from pilotfish.engine.processes.placement import equal_parts
 from pilotfish.errors import ParameterError
 
 TARGET = "target"
-#: What several targets of a host cannot share, by what each may have instead.
+#: Options that several targets of a host cannot share, and what each may have instead.
 ALONE = {
     "draft_cores": "none with replicas, each of which divides its own cores",
     "prefill_cores": "none with replicas, each of which divides its own cores",
