@@ -13,6 +13,8 @@ class Keys(NamedTuple):
 
 
 class Norm(nn.RMSNorm):
+    """In float32, whatever it gets."""
+
     def forward(self, x: Tensor) -> Tensor:
         normed: Tensor = super().forward(x.float())
         return normed
