@@ -1,4 +1,4 @@
-"""All of Ray that is alpha, or that another minor version of it may change."""
+"""All of Ray that is alpha, or that another minor version may change."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ METRICS_PERIOD, LOOK_BACK = 1.0, 5.0
 
 
 class _Telling(RequestRouter):
-    """Tells its process of a deployment's replicas as they come, change and go. Pickled with this module, so what it
-    tells of goes to another one."""
+    """Tells its process of replicas that come, change and go. Pickled with this module, so it tells another module."""
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         from pilotfish.cluster.heard import Listed, listens, told
@@ -53,7 +52,6 @@ def telling_router(servers: bool) -> RequestRouterConfig:
 
 
 def wanted(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-    """How many targets there should be, by what those that run tell. Pickled too."""
     from pilotfish.core.routing.autoscaling import targets_wanted
 
     told = (context.aggregated_metrics or {}).get("demand", {})
@@ -74,16 +72,14 @@ def scaled_by_demand(least: int, most: int, up_after: float, down_after: float) 
 
 
 def follow(application: str, deployment: str) -> DeploymentHandle:
-    """Have this process told of a deployment's replicas, also of one that is not there yet, as long as the handle
-    lives."""
+    """Has this process told of a deployment's replicas, even before it exists, as long as the handle lives."""
     handle = DeploymentHandle(deployment, application)
     handle.options(stream=False)  # the first use makes the router
     return handle
 
 
 def deployment_details(application: str, deployment: str) -> Mapping[str, Any] | None:
-    """As Serve's REST API shows it: `deployment_config`, `replicas` with their `replica_id`, `node_id` and `state`, and
-    more. None where there is none."""
+    """As in Serve's REST API: `deployment_config`, `replicas` with `replica_id`, `node_id` and `state`, and more."""
     client = serve.context._get_global_client(raise_if_no_controller_running=False)
     applications = {} if client is None else client.get_serve_details()["applications"]
     found: Mapping[str, Any] | None = applications.get(application, {}).get("deployments", {}).get(deployment)
@@ -91,7 +87,6 @@ def deployment_details(application: str, deployment: str) -> Mapping[str, Any] |
 
 
 def run_applications(applications: Mapping[str, Application]) -> None:
-    """By their names; returns before they serve."""
     targets = [
         serve.RunTarget(application, name, "/" if name.endswith("-api") else None)
         for name, application in applications.items()

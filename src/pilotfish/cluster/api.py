@@ -1,5 +1,4 @@
-"""The deployment of the API: the same application as `pilotfish serve` has, over the cluster's targets; Ray Serve's
-proxies are what listens."""
+"""The application of `pilotfish serve` over the cluster's targets; Ray Serve's proxies listen."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ def server_setup(config: ClusterConfig, members: Path) -> ServerSetup:
 
 
 class ServedApi:
-    """As `serve.ingress` wants it: Ray Serve calls what has no caller here."""
+    """Ray Serve calls the methods without a caller here."""
 
     async def __init__(self, config: ClusterConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         self._config = config
@@ -77,7 +76,7 @@ class ServedApi:
         return {"pid": os.getpid(), "requests": self._application.admission.requests, "targets": targets}
 
     async def check_health(self) -> None:
-        """Targets that nobody has are no reason to replace a server; targets that it alone cannot reach are."""
+        """Replaces a server that alone cannot reach targets, not one without any targets."""
         health = self._application.engine.health
         if health.ready or not self._members.serving:
             self._last_ready = monotonic()

@@ -1,5 +1,5 @@
-"""The four applications of a cluster, one for each role, for `pilotfish cluster up` and for `serve build` and
-`serve run`: a file of Ray Serve names `pilotfish.cluster.app:target` and so on, with `args: {config: CLUSTER.yaml}`."""
+"""One application for each role, for `pilotfish cluster up`, `serve build` and `serve run`: a file of Ray Serve names
+`pilotfish.cluster.app:target` and so on, with `args: {config: CLUSTER.yaml}`."""
 
 from __future__ import annotations
 

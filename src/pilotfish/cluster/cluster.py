@@ -1,6 +1,3 @@
-"""A cluster as a whole: brought up once all that it needs is there, looked at, taken down, from the process of the
-command."""
-
 from __future__ import annotations
 
 import logging
@@ -57,7 +54,7 @@ def connected(address: str) -> Iterator[None]:
 
 
 def _check_heard(address: str) -> None:
-    """Ray itself would try for minutes where nobody listens."""
+    """Without a listener Ray itself would try for minutes."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():  # "auto", or an address of another form, which Ray knows
         return
@@ -72,9 +69,8 @@ def _check_heard(address: str) -> None:
 
 
 def up(config: ClusterConfig, say: Say) -> str:
-    """Start what is not there as `config` says, and return the URL once all serves; "" where there is no server.
-    InputError, and nothing is started, where something is missing. EngineError where it does not serve; what was
-    started is taken down."""
+    """Starts what is not there, and returns the URL once all serves; "" without a server. InputError, with nothing
+    started, if something is missing; EngineError, with what was started taken down, if it does not serve."""
     hosts = cluster_hosts()
     check_private(config, hosts)
     check_devices(config, hosts)
@@ -160,7 +156,6 @@ def _problem(status: Any) -> str:
 
 
 def _last_line(text: str) -> str:
-    """Of a traceback: what went wrong."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "no reason was told"
 
@@ -173,7 +168,6 @@ def url_of(config: ClusterConfig) -> str:
 
 @contextmanager
 def members_of(config: ClusterConfig) -> Iterator[Path]:
-    """A file that tells of the cluster's targets as long as this is open."""
     with connected(config.address), tempfile.TemporaryDirectory(prefix="pilotfish-") as directory:
         if "target" not in _deployed(config):
             raise ParameterError("cluster", config.name, "one that is up, as `pilotfish cluster up` brings it")

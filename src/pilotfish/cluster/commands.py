@@ -1,5 +1,3 @@
-"""The command lines of a cluster's worker processes: those that a person would type on one host."""
-
 from __future__ import annotations
 
 import sys

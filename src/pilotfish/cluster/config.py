@@ -49,10 +49,9 @@ _OF_POOLS = frozenset({"listen", "name", "key", "allow", "insecure", "trace", "r
 @refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class RoleConfig:
-    """`count` processes of a role, and up to `most` targets while they have more to do than they can. Each is placed on
-    a host that has `cpus`, `gpus` and `devices` (custom resources of Ray), for each of its ranks, and `labels`; what it
-    asks for is its own from then on. `options` are those of the role's command, with underscores; `environment` is that
-    of its process."""
+    """`count` processes of a role, and up to `most` targets under load. Each is placed on a host with `cpus`, `gpus`,
+    `devices` (custom resources of Ray), for each rank, and `labels`, and owns them. `options` are those of the role's
+    command, with underscores; `environment` is that of its process."""
 
     model: Path | None = None
     count: Annotated[int, option("", 0, 1024)] = 1
@@ -82,10 +81,9 @@ class RoleConfig:
 @refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
-    """`address` is where Ray is. `key` is the key file, the same on each host, by which processes of the cluster know
-    each other: who may run code in a Ray cluster could read any other. Without it they listen on loopback alone, unless
-    `insecure`. `api_keys` is the file of the clients' keys. `proxies` says on which of the hosts that have a process
-    clients find the API."""
+    """`address` is Ray's. `key` is the key file, the same on each host, by which processes of the cluster know each
+    other: code in a Ray cluster can read any other secret. Without it they listen on loopback alone, unless `insecure`.
+    `api_keys` is the file of the clients' keys. `proxies`: on which hosts with a process clients find the API."""
 
     roles: Mapping[Role, RoleConfig]
     name: str = "pilotfish"
@@ -106,11 +104,9 @@ class ClusterConfig:
             raise ParameterError("name", self.name, "up to 40 small letters, digits or -, no - at an end")
 
     def of(self, role: Role) -> RoleConfig:
-        """A role that is not named has no processes."""
         return self.roles.get(role) or RoleConfig(count=0)
 
     def model_of(self, role: Role) -> Path:
-        """Where the role's hosts have its model; the targets' unless it is told."""
         model = self.of(role).model or self.of("target").model
         assert model is not None  # as `cluster_config` has checked
         return model
@@ -127,7 +123,7 @@ class ClusterConfig:
         return tuple(role for role in self.present if role in ("draft", "prefill"))
 
     def setup_of(self, role: Role) -> str:
-        """A digest of all that its processes are told: a role whose digest is the same need not be started anew."""
+        """Digest of all that its processes are told: an equal one needs no restart."""
         told = (self.of(role), self.model_of(role), self.key, self.insecure, self.drain_timeout, self.start_timeout)
         others = self.pools if role == "target" else ()
         clients = (self.api_keys, self.allow_anonymous) if role == "api" else ()
@@ -186,7 +182,7 @@ def _divided(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def read_cluster_config(path: Path) -> ClusterConfig:
-    """InputError, naming the file and the field, for what is no cluster."""
+    """InputError names the file and the field."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE + 1)
@@ -203,7 +199,7 @@ def read_cluster_config(path: Path) -> ClusterConfig:
 
 
 def cluster_config(given: Any) -> ClusterConfig:
-    """Of a plain document. InputError names the first field that is not taken."""
+    """InputError names the first bad field."""
     fields = dict(_mapping("the file", given))
     roles = _mapping("roles", fields.pop("roles", {}))
     for name in roles:

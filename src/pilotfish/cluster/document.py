@@ -1,5 +1,3 @@
-"""A YAML document that says nothing twice."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -20,7 +18,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def document(content: bytes) -> Any:
-    """InputError, naming the line, for what is no such document."""
+    """InputError names the line."""
     try:
         return yaml.load(content, _Loader)
     except yaml.MarkedYAMLError as error:

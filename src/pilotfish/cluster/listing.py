@@ -1,5 +1,3 @@
-"""The processes of a cluster, as Ray tells this process of them."""
-
 from __future__ import annotations
 
 import threading
@@ -34,7 +32,7 @@ POOL_DRAIN = 5.0
 
 
 class Listing:
-    """Follows roles of a cluster. `changed` is called with a role after each change to it, on some thread."""
+    """`changed` is called with a role after each change to it, on any thread."""
 
     def __init__(
         self, config: ClusterConfig, roles: Sequence[Role], changed: Callable[[Role], None] = lambda _: None
@@ -57,7 +55,6 @@ class Listing:
         return self._replicas.get(role, ())
 
     def members(self, role: Role) -> tuple[Member, ...]:
-        """Present members, and those that have left, which drain for a while."""
         present, now = [one.member for one in self.of(role)], time.monotonic()
         taken = {member.endpoint for member in present}
         left = [member for member, until in self._left.get(role, {}).items() if until > now]
@@ -81,7 +78,6 @@ class Listing:
         self._changed(role)
 
     def _until(self, role: Role) -> float:
-        """When a process that has left now has drained. Whoever listens hears of that."""
         seconds = self._config.drain_timeout if role == "target" else POOL_DRAIN
         timer = threading.Timer(seconds, self._changed, (role,))
         timer.daemon = True
@@ -90,7 +86,6 @@ class Listing:
 
 
 def _members(replicas: Sequence[Listed]) -> set[Member]:
-    """Servers are none: nobody dials them."""
     return {one.member for one in replicas if one.about["endpoint"]}
 
 
@@ -99,8 +94,6 @@ _FIELDS: Mapping[Role, str] = {"target": "targets", "draft": "draft_pools", "pre
 
 
 class MembersListing:
-    """Keeps a file of members in step with roles of a cluster."""
-
     def __init__(self, config: ClusterConfig, roles: Sequence[Role], path: Path) -> None:
         self._roles, self.path = roles, path
         self._written: Members | None = None

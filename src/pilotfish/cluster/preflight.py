@@ -1,5 +1,4 @@
-"""Checks before anything of a cluster starts: devices for all, one version, equal models, keys where they are
-needed. Each problem is one line that says which and where."""
+"""Checks before anything of a cluster starts. Each problem is one line that says which and where."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ class HostReport:
 
 
 def check_private(config: ClusterConfig, hosts: Sequence[Host]) -> None:
-    """InputError where prompts would cross a network in the clear, unless that is wanted."""
+    """InputError if prompts would cross a network in the clear and `insecure` is not set."""
     beyond = [host.name for host in hosts if not ipaddress.ip_address(host.address).is_loopback]
     if beyond and config.key is None and not config.insecure:
         raise ParameterError("key", None, f"a key file for hosts on a network ({', '.join(beyond)}), or insecure: true")
@@ -65,8 +64,7 @@ def fits(config: ClusterConfig, role: Role, host: Host, free: Resources) -> bool
 
 
 def check_devices(config: ClusterConfig, hosts: Sequence[Host]) -> None:
-    """InputError where the hosts have not what is asked for: labels, and devices in sum, for one process, or for all of
-    them together."""
+    """InputError if hosts lack labels or devices: in sum, for one process, or for all together."""
     for role in config.present:
         _check_labels(config, role, hosts)
     wanted = {role: needs(config, role) for role in config.present}
@@ -97,7 +95,7 @@ def _told(name: str, hosts: Sequence[Host]) -> str:
 
 
 def _check_places(config: ClusterConfig, wanted: Mapping[Role, Resources], hosts: Sequence[Host]) -> None:
-    """Roles that are bound to labels go first, then those that need most, each to the first host that has room."""
+    """Roles with labels go first, then those that need most, each to the first host that has room."""
     free = {host.id: dict(host.has) for host in hosts}
     for role in sorted(wanted, key=lambda role: (not config.of(role).labels, -sum(wanted[role].values()))):
         needed = wanted[role]
@@ -133,15 +131,14 @@ def host_report(config: ClusterConfig, roles: Iterable[Role]) -> HostReport:
 
 
 def clients(config: ClusterConfig) -> Keyring:
-    """Keys of the clients of a server on this host. InputError where nobody may come, or anybody by mistake."""
+    """InputError if nobody may come, or anybody by mistake."""
     keys = load_keyring((), os.environ.get(ENVIRONMENT, ""), config.api_keys)
     refuse_open(config.server.host, keys, config.allow_anonymous)
     return keys
 
 
 def model_digests(role: Role, directory: Path) -> dict[str, str]:
-    """By file; of weights, which servers need not have, names, sizes and both ends. InputError where there is no such
-    model."""
+    """By file; of weights, which servers need not have, names, sizes and both ends. InputError without a model."""
     try:
         digests = {name: hashlib.sha256((directory / name).read_bytes()).hexdigest() for name in SHARED}
         ends = [_ends(path) for path in sorted(directory.glob("*.safetensors"))]
@@ -153,7 +150,6 @@ def model_digests(role: Role, directory: Path) -> dict[str, str]:
 
 
 def _ends(path: Path) -> str:
-    """To read all of it would take minutes; targets do so, beside their start, before they go on for each other."""
     with path.open("rb") as file:
         first = file.read(END)
         size = file.seek(0, os.SEEK_END)
@@ -165,7 +161,7 @@ def _ends(path: Path) -> str:
 
 
 def check_reports(reports: Mapping[str, HostReport], own_version: str) -> None:
-    """Of hosts by their names. InputError for the first thing that is missing somewhere, or not the same everywhere."""
+    """InputError for the first thing that is missing somewhere, or not the same everywhere."""
     for name, report in reports.items():
         if report.version != own_version:
             raise InputError(f"version: {name} has Pilotfish {report.version}; expected {own_version}, as here")
@@ -180,7 +176,6 @@ def check_reports(reports: Mapping[str, HostReport], own_version: str) -> None:
 
 
 def _check_models(reports: Mapping[str, HostReport], roles: Sequence[str]) -> None:
-    """InputError where hosts or roles have different models."""
     first: dict[str, tuple[str, str]] = {}  # by file: whose, and its digest
     for role in roles:
         for name, report in reports.items():

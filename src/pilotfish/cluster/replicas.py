@@ -1,5 +1,4 @@
-"""The deployments of draft pools, prefill pools and targets, as Ray Serve wants them: it calls what has no caller
-here."""
+"""Ray Serve calls the methods without a caller here."""
 
 from __future__ import annotations
 
@@ -60,8 +59,8 @@ class ServedPrefillPool(ServedWorker):
 
 
 class Attendant:
-    """Knows how a target does, from construction to `close`. `silent` is called, on a thread, with the seconds that a
-    target which has served was not heard, once they are more than `limit`."""
+    """Knows how a target does until `close`. `silent` is called, on a thread, with the seconds that a target which has
+    served was not heard, once they exceed `limit`."""
 
     def __init__(
         self, endpoint: str, keys: TargetKeys | None, insecure: bool, limit: float, silent: Callable[[float], None]
@@ -104,8 +103,6 @@ class Attendant:
 
 
 class ServedTarget(ServedWorker):
-    """Its pools come and go: a file tells its process."""
-
     role = "target"
 
     async def __init__(self, config: ClusterConfig) -> None:  # type: ignore[misc]

@@ -1,5 +1,5 @@
-"""One of our worker processes under an actor of Ray Serve: the actor starts it, says where it listens, and is as
-healthy as it. Ray replaces an actor whose worker stays down, and one that is lost with its host."""
+"""A worker process under an actor of Ray Serve, which is as healthy as the worker. Ray replaces an actor whose worker
+stays down, and one that is lost with its host."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Worker:
         self._supervisor = Supervisor(GRACE, self._note)
 
     async def start(self) -> None:
-        """Returns once it serves. EngineError if it cannot, or takes longer than it may."""
+        """Returns once it serves. EngineError if it cannot, or takes too long."""
         directory = self._supervisor.directory
         if self._key:
             (directory / "allow").write_text(f"{self._key} {self._config.name}\n")
@@ -62,7 +62,7 @@ class Worker:
         return self._supervisor.directory / "members.json"
 
     def check(self) -> None:
-        """EngineError where the worker stays down, or is not ready again in time."""
+        """EngineError if the worker stays down, or is not ready again in time."""
         if self._state.status == "failed":
             raise EngineError(self._state.problem or self._name)
         if not self.ready and monotonic() - self._began > self._config.start_timeout:
@@ -96,7 +96,7 @@ class Worker:
 
 
 def own_id(config: ClusterConfig, role: Role) -> str:
-    """Of this replica. ParameterError where its application is not named as other roles look for it."""
+    """ParameterError if its application is not named as other roles look for it."""
     context = serve.get_replica_context()
     if context.app_name != config.application(role):
         raise ParameterError("applications", context.app_name, config.application(role))
@@ -105,8 +105,8 @@ def own_id(config: ClusterConfig, role: Role) -> str:
 
 
 def reserved_port(host: str) -> socket.socket:
-    """A port of `host` that no other process gets by chance, while a worker, which may be started anew, listens there:
-    both allow its use again (SO_REUSEADDR), and this one never listens."""
+    """A port that no other process gets by chance: only the worker, which may restart, listens there; both allow reuse
+    (SO_REUSEADDR), and this socket never listens."""
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reserved.bind((host, 0))

@@ -1,5 +1,4 @@
-"""Whether the configured models would run, and why not. Imports torch where the headers of weight files do not settle
-it: for whatever is wrong, for trained heads, and for devices other than the CPU."""
+"""Imports torch for trained heads, for devices other than the CPU, and where weight files' headers show an error."""
 
 from __future__ import annotations
 
@@ -44,8 +43,6 @@ class ModelFacts:
 
 @dataclass
 class CheckReport:
-    """`problems` are reasons why the models would not run."""
-
     target: ModelFacts | None = None
     draft: ModelFacts | None = None
     head: HeadFacts | None = None  # the draft, where it is a trained head
@@ -88,7 +85,7 @@ def check_models(config: EngineConfig) -> CheckReport:
 
 
 def load_draft_tokenizer(draft: Path, target: Path, own: Any) -> Any:
-    """ModelError, which says what differs, if its token ids stand for other texts in the target's `own`."""
+    """ModelError, naming the difference, if its token ids stand for other texts in the target's `own`."""
     tokenizer = load_tokenizer(draft)
     reason = why_unequal(own, tokenizer)
     if reason is not None:

@@ -1,5 +1,3 @@
-"""Costs of forwards on this device, measured at start, and the budget that follows from them."""
-
 from __future__ import annotations
 
 import logging
@@ -35,8 +33,8 @@ def step_costs(executor: Executor, max_rows: int) -> StepCosts:
 
 
 def forward_seconds(executor: Executor, rows: int, pacer: Pacer | None = None, feature_width: int = 0) -> float:
-    """Least of `REPEATS` forwards of `rows` rows that all give logits, held back by `pacer`. Overwrites the first
-    slots: only while idle. A trained head's rows have features, and begin with the second token."""
+    """Least of `REPEATS` forwards of `rows` rows that all give logits. Overwrites the first slots: only while idle. A
+    trained head's rows have features, and begin with the second token."""
     start = int(feature_width > 0)
     rows = min(rows, executor.context - start)
     features = np.zeros((rows, feature_width), np.float32) if feature_width else None
@@ -53,7 +51,7 @@ def _timed(executor: Executor, sequence: SequenceRows, pacer: Pacer | None) -> f
 
 
 def make_budget(config: EngineConfig, executor: Executor, drafter: Drafter) -> Budget:
-    """An adaptive budget has forwards measured: only while idle."""
+    """Measures forwards for an adaptive budget: only while idle."""
     if isinstance(drafter, NoDrafter) or config.budget == "fixed":
         return FixedBudget(config.nodes, config.levels)
     lm = next((d for d in drafters_of(drafter) if isinstance(d, LMDrafter)), None)

@@ -1,5 +1,3 @@
-"""The engine: submits requests to the target worker and turns what it commits into text."""
-
 from __future__ import annotations
 
 import logging
@@ -80,8 +78,7 @@ class Engine:
         remote: RemoteDrafts | None = None,
         prefills: RemotePrefills | None = None,
     ) -> None:
-        """`drafter` replaces the configured one. `remote` and `prefills` were started already; the engine closes
-        them."""
+        """`drafter` replaces the configured one. `remote` and `prefills` run already; the engine closes them."""
         self.config = config = with_features(divided(config))
         self.remote = remote
         self.prefills = prefills
@@ -144,8 +141,7 @@ class Engine:
             self.worker.observe = self._timeline.step
 
     def _load_target(self, heads: list[HeadFiles]) -> TorchExecutor:
-        """The whole target, or rank 0's shard once the other ranks have theirs. `heads` is one head, maybe read in
-        several ways, that it makes features for."""
+        """The whole target, or rank 0's shard once the other ranks have theirs. `heads` are readings of one head."""
         config, ranks, slots = self.config, self.ranks, self.memory.slots
         pacer = self._pacer("target", config.paces.target)
         if ranks is None:
@@ -179,7 +175,7 @@ class Engine:
         shadows.start(target)
 
     def _connect_prefills(self) -> HandOvers | None:
-        """ParameterError where every layer has a window: there requests give back slots that a hand-over would fill."""
+        """ParameterError if every layer has a window: then requests give back slots that a hand-over would fill."""
         if self.prefills is None:
             return None
         if common_window(self.model.config):
@@ -193,7 +189,6 @@ class Engine:
         return self.prefills.connect(identity, layout_of(kv), copier_of(kv))
 
     def _place(self) -> frozenset[int]:
-        """Pin this process until `close`, if the configuration or the workers ask for that."""
         cores = self.config.core_set if self.remote is None else self.remote.cores
         if self.prefills is not None:
             cores = self.prefills.cores or cores
@@ -205,7 +200,7 @@ class Engine:
         return cores
 
     def close(self) -> None:
-        """End every sample, ranks and workers. Idempotent; also done when the process ends."""
+        """Ends every sample, ranks and workers. Idempotent; also done when the process ends."""
         self.abort_all()
         if self._members is not None:
             self._members.close()
@@ -249,7 +244,6 @@ class Engine:
         return {} if self.remote is None else {pool.name: pool.drops.occurred for pool in self.remote.pools}
 
     def pacing(self) -> list[Pacer]:
-        """The target first."""
         return self._pacers
 
     def reset_pacing(self) -> None:
@@ -267,11 +261,10 @@ class Engine:
     # -- requests
 
     def sampling_params(self, **given: Any) -> SamplingParams:
-        """Defaults are those of the model's generation_config.json."""
         return SamplingParams(**{**self.model.generation.defaults, **given})
 
     def submit(self, prompt: Prompt, params: SamplingParams, cache_salt: str | None = None) -> list[Sample]:
-        """Queue `params.n` samples. PromptError or ParameterError affect nothing else."""
+        """PromptError or ParameterError affect nothing else."""
         return self.add(EngineRequest(self.check_prompt(prompt), params, cache_salt))
 
     def add(
@@ -280,8 +273,8 @@ class Engine:
         compiled: LLMatcher | None = None,
         resumed: Sequence[PartialOutput] | None = None,
     ) -> list[Sample]:
-        """`compiled` is the grammar of its constraint, if that was compiled already. `resumed` are the only samples to
-        queue: they go on exactly where another engine over the same model left them, as after a preemption."""
+        """`compiled` is the grammar of its constraint. `resumed`: the only samples to queue, which other engines
+        began."""
         samples = self._maker.make(self._next_id, request, compiled, resumed)
         for sample in samples:
             self.worker.scheduler.add(sample.request)
@@ -299,7 +292,6 @@ class Engine:
             self._finish(sample, FinishReason.ABORT)
 
     def revise(self, sample: Sample, max_nodes: int | None) -> None:
-        """Between two steps."""
         sample.request.max_nodes = max_nodes
         if max_nodes == 0:
             self.worker.drafter.close(sample.request)
@@ -313,13 +305,11 @@ class Engine:
         return self.worker.scheduler.busy
 
     def step(self) -> list[Delta]:
-        """`advance`, where the deltas' ids tell which sample each belongs to."""
         return [*self.advance().values()]
 
     def advance(self) -> dict[Sample, Delta]:
-        """One forward. If it fails or is interrupted, the samples in it end as aborted and those still waiting stay:
-        EngineError, or the interrupt. After a RankLost no other step succeeds. A sample whose logits are not finite
-        ends alone, with its `error`."""
+        """One forward. If it fails (EngineError) or is interrupted, its samples end as aborted and waiting ones stay.
+        After a RankLost no other step succeeds. A sample with non-finite logits ends alone, with its `error`."""
         began = time.perf_counter()
         try:
             commits = self.worker.step()
@@ -350,7 +340,6 @@ class Engine:
         del self._samples[sample.request.id]
 
     def refuse_lost_rank(self) -> None:
-        """RankLost once one has ended."""
         if self.ranks is not None:
             self.ranks.refuse_lost()
 

@@ -4,7 +4,7 @@
 `kv_fingerprint`   the same for objects of KV in tiers
 `fingerprint`      of outputs, but for prompt, parameters and seed: equal targets go on with each other's
 
-Weights count with every byte. To read them takes a second a GiB or so.
+Every byte of the weights counts; reading them takes about a second a GiB.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ def kv_fingerprint(config: EngineConfig, executor: TorchExecutor) -> bytes:
 
 
 def fingerprint(facts: dict[str, str], weights: Sequence[str]) -> str:
-    """Of `output_facts`, and of the digests of weight files."""
     return hashlib.sha256(json.dumps([facts, list(weights)], sort_keys=True).encode()).hexdigest()
 
 
@@ -79,7 +78,6 @@ def output_facts(config: EngineConfig, executor: TorchExecutor, tokenizer: Any) 
 
 
 def kv_facts(config: EngineConfig, executor: TorchExecutor) -> dict[str, str]:
-    """All but the weights and the tokenizer; first those that people choose."""
     model, kind = executor.model, config.quantization
     return {
         "model": _model(model.config.to_dict()),
@@ -100,7 +98,7 @@ def _model(fields: dict[str, Any]) -> str:
 
 
 def _operations(config: EngineConfig, executor: TorchExecutor) -> str:
-    """Whose instructions: bits differ between them."""
+    """Bits differ between instruction sets."""
     model = executor.model
     if model.device.type == "cuda":
         device = torch.cuda.get_device_name(model.device)
@@ -129,7 +127,6 @@ def _shown(*texts: str) -> str:
 
 
 def read_weights(directory: Path) -> Future[list[str]]:
-    """The digests of weight files, read beside the start by a thread for which a process that ends does not wait."""
     digests = Future[list[str]]()
 
     def read() -> None:
@@ -149,7 +146,7 @@ def weights_digests(directory: Path) -> list[str]:
 
 
 def file_digest(path: Path) -> str:
-    """A file that has not changed is not read again."""
+    """Cached while size and time of the file are unchanged."""
     state = path.stat()
     return _content_digest(path.resolve(), state.st_size, state.st_mtime_ns)
 

@@ -1,6 +1,3 @@
-"""Trained heads, as engines and draft pools load them: what they take of memory, which hidden states they were trained
-on."""
-
 from __future__ import annotations
 
 import logging
@@ -31,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 #: Bytes of a slot beside KV and states: whose token it has.
 _TOKEN = 8
-#: What both conventions of layers are tried with: prose, code and a list.
+#: Text for the trial of both conventions of layers: prose, code and a list.
 PROBE = """The river rose in the night, and by morning the lower road was gone. People came down from the farms with
 ropes and lamps, and for two days they carried what they could to the church on the hill. Nobody was lost.
 
@@ -66,7 +63,6 @@ class ConfiguredHead:
         return read_head(self.directory, self.target, self.layers)
 
     def either(self) -> list[HeadFiles]:
-        """Read for each convention of counting layers; for one, where that is known."""
         files = self.read()
         if self.layers is not None or not files.spec.other_layers:
             return [files]
@@ -93,8 +89,8 @@ class ConfiguredHead:
 
 
 def read_head_of_features(config: EngineConfig) -> list[HeadFiles]:
-    """As `either`; none where there is no head. ParameterError where nobody says which way, and it cannot be tried:
-    with several ranks."""
+    """As `either`; empty without a head. ParameterError for ambiguous layers with several ranks, which cannot try
+    them."""
     if config.features is None:
         return []
     either = ConfiguredHead.of(config, config.features, config.target).either()
@@ -105,7 +101,7 @@ def read_head_of_features(config: EngineConfig) -> list[HeadFiles]:
 
 
 def sharing(files: HeadFiles, target: LoadedModel) -> HeadFiles:
-    """The files with the target's own embeddings in place of an equal copy. A rank has only a part of its own."""
+    """Replaces an equal copy of the target's embeddings by the target's own. A rank has only a part of its own."""
     name, module = "embed_tokens.weight", cast(Any, target.module)
     own, theirs = files.tensors.get(name), getattr(getattr(module, "model", module).embed_tokens, "weight", None)
     if own is None or theirs is None or own.shape != theirs.shape:
@@ -118,15 +114,13 @@ def sharing(files: HeadFiles, target: LoadedModel) -> HeadFiles:
 
 
 def note_head(head: ConfiguredHead, files: HeadFiles, context: int) -> None:
-    """A warning where it names another target as the one that it was trained on, which is no error: the heads of base
-    models guess for those that were tuned from them, too. And a line as of any draft."""
+    """Warns if it names another target, no error: heads of base models guess for models tuned from them, too."""
     if (doubt := files.trained_on.doubt(head.target)) is not None:
         logger.warning("head: %s was trained on %s: its guesses may seldom be right", head.directory, doubt)
     _note_reach("head", head.directory, files.spec.head.context, context)
 
 
 def note_model(draft: Path, context: int) -> None:
-    """A line where a draft model knows fewer positions than the `context` of its target."""
     _note_reach("draft", draft, load_config(draft).context, context)
 
 
@@ -140,7 +134,6 @@ def _note_reach(kind: str, draft: Path, reach: int, context: int) -> None:
 
 
 def choose_layers(either: list[HeadFiles], model: LoadedModel, tokenizer: Any) -> HeadFiles:
-    """The convention by which the head agrees with its target more often; all shares are logged."""
     if len(either) == 1:
         return either[0]
     tokens = tokenizer.encode(PROBE, add_special_tokens=False)[: min(PROBE_TOKENS, model.config.context)]
@@ -157,7 +150,6 @@ def _ids(files: HeadFiles) -> str:
 
 
 def agreement(files: HeadFiles, model: LoadedModel, tokens: list[int]) -> float:
-    """The share of `tokens` after which the head's first choice is the target's."""
     count = len(tokens)
     tap = feature_tap(files, model.device, model.dtype, eager=not model.native)
     target = TorchExecutor(model, count, tap=tap)

@@ -1,5 +1,3 @@
-"""Tiers of KV as an engine's configuration describes them."""
-
 from __future__ import annotations
 
 import math
@@ -21,8 +19,8 @@ DISK_SIZE = 16.0
 
 
 def make_tiers(config: EngineConfig, executor: TorchExecutor) -> KVTiers | None:
-    """ParameterError for a directory that cannot be used, for tiers too small, and for any where every layer has a
-    window: there requests give back slots that tiers would have to load first."""
+    """ParameterError for an unusable directory, for tiers too small, and for any if every layer has a window: there
+    requests give back slots that tiers would have to load first."""
     if not config.kv_host_memory and config.kv_disk is None:
         return None
     if common_window(executor.model.config):

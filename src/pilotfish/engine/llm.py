@@ -130,7 +130,6 @@ def _prompt_list(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
 
 
 def _conversations(given: Any) -> list[list[dict[str, Any]]]:
-    """ParameterError names the first bad field."""
     several = isinstance(given, list | tuple) and all(isinstance(one, list | tuple) for one in given)
     by_path = {f"messages[{i}]": one for i, one in enumerate(given)} if several else {"messages": given}
     return [template_messages(path, converted(path, one, list[Message])) for path, one in by_path.items()]

@@ -1,5 +1,4 @@
-"""How much memory the configured models take, before they are loaded; and the loading. Imports torch to load, and for
-heads and devices other than the CPU."""
+"""Imports torch to load, and for heads and devices other than the CPU."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ WITH_TORCH = 306 << 20
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes, and the KV slots of each pool. Pages of weight files that are mapped while they are read come on top."""
+    """Bytes, and the KV slots of each pool. Mapped pages of weight files come on top."""
 
     limit: int
     runtime: int  # the process before it holds a model
@@ -62,7 +61,6 @@ class MemoryPlan:
 
     @property
     def workspace(self) -> int:
-        """Target and draft take turns."""
         return self.max_rows * max(model.row for model in self.models)
 
     @property
@@ -71,7 +69,7 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """The peak: while serving or, where one layer's quantization takes more than all KV, before."""
+        """The peak: while serving or, if one layer's quantization takes more than all KV, before."""
         return self.with_slots(self.slots)
 
     def with_slots(self, slots: int) -> int:
@@ -88,7 +86,6 @@ class MemoryPlan:
 
     @property
     def draft_in_slots(self) -> int:
-        """The target's slots that the memory of the draft would hold."""
         if self.draft is None:
             return 0
         return (self.draft.weights + self.slots * self.draft.slot) // self.target.slot
@@ -109,9 +106,8 @@ def gib(size: int) -> str:
 
 
 def plan_memory(config: EngineConfig, segments: int = 0, head: ConfiguredHead | None = None) -> MemoryPlan:
-    """As many KV slots as the requests can use and the memory holds, or as many as asked for, beside bytes for
-    `segments`. A draft pool with a `head` runs nothing else. ModelError, with what would fit, where that is too
-    much."""
+    """As many KV slots as asked for, or as requests can use and the memory holds, beside bytes for `segments`. A draft
+    pool with a `head` runs nothing else. ModelError, with what would fit, if that is too much."""
     plan = _without_slots(config, segments, head)
     needed = config.kv_slots or MIN_SLOTS
     if plan.with_slots(needed) > plan.limit:
@@ -177,7 +173,6 @@ def _runtime() -> int:
 
 
 def _unlimited(config: EngineConfig, device: DeviceLike, runtime: int, host: int) -> int:
-    """The limit where none is given. Ranks on a CPU share its memory; the others have no process yet."""
     if config.allotted:
         return config.allotted + host
     ranks = config.tensor_parallel if device.type == "cpu" else 1
@@ -238,7 +233,7 @@ def precision_here(config: EngineConfig, directory: Path) -> Precision:
 
 
 def device_named(name: str, field: str = "device") -> torch.device:
-    """ParameterError, naming `field`, if this machine does not have it."""
+    """ParameterError, naming `field`, if this machine lacks it."""
     import torch
 
     try:

@@ -1,5 +1,3 @@
-"""An output of a prompt while it grows: its request, tokens, text and times."""
-
 from __future__ import annotations
 
 import re
@@ -28,7 +26,7 @@ BEGUN_CHARACTER = re.compile(
 
 
 class Sample:
-    """An output of a prompt. Times are seconds of `perf_counter`."""
+    """Times are seconds of `perf_counter`."""
 
     def __init__(self, index: int, request: Request, text: TextStream) -> None:
         self.index = index
@@ -47,7 +45,7 @@ class Sample:
         self.finish_reason: FinishReason | None = None
 
     def resume(self, output: PartialOutput) -> None:
-        """ParameterError where it has ended."""
+        """ParameterError if it has ended."""
         self.token_ids = self.request.extend(output.tokens)
         if self.request.finish_reason is not None:
             found = f"output {output.index} of {len(output.tokens)} tokens"
@@ -62,7 +60,6 @@ class Sample:
             self.queued = now - self.started
 
     def add(self, commit: RequestCommit, at: float) -> Delta:
-        """`at` is when the step began."""
         tokens = commit.tokens
         first = bool(tokens) and not self.token_ids  # while a prompt is scored there are none yet
         self.token_ids.extend(tokens)
@@ -102,14 +99,12 @@ class Sample:
 
     @property
     def stop(self) -> str | int | None:
-        """The stop string or stop token that ended it."""
         if self.finish_reason is not FinishReason.STOP or self.stream.stop is not None:
             return self.stream.stop
         return self.token_ids[-1] if self.token_ids[-1] in self.request.params.stop_token_ids else None
 
     @property
     def error(self) -> EngineError | InputError | None:
-        """Why it ended with an error: logits, or a limit of its grammar."""
         if self.finish_reason is not FinishReason.ERROR:
             return None
         length, grammar = len(self.request.tokens), self.request.grammar
@@ -148,8 +143,8 @@ def check_resumed(outputs: Sequence[PartialOutput], params: SamplingParams, voca
 
 
 class TextStream:
-    """Token ids to text, a piece at a time: never half a character, never part of a stop string. It is the
-    `StopDetector` of its output's request.
+    """Token ids to text, a piece at a time: never half a character, never part of a stop string. Implements
+    `StopDetector`.
 
     text     print("a")\\nif __na        `text` holds what was decoded so far,
     safe     print("a")\\n               `take` gives it up to where a stop string may have begun
@@ -178,7 +173,6 @@ class TextStream:
         self.stop: str | None = None  # the stop string that ended it
 
     def add(self, token: int) -> bool:
-        """True if the token completes a stop string, at which `text` is cut."""
         completes_stop = self._append(token)
         self._ends.append(len(self.text))
         return completes_stop
@@ -196,7 +190,6 @@ class TextStream:
         return self._cut(before)
 
     def _decode_last(self) -> str | None:
-        """None while the text ends within a character."""
         try:
             return self._decoder.step(self._backend, self._pending[-1])
         except Exception:  # the token changes earlier text; tokenizers has no narrower type for this
@@ -207,7 +200,6 @@ class TextStream:
         return DecodeStream(ids=tokens, skip_special_tokens=self._params.skip_special_tokens)
 
     def _cut(self, before: int) -> bool:
-        """At the first stop string that was completed after the first `before` characters."""
         if self._forced >= 0:
             return False
         starts = ((self.text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._params.stop)
@@ -219,8 +211,7 @@ class TextStream:
         return self.ended
 
     def finish(self) -> None:
-        """Whole characters of pending tokens become text. Bytes that are no character show as the replacement
-        character, but for those at the very end that begin one."""
+        """Pending whole characters become text, other bytes replacement characters, except a begun one at the end."""
         if not self.ended and self._pending:
             before = len(self.text)
             self.text += self._whole_characters(self._pending)

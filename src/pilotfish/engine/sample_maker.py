@@ -1,5 +1,3 @@
-"""Samples of a prompt and its parameters, as a scheduler takes them."""
-
 from __future__ import annotations
 
 import secrets
@@ -39,7 +37,6 @@ class SampleMaker:
         compiled: LLMatcher | None,
         resumed: Sequence[PartialOutput] | None,
     ) -> list[Sample]:
-        """As in `Engine.add`; the samples' ids count from `first`."""
         params = request.params
         check_cache_salt(request.cache_salt)
         tokens = self.check_prompt(request.tokens)
@@ -80,7 +77,7 @@ class SampleMaker:
         return samples
 
     def check_prompt(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt that can be served; PromptError or ParameterError otherwise."""
+        """PromptError or ParameterError for a prompt that cannot be served."""
         if isinstance(prompt, str) and not is_text(prompt):
             raise PromptError("prompt: it holds half a surrogate pair; text that UTF-8 can write is needed")
         tokens: list[Any] = self._tokenizer.encode(prompt) if isinstance(prompt, str) else [plain(t) for t in prompt]

@@ -1,4 +1,4 @@
-"""Which trained head a target makes features for. Imports no torch: it is said before workers start."""
+"""Imports no torch: workers start afterwards."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from pilotfish.model.heads.weights import is_head
 
 
 def with_features(config: EngineConfig) -> EngineConfig:
-    """The target makes features for a draft that is a trained head, where it grows trees in this process or in workers
-    that it starts. ParameterError for `features` that are no head, or another one, and for `draft_layers` of a draft
-    that is none."""
+    """Adds a draft that is a trained head if this engine or its workers grow its trees. ParameterError for `features`
+    that are no head or another one, and for `draft_layers` of a draft that is no head."""
     if config.features is not None and not is_head(config.features):
         raise ParameterError("features", str(config.features), "the directory of a trained head")
     grown_here = config.mode == "sync" or config.starts_drafts

@@ -23,7 +23,7 @@ ROLES = ("bos", "eos")
 
 
 def token_table(tokenizer: Any, vocab_size: int) -> TokenTable:
-    """Of the ids below `vocab_size`. InputError for a tokenizer whose tokens are neither bytes nor SentencePiece's."""
+    """Of the ids below `vocab_size`. InputError for tokens that are neither bytes nor SentencePiece's."""
     described = json.loads(tokenizer.backend_tokenizer.to_str())
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
     named = {token: one.content for token, one in added.items() if token < vocab_size}
@@ -45,7 +45,6 @@ def token_table(tokenizer: Any, vocab_size: int) -> TokenTable:
 
 
 def token_bytes(tokenizer: Any) -> Callable[[int], bytes]:
-    """What the tokenizer's decoder makes of a token."""
     decoder = tokenizer.backend_tokenizer.decoder
     described = None if decoder is None else json.loads(decoder.__getstate__())
     byte_level = any(part["type"] == "ByteLevel" for part in _parts(described))
@@ -65,7 +64,6 @@ def _bytes_of(pieces: Mapping[int, str], described: Mapping[str, Any]) -> dict[i
 
 
 def _parts(component: Any) -> list[dict[str, Any]]:
-    """A component of a tokenizer's file may be a sequence of several."""
     if component is None:
         return []
     below = next((component[name] for name in ("decoders", "pretokenizers", "normalizers") if name in component), None)
@@ -93,8 +91,7 @@ def _of_sentencepiece(piece: str) -> bytes:
 
 
 def _lossless(described: Mapping[str, Any]) -> Tokenizer:
-    """Writes a text that may be a part of another: no space is put before it, nothing is cut, and what looks like a
-    special token is text."""
+    """For parts of a text: no space is put before it, nothing is cut, and what looks like a special token is text."""
     plain = {**described, **dict.fromkeys(("padding", "truncation", "post_processor"))}
     for part in _parts(plain["pre_tokenizer"]):
         if "add_prefix_space" in part:

@@ -1,8 +1,5 @@
-"""Attention of flattened tree rows over KV slots, as transformers' attention implementation `pilotfish`.
-
-The model is called on one flat batch: `input_ids` [1, rows], `position_ids` [1, rows], no cache of its own, and an
-`AttentionMetadata` that says where each row's keys lie.
-"""
+"""transformers' attention implementation `pilotfish`: flattened tree rows over KV slots. The model runs on one flat
+batch, `input_ids` and `position_ids` [1, rows], without a cache of its own."""
 
 from __future__ import annotations
 
@@ -68,7 +65,7 @@ def slot_attention(
     progress: LayerProgress | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Called by transformers in each layer that no kernel replaces. Returns [1, rows, heads, head_dim]."""
+    """Returns [1, rows, heads, head_dim]."""
     layer: int = module.layer_idx  # type: ignore[assignment]
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     scoring = Scoring(scaling, sliding_window or 0, softcap or 0.0, s_aux)
@@ -81,8 +78,8 @@ def slot_attention(
 def dense_tree_attention(
     q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, metadata: AttentionMetadata, scoring: Scoring
 ) -> Tensor:
-    """The reference on any device: every row gathers its own keys in position order. Sums run in float64 and are
-    rounded once, so that a row's result does not depend on how many rows or padded positions share the call."""
+    """The reference on any device. Rows gather their keys in position order; sums run in float64 and are rounded once,
+    so a row's result does not depend on how many rows or padded positions share the call."""
     kv.write(metadata.row_slots.long(), k, v)
     slots = key_slots(metadata)
     groups = q.shape[1] // k.shape[1]
@@ -104,7 +101,7 @@ def dense_tree_attention(
 
 
 def key_slots(metadata: AttentionMetadata) -> Tensor:
-    """Slot of each row's key at each position, int64 [rows, positions]; arbitrary above the row's position."""
+    """int64 [rows, positions]; arbitrary above the row's position."""
     prefix_slots, path_slots, prefixes = metadata.prefix_slots, metadata.path_slots, metadata.row_prefixes[:, None]
     length = int(metadata.row_positions.max()) + 1
     positions = torch.arange(max(length, 1), device=prefixes.device)

@@ -1,5 +1,3 @@
-"""The tensors of one forward over the rows of many sequences, padded to sizes that a device prefers."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -94,7 +92,7 @@ class Buckets:
     path: tuple[int, ...] = ()  # nodes
 
     def pad_rows(self, rows: int) -> int:
-        """Rows after padding: whole forwards of the largest bucket, and the smallest bucket that holds the rest."""
+        """Whole forwards of the largest bucket, and the smallest bucket that holds the rest."""
         if not self.rows:
             return rows
         rest = rows % self.rows[-1]

@@ -1,8 +1,5 @@
-"""Sums over ranks, in a fixed order.
-
-A partial sum travels whole to every rank, which adds all of them in float32, rank 0's first. No library reduces: it
-would choose an order by the number of rows, and a row's bits must not depend on that.
-"""
+"""Every rank adds all ranks' partial sums in float32, rank 0's first. No library reduces: it would choose an order by
+the number of rows, and a row's bits must not depend on that."""
 
 from __future__ import annotations
 
@@ -33,8 +30,6 @@ class Group(Protocol):
 
 
 class ProcessGroup:
-    """Processes of one host, over gloo on CPUs and NCCL on CUDA."""
-
     _backend: Any  # once `connect` has made it
 
     def __init__(self, shard: Shard, device: torch.device) -> None:
@@ -42,7 +37,7 @@ class ProcessGroup:
         self._device = device
 
     def connect(self, meeting: Path) -> None:
-        """Meets the other ranks in a file that none has written before. RuntimeError where one does not come."""
+        """Meets the other ranks in a new file. RuntimeError if one does not come."""
         store = _c10d.FileStore(str(meeting), self.shard.ranks)
         make = _nccl if self._device.type == "cuda" else _gloo
         self._backend = make(store, self.shard, timedelta(seconds=PATIENCE))
@@ -75,7 +70,7 @@ def _nccl(store: Any, shard: Shard, timeout: timedelta) -> Any:
 
 
 def total(group: Group, x: Tensor) -> Tensor:
-    """The sum of every rank's x, rounded once to its type. The same bits in all ranks."""
+    """The sum of every rank's x, rounded once to its type, with the same bits on all ranks."""
     first, *others = group.all_gather(x)
     result = first.float()
     for part in others:
@@ -84,7 +79,6 @@ def total(group: Group, x: Tensor) -> Tensor:
 
 
 def join_ranks(model: Any, config: Any, group: Group) -> None:
-    """Has a rank's causal LM compute with the others', in place. `config` is the whole model's."""
     decoder = model.model
     decoder.embed_tokens = SharedEmbedding(decoder.embed_tokens, config.vocab_size, group)
     for layer in decoder.layers:

@@ -1,5 +1,3 @@
-"""Which kernels run a model on a device."""
-
 from __future__ import annotations
 
 import torch
@@ -11,7 +9,7 @@ from pilotfish.model.kernels import Kernels
 
 
 def kernels_of(device: torch.device, head_dim: int, *, eager: bool) -> Kernels:
-    """Of models with such heads; `eager`: the reference. Builds the C++ kernels if they are not built yet."""
+    """`eager`: the reference. Builds the C++ kernels if they are not built yet."""
     if device.type == "cuda":
         use_reproducible_products()
     if device.type == "cuda" and not eager:

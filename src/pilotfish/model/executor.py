@@ -1,5 +1,3 @@
-"""The executor of a model that torch runs in this process. Anything that runs on a device runs from here."""
-
 from __future__ import annotations
 
 import time
@@ -25,8 +23,7 @@ Together = Callable[[Batch], AbstractContextManager[None]]
 
 
 class TorchExecutor:
-    """Implements `core.executor.Executor`: runs a loaded model over a pool of KV slots, and samples. A row's logits do
-    not depend on the rows that share its forward (`Buckets`; bfloat16 on CUDA excepted)."""
+    """A row's logits do not depend on the rows that share its forward (`Buckets`; bfloat16 on CUDA excepted)."""
 
     def __init__(
         self,
@@ -37,7 +34,7 @@ class TorchExecutor:
         together: Together = lambda _: nullcontext(),
         tap: FeatureTap | None = None,
     ) -> None:
-        """Tokens from `vocab_size` on are never given: models of one tokenizer may pad their vocabularies differently.
+        """Tokens from `vocab_size` on are never drawn: models of one tokenizer may pad their vocabularies differently.
         `together` has other ranks run the same batch. ModelError for a tap of layers that the model lacks."""
         config = model.config
         self.model = model
@@ -88,7 +85,7 @@ class TorchExecutor:
         return Outcome(tokens, log_chances, broken, logprobs, ForwardSeconds(prepared - began, model, sampled))
 
     def forward(self, sequences: Sequence[SequenceRows]) -> Tensor:
-        """Writes KV. Logits float32 [kept rows, vocab]: of each sequence its `kept` rows, then its nodes."""
+        """Writes KV. float32 [kept rows, vocab]: of each sequence its `kept` rows, then its nodes."""
         return self.run(self.prepare(sequences))
 
     def prepare(self, sequences: Sequence[SequenceRows]) -> list[Batch]:
@@ -108,7 +105,7 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def features(self, slots: Slots) -> Features:
-        """Of the tokens in these slots. [len(slots), width]"""
+        """[len(slots), width]"""
         return self._plane.read(slots)
 
     def _run_model(self, batch: Batch) -> Tensor:

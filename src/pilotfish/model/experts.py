@@ -1,6 +1,5 @@
-"""Mixtures of experts whose result for a row does not depend on the other rows: how many rows choose an expert changes
-from forward to forward, so its products are the C++ kernels' (`native_modules.py`), or padded to fixed row counts.
-"""
+"""Mixtures of experts whose result for a row does not depend on the other rows. The number of rows of an expert varies,
+so its products are the C++ kernels' (`native_modules.py`), or padded to fixed row counts."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ class Affine(NamedTuple):
 
 
 def mixed(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """Runs each chosen expert (module or function) once, over its rows; a row sums its experts' results in the order of
-    its choices. hidden_states [rows, size], experts and their weights [rows, k] -> [rows, size]."""
+    """Runs each chosen expert (module or function) once, over its rows; a row sums results in the order of its choices.
+    hidden_states [rows, size], experts and their weights [rows, k] -> [rows, size]."""
     rows, k = top_k_index.shape
     choices = top_k_index.flatten()
     counts = choices.bincount(minlength=len(experts)).tolist()
@@ -35,7 +34,7 @@ def mixed(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weight
 
 
 def library_mixture(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """The reference: transformers' operations on its stacked experts, which call it in models without kernels."""
+    """The reference: transformers' operations on its stacked experts."""
 
     def run(index: int, x: Tensor) -> Tensor:
         padding = library_buckets(x.device, x.dtype).pad_rows(len(x)) - len(x)
@@ -55,7 +54,7 @@ class Mixture(torch.nn.ModuleList):
 
 
 class ExpertRouter(torch.nn.Module):
-    """The best `k` experts of each row, weighted by the softmax over all experts (`over_all`) or over the chosen."""
+    """Experts are weighted by the softmax over all of them (`over_all`) or over the chosen."""
 
     def __init__(self, linear: torch.nn.Module, k: int, *, over_all: bool) -> None:
         super().__init__()

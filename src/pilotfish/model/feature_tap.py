@@ -1,5 +1,5 @@
-"""Features out of a forward: hidden states of some layers, taken where a row's residual stream is complete, projected
-for a head that drafts from them, and kept in the row's slot beside its KV.
+"""Features: hidden states of some layers, taken where a row's residual stream is complete, projected for a head, and
+kept in the row's slot beside its KV.
 
 layer    0        1              n - 1           norm       head
         ^        ^              ^       ^             ^
@@ -32,7 +32,7 @@ class FeatureTap:
 
 
 def refuse_unknown_layers(layers: Sequence[int], count: int) -> None:
-    """ModelError for an id that a target of `count` layers does not have."""
+    """ModelError for an id that a target of `count` layers lacks."""
     for layer in layers:
         if layer != FINAL and not 0 <= layer <= count:
             allowed = f"0 to {count}, or {FINAL}, the state after the final norm"
@@ -40,7 +40,7 @@ def refuse_unknown_layers(layers: Sequence[int], count: int) -> None:
 
 
 def capturing(model: Any, layers: Sequence[int], states: Tensor) -> AbstractContextManager[None]:
-    """A forward meanwhile writes the states of all its rows. states [rows, len(layers) * hidden]"""
+    """A forward meanwhile writes the states of all its rows into `states` [rows, len(layers) * hidden]."""
     return model.capturing(layers, states) if isinstance(model, PlainDecoder) else _hooked(model, layers, states)
 
 

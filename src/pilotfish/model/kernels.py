@@ -1,5 +1,5 @@
-"""How a device runs a model: `Kernels` is the one seam between modules and devices, and in itself the reference, in
-torch operations on any device. `cpu/native_modules.py` and `cuda/kernels.py` are its faster makes."""
+"""`Kernels` is the one seam between modules and devices, and itself the reference, in torch operations on any
+device."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Kernels:
-    """A subclass overrides only what its device does faster."""
-
     native = False  # whether the C++ kernels compute, so that a row's bits do not depend on the other rows
 
     def __init__(self, device: torch.device) -> None:
@@ -40,16 +38,14 @@ class Kernels:
     # -- whole models
 
     def replace(self, model: Any, context: int, *, alone: bool) -> Any:  # noqa: ARG002
-        """A causal LM of transformers, with modules of the device's own (`replace_modules`); if it is `alone`, and no
-        other ranks meet between its parts, maybe another module altogether."""
+        """Only if `model` is `alone`, without ranks that meet between its parts, another module may replace it
+        whole."""
         return model
 
     def records(self, config: Any) -> bool:  # noqa: ARG002
-        """Whether `recorded` may be asked for such a model."""
         return False
 
     def recorded(self, forward: Forward) -> Forward:
-        """A forward that is replayed without Python."""
         raise NotImplementedError
 
     # -- modules of heads
@@ -59,7 +55,7 @@ class Kernels:
         return JoinedLinear(*affines)
 
     def rms_norm(self, weight: Tensor, eps: float, parts: int = 1) -> RMSNorm:
-        """`weight` [size]; a row is normed in so many equal parts, each by itself."""
+        """Each of `parts` equal parts of a row is normed by itself. `weight` [size]."""
         return RMSNorm(weight, eps, parts)
 
     def feed_forward(self, gate: Affine, up: Affine, down: Affine, activation: str) -> torch.nn.Module:
@@ -67,7 +63,7 @@ class Kernels:
         return GatedFeedForward(self.linear(gate, up), self.linear(down), activation)
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x [rows, heads, head_dim], maybe in place; cos and sin [rows, rotated part of a head]"""
+        """x [rows, heads, head_dim], maybe in place; cos and sin [rows, rotated part of a head]."""
         size = cos.shape[1]
         turned, rest = x[..., :size], x[..., size:]
         halves = torch.cat((-turned[..., size // 2 :], turned[..., : size // 2]), dim=-1)
@@ -75,7 +71,6 @@ class Kernels:
 
 
 def replace_modules(module: torch.nn.Module, replacement: Callable[[Any], torch.nn.Module | None]) -> None:
-    """Replace descendants of `module`, in place; where `replacement` has none the children's are looked for."""
     for name, child in list(module.named_children()):
         replaced = replacement(child)
         if replaced is None:
@@ -96,8 +91,6 @@ class JoinedLinear(torch.nn.Module):
 
 
 class GatedFeedForward(torch.nn.Module):
-    """down(activation(gate(x)) * up(x))"""
-
     def __init__(self, gate_up: torch.nn.Module, down: torch.nn.Module, activation: str) -> None:
         super().__init__()
         self.gate_up, self.down, self.gate = gate_up, down, GATES[activation]

@@ -25,8 +25,6 @@ Bytes = NDArray[np.uint8]
 
 
 class KVCopier(ABC):
-    """Of one pool."""
-
     def __init__(self, kv: SlotPlanes) -> None:
         self._layers = [[plane.view(torch.uint8).view(len(plane), -1) for plane in layer] for layer in kv]
         self.object_bytes = OBJECT_TOKENS * sum(plane.shape[1] for plane in chain(*self._layers))
@@ -38,7 +36,7 @@ class KVCopier(ABC):
         return data
 
     def write(self, slots: Slots, data: Bytes) -> None:
-        """The object's last tokens into so many slots. data [object_bytes]"""
+        """The object's last len(slots) tokens into the slots. data [object_bytes]"""
         self._write(slots, range(len(self._layers)), OBJECT_TOKENS, data)
 
     @abstractmethod
@@ -51,11 +49,11 @@ class KVCopier(ABC):
 
     @abstractmethod
     def _write(self, slots: Slots, layers: range, tokens: int, data: Bytes) -> None:
-        """Of `data`, KV of so many tokens in these layers, the last tokens into the slots."""
+        """The last len(slots) of the `tokens` in `data` into the slots."""
 
 
 class HostCopier(KVCopier):
-    """Of a pool in this process's memory. numpy leaves other threads the interpreter, and starts none of its own."""
+    """numpy releases the GIL and starts no threads of its own."""
 
     def __init__(self, kv: SlotPlanes) -> None:
         super().__init__(kv)
@@ -70,7 +68,7 @@ class HostCopier(KVCopier):
             plane[slots] = part[tokens - len(slots) :]
 
     def _parts(self, layers: range, tokens: int, data: Bytes) -> Iterator[tuple[Bytes, Bytes]]:
-        """Each plane of these layers, and its part of `data`. [tokens, bytes]"""
+        """Each plane of these layers, and its part of `data`, [tokens, bytes]."""
         first = 0
         for plane in chain.from_iterable(self._arrays[layer] for layer in layers):
             end = first + tokens * plane.shape[1]
@@ -79,7 +77,7 @@ class HostCopier(KVCopier):
 
 
 class DeviceCopier(KVCopier):
-    """Of a pool on CUDA: over a stream of its own, which is done when a call returns."""
+    """A stream of its own, synchronized when a call returns."""
 
     def __init__(self, kv: SlotPlanes) -> None:
         super().__init__(kv)
@@ -111,7 +109,6 @@ def copier_of(kv: SlotPlanes) -> KVCopier:
 
 
 def layout_of(kv: SlotPlanes) -> KVLayout:
-    """How KV of a token of this pool lies in a segment."""
     first, last = kv[0], kv[-1]
     assert isinstance(first, LayerKV)
     heads, features = first.keys.shape[1], last.features[0].nbytes if isinstance(last, FeatureKV) else 0

@@ -1,6 +1,5 @@
-"""KV of a layer: planes of slots, and how keys and values are rounded to elements of 8 bits: a head of a token by
-itself, to nearest with ties to even, with one scale. `kernels/attention.h` rounds and reads in the same way.
-"""
+"""Keys and values may be rounded to elements of 8 bits: each head of a token by itself, to nearest with ties to even,
+with one scale. `kernels/attention.h` rounds and reads in the same way."""
 
 from __future__ import annotations
 
@@ -61,7 +60,7 @@ class LayerKV:
 
 @dataclass(frozen=True)
 class FeatureKV:
-    """Features of tokens, a token a slot as KV is. They are last of a pool that has them, and no kernel's."""
+    """Features of tokens, one a slot. The last plane of a pool that has them; kernels never see it."""
 
     features: Tensor  # [slots + 1, width], contiguous
 
@@ -102,8 +101,7 @@ def bits(elements: Tensor) -> Tensor:
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Heads [..., head_dim] as elements of `dtype`, and their scales, float32 [...]: zeros and NaN if one is not
-    finite."""
+    """Heads [..., head_dim] as elements of `dtype`, and scales, float32 [...]; zeros and NaN if one is not finite."""
     x, most = x.float(), LARGEST[dtype]
     largest = x.abs().amax(dim=-1)
     quotient = largest / torch.full_like(largest, most)  # by a number it could be a product with its reciprocal
@@ -113,7 +111,7 @@ def rounded(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def element_type(asked: KVDType, dtype: E, device: DeviceLike) -> E | torch.dtype:
-    """Of the keys and values of a model that computes in `dtype`. ParameterError if the device cannot read them."""
+    """The type of keys and values of a model in `dtype`. ParameterError if the device cannot read it."""
     if asked == "auto":
         return dtype
     if asked == "int8":
@@ -125,7 +123,7 @@ def element_type(asked: KVDType, dtype: E, device: DeviceLike) -> E | torch.dtyp
 
 
 def empty_kv(config: Any, dtype: torch.dtype, num_slots: int, device: torch.device) -> list[LayerKV]:
-    """A pool with elements of `dtype` for a model, whose configuration is as `load_config` gives it."""
+    """`config` is as `load_config` gives it."""
     heads = (num_slots + 1, config.num_key_value_heads)
     plane = partial(zeros, (*heads, config.head_dim), dtype, device)
     scales = partial(zeros, heads, torch.float32, device)
@@ -138,7 +136,7 @@ def empty_features(width: int, dtype: torch.dtype, num_slots: int, device: torch
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """On a CPU from numpy, whose zeros take no memory before they are written; torch writes them."""
+    """On a CPU from numpy, whose zeros take no memory until they are written; torch writes them."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, in float64 and row by row, so that a row's do not depend on the rows beside it."""
+"""Log-probabilities in float64, row by row, so that a row's do not depend on the rows beside it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _scored_rows(logits: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, ...]
 
 
 def _likeliest(logits: Tensor, k: int) -> Tensor:
-    """Columns of the k highest of each row; of equal ones the lower come first, which `topk` alone does not promise."""
+    """Columns of the k highest of each row, of equal ones the lower first, which `topk` alone does not promise."""
     least, vocab = logits.topk(k, dim=-1).values[:, -1:], logits.shape[1]
     above, back = vocab * (logits > least), torch.arange(vocab, 0, -1, device=logits.device)
     columns = torch.where(logits >= least, above + back, 0).topk(k, dim=-1).indices.sort(dim=-1).values

@@ -1,5 +1,3 @@
-"""Forwards held back to the speed of another device."""
-
 from __future__ import annotations
 
 import logging
@@ -25,8 +23,6 @@ SPIN = 200e-6
 
 @dataclass
 class Pacer:
-    """Lets a forward return when that of the emulated device would, and counts those that took longer by themselves."""
-
     role: str
     pace: Pace
     forwards: int = 0
@@ -62,7 +58,7 @@ class Pacer:
         self.taken.append(taken)
 
     def hold(self, began: float, rows: int) -> None:
-        """After a forward of `rows` rows that began then, by `time.perf_counter`: returns when its time is over."""
+        """`began` is by `time.perf_counter`."""
         seconds = self.pace.seconds(rows)
         self.note((time.perf_counter() - began) / seconds)
         deadline = began + seconds
@@ -77,7 +73,7 @@ class Pacer:
 
 
 def _sleep(seconds: float) -> None:
-    """Other threads get the interpreter either way; `time.sleep(0)` would take up to 100 us."""
+    """The GIL is released either way; `time.sleep(0)` would take up to 100 us."""
     if seconds > 0:
         time.sleep(seconds)
     else:

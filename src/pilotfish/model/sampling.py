@@ -83,7 +83,7 @@ def _drawn(
 
 
 def sample(logits: Tensor, sampling: Sampling) -> list[int]:
-    """NO_TOKEN where masks and rules leave none. logits float32 or float64 [samples, vocab]."""
+    """NO_TOKEN if masks and rules leave none. logits float32 or float64 [samples, vocab]."""
     logits = edited(masked(logits, sampling.masks), sampling)
     greedy = sampling.greedy
     if greedy.all():
@@ -104,8 +104,9 @@ def likely_tokens(
     row, and the log of their chances: [samples, k] each. logits float32 [samples, vocab], a draft's.
 
     They are the top of logits / T + g with the target's own noise g. A token's chance is softmax((log q / T + g) / b)
-    over the k, at T = 0 its draft probability; -inf where fewer than k survive the filters. `ids` int64 [vocab],
-    ascending, are the tokens of a reduced vocabulary, where neither masks nor rules name any."""
+    over the k, at T = 0 its draft probability; -inf if fewer than k survive the filters. `ids` int64 [vocab],
+    ascending, are the tokens of a reduced vocabulary, which neither masks nor rules name.
+    """
     logits = edited(masked(logits, sampling.masks), sampling)
     k, greedy = min(sampling.children, logits.shape[1]), sampling.greedy
     if greedy.all():
@@ -123,7 +124,7 @@ def likely_tokens(
 
 
 def non_finite_rows(logits: Tensor) -> list[int]:
-    """Rows of raw logits, float32 [rows, vocab], that hold NaN or infinity."""
+    """logits float32 [rows, vocab], raw"""
     if logits.device.type == "cpu" and hasattr(torch.ops.pilotfish, "finite_rows"):
         return np.flatnonzero(~torch.ops.pilotfish.finite_rows(logits).numpy()).tolist()
     if math.isfinite(logits.sum().item()):  # one sum, where there are none
@@ -136,7 +137,7 @@ def non_finite_rows(logits: Tensor) -> list[int]:
 
 
 def masked(logits: Tensor, masks: TokenMasks | None) -> Tensor:
-    """Logits [samples, vocab], or `logits` itself without masks, which may cover a part of the vocabulary."""
+    """Logits [samples, vocab], or `logits` itself without masks. Masks may cover a part of the vocabulary."""
     if masks is None:
         return logits
     if logits.device.type == "cpu" and hasattr(torch.ops.pilotfish, "mask_logits") and logits.dtype == torch.float32:
@@ -158,8 +159,8 @@ def masked_reference(logits: Tensor, masks: TokenMasks) -> Tensor:
 
 
 def edited(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Logits [samples, vocab] after each row's rules, float64; or `logits` itself where no row has any. Ids beyond the
-    vocabulary (a draft's may be smaller) are skipped."""
+    """float64 [samples, vocab] after each row's rules; `logits` itself if no row has any. Ids beyond the vocabulary are
+    skipped, as a draft's may be smaller."""
     present = [(row, edit) for row, edit in enumerate(sampling.edits) if edit is not None]
     if not present:
         return logits
@@ -194,7 +195,6 @@ def _add_bias(scores: Tensor, present: Present) -> None:
 
 
 def _penalize(scores: Tensor, present: Present, params: Sequence[SamplingParams]) -> None:
-    """Repetition, then frequency and presence (those two of tokens in the output only)."""
     places = [(row, edit.seen) for row, edit in present]
     repeated = [np.full(len(e.seen), params[row].repetition_penalty) for row, e in present]
     lowered = [
@@ -219,7 +219,7 @@ def _flat(
 
 
 def filtered(logits: Tensor, sampling: Sampling) -> Tensor:
-    """l of the module's docstring up to a constant per row; -inf where a filter excludes. float64."""
+    """float64: l of the module's docstring up to a constant per row; -inf where a filter excludes."""
     every = sampling.params
 
     def column(values: list[float]) -> Tensor:
@@ -268,8 +268,8 @@ def _keep_top_p(scores: Tensor, top_p: Tensor) -> Tensor:
 
 
 def perturbed_topk(scores: Tensor, sampling: Sampling, k: int, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The k best columns of each row by score + noise: float64 [rows, k] descending, int64. `ids` int64 [columns],
-    ascending, are the tokens of the columns."""
+    """The k best columns by score + noise: float64 [rows, k] descending, int64. `ids` int64 [columns], ascending: their
+    tokens."""
     signed = np.array(sampling.seeds, np.uint64).view(np.int64)  # of the same bits
     seeds = torch.from_numpy(signed[sampling.sequences])
     positions = torch.from_numpy(sampling.positions)

@@ -1,5 +1,3 @@
-"""Curves of a run as an SVG file: its loss, and the acceptance at each depth."""
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +13,6 @@ SMOOTHED = 5  # logged steps that a point is the mean of
 
 
 def draw_run(log: Path, out: Path, title: str) -> None:
-    """Lines of steps that an interrupted run did twice count once."""
     lines = {line["step"]: line for line in map(json.loads, log.read_text().splitlines())}
     if not lines:
         return

@@ -1,5 +1,5 @@
-"""`train_distil`: a language model learns the whole distribution of any target. `redistil`: the present draft learns
-captured traffic, and is kept where the newest of it is accepted better by a margin."""
+"""`train_distil`: a language model learns any target's whole distribution. `redistil`: the present draft learns
+captured traffic; the new one is kept if the newest of it is accepted better by a margin."""
 
 import pilotfish.model  # noqa: F401  # before transformers, which it keeps from importing torchao
 
@@ -41,8 +41,6 @@ from pilotfish.train.trainer import Learnt, Schedule, Trainer, matrices_of
 
 
 def distillation(target: Any, draft: Any, schedule: Schedule, directory: Path) -> Trainer:
-    """Trains the draft towards what the target says after each token. Both are transformers' models."""
-
     def loss_of(tokens: Tensor, positions: Tensor) -> Learnt:
         with torch.no_grad():
             taught = F.log_softmax(predict(target, tokens, positions), -1)
@@ -89,7 +87,7 @@ class Redistillation:
 def redistil(
     recipe: DistilRecipe, margin: float, out: Path, run: Path, progress: PhaseProgress, device: str = "auto"
 ) -> Redistillation:
-    """Written where it gains at least `margin` accepted tokens a step. `run` keeps no tokens of any row."""
+    """Written if it gains at least `margin` accepted tokens a step. `run` keeps no tokens of any row."""
     target, draft, trainer = _prepare(recipe, run, progress, device)
     with progress.phase("reading captured rows"):
         (windows, held_out), length = read_captured(recipe, target), recipe.sequence_length

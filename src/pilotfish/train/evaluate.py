@@ -1,5 +1,3 @@
-"""Held-out figures of a draft in text of people and of the target, or in captured outputs; of a head."""
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -38,7 +36,7 @@ class Figures(NamedTuple):
 
 
 def _figures(target: Any, draft: Any, tokens: Tensor, temperature: float = 1.0) -> Figures:
-    """Of tokens int64 [rows, length + 1]."""
+    """tokens int64 [rows, length + 1]"""
     judged, guessed = (predict(model.eval(), tokens) for model in (target, draft))
     first, second, said = F.log_softmax(judged, -1), F.log_softmax(guessed, -1), tokens[:, 1:, None]
     overlap = agreement = (first.argmax(-1) == second.argmax(-1)).float()
@@ -58,7 +56,7 @@ def _evenly(count: int, most: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Figures on text that training never saw; losses and divergence in nats a token."""
+    """On text that training never saw; losses and divergence in nats a token."""
 
     target_loss: float
     draft_loss: float
@@ -77,7 +75,6 @@ PLANNED = (
 
 @torch.no_grad()
 def evaluate(target: Any, draft: Any, held_out: Tokens, length: int, seed: int, progress: PhaseProgress) -> Evaluation:
-    """On rows of held-out text, of `length` tokens at most, and on the target's continuations of held-out prompts."""
     prompts, texts, scores = _rows(held_out, PROMPT, PROMPTS), [np.stack(_rows(held_out, length + 1, ROWS))], []
     longest = PROMPT + min(CONTINUED, target.config.max_position_embeddings - PROMPT)
     with progress.phase(OWN_TEXT, 2 * len(prompts) * longest, "tokens") as advance:
@@ -106,7 +103,7 @@ def _rows(tokens: Tokens, length: int, count: int) -> list[Tokens]:
 
 @dataclass(frozen=True)
 class CapturedEvaluation:
-    """Figures on outputs that training never saw, token by token; losses and divergence in nats a token."""
+    """On outputs that training never saw, token by token; losses and divergence in nats a token."""
 
     target_loss: float
     draft_loss: float
@@ -131,7 +128,7 @@ def evaluate_captured(
 
 
 def accepted_of_chains(chances: Tensor) -> Tensor:
-    """[tokens]: guesses accepted, expected, of a chain below each token, where `chances` [tokens] are those of each."""
+    """[tokens]: guesses expected to be accepted of a chain below each token; `chances` [tokens] are each guess's."""
     following = F.pad(chances, (0, CHAIN - 1)).unfold(0, CHAIN, 1)
     return following.cumprod(1).sum(1)
 
@@ -141,8 +138,8 @@ def accepted_of_chains(chances: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class HeadEvaluation:
-    """By depth: the share of tokens that are accepted where all before were. Tokens a step are those of a chain, the
-    target's own after it included."""
+    """By depth: the share of tokens that are accepted after accepted ones. Tokens a step count the target's own,
+    too."""
 
     greedy_acceptance: tuple[float, ...]  # of likeliest tokens, in text written at temperature 0
     greedy_tokens_a_step: float

@@ -1,5 +1,3 @@
-"""Finished models as Hugging Face model directories: weights, configuration, tokenizer; of a pair with model cards."""
-
 import copy
 import json
 import platform
@@ -51,7 +49,7 @@ def export_pair(
 
 
 def export_model(model: Any, tokenizer: Any, generation: GenerationConfig, directory: Path) -> None:
-    """In bfloat16, in place of what is there."""
+    """In bfloat16; replaces the directory."""
     shutil.rmtree(directory, ignore_errors=True)
     stored = copy.deepcopy(model).bfloat16()
     stored.generation_config = generation

@@ -95,8 +95,7 @@ class HeadTraining:
 
 
 def places_of(recipe: HeadRecipe, rows: int, step: int) -> Tensor:
-    """int64 [rows, starts], ascending: the tokens of each row below which chains are guessed. All; of dspark as many as
-    it has anchors, a function of the step."""
+    """int64 [rows, starts], ascending: tokens below which chains are guessed. dspark draws its anchors by step."""
     everywhere = torch.arange(1, recipe.sequence_length - recipe.depth + 1)
     if recipe.kind != "dspark" or recipe.anchors >= len(everywhere):
         return everywhere.expand(rows, -1)
@@ -106,6 +105,6 @@ def places_of(recipe: HeadRecipe, rows: int, step: int) -> Tensor:
 
 
 def most_frequent(text: Tokens, count: int) -> Tensor:
-    """int64 [count], ascending: the tokens that a head of a smaller vocabulary can say."""
+    """int64 [count], ascending."""
     order = np.argsort(-np.bincount(text, minlength=count), kind="stable")
     return torch.from_numpy(np.sort(order[:count]))

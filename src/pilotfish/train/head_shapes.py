@@ -1,5 +1,3 @@
-"""The head that a recipe asks for: its record, and the module that is trained."""
-
 from pilotfish.model.heads.families.block import BlockHead
 from pilotfish.model.heads.families.medusa import MedusaHead
 from pilotfish.model.heads.families.recurrent import RecurrentHead

@@ -1,5 +1,3 @@
-"""What a head's guesses are worth: the target's verdicts on them, depth by depth, and the loss that comes of these."""
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

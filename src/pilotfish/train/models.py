@@ -1,5 +1,3 @@
-"""Models that are trained, or that teach: how they are built, trained on and sampled from."""
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -41,7 +39,6 @@ def build_model(size: LlamaSize, vocab_size: int, context: int, seed: int) -> Ll
 
 
 def start_from_target(draft: LlamaForCausalLM, target: LlamaForCausalLM) -> None:
-    """Give a draft as wide as its target the target's embeddings, norm and evenly spaced layers."""
     layers, last = len(draft.model.layers), len(target.model.layers) - 1
     chosen = [target.model.layers[round(index * last / max(1, layers - 1))] for index in range(layers)]
     untrained = (draft.model.embed_tokens, draft.model.norm, *draft.model.layers)
@@ -61,7 +58,7 @@ def predict(model: Any, tokens: Tensor, positions: Tensor | None = None) -> Tens
 
 
 class WrittenTokens(StoppingCriteria):  # type: ignore[misc]
-    """Tells of tokens while they are written, and stops nothing. `total` are those of all rows, prompts included."""
+    """`total` counts tokens of all rows, prompts included. Stops nothing."""
 
     def __init__(self, total: int, steps: int, advance: Advance) -> None:
         self._parts: Iterator[int] = iter(np.diff(np.linspace(0, total, steps + 1).astype(int)).tolist())
@@ -85,8 +82,8 @@ def write_on(
     *,
     to_the_end: bool = False,
 ) -> list[Tokens]:
-    """Prompts [tokens] of less than `length` tokens, each with what the target writes behind it: as much as the longest
-    has room for, or `to_the_end`: up to and with an end token."""
+    """Continues prompts [tokens] of less than `length`: as far as the longest has room, or `to_the_end`, the token
+    included."""
     longest = max(map(len, prompts))
     inputs = torch.zeros(len(prompts), longest, dtype=torch.int64)
     mask = torch.zeros_like(inputs)

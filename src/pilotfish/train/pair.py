@@ -31,7 +31,7 @@ from pilotfish.train.trainer import Learnt, Schedule, Trainer, matrices_of
 
 
 def train_pair(recipe: PairRecipe, out: Path, run: Path, progress: PhaseProgress, device: str = "auto") -> Evaluation:
-    """Into `out/target` and `out/draft`; `run` keeps what resuming needs. `auto` is CUDA where there is a device."""
+    """Into `out/target` and `out/draft`; `run` keeps what resuming needs. `auto` is CUDA if there is a device."""
     where, length, seed = training_device(device), recipe.sequence_length, recipe.seed
     target = build_model(recipe.target, recipe.vocab_size, recipe.context, seed).to(where)
     draft = build_model(recipe.draft, recipe.vocab_size, recipe.context, seed + 1).to(where)

@@ -1,4 +1,4 @@
-"""The recipes of `pilotfish train`, declared once: data, sizes, budgets, rates, seed. Imports no torch."""
+"""Imports no torch."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class PairRecipe(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class TaughtRecipe(Recipe):
-    """How a draft is taught what a target would say. Without data and sources the text is that of `train pair`."""
+    """Without data and sources the text is that of `train pair`."""
 
     target: Path
     data: Annotated[tuple[Path, ...], option("A JSON Lines file of texts or prompts.", shown="none")] = ()
@@ -136,7 +136,7 @@ class TaughtRecipe(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class DistilRecipe(TaughtRecipe):
-    """The draft starts from a model, or as a new Llama of a shape. `captured` rows are then all the text there is."""
+    """The draft starts from a model, or as a new Llama of a shape. With `captured` rows there is no other text."""
 
     captured: Annotated[
         tuple[Path, ...],
@@ -158,8 +158,6 @@ class DistilRecipe(TaughtRecipe):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadRecipe(TaughtRecipe):
-    """`head_recipe` has each kind's own defaults."""
-
     kind: HeadKind = "eagle3"
     depth: Annotated[int, option("Tokens of the chains that it is trained to guess.", 1, 32)] = 4
     layers: Annotated[int, option("Of the head (medusa: residual blocks of each depth).", 1, 16)] = 1
@@ -183,7 +181,6 @@ OF_DSPARK = {"depth": 5, "layers": 2}
 
 
 def head_options() -> list[Option]:
-    """Where kinds differ their defaults are shown, and left to `head_recipe`."""
     return [
         replace(one, default=None, extra={**one.extra, "shown": f"{one.default}; dspark: {OF_DSPARK[one.name]}"})
         if one.name in OF_DSPARK
@@ -193,7 +190,7 @@ def head_options() -> list[Option]:
 
 
 def head_recipe(kind: str, **given: Any) -> HeadRecipe:
-    """The recipe of a kind, but for what is given. ParameterError for a kind that there is not."""
+    """ParameterError for an unknown kind."""
     if kind not in get_args(HeadKind):
         raise ParameterError("kind", kind, " or ".join(get_args(HeadKind)))
     return HeadRecipe(**{**(OF_DSPARK if kind == "dspark" else {}), **given, "kind": kind})

@@ -1,5 +1,3 @@
-"""A run's folder: what it keeps, so that an interrupted run goes on where it was."""
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The target that drafts are taught by: any model that is served, as transformers runs it, frozen."""
+"""Any served model, as transformers runs it, frozen."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ LIKE_HEADS = ("llama", "mistral", "qwen2", "qwen3")
 
 
 class TaughtTarget:
-    """ModelError for what is no model that is served."""
+    """ModelError for a model that is not served."""
 
     def __init__(self, directory: Path, device: torch.device) -> None:
         self.directory, self.device = directory, device
@@ -59,7 +59,7 @@ class TaughtTarget:
         return torch.cat([result.hidden_states[layer] for layer in layers], -1).float(), result.logits
 
     def feature_layers(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """Without any: a low one, the middle and a high one; for deep targets those that EAGLE-3 made usual."""
+        """Default: a low one, the middle and a high one; for deep targets EAGLE-3's usual ones."""
         last = self.layers - 1
         if not wanted:
             usual = (2, self.layers // 2, self.layers - 3) if self.layers >= 8 else (1, self.layers // 2, last)

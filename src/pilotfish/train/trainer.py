@@ -1,5 +1,3 @@
-"""The training loop of all models: learning rates, optimizers, checkpoints, a log, progress."""
-
 import copy
 import json
 import logging
@@ -59,8 +57,6 @@ LossFunction = Callable[..., Learnt]
 
 
 class Trainer:
-    """Trains a model in place; its state is kept in `directory/checkpoint.pt` between runs."""
-
     def __init__(
         self, model: nn.Module, matrices: list[nn.Parameter], schedule: Schedule, directory: Path, loss_of: LossFunction
     ) -> None:
@@ -75,7 +71,7 @@ class Trainer:
         self._checkpoint = directory / "checkpoint.pt"
 
     def plan(self, batch: Sequence[Tensor], progress: PhaseProgress) -> PlannedPhase:
-        """What `run` will do, and how long a step takes: steps on `batch` are timed, and taken back."""
+        """Measures a step on `batch`, without effect on the model."""
         done = 0
         if self._has_checkpoint():
             done = torch.load(self._checkpoint, weights_only=True, map_location="cpu", mmap=True)["step"]
@@ -85,7 +81,6 @@ class Trainer:
             return PlannedPhase(self._name, self.schedule.steps - done, self._measured(batch, progress.get_time))
 
     def _measured(self, batch: Sequence[Tensor], clock: Callable[[], float]) -> float:
-        """Seconds of a step, not compiled. The second one counts, as the first one warms up."""
         before = copy.deepcopy(self.model.train().state_dict())
         for _ in range(2):
             began = clock()
@@ -99,7 +94,7 @@ class Trainer:
         return seconds
 
     def run(self, batch_at: Callable[[int], Sequence[Tensor]], progress: PhaseProgress) -> None:
-        """Train from the last checkpoint to the end of the schedule; the batch is a function of the step."""
+        """From the last checkpoint to the end of the schedule; the batch is a function of the step."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self.log.touch()
         if self._has_checkpoint():
@@ -128,7 +123,6 @@ class Trainer:
             log.write(json.dumps(line) + "\n")
 
     def _compiled(self) -> LossFunction:
-        """The loss, compiled if the run is long enough to earn the half minute that this takes."""
         if self.schedule.tokens < COMPILED_FROM:
             return self.loss_of
         torch._dynamo.config.suppress_errors = True  # without a C++ compiler it runs as it is
@@ -156,7 +150,6 @@ class Trainer:
         partial.replace(self._checkpoint)
 
     def _has_checkpoint(self) -> bool:
-        """One that is no whole file is set aside."""
         if not self._checkpoint.exists():
             return False
         if zipfile.is_zipfile(self._checkpoint):  # as torch writes them, and ends them last
@@ -171,7 +164,6 @@ def matrices_of(module: nn.Module) -> list[nn.Parameter]:
 
 
 def _optimizers(model: nn.Module, matrices: list[nn.Parameter], rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, AdamW for embeddings and norms."""
     others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
     return [
         Muon(matrices, rate, momentum=0.95, weight_decay=0.1),
@@ -180,8 +172,8 @@ def _optimizers(model: nn.Module, matrices: list[nn.Parameter], rate: float) -> 
 
 
 class Muon(torch.optim.Muon):
-    """torch's own iterates in bfloat16 everywhere, which CPUs without such units run several times slower than float32;
-    the algorithm and the scaling of its update ("match_rms_adamw") are the same here."""
+    """torch iterates in bfloat16 everywhere: several times slower than float32 on CPUs without it. Equal algorithm
+    otherwise."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
@@ -202,7 +194,7 @@ class Muon(torch.optim.Muon):
 
 
 def orthogonalise(matrix: Tensor) -> Tensor:
-    """The nearest matrix with orthonormal rows (or columns), about; in bfloat16 where that is fast."""
+    """About the nearest matrix with orthonormal rows (or columns); in bfloat16 where that is fast."""
     a, b, c = COEFFICIENTS
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     if multiplies_bfloat16(matrix.device):

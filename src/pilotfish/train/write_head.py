@@ -1,5 +1,3 @@
-"""A trained head as files that others load too: speculators' layout or, of Medusa's, vLLM's."""
-
 import json
 import shutil
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Drafts on other people's engines, as a pool's configuration asks for them. Each engine is an extra."""
-
 from __future__ import annotations
 
 import logging
@@ -18,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 #: KV slots unless the configuration says how many.
 SLOTS = 8192
-#: What each engine needs: packages by their modules, and the extra that installs these.
+#: Packages that each engine needs, by their modules; then the extra that installs them.
 MODULES = {
     "openvino": {"openvino": "openvino"},
     "llama.cpp": {"llama_cpp": "llama-cpp-python", "gguf": "gguf"},
@@ -71,7 +69,7 @@ def _on_llama_cpp(config: DraftConfig, tokenizer: Any) -> LogitsExecutor:
 
 
 def _converted(config: DraftConfig) -> Path:
-    """Writes a GGUF file on first use. GPUs are all quick in float16."""
+    """GPUs are all quick in float16. Writes a GGUF file on first use."""
     from pilotfish.model.backends.gguf_file import gguf_of
 
     weights: GGUFWeights = "f32" if _dtype(config) == "float32" else "bf16" if _on_cpu(config) else "f16"
@@ -79,7 +77,6 @@ def _converted(config: DraftConfig) -> Path:
 
 
 def _dtype(config: DraftConfig) -> str:
-    """float32 or bfloat16: as asked for or, of a model that this CPU runs, the one that it is quick in."""
     if config.is_gguf or not _on_cpu(config):
         return "float32" if config.model.dtype == "float32" else "bfloat16"
     return precision_here(config.model, config.model.target).name

@@ -1,5 +1,3 @@
-"""A draft pool's process: a model, a socket, the worker's loop."""
-
 from __future__ import annotations
 
 import logging
@@ -45,8 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_pool(config: DraftConfig, ready: Callable[[str], None] = lambda _: None) -> None:
-    """Serve targets until SIGTERM or SIGINT; `ready` is called with the endpoint. InputError, before the model is
-    loaded, for what cannot be used."""
+    """Serves targets until SIGTERM or SIGINT; calls `ready` with the endpoint. InputError for unusable input."""
     run_worker(config.name, lambda signals: _serve(config, ready, signals))
 
 
@@ -132,7 +129,6 @@ def _load_backend(config: DraftConfig, tokenizer: Any) -> LoadedDraft:
 
 
 def _load_head(config: DraftConfig) -> LoadedDraft:
-    """It takes features of either convention of counting layers: its target chooses."""
     model, target = config.model, config.target
     if config.backend != "pilotfish":
         raise ParameterError("backend", config.backend, f"pilotfish: {model.target} is a trained head")

@@ -1,5 +1,3 @@
-"""The drafters of an engine: over a draft in its process, over drafts elsewhere, by lookup, or none."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -40,7 +38,6 @@ class Drafters:
         head: HeadFiles | None,
         pacer: Callable[[], Pacer | None],
     ) -> None:
-        """`remote` is for mode async, `head` for mode sync. `pacer` makes that of a draft in this process."""
         self._config = config
         self._target = target
         self._tokenizer = tokenizer
@@ -50,7 +47,6 @@ class Drafters:
         self._pacer = pacer
 
     def make(self, kinds: Sequence[DrafterKind], width: int = 0) -> Drafter:
-        """`width` is that of `make_lm`."""
         if not kinds:
             return NoDrafter()
         config = self._config
@@ -63,13 +59,12 @@ class Drafters:
         return drafters[0] if len(drafters) == 1 else CombinedDrafter(drafters)
 
     def make_lm(self, width: int = 0, children: int = 4) -> LMDrafter:
-        """Its levels have `width` rows, 0: as configured, of which each gets `children`. All of one engine write into
-        the same slots: while one has sessions, or a prefix cache, it is the only one in use."""
+        """Levels have `width` rows (0: as configured), each with `children`. All drafters of one engine write into the
+        same slots: while one has sessions, or a prefix cache, it is the only one in use."""
         return self._lm_drafter(width or self._config.width, children)
 
     @cached_property
     def _lm_drafter(self) -> Callable[[int, int], LMDrafter]:
-        """The draft is loaded at the first call."""
         load = self._load_head if self._drafts_with_head else self._load_draft
         executor, unshared = load()
         return partial(
@@ -88,7 +83,6 @@ class Drafters:
         return self._config.draft is not None and self._config.draft == self._config.features
 
     def _load_draft(self) -> tuple[Executor, frozenset[int]]:
-        """And the draft's tokens that the target lacks."""
         config = self._config
         assert config.draft is not None  # EngineConfig checks it
         tokenizer = self._read_draft(config.draft)

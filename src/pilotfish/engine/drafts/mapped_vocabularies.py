@@ -1,5 +1,3 @@
-"""The vocabularies of targets that a draft pool serves through maps, by tokenizers that its operator names."""
-
 from __future__ import annotations
 
 import logging
@@ -28,8 +26,7 @@ class MappedVocabularies:
 
     @classmethod
     def of(cls, directories: Sequence[Path], draft: Any, vocab_size: int) -> MappedVocabularies:
-        """`draft` is a tokenizer whose model has `vocab_size` embeddings. ParameterError names a directory that cannot
-        be used."""
+        """`draft` is a tokenizer whose model has `vocab_size` embeddings. ParameterError names an unusable path."""
         made = cls()
         for directory in directories:
             target = load_tokenizer(directory)

@@ -1,5 +1,4 @@
-"""Drafts elsewhere, as an engine has them: their pools, and a socket, a clock and a lock around the target's machine
-(core/drafting/target_machine.py). Imports no torch.
+"""A socket, a clock and a lock around the target's machine (core/drafting/target_machine.py). Imports no torch.
 
 step loop         propose: the best nodes of each local copy        commit: re-root the copy, post the tokens
 ───────────────────────────── one lock, held for microseconds ─────────────────────────────────────────────
@@ -50,7 +49,7 @@ class RemoteDrafts(RemotePools[DraftPool]):
     drafter: RemoteDrafter  # once `connect` has made it
 
     def __init__(self, config: EngineConfig) -> None:
-        """ParameterError for cores, and a device, that cannot be used."""
+        """ParameterError for cores or a device that cannot be used."""
         super().__init__(config, config.draft_pool)
         self.taken = frozenset[int]()  # cores of the workers
         if config.starts_drafts:
@@ -68,7 +67,6 @@ class RemoteDrafts(RemotePools[DraftPool]):
         source: FeatureSource | None = None,
         offer: FeatureOffer | None = None,
     ) -> RemoteDrafter:
-        """Returns once every pool serves or refuses the target, as `wait` says."""
         config = self._config
         self._make_channel(config.draft_key, config.draft_pool_key, 0.1)
         options = RemoteOptions(
@@ -91,7 +89,7 @@ class RemoteDrafts(RemotePools[DraftPool]):
         return self.drafter.machine.pools
 
     def _is_settled(self, pool: DraftPool) -> bool:
-        """The target does without a pool of somebody else that refuses it."""
+        """A target does without a refusing pool that it has not started."""
         return pool.ready or (pool.refusal is not None and self._supervisor is None)
 
     def _in_vain(self, pool: DraftPool) -> str | None:
@@ -106,8 +104,6 @@ def hello_of(config: EngineConfig, tokenizer: Any, vocab_size: int, offer: Featu
 
 
 class RemoteDrafter(Drafter):
-    """Implements `Drafter` over the trees that pools push, without waiting."""
-
     def __init__(
         self,
         hello: Hello,
@@ -118,8 +114,8 @@ class RemoteDrafter(Drafter):
         clock: Callable[[], float] = time.monotonic,
         source: FeatureSource | None = None,
     ) -> None:
-        """`post` sends frames to a peer, from any thread. `problem` tells why a pool is not connected. `source` has the
-        features that `hello` offers; only the step loop's thread reads it."""
+        """`post` sends frames to a peer, from any thread. `problem` tells why a pool is not connected. Only the step
+        loop's thread reads `source`, which has the features that `hello` offers."""
         self._source, self._offer = source, hello.features
         self.machine = TargetMachine(hello, pools, options)
         self._post = post
@@ -129,7 +125,6 @@ class RemoteDrafter(Drafter):
 
     @contextmanager
     def _turn(self) -> Iterator[float]:
-        """The machine's turn at the present time. Its messages are posted in order."""
         with self._lock:
             yield self._clock()
             if self.machine.outbox:
@@ -156,12 +151,12 @@ class RemoteDrafter(Drafter):
             self.machine.verified(requests, trees)
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
-        """`flush` tells the draft, or the next message."""
+        """The next `flush` or message tells the draft."""
         with self._lock:
             return self.machine.commit(request, tokens, self._clock())
 
     def flush(self) -> None:
-        """Posts what waits, and the features that are due, which are read without the lock."""
+        """Posts messages and the features that are due, which are read without the lock."""
         pieces, frames = self._features()
         with self._turn() as now:
             self.machine.send_features(pieces, frames, now)
@@ -205,7 +200,7 @@ class RemoteDrafter(Drafter):
             self.machine.leave(pool)
 
     def tick(self) -> None:
-        """One that is not connected need not be silent first."""
+        """A pool that is not connected need not be silent first."""
         with self._turn() as now:
             for pool in self.machine.pools:
                 if (problem := self._problem(pool.peer)) is not None:
@@ -213,7 +208,7 @@ class RemoteDrafter(Drafter):
             self.machine.tick(now)
 
     def receive(self, received: Received) -> None:
-        """Frames are decoded before the step loop has to wait."""
+        """Decodes before it takes the lock."""
         pool = self.machine.pool_at(received.peer)
         if pool is None:
             return

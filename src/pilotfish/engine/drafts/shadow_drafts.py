@@ -1,5 +1,4 @@
-"""Shadows, as an engine has them: pools that are told of requests which have ended, and scored. Nothing of them is
-verified, and the step loop never waits for them.
+"""Shadows: pools that are told of ended requests, and scored. Nothing of them is verified; the step loop never waits.
 
 step loop         ended, observe: put down, without a lock
 ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -59,15 +58,12 @@ class ShadowedTarget:
 
 
 class Shadow:
-    """A machine that fails is not called again."""
-
     def __init__(self, pool: DraftPool, drafter: RemoteDrafter, machine: ShadowMachine) -> None:
         self.pool, self.drafter, self.machine = pool, drafter, machine
         self._failed = False
         self._turning = self._receiving = 0.0  # seconds of CPU time, of either thread
 
     def turn(self) -> float:
-        """When to call again."""
         if self._failed:
             return math.inf
         began = cpu_seconds()
@@ -108,10 +104,8 @@ class Shadow:
 
 
 class ShadowDrafts:
-    """The shadows that `config` names, dialled at once and scored from `start` to `close`."""
-
     def __init__(self, config: EngineConfig) -> None:
-        """ParameterError for a pool that cannot be dialled, and for keys that cannot be used."""
+        """ParameterError for a pool that cannot be dialled, and for unusable keys."""
         self._config = config
         self._shadows: Sequence[Shadow] = ()
         self._closing = threading.Event()
@@ -160,7 +154,6 @@ class ShadowDrafts:
         self._live.observe(step)
 
     def ended(self, request: Request) -> None:
-        """Nobody may change it from now on."""
         for shadow in self._shadows:
             shadow.machine.ended(request)
 

@@ -28,7 +28,7 @@ SHARD_BYTES = 1024 * MEBIBYTE
 
 
 def inflated(directory: Path, millions: int) -> Path:
-    """The cached directory of the model inflated to about `millions` parameters, written on first use."""
+    """Written on first use. ParameterError for fewer `millions` than the model has."""
     config = json.loads((directory / "config.json").read_text())
     weights = _load(directory)
     parameters = sum(tensor.numel() for tensor in weights.values())
@@ -39,7 +39,6 @@ def inflated(directory: Path, millions: int) -> Path:
 
 
 def _ffn(config: Mapping[str, int], parameters: int, millions: int) -> int:
-    """Neurons per layer that bring the model to the wanted size, a multiple of 128."""
     per_neuron = 3 * config["hidden_size"] * config["num_hidden_layers"]
     missing = (millions * 1_000_000 - parameters) / per_neuron
     ffn = MULTIPLE * round((config["intermediate_size"] + missing) / MULTIPLE)
@@ -71,7 +70,6 @@ def _grow(name: str, tensor: Tensor, ffn: int, generator: torch.Generator) -> Te
 
 
 def _save(directory: Path, weights: dict[str, Tensor]) -> None:
-    """Hugging Face's sharded layout."""
     shards: list[dict[str, Tensor]] = [{}]
     for name, tensor in weights.items():
         if shards[-1] and sum(map(_bytes, shards[-1].values())) + _bytes(tensor) > SHARD_BYTES:

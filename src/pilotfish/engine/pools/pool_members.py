@@ -1,5 +1,3 @@
-"""The pools of a target, as members come and go."""
-
 from __future__ import annotations
 
 import logging
@@ -29,7 +27,7 @@ UsedPool = TypeVar("UsedPool", bound=DraftPool | PrefillPool, contravariant=True
 
 
 class PoolUser(Protocol[UsedPool]):
-    """RemoteDrafter, HandOvers. Called on the channel's thread."""
+    """Called on the channel's thread."""
 
     def receive(self, received: Received) -> None: ...
     def tick(self) -> None: ...
@@ -39,8 +37,8 @@ class PoolUser(Protocol[UsedPool]):
 
 
 class PoolMembers(Generic[AnyPool]):
-    """Dials pools and hangs up, and tells their user, on the channel's thread. To be changed by one thread at a time. A
-    pool with another endpoint, key or name is another pool."""
+    """Dials on the channel's thread. For one caller at a time. A pool with another endpoint, key or name is another
+    pool."""
 
     def __init__(
         self,
@@ -50,18 +48,16 @@ class PoolMembers(Generic[AnyPool]):
         make: Callable[[Member, Peer], AnyPool],
         user: PoolUser[AnyPool],
     ) -> None:
-        """`own` is this target's key, for pools that have one."""
         self._channel, self._thread, self._own, self._make, self._user = channel, thread, own, make, user
         self._pools: dict[Member, AnyPool] = {}  # none of the members draining
         self._problems: dict[Member, str] = {}
 
     def begin(self, members: Sequence[Member]) -> None:
-        """ParameterError for one that cannot be dialled."""
+        """ParameterError for a member that cannot be dialled."""
         self._change(dict.fromkeys(members, False), {member: self._checked(member) for member in members})
 
     def set(self, members: Sequence[Member]) -> None:
-        """One that cannot be dialled, as its host has no address yet, gives one line in the log, and is tried again at
-        the next call."""
+        """A member that cannot be dialled gives one log line, and is tried again at the next call."""
         wanted = {replace(member, draining=False): member.draining for member in members}
         self._problems = {member: problem for member, problem in self._problems.items() if member in wanted}
         before = {member: pool.draining for member, pool in self._pools.items()}

@@ -1,5 +1,4 @@
-"""Draft or prefill pools, as an engine has them: workers that it starts, or pools that it is told of. Imports no torch,
-which a target imports while its workers load."""
+"""Workers that an engine starts, or pools that it is told of. Imports no torch: it does so while its workers load."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ SWITCH_INTERVAL = 0.0002
 
 
 class RemotePools(ABC, Generic[AnyPool]):
-    """The pools that the configuration names, those that are told while it runs or, where it names none, workers, which
-    run until `close`."""
+    """The configured pools, those told at run time or, if none is named, workers, which run until `close`."""
 
     role: ClassVar[str]  # draft, prefill
     without: ClassVar[str]  # how a target goes on without a pool
@@ -83,7 +81,7 @@ class RemotePools(ABC, Generic[AnyPool]):
         self._thread.start(user.receive, user.tick)
 
     def _dial(self) -> None:
-        """ParameterError for an endpoint that is none."""
+        """ParameterError for an invalid endpoint."""
         for endpoint in self.endpoints:
             check_spelling(f"{self.role}_pool", endpoint)
         pools = zip(self.endpoints, self._keys, self._names, strict=True)
@@ -95,12 +93,11 @@ class RemotePools(ABC, Generic[AnyPool]):
         """Once the first ones were dialled."""
 
     def set_pools(self, members: Sequence[Member]) -> None:
-        """By one thread at a time, after they were connected. Others do the work of one that leaves, and no token
-        changes."""
+        """By one thread at a time, after they were connected. Others take over from one that leaves."""
         self._members.set(members)
 
     def wait(self, *, optional: bool) -> None:
-        """Until every pool serves or, where that is `optional`, it is clear that one does not."""
+        """Until every pool serves or, if `optional`, it is clear that one does not."""
         deadline = time.monotonic() + self._patience
         for pool in self.pools:
             self._wait_for(pool, deadline - time.monotonic(), optional)
@@ -110,7 +107,7 @@ class RemotePools(ABC, Generic[AnyPool]):
         return ANSWER if self._supervisor is None else LOADING
 
     def _wait_for(self, pool: AnyPool, timeout: float, optional: bool) -> None:
-        """ModelError for a pool that cannot be used, EngineError for a worker that does not start."""
+        """ModelError for an unusable pool, EngineError for a worker that does not start."""
         try:
             wait_until(lambda: self._is_settled(pool), lambda: self._in_vain(pool), timeout, pool.name)
         except EngineError:
@@ -126,7 +123,7 @@ class RemotePools(ABC, Generic[AnyPool]):
 
     @abstractmethod
     def _in_vain(self, pool: AnyPool) -> str | None:
-        """Why waiting for it would help nothing."""
+        """Why waiting for it is in vain."""
 
     def _worker_down(self) -> str | None:
         down = (state for state in self.workers() if state.status == "failed" or state.restarts >= MAX_RESTARTS)
@@ -140,13 +137,10 @@ class RemotePools(ABC, Generic[AnyPool]):
 
 
 class FollowedMembers:
-    """An engine's pools are those that a file names, until `close`."""
-
     def __init__(
         self, file: MembersFile, drafts: RemotePools[DraftPool] | None, prefills: RemotePools[PrefillPool] | None
     ) -> None:
-        """Returns when the pools that the file names now serve, or do not in time. `drafts` and `prefills` are None
-        where the target uses none."""
+        """Returns when the pools that the file names now serve, or time is up. None: the target uses no such pools."""
         self._drafts, self._prefills = drafts, prefills
         for unused, role in ((file.members.draft_pools, "draft"), (file.members.prefill_pools, "prefill")):
             if unused and (drafts if role == "draft" else prefills) is None:
@@ -168,14 +162,12 @@ class FollowedMembers:
 
 
 def worker_command(role: str, config: EngineConfig, endpoint: str, name: str) -> list[str]:
-    """A worker starts from its engine's configuration, less the target's cores, which it may not use."""
     own = {"config": config_text(replace(config, cores="")), "listen": endpoint, "name": name}
     return [sys.executable, "-m", "pilotfish", role, *(f"--{option}={value}" for option, value in own.items())]
 
 
 def salt_key(own: KeyPair | None) -> bytes:
-    """Keeps pools from trying which salt has a digest. Targets with one key share it; without a key it is this
-    process's own."""
+    """Keeps pools from trying which salt has a digest. Targets with one key share it; else each process has its own."""
     if own is None:
         return secrets.token_bytes(32)
     return hashlib.blake2b(own.secret.encode(), person=b"pilotfish salts", digest_size=32).digest()

@@ -53,8 +53,6 @@ class LayerWriter(Protocol):
 
 @dataclass
 class Source:
-    """How segments of a pool are read, on a thread of its own."""
-
     lane: Lane
     reader: SegmentReader | None = None  # None: segments are fetched, or the pool is lost
 
@@ -65,7 +63,7 @@ class Source:
 
 
 class HandOvers:
-    """Implements `core.handover.Prefills`. `tick` and `receive` are for the channel's thread."""
+    """`tick` and `receive` are for the channel's thread."""
 
     def __init__(
         self,
@@ -77,9 +75,8 @@ class HandOvers:
         transports: Sequence[str] = EngineConfig.prefill_transports,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`layout` is that of the slots that `writer` writes to. `post` sends frames to a peer, from any thread.
-        `problem` tells why a pool is not connected. `transports`: ways to read a pool's memory, the best first; without
-        any, segments are fetched."""
+        """`post` sends frames to a peer, from any thread. `problem` tells why a pool is not connected. `transports`:
+        ways to read a pool's memory, the best first; without any, segments are fetched."""
         self.machine = machine
         self._writer, self._layout, self._post, self._problem = writer, layout, post, problem
         self._transports, self._clock = transports, clock
@@ -94,7 +91,6 @@ class HandOvers:
 
     @contextmanager
     def _turn(self) -> Iterator[float]:
-        """The machine's turn at the present time. Its messages are posted, and its work begins, in order."""
         with self._lock:
             yield self._clock()
             machine = self.machine
@@ -145,7 +141,7 @@ class HandOvers:
         self._leave(incoming)
 
     def _leave(self, incoming: Incoming) -> None:
-        """It has ended: nobody writes to its slots when this returns."""
+        """After it returns, nobody writes to the slots."""
         with self._locks.pop(incoming):
             """Whoever was writing is done; the next one sees that it has ended."""
 
@@ -164,7 +160,6 @@ class HandOvers:
             self.machine.drain(pool, draining)
 
     def leave(self, pool: PrefillPool) -> None:
-        """Its thread ends by itself."""
         with self._turn():
             self.machine.leave(pool)
         self._sources.pop(pool.peer).lane.close(0.0)
@@ -177,7 +172,7 @@ class HandOvers:
             self.machine.tick(now)
 
     def receive(self, received: Received) -> None:
-        """Frames are decoded before the scheduler has to wait."""
+        """Decodes before it takes the lock."""
         pool = self.machine.pool_at(received.peer)
         if pool is None:
             return
@@ -231,7 +226,6 @@ class HandOvers:
             self.machine.landed(work, now - began, now)
 
     def _data(self, source: Source, work: ReadSegment) -> Bytes:
-        """In the layout of these slots, checked."""
         reference, theirs = work.reference, work.incoming.layout
         if work.data is not None:
             check_content(reference, work.data)
@@ -243,7 +237,7 @@ class HandOvers:
         return converted([(theirs, data)], self._layout, layers, reference.tokens)
 
     def close(self) -> None:
-        """After the channel's thread. No hand-over is under way."""
+        """Call it after the channel's thread has ended, with no hand-over under way."""
         for source in self._sources.values():
             source.lane.close(CLOSING)
             source.close()

@@ -1,5 +1,3 @@
-"""A prefill pool's process: a model, a socket, memory for segments, the worker's loop."""
-
 from __future__ import annotations
 
 import logging
@@ -51,8 +49,7 @@ TICK = 0.1
 
 
 def run_prefill_pool(config: PrefillConfig, ready: Callable[[str], None] = lambda _: None) -> None:
-    """Serve targets until SIGTERM or SIGINT; `ready` is called with the endpoint. InputError for what cannot be
-    used."""
+    """Serves targets until SIGTERM or SIGINT; calls `ready` with the endpoint. InputError for unusable input."""
     run_worker(config.name, lambda signals: _serve(config, ready, signals))
 
 
@@ -79,7 +76,6 @@ def _serve(config: PrefillConfig, ready: Callable[[str], None], signals: Signals
 
 @contextmanager
 def serving(config: PrefillConfig, channel: Channel, pacer: Pacer | None = None) -> Iterator[PrefillWorker]:
-    """Orders that are left at the end fail."""
     model = with_features(config.model)
     if config.nixl and not nixl_installed():
         raise ParameterError("nixl", True, "NIXL, which is not installed: pip install 'pilotfish[nixl]'")

@@ -1,4 +1,4 @@
-"""Prefill workers, as an engine has them. Imports no torch."""
+"""Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ TICK = 0.05
 
 
 class RemotePrefills(RemotePools[PrefillPool]):
-    """The target computes the prompts of a pool that leaves."""
-
     role, without, must_answer = "prefill", "prompts are computed without it until it comes", False
     handovers: HandOvers  # once `connect` has made them
 
@@ -38,8 +36,7 @@ class RemotePrefills(RemotePools[PrefillPool]):
             )
 
     def connect(self, identity: Callable[[], KVIdentity], layout: KVLayout, writer: LayerWriter) -> HandOvers:
-        """`identity` and `layout` are of the slots that `writer` writes to. Returns once every pool serves, as `wait`
-        says."""
+        """Returns once every pool serves, as `wait` says."""
         config = self._config
         self._make_channel(config.prefill_key, config.prefill_pool_key, TICK)
         machine = HandOverMachine(None, (), least_sent(config.prefill_threshold), salt_key(self._own))
@@ -68,7 +65,7 @@ class RemotePrefills(RemotePools[PrefillPool]):
         super().set_pools(members)
 
     def _introduce(self) -> None:
-        """The identity takes seconds to find where weights are large."""
+        """The identity takes seconds to find if weights are large."""
         if self.handovers.machine.greeting is None:
             greeting = PrefillHello(PREFILL_VERSION, self._identity(), model_name(self._config.target))
             self.handovers.machine.greeting = greeting

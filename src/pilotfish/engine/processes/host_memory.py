@@ -1,4 +1,4 @@
-"""What is free of a host's memory, and how the processes of an engine divide it. Imports no torch."""
+"""How the processes of an engine divide a host's free memory. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _OF_A_DRAFT = GIB
 
 
 def divided(config: EngineConfig, targets: int = 1) -> EngineConfig:
-    """Divides the free memory among `targets` and their prefill workers: each by itself would take most of it. To be
-    called before the first of them starts. Devices with memory of their own are not divided."""
+    """Among `targets` and their prefill workers, before the first starts. Devices with memory of their own are not
+    divided."""
     processes = targets * (1 + config.prefill_workers)
     if processes == 1 or config.memory or config.allotted or not config.device.startswith("cpu"):
         return config
@@ -34,8 +34,8 @@ class SharedHost:
 
 
 def shared(large: EngineConfig, targets: int, small: EngineConfig) -> SharedHost:
-    """Divides the memory of a host between two models: each process gets its weights, and an equal part of the rest.
-    Devices with memory of their own are not divided: ParameterError unless both engines say how much they take."""
+    """Each process gets its weights, and an equal part of the rest. Devices with memory of their own are not divided:
+    ParameterError unless both engines say how much they take."""
     if targets == 0 or large.device != small.device:
         return SharedHost(large, small)
     if not small.device.startswith("cpu"):
@@ -64,7 +64,6 @@ def file_size(model: Path) -> int:
 
 
 def _beside(config: EngineConfig) -> float:
-    """Bytes that a target plans on top, with its draft workers."""
     planned = config.kv_host_memory + config.prefill_workers * PrefillConfig.segment_memory
     return planned * GIB + _of_drafts(config)
 
@@ -76,7 +75,7 @@ def _of_drafts(config: EngineConfig) -> int:
 
 
 def free_memory() -> int:
-    """Bytes that can be taken without swapping, within the limit of the process's control group."""
+    """Bytes that can be taken without swapping, within the process's control group."""
     free = status_bytes(Path("/proc/meminfo"), "MemAvailable")
     limit, used = (_number(Path(f"/sys/fs/cgroup/memory.{name}")) for name in ("max", "current"))
     if limit is None or used is None:
@@ -87,7 +86,6 @@ def free_memory() -> int:
 
 
 def status_bytes(path: Path, name: str, unit: int = 1024) -> int:
-    """0 where the file has no such line."""
     found = re.search(rf"^{name}:?\s+(\d+)", path.read_text(), re.MULTILINE) if path.is_file() else None
     return int(found[1]) * unit if found else 0
 

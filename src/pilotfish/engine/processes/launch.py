@@ -1,5 +1,3 @@
-"""Workers in processes of their own: started, watched, restarted, shut down."""
-
 from __future__ import annotations
 
 import logging
@@ -44,21 +42,19 @@ class WorkerState:
 
     @property
     def problem(self) -> str | None:
-        """One line."""
         return f"{self.name}: {self.reason}" if self.status in ("restarting", "failed") else None
 
 
 class Supervisor:
-    """Starts workers and keeps them running until `close`, which also runs when the supervisor is forgotten, and when
-    the process exits; but not in a fork of it. Where the process is killed, workers that called `die_with_parent` go
-    too.
+    """Keeps workers running until `close`, which also runs when the supervisor is forgotten and when the process exits,
+    but not in a fork. If the process is killed, workers that called `die_with_parent` end too.
 
     >>> with closing(Supervisor()) as supervisor:
     ...     supervisor.start([WorkerSpec("draft 0", [sys.executable, "-m", "pilotfish", "draft", ...])])
     """
 
     def __init__(self, grace: float = 2.0, changed: Callable[[WorkerState], None] = lambda _: None) -> None:
-        """On `close` workers have `grace` seconds to end by themselves. `changed` is called on the worker's thread."""
+        """On `close` workers have `grace` seconds to end. `changed` is called on the worker's thread."""
         self.directory = _socket_directory()  # for sockets: this user's alone, short, and removed on close
         self._changed = changed
         self._workers: list[_Worker] = []
@@ -80,13 +76,12 @@ class Supervisor:
         return tuple(worker.state for worker in self._workers)
 
     def kill(self, name: str, reason: str) -> None:
-        """Kill a worker and start it again, as after a crash. From any thread; returns at once."""
+        """As after a crash it starts again. From any thread; returns at once."""
         for worker in self._workers:
             if worker.name == name:
                 worker.kill(reason)
 
     def close(self) -> None:
-        """Ask, wait, then kill. Closing twice is fine, and goes on where an interrupt ended it."""
         self._closed = True
         _shut_down(*self._shut_down_arguments)
         self._finalizer.detach()
@@ -116,8 +111,7 @@ def _shut_down(workers: Sequence[_Worker], directory: Path, grace: float, pid: i
 
 
 class _Worker(threading.Thread):
-    """The thread lives as long as the worker's runs (see WorkerProcess). Other threads read `state`, `kill` and
-    `terminate`."""
+    """Lasts as long as the worker's runs (see WorkerProcess). Other threads read `state`, `kill` and `terminate`."""
 
     def __init__(self, spec: WorkerSpec, changed: Callable[[WorkerState], None]) -> None:
         super().__init__(name=spec.name, daemon=True)
@@ -155,7 +149,6 @@ class _Worker(threading.Thread):
         self._change(status="stopped", pid=None)
 
     def _run_once(self) -> tuple[str, bool]:
-        """Why it has ended, or could not be started; whether to start it again."""
         restarts = self.state.restarts + (self.state.status == "restarting")
         self._kill_reason = ""
         try:
@@ -172,7 +165,6 @@ class _Worker(threading.Thread):
         return self._kill_reason or str(ending), again and self._spec.restarts
 
     def _pause(self, seconds: float) -> None:
-        """Until `terminate`, at most."""
         with suppress(queue.Empty):
             self._wakes.get(timeout=seconds)
 
@@ -182,7 +174,6 @@ class _Worker(threading.Thread):
 
 
 def delay_after(crashes: int) -> float:
-    """Seconds before the next start; `crashes` counts from 1, since the last healthy run."""
     return min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(crashes - 1, 64))
 
 
@@ -192,7 +183,7 @@ def _socket_directory() -> Path:
 
 
 def wait_until(ready: Callable[[], bool], problem: Callable[[], str | None], timeout: float, what: str) -> None:
-    """EngineError with the `problem` once there is one, or naming `what` was waited for after `timeout` seconds."""
+    """EngineError with the `problem` once there is one, or naming `what` after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not ready():
         if (found := problem()) is not None:

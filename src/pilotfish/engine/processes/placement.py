@@ -1,4 +1,4 @@
-"""Which cores a target and its workers run on. Imports no torch."""
+"""Imports no torch."""
 
 from __future__ import annotations
 
@@ -24,15 +24,13 @@ class Placement:
 
     @property
     def taken(self) -> frozenset[int]:
-        """Cores of the workers that the target has not."""
         return frozenset().union(*self.workers) - self.target
 
 
 def split_cores(available: frozenset[int], target: str, draft: str, workers: int) -> Placement:
     """`target` and `draft` are as in "0,2-3". By default each draft worker has an eighth of the `available` cores, at
-    least one, together at most half, the last ones; the target has all others. Where no core is left for one of the
-    two, it shares the other's, with a warning. ParameterError for sets that overlap or that this process may not
-    use."""
+    least one, together at most half, the last ones; the target has all others. If no core is left for one of the two,
+    they share, with a warning. ParameterError for overlapping or forbidden sets."""
     own, drafts = parse_cores(target, "cores"), parse_cores(draft, "draft_cores")
     if own & drafts:
         raise ParameterError("draft_cores", draft, f"other cores than the target's, {target}")
@@ -44,9 +42,8 @@ def split_cores(available: frozenset[int], target: str, draft: str, workers: int
 def split_for_prefill(
     available: frozenset[int], target: str, prefill: str, workers: int, drafts: frozenset[int] = frozenset()
 ) -> Placement:
-    """By default prefill workers have all cores that a target with cores of its own leaves, and the last half where it
-    has none. `available` are those that no draft worker has. Where that leaves none they share the `drafts`' cores, not
-    the target's, which everybody waits for."""
+    """By default prefill workers have all cores that a target with cores of its own leaves, else the last half.
+    `available` excludes draft workers' cores; if none is left they share the `drafts`', not the target's."""
     own, theirs = parse_cores(target, "cores"), parse_cores(prefill, "prefill_cores")
     if own & theirs:
         raise ParameterError("prefill_cores", prefill, f"other cores than the target's, {target}")

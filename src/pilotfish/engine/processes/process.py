@@ -1,5 +1,3 @@
-"""Worker processes. The parent starts and ends them; a worker names itself, heeds signals and ends with its parent."""
-
 from __future__ import annotations
 
 import ctypes
@@ -53,8 +51,7 @@ class Ending:
     last_line: str  # of its stderr; "" if it wrote none
 
     def __str__(self) -> str:
-        """One line. Omits the last line of stderr if it explains nothing: after an end that was asked for, and if it is
-        a JSON log record."""
+        """Omits the last line of stderr after a requested end, or if it is a JSON log record."""
         by_signal = f"was ended by signal {-self.code} ({signal.strsignal(-self.code)})" if self.code < 0 else ""
         how = by_signal or f"exited with code {self.code}"
         failed = self.code not in (0, -signal.SIGKILL, -signal.SIGTERM)
@@ -63,8 +60,8 @@ class Ending:
 
 
 class WorkerProcess:
-    """A run of a worker. It has a session of its own, so that Ctrl-C reaches only the parent, and runs on its cores
-    from its first instruction. Its stderr, and its stdout where nobody is told of it, go to the parent's stderr.
+    """It has a session of its own, so that Ctrl-C reaches only the parent, and runs on its cores from its first
+    instruction. Its stderr, and its stdout if nobody is told of it, go to the parent's stderr.
 
     The worker dies with the *thread* that makes this (prctl(2), PR_SET_PDEATHSIG), which therefore must last."""
 
@@ -102,7 +99,6 @@ class WorkerProcess:
                     self._show(line)
 
     def _show(self, line: str) -> None:
-        """If logs are JSON, lines that are not are wrapped in a log record."""
         if self._logs_json and not line.startswith("{"):
             if line.strip():
                 logger.warning("%s: %s", self._name, line.strip())
@@ -111,7 +107,7 @@ class WorkerProcess:
         sys.stderr.flush()
 
     def wait(self) -> None:
-        """Where no signal was sent to it since, its id stays its own until `end`."""
+        """Until `end`, its id stays its own, unless a signal was sent to it since."""
         with suppress(ChildProcessError):  # a signal to it came later, and took note of its end
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
 
@@ -123,7 +119,6 @@ class WorkerProcess:
         self._process.kill()
 
     def end(self) -> Ending:
-        """Kills it and its own children, if they still run."""
         with suppress(ProcessLookupError, PermissionError):  # none runs
             os.killpg(self.pid, signal.SIGKILL)
         code = self._process.wait()
@@ -132,7 +127,6 @@ class WorkerProcess:
 
 
 def _shown(line: str) -> str:
-    """It may quote text from elsewhere."""
     body = line.rstrip("\r\n")
     return printable_output(body) + ("\n" if len(body) < len(line) else "")
 
@@ -160,12 +154,11 @@ def worker_environment(spec: WorkerSpec) -> dict[str, str]:
 
 
 def supervised() -> bool:
-    """Whether a Supervisor started this process and `die_with_parent` has not been called yet."""
     return PARENT in os.environ
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> None:
-    """Have this process end by signal `number` when its supervisor's process ends in any way."""
+    """This process ends by signal `number` when its supervisor's process ends in any way."""
     parent = os.environ.pop(PARENT, None)
     if parent is None:
         return
@@ -181,8 +174,7 @@ def remove_directory() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Keep freed memory for the next large messages. Else malloc returns it to the system, which has to clear every
-    page of the next: that takes as long as several copies."""
+    """malloc would return freed memory, and the system clear every page of the next: as slow as several copies."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # glibc's
         libc.mallopt(_M_MMAP_THRESHOLD, LARGEST_KEPT)
@@ -198,7 +190,7 @@ class Stopped(BaseException):
 
 
 def heeded(numbers: Iterable[int]) -> list[int]:
-    """Without the signals that this process was started to ignore, as `nohup` and a shell's background jobs are."""
+    """Without signals that this process was started to ignore, as `nohup` and a shell's background jobs are."""
     return [n for n in numbers if n == signal.SIGTERM or signal.getsignal(n) != signal.SIG_IGN]
 
 
@@ -214,7 +206,7 @@ class Signals:
         self._stop: Callable[[], None] | None = None
 
     def call(self, stop: Callable[[], None]) -> None:
-        """`stop` is called at once after a signal whose Stopped was lost, as in a `__del__`."""
+        """Calls `stop` at once after a signal whose Stopped was lost, as in a `__del__`."""
         self._stop = stop
         if self.received:
             stop()
@@ -242,7 +234,7 @@ class Signals:
 
 
 def run_worker(role: str, work: Callable[[Signals], None]) -> None:
-    """The process ends with its supervisor. A signal that comes before `Signals.call` ends it at once."""
+    """A signal before `Signals.call` ends it at once."""
     name_process(role)
     signals = Signals()
     with signals:  # from here on there are processes to end

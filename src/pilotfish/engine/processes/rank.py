@@ -1,5 +1,3 @@
-"""The process of a rank of a target but the first: a shard, its KV, one loop that runs whatever rank 0 runs."""
-
 from __future__ import annotations
 
 from contextlib import closing

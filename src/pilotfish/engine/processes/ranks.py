@@ -1,5 +1,4 @@
-"""The other ranks of a target, as its process has them: started with it, told of every forward, watched. Imports no
-torch."""
+"""Imports no torch."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ LOADING, TAKING, NOTICING = 600.0, 30.0, 2.0
 
 
 class Ranks:
-    """Of one target: rank 0 is this process. The others run until `close`. One that ends takes all with it: none is
-    started again alone."""
+    """Rank 0 is this process. A rank that ends takes all with it: none is restarted alone."""
 
     def __init__(self, config: EngineConfig, cores: frozenset[int]) -> None:
         """`cores` are divided among all ranks. ParameterError for a device of one rank alone."""
@@ -59,13 +57,12 @@ class Ranks:
         )
 
     def _changed(self, state: WorkerState) -> None:
-        """The first to end is the reason; it takes others with it."""
         if state.status == "failed":
             self._lost = self._lost or state.problem
 
     def begin(self, slots: int) -> None:
-        """Wait until all have loaded and can meet. EngineError for a rank that does not come, ModelError for one that
-        cannot use the model."""
+        """Waits until all have loaded. EngineError for a rank that does not come, ModelError for one that refuses the
+        model."""
         wait_until(lambda: self._admitted() == self._others, lambda: self._lost, LOADING, "target ranks")
         for link in self._links:
             link.send(encode(Begin(slots)), TAKING)
@@ -85,8 +82,8 @@ class Ranks:
 
     @contextmanager
     def together(self, batch: Batch) -> Iterator[None]:
-        """The others run this batch meanwhile. RankLost if one does not, and from then on, as after an interrupt:
-        nobody knows where in their forward they are."""
+        """The others run this batch meanwhile. RankLost if one does not, and from then on: their place in it is
+        unknown."""
         self.refuse_lost()
         try:
             arrays = [Array([*tensor.shape], tensor.numpy().tobytes()) for tensor in batch.tensors()]
@@ -105,7 +102,6 @@ class Ranks:
             raise RankLost(self._lost)
 
     def _note(self, error: BaseException) -> None:
-        """Most likely a rank has just ended."""
         deadline = time.monotonic() + NOTICING
         while self._lost is None and isinstance(error, OSError | RuntimeError) and time.monotonic() < deadline:
             time.sleep(POLL)

@@ -1,5 +1,3 @@
-"""The engine of a server: a fleet of targets in processes of their own, and a stream of updates for each request."""
-
 from __future__ import annotations
 
 import asyncio
@@ -60,8 +58,8 @@ class AsyncEngine:
         routing: Routing | None = None,
         own_name: str = TARGET,
     ) -> None:
-        """`server` says how many targets there are, and where. `environment` is added to that of the processes that are
-        started, which are called `own_name`. `routing` None: by prefixes and load."""
+        """`environment` is added to that of the started processes, called `own_name`. Default `routing`: prefixes and
+        load."""
         self.config = config
         self.name = model_name(config.target)
         self.tokenizer: Any = None  # until `start`
@@ -79,8 +77,8 @@ class AsyncEngine:
     # -- the targets
 
     async def start(self) -> None:
-        """Loads the tokenizer meanwhile. `health` tells when a target is ready. ModelError for a tokenizer or a
-        generation_config.json that cannot be used; `health` tells of other problems with the model."""
+        """ModelError for an unusable tokenizer or generation_config.json; `health` tells of other problems, and of
+        readiness."""
         await self._fleet.start()
         await asyncio.to_thread(self._read_model)
 
@@ -93,7 +91,6 @@ class AsyncEngine:
         self._own = {"tokenizer": text_digest(self.tokenizer), "config": metadata.config_digest(self.config.target)}
 
     async def set_targets(self, members: Sequence[Member]) -> None:
-        """Of those elsewhere."""
         await self._fleet.set_members(members)
 
     async def close(self) -> None:
@@ -118,7 +115,6 @@ class AsyncEngine:
         return "; ".join(reasons) or "target: there is none"
 
     def _present_identity(self) -> Identity | None:
-        """While the server drains, routes still read the last one."""
         if not self._fleet.closed:
             known = [replica.status.identity for replica in self._fleet.replicas if replica.status is not None]
             self._identity = together(known) if known else None
@@ -127,8 +123,7 @@ class AsyncEngine:
     # -- requests
 
     def submit(self, requests: Sequence[EngineRequest]) -> Stream:
-        """A stream of the outputs of requests that differ in their prompts alone. TargetUnavailable if no target is
-        ready."""
+        """The requests differ in their prompts alone. TargetUnavailable if no target is ready."""
         candidates = self._fleet.taking
         if not candidates:
             raise TargetUnavailable(self._absence(), self.health.retry_after)
@@ -162,7 +157,6 @@ class AsyncEngine:
                 self._fleet.revise(one)
 
     def _fail(self, request: OpenRequest, error: Exception) -> None:
-        """All requests of its stream end."""
         request.stream.fail(error)
         request.stream.abort()
 
@@ -202,7 +196,6 @@ class AsyncEngine:
         return ""
 
     def look(self) -> None:
-        """Requests that wait go on, or have waited long enough."""
         self._waiting = [request for request in self._waiting if self._still_waits(request)]
 
     def _still_waits(self, request: OpenRequest) -> bool:
@@ -214,7 +207,6 @@ class AsyncEngine:
         return not expired
 
     def _resume(self, request: OpenRequest, otherwise: Exception) -> None:
-        """At another target, now or as soon as there is one."""
         if request.begun and not request.fingerprint:
             self._fail(request, otherwise)
         elif not self._find_another(request):

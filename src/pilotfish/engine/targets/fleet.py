@@ -1,5 +1,4 @@
-"""The targets of a server: processes that it starts, and those elsewhere that it is told of. It dials them all,
-attends, and notices when one is gone.
+"""The targets of a server: processes that it starts, and those elsewhere that it is told of.
 
 event loop        send, withdraw, revise ─►            Attend, twice a second      replicas, their requests
 ──────────────────────── posted, and called back: nobody waits ────────────────────────────────────────────
@@ -67,7 +66,7 @@ CHANGE = 30.0
 
 
 class FleetUser(Protocol):
-    """The event loop calls it."""
+    """Called by the event loop."""
 
     observe: Callable[[StepReport, Sequence[Delta]], None]  # called with each step of a target
     routed: RoutedTokens
@@ -88,8 +87,8 @@ class FleetUser(Protocol):
 
 
 class Fleet:
-    """`start`, then all else from the same event loop, then `close`. A target of this server's own is started again
-    when it ends, and killed when it stands still for `target_timeout` seconds."""
+    """Used from one event loop. A target of this server's own is restarted when it ends, and killed when it stands
+    still for `target_timeout` seconds."""
 
     def __init__(
         self,
@@ -101,7 +100,7 @@ class Fleet:
         clock: Callable[[], float] = time.monotonic,
         own_name: str = TARGET,
     ) -> None:
-        """`environment` is added to that of the processes that are started, which are called `own_name`."""
+        """`environment` is added to that of the started processes, which are called `own_name`."""
         self.replicas: list[Replica] = []
         self.routing = routing
         self.closed = False
@@ -116,12 +115,10 @@ class Fleet:
 
     @property
     def taking(self) -> list[Replica]:
-        """Replicas that may get requests."""
         return [replica for replica in self.replicas if replica.takes and not self.closed]
 
     @property
     def alone(self) -> bool:
-        """Whether there is one target, of this server's own, and nobody else to take over."""
         return len(self.replicas) == 1 and self.replicas[0].worker is not None
 
     @property
@@ -131,7 +128,7 @@ class Fleet:
     # -- from start to end
 
     async def start(self) -> None:
-        """ParameterError for addresses, keys and cores that cannot be used."""
+        """ParameterError for unusable addresses, keys and cores."""
         self._loop, server = asyncio.get_running_loop(), self._server
         self._supervisor = Supervisor(GRACE, lambda state: self._in_loop(partial(self._note_worker, state)))
         incarnation, insecure = secrets.token_bytes(8), self._config.insecure
@@ -156,8 +153,6 @@ class Fleet:
         self._supervisor.start([WorkerSpec(own.name, command, own.cores, self._environment)])
 
     async def _follow(self, file: MembersFile, fixed: Sequence[Member]) -> None:
-        """Targets are those in a file and the `fixed` ones."""
-
         def tell(members: Members) -> None:
             change = self.set_members([*fixed, *members.targets])
             asyncio.run_coroutine_threadsafe(change, self._loop).result(CHANGE)
@@ -166,8 +161,8 @@ class Fleet:
         self._file = MembersThread(file, tell)
 
     async def set_members(self, members: Sequence[Member]) -> None:
-        """Of targets elsewhere. Others get the requests of one that has left; one that drains gets no more of them, and
-        is left when it has none."""
+        """Of targets elsewhere. Others take the requests of one that left; one that drains gets no more, and leaves
+        then."""
         async with self._members:
             if self.closed:
                 return
@@ -187,7 +182,6 @@ class Fleet:
         self._dialling[replica] = self._loop.create_task(self._dial(replica))
 
     async def _dial(self, replica: Replica) -> None:
-        """Again and again while its host has no address."""
         while True:
             try:
                 keys = self._keys_for(replica.member)
@@ -327,7 +321,6 @@ class Fleet:
     # -- in the loop
 
     def _attend(self) -> None:
-        """Often until a target is there; then often enough to show it that this server lives."""
         if self.closed:
             return
         now, routes = self._clock(), len(self.replicas) > 1
@@ -391,7 +384,6 @@ class Fleet:
                     self.ended(replica, delta.id)
 
     def _take_news(self, replica: Replica, incarnation: str) -> None:
-        """Another target may be there than before."""
         if replica.serving and replica.is_news(incarnation):
             replica.forget()
             self._forgotten(replica, f"{replica.name}: it was started anew")
@@ -420,8 +412,7 @@ class Fleet:
 
 
 def members_of(server: ServerConfig, insecure: bool) -> list[Member]:
-    """The targets elsewhere that are known from the start. ParameterError for no address or key, and for an address
-    that needs keys and has none."""
+    """ParameterError for an invalid address or key, and for an address that needs keys and has none."""
     keys = load_target_keys(server.target_key, server.target_pool_key, len(server.target_pool), "target")
     for endpoint, known in zip(server.target_pool, keys, strict=True):
         check_spelling("target_pool", endpoint)

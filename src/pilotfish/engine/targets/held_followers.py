@@ -1,4 +1,4 @@
-"""Servers that choose among targets are told which prefixes this one holds: all at first, then what changes."""
+"""Tells servers that choose among targets which prefixes this one holds: all at first, then changes."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ class Told:
 
 
 class HeldFollowers:
-    """Called by the step loop. Names what the cache holds from the first server on that asks."""
+    """For the step loop. Names what the cache holds once the first server asks."""
 
     def __init__(self, cache: PrefixCache | None, servers: Servers, clock: Callable[[], float]) -> None:
-        """Without a cache nothing is held."""
         self._cache, self._servers, self._clock = cache, servers, clock
         self._prefixes: HeldPrefixes | None = None
         self._told: dict[AttendedServer, Told] = {}
         self._changed = -CHANGES  # when servers were told last
 
     def tell(self, idle: bool) -> None:
-        """If it is due; at once where nothing will change for a while (`idle`)."""
+        """If it is due; at once if nothing will change for a while (`idle`)."""
         now = self._clock()
         if not idle and now - self._changed < CHANGES:
             return

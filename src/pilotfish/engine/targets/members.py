@@ -1,8 +1,8 @@
-"""Members: the targets and pools that there are at present, in a file that others write while its readers run.
+"""The present targets and pools, in a file that others write while its readers run:
 
     {"targets": [], "draft_pools": [{"endpoint": "tcp://d:7070", "key": "<40 characters>"}], "prefill_pools": []}
 
-Whoever can write the file decides to whom prompts are sent, so nobody may whom its owner does not let.
+A writer of the file decides where prompts are sent, so its owner must guard it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Members(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tru
 
 
 def write_members(path: Path, members: Members) -> None:
-    """Readers find the old members or the new ones, never a part."""
+    """Atomic."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -84,7 +84,7 @@ def write_members(path: Path, members: Members) -> None:
 
 
 class MembersFile:
-    """InputError where there is no file, or none that can be used."""
+    """InputError for an absent or unusable file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -93,8 +93,7 @@ class MembersFile:
         self._problem = ""
 
     def poll(self) -> bool:
-        """Whether there are other `members` than before. What cannot be used changes nothing, and gives one log
-        line."""
+        """Whether `members` changed. An unusable file changes nothing, and gives one log line."""
         try:
             text = _content(self._path)
             if text == self._text:
@@ -134,8 +133,6 @@ def _members(path: Path, text: bytes) -> Members:
 
 
 class MembersThread:
-    """Reads a file now and then, and tells its members when they change, and now and then without that."""
-
     def __init__(self, file: MembersFile, tell: Callable[[Members], None]) -> None:
         self._file, self._tell = file, tell
         self._closing = threading.Event()

@@ -1,4 +1,4 @@
-"""The targets that a server starts on its own host: what each of them may take of it. Imports no torch."""
+"""Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pilotfish.engine.processes.placement import equal_parts
 from pilotfish.errors import ParameterError
 
 TARGET = "target"
-#: What several targets of a host cannot share, by what each may have instead.
+#: Options that several targets of a host cannot share, and what each may have instead.
 ALONE = {
     "draft_cores": "none with replicas, each of which divides its own cores",
     "prefill_cores": "none with replicas, each of which divides its own cores",
@@ -29,15 +29,13 @@ class OwnTarget:
 
 
 def num_own(config: EngineConfig, server: ServerConfig) -> int:
-    """By default one, where no target is known elsewhere."""
     if server.replicas is not None:
         return server.replicas
     return int(not server.target_pool and config.members is None)
 
 
 def own_targets(config: EngineConfig, count: int, name: str = TARGET) -> list[OwnTarget]:
-    """Several targets divide the cores and the memory that one would have. ParameterError for what they cannot
-    divide."""
+    """Several divide the cores and memory of one. ParameterError for what they cannot divide."""
     if count <= 1:
         return [OwnTarget(name, config)] * count
     for field, allowed in ALONE.items():

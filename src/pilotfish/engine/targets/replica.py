@@ -1,5 +1,3 @@
-"""A target as a server knows it, one of several of one model: where it is, whether it can be asked, what it has."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -45,8 +43,6 @@ class ReplicaHealth:
 
 @dataclass
 class RoutedTokens:
-    """Tokens of prompts for which a target was chosen."""
-
     prompt: int = 0
     expected: int = 0  # whose KV the target was believed to have
     found: int = 0  # whose KV it had
@@ -63,7 +59,6 @@ class Replica:
     """The event loop changes it. The channel's thread tells `silence` and `step`, and reads what it needs to."""
 
     def __init__(self, member: Member, clock: Callable[[], float], worker: WorkerState | None = None) -> None:
-        """`worker` is its process, where this server starts it."""
         self.member = member
         self.name = member.label
         self.id = member.endpoint if worker is None else member.name  # for routing: the same one in all servers
@@ -88,7 +83,6 @@ class Replica:
 
     @property
     def serving(self) -> bool:
-        """Whether a target there has said that it is ready."""
         return bool(self.attendance.incarnation)
 
     @property
@@ -135,7 +129,6 @@ class Replica:
     # -- what becomes of it
 
     def note_worker(self, state: WorkerState) -> bool:
-        """Whether its process is gone."""
         assert self.worker is not None  # or nobody would know
         before, self.worker = self.worker, state
         if state.pid != before.pid:
@@ -147,7 +140,6 @@ class Replica:
         return gone
 
     def is_news(self, incarnation: str) -> bool:
-        """Whether a message is of a target that was not known there before."""
         return incarnation not in (self.attendance.incarnation, self._last)
 
     def is_last(self, incarnation: str) -> bool:

@@ -1,5 +1,4 @@
-"""The servers of a target: who attends, what they ask for, what they are told. Imports no torch: a target listens, and
-its servers hear that it lives, before it imports that.
+"""The servers that attend to a target. Imports no torch: servers hear that the target lives before it imports that.
 
 step loop          take: what was asked for      progress, fail: numbered      tell_all: Status
 ─────────────────────────────── a queue each way, nobody waits ────────────────────────────────
@@ -54,8 +53,8 @@ LEAVING = "it shuts down"
 
 @dataclass
 class Attendance:
-    """A server's counts of its messages with one target, so that no loss goes unnoticed (`wire/serving.py`). One thread
-    follows them in order."""
+    """Counts a server's messages with one target, so that no loss goes unnoticed (`wire/serving.py`). For one
+    thread."""
 
     incarnation: str = ""  # of the target; "" while none is known
     sent: int = 0  # Submits, Aborts and Revises to it
@@ -65,7 +64,7 @@ class Attendance:
         return Attend(SERVING_VERSION, self.incarnation, self.sent, self.sequence, held, heard)
 
     def follows(self, message: StepProgress | Failure | Beat) -> bool:
-        """False where messages were lost before it: then all requests at the target are over."""
+        """False after lost messages: then all requests at the target are over."""
         told = message.sequence
         if isinstance(message, Beat):
             followed, self.sequence = told <= self.sequence, max(told, self.sequence)
@@ -120,8 +119,6 @@ _addressed = msgspec.msgpack.Decoder(Addressed)
 
 
 class Servers:
-    """Owns the channel on which servers come, and its thread, from `start` to `close`."""
-
     def __init__(self, channel: Channel, clock: Callable[[], float] = time.monotonic) -> None:
         self.incarnation = secrets.token_hex(8)  # of this target
         self.step_seconds: Callable[[], float] = lambda: 0.0  # that the step at hand has lasted; any thread may ask
@@ -162,11 +159,11 @@ class Servers:
         self._tell(server, Failure(server.sequence, list(ids), reason, refused, field))
 
     def drop(self, server: AttendedServer, dropped: Dropped) -> None:
-        """Leave a gap in the numbers, wider than what may be under way."""
+        """Leaves a gap in the numbers, wider than what may be under way."""
         server.sequence = max(server.sequence, dropped.sequence) + WAITING
 
     def tell_all(self, status: Status) -> None:
-        """Servers that come later are told so too, at once."""
+        """Later servers are told so too, at once."""
         frame = self._status = encode(status)
         for server in self._present():
             self._thread.post(server.peer, frame)
@@ -178,7 +175,7 @@ class Servers:
         self._thread.post(server.peer, encode(held))
 
     def leave(self) -> None:
-        """Also those that come later are told that nothing more will come."""
+        """Later servers are told so too."""
         self._leaving = True
         for server in self._present():
             self._post(server.peer, Declined(LEAVING))
@@ -222,7 +219,7 @@ class Servers:
             self._ask(server, message)
 
     def _refuse(self, server: AttendedServer, received: Received, reason: str) -> None:
-        """A malformed request is refused, if it names itself; the server's first gives a log line."""
+        """A malformed request is refused if it names itself; the server's first gives a log line."""
         server.malformed += 1
         if server.malformed == 1:
             logger.warning("dropped a frame of server %s: %s", server.peer.hex(), reason)
@@ -246,7 +243,6 @@ class Servers:
             self._ask(server, Dropped("messages of it were lost", attend.sequence))
 
     def _unfit(self, peer: Peer, attend: Attend) -> str:
-        """Why a server is not served; "" if it is."""
         if self._leaving:
             return LEAVING
         if attend.version != SERVING_VERSION:
@@ -257,7 +253,6 @@ class Servers:
         return f"{MAX_SERVERS} servers attend already" if full else ""
 
     def _hear(self, server: AttendedServer) -> None:
-        """Any message shows that a server is there."""
         server.silence.heard()
         if not server.present:
             self._greet(server)

@@ -1,5 +1,3 @@
-"""How long a process was silent, by the clock of one that may stand still itself."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -11,7 +9,7 @@ LONGEST_LOOK = 0.5
 
 @dataclass
 class Silence:
-    """Seconds since a process was last heard, not counting time in which this process stood still."""
+    """Seconds since a process was last heard, without the time in which this process stood still."""
 
     seconds: float = 0.0
     _looked: float | None = None  # when the last look was

@@ -1,5 +1,3 @@
-"""What a target tells servers of itself: its identity, its load, its steps, its pools and tiers."""
-
 from __future__ import annotations
 
 import time
@@ -86,7 +84,6 @@ def identity_of(engine: Engine) -> Identity:
 
 
 def tiers_of(engine: Engine) -> list[TierUse]:
-    """The device first."""
     scheduler, size = engine.worker.scheduler, engine.memory.target.slot
     pool, evicted = scheduler.pool, 0 if scheduler.cache is None else scheduler.cache.evicted
     device = TierUse(DEVICE, (pool.capacity - pool.num_free) * size, pool.capacity * size, evicted=evicted)

@@ -1,5 +1,3 @@
-"""An open request of a server, and the stream of updates that its outputs become."""
-
 from __future__ import annotations
 
 import asyncio
@@ -15,8 +13,6 @@ from pilotfish.wire.serving import Delta, EngineRequest, PartialOutput, StepRepo
 
 @dataclass(frozen=True)
 class Update:
-    """Tokens and text added to one output since the last read (several steps if the reader is slow)."""
-
     index: int  # of the output, counted through all prompts
     delta: Delta
     steps: tuple[StepReport, ...]
@@ -49,12 +45,8 @@ def merged(first: Update, later: Update) -> Update:
 
 
 class Stream:
-    """Updates of `n` outputs of each prompt until all have ended. Unread updates of an output are joined into one, so
-    that a slow reader costs no more memory than the outputs.
-
-    After the updates so far the iterator raises InputError if the target refused the request, TargetUnavailable if the
-    target is gone, EngineError if a step broke.
-    """
+    """After the updates the iterator raises InputError if the target refused the request, TargetUnavailable if the
+    target is gone, EngineError if a step broke. A slow reader costs no more memory than the outputs."""
 
     def __init__(self, prompts: int, n: int, abort: Callable[[], None]) -> None:
         """`abort` ends the request; the target frees its slots before the next step. Idempotent, never waits."""
@@ -130,7 +122,6 @@ class OpenRequest:
         return self.withdrawn or all(output.ended for output in self._outputs)
 
     def submit(self, number: int, incarnation: str) -> Submit:
-        """Asks a target for the outputs that have not ended, from where they stand."""
         if not self.begun:
             return Submit(number, incarnation, self.request)
         partial = [

@@ -1,5 +1,3 @@
-"""A target worker's process: an engine, the servers that attend to it, one loop."""
-
 from __future__ import annotations
 
 import logging
@@ -47,8 +45,8 @@ def run_target(
     prefills: RemotePrefills | None = None,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve until one of `signals` comes; `ready` is called once requests can be served. `remote` and `prefills` were
-    started already. InputError for a model that cannot be served."""
+    """Serves until one of `signals` comes; calls `ready` once it can. `remote` and `prefills` run already. InputError
+    for a model that cannot be served."""
     weights = read_weights(config.target)
     with Engine(config, remote=remote, prefills=prefills) as engine:
         assert engine.grammars is not None  # since it was loaded
@@ -63,8 +61,6 @@ def run_target(
 
 @dataclass(frozen=True)
 class RequestKey:
-    """Each server numbers its own requests."""
-
     server: AttendedServer
     id: int
 
@@ -76,8 +72,6 @@ class Compiling:
 
 
 class TargetService:
-    """Takes in servers' requests, steps, and tells each server what the step added."""
-
     def __init__(self, engine: Engine, servers: Servers, clock: Callable[[], float] = time.perf_counter) -> None:
         """`clock` must be that of the engine's step records."""
         self._engine = engine
@@ -132,7 +126,7 @@ class TargetService:
             self._identity = msgspec.structs.replace(self._identity, fingerprint=found)
 
     def step_seconds(self) -> float:
-        """Seconds that the present step has lasted; 0 between steps. Any thread may call this."""
+        """0 between steps. Any thread may call this."""
         began = self._began
         return 0.0 if began is None else max(0.0, self._clock() - began)
 
@@ -173,7 +167,6 @@ class TargetService:
         self._servers.drop(server, dropped)
 
     def _compile(self, key: RequestKey, message: Submit, constraint: Constraint) -> None:
-        """Requests without a grammar do not wait for those with one."""
         assert self._engine.grammars is not None  # since it was loaded
         compiled = self._engine.grammars.compile(constraint)
         self._compiling[key] = Compiling(message, compiled)
@@ -201,7 +194,6 @@ class TargetService:
         self._samples[key] = samples
 
     def _revise(self, key: RequestKey, message: Revise) -> None:
-        """A request may have ended meanwhile."""
         for sample in self._samples.get(key, []):
             self._engine.revise(sample, message.max_nodes)
         if (compiling := self._compiling.get(key)) is not None:
@@ -234,7 +226,6 @@ class TargetService:
         self._end([sample for sample, delta in deltas.items() if delta.finish is not None])
 
     def _tell_progress(self, report: StepReport, deltas: Mapping[Sample, Delta]) -> None:
-        """To each server with requests here."""
         told: dict[AttendedServer, list[Delta]] = {key.server: [] for key in self._samples}
         for sample, delta in deltas.items():
             if delta.finish is None or delta.finish.reason is not FinishReason.ERROR:
@@ -243,14 +234,12 @@ class TargetService:
             self._servers.progress(server, report, added)
 
     def _with_pool(self, sample: Sample, delta: Delta) -> Delta:
-        """The first delta of an output says which pool guesses for it."""
         if delta.queued is None or self._engine.remote is None:
             return delta
         pool = self._engine.remote.drafter.pool_of(sample.request)
         return delta if pool is None else msgspec.structs.replace(delta, pool=pool.name)
 
     def _end(self, samples: Sequence[Sample]) -> None:
-        """Forget requests whose outputs have all ended. An output that ends with an error ends its whole request."""
         errors = {sample.owner: sample.error for sample in samples if sample.error is not None}
         for key, error in errors.items():
             logger.error("%s", error)
@@ -260,7 +249,6 @@ class TargetService:
                 del self._samples[key]
 
     def _fail(self, key: RequestKey, error: InputError | EngineError) -> None:
-        """A request ends as a whole."""
         self._abort(key)
         reason, refused = str(error)[:LONGEST_TEXT], isinstance(error, InputError)
         self._servers.fail(key.server, [key.id], reason, refused, getattr(error, "field", None))

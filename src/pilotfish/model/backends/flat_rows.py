@@ -1,4 +1,4 @@
-"""The rows of a forward one after the other, and which others each sees: for engines that know nothing of slots.
+"""Rows of a forward one after the other, and which columns each sees, for engines without slots.
 
 columns    [ earlier: slots with KV that some row sees ][ rows of this forward ]
 """
@@ -62,7 +62,6 @@ def _kept(sequences: Sequence[SequenceRows]) -> Ints:
 
 
 def _earlier(sequences: Sequence[SequenceRows], row_of: Ints) -> Slots:
-    """Slots that some row sees and none writes."""
     seen = [s.prefix_slots[: s.start] for s in sequences]
     for sequence in sequences:
         nodes = sequence.nodes
@@ -88,7 +87,6 @@ def _see(sees: NDArray[np.bool_], sequence: SequenceRows, column: Ints) -> None:
 def forwards(
     sequences: Sequence[SequenceRows], num_slots: int, most_rows: int, most_earlier: int | None = None
 ) -> Iterator[FlatRows]:
-    """In forwards of so many rows at most, each of which sees at most `most_earlier` earlier columns."""
     count = sum(sequence.num_rows for sequence in sequences)
     if count <= most_rows:
         flat = FlatRows.of(sequences, num_slots)

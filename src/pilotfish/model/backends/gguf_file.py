@@ -1,5 +1,3 @@
-"""Models as GGUF files, the format of llama.cpp: the same weights, not quantized."""
-
 from __future__ import annotations
 
 import hashlib
@@ -37,13 +35,12 @@ SPLIT = "llama-bpe"
 
 
 def gguf_of(model: Path, weights: GGUFWeights) -> Path:
-    """The cached file, written on first use. ModelError for what this cannot write."""
+    """The cached file, written on first use. ModelError for a model that cannot be written."""
     cached = cache_folder("gguf") / f"{model.name}-{weights}-{digest(model)}.gguf"
     return made_once(cached, lambda made: write_gguf(model, made, weights))
 
 
 def digest(model: Path) -> str:
-    """Of everything that the file is made from, this code included."""
     found = hashlib.sha256(Path(__file__).read_bytes())
     for path in sorted(path for path in model.iterdir() if path.is_file()):
         with path.open("rb") as file:
@@ -117,7 +114,7 @@ def _add_vocabulary(writer: Any, model: Path, size: int) -> None:
 
 
 def _interleaved(name: str, tensor: Tensor, config: Any) -> Tensor:
-    """llama.cpp's Llama rotates neighbours, transformers' the first half of a head with the second."""
+    """llama.cpp's Llama rotates neighbours; transformers' rotates the first half of a head with the second."""
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     of_one = next((number for part, number in heads.items() if f".{part}." in name), 0)
     if not of_one:

@@ -1,6 +1,5 @@
-"""A draft on llama.cpp: Vulkan, Metal, ROCm, CUDA, CPUs. llama.cpp keeps KV in cells of sequences, of which there are
-at most 256; a token sees the cells of its sequence. So each path that is grown is a sequence, which shares cells with
-others (`runs.py`):
+"""A draft on llama.cpp: Vulkan, Metal, ROCm, CUDA, CPUs. llama.cpp keeps KV in cells of at most 256 sequences, and a
+token sees its sequence's cells. So each path is a sequence that shares cells with others (`runs.py`):
 
     sequence 0    the ─── cat ─── sat                slot of `sat`: sequence 0, position 2
     sequence 1    the ─── cat ─── ran ─── off        made of sequence 0 up to `cat`; no KV was copied
@@ -23,9 +22,9 @@ from pilotfish.model.backends.llama_cpp_model import BATCH, MOST_SEQUENCES, load
 from pilotfish.model.backends.logits_executor import LogitsExecutor, no_logits
 from pilotfish.model.backends.runs import NOWHERE, PathRow, PathRun, Runs
 
-#: Cells for what is given up and shared still, as a share of the slots.
+#: Cells for runs that are given up but still shared, as a share of the slots.
 SPARE = 0.25
-#: What `llama_decode` says where it finds no cells.
+#: `llama_decode`'s result if it finds no cells.
 NO_CELLS = 1
 
 
@@ -33,8 +32,8 @@ class LlamaCppExecutor(LogitsExecutor):
     def __init__(
         self, file: Path, num_slots: int, threads: int, given: int, *, on_gpu: bool = False, wide_kv: bool = False
     ) -> None:
-        """`on_gpu`: on the device that llama.cpp was built for. `wide_kv`: KV in float32, not float16. ModelError for a
-        file that cannot be run, ParameterError for a device that is not there."""
+        """`wide_kv`: KV in float32, not float16. ModelError for a file that cannot run, ParameterError for an absent
+        device."""
         if on_gpu and not llama_cpp.llama_supports_gpu_offload():
             raise ParameterError("backend_device", "gpu", "cpu: llama.cpp was built for no other device here")
         self._model = load_gguf(file, on_gpu)
@@ -50,7 +49,6 @@ class LlamaCppExecutor(LogitsExecutor):
         self._queue: list[tuple[PathRow, PathRun]] = []
 
     def unlike(self, texts: Sequence[str | None]) -> int:
-        """How many of the vocabulary's first tokens have another text than these."""
         own = (llama_cpp.llama_vocab_get_text(self._vocabulary, token) for token in range(len(texts)))
         return sum(text is None or mine != text.encode() for mine, text in zip(own, texts, strict=True))
 
@@ -99,7 +97,6 @@ class LlamaCppExecutor(LogitsExecutor):
 
 
 def path_rows(rows: Sequence[SequenceRows]) -> Iterator[PathRow]:
-    """The rows of a forward, each after its ancestors."""
     kept = 0
     for sequence in rows:
         prefix, nodes = sequence.prefix_slots.tolist(), sequence.nodes

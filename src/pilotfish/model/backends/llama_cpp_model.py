@@ -1,5 +1,3 @@
-"""GGUF files and contexts of llama.cpp's; what it cannot run is one line."""
-
 from __future__ import annotations
 
 import ctypes
@@ -22,7 +20,7 @@ ERROR = 4
 
 
 class Complaints:
-    """The first error of which llama.cpp told, which is the cause of others; it tells of much else."""
+    """The first error that llama.cpp logs: it causes the later ones."""
 
     def __init__(self) -> None:
         self.first = ""
@@ -38,7 +36,7 @@ COMPLAINTS = Complaints()
 
 
 def load_gguf(file: Path, on_gpu: bool) -> Any:
-    """ModelError, in one line, for what is no GGUF file, or of a model whose tokens' KV cannot be shared."""
+    """ModelError for a file that is not GGUF, or a model whose KV cannot be shared between sequences."""
     llama_cpp.llama_backend_init()
     options = llama_cpp.llama_model_default_params()
     options.n_gpu_layers = ALL_LAYERS if on_gpu else 0

@@ -1,5 +1,3 @@
-"""What executors over other engines share: logits of kept rows come from the engine, and are sampled as our own are."""
-
 from __future__ import annotations
 
 import time
@@ -17,10 +15,8 @@ from pilotfish.model.sampling import draw, non_finite_rows
 
 
 class LogitsExecutor(ABC):
-    """Implements `core.executor.Executor` over `logits`."""
-
     def __init__(self, num_slots: int, context: int, vocab_size: int, given: int) -> None:
-        """`vocab_size` is that of the model; tokens from `given` on are never given."""
+        """Tokens from `given` on are never drawn."""
         self.num_slots, self.context, self.vocab_size = num_slots, context, vocab_size
         self._given = given
         load_kernels()  # of sampling; without them it is slower

@@ -1,7 +1,5 @@
-"""A draft on OpenVINO: Intel's CPUs, GPUs and NPUs. OpenVINO knows no slots, so KV stays here, and the model is a
-function without state. An NPU compiles it for fixed sizes alone: rows and earlier tokens are padded to the next of a
-few.
-"""
+"""A draft on OpenVINO: Intel's CPUs, GPUs and NPUs. OpenVINO has no slots, so KV stays here and the model is a function
+without state. An NPU compiles for fixed sizes only: rows and earlier tokens are padded to the next of a few."""
 
 from __future__ import annotations
 
@@ -58,8 +56,8 @@ class OpenVINOExecutor(LogitsExecutor):
         given: int,
         sizes: Sizes | None = None,
     ) -> None:
-        """`dtype` is a key of PRECISIONS; without `sizes` they are the device's. ParameterError for a device that is
-        not there, ModelError for a model that cannot run."""
+        """`dtype` is a key of PRECISIONS. ParameterError for an absent device, ModelError for a model that cannot
+        run."""
         core = openvino.Core()
         kind = _kind_of(device, core.available_devices)
         self.sizes = sizes or FIXED.get(kind, ANY_SIZE)
@@ -87,7 +85,7 @@ class OpenVINOExecutor(LogitsExecutor):
         return torch.from_numpy(np.concatenate(kept)) if kept else no_logits(self.vocab_size)
 
     def _compiled(self, core: Any, model: Any, device: str, properties: dict[str, Any]) -> dict[tuple[int, int], Any]:
-        """Requests by rows and earlier tokens; of any size by (0, 0)."""
+        """Requests by (rows, earlier tokens); (0, 0) takes any size."""
         found, (layers, heads, head_dim) = {}, self._shape
         for rows, earlier in self.sizes.compiled or [(0, 0)]:
             if rows:
@@ -118,7 +116,7 @@ class OpenVINOExecutor(LogitsExecutor):
 
 
 def unseen(flat: FlatRows, rows: int, earlier: int) -> NDArray[np.float32]:
-    """What is added to scores: [rows, earlier + rows], both padded."""
+    """[rows, earlier + rows], both padded; added to the scores."""
     found, before = np.full((rows, earlier + rows), UNSEEN, np.float32), len(flat.earlier)
     found[: len(flat), :before][flat.sees[:, :before]] = 0.0
     found[: len(flat), earlier : earlier + len(flat)][flat.sees[:, before:]] = 0.0
@@ -130,7 +128,6 @@ def _filled(values: NDArray[Any], size: int) -> NDArray[Any]:
 
 
 def _kind_of(device: str, available: Sequence[str]) -> str:
-    """As in GPU of GPU.1; ParameterError for a device that is not there."""
     kinds = {name.partition(".")[0] for name in available}
     if device not in {*available, *kinds}:
         raise ParameterError("backend_device", device, f"one of {', '.join(available)}")

@@ -1,5 +1,3 @@
-"""A model as OpenVINO runs it: a function without state, of tokens, of KV of earlier ones, and of who sees whom."""
-
 from __future__ import annotations
 
 import warnings
@@ -66,8 +64,8 @@ def stateless_attention(
     s_aux: Tensor | None = None,  # [heads]
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Called by transformers in each layer. Returns [1, rows, heads, head_dim]; notes the rows' keys and values.
-    Earlier tokens and rows are scored apart, so that no KV is copied."""
+    """transformers calls it in each layer. Returns [1, rows, heads, head_dim]; appends the rows' keys and values to
+    `fresh`. Earlier tokens and rows are scored apart, so that no KV is copied."""
     layer: int = module.layer_idx  # type: ignore[assignment]
     key, value = key.squeeze(0), value.squeeze(0)
     fresh.append((key, value))
@@ -105,7 +103,6 @@ AttentionInterface.register("pilotfish_stateless", stateless_attention)
 
 
 def converted(loaded: LoadedModel) -> Any:
-    """The model as OpenVINO has it, for any number of rows and of earlier tokens."""
     config, rows, before = loaded.config, 3, 5
     past = torch.zeros(config.num_hidden_layers, config.num_key_value_heads, before, config.head_dim)
     order = torch.arange(rows)

@@ -1,4 +1,4 @@
-"""Slots as places in sequences that share what they begin with, for an engine that knows sequences alone.
+"""Slots as places in sequences that share their beginning, for an engine that has sequences but no slots.
 
 A *run* is one path from the first token on; a slot is a place in a run. The row after a slot goes on with its run, if
 the slot is the run's end, or with a new run that begins alike:
@@ -6,8 +6,8 @@ the slot is the run's end, or with a new run that begins alike:
     run 0    the ─── cat ─── sat             run 1 begins as run 0 does, for two tokens: it is an heir of run 0
     run 1    the ─── cat ─── ran
 
-Where numbers or room run out, a run is given up, the one used longest ago of those that are cheap. Slots that an heir
-has too are places of the heir from then on; the others are computed again when a row needs them.
+Where numbers or room run out, the least recently used of the cheap runs is given up. Its slots that an heir also has
+become places of the heir; the others are computed again when a row needs them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PathRow(Struct, frozen=True):
 
     @property
     def parent(self) -> int:
-        """The slot before; there is one unless the position is 0."""
+        """Undefined at position 0."""
         return self.slot_at(self.position - 1)
 
     def slot_at(self, position: int) -> int:
@@ -49,8 +49,6 @@ class PathRow(Struct, frozen=True):
 
 @dataclass(eq=False)
 class PathRun:
-    """`end` tokens long, of which `decoded` have KV."""
-
     number: int
     end: int
     decoded: int
@@ -82,15 +80,14 @@ class Runs:
         return len(self._runs)
 
     def lacking(self, row: PathRow) -> list[PathRow]:
-        """Rows of its ancestors that were lost, in order: they are to be computed first."""
+        """Rows of lost ancestors, in order: they must be computed first."""
         first = row.position
         while first > 0 and row.slot_at(first - 1) not in self._run_of:
             first -= 1
         return [row.ancestor(n, self._tokens[row.slot_at(n)]) for n in range(first, row.position)]
 
     def must_wait(self, row: PathRow) -> bool:
-        """Whether what is queued must be decoded first: the row begins like a run that is not decoded so far, or no
-        number is free."""
+        """Whether queued rows must be decoded first: the run that it begins like lacks KV, or no number is free."""
         if row.position == 0:
             return not self._free and len(self._queued) == len(self._runs)
         parent = self._run_of[row.parent]
@@ -147,7 +144,7 @@ class Runs:
             self._forget(run)
 
     def give_up_one(self) -> bool:
-        """Of those that nobody waits for; whether there was one."""
+        """Gives up a run that no queued row ends in; False if there is none."""
         idle = [run for run in self._runs.values() if run not in self._queued]
         if not idle:
             return False
@@ -168,7 +165,6 @@ class Runs:
         return run.end - max([run.shared, *(heir.shared for heir in self._living_heirs(run))])
 
     def _bequeath(self, run: PathRun, best: Heir, heirs: Sequence[Heir]) -> None:
-        """What the heir has as well is found there from now on."""
         for slot, position in [item for item in run.slots.items() if item[1] < best.shared]:
             del run.slots[slot]
             best.run.slots[slot] = position

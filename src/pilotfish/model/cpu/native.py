@@ -1,8 +1,4 @@
-"""The C++ kernels: built once for an instruction set with the machine's own compiler, then cached. Imports torch to run
-them, not to tell whether they would run.
-
-They are `torch.ops.pilotfish` and `torch.classes.pilotfish`, documented in `kernels/`.
-"""
+"""The C++ kernels (`torch.ops.pilotfish`). Imports torch to run them, not to tell whether they would run."""
 
 from __future__ import annotations
 
@@ -49,7 +45,7 @@ INSTRUCTION_SETS = {
     },
     "aarch64": {"neon": ["-march=armv8-a"]},
 }
-#: What Linux lists of a processor that has them.
+#: Flags by which Linux lists a processor that has them.
 _LISTED = {
     "amx": {"amx_tile", "avx512_bf16"},
     "avx512_bf16": {"avx512_bf16"},
@@ -63,7 +59,7 @@ FORCED = "PILOTFISH_ISA"
 
 
 def instruction_set() -> str:
-    """The best that this processor has, or the one that $PILOTFISH_ISA names: ParameterError unless it has that."""
+    """The best of this processor, or $PILOTFISH_ISA; ParameterError if the processor lacks that."""
     usable = [name for name in _flags() if _has(name)]
     forced = os.environ.get(FORCED)
     if forced and forced not in usable:
@@ -104,13 +100,13 @@ class DtypeLike(Protocol):
 
 
 def runs_native(head_dim: int, device: DeviceLike, *, eager: bool) -> bool:
-    """Whether the C++ kernels run models with such heads. Builds them if they are not built yet."""
+    """Builds the kernels if they are not built yet."""
     return not eager and device.type == "cpu" and head_dim % PANEL == 0 and load_kernels()
 
 
 def load_kernels() -> bool:
-    """Builds them (under a minute, once, in $PILOTFISH_CACHE) and loads them. False, with one logged line, where that
-    fails. In a process without torch: whether they are built. ParameterError as `instruction_set`."""
+    """Builds (under a minute, once, in $PILOTFISH_CACHE) and loads the kernels, or logs why not. Without torch: whether
+    they are built. ParameterError as `instruction_set`."""
     return _loaded() is not None
 
 
@@ -136,8 +132,7 @@ def _loaded() -> Path | None:
 
 @functools.cache
 def built_by() -> str:
-    """The compiler of the loaded kernels, by its note in the library: where it joins products and sums is its
-    choice."""
+    """The compiler of the loaded kernels, from the library: it decides where products and sums are fused."""
     library = _loaded()
     assert library is not None
     notes = re.findall(rb"(?:GCC: \([^()\0]*\)|clang version) [\w.+~-]+", library.read_bytes())
@@ -145,7 +140,7 @@ def built_by() -> str:
 
 
 def _build(library: Path) -> None:
-    """Each process builds in a directory of its own: a shared lock would stay behind when its owner is killed."""
+    """Each process builds in its own directory: a shared lock would outlive an owner that is killed."""
     from torch.utils import cpp_extension
 
     flags, source = [*_FLAGS, *_flags()[instruction_set()]], str(_SOURCES / "ops.cpp")
@@ -154,7 +149,6 @@ def _build(library: Path) -> None:
 
 
 def build_digest() -> str:
-    """Names a build: the sources, the flags and the torch it links to."""
     sources = [path.read_text() for path in sorted(_SOURCES.iterdir()) if path.suffix in (".h", ".cpp")]
     flags = [*_FLAGS, *_flags()[instruction_set()]]
     return hashlib.sha256("\0".join((*sources, *flags, importlib.metadata.version("torch"))).encode()).hexdigest()[:16]
@@ -165,14 +159,14 @@ def step_inputs(dtype: DtypeLike) -> int:
 
 
 def input_multiple(dtype: DtypeLike) -> int:
-    """What packed weights for such inputs are padded to: whole steps, and on AMX whole tiles of them."""
+    """The multiple that packed weights are padded to: whole steps, on AMX whole tiles of them."""
     step = step_inputs(dtype)
     return 16 * step if step == 2 and instruction_set() == "amx" else step
 
 
 def pack_weight(weight: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """[N, K] -> [ceil(N / 32), steps, 32, inputs of a step], the layout that `linear` reads (kernels/linear.h). `dtype`
-    is the inputs', where it is not the weight's."""
+    """[N, K] -> [ceil(N / 32), steps, 32, inputs of a step] (kernels/linear.h). `dtype`: the inputs', by default the
+    weight's."""
     import torch
 
     outputs, depth = weight.shape

@@ -1,5 +1,3 @@
-"""Modules that run on the C++ kernels, in place of transformers' own, and for heads."""
-
 from __future__ import annotations
 
 import functools
@@ -21,7 +19,7 @@ from pilotfish.model.kernels import Kernels, RMSNorm, replace_modules
 from pilotfish.model.kv_planes import KVPool, LayerKV
 from pilotfish.model.loading.configuration import ARCHITECTURES, activation, layer_windows
 
-#: What kernels replace, as transformers' names of such modules end.
+#: Endings of transformers' names of modules that kernels replace.
 _PARTS = ("Attention", "RMSNorm", "MLP", "Experts", "TopKRouter")
 #: activation(gate) * up: rows [rows, 2 n] of gates, then ups -> [rows, n].
 GateOp = Callable[[Tensor], Tensor]
@@ -30,8 +28,6 @@ Linear = torch.nn.Linear | Affine
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A linear layer's weight as the kernels read it: plain, or int8 where torchao has quantized it."""
-
     panels: Tensor  # the weight's dtype or int8, as packed by `pack_weight`
     scales: Tensor | None  # of int8, float32 [ceil(N / 32) * 32]
 
@@ -66,8 +62,6 @@ class PackedLinear(torch.nn.Module):
 
 
 class PackedGatedMLP(torch.nn.Module):
-    """The gated feed-forward of Llama and its kin: down(silu(gate(x)) * up(x))."""
-
     def __init__(self, gate: Linear, up: Linear, down: Linear) -> None:
         super().__init__()
         self.out_features, self.inner_features = down.weight.shape
@@ -112,8 +106,6 @@ class FusedRMSNorm(RMSNorm):
 
 
 class PackedAttention(torch.nn.Module):
-    """The attention of all `ARCHITECTURES` over slots: queries, keys and values come from one product."""
-
     def __init__(self, attention: Any) -> None:
         super().__init__()
         config = attention.config
@@ -141,7 +133,7 @@ class PackedAttention(torch.nn.Module):
         progress: LayerProgress | None = None,
         **_: object,
     ) -> tuple[Tensor, None]:
-        """As transformers calls it: hidden_states [1, rows, K], cos and sin [1, rows, …] -> [1, rows, K]."""
+        """hidden_states [1, rows, K], cos and sin [1, rows, …] -> [1, rows, K]."""
         cos, sin = position_embeddings
         attended = self.attend(hidden_states[0], cos[0], sin[0], metadata, kv)
         if progress is not None:
@@ -149,8 +141,7 @@ class PackedAttention(torch.nn.Module):
         return attended[None], None
 
     def attend(self, hidden: Tensor, cos: Tensor, sin: Tensor, metadata: AttentionMetadata, kv: KVPool) -> Tensor:
-        """hidden [rows, K], cos and sin [rows, rotated part of a head or half of it] -> [rows, K]. Writes KV to the
-        pool."""
+        """hidden [rows, K], cos and sin [rows, rotated part of a head or half of it] -> [rows, K]. Writes KV."""
         rows = self.joined(hidden).view(-1, self.heads + 2 * self.kv_heads, self.head_dim)
         q, k, v = rows.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
@@ -177,8 +168,7 @@ class NativeKernels(Kernels):
         return EXACT
 
     def replace(self, model: Any, context: int, *, alone: bool) -> Any:
-        """Every part that a kernel computes; a plain decoder altogether, if its feed-forwards are gated by silu and
-        have no biases."""
+        """A plain decoder is replaced whole if its feed-forwards are silu-gated without biases."""
         replace_modules(model, fused)
         model.lm_head.cap = getattr(model.config, "final_logit_softcapping", None) or 0.0
         model.config.final_logit_softcapping = None
@@ -201,7 +191,7 @@ class NativeKernels(Kernels):
 
 
 def fused(module: Any) -> torch.nn.Module | None:
-    """The module that takes the place of one of transformers'; None if its parts may have one."""
+    """None if its parts may be replaced instead."""
     if isinstance(module, torch.nn.Linear):
         return PackedLinear(module)
     match next((part for part in _PARTS if type(module).__name__.endswith(part)), None):
@@ -238,8 +228,7 @@ def gated_feed_forward(gate: Linear, up: Linear, down: Linear, kind: str) -> tor
 
 
 class PlainDecoder(torch.nn.Module):
-    """Runs a plain decoder, its parts replaced already, in one call of the kernels: for small models the Python between
-    single kernels is most of a forward."""
+    """A plain decoder in one call of the kernels: in small models Python between kernels is most of a forward."""
 
     def __init__(self, model: Any, context: int) -> None:
         super().__init__()

@@ -1,5 +1,3 @@
-"""CUDA graphs: a forward recorded once for each shape of its inputs, then replayed without Python or launches."""
-
 from __future__ import annotations
 
 import os
@@ -16,8 +14,6 @@ Record = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 
 
 class GraphCache:
-    """Records a forward on the first batch of each shape and replays it from then on."""
-
     def __init__(self, forward: Callable[[Batch], Tensor], record: Record, device: torch.device) -> None:
         self._forward, self._record, self._device = forward, record, device
         #: The batch that a recorded forward reads, how to replay it, and the tensor that it writes, all in the memory
@@ -37,8 +33,8 @@ class GraphCache:
 
 
 class CudaRecorder:
-    """Graphs share scratch memory: they run one after another, each result is copied at once. Other threads copy KV
-    meanwhile (`kv_copy.DeviceCopier`): only this thread's calls can spoil a recording."""
+    """Graphs share scratch memory, so they run one after another and each result is copied at once. Other threads copy
+    KV meanwhile (`kv_copy.DeviceCopier`): only this thread's calls can spoil a recording."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -56,7 +52,7 @@ class CudaRecorder:
 
 
 def recordable(config: Any) -> bool:
-    """Whether a forward never reads back its own results: dynamic rotary embeddings and experts do."""
+    """False for models whose forward reads back its own results: dynamic rotary embeddings and experts."""
     settings = config.to_dict()
     experts = any("experts" in name and value for name, value in settings.items())
     return not experts and "dynamic" not in str(settings.get("rope_parameters"))

@@ -1,6 +1,3 @@
-"""How CUDA runs models: attention by Triton, forwards recorded as graphs. A fused module is added in `replace`, by
-`replace_modules` as on the CPU, with its Triton kernels in a file beside this one."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,6 +1,6 @@
 """Attention of tree rows over KV slots as Triton kernels. The reference is `attention.dense_tree_attention`.
 
-Positions are cut into *splits* of `SPLIT`, whose borders depend on nothing but the position, and a split into blocks:
+Positions are cut into *splits* of `SPLIT`, whose borders depend on the position alone, and a split into blocks:
 
     position  0 ............ 255 | 256 ........... 511 | 512 ...
     slots     prefix_slots of the row's sequence ... | path_slots of the row ...
@@ -33,7 +33,7 @@ WARPS, STAGES = 4, 2
 def triton_tree_attention(
     q: Tensor, k: Tensor, v: Tensor, kv: LayerKV, metadata: AttentionMetadata, scoring: Scoring
 ) -> Tensor:
-    """As `dense_tree_attention`, in float32 or bfloat16. Waits for nothing: a CUDA graph can record it, once
+    """As `dense_tree_attention`, in float32 or bfloat16. Never synchronizes, so a CUDA graph can record it once
     compiled."""
     kv.write(metadata.row_slots.long(), k, v)
     splits = -(-(metadata.prefix_slots.shape[1] + metadata.path_slots.shape[1]) // SPLIT.value)
@@ -66,8 +66,7 @@ def _attend(out: Tensor, q: Tensor, kv: LayerKV, metadata: AttentionMetadata, sc
 
 
 def attention_sizes(heads: int, kv_heads: int, head_dim: int, element_size: int) -> dict[str, int]:
-    """Constants of `attend_split`: powers of two that hold a head and a group of heads, and the positions of a
-    block."""
+    """Constants of `attend_split`: powers of two that hold a head and a group of heads, and positions of a block."""
     dims = max(TENSOR_CORE, triton.next_power_of_2(head_dim))
     group = max(TENSOR_CORE, triton.next_power_of_2(heads // kv_heads))
     block = min(64, max(TENSOR_CORE, BLOCK_BYTES // (dims * element_size)))

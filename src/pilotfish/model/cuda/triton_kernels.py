@@ -1,4 +1,4 @@
-"""Triton kernels of `triton_attention`. Their arguments carry no types: Triton reads annotations as its own."""
+"""Kernels of `triton_attention`. Arguments have no types: Triton reads annotations as its own."""
 
 from __future__ import annotations
 
@@ -133,7 +133,6 @@ def combine_splits(
 
 @triton.jit
 def _first_visible(position, window: tl.constexpr):
-    """The first position that a row at `position` sees."""
     if window:
         return tl.maximum(position - window + 1, 0)
     return position * 0
@@ -141,7 +140,6 @@ def _first_visible(position, window: tl.constexpr):
 
 @triton.jit
 def _as_computed(x, like):
-    """Elements of 8 bits in the type of `like`, which holds them exactly."""
     if x.dtype != like.dtype:
         x = x.to(tl.float32).to(like.dtype)  # the interpreter turns no integer into bfloat16
     return x
@@ -149,7 +147,6 @@ def _as_computed(x, like):
 
 @triton.jit
 def _product(a, b):
-    """a @ b in float32, never TF32."""
     if INTERPRETED:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, input_precision="ieee")

@@ -1,5 +1,3 @@
-"""What executors of heads of every family share: their rows, unknown features, and logits over a reduced vocabulary."""
-
 from __future__ import annotations
 
 import time
@@ -41,7 +39,6 @@ class DraftVocab:
 
     @classmethod
     def of(cls, draft_size: int, d2t: Tensor | None, target_size: int, setup: HeadSetup) -> DraftVocab:
-        """`d2t` as `HeadFiles` has it, `target_size`: tokens that it reads."""
         most = target_size if setup.vocab_size is None else min(target_size, setup.vocab_size)
         if d2t is None:
             size = min(draft_size, most)
@@ -58,8 +55,8 @@ class HeadLogits:
 
 
 class HeadExecutor(ABC):
-    """Implements `core.executor.Executor`. A head's row of token i takes the feature of token i - 1 and stands at its
-    position: there is no row of a first token, which is never kept either. Pacing is done around `execute`."""
+    """A head's row of token i takes the feature of token i - 1 and stands at its position: a first token has no row and
+    is never kept. Pacing is done around `execute`."""
 
     deepest = ANY_DEPTH
 
@@ -92,17 +89,15 @@ class HeadExecutor(ABC):
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[SequenceRows]) -> HeadLogits:
-        """Write what is kept of the rows; logits in the order of `core.executor.Executor`."""
         following = [part for part in map(without_first, rows) if part.num_rows]
         return self.run(following) if following else HeadLogits(torch.zeros(0, self.vocab.size))
 
     @abstractmethod
     def run(self, rows: Sequence[SequenceRows]) -> HeadLogits:
-        """`rows` of sequences `without_first`: at least one, and of each at least one."""
+        """`rows` of sequences `without_first`: at least one, each with at least one row."""
 
 
 def without_first(rows: SequenceRows) -> SequenceRows:
-    """The rows of a sequence as a head has them: all tokens one position further up, and none of the first."""
     slots = rows.prefix_slots[1:]
     if rows.start > 0:
         return structs.replace(rows, start=rows.start - 1, prefix_slots=slots)
@@ -112,8 +107,7 @@ def without_first(rows: SequenceRows) -> SequenceRows:
 
 
 def filled(features: Features) -> tuple[Features, int]:
-    """Where a feature is unknown (not finite), the last one known before it, and zeros where there is none: in how many
-    rows."""
+    """Fills unknown (not finite) features with the last known one before, else zeros; counts the rows of zeros."""
     known = np.isfinite(features).all(axis=1)
     if known.all():
         return features, 0

@@ -1,5 +1,4 @@
-"""Writes a head of a kind that is trained here in speculators' layout, which that library, vLLM and SGLang load;
-`files.read_head` reads it back as it was."""
+"""Writes a head in speculators' layout, which vLLM and SGLang load too; `files.read_head` reads it back equal."""
 
 from __future__ import annotations
 
@@ -33,9 +32,8 @@ def export_head(
     tokens: int = 0,
     lean: bool = False,
 ) -> None:
-    """`verifier` is the target's public name, `tokens` how many others guess; 0: as many as such heads commonly do. The
-    target's own tensors are left out; of EAGLE-3's only if `lean`: the library's own loader leaves memory there as
-    is."""
+    """`verifier` is the target's public name, `tokens` how many tokens others guess (0: as commonly). Leaves out the
+    target's own tensors; for EAGLE-3 only if `lean`, as the library's own loader leaves memory there uninitialized."""
     directory.mkdir(parents=True, exist_ok=True)
     tensors = dict(_tensors(files, target, lean))
     config = _config(files, target, verifier, tokens)

@@ -1,4 +1,4 @@
-"""The fields of a head's config.json: each is read by name and checked, and what nobody read is refused."""
+"""The fields of a head's config.json: each is read by name and checked, and an unread one is refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ class HeadFields:
         return ModelError(f"head: {self.path}: {self._prefix}{name}: {shown} is not allowed; expected {allowed}")
 
     def take(self, name: str, default: Any = None) -> Any:
-        """Null is the same as absent."""
         self._read.add(name)
         value = self._values.get(name)
         return default if value is None else value
@@ -76,7 +75,6 @@ class HeadFields:
         return str(value)
 
     def text(self, name: str) -> str:
-        """ "" where it is absent."""
         value = self.take(name, "")
         if not isinstance(value, str):
             raise self.refused(name, "a text")
@@ -97,14 +95,13 @@ class HeadFields:
         return tuple(value)
 
     def within(self, name: str) -> HeadFields:
-        """The object in a field; without fields where there is none."""
         value = self.take(name, {})
         if not isinstance(value, dict):
             raise self.refused(name, "an object")
         return self._inner.setdefault(name, HeadFields(value, self.path, f"{self._prefix}{name}."))
 
     def refuse_unread(self, kind: str) -> None:
-        """ModelError for the first field that nobody read and that may mean something."""
+        """ModelError for the first field that was not read and may matter."""
         for name, value in self._values.items():
             if name not in self._read and name not in _SILENT and value not in (None, [], {}, False):
                 raise self.refused(name, f"no such field in a head of {kind}: what it asks for is not supported")

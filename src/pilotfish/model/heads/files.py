@@ -1,5 +1,3 @@
-"""Reads a trained head's directory, whoever published it, or says in one line why it cannot be used with its target."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -31,8 +29,8 @@ def read_spec(directory: Path, target: TargetFacts, layers: tuple[int, ...] | No
 
 
 def read_head(directory: Path, target: TargetFacts, layers: tuple[int, ...] | None = None) -> HeadFiles:
-    """What it shares with its target comes from the target's files. `layers` are the hidden states that it takes, in
-    our numbers, where its configuration is wrong or silent. ModelError for what cannot be used with this target."""
+    """Shared tensors come from the target's files. `layers` replace the hidden states that the configuration names, in
+    our numbers. ModelError for a head that cannot be used with this target."""
     source, layout = _read_layout(directory, target, layers)
     loaded = read_tensors(source.headers, layout.names.values())
     tensors = {ours: loaded[name] for ours, name in layout.names.items()}
@@ -105,7 +103,6 @@ def _check_tensors(source: HeadSource, layout: HeadLayout) -> None:
 
 
 def _shared(spec: HeadSpec, own: Mapping[str, Tensor], d2t: Tensor | None, target: TargetFacts) -> dict[str, Tensor]:
-    """The target's embedding and lm_head, where the head has none."""
     lacking = [name for name in spec.head.shared if name not in own]
     if lacking and (hidden := spec.shapes(target.vocab)[lacking[0]][1]) != target.hidden:
         raise ModelError(f"head: it lacks {lacking[0]}, and its width of {hidden} is not its target's, {target.hidden}")
@@ -119,7 +116,6 @@ def _shared(spec: HeadSpec, own: Mapping[str, Tensor], d2t: Tensor | None, targe
 
 
 def projection_digest(spec: HeadSpec, tensors: Mapping[str, Tensor]) -> str:
-    """Of all that shapes a feature: target and head must agree on it."""
     facts = {
         **dataclasses.asdict(spec.projection),
         "hidden": spec.target_hidden,
@@ -154,7 +150,7 @@ class HeadFacts:
 
 
 def head_facts(directory: Path, target: TargetFacts, layers: tuple[int, ...] | None = None) -> HeadFacts:
-    """InputError if the head cannot be used with its target. Reads all of it."""
+    """InputError if the head cannot be used with the target. Reads all of it."""
     files, paths = read_head(directory, target, layers), tensor_files(directory)
     spec = files.spec
     return HeadFacts(
@@ -184,7 +180,7 @@ def _states(layers: tuple[int, ...], count: int) -> str:
 
 
 def target_ids(source: HeadSource, layout: HeadLayout, tensors: Mapping[str, Tensor]) -> Tensor | None:
-    """int64 [draft vocab], ascending or not; None where both vocabularies are the same."""
+    """int64 [draft vocab], in any order; None if both vocabularies are the same."""
     count, vocab = layout.spec.draft_vocab, source.target.vocab
     if "token_map" in tensors:
         ids = _mapping(source, layout, tensors, "token_map", count)

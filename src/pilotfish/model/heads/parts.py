@@ -1,5 +1,3 @@
-"""Parts of heads' modules over a device's kernels: products, norms, feed-forwards, attention over slots."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -33,7 +31,6 @@ class Parts:
         return self.tensors[name].detach().to(self.device, self.dtype)
 
     def affine(self, name: str, outputs: Tensor | slice = slice(None)) -> Affine:
-        """Of a product, by its name without `.weight`; all outputs, or those."""
         weight, bias = (f"{name}.{kind}" for kind in ("weight", "bias"))
         return Affine(self.tensor(weight)[outputs], self.tensor(bias)[outputs] if bias in self else None)
 
@@ -41,8 +38,7 @@ class Parts:
         return self.kernels.linear(*affines)
 
     def norm(self, name: str, decoder: Decoder) -> RMSNorm | None:
-        """None where there is none. Weights that are offsets from 1 (Qwen3-Next) stay in float32: the norm rounds
-        once."""
+        """None without a weight. Weights that are offsets from 1 (Qwen3-Next) stay in float32: the norm rounds once."""
         if f"{name}.weight" not in self:
             return None
         weight = self.tensor(f"{name}.weight")
@@ -55,8 +51,6 @@ class Parts:
 
 
 class Angles:
-    """Cosines and sines that queries and keys are rotated by, of each position."""
-
     def __init__(self, decoder: Decoder, dtype: torch.dtype, device: torch.device) -> None:
         kind = decoder.rope.get("rope_type", "default")
         # The default is a linear one that stretches by 1.
@@ -148,7 +142,7 @@ class HeadLayer(torch.nn.Module):
         self.feed_forward = parts.feed_forward(prefix, decoder)
 
     def forward(self, residual: Tensor, entering: Tensor | None, rows: RotatedRows, kv: LayerKV) -> Tensor:
-        """`entering` attention, where that is not the normed residual. [rows, hidden] -> likewise, in place."""
+        """`entering`: the input of attention if it is not the normed residual. [rows, hidden] -> likewise, in place."""
         x = normed(self.input_norm, residual) if entering is None else entering
         attended = self.attention(x, rows.cos, rows.sin, rows.metadata, kv)
         x = residual.add_(attended) if self.norm is None else self.norm.of_sum(residual, attended)

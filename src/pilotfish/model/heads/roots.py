@@ -1,4 +1,4 @@
-"""What a head computed at the roots of trees, for the nodes below them: where one forward gives all depths."""
+"""For heads that compute all depths below a root in one forward."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ class KeptRow:
 
 
 def kept_rows(rows: SequenceRows) -> list[KeptRow]:
-    """In the order of `core.executor.Executor`."""
     roots = [KeptRow(rows.prefix_slots[: rows.start + offset + 1], 0, rows.tokens[offset]) for offset in rows.kept]
     nodes = zip(rows.nodes.depths.tolist(), rows.nodes.tokens.tolist(), strict=True)
     return [*roots, *(KeptRow(rows.prefix_slots, depth, token) for depth, token in nodes)]
@@ -64,12 +63,10 @@ SlotLogits = Callable[[Tensor, Tensor, Tensor], HeadLogits]
 
 
 class RootSlots:
-    """States of the slots of heads that give several levels below a root at once."""
-
     def __init__(
         self, compute: Callable[[Sequence[KeptRow]], Tensor], logits: SlotLogits, slots: int, first: int
     ) -> None:
-        """`compute` gives states of roots, [roots, slots, hidden]; the slot `first` tells what follows a root."""
+        """`compute` gives states of roots, [roots, slots, hidden]; the slot `first` gives the token after a root."""
         self._compute, self._logits = compute, logits
         self._slots, self._first = slots, first
         self._states = RootStates(ROOTS)  # [slots, hidden] each
@@ -78,8 +75,8 @@ class RootSlots:
     def below(
         self, kept: Sequence[KeptRow], padded: Callable[[int], int], fresh: Mapping[int, Tensor] = _NONE
     ) -> HeadLogits:
-        """Rows of one root and depth share their product with the output layer. `padded`: rows that the product takes
-        for some. `fresh`: states [slots, hidden] of roots that are known already, by slot."""
+        """Rows of one root and depth share their product with the output layer. `padded` maps a number of rows to that
+        of the product. `fresh`: states [slots, hidden] of known roots, by slot."""
         states = self._states_of(kept, fresh)  # [roots, slots, hidden]
         slots = np.array([row.depth for row in kept]) + self._first
         beyond = slots >= self._slots

@@ -1,9 +1,6 @@
-"""What a trained head is, whoever published it, and the tensors that families share.
-
-With each committed token a head gets a *feature*: what the target's projection makes of its hidden states at the token
-before. Hidden states are counted as transformers' `hidden_states` are: k is what layer k gets, without a norm; `FINAL`
-is the last one after the model's final norm.
-"""
+"""With each committed token a head gets a *feature*: the target's projection of its hidden states at the token before.
+As in transformers, hidden state k is what layer k gets, without a norm; `FINAL` is the last one after the final
+norm."""
 
 from __future__ import annotations
 
@@ -76,11 +73,9 @@ class Decoder:
 
     @property
     def kv_size(self) -> int:
-        """Numbers that a token's keys and values are."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
     def shapes(self, *, wide: bool = False) -> Shapes:
-        """`wide`: attention of the first layer gets rows twice as wide."""
         shapes: Shapes = {"norm.weight": (self.hidden,)}
         for i in range(self.layers):
             inner = self._layer_shapes(self.hidden * (2 if wide and i == 0 else 1))
@@ -103,7 +98,7 @@ class Decoder:
 
 
 class HeadMemory(NamedTuple):
-    """Numbers, each of the head's type, that its executor keeps beside the weights."""
+    """Counts of numbers of the head's type, beside the weights."""
 
     slot: int  # in each slot
     row: int  # of each row of a forward, while it runs
@@ -112,8 +107,6 @@ class HeadMemory(NamedTuple):
 
 @dataclass(frozen=True)
 class Head(ABC):
-    """What a family's record says of one head; tensors by canonical names."""
-
     projection: Projection
     shared: ClassVar[tuple[str, ...]] = ("embed_tokens.weight", "lm_head.weight")  # tensors that may be the target's
 
@@ -124,10 +117,9 @@ class Head(ABC):
 
     @abstractmethod
     def shapes(self, spec: HeadSpec, vocab: int) -> Shapes:
-        """Of every tensor that such a head can have, but for the projection's. `vocab` is the target's."""
+        """All tensors of such heads, except the projection's. `vocab` is the target's."""
 
     def optional(self) -> frozenset[str]:
-        """Tensors that such a head may lack, whatever its layout."""
         return frozenset(self.shared)
 
     @property
@@ -143,8 +135,6 @@ class Head(ABC):
 
 @dataclass(frozen=True)
 class DecoderHead(Head):
-    """A head with layers of attention and feed-forwards."""
-
     decoder: Decoder
 
     @property

@@ -1,5 +1,3 @@
-"""What a target makes of its hidden states for a head: norms, `fc` and a norm, over the states of several layers."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -16,7 +14,6 @@ from pilotfish.model.kernels import RMSNorm
 
 
 def feature_tap(files: HeadFiles, device: torch.device, dtype: torch.dtype, *, eager: bool) -> FeatureTap:
-    """In the target's `dtype`, as its own layers compute; `eager` as for it."""
     projection, kernels = files.spec.projection, kernels_of(device, 0, eager=eager)
     project = Project.of(projection, Parts(files.tensors, kernels, dtype))
     return FeatureTap(projection.layers, projection.width, project, files.digest)

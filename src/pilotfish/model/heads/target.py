@@ -1,5 +1,3 @@
-"""A head's target: facts and tensors that its files are held against, and the target that it says it was trained on."""
-
 from __future__ import annotations
 
 import hashlib
@@ -51,7 +49,7 @@ class TargetFacts:
         return self._tensor(_HEADS)
 
     def digest(self) -> str:
-        """Tells targets of equal sizes apart: SHA-256 of up to `SAMPLED` rows of the embedding, spread evenly, as
+        """Tells targets of equal sizes apart: SHA-256 of up to `SAMPLED` evenly spread rows of the embedding, as
         bfloat16, so that a copy in another type has the same. "" without an embedding by a known name."""
         import torch
 
@@ -73,7 +71,7 @@ class TargetFacts:
 
 @dataclass(frozen=True)
 class TrainedOn:
-    """All that is said; "" and () where nothing is."""
+    """The target that a head's files name; "" and () for what they leave out."""
 
     name: str = ""  # as its publishers call it
     architectures: tuple[str, ...] = ()
@@ -90,7 +88,7 @@ class TrainedOn:
         return cls(verifier.text("name_or_path"), tuple(names), fields.text(DIGEST))
 
     def doubt(self, target: TargetFacts) -> str | None:
-        """Why `target` is not the one; None where nothing says so. Digests say more than names: copies are renamed."""
+        """Why `target` is not the one; None if nothing says so. A digest overrules names: copies are renamed."""
         if self.digest and (digest := target.digest()):
             other = f"other embeddings ({self.digest[:12]}) than {target.directory} ({digest[:12]})"
             return None if self.digest == digest else other
@@ -107,7 +105,6 @@ class TrainedOn:
         return f"{self.name}, as it says" if self.name else "a target that it does not name"
 
     def fields(self) -> dict[str, Any]:
-        """Of the digest alone, for config.json."""
         return {DIGEST: self.digest} if self.digest else {}
 
 

@@ -1,5 +1,4 @@
-"""The files of a head: whether a directory holds one, by names alone, and its tensors. Imports torch for values
-only."""
+"""Imports torch for values only."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ _BEGINNINGS = ("midlayer.", "fc.", "mtp.", "mtp_layers.", "model.mtp_layers.", "
 
 
 def is_head(directory: Path) -> bool:
-    """False also for what cannot be read: whoever loads it as a model says why."""
+    """False also for unreadable files: loading them as a model gives the reason."""
     try:
         fields = read_object(directory / "config.json") if (directory / "config.json").is_file() else {}
         if any(fields.get(name) is not None for name in _OF_HEADS):
@@ -72,7 +71,6 @@ def _pickled_headers(file: Path) -> dict[str, TensorHeader]:
 
 
 def _unpickled(file: Path) -> Mapping[str, Tensor]:
-    """Mapped, not read; nothing but tensors is unpickled."""
     import torch
 
     try:
@@ -102,7 +100,7 @@ def read_tensors(headers: Mapping[str, TensorHeader], names: Iterable[str]) -> d
 
 
 def read_rows(header: TensorHeader, name: str, rows: Sequence[int]) -> Tensor:
-    """[len(rows), …] of tensor `name`, whose other rows are not read."""
+    """[len(rows), …]; other rows are not read."""
     import torch
 
     if header.file.name in PICKLED:

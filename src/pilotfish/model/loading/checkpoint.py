@@ -1,5 +1,3 @@
-"""Compares a model's weight files with its configuration, by names, shapes and dtypes in the files' headers."""
-
 from __future__ import annotations
 
 import math
@@ -41,8 +39,8 @@ def read_headers(files: Sequence[Path]) -> Headers:
 
 
 def check_weights(directory: Path, config: Any) -> None:
-    """ModelError, naming the first tensor, unless the files hold what the architecture needs and nothing else: by
-    transformers' own loading, run on tensors without values."""
+    """ModelError, naming the first tensor, unless the files hold exactly what the architecture needs. Loads no
+    values."""
     headers = read_headers(weight_files(directory))
     _refuse_expert_gaps(directory, headers, config)
     info, ignored = _load_without_values(headers, config)
@@ -63,7 +61,6 @@ def check_weights(directory: Path, config: Any) -> None:
 
 
 def _load_without_values(headers: Headers, config: Any) -> tuple[LoadStateDictInfo, set[str]]:
-    """transformers' account of differences by the model's names of tensors, and names that are surplus and harmless."""
     module = meta_module(config)
     tensors = {name: tensor for name, (_, tensor) in headers.items()}
     mapping = get_model_conversion_mapping(module)
@@ -78,8 +75,8 @@ def _load_without_values(headers: Headers, config: Any) -> tuple[LoadStateDictIn
 
 @contextmanager
 def without_decompositions() -> Iterator[None]:
-    """While transformers builds modules on the device `meta`: random numbers and `torch.arange` there would have torch
-    import its compiler and sympy, over a second of work."""
+    """On `meta`, random numbers and `torch.arange` would make torch import its compiler and sympy: over a second of
+    work."""
     arange = torch.arange
     torch.arange = partial(arange, device="cpu")
     try:
@@ -97,7 +94,7 @@ def meta_module(config: Any, dtype: torch.dtype | None = None) -> Any:
 
 
 def _refuse_expert_gaps(directory: Path, headers: Headers, config: Any) -> None:
-    """ModelError unless every expert of a layer has the same tensors: transformers joins those that are there."""
+    """ModelError unless all experts of a layer have the same tensors: transformers would join those that are there."""
     count = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None) or 0
     matches = (re.fullmatch(r"(.*\.experts)\.(\d+)\.(.+)", name) for name in headers)
     experts = [(found[1], int(found[2]), found[3]) for found in matches if found]
@@ -111,7 +108,7 @@ def _refuse_expert_gaps(directory: Path, headers: Headers, config: Any) -> None:
 
 
 def refuse_non_finite(module: torch.nn.Module, directory: Path) -> None:
-    """ModelError for a loaded weight that holds NaN or infinity; names the tensor in the files."""
+    """ModelError for a loaded weight with NaN or infinity; names the tensor in the files."""
     for name, weight in module.named_parameters():
         low, high = weight.detach().aminmax()  # NaN where there is one
         if not (math.isfinite(low.item()) and math.isfinite(high.item())):

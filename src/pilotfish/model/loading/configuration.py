@@ -1,6 +1,4 @@
-"""A model's configuration, as the rest of the package takes it. A field that we do not know how to honour is an error,
-so that no model is served wrong. Imports no torch.
-"""
+"""A field that cannot be honoured is an error, so that no model is served wrong. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from pilotfish.errors import ModelError, ParameterError
 from pilotfish.model.loading.metadata import eos_ids, one_line, quiet, read_object
 
-#: What sets apart the architectures that are served; the file explains its fields.
+#: Differences between the served architectures; the file explains its fields.
 ARCHITECTURES: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("architectures.toml").read_text("utf-8")
 )
@@ -25,8 +23,8 @@ ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 
 
 def load_config(directory: Path, max_model_len: int = 0) -> Any:
-    """With `num_key_value_heads`, `head_dim` and `context`: `max_model_len` positions unless that is 0. ModelError
-    unless the model is served, ParameterError for more positions than it has."""
+    """With `num_key_value_heads`, `head_dim` and `context` (`max_model_len` positions unless 0). ModelError for a model
+    that is not served, ParameterError for more positions than it has."""
     path = directory / "config.json"
     if not path.is_file():
         raise ModelError(f"model: {directory} has no config.json; a Hugging Face model directory is needed")
@@ -44,7 +42,7 @@ def load_config(directory: Path, max_model_len: int = 0) -> Any:
 
 @lru_cache(maxsize=16)
 def _parsed(directory: Path, text: bytes) -> Any:  # noqa: ARG001  # what the directory's config.json holds
-    """transformers' configuration of a directory: a start asks for it a dozen times, and transformers is slow."""
+    """Cached: a start asks for it a dozen times, and transformers is slow."""
     with quiet():
         return AutoConfig.from_pretrained(directory)
 
@@ -63,7 +61,7 @@ def _complete(config: Any, directory: Path, max_model_len: int) -> None:
 
 
 def layer_windows(config: Any) -> tuple[int, ...]:
-    """Positions that each layer sees, the row's own included; 0: all, also where no sequence can outgrow a window."""
+    """Positions that each layer sees, the row's own included; 0: all, also if no sequence can outgrow a window."""
     rule = ARCHITECTURES[config.architectures[0]]["windows"]
     window: int = getattr(config, "sliding_window", None) or 0
     if rule == "none" or window >= config.max_position_embeddings:
@@ -91,7 +89,7 @@ _COUNTS = (
 
 
 def refuse_nonsense(fields: Mapping[str, Any], path: Path) -> None:
-    """ModelError for the first of a config.json's `fields` that describes no model at all."""
+    """ModelError for the first field that describes no model at all."""
     names = fields.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ModelError(
@@ -104,7 +102,7 @@ def refuse_nonsense(fields: Mapping[str, Any], path: Path) -> None:
 
 
 def refuse_unsupported(config: Any, directory: Path) -> None:
-    """ModelError, in one line, for the first field that we could not serve exactly."""
+    """ModelError, in one line, for the first field that cannot be served exactly."""
     architecture = config.architectures[0]
     if architecture not in ARCHITECTURES:
         raise ModelError(f"model: {directory} is a {architecture}; supported are {', '.join(ARCHITECTURES)}")

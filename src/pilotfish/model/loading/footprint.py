@@ -1,5 +1,4 @@
-"""The memory that a model takes, by its configuration. Reads no weights; imports torch only for several ranks or
-CUDA."""
+"""Reads no weights; imports torch only for several ranks or CUDA."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ def footprint(
     max_model_len: int = 0,
     ranks: int = 1,
 ) -> Footprint:
-    """Of rank 0, which has all logits. Its errors are those of `load_model` that need no weights."""
+    """Of rank 0, which has all logits. Raises `load_model`'s errors that need no weights."""
     config = load_config(directory, max_model_len)
     part = config if ranks == 1 else _first_part(config, ranks)
     size, packed = dtype.itemsize, runs_native(config.head_dim, device, eager=eager)
@@ -72,7 +71,7 @@ def _parameters(config: Any) -> int:
 
 def _weight_bytes(config: Any, dtype: DtypeLike, *, packed: bool, quantized: bool) -> int:
     """Packed and quantized heads are never the embedding; a quantized weight takes a byte, and an output a float32
-    scale. Packed weights are padded to whole panels and tiles, which counts for small experts only."""
+    scale. Packed weights are padded to whole panels and tiles, counted for experts only, as theirs are small."""
     size, weights = dtype.itemsize, model_weights(config)
     tied = 0 if packed or quantized or not config.tie_word_embeddings else weights[-1].numel
     saved = sum((size - 1) * weight.numel - 4 * weight.shape[0] for weight in weights if weight.linear and quantized)
@@ -92,6 +91,6 @@ def _element_size(kv_dtype: KVDType, dtype: DtypeLike, device: DeviceLike) -> in
 
 
 def slot_bytes(config: Any, size: int) -> int:
-    """Of a token's keys and values, in elements of `size` bytes. Of 8 bits, a head has a float32 scale."""
+    """Of a token's keys and values, in elements of `size` bytes; heads of 8-bit elements have a float32 scale."""
     head = config.head_dim * size + (4 if size == 1 else 0)
     return int(config.num_hidden_layers * 2 * config.num_key_value_heads * head)

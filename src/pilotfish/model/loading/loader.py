@@ -1,5 +1,3 @@
-"""Loads a model directory in Hugging Face format for inference, or says in one line why it cannot."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -58,7 +56,7 @@ def load_model(
     max_model_len: int = 0,
     group: Group | None = None,
 ) -> LoadedModel:
-    """All of a model or, with a `group`, which need not be connected yet, this rank's shard. ModelError for a model
+    """A whole model or, with a `group` (which need not be connected yet), this rank's shard. ModelError for a model
     that is incomplete, corrupt or not supported; ParameterError for options that the device or the model lacks."""
     check_quantization(quantization, dtype, device)
     kv_elements = element_type(kv_dtype, dtype, device)
@@ -108,7 +106,7 @@ def load_weights(directory: Path, config: Any, dtype: torch.dtype, group: Group 
 
 
 def _refuse_untied(module: Any, config: Any, directory: Path) -> None:
-    """ModelError for a separate head in the files although config.json ties it: transformers would serve that head."""
+    """ModelError for a separate head although config.json ties it: transformers would serve that head."""
     head, embedding = module.get_output_embeddings().weight, module.get_input_embeddings().weight
     if config.tie_word_embeddings and head is not embedding:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""Model metadata that can be read without loading weights. Imports no torch: the HTTP server's process has none."""
+"""Model metadata that needs no weights. Imports no torch: the HTTP server's process has none."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GENERATION_FIELDS = (*_FIELDS["defaults"], *_FIELDS["unsupported"])
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; ModelError, naming the file, for anything else."""
+    """ModelError, naming the file, for anything but a JSON object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -44,7 +44,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def config_digest(directory: Path) -> str:
-    """Of config.json, but for where it is and who wrote it; "" where there is none."""
+    """Digest of config.json without the model's path and transformers' version; "" if there is none."""
     if not (directory / "config.json").is_file():
         return ""
     fields = read_object(directory / "config.json")
@@ -53,7 +53,7 @@ def config_digest(directory: Path) -> str:
 
 
 def load_tokenizer(directory: Path) -> Any:
-    """Without entries that the embedding lacks, as far as config.json tells. ModelError, naming the file."""
+    """Without entries that the embedding lacks, as far as config.json tells. ModelError names the file."""
     if not directory.is_dir():
         raise ModelError(f"model: {directory} is not a directory")
     found = [directory / name for name in VOCABULARIES if (directory / name).is_file()]
@@ -90,8 +90,8 @@ class GenerationConfig:
 
 
 def read_generation_config(directory: Path, config_eos: Any = None, vocab_size: int | None = None) -> GenerationConfig:
-    """ModelError for values that cannot be. `config_eos`, config.json's end of sequence, holds if the file has none. As
-    in vLLM `do_sample` does not count: a request asks for `temperature` 0."""
+    """ModelError for impossible values. `config_eos`, config.json's end of sequence, holds if the file has none. As in
+    vLLM `do_sample` does not count: a request asks for `temperature` 0."""
     path = directory / "generation_config.json"
     fields = read_object(path) if path.is_file() else {}
     for name, idle in _FIELDS["unsupported"].items():
@@ -113,7 +113,7 @@ def _number(value: Any) -> Any:
 
 
 def eos_ids(path: Path, value: Any, vocab_size: int | None) -> frozenset[int]:
-    """The end-of-sequence ids of a file; ModelError for an id outside the vocabulary."""
+    """ModelError for an id outside the vocabulary."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
     limit = 1 << 31 if vocab_size is None else vocab_size
     for token in ids:
@@ -126,7 +126,7 @@ def eos_ids(path: Path, value: Any, vocab_size: int | None) -> frozenset[int]:
 
 @contextmanager
 def quiet(*names: str, level: int = logging.CRITICAL) -> Iterator[None]:
-    """The loggers of `names`, or transformers', log nothing below `level` meanwhile. transformers shows no progress."""
+    """Silences the loggers `names` (default: transformers') below `level`, and transformers' progress bars."""
     transformers_logging.disable_progress_bar()
     loggers = [logging.getLogger(name) for name in names or ("transformers",)]
     levels = [logger.level for logger in loggers]
@@ -140,7 +140,6 @@ def quiet(*names: str, level: int = logging.CRITICAL) -> Iterator[None]:
 
 
 def log_through_root() -> None:
-    """Have transformers log through the root logger instead of a handler of its own on stderr."""
     transformers_logging.disable_default_handler()
     transformers_logging.enable_propagation()
 

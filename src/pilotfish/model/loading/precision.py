@@ -1,6 +1,3 @@
-"""The precision that a model runs in. `auto` is the one that the device is quick in. Imports no torch where kernels
-decide."""
-
 from __future__ import annotations
 
 import os
@@ -42,8 +39,7 @@ class Precision:
 
 
 def precision_of(asked: DType, config: Any, device: DeviceLike, *, eager: bool) -> Precision:
-    """ParameterError for bfloat16 that PyTorch would multiply without instructions, a hundred times slower than
-    float32."""
+    """ParameterError for bfloat16 that PyTorch would emulate, a hundred times slower than float32."""
     if asked == "float32":
         return Precision(asked, why="")
     kernels = runs_native(config.head_dim, device, eager=eager)
@@ -55,16 +51,14 @@ def precision_of(asked: DType, config: Any, device: DeviceLike, *, eager: bool) 
 
 
 def quickest(device: DeviceLike, *, kernels: bool) -> Precision:
-    """The kernels widen bfloat16 to float32 in registers, at float32's speed, where there are no instructions for
-    it."""
+    """Without bfloat16 instructions the kernels widen it to float32 in registers, at float32's speed."""
     if kernels:
         return Precision("bfloat16", _KERNELS)
     return Precision("bfloat16", _INSTRUCTIONS) if multiplies_bfloat16(device) else Precision("float32", _NEITHER)
 
 
 def multiplies_bfloat16(device: DeviceLike) -> bool:
-    """Whether PyTorch has instructions for products of bfloat16. On a CPU oneDNN multiplies for it, and leaves out what
-    its own variable forbids."""
+    """Whether PyTorch has instructions for it. On a CPU oneDNN multiplies, limited by its own variable."""
     import torch
 
     if device.type == "cuda":
@@ -75,7 +69,6 @@ def multiplies_bfloat16(device: DeviceLike) -> bool:
 
 
 def library_dtype(dtype: torch.dtype, device: DeviceLike) -> torch.dtype:
-    """In which PyTorch's own products stand in for ours of `dtype`."""
     import torch
 
     slow = dtype == torch.bfloat16 and not multiplies_bfloat16(device)

@@ -1,6 +1,4 @@
-"""Quantization by torchao: int8 for weights alone, fp8 for weights and activations. The C++ kernels take the int8
-values out of torchao's tensors (`PackedWeight`) and multiply by themselves.
-"""
+"""Quantization by torchao. The C++ kernels take its int8 values (`PackedWeight`) and multiply by themselves."""
 
 from __future__ import annotations
 
@@ -31,9 +29,8 @@ def check_quantization(quantization: Quantization, dtype: torch.dtype, device: D
 
 
 def quantize(module: torch.nn.Module, quantization: Literal["int8", "fp8"]) -> None:
-    """Replaces the weights of all linear layers, in place and one at a time; a head tied to the embedding becomes a
-    weight of its own. One scale an output channel; fp8 (e4m3) has one a row of activations too. ParameterError for
-    experts."""
+    """Replaces the weights of all linear layers, in place and one at a time; a tied head gets a weight of its own. One
+    scale an output channel; fp8 (e4m3) also one a row of activations. ParameterError for experts."""
     if any(type(part).__name__.endswith("Experts") for part in module.modules()):
         raise ParameterError("quantization", quantization, "none for a mixture of experts")
     ao = load_torchao()

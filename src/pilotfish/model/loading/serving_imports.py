@@ -1,6 +1,5 @@
-"""Imports of a process that serves models and does nothing else. transformers' model classes import torch's compiler,
-FSDP and sympy for decorators and type names: half of a worker's start. Here stand-ins answer for them.
-"""
+"""transformers' model classes import torch's compiler, FSDP and sympy for decorators and type names: half of a worker's
+start. Here stand-ins replace them."""
 
 from __future__ import annotations
 
@@ -26,8 +25,8 @@ _STAND_INS = (_COMPILER, _INDEXING, "scipy", "scipy.optimize")  # decorators; lo
 
 
 def import_for_serving() -> None:
-    """transformers' model classes in half of the time, before anything else imports them. For processes of our own:
-    code of others would miss the modules that are left out."""
+    """Comes before any other import of transformers' models. For our own processes only: others would miss what is left
+    out."""
     if "transformers.modeling_utils" in sys.modules:
         return
     before = set(sys.modules)

@@ -1,8 +1,5 @@
-"""The part of a model that one of several ranks holds, and how it is read out of the weight files.
-
-Attention is divided by heads and feed-forwards by inner neurons (`collective.py` sums what they return), embedding and
-head by tokens. Where there are fewer KV heads than ranks, some ranks hold the same ones. The rest is whole in each.
-"""
+"""Attention is divided by heads and feed-forwards by inner neurons (`collective.py` sums what they return), embedding
+and head by tokens. With fewer KV heads than ranks, some ranks hold the same ones. The rest is whole in each."""
 
 from __future__ import annotations
 
@@ -40,18 +37,18 @@ class Shard:
         return slice(total * self.rank // self.ranks, total * (self.rank + 1) // self.ranks)
 
     def kv_heads(self, total: int) -> slice:
-        """Those of this rank's query heads: one that several ranks share, where there are fewer than ranks."""
+        """Those of this rank's query heads; if there are fewer than ranks, several share one."""
         first = total * self.rank // self.ranks
         return slice(first, first + max(1, total // self.ranks))
 
     def tokens(self, vocab_size: int) -> range:
-        """Of this rank's part of the vocabulary. The last ones may lie beyond it, so that all parts are equal."""
+        """The last ones may lie beyond the vocabulary, so that all parts are equal."""
         part = -(-vocab_size // self.ranks)
         return range(part * self.rank, part * (self.rank + 1))
 
 
 def refuse_indivisible(config: Any, ranks: int) -> None:
-    """ParameterError unless a model with this configuration divides into so many parts."""
+    """ParameterError if such a model does not divide into so many parts."""
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     counts = {"attention heads": heads} | {
         f"neurons of its {name}": size for name in _INNER if (size := getattr(config, name, None))
@@ -65,7 +62,6 @@ def refuse_indivisible(config: Any, ranks: int) -> None:
 
 
 def part_config(config: Any, shard: Shard) -> Any:
-    """Of the module that a rank holds."""
     if shard.ranks == 1:
         return config
     part = copy.deepcopy(config)
@@ -111,7 +107,6 @@ def _tokens(total: int, config: Any, shard: Shard) -> Sequence[slice]:  # noqa: 
 
 
 def _end_to_end(parts: Sequence[slice], sizes: Sequence[int]) -> Sequence[slice]:
-    """Slices of blocks of these sizes as slices of all blocks, one after the other."""
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     return [slice(start + part.start, start + part.stop) for start, part in zip(starts, parts, strict=True)]
 
@@ -139,7 +134,6 @@ class Cut:
 
 
 def cut_of(name: str, shape: Sequence[int], config: Any, shard: Shard) -> Cut:
-    """Of the tensor with this name in a weight file. `config` is the whole model's."""
     layer, kind = ("", *name.split("."))[-2:]
     if layer in _OUTPUTS:
         return Cut(0, _OUTPUTS[layer](shape[0], config, shard))
@@ -152,8 +146,6 @@ def cut_of(name: str, shape: Sequence[int], config: Any, shard: Shard) -> Cut:
 
 
 class Part:
-    """What a rank has of a tensor in a file, which is read when transformers asks for it."""
-
     def __init__(self, file: Any, name: str, config: Any, shard: Shard) -> None:
         self._source = file.get_slice(name)
         self._shape = self._source.get_shape()
@@ -177,7 +169,7 @@ class Part:
 
 
 def load_shard(directory: Path, config: Any, dtype: torch.dtype, shard: Shard) -> Any:
-    """The module of one rank, of a model whose weight files `check_weights` has passed. Reads its own part alone."""
+    """The module of one rank. `check_weights` must have passed its files; reads its own part alone."""
     with ExitStack() as stack, quiet():
         module = _empty_module(config, dtype, shard)
         files = [stack.enter_context(safe_open(file, framework="pt")) for file in weight_files(directory)]
@@ -194,7 +186,7 @@ def load_shard(directory: Path, config: Any, dtype: torch.dtype, shard: Shard) -
 
 
 def _empty_module(config: Any, dtype: torch.dtype, shard: Shard) -> Any:
-    """Its parameters have no values, and take no memory yet. Norms over all heads together are whole."""
+    """Its parameters have no values and take no memory yet. Norms over all heads together are whole."""
     with without_decompositions():
         module = AutoModelForCausalLM.from_config(part_config(config, shard), dtype=dtype)
     if has_wide_norms(config):
@@ -206,5 +198,4 @@ def _empty_module(config: Any, dtype: torch.dtype, shard: Shard) -> Any:
 
 
 def has_wide_norms(config: Any) -> bool:
-    """Whether norms of queries and keys are over the heads of all ranks together."""
     return bool(ARCHITECTURES[config.architectures[0]].get("wide_norms"))

@@ -1,6 +1,4 @@
-"""The tensors of a model's weight files, by their headers, and those that its architecture needs, by
-`architectures.toml`. Imports no torch, and makes no module.
-"""
+"""The tensors in the files' headers, and those that the architecture needs (`architectures.toml`). Imports no torch."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ class TensorHeader:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files that transformers reads; ModelError for none, and for an index that cannot be read."""
+    """The safetensors files that transformers reads; ModelError if none, or if the index is unreadable."""
     whole, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if whole.is_file():
         return [whole]
@@ -79,7 +77,7 @@ class ExpertSizes:
 
 
 def model_weights(config: Any) -> list[Weight]:
-    """All of a model whose configuration is as `load_config` gives it; with the head, also where that is tied."""
+    """`config` is as `load_config` gives it. Includes the head, also if tied."""
     about, hidden = ARCHITECTURES[config.architectures[0]], config.hidden_size
     weights = [Weight("model.embed_tokens.weight", (config.vocab_size, hidden))]
     for layer in range(config.num_hidden_layers):
@@ -90,7 +88,6 @@ def model_weights(config: Any) -> list[Weight]:
 
 
 def expert_sizes(config: Any, layer: int) -> ExpertSizes | None:
-    """None where the layer's feed-forward is no mixture."""
     about = ARCHITECTURES[config.architectures[0]]
     if "router" not in about:
         return None
@@ -161,7 +158,7 @@ def _norms(about: Mapping[str, Any], hidden: int) -> Iterator[Weight]:
 
 
 def is_whole(directory: Path, config: Any) -> bool:
-    """Whether the files hold exactly what the architecture needs. False decides nothing: `check_weights` knows more."""
+    """After False `check_weights` decides."""
     try:
         headers = {name: x for file in weight_files(directory) for name, x in safetensors_headers(file).items()}
         needed = {weight.name: weight.shape for weight in model_weights(config)}
@@ -174,7 +171,6 @@ def is_whole(directory: Path, config: Any) -> bool:
 
 
 def _is_usual(config: Any) -> bool:
-    """Whether nothing in a configuration, beside the shapes, could keep transformers from making its module."""
     padding, kinds = getattr(config, "pad_token_id", None), getattr(config, "layer_types", None)
     return (
         str(config.dtype).removeprefix("torch.") in _FLOAT_NAMES
@@ -189,7 +185,6 @@ def _is_usual(config: Any) -> bool:
 
 
 def _is_usual_rope(parameters: Any) -> bool:
-    """Of all layers, or of each kind by its name."""
     if not isinstance(parameters, dict):
         return False
     if any(isinstance(x, dict) for x in parameters.values()):

@@ -14,8 +14,6 @@ from pilotfish.train.heads.trainee import Chains, Lesson, Shared, Trainee
 
 
 class Markov(nn.Module):
-    """Logits of the token after a token: w2 w1[token]."""
-
     def __init__(self, vocab: int, draft_vocab: int, rank: int) -> None:
         super().__init__()
         self.w1 = nn.Embedding(vocab, rank)

@@ -1,5 +1,3 @@
-"""A decoder layer in parts, so that each family of heads can choose which keys a row sees."""
-
 from typing import NamedTuple
 
 import torch

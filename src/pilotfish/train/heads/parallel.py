@@ -1,5 +1,3 @@
-"""Medusa in training: a residual block and an output matrix for each depth, all on the target's last state."""
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 

@@ -1,5 +1,3 @@
-"""What all heads in training share: what they are taught on, what they guess, the projection of the target's states."""
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,16 +19,12 @@ class Lesson:
 
 @dataclass(frozen=True)
 class Chains:
-    """Guesses below each place of a lesson, given the lesson's tokens before each."""
-
     logits: list[Tensor]  # for each depth [rows, starts, draft vocabulary]
     confidence: list[Tensor]  # for each depth [rows, starts], logits of being accepted; or none
 
 
 @dataclass(frozen=True)
 class Shared:
-    """Of the target: what a head uses as it is, and what it starts from."""
-
     embedding: Tensor  # [vocabulary, hidden]
     output: Tensor  # [draft vocabulary, hidden]
     norm: Tensor  # [hidden]: of its last norm
@@ -69,8 +63,7 @@ class Trainee(nn.Module):
 
 
 def start(trainee: Trainee, depth: int, seed: int) -> None:
-    """A head of `depth` layers starts as the target's last ones, where shapes are equal; all else is small and random,
-    norms are ones. `fc` adds the last part of the states."""
+    """Layers start as the target's last ones, if shapes are equal; all else is small and random, norms are ones."""
     generator, shared = torch.Generator().manual_seed(seed), trainee.shared
     for name, parameter in trainee.named_parameters():
         if parameter.ndim == 1:

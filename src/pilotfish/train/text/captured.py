@@ -1,4 +1,4 @@
-"""Captured rows as lessons. The newest are held out: a draft is trained for what comes after all that it learnt."""
+"""The newest captured rows are held out: a draft is trained for what comes after all that it learnt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class CapturedText:
 
 
 def read_captured(recipe: DistilRecipe, target: TaughtTarget) -> tuple[Windows, list[CapturedText]]:
-    """Of a prompt a training row's worth, its end. InputError for rows that are too few or of another tokenizer."""
+    """Keeps a training row's worth of a prompt's end. InputError for too few rows, or another tokenizer's."""
     length, context = recipe.sequence_length, target.config.context
     if 2 * length > context:
         raise ParameterError("sequence_length", length, f"at most half the target's context, {context}")

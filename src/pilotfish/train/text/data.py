@@ -1,5 +1,3 @@
-"""Training text: source files are collected, split with whole packages held out, tokenized and cut into batches."""
-
 import hashlib
 import importlib.util
 import sysconfig
@@ -44,7 +42,7 @@ class Document:
 
 
 def collect(sources: Sequence[Path], packages: Sequence[str]) -> list[Document]:
-    """Every readable, distinct `.py` document, sorted. Without sources of the standard library and the packages."""
+    """Every readable, distinct `.py` document, sorted. Default: those of the standard library and the packages."""
     excluded = frozenset() if sources else EXCLUDED
     roots = sources or (Path(sysconfig.get_path("stdlib")), *map(_installed, packages))
     documents = [document for root in roots for document in _documents(root, excluded)]
@@ -53,7 +51,7 @@ def collect(sources: Sequence[Path], packages: Sequence[str]) -> list[Document]:
 
 
 def split(documents: Sequence[Any], held_out: Sequence[str]) -> tuple[list[Any], list[Any]]:
-    """To train on, and held out: what is of the named packages, or a twentieth where none of them is there."""
+    """To train on, and held out: the named packages' documents, or a twentieth if none is there."""
     chosen = {document.name for document in documents if _belongs(document.name, held_out)}
     if not chosen:
         ranked = sorted(documents, key=lambda document: hashlib.sha256(document.name.encode()).digest())
@@ -87,13 +85,12 @@ def _documents(source: Path, excluded: frozenset[str]) -> Iterable[Document]:
 
 
 def _belongs(name: str, packages: Sequence[str]) -> bool:
-    """Whether a document is part of a package, or tests it: `test_email.py` belongs to `email`."""
+    """`test_email.py` belongs to `email`."""
     parts = PurePosixPath(name).with_suffix("").parts
     return any(part == one or part.startswith(f"test_{one}") for part in parts for one in packages)
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, context: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of `vocab_size` tokens: 1 special, 256 bytes, the rest merges."""
     tokenizer = Tokenizer(models.BPE())
     pieces = pre_tokenizers.Split(Regex(PIECES), behavior="isolated")
     in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -134,15 +131,14 @@ class TokenBatch(NamedTuple):
 
     @classmethod
     def blank(cls, rows: int, length: int) -> "TokenBatch":
-        """As long to compute as any other."""
         return cls(torch.zeros(rows, length + 1, dtype=torch.int64), torch.arange(length).expand(rows, -1))
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Batches of `rows` windows of `length` tokens, each a function of seed and step: a resumed run continues exactly.
-    Every epoch shifts the cut between windows and shuffles them. In a share of the rows positions jump once (0 1 2 903
-    904), so that attention learns distances up to the context length."""
+    """Each batch is a function of seed and step: a resumed run continues exactly. Every epoch shifts the cuts and
+    shuffles. In a share of the rows positions jump once (0 1 2 903 904), so that attention learns distances up to the
+    context length."""
 
     tokens: Tokens
     rows: int

@@ -36,15 +36,13 @@ def plan_text(rows: int, length: int) -> PlannedPhase:
 
 @dataclass(frozen=True)
 class Writer:
-    """Rows of `length` tokens at most: answers to prompts or, without any, continuations of pieces of the text."""
-
     target: Any  # transformers' model
     length: int
     seed: int
     progress: PhaseProgress
 
     def write(self, passages: Passages, rows: int, temperature: float) -> list[Written]:
-        """At least `rows` of them. InputError for passages with too little text to begin with."""
+        """At least `rows`. InputError for passages with too little text to begin with."""
         if not passages.prompts and len(passages.text) <= PROMPT:
             raise InputError(f"data: {len(passages.text)} tokens are too few; {PROMPT + 1} or more are needed")
         torch.manual_seed(self.seed)
@@ -62,7 +60,6 @@ class Writer:
         return [Written(row, PROMPT) for row in rows]
 
     def _answers(self, passages: Passages, index: int, temperature: float, advance: Advance) -> list[Written]:
-        """Of prompts the last half row: as many as there are, or the next so many."""
         prompts = [prompt[-self.length // 2 :] for prompt in sorted(passages.prompts, key=len)]
         chosen = [prompts[place % len(prompts)] for place in range(index * SAMPLED_ROWS, (index + 1) * SAMPLED_ROWS)]
         answered = write_on(self.target, chosen, self.length, temperature, advance, to_the_end=True)
@@ -86,7 +83,7 @@ def plan_lessons(recipe: TaughtRecipe, run: Path) -> PlannedPhase:
 def write_lessons(
     texts: tuple[Passages, Passages], recipe: TaughtRecipe, target: TaughtTarget, run: Path, progress: PhaseProgress
 ) -> Lessons:
-    """Of passages to train on, and held out. InputError for data that is too little."""
+    """`texts`: to train on, and held out. InputError for too little data."""
     length, (training, held_out) = recipe.sequence_length, texts
     writer = Writer(target.module, length, recipe.seed, progress)
     own = cached(run / OWN, lambda: joined_text(writer.write(training, _rows(recipe), recipe.temperature)))

@@ -1,5 +1,3 @@
-"""Passages out of JSON Lines (docs/training.md has the fields) or source files, to teach a draft of any target."""
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +45,7 @@ class Passages:
 
 
 def read_passages(recipe: TaughtRecipe, target: TaughtTarget, progress: PhaseProgress) -> tuple[Passages, Passages]:
-    """To train on, and held out. InputError or ParameterError for data that is none, and rows beyond the context."""
+    """To train on, and held out. InputError or ParameterError for invalid data, and for rows beyond the context."""
     length, context = recipe.sequence_length, target.config.context
     if length > context:
         raise ParameterError("sequence_length", length, f"at most the target's context, {context}")

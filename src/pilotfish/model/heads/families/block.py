@@ -83,7 +83,7 @@ class BlockHead(DecoderHead):
 
 
 class BlockDecoder(torch.nn.Module):
-    """The backbone. `kv` has slots of tokens, then those of the blocks of a forward."""
+    """`kv` has slots of tokens, then those of the blocks of a forward."""
 
     def __init__(self, head: BlockHead, parts: Parts, num_slots: int) -> None:
         super().__init__()
@@ -111,8 +111,7 @@ class BlockDecoder(torch.nn.Module):
             kv.write(slots, self.kernels.rotate(keys, cos, sin), rows[:, i, 1])
 
     def forward(self, anchors: Sequence[int], contexts: Sequence[Slots]) -> Tensor:
-        """States of the slots of blocks, after the last norm: each begins with its anchor, behind its context.
-        [blocks, block, hidden]"""
+        """States of the slots of blocks, after the last norm: [blocks, block, hidden]. Each begins with its anchor."""
         parts = [slice(first, first + BLOCKS) for first in range(0, len(anchors), BLOCKS)]
         return torch.cat([self._forward(anchors[part], contexts[part]) for part in parts])
 
@@ -132,8 +131,8 @@ class BlockDecoder(torch.nn.Module):
         return torch.from_numpy(array).to(self.device)
 
     def metadata(self, contexts: Sequence[Slots]) -> AttentionMetadata:
-        """A row sees its prefix up to its position. The prefix ends with the block, at whose last position all rows of
-        it stand, unless the head is causal."""
+        """A row sees its prefix up to its position. The prefix ends with the block; all of the block's rows stand at
+        its last position, unless the head is causal."""
         block, count = self.head.block, len(contexts)
         own = np.arange(self.first_own, self.first_own + count * block, dtype=np.int32).reshape(count, block)
         lengths = np.array([len(context) for context in contexts], np.int32)
@@ -152,8 +151,8 @@ class BlockDecoder(torch.nn.Module):
         return AttentionMetadata(*(self._on_device(x) for x in rows))
 
     def _near(self, contexts: Sequence[Slots], own: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Of rows with a window to both sides, the last position and the path: what they see, in order, behind no
-        prefix. own [blocks, block] -> [rows], [rows, longest]"""
+        """The last position [rows], and as the path [rows, longest] all that rows with a window to both sides see. own
+        [blocks, block]."""
         window, block = self.head.decoder.window, self.head.block
         positions, paths = np.zeros(own.size, np.int32), np.zeros((own.size, window + block), np.int32)
         for row in range(own.size):
@@ -165,8 +164,6 @@ class BlockDecoder(torch.nn.Module):
 
 
 class SlotHead(torch.nn.Module):
-    """What comes after a node: from the state of its slot, and from its own token."""
-
     def __init__(self, head: BlockHead, parts: Parts, words: Tensor | slice) -> None:
         super().__init__()
         self.lm_head = parts.product(parts.affine("lm_head", words))
@@ -175,7 +172,7 @@ class SlotHead(torch.nn.Module):
         self.confides_in_markov = head.confidence == "markov"
 
     def forward(self, states: Tensor, which: Tensor, tokens: Tensor) -> HeadLogits:
-        """states [slots, hidden]; of nodes, int64 [nodes] each, the place of its state and its token."""
+        """states [slots, hidden]; `which` and `tokens` int64 [nodes]: a node's place in `states`, and its token."""
         logits, seen = self.lm_head(states).index_select(0, which).float(), states.index_select(0, which)
         if self.markov is not None:
             before = self.markov.before.index_select(0, tokens)
@@ -201,8 +198,7 @@ class MarkovCorrection(torch.nn.Module):
 
 
 class BlockExecutor(HeadExecutor):
-    """A committed token's row writes K and V of the position before it. A root's block is computed when first
-    wanted."""
+    """A committed token's row writes K and V of the position before. A root's block is computed when first needed."""
 
     def __init__(self, files: HeadFiles, setup: HeadSetup) -> None:
         head = cast(BlockHead, files.spec.head)

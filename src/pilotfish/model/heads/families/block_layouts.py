@@ -1,6 +1,5 @@
-"""DFlash and DSpark in the layouts of z-lab (SpecForge's and Model-Optimizer's too), speculators and DeepSpec. Whether
-a block's first slot, the anchor's, gives a token is mostly silent: DSpark's does, DFlash's does not.
-"""
+"""z-lab's layout is SpecForge's and Model-Optimizer's too. Files rarely say whether a block's first slot, the anchor's,
+gives a token: DSpark's does, DFlash's does not."""
 
 from __future__ import annotations
 
@@ -81,14 +80,12 @@ def zlab(source: HeadSource) -> HeadLayout:
 
 
 def _told_window(inner: HeadFields) -> int:
-    """Model-Optimizer's and vLLM's way of saying that all layers have a window; else 0."""
     size = inner.count("swa_window_size", 0, least=0)
     return inner.count("swa_window_size") if inner.flag("use_swa", size > 0) else 0
 
 
 def _told_or(source: HeadSource, fields: HeadFields, name: str, *, outputs: bool) -> tuple[int, ...]:
-    """From a field, or from outside; () for neither. Who counts outputs used transformers, whose last output is
-    normed."""
+    """`outputs`: as in transformers, whose last output is normed."""
     if fields.has(name):
         return source.hidden_ids(fields, name, outputs=outputs, normed=outputs)
     return source.layers or ()
@@ -106,7 +103,7 @@ def _default_ids(source: HeadSource, depth: int) -> tuple[int, ...]:
 
 
 class _Parts:
-    """Facts of the heads on top of the backbone. Publishers put the same fields into different objects, `holders`."""
+    """Publishers put the same fields into different objects, `holders`."""
 
     def __init__(
         self, source: HeadSource, holders: list[HeadFields], names: dict[str, str], decoder_fields: HeadFields
@@ -158,7 +155,6 @@ class _Parts:
         return "gated" if kind == "gated" else "plain"
 
     def _confidence(self, rank: int) -> Literal["", "hidden", "markov"]:
-        """By the tensor's columns; the fields must say the same."""
         seen = self._shape("confidence.weight")[-1]
         for name in ("enable_confidence_head", "use_confidence_head"):
             if self.said(name, bool(seen)) != bool(seen):

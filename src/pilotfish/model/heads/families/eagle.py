@@ -1,10 +1,6 @@
-"""EAGLE-1 and EAGLE-2, whose weights are of one kind, in SafeAILab's layout; EAGLE-3 in the layouts of SafeAILab and
-SpecForge (`midlayer.`), speculators, NVIDIA's Model-Optimizer and DeepSpec (`layers.0.`).
-
-Layer ids are published in two conventions: speculators, and vLLM beside it, count what a layer gets, as we do;
-Model-Optimizer, TensorRT-LLM, SGLang and DeepSpec count what a layer puts out. Files of both are found under the names
-of the first two without speculators' wrapper: then the other reading is kept as `other_layers`.
-"""
+"""Layer ids have two conventions: speculators and vLLM count what a layer gets, as we do; Model-Optimizer,
+TensorRT-LLM, SGLang and DeepSpec count what it puts out. Without speculators' wrapper both occur under the same names:
+the other reading is kept as `other_layers`."""
 
 from __future__ import annotations
 
@@ -34,7 +30,7 @@ def speculators(source: HeadSource) -> HeadLayout:
 
 
 def safeailab(source: HeadSource) -> HeadLayout:
-    """SpecForge's too, whose `norm_output` only says that there is a norm before lm_head: the state below is raw."""
+    """SpecForge's too. `norm_output` only says that there is a norm before lm_head: the state below is raw."""
     fields = source.fields
     if not fields.flag("norm_output", True):
         raise fields.refused("norm_output", "true: in this layout it is the norm before lm_head")
@@ -66,13 +62,12 @@ def modelopt(source: HeadSource) -> HeadLayout:
 
 
 def input_ids(source: HeadSource) -> tuple[int, ...]:
-    """Of layouts that count what a layer gets."""
     fields = source.fields
     return source.hidden_ids(fields, _IDS, outputs=False) if fields.has(_IDS) else source.default_ids()
 
 
 def _ids_by_guess(source: HeadSource, inner: HeadFields) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids, and what they are in the other convention where that is possible too."""
+    """The ids, and those by the other convention if that is possible too."""
     fields, target = source.fields, source.target
     count = target.layers
     if inner.has(_IDS) and fields.has(_IDS):
@@ -104,7 +99,6 @@ def wide_layout(
     other_layers: tuple[int, ...] = (),
     kind: str = "eagle3",
 ) -> HeadLayout:
-    """Of a head whose first layer's attention sees embedding and state side by side."""
     decoder = read_decoder(decoder_fields, names)
     source.check_target(source.fields.count("target_hidden_size", decoder.hidden))
     head = make_head(_projection(source, layers, decoder.hidden, decoder.eps), decoder)
@@ -112,7 +106,6 @@ def wide_layout(
 
 
 def _projection(source: HeadSource, layers: tuple[int, ...], width: int, eps: float) -> Projection:
-    """`fc_norm` norms each part, `norm_before_fc` all together."""
     fields, inner = source.fields, source.fields.within("eagle_config")
     joined = fields.flag("norm_before_fc", False) or inner.flag("norm_before_fc", False)
     parts = fields.flag("fc_norm", False)

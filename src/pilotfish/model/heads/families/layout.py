@@ -1,5 +1,3 @@
-"""What all layouts share: what they are given, what they give back, and fields that mean the same everywhere."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -32,11 +30,9 @@ class HeadSource:
         return ModelError(f"head: {self.fields.path.parent} {reason}")
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """() where there is no such tensor."""
         return self.headers[name].shape if name in self.headers else ()
 
     def open_wrapper(self, kind: str) -> HeadFields:
-        """Of speculators' configuration: the fields of the decoder in it."""
         fields = self.fields
         fields.choice("speculators_model_type", (kind,), kind)
         fields.within("speculators_config").values()
@@ -57,7 +53,7 @@ class HeadSource:
         return count
 
     def check_target(self, hidden: int, layers: HeadFields | None = None) -> None:
-        """ModelError for a target of another width, or of another number of layers where that is said."""
+        """ModelError for a target of another width, or another number of layers if `layers` says one."""
         target = self.target
         if hidden != target.hidden:
             raise self.refused(f"is of a target of hidden size {hidden}; {target.directory} has {target.hidden}")
@@ -65,8 +61,8 @@ class HeadSource:
             raise layers.refused("num_target_layers", f"{target.layers}, the layers of {target.directory}")
 
     def hidden_ids(self, fields: HeadFields, name: str, *, outputs: bool, normed: bool = False) -> tuple[int, ...]:
-        """Ids of layers as numbers of hidden states: an output of layer i is what layer i + 1 gets. With `normed` the
-        last output is the one after the final norm."""
+        """Numbers of hidden states: layer i + 1 gets the output of layer i. `normed`: the last output is after the
+        final norm."""
         ids, target = fields.ids(name), self.target
         assert ids is not None
         shifted = tuple(i + outputs for i in ids)
@@ -77,7 +73,7 @@ class HeadSource:
         return tuple(FINAL if normed and i == target.layers else i for i in shifted)
 
     def default_ids(self) -> tuple[int, ...]:
-        """EAGLE-3's of old: what layers 2, n // 2 and n - 3 get."""
+        """EAGLE-3's former default: what layers 2, n // 2 and n - 3 get."""
         count = self.target.layers
         if self.layers is not None:
             return self.layers
@@ -114,7 +110,7 @@ ReadLayout: TypeAlias = Callable[[HeadSource], HeadLayout]
 
 @dataclass(frozen=True)
 class Renaming:
-    """Names in a layout. The first entry that fits a name's beginning replaces it; "" drops the tensor."""
+    """The first entry that begins a name replaces that beginning; "" drops the tensor."""
 
     beginnings: Mapping[str, str] = field(default_factory=dict)
 
@@ -143,8 +139,7 @@ def read_decoder(
     window: int | None = None,
     norm_offset: float = 0.0,
 ) -> Decoder:
-    """`names` by canonical name tell what configurations do not; the other arguments are said elsewhere in some
-    layouts."""
+    """`names` (by canonical name) fill in for the configuration."""
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     layers = layers or read_depth(fields)
     fields.only("mlp_bias", False, "linear layers without a bias")
@@ -177,7 +172,7 @@ def read_depth(fields: HeadFields) -> int:
 
 
 def read_window(fields: HeadFields, layers: int) -> int:
-    """The window of all layers; 0: none. As transformers reads the fields: a `sliding_window` alone means nothing."""
+    """The window of all layers; 0: none. As in transformers, a `sliding_window` alone means nothing."""
     window, used = fields.take("sliding_window"), fields.flag("use_sliding_window", False)
     kinds = fields.take("layer_types")
     if kinds is None:
@@ -193,6 +188,5 @@ def read_window(fields: HeadFields, layers: int) -> int:
 
 
 def with_layers(spec: HeadSpec, layers: tuple[int, ...]) -> HeadSpec:
-    """Told from outside which hidden states it takes."""
     head = replace(spec.head, projection=replace(spec.projection, layers=layers))
     return replace(spec, head=head, other_layers=())

@@ -1,5 +1,4 @@
-"""P-EAGLE: EAGLE-3's rows, and below a root, in the forward of its own row, a chain of rows of the mask: each gives a
-level.
+"""P-EAGLE: EAGLE-3's rows, and in a root's forward a chain of mask rows below it, each of which gives a level.
 
 position   0 ......... p - 1    p       p + 1 ... p + depth - 1
 embedding  tokens               root    mask ....
@@ -81,7 +80,7 @@ class MaskedExecutor(HeadExecutor):
         return self._slots.below(kept, self.padded, fresh) if kept else HeadLogits(torch.zeros(0, self.vocab.size))
 
     def _commit(self, rows: Sequence[SequenceRows]) -> dict[int, Tensor]:
-        """States of the roots among them, by slot, [depth, hidden] each."""
+        """States [depth, hidden] of the kept roots, by slot."""
         for s in rows:
             self._slots.forget(s.prefix_slots[s.start :].tolist())
         roots = [row for s in rows for row in kept_rows(s)]
@@ -90,12 +89,12 @@ class MaskedExecutor(HeadExecutor):
         return {row.root: state for row, state in zip(roots, states.unbind(), strict=True)}
 
     def _chains_below(self, roots: Sequence[KeptRow]) -> Tensor:
-        """Of roots whose rows were run before, which are asked for nodes below them alone. [roots, depth, hidden]"""
+        """[roots, depth, hidden] for roots whose own rows ran before: the first level is NaN."""
         below = self._forward((), roots)[1]
         return torch.cat((torch.full_like(below[:, :1], torch.nan), below), dim=1)
 
     def _forward(self, committed: Sequence[SequenceRows], roots: Sequence[KeptRow]) -> tuple[Tensor, Tensor]:
-        """What `lm_head` gets of kept rows, [kept, hidden], and of the chains below roots, [roots, chain, hidden]."""
+        """`lm_head`'s inputs for kept rows [kept, hidden] and for the chains below roots [roots, chain, hidden]."""
         forwards = [self._chains(roots[first : first + CHAINS]) for first in range(0, max(len(roots), 1), CHAINS)]
         forwards[0] = [*committed, *forwards[0]]
         outputs = torch.cat([self._outputs(rows) for rows in forwards])
@@ -122,7 +121,7 @@ class MaskedExecutor(HeadExecutor):
         return torch.cat(outputs)
 
     def _states_before(self, rows: Sequence[SequenceRows], padded: int) -> Tensor:
-        """Features where they are known, else the mask's. [padded, hidden]"""
+        """[padded, hidden]; the mask's where a feature is unknown."""
         states, row = self._mask.repeat(padded, 1), 0
         for s in rows:
             if s.features is not None:
@@ -141,7 +140,7 @@ class MaskedExecutor(HeadExecutor):
 
 _FIRST = {"midlayer.hidden_norm.": "hidden_norm.", "midlayer.": "layers.0.", "layers.0.hidden_norm.": "hidden_norm."}
 _NAMES = Renaming(_FIRST)
-#: What the flat layout calls the mask's token: trainers the first, vLLM the others.
+#: The flat layout's names of the mask's token: trainers use the first, vLLM the others.
 _MASKS = ("mask_token_id", "pard_token", "ptd_token_id")
 #: Tokens of a forward where nobody says: those that trainers take.
 _DEPTH = 8
@@ -150,7 +149,6 @@ _DEEPEST = 256
 
 
 def is_peagle(source: HeadSource) -> bool:
-    """By the tensor that only such heads have, or by what is said of them."""
     fields = source.fields
     told = fields.take("speculators_model_type") == "peagle" or any(fields.has(name) for name in _MASKS[1:])
     return told or "mask_hidden" in source.headers
@@ -185,7 +183,6 @@ def _masked(source: HeadSource, masks: tuple[str, ...], depth: int) -> MakeHead:
 
 
 def _mask_token(source: HeadSource, names: tuple[str, ...]) -> int:
-    """The one that all fields which are there say."""
     fields, vocab = source.fields, source.target.vocab
     said = {name: fields.count(name, least=0, most=vocab - 1) for name in names if fields.has(name)}
     if not said:
@@ -198,7 +195,6 @@ def _mask_token(source: HeadSource, names: tuple[str, ...]) -> int:
 
 
 def _proposed(source: HeadSource) -> int:
-    """As many tokens as it was trained to guess, which are said of its first proposal."""
     outer = source.fields.within("speculators_config")
     methods = outer.take("proposal_methods")
     if not isinstance(methods, list) or not methods or not isinstance(methods[0], dict):

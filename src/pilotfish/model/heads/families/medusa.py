@@ -1,4 +1,4 @@
-"""Medusa: several heads over one feature, one for each depth. Keeps no KV, but features of roots."""
+"""Medusa: a head for each depth, over one feature. Keeps no KV, but features of roots."""
 
 from __future__ import annotations
 
@@ -72,8 +72,6 @@ class DepthLogits(torch.nn.Module):
 
 
 class MedusaExecutor(HeadExecutor):
-    """The head of index d gives the children of nodes at depth d."""
-
     def __init__(self, files: HeadFiles, setup: HeadSetup) -> None:
         head = cast(MedusaHead, files.spec.head)
         known = files.spec.draft_vocab if files.d2t is None else int(files.d2t.max()) + 1
@@ -105,7 +103,6 @@ class MedusaExecutor(HeadExecutor):
             self._features.put(slots[offset], above if offset < unknown and above is not None else told)
 
     def _below(self, kept: Sequence[KeptRow]) -> HeadLogits:
-        """Each head runs once over the distinct roots that it is wanted for."""
         depths, roots = np.array([row.depth for row in kept]), np.array([row.root for row in kept])
         features = {root: self._features.get(root) for root in roots.tolist()}
         known = np.array([features[root] is not None for root in roots.tolist()]) & (depths < len(self.heads))
@@ -124,7 +121,6 @@ class MedusaExecutor(HeadExecutor):
 
 
 def original(source: HeadSource) -> HeadLayout:
-    """`{i}.{j}.linear`, then `{i}.{blocks}`."""
     fields = source.fields
     for name in ("medusa_num_heads", "medusa_num_layers", "base_model_name_or_path", "version"):
         fields.take(name)
@@ -138,7 +134,6 @@ def original(source: HeadSource) -> HeadLayout:
 
 
 def vllm(source: HeadSource) -> HeadLayout:
-    """`blocks.{i}.layers.{j}`, `lm_heads.{i}` or one `lm_head` for all, and maybe `token_map`."""
     fields = source.fields
     fields.take("num_heads")
     blocks = _count(source, r"blocks\.0\.layers\.(\d+)\.weight")
@@ -170,6 +165,5 @@ def _layout(source: HeadSource, names: dict[str, str], blocks: int, dialect: str
 
 
 def _count(source: HeadSource, pattern: str) -> int:
-    """One more than the highest number in names that fit."""
     found = [re.fullmatch(pattern, name) for name in source.headers]
     return 1 + max((int(match[1]) for match in found if match), default=-1)

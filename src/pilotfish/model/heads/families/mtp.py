@@ -1,6 +1,4 @@
-"""MTP modules: DeepSeek's and GLM's layout, Qwen3-Next's and Qwen3.5's, MiMo's, speculators'. They come alone, or in a
-model's own checkpoint. Their state is normed before a row below gets it. The embedding comes first, but for MiMo.
-"""
+"""A row below gets the normed state. The embedding comes first, except in MiMo."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from pilotfish.model.heads.spec import FINAL, Decoder, Projection
 
 #: Models whose norms multiply by one more than their weights.
 _OFFSET_NORMS = ("qwen3_next", "qwen3_5", "qwen3_5_text")
-#: Of a whole model: what a head may share, and what is none of its business.
+#: Of a whole model: parts that a head may share, and parts that are none of its business.
 _OUTER = {"model.embed_tokens.": "embed_tokens.", "lm_head.": "lm_head.", "model.": "", "visual.": ""}
 SPECULATORS = {
     "mtp_layers.0.input_proj.": "input_proj.",
@@ -78,7 +76,6 @@ def deepseek(source: HeadSource) -> HeadLayout:
 
 
 def _inner(fields: HeadFields) -> HeadFields:
-    """Of a model that sees, too, the fields of its language model."""
     return fields.within("text_config") if fields.has("text_config") else fields
 
 

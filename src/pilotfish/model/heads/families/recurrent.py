@@ -1,5 +1,4 @@
-"""EAGLE-1, EAGLE-2, EAGLE-3 and MTP: a row is (feature of t, token t + 1) and gives logits of t + 2. Its own state
-takes the place of the feature in the rows below it."""
+"""A row is (feature of t, token t + 1) and gives logits of t + 2. Below it its own state replaces the feature."""
 
 from __future__ import annotations
 
@@ -87,7 +86,7 @@ class RecurrentModule(torch.nn.Module):
         metadata: AttentionMetadata,
         kv: KVPool,
     ) -> RecurrentStep:
-        """Writes KV. All positions are within reach of the angles."""
+        """Writes KV. `angles` must reach all positions."""
         positions = metadata.row_positions.clamp(min=0)
         embedded = self.embedding.index_select(0, tokens)
         if self.zero_first:
@@ -105,8 +104,6 @@ class RecurrentModule(torch.nn.Module):
 
 
 class WideEntry(torch.nn.Module):
-    """EAGLE-3's: attention of the first layer sees both, side by side."""
-
     def __init__(self, head: RecurrentHead, parts: Parts) -> None:
         super().__init__()
         self.residual_normed = head.residual_normed
@@ -120,8 +117,6 @@ class WideEntry(torch.nn.Module):
 
 
 class JoinedEntry(torch.nn.Module):
-    """EAGLE-1's and MTP's: a product makes one of both."""
-
     def __init__(self, head: RecurrentHead, parts: Parts) -> None:
         super().__init__()
         self.hidden_first = head.hidden_first
@@ -145,7 +140,7 @@ class RecurrentRows:
         self._device = setup.device
 
     def __call__(self, batch: Batch, states: Tensor) -> RecurrentStep:
-        """states [rows, hidden], of the token before each; written to. Kept rows are padded as the batch's are."""
+        """`states` [rows, hidden], of the token before each, is written to. Kept rows are padded as the batch's are."""
         self.module.angles.reach(int(batch.metadata.row_positions.max()) + 1)
         batch = batch.map(lambda tensor: tensor.to(self._device))
         step: RecurrentStep = self.module(batch.input_ids, states, batch.keep, batch.metadata, self.kv)
@@ -153,8 +148,6 @@ class RecurrentRows:
 
 
 class RecurrentExecutor(HeadExecutor):
-    """Beside KV a slot keeps the state of its row, for the rows of later forwards."""
-
     def __init__(self, files: HeadFiles, setup: HeadSetup) -> None:
         decoder = cast(RecurrentHead, files.spec.head).decoder
         self.rows = RecurrentRows(files, setup)
@@ -188,7 +181,7 @@ class RecurrentExecutor(HeadExecutor):
 
 @dataclass(frozen=True)
 class StatesBefore:
-    """What rows of a forward take for the state of the token before: what its slot keeps, or a feature."""
+    """The state of the token before, for each row: kept in its slot, or a feature."""
 
     slots: NDArray[np.int32]  # [rows], any where a feature takes its place, and of padding
     places: NDArray[np.int64]  # [known], rows that take a feature, ascending
@@ -196,8 +189,8 @@ class StatesBefore:
 
     @classmethod
     def of(cls, sequences: Sequence[SequenceRows], padded: int, width: int, scratch: int) -> StatesBefore:
-        """`sequences` are `without_first`. Where their features begin unknown, the state of the token before goes
-        on."""
+        """`sequences` are `without_first`. The state of the token before replaces features that are unknown at the
+        beginning."""
         slots, row = np.full(padded, scratch, np.int32), 0
         places, features = [np.zeros(0, np.int64)], [np.zeros((0, width), np.float32)]
         for s in sequences:
@@ -219,7 +212,7 @@ class StatesBefore:
 
 
 def _parents(rows: SequenceRows) -> NDArray[np.int32]:
-    """Slots of the nodes' parents. [nodes]"""
+    """Slots of the nodes' parents, [nodes]."""
     nodes = rows.nodes
     above = nodes.paths[np.arange(len(nodes)), np.maximum(nodes.depths - 2, 0)]
     return np.where(nodes.depths > 1, above, rows.prefix_slots[-1])

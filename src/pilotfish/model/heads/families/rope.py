@@ -1,4 +1,4 @@
-"""A head's rotary embedding, which is its own: as transformers' `rope_parameters`, all of whose numbers are checked."""
+"""A head's own rotary embedding, as transformers' `rope_parameters`, all of whose numbers are checked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ _ORDERED = {"llama3": ("high_freq_factor", "low_freq_factor", 0.0, 0.0), "yarn":
 
 
 def read_rope(fields: HeadFields, window: int, head_dim: int) -> dict[str, Any]:
-    """From its newer place, else from the older fields; never the target's."""
     scaling = _place(fields, window)
     rope = {name: value for name, value in scaling.values().items() if not isinstance(value, dict | list)}
     rope.pop("type", None)

@@ -1,5 +1,3 @@
-"""Which layout a directory has: by the names of its tensors first, by its configuration second."""
-
 from __future__ import annotations
 
 from pilotfish.model.heads.families import block_layouts, eagle, masked, medusa, mtp
