@@ -17,13 +17,9 @@ FRAMING = 8
 
 
 class ConnectionProtocol(HttpToolsProtocol):
-    """A connection that is closed when a request's head is not complete after `read_timeout` seconds, or its reader
-    takes nothing for `write_timeout` seconds.
-
-    uvicorn bounds neither a request's head nor the time that it takes. It ends a reader that takes nothing only with
-    the server, and of requests that were sent without waiting for answers it tells only the last one of a lost
-    connection.
-    """
+    """Closes a connection whose request head is not complete after `read_timeout` seconds, or whose client takes
+    nothing for `write_timeout` seconds. uvicorn bounds neither a head nor its time, ends a stalled client only with the
+    server, and of pipelined requests tells only the last one of a lost connection."""
 
     def __init__(self, *args: Any, read_timeout: float, write_timeout: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -115,7 +111,7 @@ class ConnectionProtocol(HttpToolsProtocol):
         self._writing = self.loop.call_later(self._write_timeout, self._check_reader, waiting)
 
     def _check_reader(self, before: int) -> None:
-        """A reader that took nothing: abort, which frees the buffer at once."""
+        """If the client took nothing, abort, which frees the buffer at once."""
         waiting = self.transport.get_write_buffer_size()
         if waiting >= before:
             self.transport.abort()

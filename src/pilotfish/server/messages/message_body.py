@@ -1,5 +1,3 @@
-"""The bodies that clients of Anthropic's Messages API send."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

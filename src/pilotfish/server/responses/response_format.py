@@ -1,6 +1,5 @@
-"""Answers of /v1/responses: `response.created`, `response.in_progress`, the events of items, `response.completed` or
-`response.incomplete`; `error` and `response.failed` where the stream broke. Each event has a number.
-"""
+"""Events: `response.created`, `response.in_progress`, the events of items, `response.completed` or
+`response.incomplete`; `error` and `response.failed` where the stream broke. Each event has a number."""
 
 from __future__ import annotations
 
