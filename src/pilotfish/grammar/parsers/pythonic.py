@@ -1,4 +1,4 @@
-"""Calls as Python writes them: [name(key=value, …), …]. Their arguments become JSON as they come."""
+"""Calls as Python writes them: [name(key=value, …), …]."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Item = Callable[[str], Reading[bool]]
 
 
 class PythonicParser(CallParser):
-    """A list on a line of its own that begins with a call of one of the tools, or a list between marks."""
+    """A list on a line of its own that begins with a call of a tool, or a list between marks."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._names = {tool.name for tool in tools}
@@ -77,7 +77,6 @@ class PythonicParser(CallParser):
         return (yield from self._bracketed(")", "{}", self._keyword))
 
     def _mapping(self) -> Reading[bool]:
-        """All arguments as one: **{…}."""
         if not (yield from self._reader.mark(("**",))):
             return False
         self._reader.take(2)
