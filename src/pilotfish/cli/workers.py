@@ -1,5 +1,3 @@
-"""`pilotfish draft` and `pilotfish prefill`: pools that listen for targets. `pilotfish target` listens for servers."""
-
 import logging
 import os
 from collections.abc import Callable
@@ -125,7 +123,7 @@ def rank(
 
 
 def _run_target(config: TargetConfig, show: Callable[[str], None], signals: Signals) -> None:
-    """Servers hear that it lives, and workers load, while this process imports torch."""
+    """The process answers servers, and workers load, while it imports torch."""
     from pilotfish.engine.drafts.remote_drafts import RemoteDrafts
     from pilotfish.engine.prefills.remote_prefills import RemotePrefills
     from pilotfish.engine.processes.host_memory import divided

@@ -72,8 +72,7 @@ class CascadePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Confidence:
-    """Mean log-probability of each output's first `tokens` (or all, if it is shorter). The least sure output
-    decides."""
+    """By the mean log-probability of each output's first `tokens`, or all. The least sure output decides."""
 
     def __init__(self, outputs: int, tokens: int, threshold: float) -> None:
         self.value: float | None = None  # of the outputs that are judged

@@ -101,8 +101,7 @@ class PeriodSums(Struct):
         return ((self.variant.squares + self.holdout.squares) / degrees) ** 0.5 if degrees else None
 
     def _variances(self) -> tuple[float, float]:
-        """In each arm, at least that of both together: a small arm often lacks rare events, and would seem to vary
-        less."""
+        """At least that of both arms together: a small arm often lacks rare events, and would seem to vary less."""
         least = (self.deviation or 0.0) ** 2
         variant, holdout = (max(part.squares / part.degrees, least) for part in (self.variant, self.holdout))
         return variant, holdout

@@ -46,7 +46,6 @@ def finding(measure: str, difference: Interval | None) -> str:
 
 
 def value_text(measure: str, value: Interval | None) -> str:
-    """ "" for None."""
     if value is None:
         return ""
     unit = WORDS[measure].unit

@@ -1,5 +1,3 @@
-"""Statistics of ended requests, by cohort and minute, without prompts."""
-
 from __future__ import annotations
 
 import sys

@@ -100,7 +100,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
 
 def depth_loss(before: CohortFigures, after: CohortFigures) -> DepthLoss | None:
-    """The depth whose share changed most, times the trees that reached it before."""
+    """The depth with the greatest change of its share, times the trees that reached it before."""
     down = (after.accepted_per_tree or 0.0) < (before.accepted_per_tree or 0.0)
     found: list[tuple[float, DepthLoss]] = []
     depths = zip(before.by_depth, after.by_depth, before.reached, strict=True)

@@ -168,8 +168,7 @@ class Guard:
         return events
 
     def share(self, variant: str) -> float:
-        """Share of its requests that may speculate, 0 to 1; 1 for the holdout. ParameterError for an unknown
-        variant."""
+        """Share of its requests that may speculate; 1 for the holdout. ParameterError for an unknown variant."""
         if variant == self._holdout:
             return 1.0
         if variant not in self._variants:

@@ -48,7 +48,6 @@ class AcceptanceDrop:
         level.observe(present.acceptance)
 
     def __str__(self) -> str:
-        """Describes a suspected drop."""
         before = self._levels[self.since.load].value
         return f"{self.since.acceptance:.2f} accepted tokens a step, {before:.2f} before"
 
@@ -66,7 +65,6 @@ class VariantEvidence:
         self.start()
 
     def start(self) -> None:
-        """Forget evidence: the past says nothing about the future."""
         self._pairs, self._slower, self._acceptance = ReadingPairs(), ChangeDetector(), AcceptanceDrop()
         self._trial = SequentialTest(self._allowance, self._allowance)
         self._figures: Comparison | None = None  # of the trial, or since a live variant seems slower
@@ -74,7 +72,6 @@ class VariantEvidence:
 
     @property
     def figures(self) -> str:
-        """Times that decided a trial."""
         return str(self._figures)
 
     def collapse(self, own: GuardReading, holdout: GuardReading) -> str:
