@@ -35,7 +35,6 @@ def taking(*groups: Sequence[Option]) -> Callable[[Command], Command]:
 
 
 def _given(group: Sequence[Option], values: dict[str, Any]) -> Given:
-    """Takes the group's part out of `values`."""
     parsed = {option.name: _parsed(option, values.pop(option.name)) for option in group}
     return {name: value for name, value in parsed.items() if value is not None}
 

@@ -109,7 +109,6 @@ ToolChoice = Annotated[
 
 
 def template_tools(given: list[FunctionTool] | None) -> dict[str, Any]:
-    """Argument of the chat template."""
     return {"tools": [{"type": "function", **msgspec.to_builtins(each)} for each in given]} if given else {}
 
 

@@ -48,7 +48,6 @@ def prompts_are_logged() -> bool:
 
 
 def log_prompt(text: str) -> None:
-    """Logs the first MAX_PROMPT characters, if `configure` allowed it."""
     _prompts.info("prompt", extra={"fields": {"characters": len(text), "prompt": text[:MAX_PROMPT]}})
 
 
@@ -96,8 +95,6 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(OneLineFormatter):
-    """`time LEVEL logger: message (field=value …)`."""
-
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
         head = f"{moment(record)} {record.levelname} {record.name}: {record.message}"
         fields = " ".join(f"{name}={shown(value)}" for name, value in fields_of(record).items())
@@ -105,7 +102,6 @@ class TextFormatter(OneLineFormatter):
 
 
 def moment(record: logging.LogRecord) -> str:
-    """ISO 8601 in UTC, to the millisecond."""
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -115,7 +111,6 @@ def as_json(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """In quotes where it would be ambiguous."""
     text = str(value)
     plain = text and all(c.isprintable() and c not in ' "=()\\' for c in text)
     return text if plain else as_json(text)

@@ -56,7 +56,6 @@ def count(field: str, text: str) -> int:
 
 
 def separated(separator: str | None) -> Callable[[str, str], tuple[str, ...]]:
-    """Reads a list; None: separated by white space."""
     return lambda _, text: tuple(text.split(separator))
 
 
@@ -66,8 +65,6 @@ def text(low: int, high: int) -> Meta:
 
 @dataclass(frozen=True)
 class Option:
-    """A declared field, or an entry of one."""
-
     name: str
     kind: Any  # a key of KINDS, Literal, or another type, of which any value is taken; None apart, see `optional`
     default: Any = REQUIRED
@@ -82,7 +79,6 @@ class Option:
 
     @property
     def allowed(self) -> str:
-        """The allowed values, in words."""
         if self.kind is Literal:
             return " or ".join(self.choices)
         words = KINDS[self.kind] + (f" of {self.extra['unit']}," if "unit" in self.extra else "")

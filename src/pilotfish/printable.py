@@ -27,7 +27,6 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """On one line, with white space of any kind as single spaces."""
     return text if text.isprintable() else printable(" ".join(text.split()))
 
 

@@ -86,7 +86,6 @@ class PhaseProgress(Progress):
         self._watcher.start()
 
     def stop(self) -> None:
-        """Prints a last line for an open phase."""
         self._over.set()
         self._watcher.join()
         if not self.live.transient:
@@ -100,7 +99,6 @@ class PhaseProgress(Progress):
 
     @contextmanager
     def phase(self, name: str, total: float | None = None, unit: str = "", done: int = 0) -> Iterator[Advance]:
-        """`total` units, None if unknown, of which `done` are done."""
         task = self.begin(name, total, unit, done)
         try:
             yield partial(self._advance, task)
@@ -150,7 +148,6 @@ class PhaseProgress(Progress):
             yield _line(task, phases)
 
     def _to_go(self, task: Task) -> list[PhaseToGo]:
-        """The running phase and those to come."""
         units, planned = task.remaining, task.fields["planned"]
         running = None if units is None else self._seconds(task.fields["name"], units, planned)
         following = [PhaseToGo(one.name, self._seconds(one.name, one.units, one)) for one in self._planned if one.units]

@@ -14,8 +14,6 @@ from pilotfish.errors import InputError, ParameterError, PromptError
 
 @dataclass(frozen=True)
 class Row:
-    """`place` is `FILE:LINE`, for messages."""
-
     id: str | int
     texts: tuple[str, ...]
     chat: bool  # user messages, to which the model's chat template applies
@@ -76,7 +74,6 @@ def _refused(field: str, value: object, expected: str) -> str:
 
 
 def prompt_of(row: Row, tokenizer: Any, *, raw: bool) -> str | Sequence[int]:
-    """The text, or the tokens of the chat template around it."""
     if not row.chat or raw or not tokenizer.chat_template:
         return "\n".join(row.texts)
     if not all(row.texts):

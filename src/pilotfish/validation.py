@@ -42,12 +42,10 @@ def refused(field: str, problem: str) -> ParameterError:
 
 
 def not_allowed(field: str, value: object, allowed: str) -> ParameterError:
-    """A ParameterError; the value may have any length."""
     return refused(field, f"{short(value)} is not allowed; expected {allowed}")
 
 
 def _blame(path: str, value: Any, kind: Any) -> ParameterError:
-    """For the innermost bad part of `value`."""
     for inner_path, inner_value, inner_kind in _parts(path, value, kind):
         if inner_value is msgspec.UNSET:
             return refused(inner_path, "it is missing")
@@ -111,7 +109,6 @@ def _first_misfit(items: Sequence[Any], kind: Any) -> int:
 
 @cache
 def options_of(kind: Any) -> tuple[Any, ...]:
-    """The types of a union, without their constraints."""
     if get_origin(kind) is Annotated:
         return options_of(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):
@@ -120,7 +117,6 @@ def options_of(kind: Any) -> tuple[Any, ...]:
 
 
 def _allowed(kind: Any) -> str:
-    """The type's description, literal values, or JSON's name."""
     origin = get_origin(kind) or kind
     if origin is Annotated:
         return str(get_args(kind)[1].description)

@@ -56,7 +56,6 @@ def chat(
 
 
 def converse(conversation: Conversation, screen: Screen) -> None:
-    """A refused turn is dropped with a line that says why."""
     screen.greet(conversation.seed, drawn=conversation.params.seed is None)
     while True:
         try:

@@ -111,7 +111,6 @@ def generate(
 
 
 def _generate(config: EngineConfig, sampling: Given, rows: Sequence[Row], printer: Printer, handling: Handling) -> bool:
-    """Whether all rows could be served."""
     served = failed = 0
     with started(config) as engine:
         params = engine.sampling_params(**sampling)
@@ -143,8 +142,6 @@ def report(row: BadRow) -> None:
 
 
 class Printer:
-    """Escapes control characters for terminals, not for pipes."""
-
     def __init__(self, *, json: bool) -> None:
         self._json, self._records = json, list[dict[str, Any]]()
         self._console = Console(highlight=False)

@@ -119,8 +119,6 @@ def shows_colour(console: Console) -> bool:
 
 
 class OriginStream:
-    """Splits a sample's deltas into the draft's part and the target's."""
-
     def __init__(self) -> None:
         self._shown = 0  # characters of the deltas so far
 

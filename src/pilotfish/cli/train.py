@@ -96,7 +96,6 @@ def distil(
 def _trained(
     function: str, recipe: Recipe, engine: Given, out: Path, run: Path | None, device: str, *more: float
 ) -> Any:
-    """Calls `function` of `pilotfish.train` with a recipe."""
     options_of(EngineConfig)["threads"].check(engine["threads"])
     module, _, name = function.partition(".")
     with PhaseProgress() as progress:

@@ -57,7 +57,6 @@ def draft(
 
 
 def _configuration(draft: Path | None, pair: str | None, pool: Given, engine: Given) -> DraftConfig:
-    """A head of a pair has the pair's target."""
     if draft is not None and pair is None:
         found = draft if draft.suffix == GGUF and draft.is_file() else model_directory("draft", draft)
         return DraftConfig(model=EngineConfig(target=found, **engine), **pool)

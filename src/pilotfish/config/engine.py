@@ -235,7 +235,6 @@ class EngineConfig:
         return replace(self, draft=None, mode="off", cores="", threads=0, max_rows=max_rows, **ALONE)
 
     def of_rank(self, rank: int) -> EngineConfig:
-        """For the process of another rank than the first. One device each."""
         device = f"cuda:{rank}" if self.device == "cuda" else self.device
         own: dict[str, Any] = {**ALONE, "tensor_parallel": self.tensor_parallel, "cores": "", "pace": "", "trace": None}
         return replace(self, draft=None, features=None, mode="off", device=device, **own)

@@ -54,8 +54,6 @@ def why_no_grammar(tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> s
 
 
 class Grammars:
-    """Thread-safe."""
-
     def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> None:
         """`vocab_size` is the model's, which may exceed the tokenizer's; each of `eos_ids` ends an output."""
         self.vocab_size = vocab_size
@@ -143,7 +141,6 @@ def _bounded(what: str, length: int, most: int) -> None:
 
 
 def _reason(text: str) -> str:
-    """llguidance's message on one line, in our words, without its picture of the place."""
     text = re.split(r"\n *\d+ \||\n<", text)[0]
     if "regex parse error" in text:  # a picture of the place comes first
         text = f"the regular expression cannot be read: {text.rpartition('error: ')[2]}"

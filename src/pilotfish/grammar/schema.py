@@ -83,8 +83,6 @@ def _options(compact: bool) -> dict[str, Any]:
 
 
 class _Checker:
-    """`checked` returns a copy of the schema without annotations."""
-
     def __init__(self, root: Any) -> None:
         self._root = root
         self._places: set[str] = set()  # JSON pointers of all schemas
@@ -114,7 +112,6 @@ class _Checker:
         return _exact(whole, place)
 
     def _value(self, key: str, value: Any, place: str, depth: int) -> Any:
-        """Checks the schemas in a keyword's value; llguidance refuses values of a wrong type."""
         if key in NAMED and isinstance(value, dict):
             return {name: self._schema(one, f"{place}/{_escaped(name)}", depth + 1) for name, one in value.items()}
         if (key in MANY or key == "items") and isinstance(value, list):

@@ -138,7 +138,6 @@ class MatcherState:
         self._problem = self._problem or (reason.splitlines() or ["the grammar failed"])[0]
 
     def _own(self, path: Sequence[int]) -> Sequence[int] | None:
-        """The grammar's part of a path; None where it has not begun."""
         if self._begun or (self._opening is not None and list(path[:1]) != [self._opening]):
             return path
         begin = self._begin(path)
@@ -190,7 +189,6 @@ class MatcherState:
 
 
 def allow(bits: Bits, token: int | None) -> None:
-    """Allow one more token in masks [words] or [m, words]."""
     if token is not None:
         bits[..., token // WORD] |= np.array(1 << token % WORD, np.uint32).view(np.int32)
 

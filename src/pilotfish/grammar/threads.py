@@ -74,8 +74,6 @@ def fitted(bits: Bits, size: int) -> Bits:
 
 
 class MaskJobs:
-    """The masks of a step, or of a draft's level, computed in one call outside of Python."""
-
     def __init__(self, masked: Sequence[MaskedPaths], words: int) -> None:
         self._masked, self._states, self._plans = masked, list[MatcherState](), list[MaskPlan]()
         for one in masked:

@@ -120,8 +120,6 @@ def problem_of(matcher: LLMatcher) -> str | None:
 
 
 class _Bytes:
-    """A tokenizer of bytes, at the first ids that no special token has."""
-
     bos_token_id = None
 
     def __init__(self, special: Special) -> None:

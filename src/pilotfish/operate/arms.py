@@ -61,7 +61,6 @@ class RolloutArms(Struct, kw_only=True):
         return [name for name in self.arms if name != self.holdout]
 
     def add(self, outcome: RequestOutcome) -> None:
-        """Take an ended request. A pinned or cut one is counted, and compared with nothing."""
         if (arm := self._arm(outcome.variant)) is None:
             self.left_out += 1
         elif outcome.pinned:

@@ -40,13 +40,10 @@ class Moments(Struct):
 
     @property
     def variance(self) -> float:
-        """Of one observation; 0 for less than two."""
         return self.squares / (self.count - 1) if self.count > 1 else 0.0
 
 
 class ArmPart(Struct):
-    """An arm's part of a difference over periods."""
-
     count: Count = 0
     degrees: Count = 0  # of freedom: observations but for the first of each period
     squares: Positive = 0.0  # of deviations from the mean of their period

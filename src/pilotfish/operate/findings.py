@@ -54,10 +54,8 @@ def value_text(measure: str, value: Interval | None) -> str:
 
 
 def figure(value: float, digits: int = 2) -> str:
-    """`digits` significant ones, or all before the point."""
     return f"{value:.0f}" if abs(value) >= 10 ** (digits - 1) - 0.05 else f"{value:.{digits}g}"
 
 
 def about(count: int) -> str:
-    """Two significant digits: 55,000."""
     return f"{float(f'{count:.2g}'):,.0f}"

@@ -56,7 +56,6 @@ def _mixing(alpha: float) -> float:
 
 
 def around(estimate: float, variance: float, size: float, alpha: float) -> Interval:
-    """By `radius`; without variance it is the estimate alone."""
     half = float(radius(variance, size, alpha)) if variance > 0 else 0.0
     return Interval(estimate, estimate - half, estimate + half)
 

@@ -34,8 +34,6 @@ OTHER_SCRIPT = "other"
 
 
 class Cohort(Struct, frozen=True, kw_only=True):
-    """The server bounds values that clients choose."""
-
     tag: str = NONE
     output: OutputShape = "text"
     temperature: str = "0"  # a band, as `temperature_band` has it
@@ -84,6 +82,5 @@ def context_band(prompt_tokens: int) -> str:
 
 
 def script_of(text: str) -> str:
-    """The script of most letters; NONE without letters."""
     found = Counter(unicodedata.name(letter, "").split(" ", 1)[0] for letter in text if letter.isalpha())
     return SCRIPTS.get(found.most_common(1)[0][0], OTHER_SCRIPT) if found else NONE

@@ -18,11 +18,9 @@ class Events:
         self._numbers = count()
 
     def at(self, time: float, action: Callable[[], None]) -> None:
-        """`time` is not before the present."""
         heapq.heappush(self._planned, (time, next(self._numbers), action))
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Until that holds, or nothing is planned."""
         while self._planned and not until():
             self.now, _, action = heapq.heappop(self._planned)
             action()

@@ -39,8 +39,6 @@ class RunModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Inputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="of"):
-    """`rows` and `tokens` are of each sequence."""
-
     def predict(self, unit: str) -> float:
         """`unit`: "ms", "tok/s" of all sequences, or "x", the speed over plain decoding."""
         raise NotImplementedError
@@ -60,8 +58,6 @@ class ForwardInputs(Inputs, frozen=True, kw_only=True, tag="forward"):
 
 
 class SyncInputs(Inputs, frozen=True, kw_only=True, tag="sync"):
-    """Rounds in which the target waits for chains of a draft."""
-
     target: RunModel
     draft: RunModel
     guesses: int

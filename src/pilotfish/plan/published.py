@@ -59,8 +59,6 @@ class PublishedGroup(Sourced, frozen=True, kw_only=True):
 
 
 class ErrorSummary(Struct, frozen=True):
-    """Of a mode's predicted rows."""
-
     rows: int
     mean: float  # absolute and relative
     most: float

@@ -68,7 +68,6 @@ class SplitModel(PlacedModel, frozen=True, kw_only=True):
 
     @property
     def _ffn_bytes(self) -> float:
-        """Weights that belong to neither attention nor embeddings."""
         return (self.model.parameters - self.model.embeddings - self.model.attention) * BYTES[self.ffn.weights]
 
 

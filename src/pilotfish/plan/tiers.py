@@ -13,8 +13,6 @@ from pilotfish.errors import ParameterError
 
 
 class MemoryTier(Sourced, frozen=True, kw_only=True):
-    """Of each device."""
-
     full_name: str
     memory: float  # bytes
     bandwidth: float  # of reading, bytes a second

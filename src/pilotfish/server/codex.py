@@ -1,5 +1,3 @@
-"""The model's entry as Codex CLI asks for it (`/v1/models?client_version=…`) or reads it from a file."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,3 @@
-"""Limits on request heads and slow connections, which uvicorn lacks."""
-
 from __future__ import annotations
 
 import asyncio
@@ -111,7 +109,6 @@ class ConnectionProtocol(HttpToolsProtocol):
         self._writing = self.loop.call_later(self._write_timeout, self._check_reader, waiting)
 
     def _check_reader(self, before: int) -> None:
-        """If the client took nothing, abort, which frees the buffer at once."""
         waiting = self.transport.get_write_buffer_size()
         if waiting >= before:
             self.transport.abort()

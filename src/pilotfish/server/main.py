@@ -45,7 +45,6 @@ def run_server(setup: ServerSetup, ready: Callable[[str], None]) -> None:
 
 
 def listening_socket(config: ServerConfig) -> socket.socket:
-    """A bound socket; port 0 takes any free port."""
     try:
         address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[4][:2], family=address[0], backlog=2048)

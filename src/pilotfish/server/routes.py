@@ -233,7 +233,6 @@ class Api:
         return {"id": name, "created": self._started, "object": "model", "owned_by": "pilotfish", **facts}
 
     def _fingerprint(self, cascade: Cascade | None) -> str:
-        """Equal for equal model, version and precision, on which outputs depend."""
         target, beside = self._identity, "" if cascade is None else f"\n{cascade.facts}"
         text = f"{target.model}\n{target.dtype}\n{target.quantization}\n{target.kv_dtype}\n{VERSION}{beside}"
         return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -50,8 +50,6 @@ Show = Callable[[Engine], None]
 
 @dataclass(frozen=True)
 class Scene:
-    """One pair at one speed, in one table of all modes."""
-
     name: str  # of its object in JSON
     title: str
     pair: str

@@ -1,5 +1,3 @@
-"""Charts as SVG; the page's style sheet gives classes their colours."""
-
 from __future__ import annotations
 
 import math
@@ -35,11 +33,9 @@ class Axis:
 
     @classmethod
     def doubling(cls, label: str, values: Sequence[float]) -> Axis:
-        """Logarithmic, with a tick at each value and some room at both ends."""
         return cls(label, min(values) / 1.3, max(values) * 1.3, sorted(set(values)), log=True)
 
     def share(self, value: float) -> float:
-        """0 at the beginning of the axis, 1 at its end."""
         if self.log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
@@ -75,7 +71,6 @@ class Frame:
         self.parts.extend(parts)
 
     def svg(self, title: str) -> Element:
-        """On top of a grid."""
         return svg(title, self.width, self.height, *self._grid(), *self.parts)
 
     def _grid(self) -> list[Element]:
@@ -98,7 +93,6 @@ class Frame:
 def line_chart(
     title: str, x: Axis, y: Axis, series: Sequence[Series], rings: Sequence[tuple[float, float]] = ()
 ) -> Element:
-    """The first line is on top; `rings` mark points."""
     frame = Frame(x, y)
     for one in reversed(series):
         places = [frame.at(*point) for point in one.points]
@@ -163,7 +157,6 @@ def text(x: float, y: float, words: str, anchor: str = "start", style: str | Non
 
 
 def number(value: float) -> str:
-    """As short as possible: 12k for 12000."""
     return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 

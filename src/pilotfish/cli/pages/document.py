@@ -18,7 +18,6 @@ def write_file(text: str, path: Path, option: str = "html") -> None:
 
 
 def whole_page(title: str, body: Element) -> str:
-    """A document that needs no other file, network or script."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),

@@ -46,7 +46,6 @@ def _section(title: str, keys: dict[str, str], chart: Element) -> Element:
 
 
 def _effects(found: Explanation) -> Element:
-    """Bars to the right for causes in either direction."""
     signed = {"raised": 1.0, "lowered": -1.0}
     axis = Axis.up_to("accepted tokens a step", max(abs(one.effect) for one in found.causes))
     series = [

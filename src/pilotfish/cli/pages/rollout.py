@@ -78,7 +78,6 @@ def _scaled(interval: Interval, scale: float) -> Interval:
 
 
 def _mirrored(label: str, most: float) -> Axis:
-    """Symmetric around 0."""
     ticks = Axis.up_to(label, max(most, LEAST)).ticks
     return Axis(label, -ticks[-1], ticks[-1], sorted({sign * tick for tick in ticks[::2] for sign in (-1, 1)}))
 

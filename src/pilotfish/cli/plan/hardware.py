@@ -28,7 +28,6 @@ _FORMS = {
 
 
 def _listed(name: str, parse: Callable[[str, str], Given], otherwise: str) -> Option:
-    """Reads an option as a plan's file would have it."""
     each = {"parse": lambda field, text: [parse(field, one) for one in text.split(",")]}
     return Option(name, str, None, f"{_FORMS[name]}; {otherwise}.", extra=each)
 

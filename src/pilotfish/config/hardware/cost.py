@@ -49,8 +49,6 @@ class ForwardParts(Struct, frozen=True, kw_only=True):
 
 
 class PlacedModel(Struct, frozen=True, kw_only=True):
-    """Devices share each layer (tensor parallelism)."""
-
     model: ModelShape
     device: Device
     count: int = 1

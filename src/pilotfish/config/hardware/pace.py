@@ -33,7 +33,6 @@ class Pace:
     knots: Mapping[int, float]  # seconds by rows, one at least, rows ascending
 
     def seconds(self, rows: int) -> float:
-        """`rows`: at least 1."""
         last = max(self.knots)
         if rows >= last:
             return self.knots[last] * rows / last

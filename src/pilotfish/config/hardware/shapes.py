@@ -107,7 +107,6 @@ class ModelShape(Sourced, frozen=True, kw_only=True):
 
     @property
     def _shared(self) -> int:
-        """Weights that every row multiplies."""
         dense = (self.layers - self._expert_layers) * 3 * self.hidden * self.ffn
         routing = self.hidden * self.experts.count + self.experts.shared * self._expert if self.experts else 0
         return self.attention + dense + self._expert_layers * routing

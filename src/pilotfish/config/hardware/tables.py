@@ -77,8 +77,6 @@ class EngineConstants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Shares(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Shares of peaks that are reached, by any engine."""
-
     weights: Constant  # streaming weights
     kv: Constant  # reading KV
     products: Constant

@@ -52,7 +52,6 @@ class CallParser(TextParser):
         return [Content("".join(self._space))] if self._space and not self._calls else []
 
     def _content(self, text: str) -> None:
-        """White space alone around calls is no content: it waits for more."""
         self._reader.forget()
         *lines, last = text.split("\n")
         self._line_blank = (self._line_blank or bool(lines)) and not last.strip()

@@ -80,7 +80,6 @@ def chosen(tools: Sequence[Tool], named: str | None) -> list[Tool]:
 
 
 def parameters(tool: Tool) -> Mapping[str, Any]:
-    """Always the schema of an object."""
     return ANY_OBJECT | dict(tool.parameters or {})
 
 

@@ -93,7 +93,6 @@ def _read_escape(reader: Reader, sink: Sink) -> Reading[None]:
 
 
 def _read_unit(reader: Reader, written: str) -> Reading[tuple[int, str]]:
-    """The number of `uXXXX` (-1: invalid) and its spelling."""
     written += reader.take(1)
     digits = ""
     while len(digits) < 4 and (sign := (yield from reader.peek())) and sign in _HEX:

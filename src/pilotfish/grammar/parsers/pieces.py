@@ -52,7 +52,6 @@ class ContentParser:
 
 
 def joined(pieces: Iterable[Piece]) -> list[Piece]:
-    """Joins neighbours of one kind and one call."""
     return [_join(list(group)) for _, group in groupby(pieces, key=_kind)]
 
 

@@ -23,8 +23,6 @@ Item = Callable[[str], Reading[bool]]
 
 
 class PythonicParser(CallParser):
-    """A list on a line of its own that begins with a call of a tool, or a list between marks."""
-
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._names = {tool.name for tool in tools}
         self._inside = False  # behind a list, before its end mark

@@ -60,8 +60,6 @@ class CaptureFile:
 
 
 class ClaimedFolder:
-    """The lock lasts until this server releases it, or ends."""
-
     def __init__(self, path: Path) -> None:
         """Makes the folder if its parent exists. ParameterError for one that cannot be used."""
         self.path = path
@@ -145,7 +143,6 @@ def partition_of(client: str, salt: bytes) -> str:
 
 
 def found_rows(path: Path, partition: str | None = None) -> list[CaptureFile]:
-    """Oldest first."""
     parents = [path / partition] if partition is not None else partitions(path)
     return sorted((file for parent in parents for file in _files(parent)), key=lambda file: (file.begun, file.number))
 
@@ -181,7 +178,6 @@ def _locked(path: Path) -> int:
 
 
 def _salt(path: Path) -> bytes:
-    """A missing or damaged salt is made anew."""
     try:
         return read_salt(path)
     except (FileNotFoundError, ParameterError):

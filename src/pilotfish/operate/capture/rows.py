@@ -56,7 +56,6 @@ def framed(row: CapturedRow) -> bytes:
 
 
 def rows_of(contents: bytes) -> Iterator[CapturedRow]:
-    """Rows of a file, up to the first torn one."""
     view, place = memoryview(contents), 0
     while place + _HEAD.size <= len(view):
         size, checksum = _HEAD.unpack_from(view, place)

@@ -46,7 +46,6 @@ class CaptureStore:
         self._folder.release()
 
     def add(self, client: str, rows: Sequence[CapturedRow]) -> None:
-        """Rows of one request, all or none."""
         data, partition = b"".join(map(framed, rows)), self._folder.partition(client)
         self._make_room(len(data))
         current, time = self._current.get(partition), rows[0].time
@@ -121,7 +120,6 @@ def _size(path: Path) -> int:
 
 
 def _append(path: Path, data: bytes) -> None:
-    """Appends all or, if a write fails and the file can be cut, nothing."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | SAFELY)
     try:
         size = os.fstat(descriptor).st_size

@@ -96,14 +96,12 @@ class DimensionMix:
 
     @property
     def values(self) -> Values:
-        """The values that grew, or those that shrank: the side that explains more."""
         sides = [{v: e for v, e in self.effects.items() if (self.growth[v] > 0) is up} for up in (True, False)]
         side = max(sides, key=lambda side: sum(side.values()) * np.sign(self.effect))
         return _leading(side, sum(side.values()))
 
     @property
     def rank(self) -> tuple[int, bool, int]:
-        """Fewest values first; inapplicable ones name nothing."""
         return len(self.values), NONE in self.values, DIRECTNESS.index(self.dimension)
 
 
@@ -148,8 +146,6 @@ def _mix_cause(cells: PairedCells, mix: DimensionMix) -> FoundCause:
 
 @dataclass(frozen=True)
 class Place:
-    """A factor changed at these values of a dimension alone."""
-
     dimension: str
     values: Values
     effect: float

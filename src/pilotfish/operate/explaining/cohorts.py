@@ -93,8 +93,6 @@ BY_DEPTH = ("tried_by_depth", "accepted_by_depth")
 
 
 class CohortWindow(Struct, frozen=True, kw_only=True):
-    """All windows are equally long."""
-
     begin: float  # seconds since the epoch
     cells: list[Cell]
 
@@ -106,12 +104,10 @@ class CohortStatistics(Struct, frozen=True, kw_only=True):
     windows: list[CohortWindow]
 
     def between(self, begin: float, end: float) -> list[Cell]:
-        """Sums over windows with `begin` ≤ start < `end`, one cell for each key."""
         return merged(cell for one in self.windows if begin <= one.begin < end for cell in one.cells)
 
 
 def merged(cells: Iterable[Cell]) -> list[Cell]:
-    """One new cell for each key, in the order of first appearance."""
     found: dict[CellKey, Cell] = {}
     for cell in cells:
         found.setdefault(cell.key, Cell(key=cell.key)).merge(cell)
@@ -128,7 +124,6 @@ class CohortWindows:
         self._cells = 0
 
     def add(self, outcome: RequestOutcome) -> None:
-        """Requests without a step are not counted."""
         if outcome.steps == 0:
             return
         window = self._windows.setdefault(int(outcome.ended // self._seconds), {})

@@ -68,7 +68,6 @@ def explain(before: Sequence[Cell], after: Sequence[Cell]) -> Explanation:
 
 
 def _verdict(both: BothFigures, change: float, error: float) -> Verdict:
-    """By the interval of SURE standard errors around the change."""
     matters = TELLABLE * max(side.accepted_per_step or 0.0 for side in (both.before, both.after))
     width = SURE * error
     if min(both.before.requests, both.after.requests) < FEWEST or abs(change) <= width > matters:

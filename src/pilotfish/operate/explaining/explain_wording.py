@@ -55,7 +55,6 @@ def advice(cause: Cause) -> str:
 
 
 def sentence(cause: Cause, all_before: CohortFigures) -> str:
-    """`all_before`: figures of all requests of the window before."""
     parts = [_mix(cause, all_before) if cause.part == "mix" else _within(cause)]
     if cause.depth is not None:
         change = "lost" if cause.depth.after < cause.depth.before else "won"

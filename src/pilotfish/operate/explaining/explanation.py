@@ -30,7 +30,6 @@ class CohortFigures(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, sums: CellSums, steps: float) -> CohortFigures:
-        """`sums` has one row; its window has `steps` steps."""
         count = {name: float(sums[name][0]) for name in SUMS}
         wanted = count["trees"] + count["late"]
         tried, accepted = (sums.by_depth(name)[0].tolist() for name in ("tried_by_depth", "accepted_by_depth"))
@@ -51,8 +50,6 @@ class CohortFigures(Struct, frozen=True, kw_only=True):
 
 
 class DepthLoss(Struct, frozen=True, kw_only=True):
-    """The depth that lost, or won, the most accepted tokens; shares of its guesses that were accepted."""
-
     depth: int  # from 1
     before: float
     after: float

@@ -24,7 +24,6 @@ class CellSums:
 
     @classmethod
     def of(cls, keys: Sequence[CellKey], cells: Sequence[Cell]) -> CellSums:
-        """A row for each key, of zeros where it has no cell."""
         places = {key: row for row, key in enumerate(keys)}
         matrix = np.zeros((len(keys), len(SUMS) + len(BY_DEPTH) * DEPTHS))
         for cell in cells:
@@ -87,8 +86,6 @@ class CellSums:
 
 @dataclass(frozen=True)
 class PairedCells:
-    """Sums of two windows over the cohorts of either. Both have steps."""
-
     keys: Sequence[Values]  # what tells the cohorts apart, by `dimensions`
     dimensions: Values
     before: CellSums
@@ -102,7 +99,6 @@ class PairedCells:
         return cls(values, names, CellSums.of(keys, before), CellSums.of(keys, after))
 
     def by(self, *dimensions: str) -> PairedCells:
-        """Merges cohorts that agree in `dimensions`; without any, one remains."""
         columns = [[key[place] for key in self.keys] for place in map(self.dimensions.index, dimensions)]
         values: list[Values] = list(zip(*columns, strict=True)) if columns else [()] * len(self.keys)
         places = {value: place for place, value in enumerate(dict.fromkeys(values))}
@@ -152,6 +148,5 @@ def _known(factors: Floats, others: Floats) -> list[list[float]]:
 
 
 def _padded(counts: Sequence[int]) -> list[int]:
-    """To DEPTHS; deeper ones count as the last."""
     head = [*counts[: DEPTHS - 1], *[0] * (DEPTHS - 1 - len(counts))]
     return [*head, sum(counts[DEPTHS - 1 :])]

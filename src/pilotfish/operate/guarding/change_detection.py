@@ -12,8 +12,6 @@ AGREEING = 3
 
 
 class RunningMean:
-    """Of all values at first, later of about the last `memory` of them."""
-
     def __init__(self, memory: int) -> None:
         self.value = 0.0
         self.weight = 0  # the values that it is of
@@ -38,7 +36,6 @@ class NoiseOfMeans:
         self._sum, self._count = 0.0, 0
 
     def variance(self, belief: float) -> float:
-        """`belief`: the variance assumed before any readings."""
         count = self._squares.weight
         return (self.PRIOR * belief + count * self._squares.value) / (self.PRIOR + count)
 
@@ -105,7 +102,6 @@ class ChangeDetector:
 
     @property
     def evidence(self) -> float:
-        """Below 1 there is none."""
         return sum(self._statistics) / len(self.SIZES)
 
     @property

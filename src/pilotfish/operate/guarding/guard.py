@@ -160,7 +160,6 @@ class Guard:
         self._variants = {name: known.get(name) or VariantGuard(name, self._policy) for name in others}
 
     def observe(self, readings: Mapping[str, GuardReading], now: float) -> list[GuardEvent]:
-        """Called once a second with the readings since; variants without a reading had no tokens."""
         holdout = readings.get(self._holdout, NOTHING)
         observed = [one.observe(readings.get(name, NOTHING), holdout, now) for name, one in self._variants.items()]
         events = [event for event in observed if event is not None]

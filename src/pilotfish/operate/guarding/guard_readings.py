@@ -53,8 +53,6 @@ NOTHING = GuardReading()
 
 
 class Comparison(Struct, frozen=True):
-    """Both in the same seconds, with times."""
-
     own: GuardReading
     holdout: GuardReading
 

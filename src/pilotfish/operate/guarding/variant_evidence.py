@@ -75,7 +75,6 @@ class VariantEvidence:
         return str(self._figures)
 
     def collapse(self, own: GuardReading, holdout: GuardReading) -> str:
-        """After another reading of a live variant: why it must be cut, or ""."""
         self._acceptance.observe(own)
         if (compared := self._pairs.add(own, holdout)) is not None:
             self._compare(compared)
@@ -86,7 +85,6 @@ class VariantEvidence:
         return ""
 
     def trial(self, own: GuardReading, holdout: GuardReading) -> bool | None:
-        """After another reading of a variant on trial: whether it passed; None: open."""
         if (compared := self._pairs.add(own, holdout)) is not None:
             self._figures = compared.joined(self._figures)
             slowdown = compared.unbiased_slowdown(self._noise.variances[0])

@@ -45,14 +45,12 @@ class PairAcceptance(Sourced, frozen=True, kw_only=True):
         return tuple(GuessedTree(nodes=n, levels=n, gained=gained) for n, gained in gains)
 
     def scaled(self, factor: float) -> PairAcceptance:
-        """With rates, or tokens gained by trees, times `factor`, up to all."""
         if self.rate is not None:
             return replace(self, rate=min(self.rate * factor, 1.0))
         gains = [replace(tree, gained=min(tree.gained * factor, float(tree.levels))) for tree in self.trees]
         return replace(self, trees=tuple(gains))
 
     def filled(self, share: float) -> PairAcceptance:
-        """With a rate of `share`, or trees that gain `share` of their maximum."""
         if self.rate is not None:
             return replace(self, rate=share)
         return replace(self, trees=tuple(replace(tree, gained=share * tree.levels) for tree in self.trees))

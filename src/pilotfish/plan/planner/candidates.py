@@ -39,7 +39,6 @@ def deployments(situation: Situation) -> Iterator[Deployment]:
 
 
 def with_prefill(situation: Situation, deployment: Deployment) -> Iterator[Deployment]:
-    """Adds prefill workers on remaining devices, as few of a kind as hold the target's weights."""
     left = _left(situation, deployment) or {}
     for device, count, workers in _apart(situation, left, max(WORKERS), TARGET_DEGREES):
         placed = _on(situation, device, count)
@@ -116,7 +115,6 @@ def _tier(use: PlannedTier) -> MemoryTier:
 
 
 def _left(situation: Situation, deployment: Deployment) -> Left | None:
-    """Unused devices; None: the deployment uses more than there are."""
     left = Counter(situation.counts)
     left.subtract(deployment.devices)
     return None if min(left.values()) < 0 else left

@@ -33,8 +33,6 @@ def no_bar(total: int) -> AbstractContextManager[Callable[[], None]]:  # noqa: A
 
 
 class Crossover(Struct, frozen=True, kw_only=True):
-    """Loads at which a kind of speculation beats plain decoding on the same target."""
-
     outlook: Outlook  # of the best deployment of its kind
     ranges: tuple[PayingRange, ...]  # of sequences of a target, up to those that it has memory for
     room: int  # for so many
@@ -163,7 +161,6 @@ def _limits(situation: Situation) -> str:
 
 
 def shortfall(choice: HardwareChoice) -> float:
-    """Share of the demand that the chosen deployment does not serve."""
     demand, chosen = choice.situation.workload, choice.chosen
     if chosen.serves:
         return 0.0

@@ -38,7 +38,6 @@ def paying_ranges(deployment: Deployment, context: float, most: int) -> tuple[Pa
 
 
 def gain(deployment: Deployment, sequences: int, context: float) -> float:
-    """The best speculative speed over the plain one; 0 in mode off."""
     guessed = speculative_step(deployment, sequences, context)
     return 0.0 if guessed is None else guessed.speed / plain_step(deployment.target, sequences, context).speed
 
@@ -70,7 +69,6 @@ def _geometric(first: int, most: int) -> Iterator[int]:
 
 
 def _edge(deployment: Deployment, context: float, before: int, here: int) -> int:
-    """The first number after `before` that pays as `here` does, unlike `before`."""
     pays = gain(deployment, here, context) >= 1
     while here - before > 1:
         middle = (before + here) // 2

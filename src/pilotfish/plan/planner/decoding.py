@@ -47,7 +47,6 @@ def best_step(deployment: Deployment, sequences: int, context: float) -> Decodin
 
 
 def speculative_step(deployment: Deployment, sequences: int, context: float) -> DecodingStep | None:
-    """None in mode off."""
     draft = deployment.draft
     if draft is None:
         return None
@@ -66,8 +65,6 @@ def level_seconds(deployment: Deployment, draft: DraftPlacement, sequences: int,
 
 
 class _Round:
-    """A step that verifies a tree; each of its levels takes the draft `level` seconds."""
-
     def __init__(self, deployment: Deployment, tree: GuessedTree, level: float, sequences: int, context: float) -> None:
         rows = sequences * (1 + tree.nodes)
         self.tree, self.level = tree, level

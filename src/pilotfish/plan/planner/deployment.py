@@ -55,7 +55,6 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
     @property
     def kv_tokens(self) -> float:
-        """Tokens of KV that a target has room for, with its draft's."""
         weights, kv = self._co_resident
         return max(0.0, (self.target.kv_room - weights) / (self.target.kv_bytes + kv))
 

@@ -64,7 +64,6 @@ class LoadedDeployment:
 
     @property
     def _draft_tokens(self) -> float:
-        """KV of how many target sequences fits into a separate draft."""
         draft = self.deployment.draft
         if draft is None or draft.resident:
             return math.inf
@@ -102,7 +101,6 @@ class LoadedDeployment:
 
     @cached_property
     def needed(self) -> int | None:
-        """Sequences of a target at the demand, whatever the limits; None without room."""
         if self.demand.users is not None:
             sequences = math.ceil(self.demand.users / self.deployment.replicas)
             return sequences if sequences <= self.room else None

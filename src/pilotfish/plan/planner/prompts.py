@@ -60,7 +60,6 @@ def prompts_beside(deployment: Deployment, demand: Demand, sequences: int) -> Pr
 
 
 def prompts_apart(deployment: Deployment, demand: Demand) -> PromptWork | None:
-    """None without prefill workers."""
     if deployment.prefill is None:
         return None
     times = [prompt_time(deployment.prefill.placed, kind.prompt, demand.shared) for kind in demand.requests]

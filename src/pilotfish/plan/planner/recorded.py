@@ -45,7 +45,6 @@ def recorded_load(trace: Sequence[TimedRequest]) -> RecordedLoad:
 
 
 def _shared(trace: Sequence[TimedRequest]) -> float:
-    """With an unlimited cache. A prompt's last token is always computed."""
     seen: set[int] = set()
     found = 0
     for one in sorted(trace, key=lambda one: one.timestamp):

@@ -47,8 +47,6 @@ class OfferedDraft(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class PlannedTier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Shares of weights and KV in a tier of tiers.toml, or in one with the given figures."""
-
     name: str
     weights: float = 0.0
     kv: float = 0.0

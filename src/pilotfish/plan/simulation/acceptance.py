@@ -44,8 +44,6 @@ class TracedSequence(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AcceptanceTrace(Struct, frozen=True):
-    """All outputs, concatenated."""
-
     pair: TracedPair
     prompts: Sequence[Sequence[int]]  # of each sequence
     first: Ints  # [sequences], where its output begins
@@ -127,7 +125,6 @@ def _decoded(path: Path, number: int, line: bytes, kind: type[TracedLine]) -> Tr
 
 
 def write_acceptance(path: Path, pair: TracedPair, sequences: Sequence[TracedSequence]) -> None:
-    """Log-chances are rounded to three decimals."""
     lines = [msgspec.json.encode(pair)]
     for sequence in sequences:
         rounded = [[round(chance, 3) for chance in row] for row in sequence.log_chances]

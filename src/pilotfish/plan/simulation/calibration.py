@@ -15,8 +15,6 @@ from pilotfish.plan.simulation.setup import HostCosts
 
 
 class MachineCalibration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Written by `pilotfish plan calibrate`."""
-
     processor: str
     pair: str
     target: str  # a pace: milliseconds of its forwards by rows, on this machine
@@ -55,7 +53,6 @@ def fitted(counts: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[
 
 
 def _positive(table: Floats, values: Floats) -> Floats:
-    """Least squares without negative terms."""
     kept = list(range(table.shape[1]))
     while True:
         costs = np.zeros(table.shape[1])

@@ -49,7 +49,6 @@ class SplitTable(Struct, frozen=True, forbid_unknown_fields=True):
     pairs: dict[str, SplitPair]
 
     def point(self, pair: SplitPair, acceptance: float, target: int) -> SplitPoint:
-        """`target` devices have the target; if that is all, both models run on all, in turn."""
         trace = drawn_acceptance(acceptance, sequences=REQUESTS, prompt=self.context, output=OUTPUT)
         if target < self.devices:
             speculation = Speculation(mode="async", leaves=self.leaves, nodes=self.nodes, adaptive=False)
@@ -104,13 +103,11 @@ def decode_rate(run: SimulatedRun) -> float:
 
 
 def runs_of(table: SplitTable) -> int:
-    """Points that `curves` makes."""
     fitted = sum(not pair.like for pair in table.pairs.values())
     return HALVINGS * fitted + len(table.pairs) * table.devices
 
 
 def curves(table: SplitTable, done: Callable[[], None]) -> dict[str, SplitCurve]:
-    """By pair; `done` is called after each point."""
     own = {name: fitted(table, pair, done) for name, pair in table.pairs.items() if not pair.like}
     return {name: _curve(table, pair, own, name, done) for name, pair in table.pairs.items()}
 
@@ -126,7 +123,6 @@ def _curve(
 
 
 def fitted(table: SplitTable, pair: SplitPair, done: Callable[[], None]) -> float:
-    """The tried acceptance with which the simulation is nearest to the published figure."""
     (low, high), errors = BETWEEN, dict[float, float]()
     for _ in range(HALVINGS):
         middle = (low + high) / 2

@@ -40,8 +40,6 @@ def local_drafter(replay: Replay, setup: Setup, clock: VirtualClock) -> Drafter:
 
 
 class DistantDrafter(LMDrafter):
-    """The target waits for the draft and for messages both ways."""
-
     def __init__(self, replay: Replay, setup: Setup, draft: Cost, clock: VirtualClock) -> None:
         cost = setup.host.of_local_draft(draft)
         super().__init__(ReplayedModel(replay, cost, clock), setup.speculation.width, clock=clock, prefix_cache=False)
@@ -55,8 +53,6 @@ class DistantDrafter(LMDrafter):
 
 
 class VirtualPool:
-    """A draft worker's loop around production's machine."""
-
     def __init__(self, events: Events, replay: Replay, setup: Setup, reply: Callable[[Peer, ToTarget], None]) -> None:
         assert setup.draft is not None  # as in every setup with pools
         self._events, self._reply = events, reply

@@ -37,7 +37,6 @@ class Replay:
         self._shifts: list[int] = []  # of each seed: from a position in its sequence to one in the trace
 
     def add(self, sequence: int, prompt: int) -> int:
-        """The seed of a request with `prompt` tokens, whose output begins as a sequence's."""
         self._shifts.append(int(self.trace.first[sequence]) - prompt)
         return len(self._shifts) - 1
 
@@ -85,6 +84,5 @@ class ReplayedModel:
 
 
 def load_of(rows: Sequence[SequenceRows]) -> ForwardLoad:
-    """`context` is the mean of the sequences."""
     context = sum(len(sequence.prefix_slots) for sequence in rows) / max(len(rows), 1)
     return ForwardLoad(rows=sum(sequence.num_rows for sequence in rows), sequences=len(rows), context=context)

@@ -47,12 +47,10 @@ class SimulatedRun:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all targets."""
         return sum(request.tokens for request in self.requests) / self.seconds
 
     @property
     def tokens_per_step(self) -> float:
-        """Of a sequence."""
         return sum(r.tokens for r in self.requests) / max(sum(stats.verify_steps for stats in self.stats), 1)
 
 

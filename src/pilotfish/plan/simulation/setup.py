@@ -54,8 +54,6 @@ class Speculation(Struct, frozen=True, kw_only=True):
 
 
 class Setup(Struct, frozen=True, kw_only=True):
-    """Targets of one kind and draft pools that they share."""
-
     target: Cost  # seconds of its forwards
     draft: Cost | None = None  # None in mode off
     speculation: Speculation = Speculation()

@@ -65,7 +65,6 @@ class Sweep(Struct, frozen=True, kw_only=True):
         return len(self.settings) * len(self.loads)
 
     def points(self, done: Callable[[], None]) -> Iterator[SweepPoint]:
-        """By load; `done` is called after each run."""
         for load in self.loads:
             of_load: dict[tuple[Mode, TreeBudget], SweepPoint] = {}
             for mode, budget in self.settings:

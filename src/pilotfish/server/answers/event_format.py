@@ -90,7 +90,6 @@ class OpenPart(ABC):
 
 class PartWriter:
     def __init__(self, make: Callable[[int, Piece], OpenPart]) -> None:
-        """`make` gives the part, at an index in the answer, that begins with a piece."""
         self._make = make
         self._ended: list[Part] = []
         self._open: OpenPart | None = None

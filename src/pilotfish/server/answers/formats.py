@@ -157,7 +157,6 @@ class AnswerFormat:
         }
 
     def _cached(self) -> Counter[str]:
-        """Tokens of the prompts whose KV was there, by tier; once for all outputs of a prompt."""
         n = self.generation.params.n
         found = [Counter(output.cached) for output in self.outputs]
         prompts = (found[first : first + n] for first in range(0, len(found), n))

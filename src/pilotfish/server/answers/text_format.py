@@ -27,8 +27,6 @@ def text_logprob(entry: TokenLogprobs, names: TokenNames) -> TextLogprob:
 
 
 class EchoedPrompt:
-    """The first token of a prompt has no log-probability."""
-
     def __init__(self, prompt: TokenizedPrompt, tokenizer: Any, names: TokenNames) -> None:
         self._names = names
         # a text lacks the special tokens that the tokenizer put around it

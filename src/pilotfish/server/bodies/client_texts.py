@@ -128,7 +128,6 @@ def _is_text(token: int, text: str, bare: Any) -> bool:
 
 
 def _by_spelling(token: Any) -> Any:
-    """Tokens are found before wedges are taken out."""
     flags = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip", "special")}
     return type(token)(token.content, normalized=False, **flags)
 
@@ -146,7 +145,6 @@ def _starts_of(texts: Collection[str]) -> str:
 
 
 def _any_of(texts: Collection[str]) -> str:
-    """A regular expression whose alternatives share beginnings, so that thousands cost little."""
     if "" in texts:
         return ""
     groups = (list(group) for _, group in groupby(sorted(texts), key=lambda text: text[0]))

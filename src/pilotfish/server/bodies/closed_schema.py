@@ -56,7 +56,6 @@ class _Closing:
         self.joined: set[str] = set()
 
     def schema(self, given: Any, *, alone: bool) -> Any:
-        """`alone`: no other schema is about the same value."""
         if not isinstance(given, dict):
             return given  # true or false
         same, named = SAME & given.keys(), NAMED & given.keys()
@@ -84,7 +83,6 @@ class _Closing:
 
 
 def _names_all(schema: dict[str, Any]) -> bool:
-    """Whether all required properties are listed. An invalid schema is refused later, by its keyword."""
     required, properties = schema.get("required", []), schema.get("properties", {})
     if not isinstance(required, list) or not isinstance(properties, dict):
         return False

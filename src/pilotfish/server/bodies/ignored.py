@@ -34,7 +34,6 @@ class Ignored:
         self.tell(name or refusal.param or "", "nothing here uses it; --strict refuses it")
 
     def tell(self, field: str, why: str) -> None:
-        """`why` is for the log, and quotes nothing of the request."""
         name = _told(field)
         if not self.is_told(field):
             self._names[name] = None

@@ -135,7 +135,6 @@ def _room(body: GenerationRequest, prompt: int, target: Identity) -> int:
 
 
 def max_nodes(speculation: SpeculationOptions, target: Identity, ignored: Ignored) -> int | None:
-    """Limit of a token tree; 0: no speculation, None: the target's own."""
     nodes, allowed = speculation.max_nodes, f"an integer 0 to {target.max_nodes}"
     if nodes is not None and nodes < 0:
         raise bad("speculation.max_nodes", nodes, allowed)

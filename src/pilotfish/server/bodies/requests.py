@@ -152,7 +152,6 @@ class GenerationRequest(DerivedFields, kw_only=True):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Likeliest tokens to report for each output token; None: no log-probabilities at all."""
         raise NotImplementedError
 
     @property
@@ -165,7 +164,6 @@ class GenerationRequest(DerivedFields, kw_only=True):
 
     @property
     def session(self) -> str | None:
-        """Requests of one session go to one target where possible."""
         names = (self.session_id, self.prompt_cache_key, self.user)
         return next((name for name in names if isinstance(name, str) and name), None)
 

@@ -99,7 +99,6 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def _supported(fields: dict[str, Any], kind: type[RequestBody], ignored: Ignored) -> dict[str, Any]:
-    """Fields of `kind` that are not null. HttpError for unknown ones that could mean something."""
     names = set(kind.__struct_fields__)
     unknown = [name for name, value in fields.items() if name not in names and value is not None]
     for name in unknown:

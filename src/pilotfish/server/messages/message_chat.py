@@ -109,7 +109,6 @@ def _sampling(body: MessagesRequest, ignored: Ignored) -> dict[str, Any]:
 
 
 def _thinking(body: CountTokensRequest, ignored: Ignored, *, reasons: bool) -> dict[str, bool]:
-    """Arguments of the chat template. `adaptive` leaves thinking to the model."""
     thinking = body.thinking
     if thinking is None or isinstance(thinking, AdaptiveThinking):
         return {}

@@ -15,7 +15,6 @@ DELTAS = {"text": "text_delta", "thinking": "thinking_delta", "partial_json": "i
 
 class OpenBlock(OpenPart):
     def __init__(self, index: int, start: Part, key: str) -> None:
-        """`start` is the empty block of its first event; `key` is one of DELTAS."""
         self._index, self._start, self._key = index, start, key
         self._texts: list[str] = []
         self._broken = False  # its input is no JSON, and what still comes of it is left out

@@ -20,7 +20,6 @@ class KnownPool(Struct, frozen=True):
 
     @property
     def lateness(self) -> float | None:
-        """Share of its nodes that came too late to be used."""
         return self.pool.drops.get("late_nodes", 0) / self.pool.nodes if self.pool.nodes else None
 
     @property
@@ -43,5 +42,4 @@ def pools_of(replicas: Sequence[ReplicaHealth]) -> DraftPools:
 
 
 def draft_revisions(replicas: Sequence[ReplicaHealth]) -> dict[str, str]:
-    """Revisions by the pools' names; "": it has none."""
     return {known.pool.name: known.pool.revision for known in pools_of(replicas).data}

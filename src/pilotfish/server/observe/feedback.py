@@ -48,8 +48,6 @@ class FeedbackRow:
 
 
 class Feedback:
-    """Remembers only the newest requests of each caller."""
-
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics
         self._requests: dict[str, OrderedDict[str, ServedRequest]] = {}  # by caller, then by id

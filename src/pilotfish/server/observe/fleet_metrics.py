@@ -40,7 +40,6 @@ class FleetMetrics:
         self._set_statuses({replica.name: replica.status for replica in replicas if replica.status is not None})
 
     def _set_statuses(self, statuses: Mapping[str, Status]) -> None:
-        """Gauges of a target that has ended are removed."""
         found = statuses.values()
         self._metrics["vllm:num_requests_running"].set(sum(status.running for status in found))
         self._metrics["vllm:num_requests_waiting"].set(sum(status.waiting for status in found))
@@ -176,7 +175,6 @@ def _load(status: Status | None) -> tuple[float, ...]:
 
 
 def _used(statuses: Collection[Status]) -> float:
-    """Share of the KV slots that are not free."""
     slots = sum(status.identity.kv_slots for status in statuses)
     return 1 - sum(status.free_slots for status in statuses) / slots if slots else 0.0
 

@@ -59,7 +59,6 @@ class ServerMetrics(dict[str | tuple[str, ...], Any]):
         return metric
 
     def empty(self, *names: str) -> None:
-        """Leave no sample of these families."""
         for name in names:
             self._families[name][0].clear()
         self.clear()
@@ -131,7 +130,6 @@ class ServerMetrics(dict[str | tuple[str, ...], Any]):
                 self[(name, *labels) if labelled else name].observe(value)
 
     def label(self, tag: str | None) -> str:
-        """The first MAX_TAGS tags of requests or feedback become labels."""
         if tag is None:
             return NO_TAG
         if len(self._tags) < MAX_TAGS:

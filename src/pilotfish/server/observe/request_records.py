@@ -56,7 +56,6 @@ class RequestFacts:
 
     @property
     def slots(self) -> int:
-        """The most KV slots of its sequences."""
         return self.n * self.prompt_tokens + self.sequences * self.max_tokens
 
 
@@ -244,5 +243,4 @@ class RequestRecord:
 
     @property
     def time_per_output_token(self) -> float | None:
-        """For each token of an output after its first; None if no output has a second one."""
         return None if self.decode is None or self.longest < 2 else self.decode / (self.longest - 1)

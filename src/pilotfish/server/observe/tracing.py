@@ -74,7 +74,6 @@ class Tracer:
         self._model_name = model_name
 
     def request(self, kind: OutputKind, request_id: str, headers: Mapping[str, str]) -> RequestSpan:
-        """The span begins now, in the trace of the request's `traceparent`, if it has one."""
         operation, model = "text_completion" if kind == "completion" else "chat", self._model_name
         attributes = {
             "gen_ai.operation.name": operation,
@@ -88,7 +87,6 @@ class Tracer:
         return RequestSpan(span, self._tracer)
 
     def close(self, timeout: float = EXPORT_TIMEOUT) -> None:
-        """Send the remaining spans, for at most `timeout` seconds."""
         closing = threading.Thread(target=self._provider.shutdown, name="close traces", daemon=True)
         closing.start()
         closing.join(timeout)

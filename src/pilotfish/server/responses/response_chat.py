@@ -110,7 +110,6 @@ def chat_of(request: ResponsesRequest, ignored: Ignored) -> ResponseChat:
 
 
 def _goes_on(items: str | list[Any]) -> bool | None:
-    """Whether the last item is an incomplete message of the assistant, as in vLLM."""
     last = items[-1] if items and not isinstance(items, str) else None
     goes_on = isinstance(last, InputMessage) and last.role == "assistant" and last.status not in (None, "completed")
     return goes_on or None

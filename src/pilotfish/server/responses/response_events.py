@@ -141,7 +141,6 @@ class ResponseItems(PartWriter):
         self._call_id, self._tools = call_id, tools
 
     def end(self, status: PartStatus = "completed") -> list[Part]:
-        """An empty answer has an empty message."""
         begun = [] if self.parts else self.begin(Content(""))
         return [*begun, *super().end(status)]
 

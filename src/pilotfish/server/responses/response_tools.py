@@ -68,7 +68,6 @@ def offered_tools(body: ResponsesRequest) -> Iterator[OfferedTool]:
 
 
 def function_name(name: str, namespace: str | None) -> str:
-    """A long name ends in a hash of the whole."""
     joined = name if namespace is None else f"{namespace}__{name}"
     if len(joined) <= LONGEST:
         return joined

@@ -100,7 +100,6 @@ class Cascade:
         return CascadeAnswer(escalated=self.policy.rule(tag, prompt_tokens))
 
     def of(self, answer: CascadeAnswer, large_name: str, *, exact: bool) -> CascadeRequest:
-        """`exact`: its client sets how many tokens an output may have."""
         return CascadeRequest(self.policy, self.small, self._large, large_name, answer, exact)
 
 
