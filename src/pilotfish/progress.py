@@ -45,7 +45,7 @@ class PlannedPhase:
 @dataclass(frozen=True)
 class PhaseToGo:
     name: str
-    seconds: float | None  # None: nobody knows
+    seconds: float | None  # None: unknown
 
 
 class PhaseProgress(Progress):

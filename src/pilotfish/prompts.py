@@ -103,8 +103,7 @@ def chat_prompt(
 
 
 def template_arguments(tokenizer: Any, own: Mapping[str, Any], *, begins: bool | None, goes_on: bool) -> dict[str, Any]:
-    """`own` and whether an answer `begins`, by default unless the last message `goes_on`; ParameterError for
-    conflicts."""
+    """`own` and whether an answer `begins` (None: unless the last message `goes_on`). ParameterError for conflicts."""
     if goes_on and begins:
         raise ParameterError("add_generation_prompt", begins, "false with continue_final_message")
     reserved = {"messages", "conversations", *signature(tokenizer.apply_chat_template).parameters}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # imports torch
     from pilotfish.engine.sample import Sample
     from pilotfish.wire.serving import Delta
 
-ANSWER_TOKENS = 1024  # Most tokens of an answer, where neither the user nor the model says.
+ANSWER_TOKENS = 1024  # of an answer, where neither the user nor the model says
 EXIT = "/exit"
 HELP = """\
 /undo        forget the last turn

@@ -134,7 +134,7 @@ def _generate(config: EngineConfig, sampling: Given, rows: Sequence[Row], printe
     return served == len(rows)
 
 
-# -- what is printed
+# -- output
 
 
 def report(row: BadRow) -> None:

@@ -66,12 +66,12 @@ def _found_without_torch(look: Callable[[], CheckReport]) -> CheckReport:
     root = logging.getLogger()
     log = MemoryHandler(sys.maxsize, logging.CRITICAL + 1, None if root.handlers else logging.lastResort, False)
     log.setLevel(logging.WARNING)
-    root.addHandler(log)  # holds what would be said twice
+    root.addHandler(log)  # holds messages that would come twice
     try:
         report = look()
     except InputError:
         raise
-    except Exception:  # whatever needs torch finds that there is none
+    except Exception:  # code that needs torch finds none
         _start_again()
     finally:
         root.removeHandler(log)

@@ -13,7 +13,7 @@ BudgetKind = Literal["auto", "fixed"]
 DrafterKind = Literal["lm", "ngram", "suffix"]
 DType = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "int8", "fp8"]
-#: Suffix of a GGUF file.
+#: Number formats of a GGUF file.
 GGUFWeights = Literal["bf16", "f16", "f32"]
 #: The engine that runs a draft.
 Backend = Literal["pilotfish", "llama.cpp", "openvino"]

@@ -21,6 +21,7 @@ POOL_MODEL = (
 NOT_ELSEWHERE = {"quantization": "none", "kv_dtype": "auto", "eager": False, "device": "cpu", "memory": 0.0}
 #: How names of GGUF files end.
 GGUF = ".gguf"
+#: Further options of a prefill pool.
 OF_PREFILLS = ("max_model_len", "max_rows", "features")
 
 

@@ -29,7 +29,7 @@ MAX_REASON = 300
 #: Within strings of JSON: the longest texts of tokens that are allowed, or not, together. Finer than llguidance's own
 #: (10 and 30): of a string with a maximal length, these halve the mean cost of a mask over 128,000 tokens.
 TOGETHER = (4, 6, 8, 10, 13, 17, 22, 30)
-#: What llguidance says that needs other words.
+#: Messages of llguidance that need other words.
 WORDS = {
     "NoExtension": NOTHING,
     "^panic": "it is too large: a grammar has at most 65,000 symbols",

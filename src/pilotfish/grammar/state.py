@@ -46,8 +46,7 @@ class MaskPlan:
 
 class MatcherState:
     def __init__(self, compiled: LLMatcher, after: Sequence[int] = (), opening: int | None = None) -> None:
-        """`compiled` is only copied. The grammar begins after the tokens `after`, or at a first token that is not
-        `opening`."""
+        """`compiled` is only copied. The grammar begins after `after`, or at a first token that is not `opening`."""
         self._compiled, self._matcher = compiled, compiled.deep_copy()
         self._mark = list(after)
         self._tail: list[int] = []  # newest output, shorter than the mark, while that has not come

@@ -66,8 +66,7 @@ class GrammarThreads:
 
 
 def fitted(bits: Bits, size: int) -> Bits:
-    """The first `size` words, for a model with another number of embeddings. Tokens beyond the grammar's are
-    forbidden."""
+    """The first `size` words, for a model with another number of embeddings. Others are forbidden."""
     if bits.shape[1] >= size:
         return np.ascontiguousarray(bits[:, :size])
     return np.pad(bits, ((0, 0), (0, size - bits.shape[1])))

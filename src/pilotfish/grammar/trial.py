@@ -93,7 +93,7 @@ class Trial:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
-    with suppress(BrokenPipeError), process:  # what was not written yet is lost
+    with suppress(BrokenPipeError), process:  # unwritten bytes are lost
         pass
 
 

@@ -12,8 +12,7 @@ def tokens_of_chain(acceptance: float, guesses: int) -> float:
 
 
 def chain_speedup(acceptance: float, guesses: int, cost: float) -> float:
-    """Over plain decoding. `cost`: the draft's forward over the target's; verifying costs 1 (Leviathan, Theorem
-    3.8)."""
+    """Over plain decoding. `cost`: the draft's forward over the target's; verifying costs 1 (Leviathan, Thm. 3.8)."""
     return tokens_of_chain(acceptance, guesses) / (guesses * cost + 1)
 
 
@@ -24,8 +23,7 @@ def sync_round(verify: float, draft: float, forwards: int, fixed: float, exchang
 
 
 def outcome_cache_round(verify: float, speculate: float, backup: float, hit: float, fixed: float) -> float:
-    """Seconds; the draft prepares for each outcome, and a miss (chance 1 - `hit`) waits for `backup` (SSD, Theorem
-    7)."""
+    """Seconds; the draft prepares for each outcome, and a miss (chance 1 - `hit`) waits for `backup` (SSD, Thm. 7)."""
     return max(verify, speculate) + (1 - hit) * backup + fixed
 
 

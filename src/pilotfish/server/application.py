@@ -94,7 +94,7 @@ class Application:
         return health
 
     def _log_change(self, health: Health) -> None:
-        if self.admission.closed:  # whoever has closed it has logged that
+        if self.admission.closed:  # which is logged where it is closed
             return
         if not health.ready:
             logger.warning("not ready: %s", health.reason)

@@ -1,5 +1,4 @@
-"""API keys of options, of the environment, or of a TOML file (docs/security.md). No message, log or repr shows a
-secret."""
+"""API keys of options, of the environment, or of a TOML file (docs/security.md). No message or log shows a secret."""
 
 from __future__ import annotations
 
@@ -97,8 +96,7 @@ def load_keyring(options: Sequence[str] = (), environment: str = "", file: Path 
 
 
 def load_file(path: Path) -> list[Caller]:
-    """ParameterError with the number of the first bad key; for invalid TOML only with its place, as it may hold
-    secrets."""
+    """ParameterError with the number of the first bad key; of invalid TOML only the place, as it may hold secrets."""
     text = _private_text(path)
     try:
         document = tomllib.loads(text.decode())

@@ -73,7 +73,7 @@ class ConnectionProtocol(HttpToolsProtocol):
         self._running = cycle
         super()._start_asgi_task(cycle, app)
 
-    # -- what is no request
+    # -- bytes that are no request
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002
         self._refuse(HttpError(400, "request: it is not HTTP/1.1"))

@@ -13,7 +13,7 @@ from pilotfish.printable import one_line, short
 
 logger = logging.getLogger(__name__)
 
-CLIENT_GONE = 499  # nginx's; nobody reads it, but logs do
+CLIENT_GONE = 499  # nginx's; only logs show it
 MAX_LINE = 400
 MAX_RETRY = 60  # seconds: an estimate further ahead is none
 

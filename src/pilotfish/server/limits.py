@@ -74,7 +74,7 @@ class CompletionRate:
     TIME_CONSTANT = 30.0
 
     def __init__(self, now: float) -> None:
-        self._sum = 0.0  # of what ended, weighted by age
+        self._sum = 0.0  # of ended sequences, weighted by age
         self._weight = 0.0  # of the seconds observed: below 1 at first, which is made up for
         self._at = now
 
@@ -235,8 +235,7 @@ class RequestGuard:
         return caller
 
     def identify_admin(self, request: Request) -> Caller:
-        """HttpError 403 without an admin's key. Without any keys everybody may: such a server listens to this host
-        alone."""
+        """HttpError 403 without an admin's key. Without keys everybody may, as only this host can connect."""
         caller = self.identify(request)
         if not (caller.admin or caller is ANONYMOUS):
             message = "authorization: a key with admin = true is needed"

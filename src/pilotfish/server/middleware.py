@@ -105,7 +105,7 @@ class RequestMiddleware:
             self._report(scope, state, CLIENT_GONE if status is None else status)
 
     def _report(self, scope: Scope, state: RequestState, status: int) -> None:
-        path = self._paths.get(scope.get("endpoint"), "other")  # a label must not hold what clients make up
+        path = self._paths.get(scope.get("endpoint"), "other")  # clients must not make up labels
         self._metrics.http(path, scope["method"], status)
         if scope["path"] in GENERATION and state.record is None and status >= 400:
             self._metrics["pilotfish_requests_rejected", str(status)].inc()

@@ -3,7 +3,7 @@
     seconds = (weight bytes / bandwidth + 2 · weights · rows / peak) / devices + KV bytes / bandwidth / devices with KV
               + layers · (layer + 2 all-reduces)
 
-Bandwidths and peaks are multiplied by the share reached. Reading weights and multiplying add up, not overlap: published
+Bandwidths and peaks are multiplied by the share reached. The times to read weights and to multiply add up: published
 speed-ups by batch size ask for the sum (docs/planning.md)."""
 
 from __future__ import annotations

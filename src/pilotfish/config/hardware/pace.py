@@ -40,8 +40,7 @@ class Pace:
 
     @classmethod
     def parse(cls, text: str) -> Pace:
-        """`10.4ms` (for up to 64 rows), `1:10.4ms/256:20ms`, `model@device` or `model@devicex4`, else
-        ParameterError."""
+        """`10.4ms` (for up to 64 rows), `1:10.4ms/256:20ms`, `model@device[x4]`, else ParameterError."""
         if "@" in text:
             return cls(text, _device_knots(text))
         if ":" not in text:

@@ -8,8 +8,7 @@ from pilotfish.config.hardware.tables import Sourced, read_table
 
 
 class LatentAttention(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """MLA (DeepSeek-V2, arXiv 2405.04434): the cache holds low-rank KV and a key with positions, shared by all
-    heads."""
+    """MLA (DeepSeek-V2, arXiv 2405.04434): the cache holds low-rank KV and a key with positions for all heads."""
 
     query_rank: int
     rank: int  # of keys and values

@@ -15,7 +15,7 @@ from pilotfish.grammar.parsers.pythonic_grammar import pythonic_grammar
 @dataclass(frozen=True)
 class ToolFormat:
     name: str
-    #: Special tokens whose text the parser must see.
+    #: The parser must see the text of those that are special tokens.
     marks: tuple[str, ...]
     #: Reads an output that may call these tools.
     parser: Callable[[Sequence[Tool]], OutputParser]

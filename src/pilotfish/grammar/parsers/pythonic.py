@@ -12,7 +12,7 @@ from pilotfish.grammar.parsers.python_text import read_string, read_word
 from pilotfish.grammar.parsers.reader import Reading
 
 START, END = "<|python_start|>", "<|python_end|>"
-#: Lists in lists, and what else nests.
+#: Depth of nested values.
 MAX_DEPTH = 64
 _PLAIN = re.compile(r"[^<\[]*")
 _NAME = re.compile(r"[\w.-]*")

@@ -52,7 +52,7 @@ class NoiseEstimate:
     """A figure's noise, from deviations from its recent mean. Means of more readings are believed to have the noise of
     means of fewer, until theirs is known to be larger."""
 
-    MEMORY = 30  # readings: of what the figure was lately
+    MEMORY = 30  # readings of the recent mean
     LENGTHS = (3, 6, 12, 24)
     FIRST_BELIEF = 1.0  # tokens' times vary about as much as their mean; some of it stays, so that no noise is 0
     OUTLIER = 5.0  # standard deviations: what is further off counts as if it were so far

@@ -233,8 +233,7 @@ class AnswerFormat:
 
 
 def speculative_decoding(steps: Sequence[Verified], spec_tokens: int, *, detailed: bool) -> Part:
-    """In vLLM's shape: an acceptance length counts the target's own token too, drafts are nodes, `spec_tokens` at
-    most."""
+    """In vLLM's shape: an acceptance length counts the target's own token too, drafts are nodes."""
     accepted, drafted = [step.accepted for step in steps], [step.nodes for step in steps]
     by_length: defaultdict[int, Counter[int]] = defaultdict(Counter)
     for step in steps:

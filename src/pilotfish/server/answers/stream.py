@@ -61,8 +61,7 @@ class GenerationResponse(Response):
             self._record.close(ended)
 
     async def _grown(self) -> AsyncIterator[OutputBuffer]:
-        """HttpError 504 after the deadline, TargetUnavailable if the target is not ready; also errors of the engine's
-        stream."""
+        """HttpError 504 after the deadline, TargetUnavailable if the target is not ready; also the engine's errors."""
         given, only_echo = self._generation, self._generation.body.only_echo
         ends = asyncio.get_running_loop().time() + given.timeout
         guesses = given.choice

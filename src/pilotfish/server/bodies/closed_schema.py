@@ -25,8 +25,7 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _joined(schema: dict[str, Any]) -> set[str]:
-    """References beside other schemas of the same value, also through such references; each definition is walked
-    once."""
+    """References beside other schemas of the same value, also through each other; a definition is walked once."""
     walk = _Closing(set())
     walk.schema(schema, alone=True)
     joined, left, definitions = set[str](), list(walk.joined), _definitions(schema)

@@ -141,8 +141,7 @@ class OutputFormats:
         return TOOL_FORMATS[FALLBACK] if self.calls is None or self.as_text(body) else self.calls
 
     def _constraint(self, asked: Wanted | None, calls: ToolFormat, use: ToolUse, *, told: bool) -> Constraint | None:
-        """Calls that must come, or the format asked for; a model that may call gets either, or text before strict
-        calls."""
+        """Calls that must come, or the format asked for; a model that may call gets either, or text and calls."""
         of_answers = asked is not None and asked.field == "response_format"
         if use.required and asked is not None and not of_answers:
             raise bad_request(asked.field, "it cannot be combined with a tool_choice that requires a call")

@@ -95,7 +95,7 @@ def _object(body: bytes) -> dict[str, Any]:
     return fields
 
 
-# -- what nobody knows
+# -- unknown fields
 
 
 def _supported(fields: dict[str, Any], kind: type[RequestBody], ignored: Ignored) -> dict[str, Any]:

@@ -162,8 +162,7 @@ class _Turn:
 
 
 def _system(body: CountTokensRequest, ignored: Ignored) -> list[Message]:
-    """Drops lines that identify the client, unless strict: their hash changes each time, so that no KV would be
-    found."""
+    """Drops lines that identify the client, unless strict: with their changing hash no KV would be found."""
     given = [TextBlock(text=body.system)] if isinstance(body.system, str) else body.system or ()
     texts = [block.text for block in given]
     if not ignored.strict and any(map(_CLIENT_LINES.match, texts)):

@@ -17,7 +17,7 @@ class OpenBlock(OpenPart):
     def __init__(self, index: int, start: Part, key: str) -> None:
         self._index, self._start, self._key = index, start, key
         self._texts: list[str] = []
-        self._broken = False  # its input is no JSON, and what still comes of it is left out
+        self._broken = False  # its input is no JSON, and the rest of it is left out
 
     def begin(self) -> list[Part]:
         return [self._event("start", content_block=self._start)]
@@ -66,8 +66,7 @@ class BlockWriter(PartWriter):
 
 
 def partial(text: str) -> Part | None:
-    """The complete values of a JSON object's beginning, as Anthropic's clients read a stream. None where no object
-    begins."""
+    """The complete values of a JSON object's beginning, as Anthropic's clients read a stream; None without one."""
     if not text:
         return {}
     try:

@@ -147,8 +147,7 @@ class FleetMetrics:
                 self._metrics[info, label, text].set(1)
 
     def _clear_changed(self, group: str, shown: Mapping[str, str], *names: str) -> bool:
-        """Clears the gauges of a group only where its labels have changed: a scrape in another thread must find
-        them."""
+        """Clears the gauges of a group only where its labels have changed: scrapes in other threads need them."""
         if shown == self._shown.get(group, {}):
             return False
         self._metrics.empty(*(names or [group]))

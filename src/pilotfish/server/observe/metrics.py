@@ -143,8 +143,7 @@ class ServerMetrics(dict[str | tuple[str, ...], Any]):
         self["http_requests", route, method if method in METHODS else OTHER, f"{status // 100}xx"].inc()
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """The body and its Content-Type: OpenMetrics where the Accept header asks for it. Takes milliseconds;
-        thread-safe."""
+        """The body and its Content-Type: OpenMetrics if `accept` asks for it. Takes milliseconds; thread-safe."""
         if "application/openmetrics-text" in accept:
             # Its default escaping makes vllm_ of vllm:, which OpenMetrics allows as it is.
             body = openmetrics.generate_latest(self.registry, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]

@@ -232,8 +232,7 @@ class ResponsesRequest(ResponseSampling, kw_only=True):
 
     @classmethod
     def normal(cls, fields: dict[str, Any], ignored: Ignored) -> dict[str, Any]:
-        """Items without a type are messages, nulls are absent. Tools that run at OpenAI, and their results, are left
-        out."""
+        """Items without a type are messages, nulls are absent. OpenAI's own tools, and their results, are left out."""
         present = {name: _present(fields[name]) for name in ("input", "tools") if name in fields}
         if isinstance(items := present.get("input"), list):
             present["input"] = _remembered(items, ignored)

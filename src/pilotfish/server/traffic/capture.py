@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 #: Header that refuses capture, with any value but 0.
 REFUSAL_HEADER = "x-no-capture"
-#: Of what waits for the disk.
+#: Bounds of the queue for the disk.
 WAITING_REQUESTS, WAITING_TOKENS = 1024, 1 << 20
 #: Seconds between two removals of old rows, and between two lines about lost rows.
 TIDY, LINE = 60.0, 60.0

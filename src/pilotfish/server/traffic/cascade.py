@@ -127,8 +127,7 @@ class CascadeRequest:
 
 
 class CascadeStream:
-    """Raises the answering model's errors; an error of the small model before it is judged makes the large one
-    answer."""
+    """Raises the answering model's errors; after an early error of the small one the large one answers."""
 
     def __init__(self, request: CascadeRequest, asked: Sequence[EngineRequest]) -> None:
         policy = request.policy

@@ -44,7 +44,7 @@ PERIOD = 1.0
 ANY = "any"
 #: How an output ends that is whole.
 WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
-#: What the guard may do about a variant.
+#: The guard's actions on a variant.
 EVENTS = ("cut", "trial", "restored", "failed trial")
 #: Outputs that have a form, which the end of `max_tokens` may break.
 CONSTRAINED = ("json", "grammar")
@@ -217,8 +217,7 @@ class Rollout:
         )
 
     def _draft_of(self, guided: GuidedRequest) -> str:
-        """The draft assigned to it (revision or pool), even if it did not guess: where it counts must not depend on its
-        result."""
+        """The assigned draft (revision or pool), even without guesses: results must not decide where requests count."""
         choice, labels = guided.choice, {pool: revision or pool for pool, revision in self._pools.items()}
         if choice.max_nodes == 0:
             return NONE
@@ -273,7 +272,7 @@ class Rollout:
             raise ParameterError("variant.draft", min(unknown), f"the revision of a pool that serves: {known}")
         before, self.variants = self.variants, variants
         if (variants.holdout, variants.sticky) != (before.holdout, before.sticky):
-            self.arms = self._new_arms()  # what was compared with another holdout says nothing
+            self.arms = self._new_arms()  # comparisons with another holdout say nothing
         self.guard.set_variants(variants.holdout, variants.names)
         logger.info("rollout: %s read again: variants %s", self.file, ", ".join(variants.names))
 
