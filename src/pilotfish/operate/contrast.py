@@ -44,6 +44,8 @@ class Moments(Struct):
 
 
 class ArmPart(Struct):
+    """The part of an arm in a difference over periods."""
+
     count: Count = 0
     degrees: Count = 0  # of freedom: observations but for the first of each period
     squares: Positive = 0.0  # of deviations from the mean of their period

@@ -22,7 +22,7 @@ Count = Annotated[int, Meta(ge=0)]
 
 
 class CellKey(Struct, frozen=True, kw_only=True):
-    """The variant and the dimensions of `Cohort`. OTHER in all: the window had no room."""
+    """The dimensions of `Cohort`, and the variant. OTHER in all: requests that found no room."""
 
     variant: str = OTHER
     tag: str = OTHER
@@ -93,6 +93,8 @@ BY_DEPTH = ("tried_by_depth", "accepted_by_depth")
 
 
 class CohortWindow(Struct, frozen=True, kw_only=True):
+    """Requests that ended from `begin` on; all windows are equally long."""
+
     begin: float  # seconds since the epoch
     cells: list[Cell]
 
