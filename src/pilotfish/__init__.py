@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pilotfish.engine.llm import LLM, Completion, RequestOutput
     from pilotfish.engine.pairs import resolve_pair
 
-wait_passively()  # here, because whoever imports anything of pilotfish comes by before torch is loaded
+wait_passively()  # here, as every import of pilotfish passes here before torch is loaded
 
 __all__ = ["LLM", "Completion", "Constraint", "RequestOutput", "SamplingParams", "TokenLogprobs", "resolve_pair"]
 

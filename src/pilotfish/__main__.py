@@ -1,5 +1,3 @@
-"""`python -m pilotfish`: the command line."""
-
 from __future__ import annotations
 
 import sys

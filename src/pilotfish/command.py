@@ -1,5 +1,3 @@
-"""Command lines derived from declared options, so that several commands share them."""
-
 from __future__ import annotations
 
 import functools
@@ -18,8 +16,7 @@ Given = dict[str, Any]
 
 
 def taking(*groups: Sequence[Option]) -> Callable[[Command], Command]:
-    """A command whose first arguments are groups of options, each given as a dict. Typer sees each option as a
-    parameter of the command, before the command's own."""
+    """The command's first arguments are groups of options, each as a dict; Typer sees each option as a parameter."""
 
     def decorate(command: Command) -> Command:
         own = list(inspect.signature(command, eval_str=True).parameters.values())[len(groups) :]
@@ -38,7 +35,6 @@ def taking(*groups: Sequence[Option]) -> Callable[[Command], Command]:
 
 
 def _given(group: Sequence[Option], values: dict[str, Any]) -> Given:
-    """The group's part of `values`, which are taken out of them."""
     parsed = {option.name: _parsed(option, values.pop(option.name)) for option in group}
     return {name: value for name, value in parsed.items() if value is not None}
 
@@ -65,7 +61,6 @@ def _parameter(option: Option) -> inspect.Parameter:
 
 
 def _parsed(option: Option, value: Any) -> Any:
-    """The option's value from that of the command line."""
     if value is None or (option.kind in (tuple, dict) and not value):
         return None
     if "parse" in option.extra:

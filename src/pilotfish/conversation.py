@@ -1,5 +1,3 @@
-"""What a chat says: messages, calls of tools in them, the tools on offer and which of them may be called."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -55,7 +53,6 @@ class Message(Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """All parts of the content, as lines."""
         return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content or ())
 
     @property
@@ -64,7 +61,6 @@ class Message(Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def texts(self) -> Iterator[str]:
-        """All that a template may show."""
         yield self.text
         yield self.thoughts or ""
         yield from (call.function.arguments for call in self.tool_calls or ())
@@ -113,7 +109,6 @@ ToolChoice = Annotated[
 
 
 def template_tools(given: list[FunctionTool] | None) -> dict[str, Any]:
-    """Argument of the chat template."""
     return {"tools": [{"type": "function", **msgspec.to_builtins(each)} for each in given]} if given else {}
 
 
@@ -125,8 +120,7 @@ def template_messages(path: str, messages: list[Message]) -> list[dict[str, Any]
 
 
 def template_message(path: str, message: Message) -> dict[str, Any]:
-    """A message for the chat template. `developer` is the newer name of `system`. ParameterError names the field
-    below `path` that is missing, or has no place in its role."""
+    """`developer` becomes `system`. ParameterError names a missing or misplaced field below `path`."""
     _check_role(path, message)
     plain = {
         "role": "system" if message.role == "developer" else message.role,
@@ -152,7 +146,7 @@ def _check_role(path: str, message: Message) -> None:
 
 
 def _template_calls(path: str, calls: list[ToolCall]) -> list[dict[str, Any]]:
-    """Templates write arguments as JSON themselves."""
+    """Arguments are parsed, as templates write them as JSON themselves."""
     plain = []
     for i, call in enumerate(calls):
         arguments = _object(f"{path}.tool_calls[{i}].function.arguments", call.function.arguments)

@@ -1,8 +1,4 @@
-"""Every exception that Pilotfish raises on purpose.
-
-Messages are one line: the field, the value, and what is allowed. Where they quote what came from elsewhere, control
-characters are escaped.
-"""
+"""Messages are one line: the field, the value, and what is allowed. Foreign text has its control characters escaped."""
 
 from __future__ import annotations
 
@@ -12,8 +8,6 @@ from pilotfish.printable import one_line, printable
 
 
 class PilotfishError(Exception):
-    """Base of every error raised on purpose."""
-
     def __str__(self) -> str:
         return one_line(super().__str__())
 
@@ -23,15 +17,13 @@ class InputError(PilotfishError, ValueError):
 
 
 class ParameterError(InputError):
-    """A sampling or engine parameter is outside what is allowed."""
-
     def __init__(self, field: str, value: object, allowed: str) -> None:
         super().__init__(f"{field}: {value!r} is not allowed; expected {allowed}")
         self.field = field
 
     @classmethod
     def described(cls, field: str, message: str) -> ParameterError:
-        """An error with a message that another process wrote."""
+        """For a message that another process wrote."""
         error = cls.__new__(cls)
         ValueError.__init__(error, message)
         error.field = field
@@ -56,7 +48,7 @@ class WireError(PilotfishError):
 
 
 class UnknownTypeError(WireError):
-    """A message of a type that this side does not know: a newer side may send it."""
+    """A newer side may send a message of an unknown type."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(f"type: {printable(kind)[:64]} is not known here")
@@ -64,8 +56,8 @@ class UnknownTypeError(WireError):
 
 
 class SegmentError(PilotfishError):
-    """A segment of KV cannot be had, or is not what its reference says: it is not used. `reason` is one word, for
-    counting: `stale`, `out_of_range`, `content`, `layout`, `late`, `gone`."""
+    """A segment of KV is missing or differs from its reference, and is not used. `reason` is one word, for counting:
+    `stale`, `out_of_range`, `content`, `layout`, `late`, `gone`."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(f"segment: {text}")

@@ -1,8 +1,5 @@
-"""Logs of a server and its workers: lines on stderr, as JSON or as text, with the id of their request.
-
-Whatever a client sends, it stays within its line: JSON escapes control characters, and the text format does too.
-Prompts are logged where `--log-prompts` asks for it, and nowhere else.
-"""
+"""Logs on stderr, as JSON or text. Clients cannot break out of a line: both formats escape control characters. Prompts
+are logged only with `--log-prompts`."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from pilotfish.printable import OneLineFormatter
 
 #: Characters of one prompt in a line.
 MAX_PROMPT = 10_000
-#: Libraries that would say something of every request, every connection or their own caches at level INFO.
+#: Libraries that log every request, connection or cache at level INFO.
 QUIET = ("httpx", "urllib3", "asyncio", "torch")
 
 _access = logging.getLogger("pilotfish.access")
@@ -40,8 +37,7 @@ def request_context(request_id: str, client: str | None = None) -> Iterator[None
 
 
 def log_access(method: str, path: str, status: int, ms: float, **fields: Any) -> None:
-    """The line of an answered request, `ms` after its arrival. The path is without the query; None fields are left
-    out."""
+    """`ms`: time since the request's arrival. The path has no query; None fields are left out."""
     own = {"method": method, "path": path, "status": status, "ms": round(ms, 3)}
     own |= {name: value for name, value in fields.items() if value is not None}
     _access.info("%s", f"{method} {path} {status}", extra={"fields": own})
@@ -52,7 +48,6 @@ def prompts_are_logged() -> bool:
 
 
 def log_prompt(text: str) -> None:
-    """The prompt of the request at hand, cut to MAX_PROMPT characters, where `configure` was told to log prompts."""
     _prompts.info("prompt", extra={"fields": {"characters": len(text), "prompt": text[:MAX_PROMPT]}})
 
 
@@ -62,8 +57,8 @@ def configure(
     level: int = logging.INFO,
     process: str | None = None,
 ) -> None:
-    """Send all lines of this process to stderr, in place of earlier configurations. A worker's lines carry its name,
-    `process`; those without a form are `pilotfish NAME: message`. uvicorn needs log_config=None, and access_log=False:
+    """Send all logs of this process to stderr, replacing earlier configurations. Lines carry the worker's name
+    `process`; without a form they are `pilotfish NAME: message`. uvicorn needs log_config=None and access_log=False, as
     pilotfish.access says more. ParameterError for another form."""
     global _process
     plain = OneLineFormatter(f"pilotfish {(process or '').replace('%', '%%')}: %(message)s")
@@ -80,12 +75,11 @@ def configure(
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """A line's fields beside its message."""
     return {**_request.get(), **_process, **getattr(record, "fields", {})}
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line: time (UTC), level, logger, message, then the line's own fields; ASCII only."""
+    """Fields: time (UTC), level, logger, message, then the line's own; ASCII only."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -101,8 +95,6 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(OneLineFormatter):
-    """`time LEVEL logger: message (field=value …)`."""
-
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
         head = f"{moment(record)} {record.levelname} {record.name}: {record.message}"
         fields = " ".join(f"{name}={shown(value)}" for name, value in fields_of(record).items())
@@ -110,17 +102,15 @@ class TextFormatter(OneLineFormatter):
 
 
 def moment(record: logging.LogRecord) -> str:
-    """ISO 8601 in UTC, to the millisecond."""
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def as_json(value: object) -> str:
-    """JSON in printable ASCII; json.dumps alone leaves DEL as it is."""
+    """Printable ASCII; json.dumps alone leaves DEL as it is."""
     return json.dumps(value, default=str).replace("\x7f", "\\u007f")
 
 
 def shown(value: object) -> str:
-    """A field's value, in quotes where it could be read as something else."""
     text = str(value)
     plain = text and all(c.isprintable() and c not in ' "=()\\' for c in text)
     return text if plain else as_json(text)

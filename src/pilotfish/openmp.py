@@ -1,10 +1,6 @@
-"""How OpenMP's threads wait for each other.
-
-OpenMP's threads spin by default: a thread that finds its core taken by another process lets all others burn theirs
-until it has it back. With one busy neighbour a forward of a 344 M model then took ten times as long; threads that
-sleep cost a few microseconds each time they are woken. Torch's own operations run on these threads; our kernels have
-their own (`model/cpu/kernels/team.h`).
-"""
+"""OpenMP's threads spin by default: if another process takes one thread's core, all others burn theirs meanwhile. With
+one busy neighbour a forward of a 344 M model took ten times as long; sleeping threads cost a few microseconds a
+wake-up. Torch's own operations run on these threads, our kernels on others (`model/cpu/kernels/team.h`)."""
 
 from __future__ import annotations
 
@@ -18,8 +14,8 @@ POLICY = "OMP_WAIT_POLICY"
 
 
 def wait_passively() -> None:
-    """Have OpenMP's threads sleep while they wait, in this process and those that it starts, unless the environment
-    says how. OpenMP reads this when torch is loaded: later it changes nothing here."""
+    """Have OpenMP's threads sleep while they wait, here and in child processes, unless the environment is set. OpenMP
+    reads this when torch is loaded: later it changes nothing here."""
     global _came_late
     _came_late = "torch" in sys.modules and POLICY not in os.environ
     os.environ.setdefault(POLICY, "passive")

@@ -1,5 +1,5 @@
-"""Options declared once: the annotation of a dataclass's field holds its type, bounds and help text. Checks, command
-lines (`pilotfish.command`) and schemas are derived from it; `pilotfish.config` shows how they are used."""
+"""The annotation of a dataclass's field declares an option: type, bounds and help text. Checks, command lines
+(`pilotfish.command`) and schemas are derived from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pilotfish.errors import ParameterError, UnknownOptionError
 
 Options = TypeVar("Options")
 
-#: Bounds beyond it are no part of a msgspec schema.
+#: Larger bounds are left out of a msgspec schema.
 INT64_MAX = (1 << 63) - 1
 #: Suffixes of whole numbers.
 UNITS = {"": 1, "k": 10**3, "K": 1 << 10, "m": 10**6, "M": 1 << 20}
@@ -35,13 +35,11 @@ def option(
     most: int | None = None,
     **extra: Any,
 ) -> Meta:
-    """Annotates a field with its help text and bounds: `low` to `high` of a number, both allowed; `above`: a lower
-    bound that is not; `most`: entries of a list or mapping, characters of a text.
+    """`low` to `high`: inclusive bounds; `above`: an exclusive lower bound; `most`: entries of a list or mapping,
+    characters of a text.
 
-    `extra`: `or_zero` allows 0 below `low`, `unit` is that of a number. The others are of the command line: `names`
-    and `panel` in the help, `metavar`, `shown` (the default in words), and `parse`, a function that reads the text, of
-    the option's name and the text.
-    """
+    `extra`: `or_zero` allows 0 below `low`, `unit` is that of a number. For the command line: `names` and `panel` in
+    the help, `metavar`, `shown` (the default in words), and `parse`, a function of the option's name and the text."""
     if isinstance(high, int) and high > INT64_MAX:
         extra["high"], high = high, None
     if "or_zero" in extra:
@@ -51,26 +49,22 @@ def option(
 
 
 def count(field: str, text: str) -> int:
-    """Reads a whole number, as in 8192, 8k or 8K. ParameterError, naming `field`, otherwise."""
+    """Reads 8192, 8k or 8K. ParameterError, naming `field`, for another text."""
     if (match := re.fullmatch(r"(\d{1,12})([kKmM]?)", text, re.ASCII)) is None:
         raise ParameterError(field, text, "a whole number, as in 8192, 8k (8000) or 8K (8192)")
     return int(match[1]) * UNITS[match[2]]
 
 
 def separated(separator: str | None) -> Callable[[str, str], tuple[str, ...]]:
-    """Reads a list; None: with white space between the entries."""
     return lambda _, text: tuple(text.split(separator))
 
 
 def text(low: int, high: int) -> Meta:
-    """Annotates a text of `low` to `high` characters."""
     return Meta(min_length=low, max_length=high)
 
 
 @dataclass(frozen=True)
 class Option:
-    """A declared field, or an entry of one."""
-
     name: str
     kind: Any  # a key of KINDS, Literal, or another type, of which any value is taken; None apart, see `optional`
     default: Any = REQUIRED
@@ -85,7 +79,6 @@ class Option:
 
     @property
     def allowed(self) -> str:
-        """The values that are taken, in words."""
         if self.kind is Literal:
             return " or ".join(self.choices)
         words = KINDS[self.kind] + (f" of {self.extra['unit']}," if "unit" in self.extra else "")
@@ -100,7 +93,7 @@ class Option:
         return f"strings of {span} characters" if self.kind is str else f"{zero}{words} {span}"
 
     def check(self, value: Any) -> None:
-        """ParameterError unless `value` is taken."""
+        """ParameterError for a value that is not allowed."""
         if self.optional and value is None:
             return
         if not self._takes(value):
@@ -131,7 +124,6 @@ class Option:
 
 @functools.cache
 def options_of(cls: type) -> Mapping[str, Option]:
-    """The fields of a dataclass of options by name, in their order."""
     hints = get_type_hints(cls, include_extras=True)
     return {item.name: _declared(item.name, hints[item.name], _default(item)) for item in dataclasses.fields(cls)}
 
@@ -166,26 +158,26 @@ def _described(plain: Option, meta: Meta) -> Option:
 
 
 def pick(cls: type, *names: str, without: Collection[str] = (), **defaults: Any) -> list[Option]:
-    """Those fields of a dataclass of options, or all but `without` that have a help text; with other defaults."""
+    """The named fields, or all with a help text but `without`; `defaults` replaces their defaults."""
     declared = options_of(cls)
     chosen = names or [name for name, one in declared.items() if one.help and name not in without]
     return [replace(declared[name], default=defaults.get(name, declared[name].default)) for name in chosen]
 
 
 def unset(options: Iterable[Option]) -> list[Option]:
-    """The options without their defaults: `taking` leaves out those that are not given."""
+    """The options without defaults: `taking` leaves out those that are not given."""
     return [replace(one, default=None) for one in options]
 
 
 def check_options(options: Any) -> None:
-    """ParameterError, naming the first field whose value is not taken."""
+    """ParameterError names the first field with a bad value."""
     cls: type = type(options)
     for name, declared in options_of(cls).items():
         declared.check(getattr(options, name))
 
 
 def refuse_unknown(cls: type[Options]) -> type[Options]:
-    """A dataclass of options that answers an unknown keyword with UnknownOptionError."""
+    """Decorates a dataclass: unknown keywords raise UnknownOptionError."""
     names = sorted(item.name for item in dataclasses.fields(cls))  # type: ignore[arg-type]
     init: Any = cls.__init__
 
@@ -201,7 +193,7 @@ def refuse_unknown(cls: type[Options]) -> type[Options]:
 
 
 def is_text(value: str) -> bool:
-    """Whether it can be written as UTF-8: half a surrogate pair, which JSON can spell, cannot."""
+    """Whether UTF-8 can hold it: half a surrogate pair, which JSON can spell, it cannot."""
     try:
         value.encode()
     except UnicodeEncodeError:

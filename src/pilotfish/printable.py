@@ -1,5 +1,5 @@
-"""Text from elsewhere, made safe to print. Characters that a terminal could take for a command, or a reader for another
-line, are escaped as Python would write them. Messages become one line; a model's output keeps its lines."""
+"""Foreign text is made safe to print: characters that control a terminal or break lines are escaped as in Python.
+Messages become one line; a model's output keeps its lines."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import logging
 import re
 import reprlib
 
-#: Control characters (C0 but tab and newline, DEL, C1), what separates lines or turns their direction, half surrogate
-#: pairs, tags that nobody sees.
+#: Control characters (C0 but tab and newline, DEL, C1), separators of lines, marks that turn the direction of text,
+#: half surrogate pairs, invisible tags.
 _COMMANDS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff"
     "\ud800-\udfff\U000e0000-\U000e007f]"
@@ -20,24 +20,22 @@ _repr.maxlevel = 2
 
 
 def printable(text: str) -> str:
-    """Text on one line: escapes every character that does not show, newlines too."""
+    """Escapes every character that does not show, newlines too."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else _escaped(c) for c in text)
 
 
 def one_line(text: str) -> str:
-    """Text on one line, with white space of any kind as single spaces."""
     return text if text.isprintable() else printable(" ".join(text.split()))
 
 
 def printable_output(text: str) -> str:
-    """Text that keeps its lines and tabs: escapes what a terminal obeys."""
+    """Keeps lines and tabs; escapes characters that control a terminal."""
     return _COMMANDS.sub(lambda match: _escaped(match[0]), text)
 
 
 def short(value: object) -> str:
-    """A value, shortened for a message."""
     return _repr.repr(value)
 
 

@@ -1,7 +1,5 @@
-"""How far a long work is: bars on a terminal, lines elsewhere, and an estimate of the whole.
-
-A work has phases, one after the other. How long a phase takes is known while it goes on. Of one to come it is guessed
-from what a unit took in an earlier phase of its name, or when it was measured."""
+"""Phases follow each other. The speed of a running phase is measured; for a later phase it is that of an earlier one of
+the same name, or as planned."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ EVERY = 30.0  # seconds between lines
 LOOKED_AT_EVERY = 0.5  # seconds
 SPEED_OVER = 600.0  # seconds: a step may take minutes
 
-#: Called with the units that were done, 1 if that is not said, and maybe with a `note` about them.
+#: Called with the number of units done, by default 1, and maybe with a `note` about them.
 Advance: TypeAlias = Callable[..., None]
 
 
@@ -47,12 +45,11 @@ class PlannedPhase:
 @dataclass(frozen=True)
 class PhaseToGo:
     name: str
-    seconds: float | None  # None: nobody knows
+    seconds: float | None  # None: unknown
 
 
 class PhaseProgress(Progress):
-    """A context that shows phases. On no terminal a phase of two seconds has a line, and half a minute after a line
-    there is another one."""
+    """Without a terminal it prints a line for phases of two seconds or more, and another one every half minute."""
 
     def __init__(
         self,
@@ -61,7 +58,7 @@ class PhaseProgress(Progress):
         transient: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`transient`: of a work that is mostly short. Its bar goes with it, its first line waits for half a minute."""
+        """`transient`, for short works: the bar disappears at the end, and the first line comes after half a minute."""
         console = Console(stderr=True) if console is None else console
         super().__init__(
             TextColumn("{task.description}", markup=False),
@@ -89,7 +86,6 @@ class PhaseProgress(Progress):
         self._watcher.start()
 
     def stop(self) -> None:
-        """A phase that nobody ended has a last line."""
         self._over.set()
         self._watcher.join()
         if not self.live.transient:
@@ -98,12 +94,11 @@ class PhaseProgress(Progress):
             super().stop()
 
     def plan(self, *phases: PlannedPhase) -> None:
-        """What is to come, in this order. A phase that does not come is forgotten when a later one begins."""
+        """The phases to come, in order. A skipped phase is dropped when a later one begins."""
         self._planned = list(phases)
 
     @contextmanager
     def phase(self, name: str, total: float | None = None, unit: str = "", done: int = 0) -> Iterator[Advance]:
-        """A phase of `total` units, of which some are done; None: nobody knows how many there are."""
         task = self.begin(name, total, unit, done)
         try:
             yield partial(self._advance, task)
@@ -135,7 +130,6 @@ class PhaseProgress(Progress):
             self.tell()
 
     def tell(self, *, last: bool = False) -> None:
-        """Print the lines that are due."""
         for line in self._due(last):
             self.console.print(Text(one_line(line)), soft_wrap=True)
 
@@ -154,7 +148,6 @@ class PhaseProgress(Progress):
             yield _line(task, phases)
 
     def _to_go(self, task: Task) -> list[PhaseToGo]:
-        """The phase that goes on, and those to come."""
         units, planned = task.remaining, task.fields["planned"]
         running = None if units is None else self._seconds(task.fields["name"], units, planned)
         following = [PhaseToGo(one.name, self._seconds(one.name, one.units, one)) for one in self._planned if one.units]

@@ -1,5 +1,4 @@
-"""Prompt files: JSON Lines of {"id", "prompt"} or {"id", "turns": [text, …]}, maybe with a "category". Chat templates,
-applied and read."""
+"""Prompt files are JSON Lines of {"id", "prompt"} or {"id", "turns": [text, …]}, maybe with a "category"."""
 
 from __future__ import annotations
 
@@ -15,8 +14,6 @@ from pilotfish.errors import InputError, ParameterError, PromptError
 
 @dataclass(frozen=True)
 class Row:
-    """A request: its id, its text, and its place (`FILE:LINE`) for messages."""
-
     id: str | int
     texts: tuple[str, ...]
     chat: bool  # user messages, to which the model's chat template applies
@@ -32,7 +29,7 @@ class BadRow:
 
 
 def read_rows(path: Path) -> list[Row | BadRow]:
-    """All rows of a file in order, without blank lines. InputError if there are none."""
+    """Rows in order, without blank lines. InputError if there are none."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -56,7 +53,7 @@ def _row(line: bytes, place: str) -> Row | BadRow:
 
 
 def _problem(row: Any) -> str | None:
-    """The field that is not allowed, and what is; None for a row."""
+    """The bad field and what is allowed; None for a valid row."""
     if not isinstance(row, dict):
         return _refused("row", row, "an object")
     if not isinstance(row.get("id"), str | int) or isinstance(row["id"], bool):
@@ -77,7 +74,6 @@ def _refused(field: str, value: object, expected: str) -> str:
 
 
 def prompt_of(row: Row, tokenizer: Any, *, raw: bool) -> str | Sequence[int]:
-    """A row's prompt for the engine: its text, or the tokens of the chat template around it."""
     if not row.chat or raw or not tokenizer.chat_template:
         return "\n".join(row.texts)
     if not all(row.texts):
@@ -92,9 +88,9 @@ def chat_prompt(
     *,
     special: bool = False,
 ) -> list[int]:
-    """Tokens of the chat template around messages of {role, content}, up to where the answer begins. `template` holds
-    further arguments of the template; `special` adds the tokens that the tokenizer puts around a text. PromptError
-    when there is no template, or when it refuses the messages."""
+    """Messages are {role, content}; the tokens end where the answer begins. `template` holds further template
+    arguments; `special` adds the tokenizer's own tokens around a text. PromptError without a template, or where it
+    refuses."""
     arguments = {"add_generation_prompt": True, **(template or {})}
     if not (tokenizer.chat_template or arguments.get("chat_template")):
         raise PromptError("messages: the model has no chat template; give it one, or continue a text as it is")
@@ -107,8 +103,7 @@ def chat_prompt(
 
 
 def template_arguments(tokenizer: Any, own: Mapping[str, Any], *, begins: bool | None, goes_on: bool) -> dict[str, Any]:
-    """Arguments of the chat template: the caller's `own` ones, and whether the messages end with an answer that
-    `begins`, which is so unless the last of them `goes_on`. ParameterError where that cannot be."""
+    """`own` and whether an answer `begins` (None: unless the last message `goes_on`). ParameterError for conflicts."""
     if goes_on and begins:
         raise ParameterError("add_generation_prompt", begins, "false with continue_final_message")
     reserved = {"messages", "conversations", *signature(tokenizer.apply_chat_template).parameters}
@@ -119,8 +114,8 @@ def template_arguments(tokenizer: Any, own: Mapping[str, Any], *, begins: bool |
 
 
 def marks_turns(tokenizer: Any) -> bool:
-    """Whether the model has a chat template that puts anything around a message. That of a model which knows no
-    conversations may only join their texts, as the bundled pair's does."""
+    """Whether the chat template puts anything around a message. One of a model without conversations may only join
+    texts, as the bundled pair's does."""
     if not tokenizer.chat_template:
         return False
     plain: list[int] = tokenizer.encode("?", add_special_tokens=False)
@@ -131,8 +126,8 @@ def marks_turns(tokenizer: Any) -> bool:
 
 
 def read_chat_template(given: str) -> str:
-    """The template in the file `given`, or `given` itself where it cannot be a file's name: there \\n is a newline.
-    ParameterError for a file that cannot be read, or what is no template."""
+    """The template in the file `given`, or `given` itself, with \\n as a newline, if it cannot be a file's name.
+    ParameterError for an unreadable file or no template."""
     template = given.replace("\\n", "\n") if any(sign in given for sign in "{}\n") else _template_in(given)
     from jinja2 import TemplateSyntaxError
     from transformers.utils.chat_template_utils import render_jinja_template

@@ -7,9 +7,9 @@ import sys
 
 
 def leave_out() -> None:
-    """Unless it is imported already. transformers has a mode without it."""
+    """No effect if torch is imported already. transformers has a mode without it."""
     if "torch" not in sys.modules:
-        sys.modules["torch"] = None  # type: ignore[assignment]  # whoever imports it is told that there is none
+        sys.modules["torch"] = None  # type: ignore[assignment]  # its import fails
         os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # that no models can be loaded
 
 

@@ -1,7 +1,4 @@
-"""Values from outside, checked by their types.
-
-msgspec converts and refuses; its sentences are not read. The field to blame is found by walking the type.
-"""
+"""msgspec converts and refuses; its messages are not parsed. The bad field is found by walking the type."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ def converted(path: str, value: Any, kind: type[Converted]) -> Converted:
 
 
 def parsed_toml(page: str, text: str, kind: type[Converted]) -> Converted:
-    """What docs/`page`.md says of a file. ParameterError names the page."""
+    """ParameterError names docs/`page`.md."""
     try:
         return msgspec.convert(tomllib.loads(text), kind)
     except tomllib.TOMLDecodeError as error:
@@ -45,12 +42,10 @@ def refused(field: str, problem: str) -> ParameterError:
 
 
 def not_allowed(field: str, value: object, allowed: str) -> ParameterError:
-    """As ParameterError makes it, of a value of any length."""
     return refused(field, f"{short(value)} is not allowed; expected {allowed}")
 
 
 def _blame(path: str, value: Any, kind: Any) -> ParameterError:
-    """The error for the innermost part of `value` that is not allowed by its type in `kind`."""
     for inner_path, inner_value, inner_kind in _parts(path, value, kind):
         if inner_value is msgspec.UNSET:
             return refused(inner_path, "it is missing")
@@ -70,8 +65,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _parts(path: str, value: Any, kind: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Path, value and type of the parts of an object or a list. UNSET: a value that is missing; None: the type of an
-    unknown name."""
+    """Path, value and type of each part. UNSET: a missing value; None: the type of an unknown name."""
     options = options_of(kind)
     for option in options:
         if isinstance(value, list | tuple) and get_origin(option) in (list, Sequence):
@@ -88,8 +82,7 @@ def is_struct(option: Any) -> bool:
 
 
 def _fields(value: dict[str, Any], structs: list[type[Struct]]) -> Iterator[tuple[str, Any, Any]]:
-    """Name, value and type of the fields that an object should have and of those that it has. Of structs with tags,
-    after the tag itself, only those of the one that it names count."""
+    """Expected and actual fields. Of tagged structs only the one named by the tag counts, after the tag."""
     known: dict[str, Any] = {}
     tags = {struct.__struct_config__.tag: struct for struct in structs}
     if structs and None not in tags:
@@ -106,8 +99,7 @@ def _fields(value: dict[str, Any], structs: list[type[Struct]]) -> Iterator[tupl
 
 
 def _first_misfit(items: Sequence[Any], kind: Any) -> int:
-    """The index of the first item that is not allowed in a list of type `kind`, by bisection: a body may hold
-    millions."""
+    """Index of the first bad item, by bisection: a body may hold millions."""
     low, high = 0, len(items)
     while high - low > 1:
         middle = (low + high) // 2
@@ -117,7 +109,6 @@ def _first_misfit(items: Sequence[Any], kind: Any) -> int:
 
 @cache
 def options_of(kind: Any) -> tuple[Any, ...]:
-    """The types of a union, without their constraints."""
     if get_origin(kind) is Annotated:
         return options_of(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):
@@ -126,7 +117,6 @@ def options_of(kind: Any) -> tuple[Any, ...]:
 
 
 def _allowed(kind: Any) -> str:
-    """The type in words: its description, the values of a literal, or JSON's types."""
     origin = get_origin(kind) or kind
     if origin is Annotated:
         return str(get_args(kind)[1].description)

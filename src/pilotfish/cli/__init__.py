@@ -51,9 +51,9 @@ app.add_typer(train.app, name="train")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code. Whatever goes wrong is one line on stderr. Without `argv` the process is the
-    command's own, which commands find as their context's object."""
-    if logging.lastResort is not None:  # what prints the log of commands that configure none
+    """Run one command and return its exit code. Errors are one line on stderr. Without `argv` the process belongs to
+    the command, which then finds true as its context's object."""
+    if logging.lastResort is not None:  # prints the log of commands that configure none
         logging.lastResort.setFormatter(OneLineFormatter())
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:

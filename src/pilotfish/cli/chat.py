@@ -1,5 +1,3 @@
-"""`pilotfish chat`: a conversation in the terminal, or through pipes."""
-
 from __future__ import annotations
 
 import secrets
@@ -24,7 +22,7 @@ if TYPE_CHECKING:  # imports torch
     from pilotfish.engine.sample import Sample
     from pilotfish.wire.serving import Delta
 
-ANSWER_TOKENS = 1024  # of an answer at most, where neither the user nor the model says
+ANSWER_TOKENS = 1024  # of an answer, where neither the user nor the model says
 EXIT = "/exit"
 HELP = """\
 /undo        forget the last turn
@@ -58,7 +56,6 @@ def chat(
 
 
 def converse(conversation: Conversation, screen: Screen) -> None:
-    """A turn that cannot be served is dropped with a line that says why."""
     screen.greet(conversation.seed, drawn=conversation.params.seed is None)
     while True:
         try:
@@ -110,8 +107,8 @@ class ChatTurn:
 
 
 class Conversation:
-    """Turns over one engine. The seed of answer i is H(seed, i), core.noise.sample_seed; i counts all answers since the
-    start: equal input gives an equal conversation, and a turn asked again another answer."""
+    """Seed of answer i: H(seed, i), core.noise.sample_seed; i counts all answers, so that equal input gives an equal
+    conversation, but a repeated turn another answer."""
 
     def __init__(self, engine: Engine, params: SamplingParams, *, system: str | None, raw: bool) -> None:
         self.engine, self.params, self._raw = engine, params, raw

@@ -1,5 +1,3 @@
-"""Screens of a conversation: a person's terminal, or pipes."""
-
 from __future__ import annotations
 
 import signal
@@ -25,7 +23,7 @@ SIGN, CONTINUED = "> ", "... "
 
 
 def joined(line: Callable[[str], str | None]) -> str | None:
-    """A turn: a line, continued by the next after each backslash at the end. `line` gets the sign to show."""
+    """A turn: a line, continued by the next after a backslash at the end. `line` gets the prompt sign."""
     text = line(SIGN)
     while text is not None and text.endswith("\\"):
         text = f"{text[:-1]}\n{line(CONTINUED) or ''}"
@@ -36,7 +34,7 @@ def joined(line: Callable[[str], str | None]) -> str | None:
 
 
 class PlainScreen:
-    """Turns are lines of stdin; answers go to stdout, and nothing else does. Ctrl-C ends the program."""
+    """Turns are lines of stdin; stdout gets answers alone. Ctrl-C ends the program."""
 
     def greet(self, seed: int, *, drawn: bool) -> None:
         if drawn:
@@ -73,8 +71,8 @@ class PlainScreen:
 
 
 class TerminalScreen:
-    """A prompt sign, answers coloured by who wrote them, figures below each. Ctrl-C ends an answer; at the sign a
-    second one in a row ends the conversation."""
+    """Answers are coloured by origin, with figures below. Ctrl-C ends an answer; twice at the prompt sign it ends the
+    conversation."""
 
     def __init__(self, *, drafts: bool) -> None:
         with suppress(ImportError):
@@ -143,7 +141,7 @@ def screen_for(*, drafts: bool) -> Screen:
 
 @contextmanager
 def ctrl_c() -> Iterator[Event]:
-    """Set by Ctrl-C, so that a step is never torn; a second one raises KeyboardInterrupt as ever."""
+    """Set by Ctrl-C, so that no step is interrupted; a second one raises KeyboardInterrupt."""
     interrupted = Event()
 
     def note(*_: object) -> None:

@@ -1,5 +1,3 @@
-"""`pilotfish cluster`: all roles on a Ray cluster (`pilotfish.cluster`)."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -69,7 +67,6 @@ def down(config: ConfigArgument) -> None:
 
 @contextmanager
 def on_cluster(path: Path, server: ServerConfig) -> Iterator[tuple[EngineConfig, ServerConfig]]:
-    """How a server here serves the targets of a cluster that is up."""
     cluster = _read(path)
     from pilotfish.cluster.cluster import members_of
 

@@ -1,5 +1,3 @@
-"""`pilotfish generate`: prompts in, one output a row."""
-
 from __future__ import annotations
 
 import sys
@@ -61,7 +59,7 @@ class Handling:
 
 @dataclass(frozen=True, kw_only=True)
 class Structure:
-    """What each output must be: one of them at most."""
+    """One kind of constraint at most."""
 
     json_schema: Annotated[Path, structured("JSON that the schema in this file allows.", metavar="FILE")] | None = None
     regex: Annotated[str, structured("What the expression matches as a whole.")] | None = None
@@ -113,7 +111,6 @@ def generate(
 
 
 def _generate(config: EngineConfig, sampling: Given, rows: Sequence[Row], printer: Printer, handling: Handling) -> bool:
-    """Whether all rows could be served."""
     served = failed = 0
     with started(config) as engine:
         params = engine.sampling_params(**sampling)
@@ -137,7 +134,7 @@ def _generate(config: EngineConfig, sampling: Given, rows: Sequence[Row], printe
     return served == len(rows)
 
 
-# -- what is printed
+# -- output
 
 
 def report(row: BadRow) -> None:
@@ -145,8 +142,6 @@ def report(row: BadRow) -> None:
 
 
 class Printer:
-    """On a terminal control characters of a text are escaped; a pipe gets it as it is."""
-
     def __init__(self, *, json: bool) -> None:
         self._json, self._records = json, list[dict[str, Any]]()
         self._console = Console(highlight=False)
@@ -218,7 +213,7 @@ def timeline(path: Path | None) -> AbstractContextManager[Any]:
 def run_rows(
     engine: Engine, rows: Iterable[Row], params: SamplingParams, handling: Handling
 ) -> Iterator[list[dict[str, Any]] | BadRow]:
-    """The outputs of each row as it ends. A row that cannot be served harms no other."""
+    """Yields each row's outputs as it ends. A bad row harms no other."""
     from pilotfish.engine.llm import first_error, request_output
 
     waiting = deque(rows)

@@ -1,5 +1,3 @@
-"""`pilotfish keys`: those by which servers, targets and pools know each other, and those of the server's clients."""
-
 import shlex
 import sys
 import textwrap

@@ -1,5 +1,3 @@
-"""`pilotfish kv`: directories in which servers keep KV."""
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 from datetime import datetime

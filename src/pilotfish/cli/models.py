@@ -1,5 +1,3 @@
-"""`pilotfish models check`: whether a model or a pair would run here."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from pilotfish.engine.checks import CheckReport, ModelFacts
     from pilotfish.model.heads.files import HeadFacts
 
-#: Options and their values with which a model that is whole is checked without torch.
+#: Values of options with which a whole model is checked without torch.
 USUAL = {"device": "cpu", "quantization": "none", "eager": False, "tensor_parallel": 1}
 #: This command again, from its beginning.
 AGAIN = "import sys, pilotfish, torch; from pilotfish.cli import main; sys.exit(main())"
@@ -64,16 +62,16 @@ def check(
 
 
 def _found_without_torch(look: Callable[[], CheckReport]) -> CheckReport:
-    """torch, whose import takes seconds, is not needed to find a model whole. It alone says what is wrong."""
+    """torch takes seconds to import, and is needed only to say what is wrong with a model."""
     root = logging.getLogger()
     log = MemoryHandler(sys.maxsize, logging.CRITICAL + 1, None if root.handlers else logging.lastResort, False)
     log.setLevel(logging.WARNING)
-    root.addHandler(log)  # holds what would be said twice
+    root.addHandler(log)  # holds messages that would come twice
     try:
         report = look()
     except InputError:
         raise
-    except Exception:  # whatever needs torch finds that there is none
+    except Exception:  # code that needs torch finds none
         _start_again()
     finally:
         root.removeHandler(log)

@@ -1,5 +1,3 @@
-"""Options that several commands take, and the models that they name."""
-
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,16 +15,16 @@ DEFAULT_PAIR = "pycode"
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout and nothing else.")]
 
 _OF_SERVE = ("max_requests", "max_rows")
-#: The engine's, for commands that serve.
+#: Engine options of commands that serve.
 ROWS = pick(EngineConfig, *_OF_SERVE)
-#: The engine's, for commands that generate. Without mode and drafter the models decide.
+#: Engine options of commands that generate. Without mode and drafter the models decide.
 ENGINE = [
     Option("pair", str, None, "The bundled pair: pycode, or pycode@<N>m. The default."),
     *pick(EngineConfig, without=_OF_SERVE, target=None, mode=None, drafter=None),
 ]
 _OF_GENERATE = ("n", "logprobs", "prompt_logprobs")
 _OF_HTTP = ("include_stop_str_in_output", "skip_special_tokens")
-#: A request's. Without them the model's generation_config.json decides, then our defaults.
+#: Options of a request. By default the model's generation_config.json decides, then our defaults.
 SAMPLING = unset(pick(SamplingParams, without=_OF_HTTP))
 CHAT_SAMPLING = [one for one in SAMPLING if one.name not in _OF_GENERATE]
 
@@ -47,7 +45,7 @@ def engine_config(given: Given, **others: Any) -> EngineConfig:
 
 
 def model_directories(pair: str | None, target: Path | None, draft: Path | None) -> Given:
-    """Those of --target and --draft, or of --pair, of which --draft names a draft; of the bundled pair without any."""
+    """From --target and --draft, or --pair, where --draft names one of its drafts. By default the bundled pair."""
     if target is not None:
         if pair is not None:
             raise InputError("pair: it cannot be combined with --target; give one of them")

@@ -1,5 +1,3 @@
-"""What commands read: files of options, plans and grammars; statistics that a server gives as JSON."""
-
 import os
 import re
 import tomllib
@@ -19,11 +17,11 @@ from pilotfish.errors import InputError, ParameterError, UnknownOptionError
 
 T = TypeVar("T")
 
-#: Where a server listens unless it is told otherwise.
+#: Default URL of a server.
 LOCAL = "http://127.0.0.1:8000"
-#: Seconds that a server may take for an answer.
+#: Seconds for a server's answer.
 PATIENCE = 20.0
-#: Bytes of an answer.
+#: Most bytes of an answer.
 MOST_BYTES = 64 << 20
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _HINTS = {
@@ -57,7 +55,6 @@ def read_text(field: str, path: Path) -> str:
 
 
 def read_toml(field: str, path: Path) -> dict[str, Any]:
-    """InputError for a file that is not TOML."""
     try:
         return tomllib.loads(read_text(field, path))
     except tomllib.TOMLDecodeError as error:
@@ -65,7 +62,7 @@ def read_toml(field: str, path: Path) -> dict[str, Any]:
 
 
 def with_defaults(context: typer.Context, path: Path | None) -> Path | None:
-    """Of an eager option: entries of a TOML file, by options' names, become defaults; UnknownOptionError for others."""
+    """For an eager option: a TOML file gives defaults by options' names; UnknownOptionError for others."""
     if path is None:
         return None
     given = {name.replace("-", "_"): value for name, value in read_toml("config", path).items()}
@@ -78,7 +75,7 @@ def with_defaults(context: typer.Context, path: Path | None) -> Path | None:
 
 
 def moment_of(text: str, now: float) -> float:
-    """Seconds since the epoch of `now`, an age as 90m or 7d, or an ISO time, local without a zone; or ValueError."""
+    """Seconds since the epoch: `now`, an age as 90m or 7d, or an ISO time, local without a zone; else ValueError."""
     if text == "now":
         return now
     if age := re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smhd])", text, re.ASCII):
@@ -95,7 +92,7 @@ def moment_of(text: str, now: float) -> float:
 def read_statistics(
     kind: type[T], route: str, urls: Sequence[str | None], files: Sequence[Path | None], api_key_env: str
 ) -> list[T]:
-    """Answers to GET `route`, in files or asked of servers, with the key in `api_key_env`; InputError for none."""
+    """Answers to GET `route` from files or servers, with the key in `api_key_env`; InputError for invalid ones."""
     held, asked = [file for file in files if file is not None], [url for url in urls if url is not None]
     if held and asked:
         raise InputError("from: it cannot be combined with --url; give one of them")

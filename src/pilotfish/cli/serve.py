@@ -1,5 +1,3 @@
-"""`pilotfish serve`: OpenAI's API and Anthropic's over a target and its drafts."""
-
 from __future__ import annotations
 
 import os
@@ -98,7 +96,7 @@ def serve(
 
 
 def _keyring(secrets: Sequence[str], file: Path | None, host: str, *, anonymous: bool) -> Keyring:
-    """ParameterError if there are none and the host is open."""
+    """ParameterError without keys where other hosts can reach the server."""
     from pilotfish.server.auth import ENVIRONMENT, load_keyring, refuse_open
 
     keys = load_keyring(secrets, os.environ.get(ENVIRONMENT, ""), file)

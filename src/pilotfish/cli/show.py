@@ -1,5 +1,3 @@
-"""How commands print: JSON for programs, lines and tables for people."""
-
 from __future__ import annotations
 
 import json
@@ -43,7 +41,7 @@ def warn_line(line: str) -> None:
 
 
 def print_table(*tables: Table, in_file: int | None = None, at_least: int = 0) -> None:
-    """Lines have `in_file` characters where stdout is no terminal, and `at_least` so many however narrow one is."""
+    """`in_file`: width where stdout is no terminal; `at_least`: width in any case."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else in_file)
     console.width = max(console.width, at_least)
     console.print(*tables)
@@ -52,7 +50,7 @@ def print_table(*tables: Table, in_file: int | None = None, at_least: int = 0) -
 def table_of(
     rows: Iterable[Mapping[str, object]], *, left: Collection[str] = (), title: str | None = None, boxed: bool = False
 ) -> Table:
-    """Columns are keys of rows; the first and those named `left` are aligned left. Cells are text, never markup."""
+    """Columns are keys of rows; the first and those in `left` are aligned left. Cells are text, not markup."""
     rows = list(rows)
     table = Table(title=title and one_line(title), title_justify="left", box=HEAVY_HEAD if boxed else None)
     table.pad_edge = boxed
@@ -83,7 +81,7 @@ def status(message: str, *, quiet: bool = False) -> AbstractContextManager[Any]:
 
 @contextmanager
 def progress_bar(console: Console | None, total: int, what: str = "rows") -> Iterator[Advance]:
-    """Of work that is mostly short; call the value for each of `what` that is done. None: nothing is shown."""
+    """The value is called for each of `what` that is done. No console: nothing is shown."""
     if console is None or (console.is_terminal and total < 2):
         yield lambda: None
         return
@@ -121,8 +119,6 @@ def shows_colour(console: Console) -> bool:
 
 
 class OriginStream:
-    """Finds where in one sample's deltas the draft's part ends."""
-
     def __init__(self) -> None:
         self._shown = 0  # characters of the deltas so far
 

@@ -1,5 +1,3 @@
-"""`pilotfish train`: models from the user's own files."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -27,7 +25,7 @@ if TYPE_CHECKING:  # imports torch
 app = typer.Typer(help="Train models.")
 
 THREADS = pick(EngineConfig, "threads")
-#: Accepted tokens a step that a new draft must gain, unless somebody says otherwise.
+#: Default accepted tokens a step that a new draft must gain.
 MARGIN = 0.05
 Run = Annotated[Path | None, typer.Option(help="Checkpoints to resume from, and curves.", show_default="OUT/run")]
 Device = Annotated[str, typer.Option(help="auto, cpu, or a CUDA device.")]
@@ -98,7 +96,6 @@ def distil(
 def _trained(
     function: str, recipe: Recipe, engine: Given, out: Path, run: Path | None, device: str, *more: float
 ) -> Any:
-    """What a function of a module in `pilotfish.train` makes of a recipe."""
     options_of(EngineConfig)["threads"].check(engine["threads"])
     module, _, name = function.partition(".")
     with PhaseProgress() as progress:

@@ -1,4 +1,4 @@
-"""The command line of `vllm serve`, and its `--speculative-config`, as ours. `vllm.toml` has the tables."""
+"""The command line of `vllm serve`, and its `--speculative-config`, as ours; `vllm.toml` has the tables."""
 
 import json
 import re
@@ -18,9 +18,9 @@ from pilotfish.config.engine import EngineConfig
 from pilotfish.errors import InputError, ParameterError, UnknownOptionError
 from pilotfish.options import Option, options_of
 
-#: Options that take all words up to the next one.
+#: Options that take all words up to the next option.
 SEVERAL = ("--served-model-name", "--api-key")
-#: Options that say which model to serve.
+#: Options that name the model to serve.
 MODEL = ("--model", "--target", "--pair")
 _TABLES = tomllib.loads(Path(__file__).with_name("vllm.toml").read_text(encoding="utf-8"))
 
@@ -48,8 +48,8 @@ class ServeCommand(TyperCommand):
 
 
 def translated(arguments: Sequence[str], switches: Collection[str] = ()) -> list[str]:
-    """InputError for a flag that asks for what is not done here. Options but `switches` take a value each; those of
-    SEVERAL all words up to the next one, unless MODEL comes after them."""
+    """InputError for a flag that asks for a missing feature. Each option takes a value, but for `switches`, and
+    SEVERAL, which take all words up to the next option unless MODEL comes after them."""
     words, ours = deque(arguments), list[str]()
     several = any(_is_option(word) and _name_and_value(word)[0] in MODEL for word in words)
     while words:
@@ -118,7 +118,7 @@ FIELD = "speculative_config"
 _SPECULATIVE = _TABLES["speculative"]
 _ENGINE = options_of(EngineConfig)
 _METHODS = _SPECULATIVE["methods"]
-#: Keys that have a meaning here: their values, and our options for one of these.
+#: Known keys: their values, and the options that replace them.
 KEYS: dict[str, tuple[Option, Callable[[Any], Given]]] = {
     "method": (Option("", Literal, choices=tuple(_METHODS)), lambda method: {"drafter": _METHODS[method]}),
     "model": (Option("", str), lambda path: {"draft": Path(path)}),
@@ -132,7 +132,7 @@ KEYS: dict[str, tuple[Option, Callable[[Any], Given]]] = {
 
 
 def with_speculative_config(engine: Given, text: str | None) -> Given:
-    """ParameterError, naming the key, for what cannot be; UnknownOptionError for a key that vLLM has not either."""
+    """ParameterError names a key with an impossible value; UnknownOptionError a key that vLLM lacks too."""
     if text is None:
         return engine
     try:

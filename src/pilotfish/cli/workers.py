@@ -1,5 +1,3 @@
-"""`pilotfish draft` and `pilotfish prefill`: pools that listen for targets. `pilotfish target` listens for servers."""
-
 import logging
 import os
 from collections.abc import Callable
@@ -59,7 +57,6 @@ def draft(
 
 
 def _configuration(draft: Path | None, pair: str | None, pool: Given, engine: Given) -> DraftConfig:
-    """A head of a pair has the pair's target."""
     if draft is not None and pair is None:
         found = draft if draft.suffix == GGUF and draft.is_file() else model_directory("draft", draft)
         return DraftConfig(model=EngineConfig(target=found, **engine), **pool)
@@ -125,7 +122,7 @@ def rank(
 
 
 def _run_target(config: TargetConfig, show: Callable[[str], None], signals: Signals) -> None:
-    """Servers hear that it lives, and workers load, while this process imports torch."""
+    """The process answers servers, and workers load, while it imports torch."""
     from pilotfish.engine.drafts.remote_drafts import RemoteDrafts
     from pilotfish.engine.prefills.remote_prefills import RemotePrefills
     from pilotfish.engine.processes.host_memory import divided

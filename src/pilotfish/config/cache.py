@@ -1,4 +1,4 @@
-"""Where what is made once is kept: kernels, widened pairs, drafts in the formats of other engines."""
+"""A cache for kernels, widened pairs, and drafts in other engines' formats."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ def cache_folder(name: str) -> Path:
 
 
 def made_once(path: Path, make: Callable[[Path], None]) -> Path:
-    """The file or folder of the cache, which `make` writes on first use, whole or not at all; and again where its sizes
-    are no longer what they were, as after a crash of the machine or on a disk that was full."""
+    """Has `make` write the path once, whole or not at all; again if its sizes have changed, as after a crash."""
     note, there = path.with_name(f"{path.name}.sizes"), path.exists()
     if there and note.exists():
         if _noted(note) == _sizes(path):

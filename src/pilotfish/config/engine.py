@@ -1,5 +1,3 @@
-"""An engine: a target, maybe drafts and prefill workers, and how they run."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -30,9 +28,9 @@ from pilotfish.core.features.feature_rows import FeatureType
 from pilotfish.errors import ParameterError
 from pilotfish.options import check_options, option, refuse_unknown
 
-#: Rows of a prefill worker's forward: it reads all weights, and has no decoding neighbours.
+#: Rows of a prefill worker's forward, which reads all weights and has no decoding neighbours.
 PREFILL_ROWS = 2048
-#: Fields of a worker that has neither tiers nor workers or pools of its own.
+#: Fields of workers, which have neither tiers nor workers or pools of their own.
 ALONE: Any = {
     "kv_host_memory": 0.0,
     "kv_disk": None,
@@ -69,24 +67,23 @@ class EngineConfig:
     """A target, an optional draft, and how they run. Fields without help text have no command-line option.
 
     `mode` off decodes plainly; sync grows a token tree, then verifies it, in every step; async has drafts grow trees
-    elsewhere meanwhile: in `draft_workers` on `draft_cores`, in the pools at `draft_pool`, or in those that the file
-    `members` names while the target runs (`members.py`). `draft_pools_each` of the pools guess for a sequence, and
-    their trees are merged. A draft grows up to `wanted` nodes of a sequence.
-    `drafter` lm is the draft; ngram looks up the last tokens in the sequence, suffix in past responses too, of which it
-    keeps `max_cached_tokens`. A trained head as draft needs `features` of the target: they are made for the head that
-    is named so, or for a draft that grows here or in workers of this engine (`engine/tapping.py`).
-    Pools at `shadow_pool` are told of `shadow_share` of the requests once these have ended; nothing that they guess is
-    verified, it is scored. `budget` auto spends of `nodes` and `levels` what pays by measured costs; fixed spends all.
+    elsewhere at the same time: in `draft_workers` on `draft_cores`, in the pools at `draft_pool`, or in those that the
+    file `members` names while the target runs (`members.py`). `draft_pools_each` of the pools guess for a sequence, and
+    their trees are merged. A draft grows up to `wanted` nodes of a sequence. `drafter` lm is the draft; ngram looks up
+    the last tokens in the sequence, suffix in past responses too, of which it keeps `max_cached_tokens`. A trained head
+    as draft needs `features` of the target, made for the head of that name or for this engine's own drafts
+    (`engine/tapping.py`). Pools at `shadow_pool` get `shadow_share` of the requests once these have ended; their
+    guesses are scored, not verified. `budget` auto spends as much of `nodes` and `levels` as pays by measured costs;
+    fixed spends all.
 
-    KV of long prompts is computed by `prefill_workers` on `prefill_cores` or the pools at `prefill_pool`, where that is
-    sooner or, with a number as `prefill_threshold`, where so many tokens lack it. It is read out of their memory in the
-    first of `prefill_transports` that there is; else it is sent over the socket.
+    `prefill_workers` on `prefill_cores`, or pools at `prefill_pool`, compute KV of prompts where that is faster or, if
+    `prefill_threshold` is a number, where so many tokens lack it. KV crosses by the first of `prefill_transports`
+    available, else over the socket.
 
     Each of `tensor_parallel` ranks holds a part of the target's weights and KV; drafts are whole. `kv_slots` and
     `memory` bind each process that has a model. Where both are 0 the KV pool holds what `max_requests` sequences can
     use, within most of the memory that is available, or within `allotted` bytes where prefill workers are started
-    beside the target (`host_memory.py`). `eager` runs transformers' own torch operations.
-    """
+    beside the target (`host_memory.py`). `eager` runs transformers' own torch operations."""
 
     target: Annotated[Path, option("A model directory in Hugging Face format.", names=("--target", "--model"))]
     draft: Annotated[Path, option("A draft's directory, with a target.")] | None = None
@@ -218,15 +215,14 @@ class EngineConfig:
 
     @property
     def of_draft(self) -> EngineConfig:
-        """For the process of a draft worker, whose parent has placed it on its cores."""
+        """For a draft worker's process, whose parent has pinned it to its cores."""
         assert self.draft is not None  # as in every mode that starts one
         own: dict[str, Any] = {"cores": "", "threads": 0, "max_model_len": 0, "max_rows": EngineConfig.max_rows}
         own |= {"device": self.draft_device or self.device, "draft_device": ""}
         return replace(self, target=self.draft, draft=None, features=None, mode="off", allotted=0, **own, **ALONE)
 
     def of_small(self, target: Path, **own: Any) -> EngineConfig:
-        """For a smaller model that answers beside this engine's, plainly. What is planned for a model is planned anew,
-        unless `own`, fields of it, say otherwise."""
+        """For a smaller model beside this one, without speculation. `own` replaces fields that are planned anew."""
         planned = {
             name: getattr(EngineConfig, name) for name in ("max_model_len", "kv_slots", "memory", "allotted", "pace")
         }
@@ -239,19 +235,17 @@ class EngineConfig:
         return replace(self, draft=None, mode="off", cores="", threads=0, max_rows=max_rows, **ALONE)
 
     def of_rank(self, rank: int) -> EngineConfig:
-        """For the process of another rank than the first, likewise. A device each."""
         device = f"cuda:{rank}" if self.device == "cuda" else self.device
         own: dict[str, Any] = {**ALONE, "tensor_parallel": self.tensor_parallel, "cores": "", "pace": "", "trace": None}
         return replace(self, draft=None, features=None, mode="off", device=device, **own)
 
     @property
     def starts_drafts(self) -> bool:
-        """Whether draft workers are started, to which `draft` belongs."""
         return self.mode == "async" and not self.draft_pool and self.members is None
 
     @property
     def prefills_elsewhere(self) -> bool:
-        """Whether prefill workers compute KV of prompts, or may come to."""
+        """Whether prefill workers or pools compute KV of prompts, or may join later."""
         may_come = self.members is not None and self.tensor_parallel == 1
         return bool(self.prefill_pool or self.prefill_workers or may_come)
 

@@ -1,5 +1,3 @@
-"""Types of configurations' fields, and how their text is read."""
-
 from __future__ import annotations
 
 import os
@@ -15,7 +13,7 @@ BudgetKind = Literal["auto", "fixed"]
 DrafterKind = Literal["lm", "ngram", "suffix"]
 DType = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["none", "int8", "fp8"]
-#: Of a GGUF file.
+#: Number formats of a GGUF file.
 GGUFWeights = Literal["bf16", "f16", "f32"]
 #: The engine that runs a draft.
 Backend = Literal["pilotfish", "llama.cpp", "openvino"]
@@ -29,7 +27,7 @@ limit = partial(option, panel="How much at a time")
 
 
 def drafter_kinds(drafter: str) -> tuple[DrafterKind, ...]:
-    """The drafters that `lm`, `lm+ngram`, … name, in DrafterKind's order; ParameterError otherwise."""
+    """Drafters of `lm`, `lm+ngram`, …, in DrafterKind's order. ParameterError for other texts."""
     names = drafter.split("+") if isinstance(drafter, str) else []
     kinds: tuple[DrafterKind, ...] = get_args(DrafterKind)
     chosen = tuple(kind for kind in kinds if kind in names)
@@ -43,8 +41,7 @@ def available_cores() -> int:
 
 
 def parse_cores(text: str, field: str = "cores") -> frozenset[int]:
-    """Core numbers of "0,2-3"; ParameterError, naming `field`, for what is no such list, and for cores that the process
-    may not use."""
+    """Core numbers of "0,2-3". ParameterError, naming `field`, for another text or a core that is not allowed."""
     if text == "":
         return frozenset()
     may_use = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
@@ -60,7 +57,7 @@ def parse_cores(text: str, field: str = "cores") -> frozenset[int]:
 
 
 def layer_ids(field: str, text: str) -> tuple[int, ...]:
-    """Of "2,16,29"; ParameterError, naming `field`, for what is no such list."""
+    """The numbers of "2,16,29". ParameterError, naming `field`, for another text."""
     try:
         return tuple(map(int, text.split(",")))
     except ValueError as error:
@@ -68,7 +65,7 @@ def layer_ids(field: str, text: str) -> tuple[int, ...]:
 
 
 def least_sent(text: str) -> int | None:
-    """Tokens from which on a prompt is computed by a prefill worker; None: auto. ParameterError for what is neither."""
+    """Least tokens of a prompt for a prefill worker; None: auto. ParameterError for another text."""
     if text == "auto":
         return None
     try:
@@ -79,5 +76,5 @@ def least_sent(text: str) -> int | None:
 
 
 def model_name(directory: Path) -> str:
-    """Name of a model in messages and metrics: its directory's name after that of the directory around it."""
+    """For messages and metrics: the parent directory's name and the directory's."""
     return "/".join(directory.resolve().parts[-2:])

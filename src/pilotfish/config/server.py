@@ -1,5 +1,3 @@
-"""A server over targets of one model."""
-
 from __future__ import annotations
 
 from collections.abc import Collection
@@ -17,9 +15,9 @@ from pilotfish.options import check_options, option, refuse_unknown
 
 MetricsLevel = Literal["none", "summary", "detailed"]
 GenerationDefaults = Literal["auto", "vllm"]
-#: How the tools of a chat are told to the model: by its chat template, or in a plain text where that tells of none.
+#: How a chat's tools reach the model: by its chat template, or as plain text where that knows no tools.
 ToolTemplate = Literal["model", "default"]
-#: Seconds of silence that a busy machine brings about by itself: a target is heard twice in each.
+#: Seconds of silence that a busy machine may cause; a target speaks twice in each.
 MIN_TARGET_TIMEOUT = 2.0
 
 SPECIAL_IN_USER_TEXT = "--special-in-user-text/--no-special-in-user-text"
@@ -34,12 +32,11 @@ captured = partial(option, panel="What is kept of requests")
 @refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """How targets of one model are served over HTTP: `replicas` that the server starts, or those that listen at
-    `target_pool`. A request whose target ends goes on at another one, for which it waits `resume_timeout` at most.
+    """The server serves targets of one model over HTTP: `replicas` that it starts, or those at `target_pool`. If a
+    target ends, its requests go on at another one, for which they wait at most `resume_timeout`.
 
-    The server answers to any of `served_model_name`; none: to the model's own name. A request's head, and then its
-    body, must be there after `read_timeout`; `metrics` is what an answer says of its speculation unless the request
-    asks for more."""
+    `served_model_name` replaces the model's own name. A request's head, and then its body, must be complete after
+    `read_timeout`. `metrics` is the least that answers say of their speculation."""
 
     host: Annotated[str, option("Address to listen at.")] = "127.0.0.1"
     port: Annotated[int, option("0: any that is free.", 0, 65535)] = 8000

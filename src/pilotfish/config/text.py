@@ -1,5 +1,3 @@
-"""Configurations as text, from which worker processes start."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -17,7 +15,7 @@ def config_text(config: object) -> str:
 
 
 def config_of(text: str, kind: type[Config]) -> Config:
-    """The configuration of `kind` that `config_text` wrote; ParameterError for what is none."""
+    """The inverse of `config_text`. ParameterError for another text."""
     try:
         return msgspec.json.decode(text, type=kind, dec_hook=lambda _, path: Path(path))
     except msgspec.DecodeError as error:

@@ -1,5 +1,3 @@
-"""Draft pools, prefill pools and targets that listen in processes of their own."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -23,17 +21,16 @@ POOL_MODEL = (
 NOT_ELSEWHERE = {"quantization": "none", "kv_dtype": "auto", "eager": False, "device": "cpu", "memory": 0.0}
 #: How names of GGUF files end.
 GGUF = ".gguf"
-#: And a prefill pool besides.
+#: Further options of a prefill pool.
 OF_PREFILLS = ("max_model_len", "max_rows", "features")
 
 
 @refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class DraftConfig:
-    """A draft pool: `model`, whose target is the draft, serves targets that come to `listen`. Without `key` and
-    `allow` only this host's processes may come, unless `insecure`. A draft that is a trained head is one of `target`,
-    whose tokenizer, embeddings and output layer it shares. Another `backend` runs the draft on an engine of others, on
-    one of that engine's devices (`backends/`). The draft of llama.cpp may be a GGUF file."""
+    """`model`, the draft, serves targets that connect to `listen`. Without `key` and `allow` only this host's processes
+    may connect, unless `insecure`. A trained head shares the tokenizer, embeddings and output layer of `target`.
+    `backend` names another engine (`backends/`); llama.cpp also reads a GGUF file."""
 
     model: EngineConfig
     listen: Annotated[str, option("ipc://PATH or tcp://HOST:PORT.")]
@@ -79,8 +76,8 @@ class DraftConfig:
 @refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class PrefillConfig:
-    """A prefill pool: `model` computes KV of prompts for targets of the same model that come to `listen`; it waits in
-    `segment_memory` until they take it. Without `key` and `allow` only this host's processes may come, unless
+    """`model` computes KV of prompts for targets of the same model that connect to `listen`, and keeps it in
+    `segment_memory` until they take it. Without `key` and `allow` only this host's processes may connect, unless
     `insecure`."""
 
     model: EngineConfig
@@ -106,8 +103,8 @@ class PrefillConfig:
 @refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class TargetConfig:
-    """A target: `engine` serves servers that come to `listen`. Without `key` and `allow` only this host's processes may
-    come, unless the engine is `insecure`."""
+    """`engine` serves servers that connect to `listen`. Without `key` and `allow` only this host's processes may
+    connect, unless the engine is `insecure`."""
 
     engine: EngineConfig
     listen: Annotated[str, option("ipc://PATH or tcp://HOST:PORT.")]

@@ -1,5 +1,3 @@
-"""Constraints to grammars that outputs can follow, compiled once and kept."""
-
 from __future__ import annotations
 
 import re
@@ -20,18 +18,18 @@ from pilotfish.grammar.trial import NOTHING, Special, Trial, parser_limits, prob
 from pilotfish.grammar.vocabulary import vocabulary_of
 from pilotfish.printable import one_line
 
-#: Grammars, compiled or refused, that are kept.
+#: Grammars kept in the cache, compiled or refused.
 KEPT = 128
 #: Characters of a regular expression, and of a grammar without its schemas: the time to compile one may grow with the
 #: square.
 MAX_REGEX, MAX_GRAMMAR = 1 << 14, 1 << 16
 FIELD = "structured_outputs"
-#: Characters of what llguidance says.
+#: Characters of a message of llguidance.
 MAX_REASON = 300
 #: Within strings of JSON: the longest texts of tokens that are allowed, or not, together. Finer than llguidance's own
 #: (10 and 30): of a string with a maximal length, these halve the mean cost of a mask over 128,000 tokens.
 TOGETHER = (4, 6, 8, 10, 13, 17, 22, 30)
-#: What llguidance says that needs other words.
+#: Messages of llguidance that need other words.
 WORDS = {
     "NoExtension": NOTHING,
     "^panic": "it is too large: a grammar has at most 65,000 symbols",
@@ -47,7 +45,6 @@ SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{_CHARACTER}{{1,{most}}}" for most in TOGE
 
 
 def why_no_grammar(tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> str | None:
-    """Why outputs of such a model cannot follow a grammar; None: they can."""
     with closing(Grammars(tokenizer, vocab_size, eos_ids)) as grammars:
         try:
             grammars.compile(Constraint.regex("a"))
@@ -57,10 +54,8 @@ def why_no_grammar(tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> s
 
 
 class Grammars:
-    """For one tokenizer. Any thread may compile."""
-
     def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> None:
-        """`vocab_size` is the model's, which may be larger than the tokenizer's; each of `eos_ids` ends an output."""
+        """`vocab_size` is the model's, which may exceed the tokenizer's; each of `eos_ids` ends an output."""
         self.vocab_size = vocab_size
         self._tokenizer, self._eos_ids = tokenizer, sorted(eos_ids)
         self._compiled: OrderedDict[tuple[str, str, bool], LLMatcher | str] = OrderedDict()  # used longest ago first
@@ -71,7 +66,7 @@ class Grammars:
             self._trial.close()
 
     def compile(self, constraint: Constraint) -> LLMatcher:
-        """A matcher at its beginning, for copies alone. ParameterError says why there is none."""
+        """A matcher at its beginning, which callers only copy. ParameterError for an invalid constraint."""
         found = self._find(constraint)
         if found is None:
             found = self._matcher_or_problem(constraint)
@@ -146,7 +141,6 @@ def _bounded(what: str, length: int, most: int) -> None:
 
 
 def _reason(text: str) -> str:
-    """What llguidance says, on one line and in our words, without its picture of the place: that is named before it."""
     text = re.split(r"\n *\d+ \||\n<", text)[0]
     if "regex parse error" in text:  # a picture of the place comes first
         text = f"the regular expression cannot be read: {text.rpartition('error: ')[2]}"

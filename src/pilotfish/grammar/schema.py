@@ -1,7 +1,6 @@
-"""JSON schemas that llguidance enforces wholly: what it would pass over is refused, by name, and what it enforces in
-part is made exact. It knows most keywords that it lacks, but none that nobody has heard of, and lets dates pass that
-do not exist, keys whose escapes hide their names, and white space without an end.
-"""
+"""JSON schemas that llguidance enforces wholly: keywords that it would ignore are refused by name, those that it
+enforces in part are made exact. By itself it ignores unknown keywords, and lets impossible dates, escaped duplicate
+keys and endless white space pass."""
 
 from __future__ import annotations
 
@@ -19,19 +18,19 @@ _DECLARED = msgspec.toml.decode(Path(__file__).with_name("schema.toml").read_byt
 ONE = {"additionalProperties", "items", "additionalItems"}
 MANY = {"allOf", "anyOf", "oneOf", "prefixItems"}
 NAMED = {"properties", "patternProperties", "$defs", "definitions"}
-#: Those that hold none, and those that say nothing about what is valid, as all do that begin with x-.
+#: Keywords that hold no schema, and annotations, as all that begin with x-.
 PLAIN, ANNOTATIONS = set(_DECLARED["keywords"]["plain"]), set(_DECLARED["keywords"]["annotations"])
-#: They say nothing at the root.
+#: Keywords without meaning at the root.
 ROOT_ANNOTATIONS = {"$id", "id"}
-#: Schemas within one another; nesting of JSON, which llguidance reads to 128, is twice as deep.
+#: Depth of nested schemas; nesting of JSON, which llguidance reads to 128, is twice as deep.
 MAX_DEPTH = 48
 TOO_DEEP = f"the schema is nested more than {MAX_DEPTH} deep"
 #: Characters of a pattern.
 MAX_PATTERN = 1 << 12
-#: What a text of a format is: RFC 3339, 5321 (without quotes), 1123, 4291, 3986 (ASCII), 9562. Parts are bounded.
+#: Patterns of formats: RFC 3339, 5321 (without quotes), 1123, 4291, 3986 (ASCII), 9562. Parts are bounded.
 FORMATS: Mapping[str, str] = _DECLARED["formats"]
 
-#: What stands between the parts of JSON. One space, or a line's end and an indent, so that an output cannot be white
+#: Separators of JSON. One space, or a line's end and an indent, so that an output cannot be white
 #: space for ever; or, compact, what Python and the templates of models write, so that nothing is left to choose there.
 LOOSE = {"whitespace_pattern": r" |\n[ \t]{0,32}"}
 COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -47,7 +46,6 @@ class SchemaError(ValueError):
 
 
 def enforced(text: str, *, compact: bool) -> str:
-    """The schema, as JSON, that llguidance enforces as `text` means it."""
     try:
         schema = msgspec.json.decode(text)
     except msgspec.DecodeError as error:
@@ -58,7 +56,7 @@ def enforced(text: str, *, compact: bool) -> str:
 
 
 def embedded(grammar: str, *, compact: bool) -> tuple[str, int]:
-    """A grammar whose schemas, behind %json, are enforced; and its length without them."""
+    """A grammar with its schemas (behind %json) enforced, and its length without them."""
     parts, end, without = list[str](), 0, 0
     for found in re.finditer(r"%json\s*(?=\{)", grammar):
         if found.start() < end:
@@ -85,8 +83,6 @@ def _options(compact: bool) -> dict[str, Any]:
 
 
 class _Checker:
-    """A walk over one schema. `checked` returns a copy without annotations."""
-
     def __init__(self, root: Any) -> None:
         self._root = root
         self._places: set[str] = set()  # JSON pointers of all schemas
@@ -116,7 +112,6 @@ class _Checker:
         return _exact(whole, place)
 
     def _value(self, key: str, value: Any, place: str, depth: int) -> Any:
-        """A keyword's value, the schemas in it checked; llguidance refuses those of a wrong type."""
         if key in NAMED and isinstance(value, dict):
             return {name: self._schema(one, f"{place}/{_escaped(name)}", depth + 1) for name, one in value.items()}
         if (key in MANY or key == "items") and isinstance(value, list):
@@ -173,7 +168,7 @@ def _pattern_of(name: Any) -> str:
 
 
 def _limit_properties(schema: dict[str, Any], place: str) -> None:
-    """Names that no schema lists may repeat in an output, and then count once."""
+    """An output may repeat names that no schema lists; they count once."""
     least, required = schema["minProperties"], schema.get("required")
     if isinstance(least, int) and isinstance(required, list) and least <= len(set(map(str, required))):
         del schema["minProperties"]

@@ -1,16 +1,13 @@
-"""Where an output stands in its grammar, along every path of a token tree.
-
-A matcher stands at one path. It goes to another over the last token that both share, so a tree costs a step for each
-node, however long the output is: a copy at each node would cost the whole output. Masks are computed by copies, which
-are dropped: llguidance (1.9.1) remembers its last mask beyond a rollback, and may give it for another path.
+"""A matcher stands at one path of a token tree, and goes to another over their last common token: one step for each
+node, where copies would cost the whole output each. Masks are computed by copies, which are dropped: llguidance (1.9.1)
+keeps its last mask over a rollback, and may give it for another path.
 
     committed ───┬─ a ─┬─ b     from b to c: back one, on one
                  │     └─ c
                  └─ d           from c to d: back two, on one
 
-A guess that reaches a limit changes no output: it is not legal, no other is from then on, and a matcher that has never
-seen a guess takes over.
-"""
+A guess that reaches a limit changes no output: no guess is legal from then on, and a matcher that has seen no guess
+takes over."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from pilotfish.core.sampling.constraint import WORD, Bits
 
 @dataclass(frozen=True)
 class MaskChain:
-    """Masks along a part of a tree: at a place, then after each of some tokens.
+    """Masks at a place of a tree, then after each of some tokens.
 
     root ─┬─ a ─── b ─── c     two chains: of the root, a, b, c; and of d, e
           └─ d ─── e
@@ -39,7 +36,7 @@ class MaskChain:
 
 @dataclass(frozen=True)
 class MaskPlan:
-    """How the masks of some paths are computed; where a path is in neither, nothing is allowed."""
+    """Nothing is allowed on paths without a mask."""
 
     free: list[int]  # places of paths before the grammar's beginning
     chains: list[MaskChain]
@@ -48,11 +45,8 @@ class MaskPlan:
 
 
 class MatcherState:
-    """Implements `core.constraint.GrammarState`."""
-
     def __init__(self, compiled: LLMatcher, after: Sequence[int] = (), opening: int | None = None) -> None:
-        """`compiled` is at its beginning; it is only copied. The grammar begins after the tokens `after`, or with the
-        first token if that is not `opening`."""
+        """`compiled` is only copied. The grammar begins after `after`, or at a first token that is not `opening`."""
         self._compiled, self._matcher = compiled, compiled.deep_copy()
         self._mark = list(after)
         self._tail: list[int] = []  # newest output, shorter than the mark, while that has not come
@@ -118,7 +112,7 @@ class MatcherState:
             allow(bits, self._opening)
 
     def _limit_of_mask(self, bits: Bits) -> str | None:
-        """Write the mask of where the matcher stands; the limit that was reached."""
+        """Writes the mask at the matcher's place; gives the limit that was reached."""
         matcher = self._matcher.deep_copy()
         matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         return matcher.get_error() if matcher.is_error() else None
@@ -143,7 +137,6 @@ class MatcherState:
         self._problem = self._problem or (reason.splitlines() or ["the grammar failed"])[0]
 
     def _own(self, path: Sequence[int]) -> Sequence[int] | None:
-        """The part of a path that is the grammar's; None where it has not begun."""
         if self._begun or (self._opening is not None and list(path[:1]) != [self._opening]):
             return path
         begin = self._begin(path)
@@ -178,7 +171,7 @@ class MatcherState:
             self.fail(f"token {self._output[taken]} is not in the grammar")
 
     def _stand_at(self, path: Sequence[int]) -> bool:
-        """Whether the matcher can: false where the path is not legal, a limit was reached, or there is a problem."""
+        """False where the path is not legal, a limit was reached, or there is a problem."""
         if self._problem is not None or self._matcher.is_error():
             return False
         shared = 0
@@ -195,13 +188,12 @@ class MatcherState:
 
 
 def allow(bits: Bits, token: int | None) -> None:
-    """A token more, in a mask [words] or in several [m, words]."""
     if token is not None:
         bits[..., token // WORD] |= np.array(1 << token % WORD, np.uint32).view(np.int32)
 
 
 def _chains_of(paths: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
-    """Paths as chains, in each of which every path is the one before and a token more."""
+    """Splits paths into chains, in which each path extends the one before by a token."""
     below = defaultdict[tuple[int, ...], list[tuple[int, ...]]](list)
     known = set(paths)
     for path in paths:

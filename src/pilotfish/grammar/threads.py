@@ -1,5 +1,3 @@
-"""What is slow about grammars, beside the loops that need them: compiling, and the masks of a step."""
-
 from __future__ import annotations
 
 import os
@@ -32,11 +30,11 @@ class GrammarThreads:
         self.grammars.close()
 
     def warm(self) -> None:
-        """Begin with what the first grammar would wait for: a vocabulary of 128,000 tokens takes seconds."""
+        """Prepare for the first grammar: a vocabulary of 128,000 tokens takes seconds."""
         self.compile(Constraint.regex("a"))
 
     def compile(self, constraint: Constraint) -> Future[LLMatcher]:
-        """Raises ParameterError where it cannot be compiled. What is known waits for no other."""
+        """The future raises ParameterError for a grammar that cannot be compiled. Known grammars wait for no other."""
         done = Future[LLMatcher]()
         try:
             known = self.grammars.known(constraint)
@@ -49,7 +47,6 @@ class GrammarThreads:
         return done
 
     def pending(self, constraint: Constraint) -> PendingGrammar:
-        """A core.constraint.GrammarSource."""
         compiled = self.compile(constraint)
 
         def state() -> GrammarState | None:
@@ -60,7 +57,6 @@ class GrammarThreads:
         return state
 
     def masks(self, masked: Sequence[MaskedPaths], vocab_size: int) -> Callable[[], Bits]:
-        """A core.constraint.MaskMaker."""
         return self._masks.submit(self._masks_of, masked, words(vocab_size)).result
 
     def _masks_of(self, masked: Sequence[MaskedPaths], size: int) -> Bits:
@@ -70,16 +66,13 @@ class GrammarThreads:
 
 
 def fitted(bits: Bits, size: int) -> Bits:
-    """Masks for a model with another number of embeddings than the grammar's: `size` words, the first. What the
-    grammar lacks is not allowed."""
+    """The first `size` words, for a model with another number of embeddings. Others are forbidden."""
     if bits.shape[1] >= size:
         return np.ascontiguousarray(bits[:, :size])
     return np.pad(bits, ((0, 0), (0, size - bits.shape[1])))
 
 
 class MaskJobs:
-    """The masks of a step, or of a draft's level, computed in one call that leaves Python alone."""
-
     def __init__(self, masked: Sequence[MaskedPaths], words: int) -> None:
         self._masked, self._states, self._plans = masked, list[MatcherState](), list[MaskPlan]()
         for one in masked:

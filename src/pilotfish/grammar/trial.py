@@ -1,8 +1,6 @@
-"""A grammar is tried in a process of its own before this one compiles it: what explodes there is stopped.
-
-Limits of llguidance do not bound all that it does for a grammar: some take minutes, or more stack than a thread has,
-which ends a process. The trial compiles it with a vocabulary of bytes and the same special tokens, computes the first
-masks and takes a token back.
+"""A process of its own tries a grammar first, because llguidance's limits do not bound everything: some grammars take
+minutes, or overflow a thread's stack, which ends a process. The trial compiles it with a vocabulary of bytes and the
+same special tokens, computes the first masks and takes a token back.
 
     Grammars ──"grammar"─────────► python -m pilotfish.grammar.trial    a second of the processor's time, 256 MiB,
              ◄──"problem", or null──                                   less stack than any thread here
@@ -49,7 +47,7 @@ class Special(Struct, frozen=True):
 
 
 class Trial:
-    """Its process starts with the first grammar, and again after one that ended it. Any thread may ask."""
+    """The process starts with the first grammar, and again after one that ended it. Thread-safe."""
 
     def __init__(self, special: Special) -> None:
         self._special, self._lock = special, Lock()
@@ -57,7 +55,6 @@ class Trial:
         self._end: Callable[[], object] = lambda: None  # of the process; also called when nobody can ask any more
 
     def problem(self, grammar: str) -> str | None:
-        """Why `grammar` must not be compiled in this process; None: it may."""
         with self._lock:
             process = self._running()
             assert process.stdin is not None and process.stdout is not None  # as it was started
@@ -96,7 +93,7 @@ class Trial:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
-    with suppress(BrokenPipeError), process:  # what was not written yet is lost
+    with suppress(BrokenPipeError), process:  # unwritten bytes are lost
         pass
 
 
@@ -105,8 +102,7 @@ def parser_limits() -> LLParserLimits:
 
 
 def problem_of(matcher: LLMatcher) -> str | None:
-    """Why a grammar cannot be served: that it did not compile, that nothing matches it, or that no token can be taken
-    back. `matcher` is not used again."""
+    """Does not compile, matches nothing, or takes no token back. Uses up `matcher`."""
     bits = matcher.compute_bitmask()
     if matcher.is_error():
         return matcher.get_error()
@@ -124,8 +120,6 @@ def problem_of(matcher: LLMatcher) -> str | None:
 
 
 class _Bytes:
-    """A tokenizer with a token for each byte at the first ids that no special token has."""
-
     bos_token_id = None
 
     def __init__(self, special: Special) -> None:

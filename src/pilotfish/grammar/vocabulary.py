@@ -1,5 +1,3 @@
-"""A model's vocabulary as llguidance needs it."""
-
 from __future__ import annotations
 
 import json
@@ -19,11 +17,11 @@ _ANGLES = re.compile(r"<.*>", re.DOTALL)
 def vocabulary_of(
     tokenizer: Any, vocab_size: int, eos_ids: Sequence[int], slices: list[str] | None = None
 ) -> LLTokenizer:
-    """Of a fast tokenizer; ParameterError for one that llguidance cannot read. `vocab_size` is the model's: entries
-    beyond it are left out, and ids beyond the tokenizer have no text.
+    """`tokenizer` must be fast; ParameterError if llguidance cannot read it. Entries beyond the model's `vocab_size`
+    are left out.
 
-    Texts are never written with special tokens: llguidance would force the token where its text is the only way on, and
-    then not take it. Grammars name them by id, as in `<[151657]>`."""
+    Special tokens stay out of texts: llguidance would force such a token where its text is the only way on, and then
+    not take it. Grammars name them by id, as in `<[151657]>`."""
     described = without_ids_from(json.loads(tokenizer.backend_tokenizer.to_str()), vocab_size)
     described |= dict.fromkeys(("padding", "truncation", "post_processor"))  # they add what no text has
     for token in described["added_tokens"]:

@@ -1,5 +1,3 @@
-"""Outcomes of requests by variant, in sums of bounded size."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -11,7 +9,7 @@ from msgspec import Meta, Struct, field
 from pilotfish.operate.contrast import Contrast, Count, Moments
 from pilotfish.operate.outcome import RequestOutcome
 
-#: Variants whose requests are kept; those of further ones are counted as left out.
+#: Variants whose requests are kept; requests of further ones count as left out.
 MOST_ARMS = 32
 
 
@@ -63,7 +61,6 @@ class RolloutArms(Struct, kw_only=True):
         return [name for name in self.arms if name != self.holdout]
 
     def add(self, outcome: RequestOutcome) -> None:
-        """Take a request that has ended. If it was pinned or cut it is counted, and compared with nothing."""
         if (arm := self._arm(outcome.variant)) is None:
             self.left_out += 1
         elif outcome.pinned:
@@ -108,7 +105,6 @@ class RolloutArms(Struct, kw_only=True):
                 contrast.add_holdout(outcome.ended, value)
 
     def _counterparts(self, measure: str) -> Iterator[Contrast]:
-        """Of variants that run now."""
         for name in self.compared:
             arm = self.arms[name]
             if arm.requests and not arm.paused:

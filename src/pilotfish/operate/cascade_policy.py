@@ -1,18 +1,8 @@
-"""Which of two models answers a request, as an operator's file has it: a small one as long as it is sure of what it
-writes, else the large one.
+"""The cascade's file (docs/cascade.md) decides which model answers:
 
-    name = "pycode-auto"                 # what clients ask for
-    tags = ["hard"]                      # requests with one of these go to the large model at once
-    longest = 2048                       # prompts of more tokens do too
-    tokens = 16                          # of each output, by which the small model is judged
-    threshold = -0.8                     # mean log-probability of these: below it the large model answers
-
-    [small]
-    target = "/models/small"             # and fields of EngineConfig, by their names
-
-    tag, length ─────────────────────────────────────────────► large
-    else ─► small: the first tokens of every output ─► unsure ─► large, from the beginning
-                                                     └ sure ───► small, to the end
+tag, length ─────────────────────────────────────────────► large
+else ─► small: the first tokens of every output ─► unsure ─► large, from the beginning
+                                                 └ sure ───► small, to the end
 """
 
 from __future__ import annotations
@@ -35,12 +25,12 @@ MAX_NAME = 128
 MAX_JUDGED = 256
 #: Stands for minus infinity, which JSON does not know.
 LEAST = -9999.0
-#: No mean of log-probabilities is so high: with this threshold the large model answers all.
+#: A threshold that no mean reaches: the large model answers all.
 NOBODY = 1.0
 
 
 class SmallModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where it is, and how it runs. None: as the server's own engine, or as that is planned."""
+    """None: as the server's own engine, or as that is planned."""
 
     target: str  # its directory
     pools: list[str] = []  # addresses of targets that serve it; none: one is started here
@@ -75,16 +65,14 @@ class CascadePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tokens: int = 16
 
     def rule(self, tag: str | None, prompt_tokens: int) -> Escalation | None:
-        """Why the large model answers whatever the small one would say; None: nothing speaks against the small one. Of
-        several prompts the longest counts."""
+        """Why the large model answers in any case; None: it need not. The longest prompt counts."""
         if tag is not None and tag in self.tags:
             return "tag"
         return "length" if self.longest is not None and prompt_tokens > self.longest else None
 
 
 class Confidence:
-    """Of a request's outputs, by the log-probabilities of the first `tokens` of each. An output that ends before is
-    judged by those that it has. The least sure output decides."""
+    """By the mean log-probability of each output's first `tokens`, or all. The least sure output decides."""
 
     def __init__(self, outputs: int, tokens: int, threshold: float) -> None:
         self.value: float | None = None  # of the outputs that are judged
@@ -132,7 +120,7 @@ class CascadeAnswer:
 
 
 def read_cascade(text: str) -> CascadePolicy:
-    """Of a TOML file. ParameterError names the field."""
+    """ParameterError names the bad field of the TOML file."""
     policy = parsed_toml("cascade", text, CascadePolicy)
     for field, value, allowed in _faults(policy):
         raise ParameterError(field, value, allowed)

@@ -1,8 +1,6 @@
-"""Running sums of what is compared: of bounded size, and exact however they are cut up and merged.
-
-A variant is compared with the holdout hour by hour, and the hours' differences are averaged. Over all hours at once a
-variant whose share rises would be compared at other times of the day than the holdout, that is under another load.
-"""
+"""Running sums of bounded size, exact however they are split and merged. Differences of variant and holdout are taken
+hour by hour and averaged: over all hours at once, a variant whose share rises would be compared under another load than
+the holdout."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from msgspec import Meta, Struct, field
 
 from pilotfish.operate.intervals import MINIMUM, Interval, around
 
-#: Seconds in which the load counts as one.
+#: Seconds over which the load counts as constant.
 PERIOD = 3600
 
 Count = Annotated[int, Meta(ge=0)]
@@ -42,7 +40,6 @@ class Moments(Struct):
 
     @property
     def variance(self) -> float:
-        """Of an observation; 0 of less than two."""
         return self.squares / (self.count - 1) if self.count > 1 else 0.0
 
 
@@ -86,10 +83,9 @@ class PeriodSums(Struct):
         self.holdout.merge(other.holdout)
 
     def interval(self, alpha: float) -> Interval | None:
-        """Of the variant's mean minus the holdout's in the same period. None: too few observations.
-
-        The weighted sum is, less its mean, a martingale whose variance is that of `noise`; the mixture's boundary
-        holds for it at any weights, so arms may have unequal and changing shares."""
+        """Of the variant's mean minus the holdout's in the same period; None: too few observations. The weighted sum
+        less its mean is a martingale with the variance of `noise`; the mixture's boundary holds at any weights, so
+        shares of arms may differ and change."""
         if not self.weight or min(self.variant.degrees, self.holdout.degrees) < MINIMUM:
             return None
         variant, holdout = self._variances()
@@ -99,13 +95,12 @@ class PeriodSums(Struct):
 
     @property
     def deviation(self) -> float | None:
-        """The standard deviation of an observation, whichever the arm. None: it is not known."""
+        """Standard deviation of one observation of either arm; None: unknown."""
         degrees = self.variant.degrees + self.holdout.degrees
         return ((self.variant.squares + self.holdout.squares) / degrees) ** 0.5 if degrees else None
 
     def _variances(self) -> tuple[float, float]:
-        """Of an observation in each arm, at least that of both arms together: where something is rare, an arm of few
-        requests has often not seen it, and would seem to vary less than it does."""
+        """At least that of both arms together: a small arm often lacks rare events, and would seem to vary less."""
         least = (self.deviation or 0.0) ** 2
         variant, holdout = (max(part.squares / part.degrees, least) for part in (self.variant, self.holdout))
         return variant, holdout
@@ -120,8 +115,7 @@ class Contrast(Struct):
     past: PeriodSums = field(default_factory=PeriodSums)
 
     def add_variant(self, time: float, value: float) -> None:
-        """An observation of the variant. `time` in seconds since the epoch; one before the present period counts in
-        it."""
+        """`time` in seconds since the epoch; an earlier one counts in the present period."""
         self._advance(time)
         self.variant.add(value)
 
@@ -136,7 +130,7 @@ class Contrast(Struct):
         return sums
 
     def merge(self, other: Contrast) -> None:
-        """The periods of another server are compared each in itself: its load is its own."""
+        """Periods of different servers stay apart: each has its own load."""
         self.past.merge(other.total())
 
     def _advance(self, time: float) -> None:

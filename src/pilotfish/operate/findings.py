@@ -1,5 +1,3 @@
-"""Measures, their values and differences to the holdout in words."""
-
 from __future__ import annotations
 
 from typing import Literal
@@ -48,7 +46,6 @@ def finding(measure: str, difference: Interval | None) -> str:
 
 
 def value_text(measure: str, value: Interval | None) -> str:
-    """A mean with its unit and interval; "" of None."""
     if value is None:
         return ""
     unit = WORDS[measure].unit
@@ -57,10 +54,8 @@ def value_text(measure: str, value: Interval | None) -> str:
 
 
 def figure(value: float, digits: int = 2) -> str:
-    """So many digits, or all of those before the point."""
     return f"{value:.0f}" if abs(value) >= 10 ** (digits - 1) - 0.05 else f"{value:.{digits}g}"
 
 
 def about(count: int) -> str:
-    """Two digits of a count: 55,000."""
     return f"{float(f'{count:.2g}'):,.0f}"

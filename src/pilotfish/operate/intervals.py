@@ -1,5 +1,5 @@
-"""Intervals that hold at all times at once: whoever looks after every request, and stops at what pleases most, is
-still wrong no more often than alpha says.
+"""Intervals that hold at all times at once: looking after every request and stopping at will is wrong no more often
+than alpha.
 
 - Of means, and of differences of means: asymptotic confidence sequences with the Gaussian mixture's boundary
   (Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas, "Time-uniform central limit theory and asymptotic confidence
@@ -18,21 +18,19 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import ArrayLike, NDArray
 
-#: Observations of an arm before its mean, or a difference to it, is told.
+#: Observations of an arm before an interval is given.
 MINIMUM = 100
-#: The size at which an interval is as narrow as this boundary can make it; at others it is a little wider.
+#: The size at which an interval is as narrow as this boundary allows; elsewhere it is a little wider.
 TUNED_FOR = 1000
-#: The chance that a difference is seen by when it is said to be.
+#: The chance that a difference is seen after the stated requests.
 POWER = 0.9
 #: The quantile of a normal distribution at `POWER`.
 POWER_QUANTILE = 1.2816
-#: Nothing above this is looked for.
+#: The search for a need of requests ends here.
 MOST_NEEDED = 10**12
 
 
 class Interval(Struct, frozen=True):
-    """An estimate, and what its true value is between."""
-
     estimate: float
     low: float
     high: float
@@ -42,15 +40,15 @@ class Interval(Struct, frozen=True):
 
 
 def radius(variance: ArrayLike, size: ArrayLike, alpha: float) -> NDArray[np.float64]:
-    """Half the width of the interval around an estimate that has this variance after `size` observations. Of a mean,
-    the variance is that of an observation over their number."""
+    """Half the width of the interval around an estimate with this variance after `size` observations. For a mean, the
+    variance is that of one observation over their number."""
     scaled = np.asarray(size) * _mixing(alpha) / TUNED_FOR
     factor = (1 + 1 / scaled) * (np.log1p(scaled) - 2 * log(alpha))
     return np.sqrt(np.asarray(variance) * factor)
 
 
 def _mixing(alpha: float) -> float:
-    """rho^2 times the size, where the boundary is the narrowest: the root of x = log(1 + x) - 2 log(alpha)."""
+    """rho² times the size where the boundary is narrowest: the root of x = log(1 + x) - 2 log(alpha)."""
     x = -2 * log(alpha)
     for _ in range(30):  # each turn leaves a 1 / (1 + x) of the error
         x = log1p(x) - 2 * log(alpha)
@@ -58,22 +56,20 @@ def _mixing(alpha: float) -> float:
 
 
 def around(estimate: float, variance: float, size: float, alpha: float) -> Interval:
-    """By `radius`. Without variance it is the estimate alone."""
     half = float(radius(variance, size, alpha)) if variance > 0 else 0.0
     return Interval(estimate, estimate - half, estimate + half)
 
 
 def mean_interval(count: int, mean: float, variance: float, alpha: float) -> Interval | None:
-    """Of the mean of `count` observations with this variance, each independent of the others. None: too few."""
+    """Of the mean of `count` independent observations; None: too few."""
     return around(mean, variance / count, count, alpha) if count >= MINIMUM else None
 
 
 def share_interval(count: int, total: float, alpha: float) -> Interval | None:
-    """Of the mean of `count` values from 0 to 1 whose sum is `total`. None: there is no value.
-
-    The bet on a mean p, the mixture of ∏ (q/p)^x ((1-q)/(1-p))^(1-x) over q, is worth 1 at first and no more in
-    expectation ever after where p is right: each factor is convex in x, and 1 in expectation where x is 0 or 1. So it
-    reaches 1 / alpha with a chance of alpha at most (Ville)."""
+    """Of the mean of `count` values from 0 to 1 whose sum is `total`; None without values. The bet on a mean p, the
+    mixture of ∏ (q/p)^x ((1-q)/(1-p))^(1-x) over q, starts at 1 and never grows in expectation if p is right: each
+    factor is convex in x, and 1 in expectation where x is 0 or 1. So it reaches 1 / alpha with a chance of at most
+    alpha (Ville)."""
     if count == 0:
         return None
     share = min(max(total / count, 0.0), 1.0)
@@ -82,8 +78,7 @@ def share_interval(count: int, total: float, alpha: float) -> Interval | None:
 
 
 def _edge(count: int, share: float, outside: float, limit: float) -> float:
-    """The mean between `share` and `outside` from which on the bet is worth more than exp(limit); `outside` where it
-    never is."""
+    """The mean between `share` and `outside` from which on the bet exceeds exp(limit), or `outside`."""
     inside = share
     for _ in range(60):
         middle = (inside + outside) / 2
@@ -111,9 +106,8 @@ def _log_beta(a: float, b: float) -> float:
 
 
 def requests_needed(difference: float, deviation: float, share: float, alpha: float) -> int:
-    """Requests of two arms together, of which one has this share, after which a difference of their means is seen with
-    a chance of `POWER` at least, where observations have this standard deviation. Looks before then, which may see it
-    too, are not counted. Above `MOST_NEEDED` it is not told apart."""
+    """Requests of two arms together, one with this share, that show a difference of means with a chance of at least
+    `POWER`. Earlier looks, which may show it too, are not counted. `MOST_NEEDED` at most."""
 
     def seen(size: int) -> bool:
         variance = 2 * deviation**2 / size

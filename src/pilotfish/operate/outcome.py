@@ -1,4 +1,4 @@
-"""The record of a request that has ended, for reports and explanations: counts and times, never a text."""
+"""Counts and times of ended requests, never texts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from msgspec import Struct
 
 #: How an output was constrained.
 OutputShape = Literal["text", "json", "grammar", "tools"]
-#: Depths that are told apart; deeper ones count as the last.
+#: Depths counted apart; deeper ones count as the last.
 DEPTHS = 8
-#: Of a dimension that does not apply.
+#: Value of a dimension that does not apply.
 NONE = "none"
-#: Scripts by the first word of Unicode's names of their letters; all others count as OTHER_SCRIPT.
+#: Scripts by the first word of their letters' Unicode names; all others count as OTHER_SCRIPT.
 SCRIPTS = {
     "LATIN": "latin",
     "CYRILLIC": "cyrillic",
@@ -34,8 +34,6 @@ OTHER_SCRIPT = "other"
 
 
 class Cohort(Struct, frozen=True, kw_only=True):
-    """Where a request belongs, by dimensions whose values are few: the server bounds what clients choose."""
-
     tag: str = NONE
     output: OutputShape = "text"
     temperature: str = "0"  # a band, as `temperature_band` has it
@@ -46,8 +44,8 @@ class Cohort(Struct, frozen=True, kw_only=True):
 
 
 class RequestOutcome(Struct, frozen=True, kw_only=True):
-    """A request that has ended. Of several outputs, sums of all. A *step* is a target's forward that gave an output
-    tokens; one with a *tree* verified guesses in it."""
+    """Sums of all outputs. A *step* is a forward of the target that gave an output tokens; one with a *tree* verified
+    guesses."""
 
     ended: float  # seconds since the epoch
     variant: str
@@ -79,11 +77,10 @@ def temperature_band(temperature: float) -> str:
 
 
 def context_band(prompt_tokens: int) -> str:
-    """The greatest power of four that is not above it: 1, 4, 16 …"""
+    """The greatest power of four up to it: 1, 4, 16 …"""
     return str(1 << 2 * ((max(prompt_tokens, 1).bit_length() - 1) // 2))
 
 
 def script_of(text: str) -> str:
-    """The script of most of the letters; NONE where there is no letter."""
     found = Counter(unicodedata.name(letter, "").split(" ", 1)[0] for letter in text if letter.isalpha())
     return SCRIPTS.get(found.most_common(1)[0][0], OTHER_SCRIPT) if found else NONE

@@ -1,5 +1,4 @@
-"""Each variant beside the holdout, in numbers and in words. Of times and speeds a difference is the ratio
-less 1: times of -0.1 are a tenth shorter, speeds of 0.1 a tenth higher."""
+"""Differences of times and speeds are ratios less 1: times of -0.1 are a tenth shorter."""
 
 from __future__ import annotations
 
@@ -15,12 +14,12 @@ from pilotfish.operate.contrast import Contrast, Moments
 from pilotfish.operate.findings import WORDS, about, finding
 from pilotfish.operate.intervals import Interval, mean_interval, requests_needed, share_interval
 
-#: The measure by which alpha is kept for all variants together.
+#: The measure for which alpha holds over all variants together.
 PRIMARY = "itl"
-#: Differences of it whose need of requests is told.
+#: Differences of it for which the needed requests are given.
 SOUGHT = (0.01, 0.05, 0.1)
 NO_HOLDOUT = "no holdout to compare with"
-#: Logarithms beyond it are cut: no time or speed has them.
+#: Logarithms beyond it are cut: no time or speed is so large.
 GREATEST_LOG = 100.0
 
 
@@ -62,9 +61,8 @@ class RolloutReport(Struct, frozen=True, kw_only=True):
 
 
 def rollout_report(arms: RolloutArms, alpha: float) -> RolloutReport:
-    """The report with a chance of at most `alpha` that the primary measure of any variant is ever said to differ where
-    it does not, however often it is made while requests come in. Each other measure has that chance by itself.
-    ParameterError where `alpha` is no chance."""
+    """The primary measure of any variant is falsely said to differ with a chance of at most `alpha`, however often
+    reports are made. Each other measure has that chance by itself. ParameterError where `alpha` is no chance."""
     if not 0 < alpha < 1:
         raise ParameterError("alpha", alpha, "a number between 0 and 1")
     each = alpha / max(len(arms.compared), 1)

@@ -1,31 +1,9 @@
-"""The variants of speculation that a server knows, as an operator's file names them, and which request gets which.
+"""The file of variants is in docs/rollout.md. A request is a point of [0, 1), the hash of its client or of itself. Each
+variant has an interval as long as its greatest share, in the file's order, and occupies its beginning:
 
-    sticky = "client"                    # or "request", the default
-    canary = 0.01                        # of the requests are generated again, without speculation, when nothing runs
+    0 ── holdout ── 0.05 ── next, 0.2 of 0.5 ──▶·············0.55 ──────────── 1     unoccupied: `present`'s
 
-    [[variant]]
-    name = "holdout"                     # never speculates: what the others are compared with
-    mode = "off"
-    holdout = true
-    share = 0.05
-
-    [[variant]]
-    name = "next"
-    draft = "r2"                         # pools whose --revision is this one
-    ramp = [{at = 2026-12-01T08:00:00Z, share = 0.01}, {at = 2026-12-03T08:00:00Z, share = 0.5}]
-    tags = ["canary"]                    # requests with these always get it
-
-    [[variant]]
-    name = "present"                     # no share: it gets what the others leave
-    draft = "r1"
-
-A request is a point of [0, 1): the hash of its client, or of itself. Each variant has a part of that as long as its
-greatest share, in the file's order, and occupies the beginning of it:
-
-    0 ── holdout ── 0.05 ── next, 0.2 of 0.5 ──▶·············0.55 ──────────── 1     what nobody occupies: `present`'s
-
-So a ramp moves requests from the variant that takes the rest to the one that is ramped, and no other.
-"""
+So a ramp moves requests from the variant that takes the rest to the ramped one, and no other."""
 
 from __future__ import annotations
 
@@ -41,12 +19,12 @@ from msgspec import Struct
 from pilotfish.errors import ParameterError
 from pilotfish.validation import parsed_toml
 
-#: Variants are labels of metrics.
+#: Variants are labels of metrics, so their number is bounded.
 MAX_VARIANTS = 16
-#: Sums of shares may be so far from 1: decimal fractions are not exact.
+#: Tolerance for sums of shares: decimal fractions are not exact.
 ROUNDING = 1e-9
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
-#: Of a server without a file.
+#: The variants of a server without a file.
 DEFAULT = "default"
 
 
@@ -69,7 +47,6 @@ class Variant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def max_nodes(self) -> int | None:
-        """0: it does not speculate."""
         return 0 if self.mode == "off" else self.nodes
 
     @property
@@ -107,7 +84,6 @@ class Variants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def holdout(self) -> str:
-        """Its name; "" where there is none."""
         return next((variant.name for variant in self.variant if variant.holdout), "")
 
     @property
@@ -115,7 +91,7 @@ class Variants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return {variant.draft for variant in self.variant if variant.draft}
 
     def assign(self, client: str, request: str, tag: str | None, now: float) -> Assigned:
-        """The variant of a request. `now` in seconds since the epoch."""
+        """`now` in seconds since the epoch."""
         for variant in self.variant:
             if tag is not None and tag in variant.tags:
                 return Assigned(variant, pinned=True)
@@ -134,13 +110,13 @@ ONE_VARIANT = Variants(variant=[Variant(name=DEFAULT)])
 
 
 def unit(text: str, use: str = "variant") -> float:
-    """A number of [0, 1) that is the text's, another one for each use."""
+    """A hash of the text in [0, 1), another one for each use."""
     digest = hashlib.blake2b(text.encode(), digest_size=8, person=use.encode()[:16]).digest()
     return int.from_bytes(digest) / 2**64
 
 
 def read_variants(text: str) -> Variants:
-    """Of a TOML file. ParameterError names the field."""
+    """ParameterError names the bad field of the TOML file."""
     variants = parsed_toml("rollout", text, Variants)
     for field, value, allowed in _faults(variants):
         raise ParameterError(field, value, allowed)

@@ -1,4 +1,4 @@
-"""Virtual time, in seconds: actions at moments, done in their order, and clocks that forwards advance."""
+"""Virtual time, in seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import count
 
 
 class Events:
-    """Actions of one moment are done in the order in which they were planned."""
+    """Simultaneous actions run in the order in which they were planned."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -18,17 +18,14 @@ class Events:
         self._numbers = count()
 
     def at(self, time: float, action: Callable[[], None]) -> None:
-        """`time` is not before the present."""
         heapq.heappush(self._planned, (time, next(self._numbers), action))
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Until that holds, or nothing is planned."""
         while self._planned and not until():
             self.now, _, action = heapq.heappop(self._planned)
             action()
 
     def run_to(self, time: float) -> None:
-        """All that is planned up to then."""
         self.run(lambda: self._planned[0][0] > time)
         self.now = max(self.now, time) if time < math.inf else self.now
 

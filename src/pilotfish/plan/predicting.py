@@ -1,5 +1,3 @@
-"""Predictions of published runs, each from what its source says of it: a forward, or rounds of speculation."""
-
 from __future__ import annotations
 
 from msgspec import Struct
@@ -28,8 +26,7 @@ class RunModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return place(self.on, engine, self.weights, self.kv, field="on")
 
     def seconds(self, sequences: int, rows: int, context: float) -> float:
-        """Of a forward over `rows` rows of each of `sequences` sequences of `context` tokens, each of whose KV is read
-        once."""
+        """Of a forward over `rows` rows of each of `sequences`, whose KV of `context` tokens is read once."""
         return self.placed.seconds(ForwardLoad(rows=sequences * rows, sequences=sequences, context=context))
 
     @property
@@ -42,15 +39,13 @@ class RunModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Inputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="of"):
-    """A run as its source describes it. `rows` and `tokens` are of each sequence."""
-
     def predict(self, unit: str) -> float:
-        """In `unit`: "ms", "tok/s" of all sequences, or "x", the speed over plain decoding."""
+        """`unit`: "ms", "tok/s" of all sequences, or "x", the speed over plain decoding."""
         raise NotImplementedError
 
 
 class ForwardInputs(Inputs, frozen=True, kw_only=True, tag="forward"):
-    """One forward. In tokens/s: one of plain decoding."""
+    """In tokens/s: plain decoding."""
 
     target: RunModel
     sequences: int = 1
@@ -63,8 +58,6 @@ class ForwardInputs(Inputs, frozen=True, kw_only=True, tag="forward"):
 
 
 class SyncInputs(Inputs, frozen=True, kw_only=True, tag="sync"):
-    """Rounds in which the target waits for chains of a draft."""
-
     target: RunModel
     draft: RunModel
     guesses: int
@@ -82,8 +75,6 @@ class SyncInputs(Inputs, frozen=True, kw_only=True, tag="sync"):
 
 
 class ChainInputs(Inputs, frozen=True, kw_only=True, tag="chain"):
-    """A speed-up by Leviathan's theorem."""
-
     acceptance: float
     guesses: int
     cost: float  # of a draft's forward over the target's
@@ -93,7 +84,7 @@ class ChainInputs(Inputs, frozen=True, kw_only=True, tag="chain"):
 
 
 class OutcomeCacheInputs(Inputs, frozen=True, kw_only=True, tag="outcome_cache"):
-    """Rounds of SSD. In ms: what the draft is busy in one. Where one sequence misses, it drafts for all anew."""
+    """Rounds of SSD. In ms: the draft's busy time in one. If one sequence misses, it drafts for all anew."""
 
     target: RunModel
     draft: RunModel

@@ -1,9 +1,6 @@
-"""The cost model held against published figures: `published.toml`, and what `runs.toml` says of the runs.
-
-A row `calibrates` one constant of an engine, is `predicted` from constants that other rows or assumptions give, or
-`lacks` an input that its source does not say. All rows were known to the authors of the model before it was made: a
-prediction here is one that nothing was fitted to, not one that was made blind.
-"""
+"""A row of `published.toml` `calibrates` a constant of an engine, is `predicted` by constants of other rows or
+assumptions, or `lacks` an input. The model's authors knew all rows beforehand: predictions are not fitted, but not
+blind either."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ Kind = Literal["calibrates", "predicted", "lacks"]
 Mode = Literal["plain", "forward", "sync", "async", "other"]
 #: Digits of a prediction that are kept in a file.
 DIGITS = 6
-#: Of the errors, from which to which a band goes.
+#: Quantiles of the errors that bound a band.
 QUANTILES = (0.1, 0.9)
 
 
@@ -46,7 +43,7 @@ class PublishedRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def predicted(self) -> float | None:
-        """By the model, in `unit`; None where an input lacks."""
+        """In `unit`; None where an input lacks."""
         return None if self.inputs is None else float(f"{self.inputs.predict(self.unit):.{DIGITS}g}")
 
     @property
@@ -62,8 +59,6 @@ class PublishedGroup(Sourced, frozen=True, kw_only=True):
 
 
 class ErrorSummary(Struct, frozen=True):
-    """Of the rows of a mode that were predicted."""
-
     rows: int
     mean: float  # absolute and relative
     most: float
@@ -88,7 +83,7 @@ class ErrorBand(Struct, frozen=True, kw_only=True):
 
 
 def error_band(*modes: Mode) -> ErrorBand:
-    """Of rows of these modes. A row of times counts by the rates that these are."""
+    """Rows of times count by the rates that they imply."""
     ratios = [(1 + error) if row.unit == "ms" else 1 / (1 + error) for row, error in _errors() if row.mode in modes]
     low, high = np.quantile(ratios, QUANTILES)
     return ErrorBand(rows=len(ratios), low=float(low), high=float(high))

@@ -1,13 +1,11 @@
-"""Attention with KV on devices of one kind, FFNs and experts on those of another; hidden states cross twice a layer.
-
-One batch passes the two sides in turn. With several a side works on one while the other has another, so that a step of
-all takes as long as the slower side for all of them, and no less than one batch alone:
+"""Attention with KV on one kind of devices, FFNs and experts on another; hidden states cross twice a layer. A batch
+passes the sides in turn. Several batches overlap, so that a step takes as long as the slower side for all, and no less
+than one batch alone:
 
     seconds = max(attention + FFN + exchange, batches · max(attention, FFN))        each of one batch
 
-as MegaScale-Infer (arXiv 2504.02263) has it in the limit of many layers. A layer's fixed time is taken to be half of
-each side's; each side has one of its two all-reduces.
-"""
+(MegaScale-Infer, arXiv 2504.02263, for many layers). Each side is taken to have half of a layer's fixed time and one of
+its two all-reduces."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from pilotfish.errors import ParameterError
 
 
 class SplitModel(PlacedModel, frozen=True, kw_only=True):
-    """Attention's side, which has the output embedding; `ffn` is the same model in the same engine."""
+    """Attention's side, with the output embedding; `ffn` is the same model in the same engine."""
 
     ffn: PlacedModel
     link: Interconnect
@@ -47,7 +45,7 @@ class SplitModel(PlacedModel, frozen=True, kw_only=True):
         return super().kv_room + self._ffn_bytes
 
     def parts(self, load: ForwardLoad) -> ForwardParts:
-        """Of the way that takes longest: one batch through both sides, or all through the slower one."""
+        """Of the slower: one batch through both sides, or all through the slower side."""
         share = replace(load, rows=-(-load.rows // self.batches), sequences=-(-load.sequences // self.batches))
         attention, ffn, exchange = self._attention_parts(share), self._ffn_parts(share), self._exchange(share.rows)
         slower = max(attention, ffn, key=lambda side: side.seconds)
@@ -70,7 +68,6 @@ class SplitModel(PlacedModel, frozen=True, kw_only=True):
 
     @property
     def _ffn_bytes(self) -> float:
-        """Of the weights that are not attention's nor embeddings."""
         return (self.model.parameters - self.model.embeddings - self.model.attention) * BYTES[self.ffn.weights]
 
 

@@ -1,8 +1,5 @@
-"""Models of which a part is in memory beside the devices' own: host memory, SSDs, high-bandwidth flash, 3D DRAM.
-
-A tier is read at its own rate, one after the other with the device's memory. No latency is counted: reads are taken to
-be asked for in time.
-"""
+"""A part of a model is in host memory, SSDs, high-bandwidth flash or 3D DRAM. A tier is read at its own rate, in turn
+with the device's memory; latency is not counted, as reads are taken to be early enough."""
 
 from __future__ import annotations
 
@@ -16,8 +13,6 @@ from pilotfish.errors import ParameterError
 
 
 class MemoryTier(Sourced, frozen=True, kw_only=True):
-    """Of each device."""
-
     full_name: str
     memory: float  # bytes
     bandwidth: float  # of reading, bytes a second
@@ -28,7 +23,7 @@ TIERS = read_table(__file__, "tiers", dict[str, MemoryTier])
 
 
 class TieredModel(PlacedModel, frozen=True, kw_only=True):
-    """`weights_share` of the weights and `kv_share` of the KV are in `tier`, evenly of all layers."""
+    """`weights_share` of the weights and `kv_share` of the KV of all layers are in `tier`."""
 
     tier: MemoryTier
     weights_share: float = 0.0
@@ -48,7 +43,7 @@ class TieredModel(PlacedModel, frozen=True, kw_only=True):
 
     @property
     def kv_room(self) -> float:
-        """Bytes of KV of which each part has room where it is; below 0 where the weights do not fit."""
+        """Bytes of KV that fit, each part where it is; below 0 where the weights do not fit."""
         device_room = super().kv_room + self.weights_share * self.weight_bytes
         rooms = ((device_room, 1 - self.kv_share), (self._tier_room, self.kv_share))
         return min(room if room < 0 else room / share if share else math.inf for room, share in rooms)

@@ -1,4 +1,4 @@
-"""Recorded traffic: files of JSON Lines, one request a line, as Mooncake publishes them."""
+"""Recorded traffic in Mooncake's format: JSON Lines, one request a line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TokenCount = Annotated[int, Meta(ge=1)]
 
 
 class TracedRequest(Struct, frozen=True):
-    """A request of a trace, as its line says. Equal hashes are blocks that begin with equal prefixes."""
+    """Equal hashes are blocks that begin with equal prefixes."""
 
     input_length: TokenCount
     hash_ids: Annotated[list[int], Meta(min_length=1)]
@@ -29,8 +29,6 @@ class TracedRequest(Struct, frozen=True):
 
 
 class TimedRequest(Struct, frozen=True):
-    """A request of a trace that must say when it came and what it got."""
-
     timestamp: Annotated[float, Meta(ge=0)]  # milliseconds
     input_length: TokenCount
     output_length: TokenCount
@@ -41,7 +39,7 @@ Record = TypeVar("Record", TracedRequest, TimedRequest)
 
 
 def read_trace(path: Path, kind: type[Record]) -> list[Record]:
-    """Requests of a file, compressed where its name ends with .gz. InputError names the first line that is none."""
+    """A name that ends with .gz is compressed. InputError names the first bad line."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             lines = file.read().splitlines()

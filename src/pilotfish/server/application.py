@@ -1,5 +1,3 @@
-"""What serves, whoever listens: targets, the ASGI application over them, and what metrics and the log tell of both."""
-
 from __future__ import annotations
 
 import asyncio
@@ -96,7 +94,7 @@ class Application:
         return health
 
     def _log_change(self, health: Health) -> None:
-        if self.admission.closed:  # whoever has closed it has logged that
+        if self.admission.closed:  # which is logged where it is closed
             return
         if not health.ready:
             logger.warning("not ready: %s", health.reason)
@@ -110,7 +108,7 @@ class Application:
                 logger.warning("tools are left out of prompts: %s", UNTOLD)
 
     def reload(self) -> None:
-        """The file of variants is read again; one that cannot be used is told in the log, and changes nothing."""
+        """A file of variants that cannot be used is logged, and changes nothing."""
         try:
             self.rollout.reload(draft_revisions(self.engine.health.replicas).values())
         except ParameterError as error:
@@ -131,8 +129,7 @@ class Application:
 
 
 def apply_overrides(engine: AsyncEngine, config: ServerConfig) -> None:
-    """Replace the chat template and the sampling defaults of the model's directory. ModelError for a tokenizer that
-    cannot keep its special tokens out of texts."""
+    """ModelError for a tokenizer that cannot keep its special tokens out of texts."""
     if config.chat_template is not None:
         engine.tokenizer.chat_template = config.chat_template
     if config.generation_config == "vllm":
@@ -142,7 +139,7 @@ def apply_overrides(engine: AsyncEngine, config: ServerConfig) -> None:
 
 
 def start_tracing(endpoint: str | None, model_name: str) -> Tracer | None:
-    """Sends to an OTLP/HTTP collector. None without an endpoint: then OpenTelemetry is not imported."""
+    """None without an endpoint: then OpenTelemetry is not imported."""
     if endpoint is None:
         return None
     url = traces_url(endpoint)

@@ -1,17 +1,4 @@
-"""API keys: from options, from the environment, or from a TOML file that names each key's owner and its limits:
-
-    [[key]]
-    name = "search"                # in logs and metrics
-    sha256 = "<64 hex digits>"     # of the secret; or: secret = "…"
-    cache_salt = "search"          # of all its requests
-    requests_per_minute = 600
-    tokens_per_minute = 200_000    # of prompts and outputs
-    max_concurrency = 32           # requests
-    admin = false                  # whether it may see and reload the rollout
-    capture = false                # whether --capture may keep the token ids of its requests
-
-`pilotfish keys api NAME` makes a secret and its entry. No message, log or repr shows a secret.
-"""
+"""API keys of options, of the environment, or of a TOML file (docs/security.md). No message or log shows a secret."""
 
 from __future__ import annotations
 
@@ -83,10 +70,10 @@ class Keyring:
         return len(self._owners)
 
     def caller(self, authorization: str | None, api_key: str | None = None) -> Caller | None:
-        """The owner of the key in a header `Authorization: Bearer SECRET`, or without that in `x-api-key: SECRET`, as
-        Anthropic's clients send it; None for an unknown key.
+        """The owner of the key in `Authorization: Bearer SECRET`, else in `x-api-key: SECRET` (Anthropic's clients);
+        None for an unknown key.
 
-        Compares the digests of all keys, so that the time tells neither which one matches nor how much of it."""
+        Compares the digests of all keys: the time tells neither which key matches nor how much of it."""
         if not self._owners:
             return ANONYMOUS
         bearer = _BEARER.fullmatch((authorization or "").strip())
@@ -101,9 +88,7 @@ class Keyring:
 
 
 def load_keyring(options: Sequence[str] = (), environment: str = "", file: Path | None = None) -> Keyring:
-    """Keys of all `--api-key` options, of the variable PILOTFISH_API_KEY and of a file. ParameterError for bad ones.
-
-    Keys outside the file are named key-1, key-2, …: the options' first, then the environment's."""
+    """Keys of options, then of the environment, are named key-1, key-2, …. ParameterError for bad keys."""
     given = [("api_key", secret) for secret in options]
     given += [(ENVIRONMENT, secret.strip()) for secret in environment.split(",")] if environment else []
     owners = [Caller(f"key-{i}", digest=_checked_secret(*one)) for i, one in enumerate(given, 1)]
@@ -111,8 +96,7 @@ def load_keyring(options: Sequence[str] = (), environment: str = "", file: Path 
 
 
 def load_file(path: Path) -> list[Caller]:
-    """The owners of the keys in a TOML file. ParameterError with the number of the first bad one; for what is no TOML
-    only with its place, as the text may hold secrets."""
+    """ParameterError with the number of the first bad key; of invalid TOML only the place, as it may hold secrets."""
     text = _private_text(path)
     try:
         document = tomllib.loads(text.decode())
@@ -149,8 +133,7 @@ def _bad_secret(field: str, secret: object, allowed: str) -> ParameterError:
 
 
 def _private_text(path: Path) -> bytes:
-    """The bytes of a file that only its owner can read or write, or that root has put there for this process's group to
-    read, as Kubernetes does with a Secret."""
+    """Readable by its owner alone, or root's and readable by this process's group, as Kubernetes mounts a Secret."""
     try:
         with path.open("rb") as file:
             facts = os.fstat(file.fileno())

@@ -1,10 +1,8 @@
-"""What Codex CLI wants to know of a model: it asks for `/v1/models?client_version=…`, or reads a file of that."""
-
 from __future__ import annotations
 
 from typing import Any
 
-#: Which Codex puts before a conversation in place of a text of its own, of 4,000 tokens.
+#: Codex puts it before a conversation in place of its own text of 4,000 tokens.
 INSTRUCTIONS = """\
 You are a coding agent in a terminal, on the user's computer. Work on the task until it is done: look at the files \
 that matter, change them, and run what shows that the change is right. Do not guess what a command can tell.

@@ -1,5 +1,3 @@
-"""Limits on request heads and slow connections, which uvicorn lacks."""
-
 from __future__ import annotations
 
 import asyncio
@@ -17,13 +15,9 @@ FRAMING = 8
 
 
 class ConnectionProtocol(HttpToolsProtocol):
-    """A connection that is closed when a request's head is not complete after `read_timeout` seconds, or its reader
-    takes nothing for `write_timeout` seconds.
-
-    uvicorn bounds neither a request's head nor the time that it takes. It ends a reader that takes nothing only with
-    the server, and of requests that were sent without waiting for answers it tells only the last one of a lost
-    connection.
-    """
+    """Closes a connection whose request head is not complete after `read_timeout` seconds, or whose client takes
+    nothing for `write_timeout` seconds. uvicorn bounds neither a head nor its time, ends a stalled client only with the
+    server, and of pipelined requests tells only the last one of a lost connection."""
 
     def __init__(self, *args: Any, read_timeout: float, write_timeout: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -79,7 +73,7 @@ class ConnectionProtocol(HttpToolsProtocol):
         self._running = cycle
         super()._start_asgi_task(cycle, app)
 
-    # -- what is no request
+    # -- bytes that are no request
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002
         self._refuse(HttpError(400, "request: it is not HTTP/1.1"))
@@ -115,7 +109,6 @@ class ConnectionProtocol(HttpToolsProtocol):
         self._writing = self.loop.call_later(self._write_timeout, self._check_reader, waiting)
 
     def _check_reader(self, before: int) -> None:
-        """A reader that took nothing: abort, which frees the buffer at once."""
         waiting = self.transport.get_write_buffer_size()
         if waiting >= before:
             self.transport.abort()

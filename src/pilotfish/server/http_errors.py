@@ -1,5 +1,3 @@
-"""Errors as answers, in OpenAI's shape and in Anthropic's."""
-
 from __future__ import annotations
 
 import logging
@@ -15,13 +13,13 @@ from pilotfish.printable import one_line, short
 
 logger = logging.getLogger(__name__)
 
-CLIENT_GONE = 499  # nginx's; nobody reads it, but logs do
+CLIENT_GONE = 499  # nginx's; only logs show it
 MAX_LINE = 400
 MAX_RETRY = 60  # seconds: an estimate further ahead is none
 
 #: Paths of Anthropic's API begin so.
 MESSAGES = "/v1/messages"
-#: Its status of a server that cannot serve now, and its names of errors.
+#: Anthropic's status of a server that cannot serve now, and its names of errors.
 OVERLOADED = 529
 MESSAGE_KINDS = {
     401: "authentication_error",
@@ -34,13 +32,11 @@ MESSAGE_KINDS = {
 }
 
 encode = msgspec.json.encode
-#: Patterns of a chat's fields, as errors name them, and what the body that became the chat calls them.
+#: Names of a chat's fields in errors (patterns), and their names in the body that became the chat.
 FieldNames = Sequence[tuple[str, str]]
 
 
 class HttpError(Exception):
-    """Ends a request with a status and one line."""
-
     def __init__(
         self,
         status: int,
@@ -59,12 +55,11 @@ class HttpError(Exception):
         return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
 
     def message_body(self, request_id: str) -> dict[str, Any]:
-        """In Anthropic's API; also the event of an error that breaks a stream."""
         kind = MESSAGE_KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": str(self)}, "request_id": request_id}
 
     def renamed(self, names: FieldNames) -> HttpError:
-        """The same, about the fields of the body that became the chat. A message begins with the field."""
+        """The same error, about the fields of the body that became the chat. A message begins with the field."""
         if not names:
             return self
         message, param = str(self), self.param
@@ -78,7 +73,7 @@ class ClientGone(Exception):  # noqa: N818  # not an error: an end
 
 
 def _short_line(text: str) -> str:
-    """Of a long one the two ends: of a message they name the field and what is allowed."""
+    """Keeps both ends of a long line: they name the field and the allowed values."""
     line, half = one_line(text), MAX_LINE // 2
     return line if len(line) <= MAX_LINE else f"{line[:half]} … {line[-half:]}"
 

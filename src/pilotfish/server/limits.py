@@ -1,8 +1,7 @@
-"""Authentication and admission, checked before a request reaches the engine: limits of each key, and of one queue.
+"""Authentication and admission: limits of each key, and of one queue.
 
-Admission counts what it let in itself, because a target's status is up to a second old. It belongs to one event loop
-and needs no lock. The target refuses a request that its KV pool could never hold.
-"""
+Admission counts its own requests, because a target's status is up to a second old. It belongs to one event loop and
+needs no lock. The target refuses a request that its KV pool could never hold."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ ROUNDING = 1e-6
 
 
 class TokenBucket:
-    """`per_minute` flow in evenly, up to a minute's worth, and can be taken at once: in any t seconds at most
-    (1 + t / 60) times `per_minute` are taken. None: no limit. Times are seconds."""
+    """`per_minute` flow in evenly, so that t seconds take at most (1 + t / 60) times as much. None: no limit."""
 
     def __init__(self, per_minute: int | None, now: float) -> None:
         self.per_minute = per_minute
@@ -76,7 +74,7 @@ class CompletionRate:
     TIME_CONSTANT = 30.0
 
     def __init__(self, now: float) -> None:
-        self._sum = 0.0  # of what ended, weighted by age
+        self._sum = 0.0  # of ended sequences, weighted by age
         self._weight = 0.0  # of the seconds observed: below 1 at first, which is made up for
         self._at = now
 
@@ -90,7 +88,7 @@ class CompletionRate:
         self._at = now
 
     def seconds(self, sequences: float, now: float) -> float:
-        """Time until that many more have ended, at the observed rate; infinity before any has."""
+        """Time until `sequences` more have ended, at the observed rate; infinity before any has."""
         self.observe(0, now)
         if sequences == 0:
             return 0.0
@@ -98,7 +96,7 @@ class CompletionRate:
 
 
 class Reservation(RequestFollower):
-    """An admitted request's share of the limits. If it is dropped without `release`, all of its cost is used."""
+    """An admitted request's share of the limits. Dropped without `release`, it counts with its whole cost."""
 
     def __init__(self, settle: Callable[[int | None], None]) -> None:
         self._settle = settle
@@ -127,8 +125,7 @@ class Admission:
         self._rate = CompletionRate(clock())
 
     def admit(self, caller: Caller, facts: RequestFacts, target: Identity) -> Reservation:
-        """HttpError 429 or 503 for a request that may be admitted later, ParameterError for one that the caller's rate
-        never allows."""
+        """HttpError 429 or 503 for a request that may be admitted later, ParameterError for one that never can be."""
         now = self._clock()
         account = self._accounts.get(caller) or self._accounts.setdefault(caller, _Account(caller, now))
         if self.closed:
@@ -193,7 +190,7 @@ class _Account:
         self.tokens = TokenBucket(caller.tokens_per_minute, now)
 
     def check_rates(self, facts: RequestFacts, now: float) -> None:
-        """HttpError for what the rates do not allow now, ParameterError for what they never will."""
+        """HttpError for a request above the present rates, ParameterError for one that they can never allow."""
         limit = self.tokens.per_minute
         if limit is not None and facts.tokens > limit:
             allowed = (
@@ -238,8 +235,7 @@ class RequestGuard:
         return caller
 
     def identify_admin(self, request: Request) -> Caller:
-        """HttpError 403 for a caller whose key does not let it operate the server. Without keys everybody may: such a
-        server listens to this host alone."""
+        """HttpError 403 without an admin's key. Without keys everybody may, as only this host can connect."""
         caller = self.identify(request)
         if not (caller.admin or caller is ANONYMOUS):
             message = "authorization: a key with admin = true is needed"

@@ -1,10 +1,9 @@
-"""The API process: a listening socket, the application, and an end that loses nothing.
+"""How the API process ends without losing a request:
 
     SIGTERM, SIGINT ─► refuse new requests ─► wait for the admitted ones, up to `drain_timeout`
                     ─► end the target, and with an error the requests that are left ─► close
 
-A second signal does not wait. SIGINT stays ignored where the process was started so.
-"""
+A second signal does not wait. SIGINT stays ignored where the process was started so."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ CLOSING = 5
 
 
 def run_server(setup: ServerSetup, ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT; `ready` is called with the URL once requests can be served. ParameterError for an
-    address that cannot be had, ModelError for models that cannot be served."""
+    """`ready` gets the URL. ParameterError for an address that cannot be bound, ModelError for a model."""
     name_process("api")
     die_with_parent(signal.SIGTERM)
     with (
@@ -47,7 +45,6 @@ def run_server(setup: ServerSetup, ready: Callable[[str], None]) -> None:
 
 
 def listening_socket(config: ServerConfig) -> socket.socket:
-    """A bound socket; port 0 takes any free port."""
     try:
         address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[4][:2], family=address[0], backlog=2048)
@@ -130,8 +127,6 @@ class _ApiProcess:
 
 
 class _Server(uvicorn.Server):
-    """Calls `on_signal` in place of ending, and `reload` on SIGHUP where there is something to reload."""
-
     def __init__(
         self, config: uvicorn.Config, on_signal: Callable[[], None], reload: Callable[[], None] | None = None
     ) -> None:

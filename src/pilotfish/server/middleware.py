@@ -1,5 +1,3 @@
-"""HTTP around the routes: each request's id, log line, count in the metrics, and answer whatever happens."""
-
 from __future__ import annotations
 
 import re
@@ -51,8 +49,6 @@ _STATE = "pilotfish.request"
 
 @dataclass
 class RequestState:
-    """A request's entry in its ASGI scope: the middleware makes it, routes fill it in, the access log reads it."""
-
     id: str  # X-Request-Id
     arrived: float  # monotonic seconds
     ignored: Ignored
@@ -71,8 +67,7 @@ def ignored_of(request: Request) -> Ignored:
 
 
 class RequestMiddleware:
-    """ASGI middleware around the whole application. X-Request-Id is the client's if that is up to 128 printable ASCII
-    characters."""
+    """X-Request-Id is the client's if that is up to 128 printable ASCII characters."""
 
     def __init__(self, app: ASGIApp, metrics: ServerMetrics, paths: Mapping[Any, str], *, strict: bool) -> None:
         self._app, self._metrics, self._paths, self._strict = app, metrics, paths, strict
@@ -110,7 +105,7 @@ class RequestMiddleware:
             self._report(scope, state, CLIENT_GONE if status is None else status)
 
     def _report(self, scope: Scope, state: RequestState, status: int) -> None:
-        path = self._paths.get(scope.get("endpoint"), "other")  # a label must not hold what clients make up
+        path = self._paths.get(scope.get("endpoint"), "other")  # clients must not make up labels
         self._metrics.http(path, scope["method"], status)
         if scope["path"] in GENERATION and state.record is None and status >= 400:
             self._metrics["pilotfish_requests_rejected", str(status)].inc()
@@ -129,7 +124,6 @@ class RequestMiddleware:
 
 
 def recorded_error(error: Exception, scope: Scope) -> HttpError:
-    """The answer to a request that ended with `error`, kept for the access log."""
     state = state_of(scope)
     state.error = http_error(error).renamed(state.field_names)
     return state.error
@@ -156,7 +150,7 @@ async def on_routing_error(request: Request, error: Exception) -> Response:
 
 
 def _error_fields(error: HttpError | None) -> dict[str, Any]:
-    """The field to blame and the message, also where a stream had begun. A prompt is named, never quoted."""
+    """The field to blame and the message, also of a broken stream. A prompt is named, never quoted."""
     if error is None:
         return {}
     quotes_prompt = (error.param or "").split(".")[0].split("[")[0] in PROMPTS

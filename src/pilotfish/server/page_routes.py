@@ -1,5 +1,3 @@
-"""The playground: a page and the files that it loads."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,7 +1,3 @@
-"""The server as an ASGI application: the routes of all APIs over one engine, and the playground. Tests hold bodies and
-answers to `openapi.json`.
-"""
-
 from __future__ import annotations
 
 import asyncio
@@ -60,17 +56,14 @@ from pilotfish.server.traffic.cascade import Cascade
 from pilotfish.wire.serving import Identity
 
 VERSION = version("pilotfish")
-#: Names the requests that belong together, for clients whose bodies do not.
+#: Header that groups requests into a session, for clients whose bodies do not.
 SESSION_HEADER = "x-session-id"
-#: The last tokens of a prompt, which its script is told from.
+#: Last tokens of a prompt by which its script is determined.
 SCRIPT_TOKENS = 64
-#: Makes the answer's format of a request.
 Form = Callable[[Generation, Any, TokenNames], AnswerFormat]
 
 
 class Api:
-    """Handlers of all routes: OpenAI's, vLLM's /tokenize and /detokenize, and the server's own."""
-
     def __init__(
         self, engine: AsyncEngine, config: ServerConfig, guard: RequestGuard, cascade: Cascade | None = None
     ) -> None:
@@ -214,7 +207,7 @@ class Api:
 
     @property
     def _identity(self) -> Identity:
-        """TargetUnavailable before the target was ready once."""
+        """TargetUnavailable until the target was ready once."""
         health = self._engine.health
         if health.identity is None:
             raise TargetUnavailable(health.reason, health.retry_after)
@@ -229,7 +222,7 @@ class Api:
         return self._names if self._cascade is None else (*self._names, self._cascade.name)
 
     def _name(self, asked: str | None) -> str:
-        """The name to answer with. HttpError 404 for a model that is not served; None asks for the one that is."""
+        """The name to answer with; None asks for the served model. HttpError 404 for a model that is not served."""
         if asked is not None and asked not in self._asked_for:
             message = f"model: {short(asked)} is not served; expected {' or '.join(self._asked_for)}"
             raise HttpError(404, message, param="model", code="model_not_found")
@@ -240,7 +233,6 @@ class Api:
         return {"id": name, "created": self._started, "object": "model", "owned_by": "pilotfish", **facts}
 
     def _fingerprint(self, cascade: Cascade | None) -> str:
-        """Equal for equal models, version and precision, on which outputs depend."""
         target, beside = self._identity, "" if cascade is None else f"\n{cascade.facts}"
         text = f"{target.model}\n{target.dtype}\n{target.quantization}\n{target.kv_dtype}\n{VERSION}{beside}"
         return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -269,7 +261,6 @@ class Api:
     # -- requests
 
     async def _read(self, request: Request, kind: type[Body]) -> tuple[Caller, Body]:
-        """The caller, and the body for a model that is served."""
         caller = self._guard.identify(request)
         body = await read_body(request, kind, self._config, ignored_of(request))
         state_of(request.scope).field_names = body.chat_names
@@ -277,8 +268,7 @@ class Api:
         return caller, body
 
     def _refuse_long(self, field: str, texts: Iterable[str]) -> None:
-        """HttpError for a text with more characters than the context can have, whatever its tokens are: tokenizing it
-        would take long, and others would wait."""
+        """HttpError for more characters than the context can hold: tokenizing such a text would hold up others."""
         context = self._identity.context
         for text in texts:
             if len(text) > context * self._longest_token:

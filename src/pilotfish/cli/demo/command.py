@@ -1,5 +1,3 @@
-"""`pilotfish demo`: speculation at work, and what it is worth, in under 90 seconds."""
-
 import time
 from dataclasses import replace
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Runs of the demo: the modes of an engine take turns on equal prompts and seeds, at a pace that the machine holds."""
+"""Modes of an engine take turns on equal prompts and seeds, at a pace that the machine holds."""
 
 from __future__ import annotations
 
@@ -50,8 +50,6 @@ Show = Callable[[Engine], None]
 
 @dataclass(frozen=True)
 class Scene:
-    """A pair at some speed: one table of all modes."""
-
     name: str  # of its object in JSON
     title: str
     pair: str
@@ -96,8 +94,8 @@ def time_modes(
     show: Show | None = None,
     seconds: float | None = None,
 ) -> Timing:
-    """Its own mode and, unless that is async, off. An async engine does as much of `work` as off and sync will have
-    time for. Timed rounds take about so many `seconds`, or a mode's own."""
+    """Off and the engine's own mode; of async alone, with as much of `work` as off and sync will have time for. Timed
+    rounds take about `seconds`, by default the mode's own."""
     if seconds is None:
         seconds = ASYNC_SECONDS if config.mode == "async" else SECONDS
     where = "a process of its own" if config.mode == "async" else "the target's process"
@@ -132,7 +130,7 @@ def _timed(engine: Engine, work: Work, rounds: int, seconds: float, show: Show |
 
 
 def _warm_up(engine: Engine, plays: Mapping[str, Play], work: Work) -> int:
-    """Run everything once that is slow the first time. The tokens for which off and sync need `SECONDS`."""
+    """Runs everything once that is slow the first time; gives the tokens for which off and sync need `SECONDS`."""
     job = Work(replace(work.params, max_tokens=WARM_UP_TOKENS, ignore_eos=True), 1).jobs(seed=0)
     plain = PLAIN.run(engine, job, concurrency=1)
     take_turns(plays, [job])
@@ -141,7 +139,7 @@ def _warm_up(engine: Engine, plays: Mapping[str, Play], work: Work) -> int:
 
 
 def _worker_pacing(trace: Path, config: EngineConfig, began: float) -> list[Pacer]:
-    """Of each draft worker since `began`, read off a timeline."""
+    """Of each draft worker since `began`, read from its timeline."""
     pace, events = config.paces.draft, msgspec.json.decode(trace.read_bytes())["traceEvents"]
     if pace is None:
         return []
@@ -173,7 +171,7 @@ def paced_scene(pair: str, config: EngineConfig, stretch: float) -> Scene:
 
 
 def measured_scene(pair: str, config: EngineConfig, work: Work, *, quiet: bool) -> Scene:
-    """At the pace that it holds here, measured as it will run: both models at once, with pauses that cool caches."""
+    """At a pace held here, measured as it will run: both models at once, with pauses that cool caches."""
     trial = paced_scene(pair, config, 1.0)
     timing = time_modes(trial.config, work, TRIAL_ROUNDS, seconds=TRIAL_SECONDS, quiet=quiet)
     return paced_scene(pair, config, stretch_of(timing.pacing))
@@ -186,7 +184,7 @@ def slower_scene(scene: Scene, pacing: Sequence[Pacer]) -> Scene:
 
 
 def stretch_of(pacing: Sequence[Pacer]) -> float:
-    """1 at least, for all but a few of these forwards to be in time."""
+    """At least 1, such that all but a few of these forwards are in time."""
     taken = _taken(pacing)
     return 1.0 if taken <= 1 else math.ceil(10 * MARGIN * taken) / 10
 

@@ -1,5 +1,3 @@
-"""Scenes of the demo: all modes of a pair, compared; shown as text, tables, JSON."""
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +26,7 @@ DEPTHS_SHOWN = 8
 
 
 def run_demo(scenes: Sequence[Scene], work: Work, *, rounds: int, json: bool, began: float) -> bool:
-    """False if float32 outputs of two modes differ. `began` is of `time.perf_counter`."""
+    """False if float32 outputs of two modes differ. `began`: `time.perf_counter`."""
     console, records = Console(highlight=False), dict[str, dict[str, Any]]()
     for number, scene in enumerate(scenes):
         show = None if number or json else partial(stream, params=work.params, console=console)
@@ -48,7 +46,7 @@ def run_demo(scenes: Sequence[Scene], work: Work, *, rounds: int, json: bool, be
 def _compare(
     scene: Scene, work: Work, rounds: int, show: Show | None, *, quiet: bool
 ) -> tuple[Scene, dict[str, Any], list[Pacer]]:
-    """The scene as it was run in the end. Async first, whose text is shown; then, on all cores, off and sync."""
+    """The scene as finally run. Async first, whose text is shown; then, on all cores, off and sync."""
     scene, own = _time_async(scene, work, rounds, show, quiet=quiet)
     others = time_modes(replace(scene.config, mode="sync"), own.work, rounds, quiet=quiet)
     pacing = [*own.pacing, *others.pacing]
@@ -106,7 +104,7 @@ def _pieces(engine: Engine, prompt: str, params: SamplingParams, *, coloured: bo
 
 
 def record_of(runs: Mapping[str, Sequence[Run]], cores: Mapping[str, int]) -> dict[str, Any]:
-    """Over the rounds that all modes have run. `cores` are those that the target could run on."""
+    """Over the rounds that all modes have run. `cores`: those that the target could run on."""
     count = min(map(len, runs.values()))
     modes = {mode: runs[mode][:count] for mode in MODES}
     figures = {mode: figures_of(own, cores[mode]) for mode, own in modes.items()}
@@ -121,8 +119,7 @@ def record_of(runs: Mapping[str, Sequence[Run]], cores: Mapping[str, int]) -> di
 
 
 def figures_of(runs: Sequence[Run], cores: int) -> dict[str, Any]:
-    """Depths count verify steps: whose tree reached depth 1, 2, …, and that accepted a token there. Time went to the
-    draft, the target's forward, sampling and walking, all else."""
+    """Depths count verify steps whose tree reached depth 1, 2, …, and those that accepted a token there."""
     own, speeds = joined(runs), rates(runs)
     shares = {part: own.spent(part) / own.seconds for part in ("draft", "forward", "verify")}
     return {

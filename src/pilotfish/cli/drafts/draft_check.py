@@ -1,5 +1,3 @@
-"""`pilotfish draft-check`: targets played at a draft pool, and which rules of the protocol it breaks."""
-
 from __future__ import annotations
 
 from pathlib import Path

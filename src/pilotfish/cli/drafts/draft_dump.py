@@ -1,5 +1,3 @@
-"""`pilotfish draft-dump`: the frames between targets and a draft pool, live or from a recording."""
-
 from __future__ import annotations
 
 import json as jsons

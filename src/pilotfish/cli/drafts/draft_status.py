@@ -1,5 +1,3 @@
-"""`pilotfish draft-status`: the draft pools of a server's targets."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -15,7 +13,7 @@ if TYPE_CHECKING:
 ROUTE = "/v1/drafts"
 #: Columns of a table in a file.
 WIDTH = 140
-#: Counts of what healthy drafts do, which are no broken rules.
+#: Counts of normal events of drafts; all others break rules.
 NORMAL = frozenset({"late_nodes", "repeated_nodes", "stale_frames", "unknown_messages", "pauses"})
 
 
@@ -45,7 +43,6 @@ def draft_status(
 
 
 def _cells(known: KnownPool) -> dict[str, dict[str, str]]:
-    """By table."""
     pool = known.pool
     broken = {reason: count for reason, count in pool.drops.items() if count and reason not in NORMAL}
     how = {

@@ -1,5 +1,3 @@
-"""Charts as SVG: lines and bars over axes. Colours are those of the page's style sheet, by class."""
-
 from __future__ import annotations
 
 import math
@@ -9,7 +7,7 @@ from xml.etree.ElementTree import Element
 
 from pilotfish.cli.pages.markup import tag
 
-#: Of a chart, in the units in which its text has 11: as wide as a phone.
+#: Size of a chart, in units of which its text has 11: as wide as a phone.
 WIDTH, HEIGHT = 360, 230
 LEFT, RIGHT, TOP, BOTTOM = 46, 14, 12, 38
 #: Characters of a bar's label.
@@ -18,8 +16,6 @@ LABEL = 16
 
 @dataclass(frozen=True)
 class Axis:
-    """From the least value to the greatest, with a label that names the unit."""
-
     label: str
     low: float
     high: float
@@ -28,7 +24,7 @@ class Axis:
 
     @classmethod
     def up_to(cls, label: str, high: float, low: float = 0.0) -> Axis:
-        """A linear one with about five round ticks, the last of which is not below `high`."""
+        """Linear, with about five round ticks, the last not below `high`."""
         rough = max(high - low, 1e-9) / 4
         unit = 10 ** math.floor(math.log10(rough))
         step = next(unit * times for times in (1, 2, 2.5, 5, 10) if unit * times >= rough)
@@ -37,11 +33,9 @@ class Axis:
 
     @classmethod
     def doubling(cls, label: str, values: Sequence[float]) -> Axis:
-        """A logarithmic one with a tick at each value; some room at both ends."""
         return cls(label, min(values) / 1.3, max(values) * 1.3, sorted(set(values)), log=True)
 
     def share(self, value: float) -> float:
-        """0 at the beginning of the axis, 1 at its end."""
         if self.log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
@@ -49,7 +43,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Series:
-    """Points of a setting, joined by a line, or by stairs. `spreads` are a low and a high value at each point."""
+    """Points joined by a line or by stairs. `spreads` are a low and a high value at each point."""
 
     name: str
     style: str  # a class
@@ -61,7 +55,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Frame:
-    """A chart's area and its axes. Points beyond the axes are drawn on the border."""
+    """Points beyond the axes are drawn on the border."""
 
     x: Axis
     y: Axis
@@ -77,7 +71,6 @@ class Frame:
         self.parts.extend(parts)
 
     def svg(self, title: str) -> Element:
-        """With everything that was drawn, on top of a grid."""
         return svg(title, self.width, self.height, *self._grid(), *self.parts)
 
     def _grid(self) -> list[Element]:
@@ -100,7 +93,6 @@ class Frame:
 def line_chart(
     title: str, x: Axis, y: Axis, series: Sequence[Series], rings: Sequence[tuple[float, float]] = ()
 ) -> Element:
-    """Lines, the first one on top; `rings` mark points."""
     frame = Frame(x, y)
     for one in reversed(series):
         places = [frame.at(*point) for point in one.points]
@@ -120,7 +112,7 @@ def line_chart(
 def bar_chart(
     title: str, axis: Axis, groups: Sequence[str], series: Sequence[tuple[str, str, Sequence[float]]]
 ) -> Element:
-    """Bars to the right, a group below the other. `series` are names, classes, and a value for each group."""
+    """Horizontal bars, groups below each other. `series`: names, classes, and a value for each group."""
     thick, gap, left = 11, 12, 104
     height = TOP + BOTTOM + len(groups) * (thick * len(series) + gap)
     room = WIDTH - left - RIGHT
@@ -147,7 +139,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def cdf(values: Sequence[float], most: int = 120) -> list[tuple[float, float]]:
-    """Values and the share of all that do not exceed them, at no more than `most` of them."""
+    """Values and the share of all up to them, for at most `most` values."""
     ranked = sorted(values)
     chosen = sorted({round(i * (len(ranked) - 1) / (most - 1)) for i in range(most)})
     return [(ranked[0], 0.0), *((ranked[i], (i + 1) / len(ranked)) for i in chosen)]
@@ -171,7 +163,6 @@ def text(x: float, y: float, words: str, anchor: str = "start", style: str | Non
 
 
 def number(value: float) -> str:
-    """As short as can be: 12k for 12000."""
     return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 

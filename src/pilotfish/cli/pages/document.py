@@ -1,5 +1,3 @@
-"""One HTML file that needs no other file, no network and no script."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -12,7 +10,7 @@ STYLE = Path(__file__).with_name("page.css")
 
 
 def write_file(text: str, path: Path, option: str = "html") -> None:
-    """ParameterError, naming the option that gave the path, where the file cannot be written."""
+    """ParameterError, naming `option`, where the file cannot be written."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -20,7 +18,6 @@ def write_file(text: str, path: Path, option: str = "html") -> None:
 
 
 def whole_page(title: str, body: Element) -> str:
-    """A document that needs no other file."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),

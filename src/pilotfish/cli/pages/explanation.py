@@ -1,5 +1,3 @@
-"""An explanation of a change as one HTML file: no other file, no network, no script."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -48,7 +46,6 @@ def _section(title: str, keys: dict[str, str], chart: Element) -> Element:
 
 
 def _effects(found: Explanation) -> Element:
-    """Bars to the right, whichever way a cause worked."""
     signed = {"raised": 1.0, "lowered": -1.0}
     axis = Axis.up_to("accepted tokens a step", max(abs(one.effect) for one in found.causes))
     series = [

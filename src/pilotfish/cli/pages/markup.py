@@ -1,5 +1,3 @@
-"""Elements of HTML and SVG. What comes from data is text or an attribute of one, and so escaped when it is written."""
-
 from __future__ import annotations
 
 from xml.etree.ElementTree import Element, tostring
@@ -8,8 +6,8 @@ Child = Element | str
 
 
 def tag(kind: str, /, *children: Child | None, **attributes: object) -> Element:
-    """An element. Of an attribute's name a trailing _ is dropped, another _ is a -; None leaves an attribute, or a
-    child, out; numbers are written with two decimals at most."""
+    """In an attribute's name a trailing _ is dropped, another _ becomes -; None leaves out an attribute or a child;
+    numbers have at most two decimals. Texts and values are escaped when written."""
     named = {key.rstrip("_").replace("_", "-"): _text(value) for key, value in attributes.items() if value is not None}
     element = Element(kind, named)
     last: Element | None = None

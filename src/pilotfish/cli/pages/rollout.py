@@ -1,5 +1,3 @@
-"""A rollout's report as one HTML file: no other file, no network, no script."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -12,11 +10,11 @@ from pilotfish.operate.findings import WORDS, value_text
 from pilotfish.operate.intervals import Interval
 from pilotfish.operate.report import RolloutReport, RolloutRow, notes, summary
 
-#: Of a chart, in its units: left of the axis, where variants are named; of a variant's line.
+#: Widths in a chart's units: of the variants' names, of a variant's line.
 LEFT, LINE = 104, 26
-#: Of an axis, where all intervals are 0.
+#: Extent of an axis where all intervals are 0.
 LEAST = 0.1
-#: Classes of a difference by whether it is one for the better.
+#: Classes of a difference by whether it is an improvement.
 STYLES = {True: "hit", False: "miss", None: "plain"}
 KEYS = {"hit": "better than the holdout", "miss": "worse", "plain": "no difference seen"}
 AXES = {
@@ -80,7 +78,6 @@ def _scaled(interval: Interval, scale: float) -> Interval:
 
 
 def _mirrored(label: str, most: float) -> Axis:
-    """As far to the left of 0 as to the right."""
     ticks = Axis.up_to(label, max(most, LEAST)).ticks
     return Axis(label, -ticks[-1], ticks[-1], sorted({sign * tick for tick in ticks[::2] for sign in (-1, 1)}))
 

@@ -1,5 +1,3 @@
-"""`pilotfish plan`: what to buy, the cost model of named devices, and published figures that it is held against."""
-
 import sys
 from json import dumps
 from typing import Any

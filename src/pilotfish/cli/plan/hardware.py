@@ -1,5 +1,3 @@
-"""`pilotfish plan hardware` and `whatif`: what to buy for a load, and for that of a recorded trace."""
-
 from __future__ import annotations
 
 import re
@@ -30,7 +28,6 @@ _FORMS = {
 
 
 def _listed(name: str, parse: Callable[[str, str], Given], otherwise: str) -> Option:
-    """An option that is read as a plan's file has it."""
     each = {"parse": lambda field, text: [parse(field, one) for one in text.split(",")]}
     return Option(name, str, None, f"{_FORMS[name]}; {otherwise}.", extra=each)
 
@@ -57,7 +54,7 @@ def _number(field: str, text: str, number: str) -> float:
         raise ParameterError(field, text, _FORMS[field]) from None
 
 
-#: Options, each of which replaces a field of a plan's file.
+#: Options that replace fields of a plan's file.
 SITUATION = [
     Option("target", str, None, "A model of docs/planning.md."),
     _listed("devices", _device, "without USD those of docs/planning.md"),

@@ -1,5 +1,3 @@
-"""How plans are printed: a table of kinds of deployments; lines on the best one's bounds, and how sure they are."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +11,7 @@ if TYPE_CHECKING:
     from pilotfish.plan.planner.outlook import Money, Outlook
     from pilotfish.plan.planner.recorded import RecordedLoad
 
-#: Characters, however narrow the terminal.
+#: Characters of a table, however narrow the terminal.
 TABLE_WIDTH = 250
 
 

@@ -1,6 +1,3 @@
-"""`pilotfish plan simulate`: modes of speculation at several loads. `plan splits`: how many of 8 devices should run the
-target. Both in virtual time."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

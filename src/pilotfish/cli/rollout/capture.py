@@ -1,5 +1,3 @@
-"""`pilotfish rollout capture`: folders in which servers keep token ids of requests that allow it."""
-
 from __future__ import annotations
 
 import time

@@ -1,5 +1,3 @@
-"""`pilotfish rollout`: variants of speculation, compared."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-"""`pilotfish explain`: why acceptance changed between two intervals of time."""
-
 from __future__ import annotations
 
 import sys
@@ -64,7 +62,7 @@ def explain(
 
 
 def span_of(field: str, text: str, now: float) -> tuple[float, float]:
-    """Seconds since the epoch; ParameterError, naming `field`, for what is no interval."""
+    """Seconds since the epoch; ParameterError, naming `field`, for another text."""
     begin, _, end = text.partition("..")
     try:
         span = moment_of(begin, now), moment_of(end, now)

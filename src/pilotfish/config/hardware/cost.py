@@ -1,11 +1,10 @@
-"""The time of a forward on devices: a roofline of weights, products and KV, and what the engine adds a layer.
+"""The time of a forward: a roofline of weights, products and KV, and the engine's time for each layer.
 
     seconds = (weight bytes / bandwidth + 2 · weights · rows / peak) / devices + KV bytes / bandwidth / devices with KV
               + layers · (layer + 2 all-reduces)
 
-each bandwidth and peak times the share of it that is reached. Reading weights and multiplying are added, not
-overlapped: published speed-ups by batch size ask for the sum (docs/planning.md).
-"""
+Bandwidths and peaks are multiplied by the share reached. The times to read weights and to multiply add up: published
+speed-ups by batch size ask for the sum (docs/planning.md)."""
 
 from __future__ import annotations
 
@@ -37,8 +36,6 @@ class ForwardLoad(Struct, frozen=True, kw_only=True):
 
 
 class ForwardParts(Struct, frozen=True, kw_only=True):
-    """Seconds of a forward by what they go to."""
-
     weights: float  # read from memory
     products: float
     kv: float  # read from memory
@@ -52,8 +49,6 @@ class ForwardParts(Struct, frozen=True, kw_only=True):
 
 
 class PlacedModel(Struct, frozen=True, kw_only=True):
-    """A model on devices that share its layers (tensor parallelism)."""
-
     model: ModelShape
     device: Device
     count: int = 1
@@ -74,13 +69,12 @@ class PlacedModel(Struct, frozen=True, kw_only=True):
         )
 
     def context_seconds(self, context: float) -> float:
-        """To read the KV of a sequence of so many tokens once. Devices beyond the number of KV heads read copies."""
+        """Seconds to read the KV of a sequence once. Devices beyond the number of KV heads read copies."""
         split = min(self.count, self.model.kv_heads)
         return self.model.kv_read(context) * BYTES[self.kv] / (self.device.bandwidth * SHARES.kv.value) / split
 
     def context_products_seconds(self, rows: float, context: float) -> float:
-        """Of the queries of `rows` rows with so many tokens of context each, which a forward of few rows hides behind
-        reading KV. In 16 bits."""
+        """Seconds for the 16-bit queries of `rows` rows; a forward of few rows hides them behind reading KV."""
         peak = peak_of(self.device, "bf16") or peak_of(self.device, self.weights)
         assert peak is not None
         return 2 * self.model.context_products(context) * rows / (self.count * peak * SHARES.products.value)
@@ -95,7 +89,7 @@ class PlacedModel(Struct, frozen=True, kw_only=True):
         return 2 * self.model.multiplied * rows / (self.count * peak * SHARES.products.value)
 
     def all_reduce(self, rows: int) -> float:
-        """Seconds of one, of `rows` hidden states: a ring passes 2 (n - 1) / n of their bytes."""
+        """Seconds of one all-reduce of `rows` hidden states: a ring passes 2 (n - 1) / n of their bytes."""
         passed = 2 * (self.count - 1) / self.count * rows * self.model.hidden * BYTES["bf16"]
         bandwidth = (self.device.link_bandwidth or math.inf) * SHARES.link.value
         return self.engine.all_reduce.value + passed / bandwidth
@@ -106,7 +100,7 @@ class PlacedModel(Struct, frozen=True, kw_only=True):
 
     @property
     def weight_bytes(self) -> float:
-        """Of all devices together."""
+        """On all devices together."""
         embeddings = self.model.embeddings
         return (self.model.parameters - embeddings) * BYTES[self.weights] + embeddings * BYTES["bf16"]
 
@@ -117,21 +111,19 @@ class PlacedModel(Struct, frozen=True, kw_only=True):
 
     @property
     def kv_room(self) -> float:
-        """Bytes that KV can have, on all devices together; below 0 where the weights alone take more than there is."""
+        """Bytes left for KV on all devices together; below 0 where the weights do not fit."""
         return self.count * self.device.memory * KV_MEMORY - self.weight_bytes
 
 
 def peak_of(device: Device, weights: Weights) -> float | None:
-    """Operations a second on such weights: FP8 is widened where there are no units for it, int4 everywhere. None: not
-    known."""
+    """Operations a second. FP8 is widened on devices without FP8 units, int4 on all. None: not known."""
     return (device.fp8 or device.bf16) if weights == "fp8" else device.bf16
 
 
 def place(
     text: str, engine: EngineConstants = PILOTFISH, weights: Weights = "bf16", kv: KV = "bf16", *, field: str = "pace"
 ) -> PlacedModel:
-    """`model@device` or `model@devicex4`, by the tables. ParameterError naming `field` where a name is not in them, the
-    weights do not fit, or the device has no known peak for them."""
+    """`model@device` or `model@devicex4`. ParameterError for unknown names, too large weights, or an unknown peak."""
     name, _, devices = text.partition("@")
     model = look_up(MODELS, field, "models", name)
     kind, count = parse_devices(devices)

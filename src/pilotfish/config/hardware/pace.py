@@ -27,14 +27,12 @@ _TIME = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)(us|ms|s)")
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds of a forward by its rows: interpolated between knots, constant below the first, proportional to the rows
-    above the last."""
+    """Interpolated between knots, constant below the first, proportional to rows above the last."""
 
     text: str  # before it was parsed
     knots: Mapping[int, float]  # seconds by rows, one at least, rows ascending
 
     def seconds(self, rows: int) -> float:
-        """`rows`: at least 1."""
         last = max(self.knots)
         if rows >= last:
             return self.knots[last] * rows / last
@@ -42,8 +40,7 @@ class Pace:
 
     @classmethod
     def parse(cls, text: str) -> Pace:
-        """`10.4ms`, which holds for up to 64 rows, `1:10.4ms/256:20ms`, `model@device` or `model@devicex4`.
-        ParameterError naming `pace`."""
+        """`10.4ms` (for up to 64 rows), `1:10.4ms/256:20ms`, `model@device[x4]`, else ParameterError."""
         if "@" in text:
             return cls(text, _device_knots(text))
         if ":" not in text:
@@ -62,8 +59,7 @@ class Paces:
 
     @classmethod
     def parse(cls, text: str) -> Paces:
-        """`target=PACE`, `draft=PACE`, `prefill=PACE`, several of them joined by commas, or "". ParameterError naming
-        `pace`."""
+        """`target=PACE`, `draft=PACE`, `prefill=PACE`, joined by commas, or "". ParameterError naming `pace`."""
         if text == "":
             return cls()
         parts = [part.partition("=") for part in text.split(",")] if isinstance(text, str) else []
@@ -88,8 +84,7 @@ def _seconds(text: str) -> float:
 
 
 def _device_knots(text: str) -> dict[int, float]:
-    """By the cost model, at powers of two: of a mixture of experts rows read ever fewer experts that none before them
-    has read. One sequence of `CONTEXT` tokens."""
+    """By the cost model, at powers of two, for one sequence of `CONTEXT` tokens. With experts, time grows unevenly."""
     placed = place(text)
     counts = [1 << power for power in range(MAX_ROWS.bit_length())]
     return {rows: placed.seconds(ForwardLoad(rows=rows, context=CONTEXT)) for rows in counts}

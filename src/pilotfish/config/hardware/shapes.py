@@ -1,7 +1,4 @@
-"""Public models as numbers of weights: what a forward reads, what it multiplies, what it keeps: `models.toml`.
-
-Norms and biases are not counted.
-"""
+"""Weights of public models (`models.toml`), norms and biases not counted."""
 
 from __future__ import annotations
 
@@ -11,8 +8,7 @@ from pilotfish.config.hardware.tables import Sourced, read_table
 
 
 class LatentAttention(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """MLA (DeepSeek-V2, arXiv 2405.04434): queries and KV go through low ranks; the cache has the latter's output and a
-    key with positions, which all heads share."""
+    """MLA (DeepSeek-V2, arXiv 2405.04434): the cache holds low-rank KV and a key with positions for all heads."""
 
     query_rank: int
     rank: int  # of keys and values
@@ -34,13 +30,11 @@ class ExpertLayers(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     dense_layers: int = 0  # that have a dense MLP instead
 
     def touched(self, rows: int) -> float:
-        """Experts of a layer that `rows` tokens choose together, where all are chosen as often and by chance."""
+        """Mean experts of a layer that `rows` tokens touch, each expert being equally likely."""
         return self.count * (1 - (1 - self.chosen / self.count) ** rows)
 
 
 class ModelShape(Sourced, frozen=True, kw_only=True):
-    """A pre-norm decoder with gated MLPs, whose attention is grouped-query or latent."""
-
     layers: int
     hidden: int
     vocab: int
@@ -82,7 +76,7 @@ class ModelShape(Sourced, frozen=True, kw_only=True):
         return self.layers * each
 
     def context_products(self, context: float) -> float:
-        """Numbers that a row multiplies its queries and their scores by, with `context` tokens before it."""
+        """Multiplications of a row with its queries and scores over `context` tokens."""
         width = 2 * self.head_dim
         if self.latent:
             width = self.latent.head_dim + self.latent.rope_dim + self.latent.value_dim
@@ -94,7 +88,7 @@ class ModelShape(Sourced, frozen=True, kw_only=True):
         return self.layers * self._kv_layer
 
     def kv_read(self, context: float) -> float:
-        """Numbers of the KV cache that a row with `context` tokens before it reads."""
+        """Numbers read from the KV cache by a row with `context` tokens before it."""
         seen = min(context, self.window)
         return self._kv_layer * ((self.layers - self.windowed_layers) * context + self.windowed_layers * seen)
 
@@ -112,7 +106,6 @@ class ModelShape(Sourced, frozen=True, kw_only=True):
 
     @property
     def _shared(self) -> int:
-        """Weights of the layers that every row goes through."""
         dense = (self.layers - self._expert_layers) * 3 * self.hidden * self.ffn
         routing = self.hidden * self.experts.count + self.experts.shared * self._expert if self.experts else 0
         return self.attention + dense + self._expert_layers * routing

@@ -1,5 +1,3 @@
-"""Tables in TOML, every entry with its sources: devices, the links between them, and what engines add to a roofline."""
-
 from __future__ import annotations
 
 import tomllib
@@ -13,7 +11,7 @@ from msgspec import Struct, convert
 from pilotfish.errors import ParameterError
 
 T = TypeVar("T")
-#: How many names are suggested for one that is not known.
+#: Names suggested for an unknown one.
 NEAREST = 3
 
 
@@ -24,12 +22,12 @@ class Sourced(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def read_table(beside: str, name: str, kind: type[T]) -> T:
-    """`name`.toml beside a file. msgspec.ValidationError where a field is missing, unknown or of another type."""
+    """`name`.toml beside the file `beside`. msgspec.ValidationError for missing, unknown or mistyped fields."""
     return convert(tomllib.loads(Path(beside).with_name(f"{name}.toml").read_text(encoding="utf-8")), kind)
 
 
 def look_up(table: Mapping[str, T], field: str, what: str, name: str) -> T:
-    """The entry `name`, in upper or lower case. ParameterError naming `field` and the nearest names."""
+    """Ignores case. ParameterError naming `field` and the nearest names."""
     if (found := table.get(name.lower())) is None:
         nearest = get_close_matches(name.lower(), table, NEAREST, cutoff=0.0)
         raise ParameterError(field, name, f"one of the {what} of docs/planning.md; nearest: {', '.join(nearest)}")
@@ -37,7 +35,7 @@ def look_up(table: Mapping[str, T], field: str, what: str, name: str) -> T:
 
 
 class Device(Sourced, frozen=True, kw_only=True):
-    """An accelerator. Peaks are of its matrix units, without sparsity; None: there is none, or none is settled."""
+    """Peaks are of matrix units, without sparsity; None: absent or unknown."""
 
     full_name: str
     memory: float  # bytes
@@ -56,12 +54,12 @@ class Interconnect(Sourced, frozen=True, kw_only=True):
     latency: float | None = None  # seconds
 
     def exchange(self, size: float) -> float:
-        """Seconds from a question to the end of its answer, of `size` bytes together. What is not published is free."""
+        """Seconds from a question to the end of its answer, of `size` bytes together. Unpublished parts count as 0."""
         return 2 * (self.latency or 0.0) + (size / self.bandwidth if self.bandwidth else 0.0)
 
 
 class Constant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A number of `engines.toml`: seconds that neither bandwidth nor products explain, or a share of a peak."""
+    """Seconds beside bandwidth and products, or a share of a peak."""
 
     value: float
     basis: Literal["calibrated", "assumed"]
@@ -69,7 +67,7 @@ class Constant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class EngineConstants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An engine on some hardware. All in seconds."""
+    """Seconds."""
 
     layer: Constant  # of a layer in any forward: launches, attention, sampling and the host's part, all laid on layers
     all_reduce: Constant  # one of a layer's two, where several devices share it, beside the bytes' own time
@@ -79,8 +77,6 @@ class EngineConstants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Shares(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of peaks that are reached, whatever the engine."""
-
     weights: Constant  # streaming weights
     kv: Constant  # reading KV
     products: Constant

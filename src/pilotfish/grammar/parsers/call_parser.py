@@ -1,5 +1,3 @@
-"""What all parsers of outputs share, and all of tool calls."""
-
 from __future__ import annotations
 
 import re
@@ -12,8 +10,6 @@ SPACE = re.compile(r"\s*")
 
 
 class TextParser(ABC):
-    """A coroutine over an output's text, and the pieces that it makes."""
-
     def __init__(self) -> None:
         self._reader = Reader()
         self._pieces: list[Piece] = []
@@ -34,7 +30,6 @@ class TextParser(ABC):
     def _read(self) -> Reading[None]: ...
 
     def _last(self) -> list[Piece]:
-        """Pieces once all is read."""
         return []
 
     def _made(self) -> list[Piece]:
@@ -44,8 +39,8 @@ class TextParser(ABC):
 
 
 class CallParser(TextParser):
-    """Every character that was taken either is in a piece, or is kept by the reader until one is made of it, or belongs
-    to the form of a call. A piece thus holds, or replaces, all that was taken before it."""
+    """Every character taken is in a piece, or held by the reader for a later piece, or is part of a call's form. So a
+    piece holds, or replaces, all that was taken before it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +52,6 @@ class CallParser(TextParser):
         return [Content("".join(self._space))] if self._space and not self._calls else []
 
     def _content(self, text: str) -> None:
-        """White space alone around calls is none: it waits for more."""
         self._reader.forget()
         *lines, last = text.split("\n")
         self._line_blank = (self._line_blank or bool(lines)) and not last.strip()
@@ -83,8 +77,7 @@ class CallParser(TextParser):
             self._content(text)
 
     def _leave(self, before: int) -> Reading[None]:
-        """What was taken behind the last call is none. If the output ends there it was cut, and this is the beginning
-        of another call, or of a member. `before`: how many calls there were when these began."""
+        """At the output's end, drops text after a call: a cut call or member. `before`: the calls before this group."""
         if self._calls > before and not (yield from self._reader.peek()):
             self._reader.forget()
         else:

@@ -1,5 +1,3 @@
-"""The ways in which models write tool calls."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +15,7 @@ from pilotfish.grammar.parsers.pythonic_grammar import pythonic_grammar
 @dataclass(frozen=True)
 class ToolFormat:
     name: str
-    #: Where one of them is a special token of the model, its text must be shown.
+    #: The parser must see the text of those that are special tokens.
     marks: tuple[str, ...]
     #: Reads an output that may call these tools.
     parser: Callable[[Sequence[Tool]], OutputParser]

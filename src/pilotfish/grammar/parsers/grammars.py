@@ -1,4 +1,4 @@
-"""Grammars of tool calls, in Lark as llguidance reads it: what a model must write, in its own format."""
+"""Grammars of tool calls in Lark, as llguidance reads it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ ANY_OBJECT = {"type": "object"}
 
 @dataclass(frozen=True)
 class Tool:
-    """A function that a model may call."""
-
     name: str
     description: str | None = None
     parameters: Mapping[str, Any] | None = None  # the JSON schema of its arguments; None: any object
@@ -47,7 +45,7 @@ def llama3_json_grammar(tools: Sequence[Tool], *, named: str | None, parallel: b
 
 
 def mistral_grammar(tools: Sequence[Tool], *, named: str | None, parallel: bool, added: Mapping[str, int]) -> str:
-    """Behind one mark a list, as tokenizers without [ARGS] have it; or a mark, a name and arguments for each call."""
+    """One mark before a list, for tokenizers without [ARGS]; or a mark, a name and arguments for each call."""
     calls, several = mark("[TOOL_CALLS]", added), parallel and named is None
     if "[ARGS]" not in added:
         repeated = ' (", " object)*' if several else ""
@@ -82,7 +80,6 @@ def chosen(tools: Sequence[Tool], named: str | None) -> list[Tool]:
 
 
 def parameters(tool: Tool) -> Mapping[str, Any]:
-    """The schema of a tool's arguments: an object, whatever the tool says or leaves out."""
     return ANY_OBJECT | dict(tool.parameters or {})
 
 
@@ -110,7 +107,7 @@ def calls_or_json(calls: str, schema: Mapping[str, Any]) -> str:
 
 
 def text_and_calls(calls: str, own: str) -> str:
-    """A text, then calls, either or both. `own`, with which calls begin, is a token of the model: it ends a text."""
+    """Either or both, the text first. Calls begin with `own`, a token of the model, which ends a text."""
     return f"start: TEXT? some_calls?\nTEXT: /(?s:.+)/ & ~/(?s:.*){re.escape(own)}(?s:.*)/\n{_renamed(calls)}"
 
 

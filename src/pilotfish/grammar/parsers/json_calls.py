@@ -1,5 +1,5 @@
-"""Calls as JSON objects: {"name": …, "arguments": {…}}, with further members or without, in any order; and Mistral's: a
-list of them behind [TOOL_CALLS], or a name and its arguments behind each of these."""
+"""Calls as JSON objects {"name": …, "arguments": {…}} with members in any order; Mistral writes a list of them behind
+one [TOOL_CALLS], or a name and its arguments behind each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pilotfish.grammar.parsers.json_text import read_decoded, read_string, read_
 from pilotfish.grammar.parsers.reader import Reading
 
 ARGUMENTS = ("arguments", "parameters")
-#: Members of a call beside its name. In an object without a mark any other says that it is no call.
+#: Members of a call beside its name. An object without a mark that has others is no call.
 _KNOWN = {*ARGUMENTS, "type", "id"}
 _BETWEEN = re.compile(r"[\s,;]*")
 #: Mistral's marks.
@@ -33,8 +33,8 @@ class _Call:
 
 
 class JsonCallParser(CallParser):
-    """Calls behind a mark, up to an end mark where there is one: an object, several of them, or a list. Where `bare`,
-    also an object on a line of its own that names one of the tools: Llama writes no mark."""
+    """Objects, one or more or in a list, behind a mark and up to an end mark if there is one. Where `bare`, also an
+    object on a line of its own that names a tool: Llama writes no mark."""
 
     def __init__(self, tools: Sequence[Tool], mark: str, end: str | None = None, *, bare: bool = False) -> None:
         self._names = {tool.name for tool in tools}
@@ -120,7 +120,7 @@ class JsonCallParser(CallParser):
         return known
 
     def _arguments(self, call: _Call, sign: str) -> Reading[bool]:
-        """Whether a value was whole: an object, or the text of one, as some models write it; null is no arguments."""
+        """Whether a value was whole: an object, the JSON text of one, or null for no arguments."""
         call.has_arguments = True
         self._begin_named(call)
         sink = self._argue if call.begun else call.early.append

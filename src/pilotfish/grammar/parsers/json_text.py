@@ -1,4 +1,4 @@
-"""JSON as it comes: brackets and quotes say where a value ends; whether it is valid is its reader's business."""
+"""JSON as it comes, split by brackets and quotes alone; its reader checks validity."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 
 
 def read_value(reader: Reader, sink: Sink) -> Reading[bool]:
-    """Pass a value on, as it is written; whether it was whole."""
+    """Gives whether the value was whole."""
     first = yield from reader.peek()
     if first == '"':
         return (yield from read_string(reader, sink))
@@ -48,7 +48,7 @@ def _read_nested(reader: Reader, sink: Sink) -> Reading[bool]:
 
 
 def read_string(reader: Reader, sink: Sink) -> Reading[bool]:
-    """Pass a text on, with its quotes and escapes; whether it ended."""
+    """Keeps quotes and escapes; gives whether the text ended."""
     sink(reader.take(1))
     while True:
         yield from reader.run(_PLAIN, sink)
@@ -62,7 +62,7 @@ def read_string(reader: Reader, sink: Sink) -> Reading[bool]:
 
 
 def read_decoded(reader: Reader, sink: Sink) -> Reading[bool]:
-    """Pass on what a text says behind its first quote, without escapes; whether it ended."""
+    """Decodes the text behind its first quote; gives whether it ended."""
     while True:
         yield from reader.run(_UNESCAPED, sink)
         sign = yield from reader.peek()
@@ -74,7 +74,7 @@ def read_decoded(reader: Reader, sink: Sink) -> Reading[bool]:
 
 
 def _read_escape(reader: Reader, sink: Sink) -> Reading[None]:
-    """One, or two that stand for one character. What is none is passed on as it is written."""
+    """Reads one escape, or two that make one character. An invalid one is passed on as it is written."""
     written = reader.take(1)
     sign = yield from reader.peek()
     if sign != "u":
@@ -93,7 +93,6 @@ def _read_escape(reader: Reader, sink: Sink) -> Reading[None]:
 
 
 def _read_unit(reader: Reader, written: str) -> Reading[tuple[int, str]]:
-    """The number of `uXXXX`, -1 where it is none; and how it is written."""
     written += reader.take(1)
     digits = ""
     while len(digits) < 4 and (sign := (yield from reader.peek())) and sign in _HEX:

@@ -1,5 +1,3 @@
-"""What a parser makes of an output's text, piece by piece."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -26,8 +24,7 @@ class CallBegin:
 
 @dataclass(frozen=True)
 class Arguments:
-    """A piece of a call's arguments. All of them joined are a JSON object, unless the output was cut or the model wrote
-    none."""
+    """Joined arguments of a call are a JSON object, unless the output was cut or the model wrote none."""
 
     index: int
     text: str
@@ -37,7 +34,7 @@ Piece = Reasoning | Content | CallBegin | Arguments
 
 
 class OutputParser(Protocol):
-    """Reads one output. What it gives, joined, depends on the text alone, never on how the text was cut."""
+    """Reads one output. The joined pieces depend on the text alone, not on how it was cut."""
 
     def feed(self, text: str) -> list[Piece]:
         """The next part of the output, of any length."""
@@ -55,7 +52,6 @@ class ContentParser:
 
 
 def joined(pieces: Iterable[Piece]) -> list[Piece]:
-    """The same with neighbours of one kind, and of one call, as one piece."""
     return [_join(list(group)) for _, group in groupby(pieces, key=_kind)]
 
 

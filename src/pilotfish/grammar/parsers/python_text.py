@@ -1,5 +1,3 @@
-"""Python's literals as they come, as JSON."""
-
 from __future__ import annotations
 
 import json
@@ -20,7 +18,7 @@ _OCTAL = frozenset("01234567")
 
 
 def read_word(reader: Reader) -> Reading[str]:
-    """A number, or the name of a constant, as JSON; none: it is neither."""
+    """A number or constant as JSON; "" for another word."""
     word = yield from reader.span(_WORD)
     return _WORDS.get(word) or _number(word.replace("_", ""))
 
@@ -35,7 +33,7 @@ def _number(word: str) -> str:
 
 
 def read_string(reader: Reader, sink: Sink) -> Reading[bool]:
-    """Pass on a text in one quote or three, with JSON's quotes and escapes; whether it ended."""
+    """Reads a text in one quote or three, with JSON's quotes and escapes as output; gives whether it ended."""
     quote = reader.take(1)
     if more := (yield from reader.mark((quote * 2,))):
         reader.take(len(more))

@@ -1,4 +1,4 @@
-"""Calls as Python writes them: [name(key=value, …), …]. Their arguments become JSON as they come."""
+"""Calls as Python writes them: [name(key=value, …), …]."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pilotfish.grammar.parsers.python_text import read_string, read_word
 from pilotfish.grammar.parsers.reader import Reading
 
 START, END = "<|python_start|>", "<|python_end|>"
-#: Lists in lists, and what else nests.
+#: Depth of nested values.
 MAX_DEPTH = 64
 _PLAIN = re.compile(r"[^<\[]*")
 _NAME = re.compile(r"[\w.-]*")
@@ -23,8 +23,6 @@ Item = Callable[[str], Reading[bool]]
 
 
 class PythonicParser(CallParser):
-    """A list on a line of its own that begins with a call of one of the tools, or a list between marks."""
-
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._names = {tool.name for tool in tools}
         self._inside = False  # behind a list, before its end mark
@@ -77,7 +75,6 @@ class PythonicParser(CallParser):
         return (yield from self._bracketed(")", "{}", self._keyword))
 
     def _mapping(self) -> Reading[bool]:
-        """All arguments as one: **{…}."""
         if not (yield from self._reader.mark(("**",))):
             return False
         self._reader.take(2)

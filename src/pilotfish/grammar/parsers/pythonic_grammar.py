@@ -1,4 +1,4 @@
-"""The grammar of Pythonic calls. An argument's value is JSON: in three words only do Python's literals differ."""
+"""An argument's value is JSON, but for Python's True, False and None."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pilotfish.grammar.parsers.grammars import ANY_OBJECT, Tool, chosen, json_of
 from pilotfish.grammar.parsers.pythonic import END, START
 
 _DEFINED = ("$defs", "definitions")
-#: What a schema may say where its properties can be written one by one.
+#: Keywords of a schema whose properties can be written one by one.
 _PLAIN = {"type", "properties", "required", "additionalProperties", "title", "description", "$schema"}
 _PLAIN |= set(_DEFINED)
 _REFERENCE = re.compile(r'"\$(?:ref|dynamicRef|recursiveRef)": "(?!#/(?:\$defs|definitions)/)')
@@ -38,7 +38,7 @@ def _call(rule: str, tool: Tool) -> list[str]:
 
 
 def _keywords(rule: str, schema: Mapping[str, Any]) -> list[str]:
-    """Properties in their order, those left out that are not required. `first` has none before it, `rest` has some."""
+    """Properties in order, optional ones skipped at will. Nothing precedes `first`; `rest` follows a property."""
     properties, required = schema.get("properties", {}), schema.get("required", ())
     defined = {name: schema[name] for name in _DEFINED if name in schema}
     lines = []
@@ -54,7 +54,7 @@ def _keywords(rule: str, schema: Mapping[str, Any]) -> list[str]:
 
 
 def _value(schema: Mapping[str, Any]) -> str:
-    """A value alone is written as Python has it; inside of lists and objects the words are JSON's."""
+    """Top-level constants are Python's; inside lists and objects they are JSON's."""
     if schema.get("type") == "boolean" and not schema.keys() & {"enum", "const"}:
         return '"True" | "False"'
     return '"None"' if schema.get("type") == "null" else json_of(schema)

@@ -1,8 +1,5 @@
-"""Text that comes in parts, read as if it were whole.
-
-A parser is a coroutine over a `Reader`: where the text ends it is suspended until more comes. It sees characters, runs
-of them and marks, never where one part ended and the next began; so no boundary can matter.
-"""
+"""A parser is a coroutine over a `Reader`: it is suspended where the text ends, until more comes. It sees characters,
+runs and marks, never the boundaries of the parts; so no boundary can matter."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ Sink = Callable[[str], object]
 class Reader:
     def __init__(self) -> None:
         self._text = ""
-        self._at = 0  # what stands before it was taken
+        self._at = 0  # text before it was taken
         self._ended = False
         self._taken: list[str] = []
 
@@ -31,7 +28,7 @@ class Reader:
         self._ended = True
 
     def peek(self) -> Reading[str]:
-        """The next character; none: the text has ended."""
+        """The next character; "" at the end of the text."""
         while self._at == len(self._text):
             if self._ended:
                 return ""
@@ -45,7 +42,7 @@ class Reader:
         return taken
 
     def run(self, pattern: re.Pattern[str], sink: Sink) -> Reading[None]:
-        """All that `pattern` matches, as it comes. It may stop before what is cut: the caller reads that on."""
+        """All that `pattern` matches, as it comes. It may stop before a cut match: the caller reads on."""
         while True:
             match = pattern.match(self._text, self._at)
             assert match is not None  # it matches no characters too
@@ -60,7 +57,7 @@ class Reader:
         return "".join(parts)
 
     def mark(self, marks: Sequence[str]) -> Reading[str]:
-        """Which of `marks` comes next, not taken yet; none: another text. None of them is the beginning of another."""
+        """The one of `marks` that comes next, not taken yet; "" for other text. No mark may begin another."""
         while True:
             rest = len(self._text) - self._at
             for mark in marks:

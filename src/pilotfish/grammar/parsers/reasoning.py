@@ -1,5 +1,3 @@
-"""What a model thinks before it answers."""
-
 from __future__ import annotations
 
 import re
@@ -43,8 +41,8 @@ def reasoning_format_of(chat_template: str | None) -> str | None:
 
 
 class ReasoningParser(TextParser):
-    """The output's beginning up to the end mark, if it begins with the start mark or the prompt did; all else is for
-    `inner`. Line ends beside the marks belong to them."""
+    """Reasoning is the beginning up to the end mark, if the output or the prompt wrote the start mark; `inner` reads
+    the rest. Line ends beside the marks belong to them."""
 
     def __init__(self, made: ReasoningFormat, inner: OutputParser, begins_inside: bool) -> None:
         super().__init__()

@@ -1,15 +1,14 @@
-"""A folder of captured rows: what lies where, and who writes into it.
+"""A folder of captured rows:
 
-DIR/capture.json          says that it is one, and of which format
-DIR/salt                  random bytes, with which a client's name becomes a partition's
-DIR/salt.damaged          from its time on the salt is another one: nobody can tell whose the rows before are
+DIR/capture.json          marks the folder, and holds its format
+DIR/salt                  random bytes that turn a client's name into a partition's
+DIR/salt.damaged          the salt was replaced then: owners of older rows are unknown
 DIR/lock                  locked (flock) by the server that writes
 DIR/9c0e…/                a partition: rows of one client
 DIR/9c0e…/1764100000000-0.rows    those from this millisecond on, of an hour at most
 
-Directories have mode 0700 and files 0600. Whoever reads or removes files needs no lock: the writer opens a file for
-each row, and begins another one where it is gone.
-"""
+Directories have mode 0700 and files 0600. Readers and removers need no lock: the writer opens a file for each row, and
+begins another one where it is gone."""
 
 from __future__ import annotations
 
@@ -37,9 +36,9 @@ DAMAGED = ".damaged"
 FORMAT_VERSION = 1
 FIELD = "capture"
 SALT_BYTES = 32
-#: Neither links nor pipes are followed, waited for or kept open in children.
+#: Flags: links and pipes are not followed or waited for, and children do not inherit the file.
 SAFELY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-#: Files that a folder may hold before it has a manifest.
+#: Files allowed in a folder without a manifest.
 _BEFORE_MANIFEST = {
     *(LOCK, SALT, f"{SALT}.tmp", f"{SALT}{DAMAGED}", f"{SALT}{DAMAGED}.tmp", f"{MANIFEST}.tmp", f"{MANIFEST}{DAMAGED}")
 }
@@ -61,10 +60,8 @@ class CaptureFile:
 
 
 class ClaimedFolder:
-    """A folder that no other server writes into until this one releases it, or ends."""
-
     def __init__(self, path: Path) -> None:
-        """Makes the folder where its parent is there. ParameterError for one that cannot be used."""
+        """Makes the folder if its parent exists. ParameterError for one that cannot be used."""
         self.path = path
         with refusing(path):
             path.mkdir(mode=0o700, exist_ok=True)
@@ -96,14 +93,13 @@ class ClaimedFolder:
 
 
 def check_folder(path: Path) -> None:
-    """ParameterError for what is no folder of captured rows, or of another format."""
+    """ParameterError for another folder, or another format."""
     with refusing(path):
         _has_manifest(path)
 
 
 def _has_manifest(path: Path) -> bool:
-    """False of a folder that is ours by all that it holds, but says no more of which format it is: whoever writes into
-    it says so anew. ParameterError as `check_folder`."""
+    """False for our folder without a manifest, which a writer then adds. ParameterError as `check_folder`."""
     try:
         contents = (path / MANIFEST).read_bytes()
         version = msgspec.json.decode(contents, type=_CaptureManifest).version
@@ -123,7 +119,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def read_salt(path: Path) -> bytes:
-    """OSError where there is none. ParameterError for one that is not ours."""
+    """OSError where it is missing, ParameterError where it is not ours."""
     descriptor = os.open(path / SALT, os.O_RDONLY | SAFELY)
     try:
         salt = os.read(descriptor, SALT_BYTES + 1)
@@ -135,19 +131,18 @@ def read_salt(path: Path) -> bytes:
 
 
 def untold_until(path: Path) -> float:
-    """Seconds since the epoch: of which clients rows before it are nobody can tell. 0: of all it can be told."""
+    """Seconds since the epoch: of older rows the clients are unknown. 0: all are known."""
     with suppress(FileNotFoundError):
         return (path / (SALT + DAMAGED)).stat(follow_symlinks=False).st_mtime
     return 0.0
 
 
 def partition_of(client: str, salt: bytes) -> str:
-    """Without the salt nobody can find out whose it is by trying names."""
+    """Without the salt nobody can guess the client by trying names."""
     return hmac.new(salt, client.encode(), hashlib.sha256).hexdigest()[:32]
 
 
 def found_rows(path: Path, partition: str | None = None) -> list[CaptureFile]:
-    """The files of a partition, or of all, oldest first."""
     parents = [path / partition] if partition is not None else partitions(path)
     return sorted((file for parent in parents for file in _files(parent)), key=lambda file: (file.begun, file.number))
 
@@ -183,7 +178,6 @@ def _locked(path: Path) -> int:
 
 
 def _salt(path: Path) -> bytes:
-    """Made where there is none, or none any more as it was damaged."""
     try:
         return read_salt(path)
     except (FileNotFoundError, ParameterError):

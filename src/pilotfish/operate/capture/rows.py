@@ -1,11 +1,10 @@
-"""Rows: outputs with their prompts, as token ids, in files that are only appended to. A row in a file:
+"""A row in a file, which is only appended to:
 
     u32      bytes of the record          both numbers are little-endian
     u32      its CRC-32
     …        a CapturedRow in msgpack
 
-Where a writer was interrupted the last row is torn: a reader takes what stands before it.
-"""
+An interrupted writer leaves a torn last row: readers stop before it."""
 
 from __future__ import annotations
 
@@ -23,8 +22,6 @@ _TOKEN = np.dtype("<u4")
 
 
 class CapturedRow(Struct, frozen=True, kw_only=True):
-    """An output of a request that has ended well."""
-
     time: float  # when it ended, seconds since the epoch
     prompt: bytes  # token ids, u32 each
     output: bytes
@@ -59,7 +56,6 @@ def framed(row: CapturedRow) -> bytes:
 
 
 def rows_of(contents: bytes) -> Iterator[CapturedRow]:
-    """The rows of a file, up to the first one that is not whole."""
     view, place = memoryview(contents), 0
     while place + _HEAD.size <= len(view):
         size, checksum = _HEAD.unpack_from(view, place)

@@ -1,5 +1,3 @@
-"""Writes rows into a folder, and keeps it within its bounds of time and room."""
-
 from __future__ import annotations
 
 import errno
@@ -14,16 +12,16 @@ from pilotfish.errors import ParameterError
 from pilotfish.operate.capture.folder import SAFELY, CaptureFile, ClaimedFolder, found_rows, read_salt, row_file
 from pilotfish.operate.capture.rows import CapturedRow, framed
 
-#: Of a file: a row that would make it larger, or comes later, begins another one.
+#: Limits of a file, in bytes and time: a row beyond them begins another file.
 FILE_BYTES = 8 << 20
 FILE_SECONDS = 3600.0
-#: Of the room, this part is made free at a time, so that not each row looks for what to remove.
+#: The part of the room that is freed at a time, so that few rows wait for it.
 FREED = 16
 
 
 @dataclass(frozen=True)
 class Retention:
-    """Of rows. No row stays for longer; a file goes as a whole, so that some go up to an hour earlier."""
+    """No row stays longer; whole files are removed, so that some rows go up to an hour earlier."""
 
     seconds: float
     bytes: int
@@ -36,10 +34,10 @@ class _OpenFile:
 
 
 class CaptureStore:
-    """One thread calls it. Every method may raise OSError, and the next call is worth a try all the same."""
+    """For one thread. Every method may raise OSError; the next call may succeed all the same."""
 
     def __init__(self, folder: ClaimedFolder, retention: Retention, clock: Callable[[], float] = time.time) -> None:
-        """Takes the folder. `clock` gives seconds since the epoch, as rows have them."""
+        """`clock` gives seconds since the epoch, as rows have them."""
         self._folder, self._retention, self._clock = folder, retention, clock
         self._current: dict[str, _OpenFile] = {}  # by partition
         self._bytes = sum(file.size for file in found_rows(folder.path))
@@ -48,7 +46,6 @@ class CaptureStore:
         self._folder.release()
 
     def add(self, client: str, rows: Sequence[CapturedRow]) -> None:
-        """Rows of one request, all or none."""
         data, partition = b"".join(map(framed, rows)), self._folder.partition(client)
         self._make_room(len(data))
         current, time = self._current.get(partition), rows[0].time
@@ -62,7 +59,7 @@ class CaptureStore:
         self._bytes += len(data)
 
     def tidy(self) -> None:
-        """Remove what has been here for too long, and count again what is left: others may have removed files too."""
+        """Remove old rows, and count the rest anew: others may have removed files too."""
         files = found_rows(self._folder.path)
         end = self._clock() - self._retention.seconds
         for file in files:
@@ -91,7 +88,7 @@ class CaptureStore:
             file.path.parent.rmdir()
 
     def _begin(self, partition: str, time: float) -> _OpenFile:
-        """A file of its own. OSError where the folder is no longer the one that was claimed."""
+        """OSError where the folder is no longer the one that was claimed."""
         self._check_salt()
         parent = self._folder.path / partition
         parent.mkdir(mode=0o700, exist_ok=True)
@@ -107,7 +104,7 @@ class CaptureStore:
             return self._current[partition]
 
     def _check_salt(self) -> None:
-        """Partitions of another salt could not be purged by their client."""
+        """A client could not purge partitions of another salt."""
         try:
             known = read_salt(self._folder.path) == self._folder.salt
         except ParameterError:
@@ -123,7 +120,6 @@ def _size(path: Path) -> int:
 
 
 def _append(path: Path, data: bytes) -> None:
-    """All of it or, where a write fails and the file can still be cut, nothing."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | SAFELY)
     try:
         size = os.fstat(descriptor).st_size

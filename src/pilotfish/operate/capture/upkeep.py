@@ -1,4 +1,4 @@
-"""Looking into a folder of captured rows, and emptying it. A server may write meanwhile."""
+"""A server may write meanwhile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pilotfish.operate.capture.rows import CapturedRow, rows_of
 
 @dataclass(frozen=True)
 class PartitionSummary:
-    """Rows of one client. Times are seconds since the epoch."""
+    """Times are seconds since the epoch."""
 
     name: str  # a digest
     files: int
@@ -44,7 +44,7 @@ class PurgedRows:
 
 
 def read_rows_of(file: CaptureFile) -> Iterator[CapturedRow]:
-    """None of a file that was removed meanwhile. ParameterError for one that cannot be read."""
+    """None of a removed file. ParameterError for an unreadable one."""
     with refusing(file.path):
         try:
             contents = file.path.read_bytes()
@@ -72,8 +72,7 @@ def _summary(name: str, files: Sequence[CaptureFile]) -> PartitionSummary:
 
 
 def purge_client(path: Path, client: str) -> PurgedRows:
-    """All rows of a client, as its key is named. The salt has to be there: it says which they are. ParameterError while
-    there are rows of which nobody can tell."""
+    """`client`: the name of its key. Needs the salt; ParameterError while rows of unknown clients exist."""
     check_folder(path)
     with refusing(path):
         rows, since = found_rows(path), untold_until(path)
@@ -85,7 +84,7 @@ def purge_client(path: Path, client: str) -> PurgedRows:
 
 
 def purge_before(path: Path, time: float) -> PurgedRows:
-    """Whatever may be older. Files go as a whole, with rows of up to an hour later."""
+    """Whole files are removed, with rows of up to an hour later."""
     check_folder(path)
     with refusing(path):
         return _purge(file for file in found_rows(path) if file.begun < time)

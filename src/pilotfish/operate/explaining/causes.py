@@ -1,8 +1,6 @@
-"""Causes of a change of acceptance: shares of cohorts first, one dimension after the other, then rates.
-
-Shares: of all dimensions the one whose mix explains most is taken, and the others are asked what they explain beyond
-it, until none does. Rates: what is left, at the shares of after, by factor; a few values of a dimension are named where
-the change lies in them and nowhere else. All effects and the rest add up to the change."""
+"""Changes of shares come first, dimension by dimension: the dimension whose mix explains most is taken, and the others
+are asked for the rest, until none adds anything. Then changes of rates, by factor, at the shares of after; values of a
+dimension are named if only they changed. Effects and rest add up to the change."""
 
 from __future__ import annotations
 
@@ -17,17 +15,17 @@ from pilotfish.operate.explaining.decomposition import Floats
 from pilotfish.operate.explaining.paired import PairedCells, Values
 from pilotfish.operate.outcome import NONE
 
-#: Standard errors that a difference must have to be one. About ten candidates are looked at, so two would not do.
+#: Standard errors of a difference that counts. About ten candidates are tried, so two would not do.
 SURE = 3.0
-#: Of the change: what explains less is no cause.
+#: Least part of the change that is a cause.
 MATERIAL = 0.1
-#: Of an effect: the fewest values of a dimension that have so much of it are named.
+#: Part of an effect that the named values must have, the fewest that do.
 MOST = 0.75
-#: Of the change of a rate at the named values: elsewhere it surely changed by less.
+#: Most of the change of a rate elsewhere, relative to that at the named values.
 ELSEWHERE = 1 / 3
-#: Of an effect: what explains as much of the same change cannot be told from it.
+#: Part of an effect from which on two dimensions cannot be told apart.
 ALIKE = 0.9
-#: From what acts on guesses to what merely has a name: of two that cannot be told apart the first is named.
+#: By closeness to the guesses: of two dimensions that cannot be told apart the first is named.
 DIRECTNESS = ("draft", "client", "output", "temperature", "context", "script", "tag", "variant")
 
 Part = Literal["mix", "within"]
@@ -63,7 +61,6 @@ def _is_like(effect: float, best: float) -> bool:
 
 
 def _leading(effects: Mapping[str, float], effect: float) -> Values:
-    """The fewest values that have MOST of an effect."""
     found: list[str] = []
     missing = MOST * abs(effect)
     for value in sorted(effects, key=lambda value: -effects[value] * np.sign(effect)):
@@ -75,7 +72,7 @@ def _leading(effects: Mapping[str, float], effect: float) -> Values:
 
 
 def _by_value(cells: PairedCells, figures: Floats) -> dict[str, float]:
-    """Sums by value of the last dimension. `figures`: [cohorts]."""
+    """`figures`: [cohorts]."""
     sums: dict[str, float] = {}
     for key, figure in zip(cells.keys, figures.tolist(), strict=True):
         sums[key[-1]] = sums.get(key[-1], 0.0) + figure
@@ -99,14 +96,12 @@ class DimensionMix:
 
     @property
     def values(self) -> Values:
-        """The values that grew, or those that shrank: the side that explains more."""
         sides = [{v: e for v, e in self.effects.items() if (self.growth[v] > 0) is up} for up in (True, False)]
         side = max(sides, key=lambda side: sum(side.values()) * np.sign(self.effect))
         return _leading(side, sum(side.values()))
 
     @property
     def rank(self) -> tuple[int, bool, int]:
-        """Fewest values first; those that do not apply name nothing."""
         return len(self.values), NONE in self.values, DIRECTNESS.index(self.dimension)
 
 
@@ -125,7 +120,7 @@ def _mixes(cells: PairedCells, change: float) -> Iterator[DimensionMix]:
 
 
 def _mix(cells: PairedCells, chosen: Sequence[str], dimension: str) -> DimensionMix:
-    """A cohort scores by how its rate differs from that of all with the same values of the chosen dimensions."""
+    """A cohort's score: its rate less that of all with its values of the chosen dimensions."""
     finer, coarser = cells.by(*chosen, dimension), cells.by(*chosen)
     places = {key: place for place, key in enumerate(coarser.keys)}
     parts = finer.decomposition
@@ -138,7 +133,7 @@ def _mix(cells: PairedCells, chosen: Sequence[str], dimension: str) -> Dimension
 
 
 def _mix_cause(cells: PairedCells, mix: DimensionMix) -> FoundCause:
-    """Its factor is that by which the named values differ most from all that was before."""
+    """Its factor is the one in which the named values differ most from all before."""
     held = cells.holds(mix.dimension, mix.values)
     named = cells.before.where(held) if cells.before["steps"][held].any() else cells.after.where(held)
     differences = PairedCells([()], (), cells.by().before, named).factor_changes[0]
@@ -151,8 +146,6 @@ def _mix_cause(cells: PairedCells, mix: DimensionMix) -> FoundCause:
 
 @dataclass(frozen=True)
 class Place:
-    """Values of a dimension in which a factor changed, and nowhere else."""
-
     dimension: str
     values: Values
     effect: float
@@ -182,8 +175,8 @@ def _placed(cells: PairedCells, chosen: Sequence[str], factor: Factor, effect: f
 
 
 def _place(cells: PairedCells, chosen: Sequence[str], dimension: str, factor: Factor) -> Place | None:
-    """The fewest values with most of a factor's effect; None unless it surely changed far less elsewhere. Requests that
-    never wanted a tree, as the holdout's, are no evidence of that."""
+    """The fewest values with most of a factor's effect, if it surely changed far less elsewhere. Requests that never
+    wanted a tree, as the holdout's, are no evidence of that."""
     table = cells.by(*(name for name in chosen if name != dimension), dimension)
     weights = np.where(table.guessing, table.decomposition.drift_weights, 0.0)
     effects = weights * table.factor_changes[:, FACTORS.index(factor)]

@@ -1,5 +1,3 @@
-"""Statistics of requests that have ended, to explain a change later: sums by cohort and minute, no prompt."""
-
 from __future__ import annotations
 
 import sys
@@ -11,12 +9,12 @@ from msgspec import Meta, Struct
 
 from pilotfish.operate.outcome import RequestOutcome
 
-#: Cells of a window; what belongs into further ones is in one whose dimensions are all OTHER.
+#: Cells of a window; further ones are merged into one whose dimensions are all OTHER.
 MAX_CELLS = 256
-#: Cells of all windows, about a kilobyte each; beyond it the oldest windows go.
+#: Cells of all windows, about a kilobyte each; beyond it the oldest windows are dropped.
 TOTAL_CELLS = 1 << 16
 WINDOW_SECONDS = 60.0
-#: A day's.
+#: Windows of a day.
 KEPT_WINDOWS = 24 * 60
 OTHER = "other"
 
@@ -108,12 +106,10 @@ class CohortStatistics(Struct, frozen=True, kw_only=True):
     windows: list[CohortWindow]
 
     def between(self, begin: float, end: float) -> list[Cell]:
-        """Sums over the windows that begin at `begin` or later and before `end`, one cell a key."""
         return merged(cell for one in self.windows if begin <= one.begin < end for cell in one.cells)
 
 
 def merged(cells: Iterable[Cell]) -> list[Cell]:
-    """One cell a key, in the order of their first; the given ones stay as they are."""
     found: dict[CellKey, Cell] = {}
     for cell in cells:
         found.setdefault(cell.key, Cell(key=cell.key)).merge(cell)
@@ -121,7 +117,7 @@ def merged(cells: Iterable[Cell]) -> list[Cell]:
 
 
 class CohortWindows:
-    """Windows of `seconds`, of which the newest `most` stay. No lock: one thread adds and tells."""
+    """Keeps the newest `most` windows of `seconds`. For one thread."""
 
     def __init__(self, seconds: float = WINDOW_SECONDS, most: int = KEPT_WINDOWS) -> None:
         self._seconds = seconds
@@ -130,7 +126,6 @@ class CohortWindows:
         self._cells = 0
 
     def add(self, outcome: RequestOutcome) -> None:
-        """Count a request into the window in which it ended, if it had a step."""
         if outcome.steps == 0:
             return
         window = self._windows.setdefault(int(outcome.ended // self._seconds), {})
@@ -145,7 +140,7 @@ class CohortWindows:
             self._cells -= len(self._windows.pop(min(self._windows)))
 
     def told(self, now: float) -> CohortStatistics:
-        """All windows, the oldest first. Its cells go on counting: encode it before the next `add`."""
+        """Oldest window first. The cells stay live: encode them before the next `add`."""
         windows = [
             CohortWindow(begin=number * self._seconds, cells=list(cells.values()))
             for number, cells in sorted(self._windows.items())

@@ -1,9 +1,7 @@
-"""Why a mean over cohorts changed: because their shares did, because their own means did, or both at once.
-
-The three-fold decomposition of a difference: Kitagawa, "Components of a Difference Between Two Rates", JASA 50 (1955);
-Oaxaca, "Male-Female Wage Differentials in Urban Labor Markets", International Economic Review 14 (1973); Blinder, "Wage
-Discrimination", Journal of Human Resources 8 (1973). For products of rates: Das Gupta, "Standardization and
-Decomposition of Rates", US Bureau of the Census P23-186 (1993), chapter 2.
+"""The three-fold decomposition of a difference: Kitagawa, "Components of a Difference Between Two Rates", JASA 50
+(1955); Oaxaca, "Male-Female Wage Differentials in Urban Labor Markets", International Economic Review 14 (1973);
+Blinder, "Wage Discrimination", Journal of Human Resources 8 (1973). For products of rates: Das Gupta, "Standardization
+and Decomposition of Rates", US Bureau of the Census P23-186 (1993), chapter 2.
 
 With shares w and rates r, before (0) and after (1), and the mean R = sum of w · r:
 
@@ -28,7 +26,7 @@ Floats: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Portions:
-    """A ratio by cohort: accepted tokens, and the steps that they are divided by. Both [cohorts]."""
+    """A ratio by cohort: accepted tokens over steps. Both [cohorts]."""
 
     amounts: Floats
     weights: Floats  # at least one is above 0; a cohort whose weight is 0 is absent
@@ -40,7 +38,6 @@ class Portions:
 
     @cached_property
     def rates(self) -> Floats:
-        """0 where a cohort is absent."""
         return np.divide(self.amounts, self.weights, out=np.zeros(len(self.weights)), where=self.present)
 
     @cached_property
@@ -54,10 +51,9 @@ class Portions:
 
 @dataclass(frozen=True)
 class Decomposition:
-    """Of the change between two portions of the same cohorts, in the same order.
-
-    A cohort that one of them lacks has no rate there. It is taken to have changed as the common cohorts did, each
-    with the mean of its two shares, and those without any change for the others: with none in common, all is mix."""
+    """Both portions have the same cohorts in the same order. A cohort that is absent from one has no rate there: it is
+    taken to have changed as the common cohorts did, weighted by their mean shares; without common cohorts, all is
+    mix."""
 
     before: Portions
     after: Portions
@@ -83,12 +79,12 @@ class Decomposition:
 
     @cached_property
     def rates_before(self) -> Floats:
-        """[cohorts]; of one that is new, what it would have been."""
+        """[cohorts]; estimated for new cohorts."""
         return np.where(self.before.present, self.before.rates, self.after.rates - self.rate_changes)
 
     @cached_property
     def drift_weights(self) -> Floats:
-        """[cohorts]: by which rate changes of common cohorts add up to `within` and `interaction` together."""
+        """[cohorts]: with them rate changes of common cohorts add up to `within` and `interaction` together."""
         shared = (self.before.shares + self.after.shares) / 2
         new = fsum(self.after.shares[~self.common])
         return np.where(self.common, self.after.shares + new * shared, 0.0)
@@ -111,8 +107,7 @@ class Decomposition:
 
 
 def product_effects(before: Sequence[float], after: Sequence[float]) -> list[float]:
-    """The part of each factor's change in the change of the product: the mean over all orders in which the factors may
-    change one after the other. The effects add up to the product's change."""
+    """Each factor's part of the product's change: its mean over all orders of changing the factors one by one."""
     orders = list(permutations(range(len(before))))
     steps: list[list[float]] = [[] for _ in before]
     for order in orders:

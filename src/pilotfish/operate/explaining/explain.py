@@ -1,6 +1,4 @@
-"""Why acceptance changed between two windows of time: whether it did, and its causes, ranked, with what to do.
-
-Acceptance is accepted tokens a step, a ratio of sums, so that shares of cohorts are shares of steps."""
+"""Acceptance is accepted tokens a step, a ratio of sums, so that shares of cohorts are shares of steps."""
 
 from __future__ import annotations
 
@@ -27,13 +25,13 @@ from pilotfish.operate.explaining.explanation import (
 )
 from pilotfish.operate.explaining.paired import PairedCells
 
-#: Of the greater mean: a change of this size matters. Where it could hide there is not enough data.
+#: A change of this part of the greater mean matters. If the error could hide it there is too little data.
 TELLABLE = 0.05
-#: Requests of a window; of fewer not even the error of a mean is known.
+#: Least requests of a window: with fewer not even the error of a mean is known.
 FEWEST = 30
-#: Times the load: within that a budget guesses as much as before.
+#: Factor of the load within which a budget guesses as much as before.
 LIKE_LOAD = 1.25
-#: Of shares that changed, by dimension; the others are a mix.
+#: Kinds by the dimension whose shares changed; the others are a mix.
 OF_SHARES: dict[str, Kind] = {
     "draft": "draft",
     "client": "client",
@@ -42,12 +40,12 @@ OF_SHARES: dict[str, Kind] = {
     "output": "structured",
     "context": "context",
 }
-#: Of rates that changed in one place alone, likewise; elsewhere it is a drift.
+#: Kinds by the dimension in which alone rates changed; elsewhere it is a drift.
 OF_RATES: dict[str, Kind] = {"draft": "draft", "client": "client", "variant": "variant"}
 
 
 def explain(before: Sequence[Cell], after: Sequence[Cell]) -> Explanation:
-    """Causes are told only of a change that surely is one, and matters: by SURE and TELLABLE."""
+    """Causes are given only for a change that is sure (SURE) and large enough (TELLABLE)."""
     cells = PairedCells.of(before, after)
     if not (cells.before["steps"].any() and cells.after["steps"].any()):
         return Explanation(verdict="unclear", sentence=explain_wording.NOTHING)
@@ -70,7 +68,6 @@ def explain(before: Sequence[Cell], after: Sequence[Cell]) -> Explanation:
 
 
 def _verdict(both: BothFigures, change: float, error: float) -> Verdict:
-    """Of the interval of SURE standard errors around the change: whether it holds 0, and what matters."""
     matters = TELLABLE * max(side.accepted_per_step or 0.0 for side in (both.before, both.after))
     width = SURE * error
     if min(both.before.requests, both.after.requests) < FEWEST or abs(change) <= width > matters:
@@ -113,7 +110,7 @@ def _cause(cells: PairedCells, found: FoundCause, change: float, both: BothFigur
 
 
 def _depth(found: FoundCause, own: BothFigures, both: BothFigures) -> DepthLoss | None:
-    """Of a mix: where those that grew are worse, or better, than all; None where requests became fewer."""
+    """For a mix: how the values that grew differ from all; None where requests became fewer."""
     if found.part == "within":
         return depth_loss(own.before, own.after)
     if own.after.share < own.before.share:
@@ -122,7 +119,7 @@ def _depth(found: FoundCause, own: BothFigures, both: BothFigures) -> DepthLoss 
 
 
 def _kind(found: FoundCause, own: BothFigures) -> Kind:
-    """Where a budget wants fewer trees and the load does not say why, they are worth less: guesses are worse."""
+    """A budget that wants fewer trees without more load means worse guesses."""
     if found.part == "mix":
         return OF_SHARES.get(found.dimension or "", "mix")
     if found.factor == "late" or (found.factor == "wanted" and not _is_like_load(own)):

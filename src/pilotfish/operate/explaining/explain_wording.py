@@ -1,5 +1,3 @@
-"""Explanations as sentences, and what to do about each cause."""
-
 from __future__ import annotations
 
 from pilotfish.operate.explaining.causes import Factor
@@ -28,12 +26,12 @@ ADVICE: dict[Kind, str] = {
     "late": "The draft is too slow, not wrong: look at the load of its pools and the delay to them; add a pool.",
     "wanted": "The budget guessed less, as under load it does: look at the load.",
 }
-#: The kind whose advice fits where requests of such a kind became fewer.
+#: The kind with the right advice where such requests became fewer.
 SHRUNK: dict[Kind, Kind] = {"draft": "variant", "client": "mix"}
 
 
 def told(verdict: Verdict, before: CohortFigures, after: CohortFigures, width: float, tellable: float) -> str:
-    """`width`: half of the interval that the change is surely in, accepted tokens a step; `tellable`: a share."""
+    """`width`: half of the change's interval, accepted tokens a step; `tellable`: a share."""
     old, new = before.accepted_per_step or 0.0, after.accepted_per_step or 0.0
     figures = f"{old:.2f} accepted tokens a step before, {new:.2f} after"
     if verdict == "same":
@@ -57,7 +55,6 @@ def advice(cause: Cause) -> str:
 
 
 def sentence(cause: Cause, all_before: CohortFigures) -> str:
-    """`all_before`: figures of all requests of the window before."""
     parts = [_mix(cause, all_before) if cause.part == "mix" else _within(cause)]
     if cause.depth is not None:
         change = "lost" if cause.depth.after < cause.depth.before else "won"

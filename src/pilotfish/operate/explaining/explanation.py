@@ -1,5 +1,3 @@
-"""Findings of `explain`: figures of two windows, whether acceptance changed, and its causes."""
-
 from __future__ import annotations
 
 from typing import Literal
@@ -15,7 +13,7 @@ Kind = Literal["mix", "drift", "draft", "client", "variant", "temperature", "str
 
 
 class CohortFigures(Struct, frozen=True, kw_only=True):
-    """Of some requests of a window. None: there was nothing to divide by."""
+    """None: there was nothing to divide by."""
 
     requests: int
     cut: int  # requests beside these, whose variant was cut
@@ -32,7 +30,6 @@ class CohortFigures(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, sums: CellSums, steps: float) -> CohortFigures:
-        """Of sums with one row, in a window of so many steps."""
         count = {name: float(sums[name][0]) for name in SUMS}
         wanted = count["trees"] + count["late"]
         tried, accepted = (sums.by_depth(name)[0].tolist() for name in ("tried_by_depth", "accepted_by_depth"))
@@ -53,8 +50,6 @@ class CohortFigures(Struct, frozen=True, kw_only=True):
 
 
 class DepthLoss(Struct, frozen=True, kw_only=True):
-    """The depth that lost, or won, the most accepted tokens: which share of its guesses was accepted."""
-
     depth: int  # from 1
     before: float
     after: float
@@ -102,8 +97,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
 
 
 def depth_loss(before: CohortFigures, after: CohortFigures) -> DepthLoss | None:
-    """By tokens of a tree that a depth lost itself: the change of its share, times the trees that came to it before.
-    Where trees got better: that it won."""
+    """The depth with the greatest change of its share, times the trees that reached it before."""
     down = (after.accepted_per_tree or 0.0) < (before.accepted_per_tree or 0.0)
     found: list[tuple[float, DepthLoss]] = []
     depths = zip(before.by_depth, after.by_depth, before.reached, strict=True)

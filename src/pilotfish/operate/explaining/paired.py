@@ -1,5 +1,3 @@
-"""The cells of two windows of time over the same cohorts, as arrays, and how sure what they say is."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -26,7 +24,6 @@ class CellSums:
 
     @classmethod
     def of(cls, keys: Sequence[CellKey], cells: Sequence[Cell]) -> CellSums:
-        """A row for each key, zeros where it has no cell."""
         places = {key: row for row, key in enumerate(keys)}
         matrix = np.zeros((len(keys), len(SUMS) + len(BY_DEPTH) * DEPTHS))
         for cell in cells:
@@ -44,7 +41,7 @@ class CellSums:
         return self.matrix[:, begin : begin + DEPTHS]
 
     def summed(self, groups: NDArray[np.intp], count: int) -> CellSums:
-        """With a row for each of `count` groups, all of which have cohorts. `groups`: [cohorts] that of each."""
+        """`groups`: [cohorts], the group of each; none of the `count` groups is empty."""
         order = np.argsort(groups, kind="stable")
         begins = np.searchsorted(groups[order], np.arange(count))
         return CellSums(np.add.reduceat(self.matrix[order], begins, axis=0))
@@ -59,15 +56,15 @@ class CellSums:
 
     @cached_property
     def squared_residuals(self) -> Floats:
-        """[cohorts]: over requests, of accepted - rate · steps."""
+        """[cohorts]: squares of accepted - rate · steps, summed over requests."""
         rates = self.portions.rates
         squares = self["accepted_squared"] - 2 * rates * self["accepted_steps"] + rates**2 * self["steps_squared"]
         return np.maximum(squares, 0.0)
 
     @cached_property
     def variances(self) -> Floats:
-        """[cohorts]: of each rate, by the delta method over requests (Cochran, "Sampling Techniques", 3rd edition,
-        section 2.11). Where cohorts are many they have few requests each, so all share one variance of a request."""
+        """[cohorts]: variance of each rate, by the delta method over requests (Cochran, "Sampling Techniques", 3rd
+        edition, section 2.11). Cohorts share one variance of a request, as many of them have few requests."""
         free = (self["steps_squared"] * (1 - 1 / np.maximum(self["requests"], 1))).sum()
         known = self.squared_residuals if free else self["accepted_squared"]  # of one request each no rate is known
         variance = known.sum() / (free or self["steps_squared"].sum())
@@ -75,13 +72,13 @@ class CellSums:
         return variances
 
     def variance_of_mean(self, scores: Floats) -> float:
-        """Of the mean of a cohort's score over steps, requests being drawn by chance. `scores`: [cohorts]."""
+        """Variance of the mean score over steps of randomly drawn requests. `scores`: [cohorts]."""
         spread = scores - self.portions.shares @ scores
         return float(self["steps_squared"] @ spread**2 / self["steps"].sum() ** 2)
 
     def factors(self) -> Floats:
-        """[cohorts, 3], whose product is accepted tokens a step: how many steps wanted a tree, how many of those had
-        one in time, how many tokens of a tree were accepted. NaN where there was nothing to divide by."""
+        """[cohorts, 3], factors of accepted tokens a step: wanted trees a step, trees in time of those, accepted tokens
+        of a tree. NaN: nothing to divide by."""
         wanted = self["trees"] + self["late"]
         pairs = ((wanted, self["steps"]), (self["trees"], wanted), (self["accepted"], self["trees"]))
         return np.stack([divided(part, whole) for part, whole in pairs], axis=1)
@@ -89,8 +86,6 @@ class CellSums:
 
 @dataclass(frozen=True)
 class PairedCells:
-    """Two windows' sums over the cohorts that either has. Both have steps."""
-
     keys: Sequence[Values]  # what tells the cohorts apart, by `dimensions`
     dimensions: Values
     before: CellSums
@@ -104,7 +99,6 @@ class PairedCells:
         return cls(values, names, CellSums.of(keys, before), CellSums.of(keys, after))
 
     def by(self, *dimensions: str) -> PairedCells:
-        """Told apart by these dimensions alone; by none, there is one cohort."""
         columns = [[key[place] for key in self.keys] for place in map(self.dimensions.index, dimensions)]
         values: list[Values] = list(zip(*columns, strict=True)) if columns else [()] * len(self.keys)
         places = {value: place for place, value in enumerate(dict.fromkeys(values))}
@@ -128,14 +122,14 @@ class PairedCells:
 
     @cached_property
     def variances(self) -> Floats:
-        """[cohorts]: of each change of a rate."""
+        """[cohorts]"""
         variances: Floats = self.before.variances + self.after.variances
         return variances
 
     @cached_property
     def factor_changes(self) -> Floats:
-        """[cohorts, factors]: what each factor adds to the change of a rate; 0 where a cohort is not common. A factor
-        that one side cannot tell is taken to be the other's."""
+        """[cohorts, factors]: parts of the change of a rate; 0 where a cohort is not common. A factor that one side
+        lacks is taken from the other."""
         before, after = self.before.factors(), self.after.factors()
         pairs = zip(_known(before, after), _known(after, before), self.decomposition.common, strict=True)
         nothing = [0.0] * before.shape[1]
@@ -154,6 +148,5 @@ def _known(factors: Floats, others: Floats) -> list[list[float]]:
 
 
 def _padded(counts: Sequence[int]) -> list[int]:
-    """To DEPTHS; what is deeper counts as the last."""
     head = [*counts[: DEPTHS - 1], *[0] * (DEPTHS - 1 - len(counts))]
     return [*head, sum(counts[DEPTHS - 1 :])]

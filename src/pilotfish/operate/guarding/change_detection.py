@@ -1,22 +1,17 @@
-"""Evidence, reading by reading, that a figure has changed for the worse, or which of two claims about it holds.
-
-All of it is of bounded size. A figure is measured once a reading. The variance of its noise is a *scale* that is known,
-such as one over the tokens that a mean is taken of, times a factor that is learned.
-"""
+"""Tests of bounded size over a figure that each reading measures once. The variance of its noise is a known *scale*,
+such as 1 over the tokens of a mean, times a learned factor."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import exp, log, sqrt
 
-#: No single reading decides anything: it takes this many that agree, however far off they are. A pause of a garbage
-#: collector is in one, or across two.
+#: No single reading decides: this many must agree, however far off they are. A garbage collector's pause is in one
+#: reading, or across two.
 AGREEING = 3
 
 
 class RunningMean:
-    """Of all values at first, later of about the last `memory` of them."""
-
     def __init__(self, memory: int) -> None:
         self.value = 0.0
         self.weight = 0  # the values that it is of
@@ -28,8 +23,8 @@ class RunningMean:
 
 
 class NoiseOfMeans:
-    """The variance of means of `length` successive readings, times `length`: a reading's own variance if readings do
-    not depend on each other, more if what is off stays off, as a request that is unlike others is while it runs."""
+    """The variance of means of `length` successive readings, times `length`: a reading's own variance if readings are
+    independent, more if deviations last, as those of an unusual request do."""
 
     MEMORY = 600  # readings
     PRIOR = 4  # means that a belief counts for
@@ -41,7 +36,6 @@ class NoiseOfMeans:
         self._sum, self._count = 0.0, 0
 
     def variance(self, belief: float) -> float:
-        """With what was believed before there were readings."""
         count = self._squares.weight
         return (self.PRIOR * belief + count * self._squares.value) / (self.PRIOR + count)
 
@@ -55,10 +49,10 @@ class NoiseOfMeans:
 
 
 class NoiseEstimate:
-    """A figure's noise, from its deviations from its own mean lately. Means of more readings are believed to
-    have the noise that means of fewer show, until they have shown that theirs is more."""
+    """A figure's noise, from deviations from its recent mean. Means of more readings are believed to have the noise of
+    means of fewer, until theirs is known to be larger."""
 
-    MEMORY = 30  # readings: of what the figure was lately
+    MEMORY = 30  # readings of the recent mean
     LENGTHS = (3, 6, 12, 24)
     FIRST_BELIEF = 1.0  # tokens' times vary about as much as their mean; some of it stays, so that no noise is 0
     OUTLIER = 5.0  # standard deviations: what is further off counts as if it were so far
@@ -87,17 +81,15 @@ class NoiseEstimate:
 
 
 class ChangeDetector:
-    """Finds a rise whose size and time are unknown. It is an e-detector (Shin, Ramdas and Rinaldo 2022): the mean of
-    the statistics of Shiryaev and Roberts for a few sizes. With z, by how many standard deviations of its noise a
-    reading is above what is tolerated, and a rise of s of them,
+    """An e-detector (Shin, Ramdas and Rinaldo 2022) of a rise of unknown size and time: the mean of Shiryaev-Roberts
+    statistics for a few sizes s, with z, a reading's excess over the tolerance, and s in standard deviations of the
+    noise:
 
         R_s ← (R_s + 1) exp(s z − s²/2)        evidence = mean over s of R_s        detected: evidence ≥ LIMIT
 
-    A rise of s is found after about 2 log(LIMIT) / s² readings, so its z is by the noise in means of about as many.
-    While nothing is wrong (z is symmetric about 0 or less, and its noise is known) the factor is 1 on average or less.
-    Then evidence grows by 1 a reading on average at most, and a false alarm comes after LIMIT readings on average or
-    more.
-    """
+    A rise of s is found after about 2 log(LIMIT) / s² readings, so its z uses the noise of means of about as many.
+    Without a rise (z is symmetric about 0 or less, and its noise is known) the factor's mean is at most 1: evidence
+    grows by at most 1 a reading, and a false alarm comes after LIMIT readings or more, on average."""
 
     LIMIT = 86_400.0  # readings: a day of seconds
     SIZES = (3.0, 2.0, 1.0, 0.5)  # standard deviations, for the LENGTHS of the noise
@@ -110,7 +102,6 @@ class ChangeDetector:
 
     @property
     def evidence(self) -> float:
-        """Below 1 there is none."""
         return sum(self._statistics) / len(self.SIZES)
 
     @property
@@ -118,7 +109,7 @@ class ChangeDetector:
         return self.evidence >= self.LIMIT
 
     def observe(self, excess: float, variances: Sequence[float]) -> None:
-        """A reading is by `excess` above what is tolerated, with noise of these variances, by length."""
+        """`excess`: above the tolerance; `variances`: of its noise, by length."""
         readings = zip(self._statistics, self.SIZES, variances, strict=True)
         self._statistics = [self._grown(r, s, excess / sqrt(variance)) for r, s, variance in readings]
 
@@ -130,7 +121,7 @@ class ChangeDetector:
 
 class SequentialTest:
     """Whether a mean is `centre` + `half` or `centre` − `half`: Wald's test (1945) for Gaussian noise, with odds of 20
-    to 1 either way. A reading counts for a third of these at most."""
+    to 1. A reading counts for at most a third of these."""
 
     ODDS = 20.0
 

@@ -1,4 +1,4 @@
-"""The guard of a rollout: it cuts a variant that has become slower than the holdout, and tries it again later.
+"""The guard cuts a variant that has become slower than the holdout, and tries it again later.
 
           evidence that it is slower                    pause is over
     live ────────────────────────────► cut ───────────────────────────────► trial
@@ -6,8 +6,7 @@
       │                                 └────── the next pause is longer ─────┤
       └──────────────────────── evidence that it is not ──────────────────────┘
 
-docs/rollout.md has the rule, its constants and what it cannot see.
-"""
+docs/rollout.md has the rule and its limits."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ EventKind = Literal["cut", "trial", "restored", "failed trial"]
 
 
 class GuardPolicy(Struct, frozen=True, kw_only=True):
-    """The tolerance of a rollout. Times are seconds."""
+    """Times are seconds."""
 
     allowance: float = 0.05  # a live variant may take so much more time a token than the holdout
     pause: float = 30.0  # from a cut to the first trial
@@ -86,7 +85,7 @@ class VariantGuard:
 
     @property
     def share(self) -> float:
-        """Of its requests, those that may speculate. Where few requests come a small share of them tells nothing."""
+        """Share of its requests that may speculate. It is not too small for few requests, which would tell nothing."""
         if self.state != "trial":
             return float(self.state == "live")
         doublings = int((self._seen - (self._since or 0.0)) / self._policy.patience)
@@ -136,10 +135,10 @@ class VariantGuard:
 
 
 class Guard:
-    """Of all variants of a server. It reads no clock: times are seconds of any clock that never goes back."""
+    """It reads no clock: times are seconds of any monotonic clock."""
 
     def __init__(self, holdout: str, variants: Sequence[str], policy: GuardPolicy = DEFAULT_POLICY) -> None:
-        """`variants` may name the holdout too; where `holdout` is "" there is none, and nothing is ever cut."""
+        """`variants` may name the holdout too; with a `holdout` of "" nothing is ever cut."""
         self._policy = policy
         self._holdout = holdout
         self._variants: dict[str, VariantGuard] = {}
@@ -151,7 +150,7 @@ class Guard:
         return tuple(self._events)
 
     def set_variants(self, holdout: str, variants: Sequence[str]) -> None:
-        """Known variants keep their state; with another holdout, evidence from the old one is void."""
+        """Known variants keep their state; another holdout voids the evidence."""
         known = self._variants
         if holdout != self._holdout:
             for guarded in known.values():
@@ -161,7 +160,6 @@ class Guard:
         self._variants = {name: known.get(name) or VariantGuard(name, self._policy) for name in others}
 
     def observe(self, readings: Mapping[str, GuardReading], now: float) -> list[GuardEvent]:
-        """Called once a second, with what came since; variants without a reading had no tokens."""
         holdout = readings.get(self._holdout, NOTHING)
         observed = [one.observe(readings.get(name, NOTHING), holdout, now) for name, one in self._variants.items()]
         events = [event for event in observed if event is not None]
@@ -169,8 +167,7 @@ class Guard:
         return events
 
     def share(self, variant: str) -> float:
-        """Of the variant's requests, 0 to 1: those that may speculate now. The holdout's is 1, whatever it does with
-        that. ParameterError for a variant that there is not."""
+        """Share of its requests that may speculate; 1 for the holdout. ParameterError for an unknown variant."""
         if variant == self._holdout:
             return 1.0
         if variant not in self._variants:

@@ -1,18 +1,16 @@
-"""Readings of a variant that a guard compares with the holdout's."""
-
 from __future__ import annotations
 
 from math import log, log2
 
 from msgspec import Struct
 
-#: A mean of fewer tokens, or steps, is too skewed to compare its logarithm.
+#: Least tokens, or steps, of a mean: with fewer it is too skewed for a logarithm.
 ENOUGH = 8
 
 
 class GuardReading(Struct, frozen=True, kw_only=True):
-    """Of one variant since the reading before, in sums over its outputs that may speculate now; of the holdout, over
-    all. Where a variant is on trial those of its requests that run without speculation do not count."""
+    """Sums since the last reading over a variant's outputs that may speculate now; for the holdout over all. During a
+    trial, requests without speculation do not count."""
 
     tokens: int = 0  # that came a step after others of their output
     itl_seconds: float = 0.0  # between the steps that gave an output these tokens and the steps before
@@ -39,7 +37,7 @@ class GuardReading(Struct, frozen=True, kw_only=True):
 
     @property
     def load(self) -> int:
-        """The power of two that is nearest to the sequences that shared a step; of one that was guessable."""
+        """The power of two nearest to the mean sequences that shared a guessable step."""
         return round(log2(max(self.sharing / self.guessable, 1)))
 
     @property
@@ -55,14 +53,12 @@ NOTHING = GuardReading()
 
 
 class Comparison(Struct, frozen=True):
-    """A variant and the holdout in the same seconds, both with times."""
-
     own: GuardReading
     holdout: GuardReading
 
     @property
     def slowdown(self) -> float:
-        """The logarithm of the variant's time a token over the holdout's: below 0 the variant is faster."""
+        """Log of the variant's time a token over the holdout's: below 0 the variant is faster."""
         return self.own.log_token_seconds - self.holdout.log_token_seconds
 
     @property
@@ -70,8 +66,8 @@ class Comparison(Struct, frozen=True):
         return 1 / self.own.tokens + 1 / self.holdout.tokens
 
     def unbiased_slowdown(self, variance: float) -> float:
-        """With noise of this variance in one token's time, as a part of it: the logarithm of a noisy mean is too low by
-        half the mean's variance (delta method)."""
+        """Corrects for noise of relative `variance` in a token's time: the log of a noisy mean is too low by half the
+        mean's variance (delta method)."""
         return self.slowdown + variance * (1 / self.own.tokens - 1 / self.holdout.tokens) / 2
 
     def joined(self, other: Comparison | None) -> Comparison:
@@ -83,7 +79,7 @@ class Comparison(Struct, frozen=True):
 
 class ReadingPairs:
     """Joins seconds until a variant and the holdout have enough tokens each. Seconds in which either has none are left
-    out, so that both are always seen under the same load."""
+    out, so that both have the same load."""
 
     def __init__(self) -> None:
         self._own = self._holdout = NOTHING

@@ -1,5 +1,3 @@
-"""Whether a variant has become slower than the holdout, from readings alone: the rule of docs/rollout.md."""
-
 from __future__ import annotations
 
 from collections import defaultdict
@@ -11,9 +9,8 @@ from pilotfish.operate.guarding.guard_readings import ENOUGH, NOTHING, Compariso
 
 
 class AcceptanceDrop:
-    """Whether a variant's accepted tokens a step have fallen below their own level of the last ten minutes, by more
-    than is left to prompts that become harder. Beside more sequences fewer guesses pay, so each load has a level of
-    its own."""
+    """Whether a variant's accepted tokens a step fell below their own level of the last ten minutes, by more than
+    harder prompts may explain. Each load has its own level: beside more sequences fewer guesses pay."""
 
     MEMORY = 600  # readings
     TOLERATED = 1.5  # times fewer
@@ -42,7 +39,7 @@ class AcceptanceDrop:
         self.since = self.since + present if self.is_suspected else NOTHING
 
     def _compare(self, present: GuardReading) -> None:
-        """A step gives 1 + accepted tokens: what the logarithm of that has lost is what the variant has."""
+        """A step gives 1 + accepted tokens, so a drop of its log is the variant's loss."""
         level, scale, tokens = self._levels[present.load], 1 / present.guessable, log1p(present.acceptance)
         if level.weight:
             excess = log1p(level.value / self.TOLERATED) - tokens
@@ -51,14 +48,12 @@ class AcceptanceDrop:
         level.observe(present.acceptance)
 
     def __str__(self) -> str:
-        """Of a drop that is suspected."""
         before = self._levels[self.since.load].value
         return f"{self.since.acceptance:.2f} accepted tokens a step, {before:.2f} before"
 
 
 class VariantEvidence:
-    """Of one variant. What is known of its noise, and of what its steps cost, lasts; evidence starts anew with
-    `start`."""
+    """Noise and the overhead of steps are kept for good; evidence starts anew with `start`."""
 
     MEMORY = 60  # readings: of the overhead
 
@@ -70,7 +65,6 @@ class VariantEvidence:
         self.start()
 
     def start(self) -> None:
-        """Forget evidence: the past says nothing about the future."""
         self._pairs, self._slower, self._acceptance = ReadingPairs(), ChangeDetector(), AcceptanceDrop()
         self._trial = SequentialTest(self._allowance, self._allowance)
         self._figures: Comparison | None = None  # of the trial, or since a live variant seems slower
@@ -78,11 +72,9 @@ class VariantEvidence:
 
     @property
     def figures(self) -> str:
-        """Times that decided a trial."""
         return str(self._figures)
 
     def collapse(self, own: GuardReading, holdout: GuardReading) -> str:
-        """After one more reading of a variant that is live: why it has to be cut, "" where it has not."""
         self._acceptance.observe(own)
         if (compared := self._pairs.add(own, holdout)) is not None:
             self._compare(compared)
@@ -93,7 +85,6 @@ class VariantEvidence:
         return ""
 
     def trial(self, own: GuardReading, holdout: GuardReading) -> bool | None:
-        """After one more reading of a variant on trial: whether it has passed, None while that is open."""
         if (compared := self._pairs.add(own, holdout)) is not None:
             self._figures = compared.joined(self._figures)
             slowdown = compared.unbiased_slowdown(self._noise.variances[0])
@@ -110,7 +101,7 @@ class VariantEvidence:
         self._overhead.observe(slowdown + compared.own.log_step_tokens)
 
     def _slowdown_since_drop(self) -> float:
-        """Where the holdout is silent its step is taken to be as much shorter than the variant's as it was before."""
+        """If the holdout is silent, its step is taken to be shorter than the variant's by the known overhead."""
         if self._since_drop is not None:
             return self._since_drop.slowdown
         return self._overhead.value - self._acceptance.since.log_step_tokens if self._overhead.weight else -inf

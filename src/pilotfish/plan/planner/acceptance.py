@@ -1,5 +1,3 @@
-"""Tokens that guesses gain: chains by the rate of a guess, trees as measured. `drafts.toml` has published ones."""
-
 from __future__ import annotations
 
 from typing import Literal
@@ -11,7 +9,7 @@ from pilotfish.config.hardware.tables import Sourced, read_table
 from pilotfish.errors import ParameterError
 from pilotfish.plan.rounds import tokens_of_chain
 
-#: Guesses of chains that are tried.
+#: Lengths of chains that are tried.
 CHAINS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 
 
@@ -22,7 +20,7 @@ class GuessedTree(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class PairAcceptance(Sourced, frozen=True, kw_only=True):
-    """Of a draft by a target: either `rate` or `trees`."""
+    """Either `rate` or `trees`."""
 
     rate: float | None = None  # of each guess of a chain
     trees: tuple[GuessedTree, ...] = ()
@@ -47,14 +45,12 @@ class PairAcceptance(Sourced, frozen=True, kw_only=True):
         return tuple(GuessedTree(nodes=n, levels=n, gained=gained) for n, gained in gains)
 
     def scaled(self, factor: float) -> PairAcceptance:
-        """With rates, or tokens gained by trees, that are so many times as high, at most all."""
         if self.rate is not None:
             return replace(self, rate=min(self.rate * factor, 1.0))
         gains = [replace(tree, gained=min(tree.gained * factor, float(tree.levels))) for tree in self.trees]
         return replace(self, trees=tuple(gains))
 
     def filled(self, share: float) -> PairAcceptance:
-        """With so high a rate, or trees that gain so much of what they could at most."""
         if self.rate is not None:
             return replace(self, rate=share)
         return replace(self, trees=tuple(replace(tree, gained=share * tree.levels) for tree in self.trees))

@@ -1,5 +1,3 @@
-"""All deployments that a situation's devices allow, as far as memory holds them."""
-
 from __future__ import annotations
 
 import math
@@ -27,8 +25,7 @@ Left = Mapping[str, int]
 
 
 def deployments(situation: Situation) -> Iterator[Deployment]:
-    """Without prefill workers. ParameterError naming `target` where it fits nowhere, and by how much it
-    does not."""
+    """Without prefill workers. ParameterError naming `target`, with the lacking memory, where it fits nowhere."""
     targets = list(_targets(situation))
     if not targets:
         raise ParameterError("target", situation.target, _by_how_much(situation))
@@ -42,7 +39,6 @@ def deployments(situation: Situation) -> Iterator[Deployment]:
 
 
 def with_prefill(situation: Situation, deployment: Deployment) -> Iterator[Deployment]:
-    """And prefill workers on devices that are left, of the fewest devices of a kind that hold the target's weights."""
     left = _left(situation, deployment) or {}
     for device, count, workers in _apart(situation, left, max(WORKERS), TARGET_DEGREES):
         placed = _on(situation, device, count)
@@ -64,7 +60,6 @@ def _targets(situation: Situation) -> Iterator[PlacedModel]:
 
 
 def _on(situation: Situation, device: Device, count: int, draft: OfferedDraft | None = None) -> PlacedModel:
-    """The target, or a draft."""
     return PlacedModel(
         model=situation.model if draft is None else look_up(MODELS, "draft", "models", draft.model),
         device=device,
@@ -120,7 +115,6 @@ def _tier(use: PlannedTier) -> MemoryTier:
 
 
 def _left(situation: Situation, deployment: Deployment) -> Left | None:
-    """Devices that it does not use. None: it uses more than there are."""
     left = Counter(situation.counts)
     left.subtract(deployment.devices)
     return None if min(left.values()) < 0 else left
@@ -137,7 +131,7 @@ def _drafted(situation: Situation, plain: Deployment, left: Left) -> Iterator[De
 
 
 def _resident(situation: Situation, plain: Deployment, offer: OfferedDraft) -> Iterator[Deployment]:
-    """In turn alone: beside each other on one device two models would slow each other down in ways not modelled."""
+    """In turn alone: two models at once on one device slow each other down in ways not modelled."""
     (device, count), *others = plain.target.devices
     for degree in () if others else {1, count}:
         drafted = replace(plain, mode="sync", draft=_draft(situation, offer, device, degree, 0))
@@ -151,7 +145,7 @@ def _draft(situation: Situation, offer: OfferedDraft, device: Device, count: int
 
 
 def _apart(situation: Situation, left: Left, most: int, degrees: Sequence[int]) -> Iterator[tuple[Device, int, int]]:
-    """Devices of a kind that are left, how many share a model, and workers, no more than `most`."""
+    """For remaining devices of a kind: the device, devices that share a model, and workers, at most `most`."""
     for offered in situation.devices:
         device = offered.device()
         for count in degrees:

@@ -1,5 +1,3 @@
-"""The deployment to buy, what it was chosen over, and how far the choice can be trusted."""
-
 from __future__ import annotations
 
 import math
@@ -18,15 +16,15 @@ from pilotfish.plan.planner.load import LoadedDeployment
 from pilotfish.plan.planner.outlook import Outlook, outlook
 from pilotfish.plan.planner.situation import Situation
 
-#: Of acceptance as it is given.
+#: Factors on the given acceptance.
 FACTORS = (0.8, 0.9, 1.0, 1.1)
-#: Digits in which scores are compared: less than the model can tell apart is no reason to prefer one.
+#: Digits of scores that are compared: the model cannot tell smaller differences apart.
 DIGITS = 3
-#: Deployments of each kind that prefill workers are added to.
+#: Deployments of each kind that are also tried with prefill workers.
 EXTENDED = 8
 
 Tried = tuple[Deployment, Outlook | None]
-#: A progress bar for so many deployments: call its value for each.
+#: A progress bar for `total` deployments; its value is called for each.
 Bar = Callable[[int], AbstractContextManager[Callable[[], None]]]
 
 
@@ -35,8 +33,6 @@ def no_bar(total: int) -> AbstractContextManager[Callable[[], None]]:  # noqa: A
 
 
 class Crossover(Struct, frozen=True, kw_only=True):
-    """Loads with which a kind of speculation is faster than plain decoding on the same target."""
-
     outlook: Outlook  # of the best deployment of its kind
     ranges: tuple[PayingRange, ...]  # of sequences of a target, up to those that it has memory for
     room: int  # for so many
@@ -110,7 +106,7 @@ def _extended(situation: Situation, found: list[Tried]) -> Iterable[Deployment]:
 
 
 def _score(situation: Situation, one: Outlook) -> tuple[float, ...]:
-    """Least first: the demand served; then money, or devices where a price lacks, and speed, in the order asked for."""
+    """Least is best: the demand served; then money, or devices without prices, and speed, in the objective's order."""
     if not one.serves:
         return (1.0, -one.capacity.tokens, 0.0)
     million = one.point.tokens * 3600 / 1e6
@@ -165,7 +161,6 @@ def _limits(situation: Situation) -> str:
 
 
 def shortfall(choice: HardwareChoice) -> float:
-    """Of the demand, the share that the chosen deployment does not serve; 0 where it serves all."""
     demand, chosen = choice.situation.workload, choice.chosen
     if chosen.serves:
         return 0.0

@@ -1,5 +1,3 @@
-"""Where speculation pays: loads at which steps with guesses are the faster ones, and the acceptance that it takes."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -11,7 +9,7 @@ from pilotfish.plan.planner.acceptance import PairAcceptance
 from pilotfish.plan.planner.decoding import plain_step, speculative_step
 from pilotfish.plan.planner.deployment import Deployment
 
-#: Halvings in the search of the acceptance that breaks even.
+#: Halvings in the search for the acceptance that breaks even.
 HALVINGS = 30
 
 
@@ -24,8 +22,8 @@ class PayingRange(Struct, frozen=True, kw_only=True):
 
 
 def paying_ranges(deployment: Deployment, context: float, most: int) -> tuple[PayingRange, ...]:
-    """From 1 to `most` sequences. With a mixture of experts there may be two: few rows touch few experts, and many
-    touch all of them anyway. Ends are exact where guesses pay over no range shorter than a step of the grid."""
+    """From 1 to `most` sequences. A mixture of experts may have two ranges: few rows touch few experts, many touch all
+    anyway. Ends are exact for ranges longer than a step of the grid."""
     grid = sorted({*range(1, min(16, most) + 1), *_geometric(16, most), most}) if most else []
     ranges: list[PayingRange] = []
     first: int | None = None
@@ -40,14 +38,12 @@ def paying_ranges(deployment: Deployment, context: float, most: int) -> tuple[Pa
 
 
 def gain(deployment: Deployment, sequences: int, context: float) -> float:
-    """The speed of the best steps with guesses over that of plain ones. 0 in mode off."""
     guessed = speculative_step(deployment, sequences, context)
     return 0.0 if guessed is None else guessed.speed / plain_step(deployment.target, sequences, context).speed
 
 
 def break_even(deployment: Deployment, sequences: int, context: float) -> PairAcceptance | None:
-    """The acceptance at which guesses are as fast as none: a rate, or a share of all that trees could gain. None: they
-    are slower if all are right, or there is no draft."""
+    """The acceptance, or share of the trees' maximum, at which guesses are as fast as none; None: nowhere."""
     draft = deployment.draft
     if draft is None:
         return None
@@ -73,7 +69,6 @@ def _geometric(first: int, most: int) -> Iterator[int]:
 
 
 def _edge(deployment: Deployment, context: float, before: int, here: int) -> int:
-    """The first number after `before` at which it is as `here`, which differs from `before`."""
     pays = gain(deployment, here, context) >= 1
     while here - before > 1:
         middle = (before + here) // 2

@@ -1,5 +1,3 @@
-"""A step of a target with some sequences: its seconds and what they go to, and the tokens that each sequence gets."""
-
 from __future__ import annotations
 
 import math
@@ -13,13 +11,13 @@ from pilotfish.plan.planner.deployment import Deployment, DraftPlacement
 from pilotfish.plan.published import PUBLISHED
 from pilotfish.plan.rounds import levels_hidden, rerooted_round, sync_round
 
-#: Bytes of a guess on the wire, and of what a target tells of a sequence: ids and places, no scores.
+#: Bytes on the wire of a guess, and of a sequence's news from a target: ids and places, no scores.
 GUESS_BYTES = 16
 #: Leaves of a sequence that a level of an asynchronous draft expands, as in SwiftSpec.
 WIDTH = 8
-#: Of the tokens that guesses in turn gain, what guesses beside the target do (SwiftSpec).
+#: Share of the tokens gained by synchronous guesses that asynchronous ones gain (SwiftSpec).
 STALE = PUBLISHED["swiftspec-acceptance"].published or 1.0
-#: The chance that a tree survives a step, as assumed: SSD's paper has up to 0.9 of the outcomes prepared.
+#: Assumed chance that a tree survives a step: SSD's paper has up to 0.9 of the outcomes prepared.
 SURVIVES = 0.9
 
 
@@ -42,14 +40,13 @@ def plain_step(target: PlacedModel, sequences: int, context: float) -> DecodingS
 
 
 def best_step(deployment: Deployment, sequences: int, context: float) -> DecodingStep:
-    """Plain, where no guesses are faster: the server's rule."""
+    """A plain step where no guesses are faster: the server's rule."""
     plain = plain_step(deployment.target, sequences, context)
     guessed = speculative_step(deployment, sequences, context)
     return plain if guessed is None or guessed.speed < plain.speed else guessed
 
 
 def speculative_step(deployment: Deployment, sequences: int, context: float) -> DecodingStep | None:
-    """The fastest of those with guesses; None in mode off."""
     draft = deployment.draft
     if draft is None:
         return None
@@ -60,7 +57,7 @@ def speculative_step(deployment: Deployment, sequences: int, context: float) -> 
 
 
 def level_seconds(deployment: Deployment, draft: DraftPlacement, sequences: int, context: float) -> float:
-    """Of a forward of the draft with the host's part, for the sequences of all targets that share it."""
+    """Seconds of a draft's forward with the host's part, for all targets that share it."""
     served = sequences if draft.resident else math.ceil(sequences * deployment.replicas / draft.workers)
     width = 1 if deployment.mode == "sync" else WIDTH
     forward = draft.placed.seconds(ForwardLoad(rows=served * width, sequences=served, context=context))
@@ -68,8 +65,6 @@ def level_seconds(deployment: Deployment, draft: DraftPlacement, sequences: int,
 
 
 class _Round:
-    """A step that verifies a tree, whose levels take the draft `level` seconds each."""
-
     def __init__(self, deployment: Deployment, tree: GuessedTree, level: float, sequences: int, context: float) -> None:
         rows = sequences * (1 + tree.nodes)
         self.tree, self.level = tree, level
@@ -87,8 +82,7 @@ class _Round:
         return DecodingStep(seconds=seconds, tokens=1 + self.tree.gained, parts=parts, tree=self.tree, draft_busy=busy)
 
     def beside(self) -> DecodingStep:
-        """As deep as pays. A tree cannot gain a level less in each step than the target takes from it, so that a step
-        commits no more tokens than levels are grown beside it."""
+        """As deep as pays. A step commits no more tokens than levels are grown beside it: the tree must not shrink."""
         verify, wanted = self.forward.seconds, 1 + STALE * self.tree.gained
         depths = {levels_hidden(verify, self.level, self.exchange), *range(1, self.tree.levels + 2)}
         both = {depth: max(verify, depth * self.level + self.exchange) for depth in depths}

@@ -1,5 +1,3 @@
-"""A workload: kinds of requests, their rate or number of users, and limits."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -16,7 +14,7 @@ class RequestKind(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Demand(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Requests of some kinds: so many a second at random times, or so many users who each have one at all times."""
+    """Either `rate` requests a second at random times, or users with one request each at all times."""
 
     requests: tuple[RequestKind, ...]
     shared: float = 0.0  # of each prompt's tokens, the share that the prefix cache has
@@ -57,7 +55,7 @@ class Demand(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def context(self) -> float:
-        """Tokens before a decoding sequence's rows, in the mean over its steps and all sequences; what it keeps too."""
+        """Mean tokens before a decoding sequence's rows, over steps and sequences; also the KV that it keeps."""
         return self.mean(kind.output * (kind.prompt + kind.output / 2) for kind in self.requests) / self.output
 
     @property
@@ -66,7 +64,7 @@ class Demand(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class LoadLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Means of all requests, not percentiles."""
+    """On means of all requests, not percentiles."""
 
     tpot: float | None = None  # seconds between a user's tokens
     ttft: float | None = None  # seconds to the first one

@@ -1,5 +1,3 @@
-"""A deployment: which models are where, how many of each, and what lies between them."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -16,8 +14,8 @@ Mode = Literal["off", "sync", "async"]
 
 
 class DraftPlacement(Struct, frozen=True, kw_only=True):
-    """`resident`: on the target's devices, of which it takes memory and time; in each of them whole where it has
-    fewer. Else `workers` of it on devices of their own share the targets."""
+    """`resident`: on the target's devices, sharing memory and time, and whole on each if it has fewer devices.
+    Otherwise `workers` on devices of their own serve all targets."""
 
     name: str
     placed: PlacedModel
@@ -52,25 +50,23 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """The mode, the draft's place, and whether prefill workers compute the prompts."""
         where = "" if self.draft is None else ", draft co-resident" if self.draft.resident else ", draft apart"
         return f"{self.mode}{where}{'' if self.prefill is None else ', prefill apart'}"
 
     @property
     def kv_tokens(self) -> float:
-        """Tokens whose KV a target has room for, its draft's with it."""
         weights, kv = self._co_resident
         return max(0.0, (self.target.kv_room - weights) / (self.target.kv_bytes + kv))
 
     @property
     def tokens_taken(self) -> float:
-        """By how many tokens of KV a co-resident draft makes a target's room smaller."""
+        """Tokens of KV by which a co-resident draft reduces a target's room."""
         return max(0.0, self.target.kv_room / self.target.kv_bytes) - self.kv_tokens
 
     @property
     def _co_resident(self) -> tuple[float, float]:
-        """Bytes of weights, and of a token's KV, that a co-resident draft takes of a target's devices. These share KV
-        evenly, so that the fullest of them bounds it: as much as if each had the draft."""
+        """Bytes of weights, and of a token's KV, of a co-resident draft. Devices share KV evenly, so that the fullest
+        bounds it: as if each had the draft."""
         if self.draft is None or not self.draft.resident:
             return 0.0, 0.0
         draft = self.draft.placed

@@ -1,7 +1,5 @@
-"""A deployment under a load: speeds, times to the first token, what it can hold and what stops it from holding more.
-
-A target with `n` decoding sequences takes a step of `best_step`, and for every request that ends one whose prompt it
-computes beside: it completes
+"""A target with `n` decoding sequences takes steps of `best_step`, and computes a new prompt for every request that
+ends. It completes
 
     rate(n) = 1 / (output · step / (n · tokens of a step) + prompt)        requests a second
 """
@@ -26,14 +24,14 @@ from pilotfish.plan.planner.prompts import (
     wait_seconds,
 )
 
-#: Sequences of a target at most, whatever it has room for.
+#: Most sequences of a target.
 MOST_SEQUENCES = 1024
-#: Of the time of prefill workers and drafts, what prompts can take before queues grow without end.
+#: Most of the time of prefill workers and drafts that prompts may take: beyond it queues grow without end.
 MOST_BUSY = 0.9
 
 
 class LoadPoint(Struct, frozen=True, kw_only=True):
-    """Of a deployment at some load. Tokens are of outputs."""
+    """Tokens are of outputs."""
 
     sequences: int  # that a target decodes at once
     requests: float  # a second, of all targets
@@ -54,21 +52,18 @@ class LoadPoint(Struct, frozen=True, kw_only=True):
 
 
 class LoadedDeployment:
-    """Figures of one deployment for one demand, each computed once."""
-
     def __init__(self, deployment: Deployment, demand: Demand, limits: LoadLimits) -> None:
         self.deployment, self.demand, self.limits = deployment, demand, limits
         self._points: dict[int, LoadPoint] = {}
 
     @cached_property
     def room(self) -> int:
-        """Sequences that a target has memory for; 0 where the longest request does not fit."""
+        """Sequences that fit into a target's memory; 0 where the longest request does not."""
         tokens = min(self.deployment.kv_tokens, self._draft_tokens)
         return 0 if tokens < self.demand.longest else int(min(tokens / self.demand.context, MOST_SEQUENCES))
 
     @property
     def _draft_tokens(self) -> float:
-        """Of a target's sequences, whose KV a draft apart has room for."""
         draft = self.deployment.draft
         if draft is None or draft.resident:
             return math.inf
@@ -100,13 +95,12 @@ class LoadedDeployment:
         return over + [f"{name} devices" for name in ("prefill", "draft") if point.utilisation.get(name, 0) > MOST_BUSY]
 
     def served(self) -> LoadPoint | None:
-        """At the demand; None where memory, a limit or speed stops short of it."""
+        """None where memory, a limit or speed stops short of the demand."""
         sequences = self.needed
         return None if sequences is None or sequences > self.most else self._scaled(self.at(sequences))
 
     @cached_property
     def needed(self) -> int | None:
-        """Sequences of a target at the demand, whatever the limits; None where it has no room for as many."""
         if self.demand.users is not None:
             sequences = math.ceil(self.demand.users / self.deployment.replicas)
             return sequences if sequences <= self.room else None
@@ -115,8 +109,8 @@ class LoadedDeployment:
         return below + 1 if below < self.room else None
 
     def _scaled(self, point: LoadPoint) -> LoadPoint:
-        """Of the rate that is asked for, which may be less than the sequences' own, or of users that are not a multiple
-        of targets. For the rest of the time the devices stand still."""
+        """At the rate asked for, which may be less than the sequences' own, or for users that are no multiple of
+        targets. Devices idle for the rest of the time."""
         users, rate = self.demand.users, self.demand.rate
         slots = point.sequences * self.deployment.replicas
         share = min(1.0, users / slots if users is not None else (rate or 0.0) / point.requests)
@@ -145,7 +139,7 @@ class LoadedDeployment:
         )
 
     def _ttft(self, rate: float, sequences: int, step: DecodingStep) -> float:
-        """A prompt waits for those before it and for the step that it comes in; its chunks ride on steps."""
+        """A prompt waits for earlier ones and for the step that it comes in; its chunks ride on steps."""
         apart = prompts_apart(self.deployment, self.demand)
         if apart is None or self.deployment.prefill is None:
             load = prompts_beside(self.deployment, self.demand, sequences)
@@ -167,7 +161,7 @@ class LoadedDeployment:
 
 
 def last(most: int, holds: Callable[[int], bool]) -> int:
-    """The last of 1 to `most` for which `holds`, which does so up to some number and no further; 0: for none."""
+    """The last of 1 to `most` for which `holds`, which must be monotonic; 0: none."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2

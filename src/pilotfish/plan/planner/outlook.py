@@ -1,5 +1,3 @@
-"""A deployment as a buyer sees it: speeds, money, energy, memory, and the limit that binds."""
-
 from __future__ import annotations
 
 from msgspec import Struct
@@ -12,7 +10,7 @@ from pilotfish.plan.published import ErrorBand, error_band
 from pilotfish.plan.published import Mode as PublishedMode
 
 MILLION = 1e6
-#: Rows whose errors stand for a mode's. Plain decoding has three; single forwards of engines that speculate are added.
+#: Rows whose errors apply to a mode. Plain decoding has but three; single forwards of speculating engines are added.
 ROWS: dict[Mode, tuple[PublishedMode, ...]] = {"off": ("plain", "forward"), "sync": ("sync",), "async": ("async",)}
 
 
@@ -28,7 +26,7 @@ class Money(Struct, frozen=True, kw_only=True):
 
 
 class Outlook(Struct, frozen=True, kw_only=True):
-    """A deployment at the demand, or, where that is more than it serves, at the most that it does within the limits."""
+    """At the demand or, if that is too much, at the most that it serves within the limits."""
 
     deployment: Deployment
     serves: bool  # the demand, within the limits
@@ -52,7 +50,7 @@ class Outlook(Struct, frozen=True, kw_only=True):
         return sum(self.deployment.devices.values())
 
     def headroom(self, demand: Demand) -> float | None:
-        """The rate that it can serve at the low end of the band, over the one that is asked for. None: users are."""
+        """The rate at the low end of the band over the one asked for. None: the demand is in users."""
         return None if demand.rate is None else self.capacity.requests * self.band.low / demand.rate
 
 
@@ -89,7 +87,7 @@ def hourly_cost(situation: Situation, deployment: Deployment) -> Money | None:
 
 
 def _joules(deployment: Deployment, point: LoadPoint) -> float | None:
-    """Of the devices alone, each at its designed power while it is at work and at none while it is not."""
+    """Of devices alone, at designed power while busy and at none while idle."""
     watts = 0.0
     groups = [(device, count * deployment.replicas, "target") for device, count in deployment.target.devices]
     if deployment.draft is not None and not deployment.draft.resident:

@@ -1,5 +1,3 @@
-"""Prompts: seconds to compute them beside a target's steps or on workers of their own, and how long one waits."""
-
 from __future__ import annotations
 
 import math
@@ -11,9 +9,9 @@ from pilotfish.config.hardware.cost import ForwardLoad, PlacedModel
 from pilotfish.plan.planner.demand import Demand
 from pilotfish.plan.planner.deployment import Deployment
 
-#: Rows of a forward in which prompts are read alone.
+#: Rows of a forward of prompts alone.
 CHUNK = 2048
-#: Of a transfer of KV between prefill workers and targets, the share that is not hidden behind forwards
+#: Share of a transfer of KV between prefill workers and targets that forwards do not hide
 #: (docs/benchmarks.md, What of a transfer is hidden).
 EXPOSED = 0.1
 
@@ -25,10 +23,8 @@ class PromptTime(Struct, frozen=True, kw_only=True):
 
 
 def prompt_time(placed: PlacedModel, tokens: int, shared: float, sequences: int = 1) -> PromptTime:
-    """Of `tokens`, of which the cache has `shared`, in even chunks beside the steps of so many sequences.
-
-    Each chunk reads the KV before it once; each row multiplies its query with all tokens before it.
-    """
+    """Of `tokens`, of which the cache has `shared`, in even chunks beside steps of `sequences`. Each chunk reads the KV
+    before it once; each row multiplies its query with all tokens before it."""
     new = max(1, round(tokens * (1 - shared)))
     chunks = math.ceil(new / CHUNK)
     rows, read = math.ceil(new / chunks), tokens - new / 2 - new / chunks / 2
@@ -44,7 +40,7 @@ def prompt_time(placed: PlacedModel, tokens: int, shared: float, sequences: int 
 
 
 class PromptWork(Struct, frozen=True, kw_only=True):
-    """Of requests of all kinds, in the mean; seconds."""
+    """Means over requests of all kinds, in seconds."""
 
     busy: float  # of a target for each request
     busy_squared: float  # the mean of its square
@@ -52,7 +48,7 @@ class PromptWork(Struct, frozen=True, kw_only=True):
 
 
 def prompts_beside(deployment: Deployment, demand: Demand, sequences: int) -> PromptWork:
-    """A target's work on prompts: none where prefill workers compute them. A co-resident draft reads them too."""
+    """Nothing where prefill workers compute the prompts. A co-resident draft reads them too."""
     if deployment.prefill is not None:
         return PromptWork(busy=0.0, busy_squared=0.0, chunks=0.0)
     models: list[PlacedModel] = [deployment.target]
@@ -64,7 +60,6 @@ def prompts_beside(deployment: Deployment, demand: Demand, sequences: int) -> Pr
 
 
 def prompts_apart(deployment: Deployment, demand: Demand) -> PromptWork | None:
-    """A prefill worker's; None where there is none."""
     if deployment.prefill is None:
         return None
     times = [prompt_time(deployment.prefill.placed, kind.prompt, demand.shared) for kind in demand.requests]
@@ -79,13 +74,13 @@ def prompts_of_draft(deployment: Deployment, demand: Demand) -> float:
 
 
 def hand_over_seconds(deployment: Deployment, demand: Demand) -> float:
-    """Of a prompt's KV, what is not hidden behind the layers' own time."""
+    """Seconds of KV transfer that the layers' own time does not hide."""
     size = demand.prompt * (1 - demand.shared) * deployment.target.kv_bytes
     return EXPOSED * deployment.link.exchange(size)
 
 
 def wait_seconds(arrivals: float, load: PromptWork) -> float:
-    """In a queue of one server and random arrivals (Pollaczek and Khinchine). inf where it cannot keep up."""
+    """Wait in a queue of one server with random arrivals (Pollaczek and Khinchine); inf where it cannot keep up."""
     if (utilisation := arrivals * load.busy) >= 1:
         return math.inf
     return arrivals * load.busy_squared / (2 * (1 - utilisation))

@@ -1,5 +1,3 @@
-"""The load of a recorded trace: its mean, and that of its busiest minute."""
-
 from __future__ import annotations
 
 from bisect import bisect_right
@@ -12,7 +10,7 @@ from pilotfish.errors import InputError
 from pilotfish.plan.planner.demand import Demand, RequestKind
 from pilotfish.plan.trace import BLOCK_TOKENS, TimedRequest
 
-#: Kinds of requests by the length of their prompts that a trace is made into, beside its longest request.
+#: Kinds of requests by prompt length, beside the longest request.
 KINDS = 8
 MINUTE = 60.0
 
@@ -30,7 +28,7 @@ class RecordedLoad(Struct, frozen=True, kw_only=True):
 
 
 def recorded_load(trace: Sequence[TimedRequest]) -> RecordedLoad:
-    """InputError where it takes less than a minute: it says nothing of a rate."""
+    """InputError for less than a minute, which gives no rate."""
     times = sorted(one.timestamp / 1000 for one in trace)
     seconds = times[-1] - times[0]
     if seconds < MINUTE:
@@ -47,7 +45,6 @@ def recorded_load(trace: Sequence[TimedRequest]) -> RecordedLoad:
 
 
 def _shared(trace: Sequence[TimedRequest]) -> float:
-    """With a cache that forgets nothing. A prompt's last token is computed in any case."""
     seen: set[int] = set()
     found = 0
     for one in sorted(trace, key=lambda one: one.timestamp):
@@ -58,7 +55,7 @@ def _shared(trace: Sequence[TimedRequest]) -> float:
 
 
 def _kinds(trace: Sequence[TimedRequest]) -> tuple[RequestKind, ...]:
-    """As many requests of each, with their means; and the longest, which must fit too."""
+    """Equally many requests of each, with their means; and the longest request, which must fit too."""
     ordered = sorted(trace, key=lambda one: one.input_length + one.output_length)
     longest, rest = ordered[-1], ordered[:-1]
     edges = [len(rest) * part // KINDS for part in range(KINDS + 1)]

@@ -1,5 +1,3 @@
-"""A situation to plan for: models, devices that can be had, a workload, limits; as a TOML file or as options."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -49,8 +47,6 @@ class OfferedDraft(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class PlannedTier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Shares of weights and KV in a tier of tiers.toml, or in one that is given by its figures."""
-
     name: str
     weights: float = 0.0
     kv: float = 0.0
@@ -60,7 +56,7 @@ class PlannedTier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class OfferedPlacement(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a target may be: `h200x2`. With `ffn_on` its FFNs are there, and what is left `on` the first."""
+    """A place of the target, as `h200x2`. With `ffn_on` the FFNs are there, and the rest `on` the first."""
 
     on: str
     tier: PlannedTier | None = None

@@ -1,8 +1,7 @@
-"""Acceptance traces: what a target wrote, and what a draft guessed in each token's place. Simulations replay them, so
-that their trees are accepted as a real pair's are. Of a pair without a trace one is drawn.
+"""An acceptance trace has a target's tokens and a draft's guesses for each. Simulations replay it, so that trees are
+accepted as a real pair's are; traces can also be drawn at random.
 
-A file has one JSON object a line: the pair first, then each sequence. A name that ends with .gz is compressed.
-"""
+A file has one JSON object a line: the pair first, then each sequence. A name that ends with .gz is compressed."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from pilotfish.errors import ParameterError
 TracedLine = TypeVar("TracedLine")
 Token = Annotated[int, Meta(ge=0, lt=1 << 31)]
 LogChance = Annotated[float, Meta(le=0)]
-#: Of drawn traces: how alike the chances of a draft's first guess are at different positions. Those of real drafts are
+#: Of drawn traces: similarity of the chances of first guesses over positions. Those of real drafts are
 #: near 0 or 1 at most of them.
 CONCENTRATION = 0.8
 #: Traces in this package, by name.
@@ -45,8 +44,6 @@ class TracedSequence(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AcceptanceTrace(Struct, frozen=True):
-    """Outputs one after the other, as arrays."""
-
     pair: TracedPair
     prompts: Sequence[Sequence[int]]  # of each sequence
     first: Ints  # [sequences], where its output begins
@@ -56,7 +53,7 @@ class AcceptanceTrace(Struct, frozen=True):
 
     @classmethod
     def of(cls, pair: TracedPair, sequences: Sequence[TracedSequence]) -> AcceptanceTrace:
-        """At least one sequence; ParameterError unless all have equally many guesses for each token."""
+        """At least one sequence; ParameterError unless all tokens have equally many guesses."""
         for sequence in sequences:
             _check(sequence, width=len(sequences[0].guesses[0]) if sequences[0].guesses else 0)
         lengths = np.array([len(sequence.tokens) for sequence in sequences])
@@ -80,7 +77,7 @@ class AcceptanceTrace(Struct, frozen=True):
 
     @property
     def ranks(self) -> Ints:
-        """Of each token among the guesses, from 0; `width` where it is not among them. [n]"""
+        """[n] of each token among its guesses, from 0; `width`: not among them."""
         found = self.guesses == self.tokens[:, None]
         return np.where(found.any(axis=1), found.argmax(axis=1), self.width)
 
@@ -94,7 +91,7 @@ def _check(sequence: TracedSequence, width: int) -> None:
 
 
 def trace_of(trace: str, acceptance: float | None) -> AcceptanceTrace:
-    """The bundled one of that name, or that file's; with an `acceptance` one is drawn instead."""
+    """A bundled trace by name, or a file's; with `acceptance`, a drawn one."""
     if acceptance is None:
         return read_acceptance(BUNDLED.get(trace, Path(trace)))
     if not 0 < acceptance < 1:
@@ -103,7 +100,7 @@ def trace_of(trace: str, acceptance: float | None) -> AcceptanceTrace:
 
 
 def read_acceptance(path: Path) -> AcceptanceTrace:
-    """ParameterError naming the line where the file is not such a trace."""
+    """ParameterError names the first bad line."""
     lines = list(_lines(path))
     if len(lines) < 2:
         raise ParameterError("trace", str(path), "a line of the pair and one for each sequence")
@@ -128,7 +125,6 @@ def _decoded(path: Path, number: int, line: bytes, kind: type[TracedLine]) -> Tr
 
 
 def write_acceptance(path: Path, pair: TracedPair, sequences: Sequence[TracedSequence]) -> None:
-    """Log-chances with three decimals."""
     lines = [msgspec.json.encode(pair)]
     for sequence in sequences:
         rounded = [[round(chance, 3) for chance in row] for row in sequence.log_chances]
@@ -140,9 +136,9 @@ def write_acceptance(path: Path, pair: TracedPair, sequences: Sequence[TracedSeq
 def drawn_acceptance(
     acceptance: float, *, sequences: int = 32, prompt: int = 128, output: int = 256, width: int = 12, seed: int = 0
 ) -> AcceptanceTrace:
-    """Of a pair of whose guesses one, mostly the likeliest, is right with this mean chance, 0 to 1. Its chances are
-    drawn (Beta), a guess is right as often as its chance says, and what is not this guess's falls to others in halves.
-    The likeliest is right a little more often."""
+    """One guess of each token, mostly the likeliest, is right with this mean chance, 0 to 1. Chances are
+    Beta-distributed and calibrated; the rest of each chance falls to the other guesses in halves. So the likeliest is
+    right a little more often."""
     random, count, vocab = np.random.default_rng(seed), sequences * output, 1 << 15
     chances = _drawn_chances(random, acceptance, count, width)
     guesses = (random.integers(vocab, size=(count, 1)) + np.arange(width)) % vocab
@@ -159,13 +155,13 @@ def _drawn_chances(random: np.random.Generator, acceptance: float, count: int, w
 
 
 def _drawn_ranks(random: np.random.Generator, chances: Floats) -> Ints:
-    """Which guess is right; one more than there are: none. [n]"""
+    """[n], index of the right guess; `width`: none."""
     ranks: Ints = (random.random(len(chances))[:, None] > np.cumsum(chances, axis=1)).sum(axis=1)
     return ranks
 
 
 def _falling(guesses: Ints, chances: Floats) -> tuple[Ints, Floats]:
-    """Guesses and their log-chances, likeliest first. [n, width]"""
+    """[n, width] guesses and log-chances, likeliest first."""
     order = np.argsort(-chances, axis=1, kind="stable")
     log_chances = np.log(np.maximum(np.take_along_axis(chances, order, axis=1), 1e-9))
     return np.take_along_axis(guesses, order, axis=1), log_chances

@@ -1,5 +1,3 @@
-"""A machine in simulations: its time beside forwards, and forwards of the bundled pair on it."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -17,8 +15,6 @@ from pilotfish.plan.simulation.setup import HostCosts
 
 
 class MachineCalibration(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """As `pilotfish plan calibrate` writes it."""
-
     processor: str
     pair: str
     target: str  # a pace: milliseconds of its forwards by rows, on this machine
@@ -27,7 +23,7 @@ class MachineCalibration(Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def read_calibration(path: Path) -> MachineCalibration:
-    """ParameterError where the file is none."""
+    """ParameterError for another file."""
     try:
         read = msgspec.json.decode(path.read_bytes(), type=MachineCalibration)
         Pace.parse(read.target), Pace.parse(read.draft)
@@ -37,7 +33,7 @@ def read_calibration(path: Path) -> MachineCalibration:
 
 
 def host_of(machine: Path | None) -> HostCosts:
-    """That of a file of `pilotfish plan calibrate`; without one what the cost model assumes of this project's loops."""
+    """Without a file of `pilotfish plan calibrate`, the cost model's assumptions on this project's loops."""
     if machine is not None:
         return read_calibration(machine).host
     level = PILOTFISH.level.value
@@ -45,8 +41,7 @@ def host_of(machine: Path | None) -> HostCosts:
 
 
 def fitted(counts: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[float]:
-    """Seconds of each thing counted, at least 0: least squares over the medians of equal counts. counts [n, k],
-    seconds [n]."""
+    """Non-negative seconds [k] of counts [n, k]: least squares over medians of equal counts. `seconds`: [n]."""
     groups: dict[tuple[float, ...], list[float]] = {}
     for row, value in zip(counts, seconds, strict=True):
         groups.setdefault(tuple(row), []).append(value)
@@ -58,7 +53,6 @@ def fitted(counts: Sequence[Sequence[float]], seconds: Sequence[float]) -> list[
 
 
 def _positive(table: Floats, values: Floats) -> Floats:
-    """Least squares without what would be negative."""
     kept = list(range(table.shape[1]))
     while True:
         costs = np.zeros(table.shape[1])

@@ -1,6 +1,5 @@
-"""SwiftSpec's picture: tokens/s of its pairs by how many of 8 devices run the target, the draft on the others, and with
-both on all of them in turn. From the cost model, and an acceptance fitted to one published number of a pair.
-"""
+"""SwiftSpec's figure: tokens/s of its pairs by how many of 8 devices run the target, the draft being on the others, or
+both on all in turn. The acceptance is fitted to one published number of a pair."""
 
 from __future__ import annotations
 
@@ -17,11 +16,11 @@ from pilotfish.plan.simulation.setup import HostCosts, Setup, Speculation, close
 
 #: Requests, one at a time, and the tokens of each.
 REQUESTS, OUTPUT = 12, 256
-#: Seconds that a message between devices of a node takes: assumed, of a store that another device polls.
+#: Seconds of a message between devices of a node: assumed, for a store that another device polls.
 DELAY = 5e-6
-#: Levels of the draft in turn, of which the best is taken: the source does not say them.
+#: Levels of the draft that are tried where it runs in turn: the source does not say them.
 SYNC_LEVELS = (2, 3, 4)
-#: Of the acceptance: between these, halved so often.
+#: Bounds of the acceptance, and halvings between them.
 BETWEEN, HALVINGS = (0.2, 0.98), 7
 
 
@@ -35,8 +34,7 @@ class SplitPair(Sourced, frozen=True, kw_only=True):
     best: tuple[int, ...]  # devices of the target, published; several where the source contradicts itself
 
     def error(self, point: SplitPoint) -> float:
-        """Of a point at the published split, relative: above 0 where it has too much. Nothing where nothing was
-        published."""
+        """Relative, at the published split: above 0 where the simulation has too much; 0 without a published figure."""
         return point.tokens / self.tokens - 1 if self.tokens else point.rate / self.rate - 1 if self.rate else 0.0
 
 
@@ -51,7 +49,6 @@ class SplitTable(Struct, frozen=True, forbid_unknown_fields=True):
     pairs: dict[str, SplitPair]
 
     def point(self, pair: SplitPair, acceptance: float, target: int) -> SplitPoint:
-        """With so many devices for the target; with all of them both models run on all, in turn."""
         trace = drawn_acceptance(acceptance, sequences=REQUESTS, prompt=self.context, output=OUTPUT)
         if target < self.devices:
             speculation = Speculation(mode="async", leaves=self.leaves, nodes=self.nodes, adaptive=False)
@@ -89,11 +86,11 @@ class SplitCurve(Struct, frozen=True):
 
     @property
     def best(self) -> SplitPoint:
-        """Of those with an even number of devices for each model, which is what its engine can do."""
+        """Only even numbers of devices for each model, which is what its engine can do."""
         return max((point for point in self.points[:-1] if point.target % 2 == 0), key=lambda point: point.rate)
 
     def behind(self, target: int) -> float:
-        """How much a split gains over the best, relative: 0 or less."""
+        """Relative gain of a split over the best: 0 or less."""
         return self.points[target - 1].rate / self.best.rate - 1
 
 
@@ -106,13 +103,11 @@ def decode_rate(run: SimulatedRun) -> float:
 
 
 def runs_of(table: SplitTable) -> int:
-    """Points that `curves` makes."""
     fitted = sum(not pair.like for pair in table.pairs.values())
     return HALVINGS * fitted + len(table.pairs) * table.devices
 
 
 def curves(table: SplitTable, done: Callable[[], None]) -> dict[str, SplitCurve]:
-    """By pair; `done` is called after each point."""
     own = {name: fitted(table, pair, done) for name, pair in table.pairs.items() if not pair.like}
     return {name: _curve(table, pair, own, name, done) for name, pair in table.pairs.items()}
 
@@ -128,7 +123,6 @@ def _curve(
 
 
 def fitted(table: SplitTable, pair: SplitPair, done: Callable[[], None]) -> float:
-    """The acceptance, of those tried, with which the simulation is nearest to what was published."""
     (low, high), errors = BETWEEN, dict[float, float]()
     for _ in range(HALVINGS):
         middle = (low + high) / 2

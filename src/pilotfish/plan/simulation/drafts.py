@@ -1,5 +1,3 @@
-"""Drafts in virtual time: one that the target waits for, and pools that grow trees while targets verify."""
-
 from __future__ import annotations
 
 from collections import deque
@@ -27,7 +25,7 @@ from pilotfish.workers.draft import Grower
 from pilotfish.workers.lm import LMDrafter
 from pilotfish.workers.ngram import NgramDrafter
 
-#: As both sides tell each other; a replayed pair has one vocabulary.
+#: Vocabulary digest of both sides; a replayed pair has one vocabulary.
 TOKENIZER = "simulated"
 
 
@@ -42,8 +40,6 @@ def local_drafter(replay: Replay, setup: Setup, clock: VirtualClock) -> Drafter:
 
 
 class DistantDrafter(LMDrafter):
-    """A draft that the target waits for, and for the way there and back."""
-
     def __init__(self, replay: Replay, setup: Setup, draft: Cost, clock: VirtualClock) -> None:
         cost = setup.host.of_local_draft(draft)
         super().__init__(ReplayedModel(replay, cost, clock), setup.speculation.width, clock=clock, prefix_cache=False)
@@ -57,8 +53,6 @@ class DistantDrafter(LMDrafter):
 
 
 class VirtualPool:
-    """A draft worker's loop around the machine that production runs."""
-
     def __init__(self, events: Events, replay: Replay, setup: Setup, reply: Callable[[Peer, ToTarget], None]) -> None:
         assert setup.draft is not None  # as in every setup with pools
         self._events, self._reply = events, reply
@@ -108,7 +102,7 @@ class VirtualPool:
 
 
 class PooledDrafter(Drafter):
-    """Implements `Drafter` over pools: what `engine.remote_drafts.RemoteDrafter` is over sockets."""
+    """Virtual counterpart of `engine.remote_drafts.RemoteDrafter`."""
 
     def __init__(
         self,

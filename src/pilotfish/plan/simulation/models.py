@@ -1,5 +1,3 @@
-"""A target and a draft that replay an acceptance trace in virtual time."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -21,7 +19,7 @@ _COSTS = "model@device as in llama-3.1-70b@h200x4, or times as in 10.4ms or, row
 
 
 def cost_of(field: str, text: str) -> Cost:
-    """Of a model on devices by the cost model, or by a pace. ParameterError naming `field`."""
+    """By the cost model or a pace. ParameterError naming `field`."""
     if "@" in text:
         return place(text, field=field).seconds
     try:
@@ -32,20 +30,18 @@ def cost_of(field: str, text: str) -> Cost:
 
 
 class Replay:
-    """Where in a trace each request is. A request is known by its seed; its output goes on with the trace's next
-    sequence where its own ends."""
+    """A request is known by its seed; its output goes on with the trace's next sequence where its own ends."""
 
     def __init__(self, trace: AcceptanceTrace) -> None:
         self.trace = trace
         self._shifts: list[int] = []  # of each seed: from a position in its sequence to one in the trace
 
     def add(self, sequence: int, prompt: int) -> int:
-        """The seed of a request with a prompt of so many tokens, whose output begins as that of a sequence."""
         self._shifts.append(int(self.trace.first[sequence]) - prompt)
         return len(self._shifts) - 1
 
     def places(self, sampling: Sampling) -> Ints:
-        """Of each sample's token in the trace. [samples]"""
+        """[samples], of each sample's token in the trace."""
         shifts = np.array([self._shifts[seed] for seed in sampling.seeds], np.int64)
         places: Ints = (shifts[sampling.sequences] + sampling.positions) % len(self.trace.tokens)
         return places
@@ -53,9 +49,8 @@ class Replay:
 
 @dataclass
 class ReplayedModel:
-    """Implements `core.executor.Executor`: gives the target's tokens, or with children the draft's guesses. A forward
-    advances `clock` by its `cost`. Guesses below a wrong guess are those of the same position after the right one: none
-    of them is ever reached."""
+    """Gives the target's tokens or, with children, the draft's guesses; a forward advances `clock` by its `cost`.
+    Guesses below a wrong one are never reached, so they are those below the right one."""
 
     replay: Replay
     cost: Cost
@@ -89,6 +84,5 @@ class ReplayedModel:
 
 
 def load_of(rows: Sequence[SequenceRows]) -> ForwardLoad:
-    """`context` is the mean of the sequences."""
     context = sum(len(sequence.prefix_slots) for sequence in rows) / max(len(rows), 1)
     return ForwardLoad(rows=sum(sequence.num_rows for sequence in rows), sequences=len(rows), context=context)

@@ -1,5 +1,3 @@
-"""Simulations: requests through targets and drafts in virtual time, and what came of them."""
-
 from __future__ import annotations
 
 from collections import deque
@@ -21,13 +19,13 @@ from pilotfish.plan.simulation.setup import LoadItem, Setup, SimulatedLoad
 from pilotfish.plan.simulation.target import VirtualTarget
 from pilotfish.workers.records import StepRecord
 
-#: Seconds between two looks of both sides at the time.
+#: Seconds between two looks of both sides at the clock.
 TICK = 0.05
 
 
 @dataclass
 class SimulatedTimes:
-    """A request's, in seconds."""
+    """Of a request, in seconds."""
 
     came: float
     target: int
@@ -49,17 +47,15 @@ class SimulatedRun:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all targets."""
         return sum(request.tokens for request in self.requests) / self.seconds
 
     @property
     def tokens_per_step(self) -> float:
-        """Of a sequence."""
         return sum(r.tokens for r in self.requests) / max(sum(stats.verify_steps for stats in self.stats), 1)
 
 
 def simulate(setup: Setup, trace: AcceptanceTrace, load: SimulatedLoad, rounds: int = 1) -> SimulatedRun:
-    """Play the load so many times. Figures are of the last round: budgets and drafts learn in those before."""
+    """Plays the load `rounds` times. Figures are of the last round: budgets and drafts learn in those before."""
     simulation = Simulation(setup, trace)
     for _ in range(rounds):
         simulated = simulation.play(load)
@@ -67,8 +63,6 @@ def simulate(setup: Setup, trace: AcceptanceTrace, load: SimulatedLoad, rounds: 
 
 
 class Simulation:
-    """Requests go to the targets in turn."""
-
     def __init__(self, setup: Setup, trace: AcceptanceTrace) -> None:
         self.setup, self.trace = setup, trace
         self.events, self.replay = Events(), Replay(trace)

@@ -1,5 +1,3 @@
-"""The setup of a simulation: devices, the machine around them, the speculation, the load."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -18,7 +16,7 @@ MAX_ROWS = 1 << 12
 
 
 class HostCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Seconds that a machine takes beside its devices' forwards: `pilotfish plan calibrate` measures them."""
+    """Seconds beside devices' forwards, measured by `pilotfish plan calibrate`."""
 
     step: float = 0.0  # of the target's loop: each step,
     sequence: float = 0.0  # each sequence in it,
@@ -43,7 +41,7 @@ class HostCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Speculation(Struct, frozen=True, kw_only=True):
-    """How trees are grown and verified; names and defaults are those of EngineConfig."""
+    """Names and defaults are those of EngineConfig."""
 
     mode: Mode = "off"
     nodes: int = 16  # of a tree that are verified, at most
@@ -56,8 +54,6 @@ class Speculation(Struct, frozen=True, kw_only=True):
 
 
 class Setup(Struct, frozen=True, kw_only=True):
-    """Targets of one kind and draft pools that they share."""
-
     target: Cost  # seconds of its forwards
     draft: Cost | None = None  # None in mode off
     speculation: Speculation = Speculation()
@@ -87,11 +83,11 @@ class SimulatedLoad(Struct, frozen=True):
 
 
 def closed_load(requests: int, concurrency: int, output: int, sequences: int) -> SimulatedLoad:
-    """So many at a time; their prompts are those of a trace of `sequences`, in turn."""
+    """`concurrency` at a time; prompts are those of a trace of `sequences`, in turn."""
     return SimulatedLoad([LoadItem(i % sequences, output) for i in range(requests)], concurrency)
 
 
 def poisson_load(requests: int, rate: float, output: int, sequences: int, seed: int = 0) -> SimulatedLoad:
-    """`rate` a second in the mean, whatever has ended; prompts as in `closed_load`."""
+    """`rate` a second on average, at random times; prompts as in `closed_load`."""
     times = np.cumsum(np.random.default_rng(seed).exponential(1 / rate, requests)).tolist()
     return SimulatedLoad([LoadItem(i % sequences, output, at) for i, at in enumerate(times)])

@@ -1,5 +1,3 @@
-"""Sweeps: each mode of speculation at each load, beside no speculation, and the load at which it stops paying."""
-
 from __future__ import annotations
 
 import math
@@ -16,7 +14,7 @@ from pilotfish.plan.simulation.acceptance import AcceptanceTrace
 from pilotfish.plan.simulation.run import SimulatedRun, SimulatedTimes, simulate
 from pilotfish.plan.simulation.setup import Mode, Setup, SimulatedLoad, closed_load, poisson_load
 
-#: Of each setting, unless so many were asked for: this many for each at a time, and at least `LEAST`.
+#: Default requests of each setting: this many for each at a time, and at least `LEAST`.
 REQUESTS_EACH, LEAST = 4, 32
 
 #: "": none, in mode off.
@@ -24,7 +22,7 @@ TreeBudget = Literal["", "auto", "fixed"]
 
 
 class SweepPoint(Struct, frozen=True, kw_only=True):
-    """A mode at a load. Times in seconds."""
+    """Times in seconds."""
 
     mode: Mode
     budget: TreeBudget
@@ -67,7 +65,6 @@ class Sweep(Struct, frozen=True, kw_only=True):
         return len(self.settings) * len(self.loads)
 
     def points(self, done: Callable[[], None]) -> Iterator[SweepPoint]:
-        """By load; `done` is called after each run."""
         for load in self.loads:
             of_load: dict[tuple[Mode, TreeBudget], SweepPoint] = {}
             for mode, budget in self.settings:
@@ -119,7 +116,7 @@ def _rate(times: SimulatedTimes) -> float:
 
 
 def _draft_busy(run: SimulatedRun, setup: Setup) -> float | None:
-    """Of pools; of a draft that targets wait for, with its messages' way."""
+    """Of pools, or of a draft that targets wait for, its messages included."""
     if setup.speculation.mode == "off":
         return None
     waits = sum(step.drafted - step.planned for steps in run.steps for step in steps) / len(run.steps)

@@ -1,4 +1,4 @@
-"""A target in virtual time: production's step loop, scheduler and budget over a replayed model."""
+"""Production's step loop, scheduler and budget over a replayed model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pilotfish.plan.simulation.models import Replay, ReplayedModel
 from pilotfish.plan.simulation.setup import MAX_ROWS, Setup, Speculation
 from pilotfish.workers.target import BegunStep, TargetWorker
 
-#: Rows whose cost a budget is told at the start.
+#: Rows whose cost a budget knows at the start.
 KNOTS = tuple(1 << power for power in range(11))
 
 
@@ -66,7 +66,7 @@ class VirtualTarget:
 
 
 def budget_of(setup: Setup, drafter: Drafter) -> Budget:
-    """An adaptive one believes at first what forwards cost; service has it learn the rest."""
+    """An adaptive budget starts with the forwards' cost; service teaches it the rest."""
     spec = setup.speculation
     if isinstance(drafter, NoDrafter):
         return FixedBudget(spec.nodes, spec.levels)

@@ -1,6 +1,4 @@
-"""The bodies of a chat's answers. A chunk has one piece of an output: some of its content, its reasoning or a call's
-arguments, or a call's beginning.
-"""
+"""A chunk has one piece: content, reasoning, arguments of a call, or a call's beginning."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ class ChatFormat(AnswerFormat):
         return [*opening, *early, self.newest(output, choice)]
 
     def finish(self, output: OutputBuffer) -> Part:
-        """Who named the function knows that it is called: as in OpenAI's API the reason is `stop`."""
+        """As in OpenAI's API the reason is `stop` where the client named the function."""
         part = super().finish(output)
         if part["finish_reason"] == "stop" and self._calls[output.index] and self._use.named is None:
             part["finish_reason"] = "tool_calls"

@@ -1,11 +1,10 @@
-"""What /v1/responses and /v1/messages share: an answer of one output as parts (items, blocks), which grow with the
-output's pieces, in a stream of events that are named by their types.
+"""An answer of /v1/responses or /v1/messages: one output as parts (items, blocks), which grow with the output's pieces,
+in a stream of events that are named by their types.
 
 pieces   Reasoning  Reasoning   Content  Content   CallBegin  Arguments  Arguments     end
 parts    a thought              a text             a call
 
-A part ends where a piece of another kind comes. Only the number of deltas depends on how an output was cut.
-"""
+A part ends where a piece of another kind comes. Only the number of deltas depends on how an output was cut."""
 
 from __future__ import annotations
 
@@ -29,15 +28,13 @@ PartStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 @dataclass
 class TokenBuffer(OutputBuffer):
-    """An output that is read token by token, to tell what each token was for."""
-
     #: What each token completed, and its log-probabilities where they were asked for; then what the end completed.
     scored: list[tuple[list[Piece], TokenLogprobs | None]] = field(default_factory=list)
     reasoning_tokens: int = 0
-    _text: str = ""  # that the parser has not read
-    _read: int = 0  # characters that it has
+    _text: str = ""  # not yet read by the parser
+    _read: int = 0  # characters that the parser has read
     _waiting: deque[int] = field(default_factory=deque)  # ends of tokens whose text has not all come
-    _scores: deque[TokenLogprobs] = field(default_factory=deque)  # theirs, where they were asked for
+    _scores: deque[TokenLogprobs] = field(default_factory=deque)  # log-probabilities of the waiting tokens, if wanted
     _since: int = 0  # tokens since the last piece
 
     def read(self, delta: Delta) -> None:
@@ -75,7 +72,7 @@ class TokenBuffer(OutputBuffer):
 
 
 class OpenPart(ABC):
-    """A part to which pieces are added. All but `whole` give events of the stream."""
+    """A part grows by pieces. All methods but `whole` give events of the stream."""
 
     @abstractmethod
     def begin(self) -> list[Part]: ...
@@ -93,7 +90,6 @@ class OpenPart(ABC):
 
 class PartWriter:
     def __init__(self, make: Callable[[int, Piece], OpenPart]) -> None:
-        """`make` gives the part, at an index in the answer, that begins with a piece."""
         self._make = make
         self._ended: list[Part] = []
         self._open: OpenPart | None = None
@@ -105,12 +101,10 @@ class PartWriter:
         return [*self._ended, *([] if self._open is None else [self._open.whole("incomplete")])]
 
     def add(self, pieces: Iterable[Piece], logprobs: Iterable[Part] = ()) -> list[Part]:
-        """`logprobs` are those of the tokens that the pieces end with."""
         self._logprobs += logprobs
         return [event for piece in pieces for event in self._piece(piece)]
 
     def end(self, status: PartStatus = "completed") -> list[Part]:
-        """No more pieces come. The last part has the answer's status."""
         left = self._text("") if self._logprobs and self._kind is Content else []
         return [*left, *self._end(status)]
 
@@ -146,7 +140,7 @@ class PartWriter:
 
 
 def _covering(logprobs: list[Part], text: str) -> list[Part]:
-    """The last of them whose tokens cover a text: those before are of marks."""
+    """The last log-probabilities, whose tokens cover a text: those before are of marks."""
     missing, first = len(text.encode()), len(logprobs)
     while first and missing > 0:
         first -= 1

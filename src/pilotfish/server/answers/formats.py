@@ -1,5 +1,3 @@
-"""What the bodies of all answers have in common, whole or as the chunks of a stream. `openapi.json` describes them."""
-
 from __future__ import annotations
 
 from collections import Counter, defaultdict
@@ -24,7 +22,7 @@ Part = dict[str, Any]
 
 @dataclass
 class OutputBuffer:
-    """An output of a prompt. `pieces`, `token_ids`, `logprobs` and `offsets` have not been sent to the client yet."""
+    """`pieces`, `token_ids`, `logprobs` and `offsets` have not been sent to the client yet."""
 
     index: int
     prompt: TokenizedPrompt
@@ -78,8 +76,7 @@ class OutputBuffer:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is something to send: tokens can end within a character, or where a stop string or a call may
-        begin."""
+        """False where tokens end within a character, or where a stop string or a call may begin."""
         return not self.begun or self.finish is not None or bool(self.logprobs) or bool(self.pieces)
 
     @property
@@ -88,8 +85,7 @@ class OutputBuffer:
 
 
 class AnswerFormat:
-    """The body of an answer, whole or as the chunks of a stream. Subclasses make its choices. A method that gives what
-    a request may ask for gives a part of a body, empty where it did not."""
+    """A method for an optional field gives a part of a body, empty where the request did not ask for it."""
 
     end_of_stream = b"data: [DONE]\n\n"
     buffer: ClassVar[type[OutputBuffer]] = OutputBuffer
@@ -115,8 +111,7 @@ class AnswerFormat:
             self.take_scored(output, delta.prompt_logprobs)
 
     def take_scored(self, output: OutputBuffer, entries: Sequence[TokenLogprobs]) -> None:
-        """Log-probabilities of an output's prompt. The engine scores it once, for the first of its outputs, which it
-        also begins first."""
+        """Log-probabilities of a prompt. The engine scores it once, for its first output, which also begins first."""
         if self.body.prompt_logprobs is not None:
             output.prompt_logprobs += [prompt_logprob(entry, self.token_text) for entry in entries]
 
@@ -162,8 +157,6 @@ class AnswerFormat:
         }
 
     def _cached(self) -> Counter[str]:
-        """Tokens of the prompts whose KV was there, by tier. Outputs of one prompt share what the first of them
-        computes."""
         n = self.generation.params.n
         found = [Counter(output.cached) for output in self.outputs]
         prompts = (found[first : first + n] for first in range(0, len(found), n))
@@ -176,13 +169,11 @@ class AnswerFormat:
         return {"usage": None} if self.options.include_usage else {}
 
     def metrics(self) -> Part:
-        """Of several outputs no speculation, as in vLLM. Who answers, where the server has several variants or
-        models."""
+        """Speculation is left out for several outputs, as in vLLM."""
         return {**self._speculation(), **({"pilotfish": answers} if (answers := self._answers()) else {})}
 
     def _answers(self) -> Part:
-        """The variant that speculates, and the model, where the server has several. A cascade's small model never
-        speculates. What the request asked for more of than there is."""
+        """A cascade's small model never speculates. Limits are told where the request exceeded them."""
         choice, cascade = self.generation.choice, self.generation.cascade
         named = choice.named and not (cascade is not None and cascade.side == "small")
         variant = {"variant": choice.variant.name} if named else {}
@@ -232,7 +223,6 @@ class AnswerFormat:
         return {**tokens, **(self.seed(output) if len(self.outputs) > 1 else {})}
 
     def prompt(self, output: OutputBuffer) -> Part:
-        """Log-probabilities and tokens of the output's prompt. The first token has no log-probability."""
         part: Part = {}
         if self.body.prompt_logprobs is not None and not output.begun:
             n = self.generation.params.n
@@ -243,8 +233,7 @@ class AnswerFormat:
 
 
 def speculative_decoding(steps: Sequence[Verified], spec_tokens: int, *, detailed: bool) -> Part:
-    """Summary of at least one step, in vLLM's shape: an acceptance length counts the target's own token too, drafts are
-    nodes, histograms count steps by their accepted nodes. `spec_tokens` is the most nodes of a step."""
+    """In vLLM's shape: an acceptance length counts the target's own token too, drafts are nodes."""
     accepted, drafted = [step.accepted for step in steps], [step.nodes for step in steps]
     by_length: defaultdict[int, Counter[int]] = defaultdict(Counter)
     for step in steps:

@@ -1,5 +1,4 @@
-"""Log-probabilities in answers. They are written as they come: those of a long prompt are megabytes, and all streams
-would wait while they were written at once."""
+"""Log-probabilities are written as they come: those of a long prompt are megabytes, and would hold up all streams."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ def chat_logprob(entry: TokenLogprobs, names: TokenNames) -> dict[str, Any]:
 
 
 def token_text(tokenizer: Any) -> TokenNames:
-    """Names tokens by their text. As OpenAI does, bytes that are no text alone are written bytes:\\xe2\\x98."""
+    """As in OpenAI's API, bytes that are no text alone are written bytes:\\xe2\\x98."""
     bytes_of = token_bytes(tokenizer)
 
     @lru_cache(1 << 16)

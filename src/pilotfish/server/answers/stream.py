@@ -1,11 +1,10 @@
-"""A request under way: the engine's updates of its outputs, and its answer, whole or as server-sent events.
+"""The events of a streamed answer:
 
     data: {chunk}          each update, at once
     data: {"error": …}     where it broke after the first token; before that the status tells
     data: [DONE]           always the last one, after an error too: clients wait for it; not in newer APIs
 
-A client that goes away ends the request; one that takes nothing is disconnected by `connections`.
-"""
+A client that goes away ends the request; one that takes nothing is disconnected by `connections`."""
 
 from __future__ import annotations
 
@@ -35,7 +34,6 @@ _HEADERS = [
 
 
 def _without_output(delta: Delta) -> Delta:
-    """For a request that wants only its prompt: one token is generated, and dropped."""
     finish = delta.finish and Finish(FinishReason.LENGTH, None)
     return replace(delta, tokens=[], text="", ends=[], verified=[], logprobs=[], finish=finish)
 
@@ -47,7 +45,7 @@ class GenerationResponse(Response):
         self._stream: Updates | None = None  # until the request is submitted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """An error before anything was sent is raised; a client that is gone gets no answer."""
+        """An error before the first byte is raised; a client that is gone gets no answer."""
         run = self._events if self._generation.body.stream else self._whole
         ended: BaseException | None = None
         try:
@@ -63,8 +61,7 @@ class GenerationResponse(Response):
             self._record.close(ended)
 
     async def _grown(self) -> AsyncIterator[OutputBuffer]:
-        """Submit the request, and give each output that has grown. HttpError 504 after the deadline, TargetUnavailable
-        if the target is not ready; also raises what the engine's stream does."""
+        """HttpError 504 after the deadline, TargetUnavailable if the target is not ready; also the engine's errors."""
         given, only_echo = self._generation, self._generation.body.only_echo
         ends = asyncio.get_running_loop().time() + given.timeout
         guesses = given.choice
@@ -94,7 +91,7 @@ class GenerationResponse(Response):
         return None
 
     async def _events(self, scope: Scope, receive: Receive, send: Send) -> Exception | None:  # noqa: ARG002
-        """Returns the error that broke the stream after its first event, of which the client was told."""
+        """Returns the error that broke the stream after its first event."""
 
         async def write(data: bytes, more: bool = True) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": more})

@@ -1,5 +1,3 @@
-"""The bodies of a completion's answers: an answer and a chunk have one shape."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -29,8 +27,6 @@ def text_logprob(entry: TokenLogprobs, names: TokenNames) -> TextLogprob:
 
 
 class EchoedPrompt:
-    """A prompt that a completion repeats with its log-probabilities; the first token has none."""
-
     def __init__(self, prompt: TokenizedPrompt, tokenizer: Any, names: TokenNames) -> None:
         self._names = names
         # a text lacks the special tokens that the tokenizer put around it

@@ -5,13 +5,11 @@
     rendered   <|im_start|>user↵say <·|im_end|><|im_end|>↵   by the template
     tokens     <|im_start|> user ↵ say < | im _ end | > <|im_end|> ↵
 
-The tokenizer looks for its tokens first, and then takes the wedges out, before it does anything else with what is left.
-So all of a chat is tokenized as one text, and one without such spellings as it would be without all this.
+The tokenizer looks for its tokens first, then takes the wedges out, before any other step. So a chat is tokenized as
+one text, and a chat without such spellings is tokenized as ever.
 
-A text that ends as a token begins, as `<|im_`, has a wedge at its end, and one that begins as a token ends has one
-there: nothing that is written beside it completes the token. A template that writes both ends itself, as `<|` and `|>`
-around a role, has written a token.
-"""
+A text that ends with a token's beginning, as `<|im_`, has a wedge at its end; likewise at its start: no neighbour
+completes the token. A template that writes both ends itself, as `<|` and `|>` around a role, has written a token."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ from pilotfish.core.drafting.vocabulary import with_added
 from pilotfish.errors import ModelError
 from pilotfish.prompts import chat_prompt
 
-#: Of characters that Unicode keeps from texts, and drawn, so that no client knows it.
+#: A character that Unicode forbids in texts, drawn at random so that no client knows it.
 WEDGE = "".join(chr(secrets.choice(range(0xFDD0, 0xFDF0))) for _ in range(8))
 
 
@@ -47,10 +45,8 @@ class ClientTexts:
 
 
 class PlainTexts(ClientTexts):
-    """What spells a token is text, wherever clients write it: in messages, tools, calls, variables of the template."""
-
     def __init__(self, tokenizer: Any) -> None:
-        """ModelError for a tokenizer that finds its tokens otherwise than by their spelling."""
+        """ModelError for a tokenizer that does not find its tokens by their spelling."""
         super().__init__(tokenizer)
         backend = tokenizer.backend_tokenizer
         added, bare = sorted(backend.get_added_tokens_decoder().items()), with_added(backend, ())
@@ -97,7 +93,7 @@ class PlainTexts(ClientTexts):
         return [self._within(each) for each in value] if isinstance(value, list) else value
 
     def _wedged(self, text: str) -> str:
-        """Those at its ends stand within white space, which templates may take off."""
+        """Wedges at the text's ends stand within white space, which templates may strip."""
         core = text.strip()
         sizes = range(1, min(self._longest, len(core) + 1))
         before = WEDGE * any(core[:n] in self._ended for n in sizes)
@@ -108,7 +104,6 @@ class PlainTexts(ClientTexts):
         return self._starts.sub(rf"\g<0>{WEDGE}", text)
 
     def _check(self) -> None:
-        """All tokens are found where they are spelled, as before, and none where a wedge is within."""
         plain = [f"a{text}b" for text in self._spelled]
         wedged = [self._wedged(text) for text in plain]
         usual = self.tokenizer.backend_tokenizer
@@ -122,26 +117,23 @@ class PlainTexts(ClientTexts):
 
 @lru_cache(maxsize=1)
 def plain_texts(tokenizer: Any) -> PlainTexts:
-    """Once for a tokenizer: a start makes it, to refuse what cannot be served, and requests use it."""
     return PlainTexts(tokenizer)
 
 
 def _is_text(token: int, text: str, bare: Any) -> bool:
-    """Of an added token that is not special: vocabularies hold words, white space and markup, some so that texts are
-    shorter. What else there is, as `<think>`, templates write. `bare` has no added tokens."""
+    """Whether a token that is not special may be text (a word, white space); templates write others, as `<think>`."""
     if len(text) == 1 or text.isspace() or text.isalnum():
         return True
     return token in bare.encode(text, add_special_tokens=False).ids
 
 
 def _by_spelling(token: Any) -> Any:
-    """Found before wedges are taken out."""
     flags = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip", "special")}
     return type(token)(token.content, normalized=False, **flags)
 
 
 def _without_wedges(normalizer: Any) -> Any:
-    """A template may have written them as JSON does."""
+    """A template may have written the wedges as JSON escapes."""
     wedges = (normalizers.Replace(wedge, "") for wedge in (WEDGE, json.dumps(WEDGE)[1:-1]))
     return normalizers.Sequence([*wedges, *([] if normalizer is None else [normalizer])])
 
@@ -153,7 +145,6 @@ def _starts_of(texts: Collection[str]) -> str:
 
 
 def _any_of(texts: Collection[str]) -> str:
-    """A regular expression of the beginnings of `texts`, which shares them, so that thousands cost little."""
     if "" in texts:
         return ""
     groups = (list(group) for _, group in groupby(sorted(texts), key=lambda text: text[0]))

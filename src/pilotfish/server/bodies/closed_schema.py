@@ -1,6 +1,5 @@
-"""JSON schemas for objects that have no other properties than the schema names, unless it says what else they may have.
-
-OpenAI's strict schemas must say so, and vLLM reads every schema so: else a model may go on with properties of its own.
+"""Objects get no properties that their schema does not name, unless it allows them: else a model may go on with
+properties of its own. OpenAI's strict schemas must say so, and vLLM reads every schema so.
 
     {"properties": {"a": …}}                                       closed
     {"allOf": [{"properties": {"a": …}}, {"$ref": "#/$defs/B"}]}   open, and so is B: each names only some of them
@@ -13,9 +12,9 @@ from typing import Any
 #: Keywords whose values are schemas by name.
 NAMED = frozenset({"properties", "patternProperties"})
 DEFINED = frozenset({"$defs", "definitions"})
-#: About the same value as the schema that they stand in.
+#: Keywords whose schemas are about the same value as the schema that they stand in.
 SAME = frozenset({"$ref", "anyOf", "oneOf", "allOf", "if"})
-#: These say what else an object may have.
+#: Keywords that say what else an object may have.
 SAID = frozenset({"additionalProperties", "unevaluatedProperties"})
 
 
@@ -26,8 +25,7 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _joined(schema: dict[str, Any]) -> set[str]:
-    """References that stand beside other schemas of the same value, also by way of such references. Each definition is
-    walked once more at most, however long a chain they are: a client wrote them."""
+    """References beside other schemas of the same value, also through each other; a definition is walked once."""
     walk = _Closing(set())
     walk.schema(schema, alone=True)
     joined, left, definitions = set[str](), list(walk.joined), _definitions(schema)
@@ -50,15 +48,13 @@ def _definitions(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Closing:
-    """A walk over a schema, where those that the references `known` name stay open. `joined` are references found
-    beside other schemas of the same value."""
+    """References `known` stay open; `joined` stand beside other schemas of the same value."""
 
     def __init__(self, known: set[str]) -> None:
         self._known = known
         self.joined: set[str] = set()
 
     def schema(self, given: Any, *, alone: bool) -> Any:
-        """`alone`: no other schema is about the same value."""
         if not isinstance(given, dict):
             return given  # true or false
         same, named = SAME & given.keys(), NAMED & given.keys()
@@ -86,7 +82,6 @@ class _Closing:
 
 
 def _names_all(schema: dict[str, Any]) -> bool:
-    """Whether the properties that are required are there. What is no schema is refused later, by its keyword."""
     required, properties = schema.get("required", []), schema.get("properties", {})
     if not isinstance(required, list) or not isinstance(properties, dict):
         return False

@@ -1,5 +1,3 @@
-"""What an output must be: OpenAI's `response_format` and vLLM's `structured_outputs`, as a Constraint."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -22,11 +20,11 @@ from pilotfish.server.bodies.requests import (
 from pilotfish.server.http_errors import bad, bad_request
 
 FIELD = "structured_outputs"  # of SamplingParams
-#: vLLM's older parameters, which say each by itself what `structured_outputs` does.
+#: vLLM's older parameters, each for one field of `structured_outputs`.
 GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 
 
-#: What of them says which outputs are allowed.
+#: Fields of `structured_outputs` that say which outputs are allowed.
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 
@@ -53,7 +51,7 @@ class Wanted:
 
 
 def wanted(body: GenerationRequest) -> Wanted | None:
-    """HttpError names the second of two fields that both say it."""
+    """HttpError names the second of two fields that both give a constraint."""
     given = [*_of_format(body.response_format), *_of_structured(body.structured_outputs), *_of_guided(body)]
     if len(given) > 1:
         raise bad_request(given[1].field, f"it cannot be combined with {given[0].field}")
@@ -93,7 +91,6 @@ def _schema(field: str, given: dict[str, Any] | str) -> dict[str, Any]:
 
 @contextmanager
 def blaming(field: str) -> Iterator[None]:
-    """Errors about an output's constraint name the body's field."""
     try:
         yield
     except RecursionError as error:

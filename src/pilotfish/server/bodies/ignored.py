@@ -1,5 +1,5 @@
-"""What is left out of a request as it changes no answer: metadata, hints, fields of beta versions, tools that run at
-other servers. A header tells the client, and the log tells the operator, once for each name."""
+"""Parts of a request that are left out because they change no answer: metadata, hints, beta fields, tools that run
+elsewhere. A header tells the client, the log tells the operator once for each name."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import re
 from pilotfish.server.http_errors import HttpError
 
 HEADER = "x-pilotfish-ignored"
-#: Names that one request may have told, and that the log tells in all: clients make them up.
+#: Names told for one request, and in all by the log: clients make them up.
 MOST, MOST_LOGGED = 16, 1000
-#: Stands for those beyond.
+#: Stands for further names.
 MORE = "and-more"
-#: Names that some API may have. Others are no client's habit.
+#: Names that some API may have; others are unlikely to be a client's habit.
 NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
-#: Characters of a name that is told.
+#: Characters of a name in the header and the log.
 LONGEST = 64
 _OTHER = re.compile(r"[^\w.\[\]-]", re.ASCII)
 _INDEX = re.compile(r"\[\d+\]")
@@ -34,7 +34,6 @@ class Ignored:
         self.tell(name or refusal.param or "", "nothing here uses it; --strict refuses it")
 
     def tell(self, field: str, why: str) -> None:
-        """`why` is for the log, and quotes nothing of the request."""
         name = _told(field)
         if not self.is_told(field):
             self._names[name] = None
@@ -43,7 +42,6 @@ class Ignored:
             logger.info("%s is left out of requests: %s", name, why)
 
     def is_told(self, field: str) -> bool:
-        """Whether it was left out before, maybe of another item of a list, or is one too many to be told."""
         if len(self._names) >= MOST:
             self._names[MORE] = None
             return True

@@ -1,5 +1,3 @@
-"""From a body to what the engine is given: tokens of its prompts, and SamplingParams."""
-
 from __future__ import annotations
 
 import asyncio
@@ -56,13 +54,13 @@ class Generation:
     prompts: tuple[TokenizedPrompt, ...]
     params: SamplingParams  # of each prompt
     reading: OutputReading
-    choice: VariantChoice  # how it is guessed for
+    choice: VariantChoice  # how the server speculates for it
     script: str  # of its prompt
     cache_salt: str | None
-    session: str | None  # requests of one belong together
+    session: str | None  # equal for requests that belong together
     timeout: float  # seconds
     metrics: MetricsLevel
-    cascade: CascadeAnswer | None = None  # who answers, of a request for a cascade's alias
+    cascade: CascadeAnswer | None = None  # for a cascade's alias: which model answers
 
 
 def sampling_params(
@@ -73,8 +71,7 @@ def sampling_params(
     target: Identity,
     config: ServerConfig,
 ) -> SamplingParams:
-    """The request's fields over the model's `defaults`; its longest prompt has `prompt` tokens. HttpError or
-    ParameterError names the first bad field."""
+    """`prompt`: tokens of the longest prompt. HttpError or ParameterError names the first bad field."""
     given = {name: getattr(body, name) for name in SAMPLING}
     values = {**defaults, **{name: value for name, value in given.items() if value is not None}}
     _check_lengths(given)
@@ -97,7 +94,7 @@ def sampling_params(
 
 
 def _check_lengths(given: Mapping[str, Any]) -> None:
-    """SamplingParams' own errors would quote all entries."""
+    """Checked here because SamplingParams' own errors would quote all entries."""
     for name, value in given.items():
         most = SAMPLING_OPTIONS[name].high
         if isinstance(value, list | dict) and most is not None and len(value) > most:
@@ -138,7 +135,6 @@ def _room(body: GenerationRequest, prompt: int, target: Identity) -> int:
 
 
 def max_nodes(speculation: SpeculationOptions, target: Identity, ignored: Ignored) -> int | None:
-    """Limit of a token tree; 0: no speculation, None: the target's own."""
     nodes, allowed = speculation.max_nodes, f"an integer 0 to {target.max_nodes}"
     if nodes is not None and nodes < 0:
         raise bad("speculation.max_nodes", nodes, allowed)
@@ -151,7 +147,6 @@ def max_nodes(speculation: SpeculationOptions, target: Identity, ignored: Ignore
 
 
 def granted(speculation: SpeculationOptions, target: Identity) -> dict[str, Any]:
-    """What a request gets where it asks for more than the target has: that changes no token."""
     more = (speculation.max_nodes or 0) > target.max_nodes
     other = speculation.mode not in (None, "off", target.mode)
     return {**({"mode": target.mode} if other else {}), **({"max_nodes": target.max_nodes} if more else {})}
@@ -161,7 +156,6 @@ def granted(speculation: SpeculationOptions, target: Identity) -> dict[str, Any]
 
 
 async def text_tokens(text: str, texts: ClientTexts, *, special: bool = True) -> list[int]:
-    """`special` adds the tokens that the tokenizer puts around a text."""
     return await _tokenize(len(text), lambda: texts.tokens(text, special=special))
 
 
@@ -178,8 +172,7 @@ async def _tokenize(size: int, work: Callable[[], Result]) -> Result:
 async def chat_tokens(
     request: ChatRequest | TokenizeRequest, texts: ClientTexts, *, tools_as_text: bool = False
 ) -> list[int]:
-    """Tokens of the chat template around the messages. HttpError or ParameterError names what is
-    wrong, HttpError where the template refuses them."""
+    """HttpError or ParameterError names the bad field, HttpError where the template refuses the messages."""
     tokenizer, plain = texts.tokenizer, template_messages("messages", request.messages or [])
     begins, goes_on = request.add_generation_prompt, bool(request.continue_final_message)
     own = template_arguments(tokenizer, request.chat_template_kwargs or {}, begins=begins, goes_on=goes_on)
@@ -240,8 +233,7 @@ def check_token_ids(field: str, tokens: list[int], tokenizer: Any) -> None:
 
 
 def kept(prompts: list[TokenizedPrompt], body: GenerationRequest, most: int) -> tuple[TokenizedPrompt, ...]:
-    """The parts of the prompts that the request keeps: all, or as many tokens as it says or as fit beside the output
-    into `most`."""
+    """Parts of the prompts: as many tokens as the body says, or as fit beside the output into `most`."""
     keep = body.truncate_prompt_tokens
     if keep is None:
         return tuple(prompts)

@@ -1,4 +1,4 @@
-"""How the text of an output becomes pieces, and what it must be: calls of tools, reasoning, a format.
+"""How an output's text is parsed and constrained: calls of tools, reasoning, a format.
 
 body ──┬─► tools.tool_use ─────► what may be called, and whether it must be ──┐
        └─► constraints.wanted ─► what else an output must be ─────────────────┼─► OutputReading
@@ -40,7 +40,7 @@ from pilotfish.server.http_errors import bad, bad_request
 FALLBACK = "hermes"
 #: Last tokens of a prompt that tell whether it ends within a reasoning.
 END = 32
-#: Tools of which a grammar can tell calls apart: from 500 on llguidance gives up in the midst of an output.
+#: Tools whose calls a grammar can tell apart: from 500 on llguidance gives up in the midst of an output.
 MOST_TOOLS = 256
 #: Why tools are not in a prompt.
 UNTOLD = "the model's chat template does not tell of them; --tool-template default tells of tools in a plain text"
@@ -53,7 +53,7 @@ def call_id() -> str:
 
 
 def mistral_id() -> str:
-    """Templates of Mistral's models take no other ids."""
+    """Templates of Mistral's models accept only such ids."""
     return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
 
 
@@ -85,7 +85,7 @@ def plain_reading(body: GenerationRequest) -> OutputReading:
 
 
 class OutputFormats:
-    """How the served model writes calls and reasoning. `auto` is what its chat template tells, `none` is none."""
+    """`auto` takes the format of calls and reasoning from the chat template, `none` has none."""
 
     def __init__(self, config: ServerConfig, tokenizer: Any) -> None:
         template = tokenizer.chat_template
@@ -141,8 +141,7 @@ class OutputFormats:
         return TOOL_FORMATS[FALLBACK] if self.calls is None or self.as_text(body) else self.calls
 
     def _constraint(self, asked: Wanted | None, calls: ToolFormat, use: ToolUse, *, told: bool) -> Constraint | None:
-        """Calls that are required, or what is asked for. Where a model that is told of tools may call them: an answer
-        of the format, or calls; a text, then calls whose arguments are strict."""
+        """Calls that must come, or the format asked for; a model that may call gets either, or text and calls."""
         of_answers = asked is not None and asked.field == "response_format"
         if use.required and asked is not None and not of_answers:
             raise bad_request(asked.field, "it cannot be combined with a tool_choice that requires a call")
@@ -200,8 +199,6 @@ class Thinking:
 
 
 class FilteredPieces:
-    """Pieces of another parser that are wanted, while an output grows and at its end."""
-
     def __init__(self, inner: OutputParser, wants: Callable[[Piece], bool], at_end: Callable[[Piece], bool]) -> None:
         self._inner, self._wants, self._at_end = inner, wants, at_end
 

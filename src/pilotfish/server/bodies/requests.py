@@ -1,5 +1,3 @@
-"""The bodies that clients send."""
-
 from __future__ import annotations
 
 import tomllib
@@ -21,12 +19,12 @@ from pilotfish.server.observe.request_records import OutputKind
 _FIELDS = tomllib.loads(Path(__file__).with_name("fields.toml").read_text("utf-8"))
 #: Fields that may hold anything.
 HARMLESS: list[str] = _FIELDS["harmless"]
-#: Fields that are not supported, by the values that change nothing. Of the second kind no value changes an answer.
+#: Fields that are not supported, with their values that change nothing; of the second kind no value changes an answer.
 UNSUPPORTED = {name: (None, *values) for name, values in _FIELDS["unsupported"].items()}
 HINTS = {name: (None, *values) for name, values in _FIELDS["hints"].items()}
-#: Of those that are not supported, what parts of messages may not have either.
+#: Unsupported fields that parts of messages may not have either.
 WITHIN_MESSAGES = frozenset(_FIELDS["within_messages"])
-#: What errors say of some of them.
+#: Errors' words for some of them.
 INSTEAD: dict[str, str] = _FIELDS["instead"]
 SEED = f"an integer 0 to {SEED_LIMIT - 1}, or its digits as text"
 LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS, description=f"an integer 0 to {MAX_LOGPROBS}")]
@@ -51,7 +49,6 @@ class RequestBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
     @classmethod
     def normal(cls, fields: dict[str, Any], ignored: Ignored) -> dict[str, Any]:  # noqa: ARG003
-        """The fields of a body in the one form that its type describes."""
         return fields
 
 
@@ -151,12 +148,10 @@ class GenerationRequest(DerivedFields, kw_only=True):
 
     @property
     def limit(self) -> tuple[str, int | None]:
-        """The field that limits an output's tokens, and its value."""
         return "max_tokens", self.max_tokens
 
     @property
     def num_logprobs(self) -> int | None:
-        """Likeliest tokens to report of each token of the output; None: no log-probabilities at all."""
         raise NotImplementedError
 
     @property
@@ -169,7 +164,6 @@ class GenerationRequest(DerivedFields, kw_only=True):
 
     @property
     def session(self) -> str | None:
-        """What names the requests that belong together: they go to one target if nothing speaks against it."""
         names = (self.session_id, self.prompt_cache_key, self.user)
         return next((name for name in names if isinstance(name, str) and name), None)
 

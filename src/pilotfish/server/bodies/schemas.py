@@ -1,8 +1,5 @@
-"""Bodies of requests: read, and checked by their types.
-
-A field that nobody knows is left out, unless it could mean something: another API's field, a misspelt one, one that
-says what an answer must be.
-"""
+"""An unknown field of a body is left out, unless it could mean something: another API's field, a misspelt one, a
+constraint on the answer."""
 
 from __future__ import annotations
 
@@ -29,18 +26,18 @@ from pilotfish.validation import is_struct, options_of
 
 Body = TypeVar("Body", bound=RequestBody)
 Converted = TypeVar("Converted", bound=Struct)
-#: Unknown fields of a body up to which each is looked at.
+#: Unknown fields of a body that are looked at.
 MOST_UNKNOWN = 32
-#: Items of a list up to which each is looked at.
+#: Items of a list that are looked at.
 MOST_ITEMS = 10_000
-#: How alike a name is to another of which it is a misspelling.
+#: How alike a misspelt name is to the right one.
 ALIKE = 0.88
 _JSON_TYPE = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)
 
 
 async def read_body(request: Request, kind: type[Body], config: ServerConfig, ignored: Ignored) -> Body:
-    """HttpError 408 for a body that takes too long, 413 for one that is too large, 415 for another type than JSON, else
-    400 that names the first bad field."""
+    """HttpError 408 for a body that takes too long, 413 for a too large one, 415 for another type than JSON, else 400
+    that names the first bad field."""
     content_type = request.headers.get("content-type")
     if content_type and not _JSON_TYPE.fullmatch(content_type.strip()):
         raise HttpError(415, f"content-type: {short(content_type)} is not allowed; expected application/json")
@@ -81,7 +78,7 @@ async def _bytes(request: Request, limit: int) -> bytes:
 
 
 def _too_large(limit: int) -> HttpError:
-    """The connection stays open: the HTTP server drops what still comes, and a client that sends first reads this."""
+    """The connection stays open: the server drops the rest, so that a client that sends first can read this answer."""
     return HttpError(413, f"body: it is too large; expected at most {limit} bytes", code="request_too_large")
 
 
@@ -98,11 +95,10 @@ def _object(body: bytes) -> dict[str, Any]:
     return fields
 
 
-# -- what nobody knows
+# -- unknown fields
 
 
 def _supported(fields: dict[str, Any], kind: type[RequestBody], ignored: Ignored) -> dict[str, Any]:
-    """Fields of `kind` that are not null. HttpError for others that mean something."""
     names = set(kind.__struct_fields__)
     unknown = [name for name, value in fields.items() if name not in names and value is not None]
     for name in unknown:
@@ -143,7 +139,7 @@ def _plain(name: str) -> str:
 
 @cache
 def _meaningful() -> set[str]:
-    """Fields of all APIs, in plain letters: in a body of another one they may have been meant."""
+    """Fields of all APIs, in plain letters: a client may have meant them in another API's body."""
     kinds, names = [RequestBody], set[str]()
     for kind in kinds:
         kinds += kind.__subclasses__()

@@ -1,7 +1,7 @@
-"""Tools as a plain text, for models whose chat template tells of none. Calls are written as Hermes writes them.
+"""Tools as plain text, for models whose chat template knows no tools. Calls are written as Hermes writes them.
 
-system      what there was, and which tools there are
-assistant   what there was, and <tool_call> … </tool_call> for each call
+system      as it was, and the list of tools
+assistant   as it was, and <tool_call> … </tool_call> for each call
 tool        user: <tool_response> … </tool_response>
 """
 
@@ -24,7 +24,6 @@ What it returns follows between <tool_response> and </tool_response>."""
 
 
 def with_tools_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages of roles that every template knows. `tools` and messages are as templates expect them."""
     plain: list[dict[str, Any]] = []
     for message in map(_plain, messages):
         if plain and plain[-1]["role"] == message["role"] == "user":  # some templates have them take turns

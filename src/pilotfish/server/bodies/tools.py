@@ -1,5 +1,3 @@
-"""Which tools a chat may call, and whether it must."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,5 +1,3 @@
-"""The bodies that clients of Anthropic's Messages API send."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -13,7 +11,7 @@ from pilotfish.server.bodies.ignored import Ignored, kind_of
 from pilotfish.server.bodies.requests import RequestBody, SpeculationOptions
 from pilotfish.server.http_errors import bad
 
-#: What Anthropic asks of a tool's name, and of a budget to think.
+#: Anthropic's rules for a tool's name, and for a budget to think.
 ToolName = Annotated[
     str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,128}\Z", description="1 to 128 letters, digits, underscores and hyphens")
 ]

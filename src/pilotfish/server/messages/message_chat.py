@@ -1,4 +1,4 @@
-"""From a body of Anthropic's Messages API to the chat that it means.
+"""A body of Anthropic's Messages API as a chat:
 
 user:      text …                                      ─► user
            tool_result …, text …                       ─► tool, for each result; user
@@ -50,7 +50,7 @@ from pilotfish.server.messages.message_body import (
 
 #: Ids of calls begin so.
 CALL = "toolu_"
-#: With which Claude Code begins its system text.
+#: Claude Code's system text begins so.
 _CLIENT_LINES = re.compile(r"\A(x-anthropic-[\w-]+:.*(\n|\Z))+")
 
 
@@ -109,7 +109,6 @@ def _sampling(body: MessagesRequest, ignored: Ignored) -> dict[str, Any]:
 
 
 def _thinking(body: CountTokensRequest, ignored: Ignored, *, reasons: bool) -> dict[str, bool]:
-    """Arguments of the chat template. `adaptive` leaves it to the model; one that cannot think does not."""
     thinking = body.thinking
     if thinking is None or isinstance(thinking, AdaptiveThinking):
         return {}
@@ -148,8 +147,6 @@ def _tool_choice(body: CountTokensRequest, *, offered: bool) -> ToolChoice | Non
 
 @dataclass
 class _Turn:
-    """Turns that follow each other by one role, as one."""
-
     role: str
     blocks: list[tuple[str, ContentBlock]]  # with their paths in the body
 
@@ -165,8 +162,7 @@ class _Turn:
 
 
 def _system(body: CountTokensRequest, ignored: Ignored) -> list[Message]:
-    """Without lines that only say which client asks: with a hash that is always another one no KV would be found. A
-    strict server takes them for text."""
+    """Drops lines that identify the client, unless strict: with their changing hash no KV would be found."""
     given = [TextBlock(text=body.system)] if isinstance(body.system, str) else body.system or ()
     texts = [block.text for block in given]
     if not ignored.strict and any(map(_CLIENT_LINES.match, texts)):
@@ -207,7 +203,7 @@ def _check_beginning(body: CountTokensRequest, turn: _Turn) -> None:
 
 
 def _turns(body: CountTokensRequest) -> list[_Turn]:
-    """HttpError for one without content, unless it is the assistant's and the last one: that is left out."""
+    """HttpError for a turn without content; the assistant's last turn may be empty, and is left out."""
     turns: list[_Turn] = []
     for i, turn in enumerate(body.messages):
         if not turn.content and turn.role == "assistant" and i == len(body.messages) - 1:
@@ -224,7 +220,7 @@ def _turns(body: CountTokensRequest) -> list[_Turn]:
 
 
 def _user(turn: _Turn, calls: dict[str, str]) -> Iterator[Message]:
-    """Results take their calls out of `calls`. They come before all text."""
+    """Results take their calls out of `calls`, and come before all text."""
     turn.only(TextBlock, ToolResultBlock)
     texts_begun = False
     for path, block in turn.blocks:
@@ -261,7 +257,7 @@ def _call(block: ToolUseBlock) -> ToolCall:
 
 
 def call_id(given: str) -> str:
-    """As the chat template knows it: some ask for ids of their own kind."""
+    """As the chat template accepts it: some want ids of their own form."""
     return given.removeprefix(CALL)
 
 

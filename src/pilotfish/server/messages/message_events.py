@@ -1,5 +1,3 @@
-"""Content blocks of Anthropic's Messages API: `text`, `thinking` and `tool_use`."""
-
 from __future__ import annotations
 
 from bisect import bisect_left
@@ -17,10 +15,9 @@ DELTAS = {"text": "text_delta", "thinking": "thinking_delta", "partial_json": "i
 
 class OpenBlock(OpenPart):
     def __init__(self, index: int, start: Part, key: str) -> None:
-        """`start` as its first event has it, empty; `key` of DELTAS."""
         self._index, self._start, self._key = index, start, key
         self._texts: list[str] = []
-        self._broken = False  # its input is no JSON, and what still comes of it is left out
+        self._broken = False  # its input is no JSON, and the rest of it is left out
 
     def begin(self) -> list[Part]:
         return [self._event("start", content_block=self._start)]
@@ -33,7 +30,7 @@ class OpenBlock(OpenPart):
         return [self._event("delta", delta={"type": DELTAS[self._key], self._key: added})]
 
     def end(self, status: PartStatus) -> list[Part]:  # noqa: ARG002
-        """The signature of thoughts is empty: nobody verifies it."""
+        """Thoughts have an empty signature: nobody verifies it."""
         signature = {"type": "signature_delta", "signature": ""}
         signed = [self._event("delta", delta=signature)] if self._key == "thinking" else []
         return [*signed, self._event("stop")]
@@ -69,8 +66,7 @@ class BlockWriter(PartWriter):
 
 
 def partial(text: str) -> Part | None:
-    """The beginning of a JSON object, without values that are not complete, as Anthropic's clients read that of a
-    stream. None where no object begins so."""
+    """The complete values of a JSON object's beginning, as Anthropic's clients read a stream; None without one."""
     if not text:
         return {}
     try:
@@ -81,7 +77,7 @@ def partial(text: str) -> Part | None:
 
 
 def beginning(before: str, text: str) -> str:
-    """As much of `text` as goes on with `before` to the beginning of a JSON object: clients fail on anything else."""
+    """The part of `text` that, after `before`, still begins a JSON object: clients fail on anything else."""
     if partial(before + text) is not None:
         return text
     lengths = range(1, len(text) + 1)

@@ -1,6 +1,5 @@
-"""Answers of Anthropic's Messages API: `message_start`, the events of blocks, `message_delta` with the usage,
-`message_stop`; `error` in place of the last two where the stream broke.
-"""
+"""Events: `message_start`, the events of blocks, `message_delta` with the usage, `message_stop`; `error` in place of
+the last two where the stream broke."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ class MessageFormat(EventFormat):
         return self._usage(self.output.tokens, self.output.reasoning_tokens)
 
     def _usage(self, tokens: int, thinking: int) -> Part:
-        """Tokens of the prompt that were cached count apart from the others."""
+        """Cached tokens of the prompt count apart from the others."""
         cached = self._cached().total()
         return {
             "input_tokens": self.prompt_tokens - cached,

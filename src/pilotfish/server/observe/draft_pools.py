@@ -1,5 +1,3 @@
-"""The draft pools of a server's targets, as `GET /v1/drafts` tells of them."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -22,7 +20,6 @@ class KnownPool(Struct, frozen=True):
 
     @property
     def lateness(self) -> float | None:
-        """Share of its nodes that came when they were of no use any more."""
         return self.pool.drops.get("late_nodes", 0) / self.pool.nodes if self.pool.nodes else None
 
     @property
@@ -40,11 +37,9 @@ class DraftPools(Struct, frozen=True):
 
 
 def pools_of(replicas: Sequence[ReplicaHealth]) -> DraftPools:
-    """Of all targets that have said something."""
     statuses = [(replica.name, replica.status) for replica in replicas if replica.status is not None]
     return DraftPools([KnownPool(target, pool) for target, status in statuses for pool in status.pools])
 
 
 def draft_revisions(replicas: Sequence[ReplicaHealth]) -> dict[str, str]:
-    """The revisions of the draft pools, by the pools' names; "": it has none."""
     return {known.pool.name: known.pool.revision for known in pools_of(replicas).data}

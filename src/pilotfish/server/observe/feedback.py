@@ -1,5 +1,3 @@
-"""Feedback of callers on their answers, as a table: by category, with and without speculation."""
-
 from __future__ import annotations
 
 import logging
@@ -17,10 +15,10 @@ from pilotfish.server.observe.request_records import ServedMode, ServedRequest, 
 
 logger = logging.getLogger(__name__)
 
-#: Requests of one caller that are remembered, at least, and their ids.
+#: Requests remembered for one caller, at least, and their ids.
 MAX_REQUESTS = 4096
 MAX_IDS = 2 * MAX_REQUESTS
-#: A score from here on is a success.
+#: The lowest score that is a success.
 SUCCESS = 0.5
 
 
@@ -50,15 +48,13 @@ class FeedbackRow:
 
 
 class Feedback:
-    """Remembers the newest requests of each caller, and counts the feedback on them."""
-
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics
         self._requests: dict[str, OrderedDict[str, ServedRequest]] = {}  # by caller, then by id
         self._rows: dict[tuple[str, ServedMode], FeedbackRow] = {}  # by category and mode
 
     def remember(self, caller: str, ids: Iterable[str], served: ServedRequest) -> None:
-        """Of two requests with one id the newer one is meant by it."""
+        """Of two requests with one id the newer one is meant."""
         known = self._requests.setdefault(caller, OrderedDict())
         for each in ids:
             known[each] = served
@@ -67,8 +63,7 @@ class Feedback:
             known.popitem(last=False)
 
     def add(self, caller: str, body: FeedbackRequest) -> dict[str, Any]:
-        """The answer to feedback that was counted. HttpError 404 for an id that is none of the caller's, 409 for a
-        second feedback."""
+        """HttpError 404 for an id that is none of the caller's, 409 for a second feedback."""
         if (body.success is None) == (body.score is None):
             raise bad_request("success", "exactly one of success and score is needed")
         score, request_id = float(bool(body.success) if body.score is None else body.score), body.request_id
@@ -86,7 +81,6 @@ class Feedback:
         return {"object": "feedback", "request_id": request_id, **answer, "success": score >= SUCCESS}
 
     def _count(self, served: ServedRequest, score: float, category: str | None) -> str:
-        """Returns the category, as the table has it: the given one, or else the request's tag."""
         served.told = True
         served.scored(score)
         labels = (self._metrics.label(served.tag if category is None else category), served.mode)

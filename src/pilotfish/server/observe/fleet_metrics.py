@@ -1,5 +1,3 @@
-"""The metrics of a server's targets, as of their last status: what they are together, and each by its name."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -28,7 +26,7 @@ NOT_ROUTED = RoutedTokens()
 class FleetMetrics:
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics
-        self._totals: dict[tuple[str, ...], float] = {}  # the last ones, by replica and metric
+        self._totals: dict[tuple[str, ...], float] = {}  # the last totals, by replica and metric
         self._shown: dict[str, Mapping[str, str]] = {}  # what has gauges now, by the beginning of their names
 
     def tell(self, replicas: Sequence[ReplicaHealth], resumed: int = 0, routed: RoutedTokens = NOT_ROUTED) -> None:
@@ -42,7 +40,6 @@ class FleetMetrics:
         self._set_statuses({replica.name: replica.status for replica in replicas if replica.status is not None})
 
     def _set_statuses(self, statuses: Mapping[str, Status]) -> None:
-        """What one held that has ended is gone with it."""
         found = statuses.values()
         self._metrics["vllm:num_requests_running"].set(sum(status.running for status in found))
         self._metrics["vllm:num_requests_waiting"].set(sum(status.waiting for status in found))
@@ -94,7 +91,7 @@ class FleetMetrics:
                 self._add_total(replica, totals.hidden, "pilotfish_handover_hidden_seconds", label, transport)
 
     def _set_shadows(self, statuses: Mapping[str, Status]) -> None:
-        """Rates of one that several targets have are those that the last of them has told."""
+        """If several targets have one shadow, the last target's rates count."""
         shadows = [(replica, shadow) for replica, status in statuses.items() for shadow in status.shadows]
         gauges = {
             shadow.name: (shadow.ready, shadow.tokens_per_second, shadow.live_tokens_per_second, shadow.error)
@@ -139,8 +136,7 @@ class FleetMetrics:
     def _show(
         self, prefix: str, rows: Mapping[str, Sequence[float]], detail: str = "", of: Mapping[str, str] | None = None
     ) -> None:
-        """Set the gauges of each row, and where the row has a detail, one that is 1 with it as a label. Rows that are
-        not there any more leave no gauge."""
+        """A row with a detail also has a gauge of 1 with the detail as a label. Rows that are gone leave no gauge."""
         names, info = [f"{prefix}_{name}" for name in GAUGES[prefix]], f"{prefix}_{detail}"
         self._clear_changed(prefix, of or dict.fromkeys(rows, ""), *names, *([info] if detail else []))
         for label, values in rows.items():
@@ -151,8 +147,7 @@ class FleetMetrics:
                 self._metrics[info, label, text].set(1)
 
     def _clear_changed(self, group: str, shown: Mapping[str, str], *names: str) -> bool:
-        """Whether the labels of a group have changed, whose gauges are cleared then. Else they stay as they are: a
-        scrape in another thread must find them."""
+        """Clears the gauges of a group only where its labels have changed: scrapes in other threads need them."""
         if shown == self._shown.get(group, {}):
             return False
         self._metrics.empty(*(names or [group]))
@@ -162,12 +157,11 @@ class FleetMetrics:
     # -- counters
 
     def _add_totals(self, replica: str, totals: Mapping[str, float], *metric: str) -> None:
-        """Counters of one family, by their last label."""
         for label, total in totals.items():
             self._add_total(replica, total, *metric, label)
 
     def _add_total(self, replica: str, total: float, *metric: str) -> None:
-        """Feed a counter with a total that begins at 0 again when the process that counts does."""
+        """Feed a counter with a total that restarts at 0 when its process does."""
         last = self._totals.get((replica, *metric), 0)
         self._metrics[metric].inc(total - last if total >= last else total)
         self._totals[replica, *metric] = total
@@ -180,11 +174,10 @@ def _load(status: Status | None) -> tuple[float, ...]:
 
 
 def _used(statuses: Collection[Status]) -> float:
-    """Share of the KV slots that are not free."""
     slots = sum(status.identity.kv_slots for status in statuses)
     return 1 - sum(status.free_slots for status in statuses) / slots if slots else 0.0
 
 
 def _label(replica: str, pool: PoolLoad | PrefillPoolLoad, statuses: Collection[str]) -> str:
-    """Of several targets each names its own workers alike, unlike the pools that they share."""
+    """Targets give their own workers equal names, unlike the pools that they share."""
     return f"{replica} {pool.name}" if pool.own and len(statuses) > 1 else pool.name

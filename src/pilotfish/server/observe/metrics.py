@@ -1,8 +1,5 @@
-"""The metrics of one server, in the text format of Prometheus or OpenMetrics: under vLLM's names, labels and meanings
-for the dashboards and benchmark clients that read them, and under `pilotfish_` those that vLLM has no name for.
-
-`metrics.toml` declares them, `docs/metrics.md` describes each.
-"""
+"""Metrics have vLLM's names, labels and meanings, for dashboards and benchmark clients; those that vLLM lacks begin
+with `pilotfish_`. `metrics.toml` declares them, `docs/metrics.md` describes them."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ ENGINE = "0"
 #: Distinct tags of one server, whatever clients send; requests with further ones count as OTHER.
 MAX_TAGS = 32
 NO_TAG, OTHER = "none", "other"
-#: Of a prompt's tokens, those whose KV a prefill worker computed, and those whose KV was nowhere.
+#: Tokens of a prompt whose KV a prefill worker computed, and those whose KV was nowhere.
 PREFILL, COMPUTED = "prefill", "computed"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -40,8 +37,7 @@ def declared_families() -> dict[str, Any]:
 
 
 class ServerMetrics(dict[str | tuple[str, ...], Any]):
-    """The declared metrics, by name, or by name and the values of their own labels, in a registry of their own: a
-    process can hold several servers."""
+    """Keys are names, or names with the values of their own labels. Each server of a process has its own registry."""
 
     def __init__(self, model_name: str) -> None:
         super().__init__()
@@ -63,7 +59,6 @@ class ServerMetrics(dict[str | tuple[str, ...], Any]):
         return metric
 
     def empty(self, *names: str) -> None:
-        """Leave no sample of these families."""
         for name in names:
             self._families[name][0].clear()
         self.clear()
@@ -100,7 +95,7 @@ class ServerMetrics(dict[str | tuple[str, ...], Any]):
             self._count_trees(trees)
 
     def _count_trees(self, trees: Sequence[Verified]) -> None:
-        """A draft, as vLLM counts them, is one sequence's tree in one step."""
+        """As in vLLM, a draft is one sequence's tree in one step."""
         accepted = [tree.accepted for tree in trees]
         self["vllm:spec_decode_num_drafts"].inc(len(trees))
         self["vllm:spec_decode_num_draft_tokens"].inc(sum(tree.nodes for tree in trees))
@@ -114,8 +109,7 @@ class ServerMetrics(dict[str | tuple[str, ...], Any]):
     # -- requests
 
     def prefix(self, tokens: int, cached: Mapping[str, int], handed_over: int = 0) -> None:
-        """A prompt of so many `tokens` begins; the KV of `cached` of them was there, by tier, and that of up to
-        `handed_over` others came from prefill workers: a sequence that began twice may have found some of it."""
+        """`cached`: tokens whose KV was there, by tier. A sequence that began twice may have found handed-over KV."""
         found, device = sum(cached.values()), cached.get(DEVICE, 0)
         self["vllm:prefix_cache_queries"].inc(tokens)
         self["vllm:prefix_cache_hits"].inc(device)
@@ -131,13 +125,11 @@ class ServerMetrics(dict[str | tuple[str, ...], Any]):
             self["pilotfish_handover_seconds", report.pool, part].observe(getattr(report, part))
 
     def observe_ended(self, record: object, labels: Sequence[str]) -> None:
-        """Observe the figures of a RequestRecord that has ended, those that it has."""
         for name, labelled, observed in self._of_requests:
             if (value := observed(record)) is not None:
                 self[(name, *labels) if labelled else name].observe(value)
 
     def label(self, tag: str | None) -> str:
-        """The first MAX_TAGS tags, of requests or feedback, are labels of their own."""
         if tag is None:
             return NO_TAG
         if len(self._tags) < MAX_TAGS:
@@ -151,8 +143,7 @@ class ServerMetrics(dict[str | tuple[str, ...], Any]):
         self["http_requests", route, method if method in METHODS else OTHER, f"{status // 100}xx"].inc()
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """All samples now, in OpenMetrics where the Accept header asks for it, and their Content-Type. Takes
-        milliseconds; any thread may."""
+        """The body and its Content-Type: OpenMetrics if `accept` asks for it. Takes milliseconds; thread-safe."""
         if "application/openmetrics-text" in accept:
             # Its default escaping makes vllm_ of vllm:, which OpenMetrics allows as it is.
             body = openmetrics.generate_latest(self.registry, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]

@@ -1,5 +1,4 @@
-"""Records of requests for admission, metrics, logs, traces and all others that follow one. Times are monotonic
-seconds."""
+"""Times are monotonic seconds."""
 
 from __future__ import annotations
 
@@ -26,14 +25,12 @@ from pilotfish.wire.serving import Delta, Verified
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,63}")
 #: The API that a request came by.
 OutputKind: TypeAlias = Literal["completion", "chat", "response", "message"]
-#: Of a request's speculation, or of a cascade's answer: the side that gave it, once that is known.
+#: The side that answered: of a request's speculation, or of a cascade.
 ServedMode: TypeAlias = Mode | Literal["cascade", "small", "large"]
 
 
 @dataclass(frozen=True)
 class RequestFacts:
-    """What a request asks for: `n` outputs of each prompt."""
-
     prompts: tuple[int, ...]  # tokens of each
     max_tokens: int  # of an output
     n: int = 1
@@ -59,12 +56,10 @@ class RequestFacts:
 
     @property
     def slots(self) -> int:
-        """The most KV slots of its sequences."""
         return self.n * self.prompt_tokens + self.sequences * self.max_tokens
 
 
 def checked_tag(value: object, field: str = "metadata.tag") -> str:
-    """The tag of a request; `field` is where it came from, for the error's message."""
     if isinstance(value, str) and _TAG.fullmatch(value):
         return value
     shown = value[:80] if isinstance(value, str) else value
@@ -73,8 +68,6 @@ def checked_tag(value: object, field: str = "metadata.tag") -> str:
 
 @dataclass
 class ServedRequest:
-    """What feedback on a request needs of it, when all else is gone."""
-
     tag: str | None
     mode: ServedMode
     tokens: int = 0  # of its outputs, so far
@@ -84,8 +77,6 @@ class ServedRequest:
 
 
 class RequestFollower:
-    """Learns of an admitted request as it goes on."""
-
     def submitted(self, stream: Updates) -> None:
         """The engine has the request."""
 
@@ -105,7 +96,7 @@ def _between(begin: str, end: str) -> property:
 
 
 class RequestRecord:
-    """Follows one request, and tells the metrics and its followers. It must be closed once, however it ends."""
+    """Follows one request. It must be closed once, however the request ends."""
 
     def __init__(self, metrics: ServerMetrics, facts: RequestFacts, arrived: float) -> None:
         self.facts, self.arrived = facts, arrived
@@ -190,7 +181,6 @@ class RequestRecord:
             self.accepted_by_depth[depth] += tree.accepted > depth
 
     def close(self, error: BaseException | None) -> None:
-        """The request has ended, with `error` where it was not answered whole."""
         self.error = error
         gone = isinstance(error, ClientGone | asyncio.CancelledError)
         self.finish(time.monotonic(), None if error is None else FinishReason.ABORT if gone else FinishReason.ERROR)
@@ -199,7 +189,6 @@ class RequestRecord:
         self.error = None  # its traceback holds all that was asked and answered
 
     def finish(self, now: float, reason: FinishReason | None = None) -> None:
-        """The outputs have ended, for `reason` or else for the worst of their own."""
         self.ended, self.reason = now, reason or self._worst_reason()
         self.served.mode = self.cascade.side or self.served.mode
         facts, metrics, ended_by = self.facts, self._metrics, str(self.reason)
@@ -254,5 +243,4 @@ class RequestRecord:
 
     @property
     def time_per_output_token(self) -> float | None:
-        """For each token of an output after its first; None if no output has a second one."""
         return None if self.decode is None or self.longest < 2 else self.decode / (self.longest - 1)

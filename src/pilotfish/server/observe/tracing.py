@@ -1,6 +1,5 @@
-"""OpenTelemetry spans of requests: semantic conventions for generative AI, and vLLM's names where these have none. A
-span holds counts and times, never text.
-"""
+"""Spans follow OpenTelemetry's conventions for generative AI, with vLLM's names where these have none. A span holds
+counts and times, never text."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ from pilotfish.wire.serving import Delta, Verified
 MAX_EVENTS = 256
 #: Seconds that the sending of one batch may take, retries included, before its spans are dropped.
 EXPORT_TIMEOUT = 5.0
-#: What a span says of its request when that has ended, by attributes of its RequestRecord; None is left out.
+#: Attributes of a RequestRecord on its span once the request has ended; None is left out.
 ATTRIBUTES = {
     "gen_ai.request.max_tokens": "facts.max_tokens",
     "gen_ai.request.choice.count": "facts.sequences",
@@ -56,12 +55,12 @@ ATTRIBUTES = {
     "pilotfish.accepted": "accepted",
     "pilotfish.handed_over": "handed_over",
 }
-#: What the span of a hand-over says of it.
+#: Attributes of the span of a hand-over.
 HANDOVER_FACTS = ("pool", "transport", "outcome", "tokens", "cached")
 
 
 class Tracer:
-    """Spans of one server. A thread sends them in batches; when it cannot, they are dropped, and no request waits."""
+    """A thread sends spans in batches; when it cannot, they are dropped, and no request waits."""
 
     def __init__(self, exporter: SpanExporter, model_name: str) -> None:
         self._provider = TracerProvider(
@@ -75,7 +74,6 @@ class Tracer:
         self._model_name = model_name
 
     def request(self, kind: OutputKind, request_id: str, headers: Mapping[str, str]) -> RequestSpan:
-        """A span that begins now, in the trace of the request's `traceparent`, if it has one."""
         operation, model = "text_completion" if kind == "completion" else "chat", self._model_name
         attributes = {
             "gen_ai.operation.name": operation,
@@ -89,7 +87,6 @@ class Tracer:
         return RequestSpan(span, self._tracer)
 
     def close(self, timeout: float = EXPORT_TIMEOUT) -> None:
-        """Send what is left; what could not be sent within `timeout` seconds is lost."""
         closing = threading.Thread(target=self._provider.shutdown, name="close traces", daemon=True)
         closing.start()
         closing.join(timeout)
@@ -121,7 +118,7 @@ class RequestSpan(RequestFollower):
         self._span.end()
 
     def _handover(self, index: int, report: HandOverReport) -> None:
-        """A span from its order to its end, for which the pool keeps what it holds, and in it those of its parts."""
+        """A span from the order to the end of a hand-over (the pool holds its KV so long), with spans of its parts."""
         began = time.time() + report.began - time.perf_counter()  # the target's clock is this process's too
         facts = {"output": index, **{name: getattr(report, name) for name in HANDOVER_FACTS}}
         computed = report.queued + report.computing

@@ -1,5 +1,3 @@
-"""The body of /v1/responses."""
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -234,8 +232,7 @@ class ResponsesRequest(ResponseSampling, kw_only=True):
 
     @classmethod
     def normal(cls, fields: dict[str, Any], ignored: Ignored) -> dict[str, Any]:
-        """Items without a type are messages. What is null in an item or a tool is absent. Tools that run at OpenAI, and
-        what they have found, are left out."""
+        """Items without a type are messages, nulls are absent. OpenAI's own tools, and their results, are left out."""
         present = {name: _present(fields[name]) for name in ("input", "tools") if name in fields}
         if isinstance(items := present.get("input"), list):
             present["input"] = _remembered(items, ignored)
@@ -276,7 +273,7 @@ def _remembered(items: list[Any], ignored: Ignored) -> list[Any]:
 
 
 def _present(value: Any, depth: int = 2) -> Any:
-    """A list without what is null in its objects, and in those of their lists down to `depth`."""
+    """Removes nulls from a list's objects, and from those of their lists down to `depth`."""
     if not isinstance(value, list) or not depth:
         return value
     return [

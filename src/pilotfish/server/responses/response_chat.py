@@ -1,4 +1,4 @@
-"""The chat that a response answers, in the words of each.
+"""A response's input as a chat:
 
 input    reasoning · message · function_call · function_call    function_call_output    message
 chat     one message of the assistant, with two calls           a tool's message        the user's message
@@ -110,7 +110,6 @@ def chat_of(request: ResponsesRequest, ignored: Ignored) -> ResponseChat:
 
 
 def _goes_on(items: str | list[Any]) -> bool | None:
-    """Whether the last item is a message of the assistant that is not complete, as in vLLM."""
     last = items[-1] if items and not isinstance(items, str) else None
     goes_on = isinstance(last, InputMessage) and last.role == "assistant" and last.status not in (None, "completed")
     return goes_on or None
@@ -134,7 +133,6 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
 
 
 def _message(item: InputItem) -> dict[str, Any]:
-    """The message that an item is, or the part that it is of one of the assistant's."""
     match item:
         case InputMessage(role=role, content=content):
             return {"role": "system" if role == "developer" else role, "content": _content(content)}
@@ -168,7 +166,7 @@ _ORDER = ("reasoning", "content", "tool_calls")
 
 
 def _belongs(part: dict[str, Any], message: dict[str, Any]) -> bool:
-    """Whether the assistant says a part within a message: it reasons, then speaks, then calls functions."""
+    """Whether a part continues an assistant's message, in order: reasoning, text, calls."""
     if part["role"] != "assistant" or message["role"] != "assistant":
         return False
     said = [_ORDER.index(name) for name in message if name in _ORDER]

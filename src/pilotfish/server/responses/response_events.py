@@ -103,7 +103,6 @@ class TextItem(Item):
 
 class CallItem(Item):
     def __init__(self, kind: ItemKind, index: int, call_id: str, told: Mapping[str, str]) -> None:
-        """`told`: the function's name, and its namespace if it has one."""
         super().__init__(kind, index)
         self._call_id, self._named = call_id, told
 
@@ -142,7 +141,6 @@ class ResponseItems(PartWriter):
         self._call_id, self._tools = call_id, tools
 
     def end(self, status: PartStatus = "completed") -> list[Part]:
-        """There is a message where there was nothing."""
         begun = [] if self.parts else self.begin(Content(""))
         return [*begun, *super().end(status)]
 

@@ -1,6 +1,5 @@
-"""Answers of /v1/responses: `response.created`, `response.in_progress`, the events of items, `response.completed` or
-`response.incomplete`; `error` and `response.failed` where the stream broke. Each event has a number.
-"""
+"""Events: `response.created`, `response.in_progress`, the events of items, `response.completed` or
+`response.incomplete`; `error` and `response.failed` where the stream broke. Each event has a number."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from pilotfish.server.responses.response_chat import ResponseChat
 from pilotfish.server.responses.response_events import ResponseItems
 from pilotfish.server.responses.response_tools import offered_tools
 
-#: What no request can change.
+#: Fields that no request can change.
 ALWAYS: Part = {"background": False, "previous_response_id": None, "service_tier": "default", "store": False}
 #: Fields that are repeated as they are.
 SAME = ("instructions", "max_output_tokens", "max_tool_calls", "prompt_cache_key", "safety_identifier", "user")

@@ -1,4 +1,4 @@
-"""Tools of a response as functions, which models know alone.
+"""Tools of a response as functions, the only kind that models know.
 
 body                             model                              answer
 function f                       f, its parameters                  function_call f
@@ -68,7 +68,6 @@ def offered_tools(body: ResponsesRequest) -> Iterator[OfferedTool]:
 
 
 def function_name(name: str, namespace: str | None) -> str:
-    """A long one ends in a hash of all of it."""
     joined = name if namespace is None else f"{namespace}__{name}"
     if len(joined) <= LONGEST:
         return joined
@@ -76,7 +75,7 @@ def function_name(name: str, namespace: str | None) -> str:
 
 
 def _shown(tool: CustomTool) -> str:
-    """What the input must be, in the words of its grammar. No grammar of ours enforces it within JSON."""
+    """The input's grammar as text for the model. No grammar of ours enforces it within JSON."""
     definition = (tool.format or {}).get("definition")
     return f"Of this grammar:\n{definition}" if isinstance(definition, str) else ""
 
@@ -86,8 +85,7 @@ def arguments_of(text: str) -> str:
 
 
 class InputReader:
-    """The input of a custom tool, in its arguments as they come. What is no object that begins with an input is the
-    input itself."""
+    """Reads a custom tool's input as it comes. Arguments that are no object with an input are the input itself."""
 
     def __init__(self) -> None:
         self._reader = Reader()

@@ -1,7 +1,5 @@
-"""A canary of the promise: a small share of the requests that were speculated for is generated again without, while the
-targets have nothing else to do, and the tokens are compared. In float32 they must be equal. A request is given up, and
-waits again, when somebody else's comes.
-"""
+"""A small share of the speculated requests is generated again without speculation while the targets are idle; in
+float32 the tokens must be equal. A replay stops, and waits again, when a client's request comes."""
 
 from __future__ import annotations
 
@@ -22,11 +20,11 @@ from pilotfish.wire.serving import EngineRequest
 
 logger = logging.getLogger(__name__)
 
-#: Requests that wait to be replayed: newer ones take the places of older ones.
+#: Requests that wait for replay: newer ones replace older ones.
 WAITING = 8
-#: Tokens of prompt and output of a request that is replayed, at most.
+#: Most tokens of prompt and output of a replayed request.
 LONGEST = 8192
-#: Seconds between two looks at whether the targets are idle.
+#: Seconds between two checks whether the targets are idle.
 LOOK = 0.25
 
 Verdict = Literal["equal", "unequal", "given_up"]
@@ -85,7 +83,7 @@ class Canary:
         return ("equal" if tokens == list(replay.output) else "unequal"), tokens
 
     def _tell(self, replay: ReplayedRequest, tokens: Sequence[int]) -> None:
-        """In float32 it must never come to that; in lower precision a batch of other rows may round otherwise."""
+        """In float32 a difference is a bug; in lower precision a batch of other rows may round otherwise."""
         identity = self._engine.health.identity
         dtype = "" if identity is None else identity.dtype
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(replay.output, tokens, strict=False)))

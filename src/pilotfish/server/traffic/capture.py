@@ -1,8 +1,7 @@
-"""Token ids of requests whose callers allow it, kept so that a draft can be trained on them. Nothing of others, ever.
+"""Token ids of requests whose callers allow it, and of no others, are kept for the training of drafts.
 
-Outputs that ended well go through a bounded queue to a thread, which writes them (`operate/capture/store`). A queue
-that is full and a disk that fails cost captures, never a request or its time.
-"""
+Finished outputs go through a bounded queue to a writer thread (`operate/capture/store`). A full queue or a failed disk
+loses captures, never a request or its time."""
 
 from __future__ import annotations
 
@@ -29,13 +28,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: By which a request refuses, with any value but 0.
+#: Header that refuses capture, with any value but 0.
 REFUSAL_HEADER = "x-no-capture"
-#: Of what waits for the disk.
+#: Bounds of the queue for the disk.
 WAITING_REQUESTS, WAITING_TOKENS = 1024, 1 << 20
-#: Seconds between two looks at what is too old, and between two lines on what was lost.
+#: Seconds between two removals of old rows, and between two lines about lost rows.
 TIDY, LINE = 60.0, 60.0
-#: Seconds that the thread has at the end for what waits.
+#: Seconds that the thread has at the end for the queue.
 CLOSING = 2.0
 DAY = 86400
 
@@ -171,7 +170,7 @@ class RequestCapture:
 
 
 def start_capture(config: ServerConfig, metrics: ServerMetrics) -> RequestCapture | None:
-    """None where nothing is to be kept. ParameterError for a folder that cannot be used."""
+    """None where nothing is kept. ParameterError for a folder that cannot be used."""
     if config.capture is None:
         return None
     retention = Retention(config.capture_days * DAY, int(config.capture_size * (1 << 30)))

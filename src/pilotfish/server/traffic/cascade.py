@@ -1,8 +1,6 @@
-"""Answers of a small model, as long as it is sure of them, or else of the large one: an alias that clients ask for.
-
-The small model's updates are held back until its first tokens are judged. Where it is sure they are given, and all that
-follows; else they are dropped, and the large model is asked. One model gives the whole answer, as it answers alone.
-"""
+"""An alias that clients ask for: the small model answers if it is sure, else the large one. The small model's updates
+are held back until its first tokens are judged, and dropped where it is not sure. One model gives the whole answer, as
+it would alone."""
 
 from __future__ import annotations
 
@@ -102,7 +100,6 @@ class Cascade:
         return CascadeAnswer(escalated=self.policy.rule(tag, prompt_tokens))
 
     def of(self, answer: CascadeAnswer, large_name: str, *, exact: bool) -> CascadeRequest:
-        """What takes the request of `answer`. `exact`: its client says how many tokens an output may have."""
         return CascadeRequest(self.policy, self.small, self._large, large_name, answer, exact)
 
 
@@ -119,7 +116,7 @@ class CascadeRequest:
         return CascadeStream(self, requests)
 
     def for_small(self, asked: Sequence[EngineRequest]) -> list[EngineRequest] | None:
-        """With log-probabilities, and no more tokens than it has room for; None if it has no room for the request."""
+        """None where the small model has no room for the request."""
         params, identity = asked[0].params, self.small.health.identity
         longest = max(len(request.tokens) for request in asked)
         room = params.max_tokens if identity is None else identity.longest - longest
@@ -130,8 +127,7 @@ class CascadeRequest:
 
 
 class CascadeStream:
-    """Updates of a request's outputs by the model that answers it. Raises what that model's stream does; an error of
-    the small one before it is judged makes the large one answer."""
+    """Raises the answering model's errors; after an early error of the small one the large one answers."""
 
     def __init__(self, request: CascadeRequest, asked: Sequence[EngineRequest]) -> None:
         policy = request.policy

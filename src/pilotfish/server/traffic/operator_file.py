@@ -1,5 +1,3 @@
-"""Files that an operator writes for a server."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -11,7 +9,7 @@ MAX_FILE = 1 << 20
 
 
 def operator_text(field: str, file: Path) -> str:
-    """Its text. ParameterError, naming `field`, for a file that cannot be read."""
+    """ParameterError, naming `field`, for a file that cannot be read."""
     try:
         with file.open("rb") as opened:
             data = opened.read(MAX_FILE + 1)

@@ -1,4 +1,4 @@
-"""Variants of speculation under traffic: which request gets which, what came of them, and what is done about it.
+"""The way of a request through the rollout:
 
 admit ─► choose: a variant, as the file and the guard have it ─► begin ─► GuidedRequest
                                                                             │ steps: the guard's readings
@@ -44,7 +44,7 @@ PERIOD = 1.0
 ANY = "any"
 #: How an output ends that is whole.
 WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
-#: What the guard may do about a variant.
+#: The guard's actions on a variant.
 EVENTS = ("cut", "trial", "restored", "failed trial")
 #: Outputs that have a form, which the end of `max_tokens` may break.
 CONSTRAINED = ("json", "grammar")
@@ -66,7 +66,7 @@ class VariantChoice:
 
     @property
     def declined(self) -> bool:
-        """Its client wants no guesses where its variant has some, so it says nothing of the variant."""
+        """Its client refuses guesses that its variant has, so the request says nothing about the variant."""
         return self.max_nodes == 0 and not self.cut and self.variant.mode == "on"
 
 
@@ -120,7 +120,7 @@ class RolloutState(RolloutArms, kw_only=True):
 
 
 class Rollout:
-    """Of one server. `wall` gives seconds since the epoch."""
+    """`wall` gives seconds since the epoch."""
 
     def __init__(self, file: Path | None, metrics: ServerMetrics, wall: Callable[[], float] = time.time) -> None:
         self.file = file
@@ -140,7 +140,7 @@ class Rollout:
     # -- requests
 
     def choose(self, client: str, request: str, tag: str | None, own: int | None, *, own_choice: bool) -> VariantChoice:
-        """For a request whose client wants trees of `own` nodes, None: as configured; `own_choice`: it said so."""
+        """`own`: nodes of trees that the client wants, None: as configured; `own_choice`: the client set it."""
         assigned = self.variants.assign(client, request, tag, self._wall())
         variant = assigned.variant
         cut = unit(request, "trial") >= self.guard.share(variant.name)
@@ -217,8 +217,7 @@ class Rollout:
         )
 
     def _draft_of(self, guided: GuidedRequest) -> str:
-        """The revision, or else the pool's name, of the draft that was to guess for it, whether or not it did: what it
-        achieved must not decide where it counts."""
+        """The assigned draft (revision or pool), even without guesses: results must not decide where requests count."""
         choice, labels = guided.choice, {pool: revision or pool for pool, revision in self._pools.items()}
         if choice.max_nodes == 0:
             return NONE
@@ -247,7 +246,7 @@ class Rollout:
                 self._metrics["pilotfish_variant_events", name, kind].inc(0)
 
     def _tell_unknown_drafts(self) -> None:
-        """Once for each: at the start pools may still be loading, so that the file is not refused for it."""
+        """Once for each: pools may still be loading at the start, so the file is not refused."""
         unknown = self.variants.drafts - set(self._pools.values()) if self._pools else set[str]()
         for draft in sorted(unknown - self._told_unknown):
             logger.warning(
@@ -256,8 +255,7 @@ class Rollout:
         self._told_unknown = unknown
 
     def _cut_running(self) -> None:
-        """Requests that run give up guessing where their variant has just been cut. Those of a variant that the file
-        names no longer go on as they are."""
+        """Stops guessing for running requests of a cut variant; those of a variant that the file dropped go on."""
         cut = {name for name in self.variants.names if self.guard.share(name) == 0.0}
         for guided in self._running:
             if not guided.cut and guided.choice.variant.name in cut:
@@ -266,7 +264,7 @@ class Rollout:
     # -- the operator
 
     def reload(self, known_drafts: Collection[str]) -> None:
-        """Read the file again. ParameterError for one that cannot be used: then what was read before stays."""
+        """ParameterError for a file that cannot be used: then the old one stays."""
         assert self.file is not None  # or nobody could ask
         variants = read_file(self.file)
         if unknown := variants.drafts - set(known_drafts):
@@ -274,7 +272,7 @@ class Rollout:
             raise ParameterError("variant.draft", min(unknown), f"the revision of a pool that serves: {known}")
         before, self.variants = self.variants, variants
         if (variants.holdout, variants.sticky) != (before.holdout, before.sticky):
-            self.arms = self._new_arms()  # what was compared with another holdout says nothing
+            self.arms = self._new_arms()  # comparisons with another holdout say nothing
         self.guard.set_variants(variants.holdout, variants.names)
         logger.info("rollout: %s read again: variants %s", self.file, ", ".join(variants.names))
 
