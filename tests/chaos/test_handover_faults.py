@@ -37,8 +37,9 @@ from sizes import paired, sized
 from support import assert_idle, make_engine, run
 from workers import endpoint_in, eventually
 
+from pilotfish.core.peers import peer as peers
 from pilotfish.core.peers.fields import Peer
-from pilotfish.core.prefilling import handover_machine, prefill_pools
+from pilotfish.core.prefilling import handover_machine
 from pilotfish.core.prefilling.prefill_messages import (
     Fetch,
     FromPrefill,
@@ -125,7 +126,7 @@ def test_a_link_that_is_slow(start: Start) -> None:
             found.engine.step()
         assert sample.token_ids == found.expected[0]
         (report,) = reports([sample])
-        assert report.outcome == "whole" and report.seconds > prefill_pools.SILENCE
+        assert report.outcome == "whole" and report.seconds > peers.SILENCE
         found.assert_well()
 
 

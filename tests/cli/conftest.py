@@ -3,41 +3,18 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_runs import PLAIN, Configured, Refused, Result, Run, Serve
 
 from pilotfish.cli import main, workers
 from pilotfish.engine.drafts import draft_pool
 from pilotfish.engine.prefills import prefill_pool
 from pilotfish.server import main as server
 from pilotfish.server.application import ServerSetup
-
-#: The tiny model in float32, on one thread, without compilation.
-PLAIN = ("--dtype", "float32", "--threads", 1, "--eager")
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a command left behind."""
-
-    code: int
-    stdout: str
-    stderr: str
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """Every line of stdout, each a JSON object."""
-        return [json.loads(line) for line in self.stdout.splitlines()]
-
-
-Run = Callable[..., Result]
-Refused = Callable[..., str]
-Configured = Callable[..., ServerSetup]
-Serve = Callable[..., str]
 
 
 @pytest.fixture

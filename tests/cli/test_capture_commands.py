@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Configured, Refused, Run
+from command_runs import Configured, Refused, Run
 
 from pilotfish.operate.capture.folder import ClaimedFolder, found_rows
 from pilotfish.operate.capture.rows import CapturedRow, framed, token_bytes

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PLAIN
+from command_runs import PLAIN
 from support import CONTEXT, assert_idle, make_engine
 
 from pilotfish.cli import chat as chat_module

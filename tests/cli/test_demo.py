@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from conftest import Run as Pilotfish
+from command_runs import Run as Pilotfish
 from inline_drafts import inline_drafts
 from sizes import in_soak
 

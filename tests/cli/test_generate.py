@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import PLAIN, Refused
+from command_runs import PLAIN, Refused
 from inline_drafts import inline_drafts
 from sizes import sized
 from support import edit_tensors

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import Refused, Run
+from command_runs import Refused, Run
 
 from pilotfish.server.auth import Caller, load_keyring
 from pilotfish.wire.curve_keys import load_allowlist, load_key_pair, public_key

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Refused, Run
+from command_runs import Refused, Run
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.kv.directory import object_path

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import PLAIN, Refused, Run
+from command_runs import PLAIN, Refused, Run
 
 from pilotfish.kv.disk import DiskStore
 

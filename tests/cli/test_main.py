@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from conftest import Refused
+from command_runs import Refused
 from explained_traffic import counted
 
 from pilotfish import cli

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Run
+from command_runs import Run
 from manifests import KEYS, ROOT, WITH_COMMANDS
 from pages import codes, table
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Refused, Run
+from command_runs import Refused, Run
 from head_files import write_eagle3
 from sizes import in_soak
 from support import edit_config

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from conftest import PLAIN, Refused
+from command_runs import PLAIN, Refused
 from inline_drafts import inline_drafts
 
 from pilotfish.config.hardware.pace import Pace

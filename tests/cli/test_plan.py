@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import Refused, Run
+from command_runs import Refused, Run
 
 from pilotfish.plan.published import PUBLISHED, predictions
 from pilotfish.plan.simulation import device_splits

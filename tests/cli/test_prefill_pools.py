@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import PLAIN, Refused, Run
+from command_runs import PLAIN, Refused, Run
 from inline_prefills import prefill_worker
 from support import edit_tensors, write_model
 

@@ -4,7 +4,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from conftest import Configured, Refused
+from command_runs import Configured, Refused
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from conftest import Refused, Run, Serve
+from command_runs import Refused, Run, Serve
 from explained_traffic import HOUR, Traffic, counted
 
 from pilotfish.cli.rollout.explain import span_of

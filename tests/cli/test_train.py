@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Refused
+from command_runs import Refused
 
 from pilotfish.progress import PhaseProgress
 from pilotfish.train import distil as distil_module

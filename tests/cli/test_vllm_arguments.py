@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Configured, Refused, Run
+from command_runs import Configured, Refused, Run
 from pages import codes, table
 
 from pilotfish.cli.options import engine_config

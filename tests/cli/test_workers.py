@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 from attending import LIMIT, TARGET, AttendingServer
-from conftest import Refused, Run
+from command_runs import Refused, Run
 from sizes import in_soak
 from support import make_engine, run, write_model
 

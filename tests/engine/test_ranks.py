@@ -30,7 +30,7 @@ MODES: dict[str, dict[str, Any]] = {
     "async": {"mode": "async", "nodes": 8, "drafter": "lm"},
 }
 #: Of each setting some prompts.
-PARAMS = [SamplingParams(max_tokens=sized(12, 48), seed=i, **fields) for i, fields in enumerate(SETTINGS)]
+PARAMS = [SamplingParams(max_tokens=sized(16, 48), seed=i, **fields) for i, fields in enumerate(SETTINGS)]
 
 
 @pytest.fixture

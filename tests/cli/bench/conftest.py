@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_runs import Invoke, Measure
 from support import SNIPPETS
 from typer.testing import CliRunner
 
@@ -16,11 +17,6 @@ from pilotfish.cli.bench.options import BENCHES, BenchOptions
 from pilotfish.cli.bench.report import ProgressBar, Report
 from pilotfish.cli.bench.workload import Prompt, load_prompts
 from pilotfish.config.engine import EngineConfig
-
-#: Runs a bench: its function, its command and options.
-Measure = Callable[..., Report]
-#: Runs a command with options on the tiny pair; its JSON.
-Invoke = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(autouse=True)

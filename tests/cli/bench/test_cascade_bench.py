@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from conftest import Measure
+from bench_runs import Measure
 from hypothesis import given
 from hypothesis import strategies as st
 from support import write_tokenizer

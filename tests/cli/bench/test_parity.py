@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import Measure
+from bench_runs import Measure
 from inline_drafts import inline_drafts
 
 from pilotfish.cli.bench import parity

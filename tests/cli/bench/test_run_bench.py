@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from conftest import Measure
+from bench_runs import Measure
 from hypothesis import given
 from hypothesis import strategies as st
 from inline_drafts import inline_drafts

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from conftest import Measure
+from bench_runs import Measure
 from inline_drafts import inline_drafts
 from test_parity import _accepts_first_child
 from typer.testing import CliRunner

@@ -1,0 +1,33 @@
+"""What commands leave behind, and the types of the fixtures that run them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pilotfish.server.application import ServerSetup
+
+#: The tiny model in float32, on one thread, without compilation.
+PLAIN = ("--dtype", "float32", "--threads", 1, "--eager")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command left behind."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Every line of stdout, each a JSON object."""
+        return [json.loads(line) for line in self.stdout.splitlines()]
+
+
+Run = Callable[..., Result]
+Refused = Callable[..., str]
+Configured = Callable[..., ServerSetup]
+Serve = Callable[..., str]
