@@ -1,6 +1,7 @@
 """`pilotfish serve` in the hands of a vLLM user: the same words mean the same, or are refused by name."""
 
 import json
+import re
 import shlex
 from functools import partial
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 from command_runs import Configured, Refused, Run
-from pages import codes, table
+from pages import codes, items, table
 
 from pilotfish.cli.options import engine_config
 from pilotfish.cli.vllm_arguments import FLAGS, Flag, translated, with_speculative_config
@@ -214,11 +215,11 @@ def test_what_the_page_says_works_is_taken(configured: Configured, llama: Path, 
 
 def test_what_the_page_says_of_other_flags_is_what_is_said() -> None:
     """Each flag is on the page, with the values that are accepted and the line for all others."""
-    on_page = {
-        name.removeprefix("--"): Flag(why, tuple(codes(accepted) or accepted.split(", ") if accepted else ()))
-        for names, accepted, why in table(PAGE, "Flags that change nothing, and flags that are refused")
-        for name in codes(names)
-    }
+    on_page = {}
+    for item in items(PAGE, "Flags that change nothing, and flags that are refused"):
+        flags, _, why = item.partition(": ")
+        for name, accepted in re.findall(r"`--([\w-]+)`(?: \(([^)]*)\))?", flags):
+            on_page[name] = Flag(why, tuple(codes(accepted) or accepted.split(", ") if accepted else ()))
     assert on_page == {name: Flag(flag.why, flag.accepted) for name, flag in FLAGS.items()}
 
 
