@@ -120,7 +120,9 @@ def test_one_line_about_what_is_not_taken(given: Any, message: str) -> None:
         ("a: !!python/object:os.system {}", "line 1: could not determine a constructor"),
         ("a: 2026-13-45", "it is no YAML"),
         ("a: \x00", "it is no YAML"),
-        ("? [a]\n: 1", "line 1: found unhashable key"),
+        ("a: &x [1]\nb: *x", "line 2: an alias is not allowed"),
+        ("[" * 40 + "]" * 40, "line 1: more than 16 levels are not allowed"),
+        ("? [a]\n: 1", "line 1: a key must be a name"),
         ("name: " + "x" * 60_000, "…"),
     ],
 )

@@ -103,6 +103,7 @@ def test_targets_share_a_pool() -> None:
         return simulated.tokens_per_step
 
     assert per_step(1, 1) > per_step(4, 2) > per_step(4, 1) > 1
+    assert per_step(4, 4) == pytest.approx(per_step(1, 1), rel=0.01)  # one each
 
 
 def test_requests_come_when_they_come() -> None:
