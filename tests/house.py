@@ -19,7 +19,7 @@ LIMITS = {
     "lines of the package": 60_300,  # the aim: 58,000
     "lines of bench in the package": 5_000,
     "lines of bench and benchmarks/": 8_500,
-    "lines of tests": 75_050,  # the aim: 65,000
+    "lines of tests": 75_100,  # the aim: 65,000
     "rooms": 14,
     "files beside each other": 20,
     "words of docs": 60_000,

@@ -402,3 +402,54 @@ def test_the_courier_and_the_step_loop_at_once() -> None:
     stopped.set()
     thread.join()
     assert len(request.tokens) == 305 and side.drafter.machine.counts.hits + side.drafter.machine.counts.misses == 300
+
+
+def test_random_messages_never_raise_and_trees_stay_verifiable() -> None:
+    """Right, wrong, late and damaged frames from three pools at once, while requests come, commit and go."""
+    side, rng = Side(pools=3, quarantine=0.05), np.random.default_rng(0)
+    requests: dict[int, Request] = {}
+    known: dict[int, tuple[Peer, Open]] = {}
+    served = 0
+    for step in range(1500):
+        side.now += float(rng.exponential(0.01))
+        side.drafter.tick()
+        if rng.random() < 0.1:
+            requests[step] = make_request(step)
+        for pool in side.pools:
+            if rng.random() < 0.3:
+                side.hear(load(int(rng.integers(10)), int(rng.integers(10))), pool.peer)
+            known |= {m.session: (pool.peer, m) for m in side.said(Open, pool.peer)}
+        for peer, message in list(known.values())[-12:]:
+            damage = rng.random()
+            nodes = [
+                (int(i), int(rng.integers(0, i)), int(rng.integers(VOCAB + (damage < 0.05))), -float(rng.random()))
+                for i in range(1 + 10 * step, 1 + 10 * step + int(rng.integers(0, 9)))
+            ]
+            nodes = [(i, p if p > 10 * step else 0, t, s) for i, p, t, s in nodes]
+            session = side.drafter.machine.sessions.get(message.session)
+            frame = encode(
+                tree(message, session.pushes if session else 0, len(session.request.tokens) if session else 5, *nodes)
+            )
+            if damage > 0.95:
+                frame = bytes(b ^ (rng.random() < 0.02) for b in frame)
+            elif damage > 0.93:
+                frame = encode(Resync(message.session, message.generation, "x"))
+            elif damage > 0.92:
+                frame = encode(Refuse(int(rng.choice([0, message.session])), message.generation, "x"))
+            side.drafter.receive(Received(peer if damage > 0.1 else b"2", frame))
+        asked = [r for r in requests.values() if rng.random() < 0.7]
+        for request, proposed in zip(asked, side.propose(*asked), strict=True):
+            served += len(proposed) > 0
+            assert all(0 <= token < VOCAB for token in proposed.tokens)
+            assert all(score <= 0 for score in proposed.scores) and len(proposed) <= LIMITS.nodes
+            node = int(rng.integers(len(proposed) + 1)) - 1
+            side.commit(request, *proposed.path_tokens(node), int(rng.integers(VOCAB)))
+            if request.finish_reason or rng.random() < 0.1:
+                side.drafter.close(request)
+                del requests[request.id]
+    assert served > 200 and side.drafter.machine.counts.moved
+    reasons = ("dropped_nodes", "malformed_frames", "stale_frames", "resyncs", "refusals")
+    assert all(any(pool.drops.counts[reason] for pool in side.pools) for reason in reasons)
+    for request in requests.values():
+        side.drafter.close(request)
+    assert not any(pool.sessions for pool in side.pools) and not side.drafter.machine.sessions
