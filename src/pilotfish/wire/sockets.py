@@ -66,12 +66,12 @@ class ListeningChannel(Channel):
             if keys is not None:
                 self._require_keys(keys)
             _bind(self._router, endpoint, where)
-        except BaseException:
+            self._path = where.path
+            self._watch(self._router, self._received)
+            self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        except BaseException:  # a signal that ends the process among them: the socket's file must not stay
             self.close()
             raise
-        self._path = where.path
-        self._watch(self._router, self._received)
-        self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def _send(self, peer: Peer, frames: Sequence[bytes]) -> bool:
         routes = self._routes.get(peer[: self._key_length], {})
