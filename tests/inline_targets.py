@@ -36,4 +36,5 @@ class InlineTarget:
         self.servers.close()
         self.service.stop()
         self.thread.join()
+        self.engine.check()
         self.engine.close()

@@ -1,4 +1,4 @@
-"""A real server as a process, for tests that talk to it over HTTP."""
+"""Real servers for tests that talk to them over HTTP; here as a process, in `inline_server` as threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,38 @@ from typing import Any
 START, END = 180.0, 60.0
 
 
-class LiveServer:
+class HttpServer:
+    """Where a server is, and what it answers."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def get(self, path: str) -> tuple[int, Any]:
+        """Status and body, JSON where it is some."""
+        return self._answer(urllib.request.Request(self.url + path))
+
+    def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
+        """The same; a body of bytes goes out as it is."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json", **headers})
+        return self._answer(request)
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's samples; the name as in the text format, without labels."""
+        lines = [line for line in self.get("/metrics")[1].splitlines() if line.startswith((f"{name}{{", f"{name} "))]
+        assert lines, f"there is no metric {name}"
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    @staticmethod
+    def _answer(request: urllib.request.Request) -> tuple[int, Any]:
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return response.status, _body(response.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, _body(error.read())
+
+class LiveServer(HttpServer):
     """`pilotfish serve` over tiny models, on a free port. Options as of the command line, `max_n=3` for `--max-n 3`;
     True is a flag, a list an option that repeats.
 
@@ -28,6 +59,7 @@ class LiveServer:
     """
 
     def __init__(self, target: Path, **options: Any) -> None:
+        super().__init__("")
         given = {"target": target, "port": 0, "dtype": "float32", "threads": 1, "kv_slots": 4096, **options}
         arguments = [argument for name, value in given.items() for argument in _arguments(name, value)]
         self._log = os.memfd_create("log")  # readable after the server has ended
@@ -38,7 +70,6 @@ class LiveServer:
             stderr=self._log,
             env={**os.environ, "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "1"},
         )
-        self.url = ""
 
     def __enter__(self) -> LiveServer:
         assert self.process.stdout is not None
@@ -71,22 +102,6 @@ class LiveServer:
         """What it has written to stderr."""
         return os.pread(self._log, 1 << 24, 0).decode(errors="replace")
 
-    def get(self, path: str) -> tuple[int, Any]:
-        """Status and body, JSON where it is some."""
-        return self._answer(urllib.request.Request(self.url + path))
-
-    def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any]:
-        """The same; a body of bytes goes out as it is."""
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json", **headers})
-        return self._answer(request)
-
-    def metric(self, name: str) -> float:
-        """The sum of a metric's samples; the name as in the text format, without labels."""
-        lines = [line for line in self.get("/metrics")[1].splitlines() if line.startswith((f"{name}{{", f"{name} "))]
-        assert lines, f"there is no metric {name}"
-        return sum(float(line.rpartition(" ")[2]) for line in lines)
-
     def pids(self, title: str) -> list[int]:
         """Processes below it with this title, as `target` or `draft 0`."""
         tree, found = [self.process.pid], []
@@ -97,15 +112,6 @@ class LiveServer:
             tree += children
             found += [pid for pid in children if _title(pid) == f"pilotfish: {title}"]
         return found
-
-    @staticmethod
-    def _answer(request: urllib.request.Request) -> tuple[int, Any]:
-        try:
-            with urllib.request.urlopen(request, timeout=60) as response:
-                return response.status, _body(response.read())
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, _body(error.read())
 
 
 def _arguments(name: str, value: Any) -> list[str]:

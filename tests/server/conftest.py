@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from http_double import Client, Engine, application, saying
-from live import LiveServer
+from inline_server import inline_server
+from live import HttpServer
 from openai_fleet import MODES, Fleet, running
 from support import write_tokenizer
 from transformers import AutoTokenizer
@@ -49,12 +50,12 @@ def client(serve: Callable[..., Client]) -> Client:
 
 
 @pytest.fixture(scope="session")
-def synchronous(llama: Path, draft: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+def synchronous(llama: Path, draft: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     """A real server that speculates in step with the target, which has a chat template."""
     target = Path(shutil.copytree(llama, tmp_path_factory.mktemp("chat") / "tiny"))
     (target / "chat_template.jinja").write_text(TEMPLATE)
     options = {"budget": "fixed", "default_max_tokens": 8}
-    with LiveServer(target, draft=draft, mode="sync", **options) as server:
+    with inline_server(target, draft=draft, mode="sync", **options) as server:
         yield server
 
 
@@ -66,16 +67,16 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 @pytest.fixture(scope="session")
-def bundled() -> Iterator[dict[str, LiveServer]]:
+def bundled() -> Iterator[dict[str, HttpServer]]:
     """Live servers of the bundled pair, by their mode."""
     pair = resolve_pair("pycode")
-    options = {"served_model_name": "pycode", "kv_slots": 16384, "budget": "fixed"}
-    drafts: dict[str, dict[str, Any]] = {"off": {}, "sync": {"draft": pair.draft}, "async": {"draft": pair.draft}}
+    options = {"served_model_name": ("pycode",), "kv_slots": 16384, "budget": "fixed"}
+    drafts = {mode: None if mode == "off" else pair.draft for mode in MODES}
     with ExitStack() as stack:
-        servers = {mode: LiveServer(pair.target, mode=mode, **options, **drafts[mode]) for mode in MODES}
-        for server in servers.values():
-            stack.callback(server.kill)
-        yield {mode: stack.enter_context(server) for mode, server in servers.items()}
+        yield {
+            mode: stack.enter_context(inline_server(pair.target, mode=mode, draft=draft, **options))
+            for mode, draft in drafts.items()
+        }
 
 
 @pytest.fixture(params=MODES)

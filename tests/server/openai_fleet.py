@@ -11,7 +11,8 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from live import LiveServer
+from inline_server import inline_server
+from live import HttpServer
 from openai import AsyncOpenAI, OpenAI
 from openai.resources import chat as chats
 from openai.resources.completions import Completions
@@ -100,7 +101,7 @@ def _once(record: object, name: str, value: Any) -> None:
 class Fleet:
     """The servers, and what each has answered: a case is asked once in each way."""
 
-    def __init__(self, servers: Mapping[str, LiveServer], target: Path) -> None:
+    def __init__(self, servers: Mapping[str, HttpServer], target: Path) -> None:
         self.servers, self.target = servers, target
         self.tokenizer = AutoTokenizer.from_pretrained(target)
         self._stack = ExitStack()
@@ -180,7 +181,7 @@ def create(client: Any, case: Case) -> Any:
 
 @contextmanager
 def running(directory: Path) -> Iterator[Fleet]:
-    """Servers that start beside each other, over models and keys in a directory."""
+    """Servers over models and keys in a directory."""
     target, draft, keys = directory / "target", directory / "draft", directory / "keys.toml"
     write_model(target, "llama")
     (target / "chat_template.jinja").write_text(TEMPLATE)
@@ -189,17 +190,13 @@ def running(directory: Path) -> Iterator[Fleet]:
     keys.touch(mode=0o600)
     entries = (f'[[key]]\nname = "{name}"\nsecret = "{SECRETS[name]}"\n{LIMITS[name]}\n' for name in SECRETS)
     keys.write_text("".join(entries))
-    options = {"budget": "fixed", "served_model_name": MODEL, "api_keys": keys, "max_body_bytes": MAX_BODY}
-    options |= {"per_request_spec_decode_metrics": "detailed", "max_queued_requests": 1024}  # all cases at once
-    drafts: dict[str, dict[str, Any]] = {"off": {}, "sync": {"draft": draft}, "async": {"draft": draft}}
-    servers = {mode: LiveServer(target, mode=mode, **options, **drafts[mode]) for mode in MODES}
+    options = {"budget": "fixed", "served_model_name": (MODEL,), "api_keys": keys, "max_body_bytes": MAX_BODY}
+    options |= {"metrics": "detailed", "max_queued_requests": 1024}  # all cases at once
     with ExitStack() as stack:
-        for server in servers.values():
-            stack.callback(server.kill)
-        for server in servers.values():
-            stack.enter_context(server)
-        for server in servers.values():  # so that they end beside each other too
-            stack.callback(server.process.terminate)
+        servers = {
+            mode: stack.enter_context(inline_server(target, draft=None if mode == "off" else draft, mode=mode, **options))
+            for mode in MODES
+        }
         fleet = Fleet(servers, target)
         stack.callback(fleet.close)
         yield fleet

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from http_double import Answer, Client, Engine, application, counted, exchange
-from live import LiveServer
+from live import HttpServer
 
 from pilotfish.config.server import ServerConfig
 from pilotfish.logs import configure
@@ -184,7 +184,7 @@ def test_other_methods_are_refused(server: Server) -> None:
     assert set(answer.headers["allow"].split(", ")) == {"GET", "POST"}
 
 
-def test_a_real_server_counts_what_it_answered(synchronous: LiveServer) -> None:
+def test_a_real_server_counts_what_it_answered(synchronous: HttpServer) -> None:
     tokens = Counter[str]()
     for i in range(20):
         mode = ("off", "sync")[i % 2]

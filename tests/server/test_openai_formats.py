@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from live import LiveServer
+from inline_server import inline_server
 from openai import OpenAI
 from pydantic import BaseModel, Field
 from sizes import sized
@@ -43,12 +42,11 @@ FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "move", "schema": 
 
 
 @pytest.fixture(scope="module", params=sized(("pythonic",), TOOL_FORMATS))
-def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
-    template, pair = Path(tmp_path_factory.mktemp("template") / "tools.jinja"), resolve_pair("pycode")
-    template.write_text(TEMPLATE)
-    options = {"tool_call_parser": request.param, "chat_template": template, "served_model_name": "pycode"}
+def client(request: pytest.FixtureRequest) -> Iterator[OpenAI]:
+    pair = resolve_pair("pycode")
+    options = {"tool_call_parser": request.param, "chat_template": TEMPLATE, "served_model_name": ("pycode",)}
     with (
-        LiveServer(pair.target, draft=pair.draft, mode="sync", kv_slots=16384, **options) as server,
+        inline_server(pair.target, draft=pair.draft, mode="sync", kv_slots=16384, **options) as server,
         OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as made,
     ):
         yield made

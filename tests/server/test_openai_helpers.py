@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
-from live import LiveServer
+from live import HttpServer
 from openai import AsyncOpenAI, LengthFinishReasonError, OpenAI, pydantic_function_tool
 from pydantic import BaseModel, Field
 from sizes import sized
@@ -47,7 +47,7 @@ NAMED: Any = {"type": "function", "function": {"name": "GetWeather"}}
 
 
 @pytest.fixture
-def client(bundled: dict[str, LiveServer], mode: str) -> Iterator[OpenAI]:
+def client(bundled: dict[str, HttpServer], mode: str) -> Iterator[OpenAI]:
     with OpenAI(base_url=f"{bundled[mode].url}/v1", api_key="unused", max_retries=0) as made:
         yield made
 
@@ -131,7 +131,7 @@ def test_a_stream_of_calls(client: OpenAI, choice: Any) -> None:
     assert final.choices[0].finish_reason == ("stop" if choice is NAMED else "tool_calls")
 
 
-def test_chunks_are_of_openais_types(bundled: dict[str, LiveServer], mode: str) -> None:
+def test_chunks_are_of_openais_types(bundled: dict[str, HttpServer], mode: str) -> None:
     """A strict client refuses what its types do not allow."""
     options: dict[str, Any] = {"api_key": "unused", "max_retries": 0, "_strict_response_validation": True}
     with OpenAI(base_url=f"{bundled[mode].url}/v1", **options) as client:
@@ -177,7 +177,7 @@ def test_a_loop_of_parsed_messages_and_streams(client: OpenAI) -> None:
     assert isinstance(answer.choices[0].message.parsed, Plan)
 
 
-def test_many_at_once(bundled: dict[str, LiveServer], mode: str) -> None:
+def test_many_at_once(bundled: dict[str, HttpServer], mode: str) -> None:
     """Text, formats and calls together, each as if it were alone."""
     kinds: list[dict[str, Any]] = [
         {"max_tokens": 32},

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import jsonschema_rs
 import pytest
-from live import LiveServer
+from live import HttpServer
 from openai import OpenAI
 from pydantic import BaseModel, Field
 from sizes import sized
@@ -270,7 +270,7 @@ class Streamed:
 
 
 @pytest.fixture(scope="module")
-def servers(bundled: dict[str, LiveServer]) -> Iterator[Servers]:
+def servers(bundled: dict[str, HttpServer]) -> Iterator[Servers]:
     with ExitStack() as stack:
         made = Servers({mode: server.url for mode, server in bundled.items()})
         for client in made.clients.values():

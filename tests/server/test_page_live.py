@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from browser import Playground, browser, needs_browser
-from live import LiveServer
+from live import HttpServer
 from playwright.sync_api import Browser
 
 PROMPT = "def add(a, b):\n    return"
@@ -21,7 +21,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_a_completion_streams_in_coloured_by_origin(
-    temperature: float, chromium: Browser, synchronous: LiveServer
+    temperature: float, chromium: Browser, synchronous: HttpServer
 ) -> None:
     body = {"prompt": PROMPT, "max_tokens": 192, "temperature": temperature, "seed": 7}
     status, answer = synchronous.post("/v1/completions", body)
@@ -45,7 +45,7 @@ def test_a_completion_streams_in_coloured_by_origin(
         assert all(request.startswith(synchronous.url) for request in playground.requested)
 
 
-def test_a_chat_is_answered_turn_by_turn(chromium: Browser, synchronous: LiveServer) -> None:
+def test_a_chat_is_answered_turn_by_turn(chromium: Browser, synchronous: HttpServer) -> None:
     """The target's template marks turns: so the page opens."""
     fields = {"max_tokens": 24, "temperature": 0, "seed": 7}
     messages = [{"role": "system", "content": "brief"}]

@@ -8,7 +8,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from live import LiveServer
+from live import HttpServer
 from msgspec import structs
 from openapi_document import OPERATIONS
 from schemathesis import GenerationMode
@@ -39,7 +39,7 @@ CASES = [(name, mode) for name in OPERATIONS for mode in GenerationMode if mode.
 
 
 @pytest.fixture(scope="module")
-def operations(synchronous: LiveServer) -> dict[str, Any]:
+def operations(synchronous: HttpServer) -> dict[str, Any]:
     """By their ids."""
     document = schemathesis.openapi.from_url(f"{synchronous.url}/openapi.json")
     found = [result.ok() for result in document.get_all_operations()]
@@ -47,7 +47,7 @@ def operations(synchronous: LiveServer) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def served(synchronous: LiveServer) -> str:
+def served(synchronous: HttpServer) -> str:
     """The name of the model."""
     return str(synchronous.get("/v1/models")[1]["data"][0]["id"])
 

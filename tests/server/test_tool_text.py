@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from http_double import IDENTITY, Client, Engine, Health, saying
-from live import LiveServer
+from live import HttpServer
 from msgspec.structs import replace
 
 from pilotfish.server.bodies.ignored import HEADER
@@ -106,5 +106,5 @@ def test_the_system_message_comes_first() -> None:
     assert with_tools_as_text([system, USER], []) == [system, USER]
 
 
-def test_the_log_says_it_at_the_start(synchronous: LiveServer) -> None:
+def test_the_log_says_it_at_the_start(synchronous: HttpServer) -> None:
     assert "tools are left out of prompts: the model's chat template does not tell of them" in synchronous.log
