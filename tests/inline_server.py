@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import logging
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -34,6 +36,10 @@ def inline_server(
     of_server = {name: options.pop(name) for name in SERVER_OPTIONS & options.keys()}
     engine: dict[str, Any] = {"mode": mode, "dtype": "float32", "threads": 1, "kv_slots": 4096, **options}
     with tempfile.TemporaryDirectory(prefix="inline-") as directory, ExitStack() as stack:
+        stream = io.StringIO()
+        handler, logger = logging.StreamHandler(stream), logging.getLogger("pilotfish")
+        logger.addHandler(handler)
+        stack.callback(logger.removeHandler, handler)
         if mode == "async":
             endpoint = f"ipc://{directory}/draft"
             stack.enter_context(draft_worker(EngineConfig(target=model, **engine), endpoint))
@@ -41,7 +47,7 @@ def inline_server(
         target = stack.enter_context(closing(InlineTarget(Path(directory), model, **engine)))
         config = ServerConfig(port=0, target_pool=(target.member.endpoint,), **of_server)
         setup = ServerSetup(EngineConfig(target=model, **engine), config, load_keyring(file=api_keys), "text")
-        yield HttpServer(stack.enter_context(_api(setup)))
+        yield HttpServer(stack.enter_context(_api(setup)), stream.getvalue)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,8 +23,13 @@ START, END = 180.0, 60.0
 class HttpServer:
     """Where a server is, and what it answers."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, written: Callable[[], str] = str) -> None:
+        self.url, self._written = url, written
+
+    @property
+    def log(self) -> str:
+        """What it has logged."""
+        return self._written()
 
     def get(self, path: str) -> tuple[int, Any]:
         """Status and body, JSON where it is some."""
@@ -49,6 +55,7 @@ class HttpServer:
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, _body(error.read())
+
 
 class LiveServer(HttpServer):
     """`pilotfish serve` over tiny models, on a free port. Options as of the command line, `max_n=3` for `--max-n 3`;
@@ -99,7 +106,6 @@ class LiveServer(HttpServer):
 
     @property
     def log(self) -> str:
-        """What it has written to stderr."""
         return os.pread(self._log, 1 << 24, 0).decode(errors="replace")
 
     def pids(self, title: str) -> list[int]:

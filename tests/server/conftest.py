@@ -12,7 +12,7 @@ import pytest
 from http_double import Client, Engine, application, saying
 from inline_server import inline_server
 from live import HttpServer
-from openai_fleet import MODES, Fleet, running
+from openai_fleet import ASKED, MODES, Fleet, running
 from support import write_tokenizer
 from transformers import AutoTokenizer
 
@@ -79,7 +79,7 @@ def bundled() -> Iterator[dict[str, HttpServer]]:
         }
 
 
-@pytest.fixture(params=MODES)
+@pytest.fixture(params=ASKED)
 def mode(request: pytest.FixtureRequest) -> str:
     """Of the server that is asked."""
     return str(request.param)

@@ -21,8 +21,9 @@ from sizes import sized
 from support import write_model
 from transformers import AutoTokenizer
 
-#: Of servers that run, and that are asked each question.
+#: Of servers that run; and of those that are asked each question, as off is with whose answers they are compared.
 MODES = sized(("off", "async"), ("off", "sync", "async"))
+ASKED = sized(("async",), MODES)
 TEMPLATE = (
     "{{ tone }}{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -194,7 +195,9 @@ def running(directory: Path) -> Iterator[Fleet]:
     options |= {"metrics": "detailed", "max_queued_requests": 1024}  # all cases at once
     with ExitStack() as stack:
         servers = {
-            mode: stack.enter_context(inline_server(target, draft=None if mode == "off" else draft, mode=mode, **options))
+            mode: stack.enter_context(
+                inline_server(target, draft=None if mode == "off" else draft, mode=mode, **options)
+            )
             for mode in MODES
         }
         fleet = Fleet(servers, target)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
 from browser import TIMEOUT, Playground, browser, needs_browser
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, ViewportSize, expect
 from stand_in import DONE, HANDED, STORY, StandIn, chunk, error, event, last, served, story
 
 from pilotfish.core.prefilling.handover import HandOverReport
@@ -17,7 +17,7 @@ from pilotfish.server.observe.draft_pools import KnownPool
 from pilotfish.wire.serving import PoolLoad
 
 HEIGHT = "one => one.getBoundingClientRect().height"
-PHONE = {"width": 360, "height": 740}
+PHONE: ViewportSize = {"width": 360, "height": 740}
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +55,16 @@ def tab(chromium: Browser, url: str) -> Iterator[Playground]:
 def playground(tab: Playground) -> Playground:
     tab.open()
     return tab
+
+
+@pytest.fixture
+def phone(tab: Playground) -> Iterator[Playground]:
+    size = tab.page.viewport_size
+    assert size is not None
+    tab.page.set_viewport_size(PHONE)
+    tab.open()
+    yield tab
+    tab.page.set_viewport_size(size)
 
 
 def greeting(**first: Any) -> list[bytes]:
@@ -474,21 +484,21 @@ def test_a_server_that_asks_for_a_key_says_so_at_once(tab: Playground, stand_in:
     assert tab.shown("model") == "stand-in"
 
 
-def test_a_field_that_is_not_valid_is_shown_and_nothing_is_sent(chromium: Browser, url: str, stand_in: StandIn) -> None:
-    with Playground(chromium, url, viewport=PHONE) as playground:
-        playground.page.evaluate("document.getElementById('max-tokens').value = '0'")
-        playground.page.click("#run")
-        expect(playground.page.locator("#max-tokens")).to_be_focused(timeout=TIMEOUT)
-        assert stand_in.bodies == []
+def test_a_field_that_is_not_valid_is_shown_and_nothing_is_sent(phone: Playground, stand_in: StandIn) -> None:
+    phone.page.evaluate("document.getElementById('max-tokens').value = '0'")
+    phone.page.click("#run")
+    expect(phone.page.locator("#max-tokens")).to_be_focused(timeout=TIMEOUT)
+    assert stand_in.bodies == []
 
 
-def test_without_motion_the_answer_is_the_same(chromium: Browser, url: str, stand_in: StandIn) -> None:
+def test_without_motion_the_answer_is_the_same(tab: Playground, stand_in: StandIn) -> None:
     stand_in.parts = story()
-    with Playground(chromium, url, reduced_motion="reduce") as playground:
-        playground.run("def mean(values):")
-        assert playground.shown("acceptance-note") == "63 of 281 nodes"
-        transition = playground.page.locator("#run").evaluate("one => getComputedStyle(one).transitionDuration")
-        assert transition == "0s"
+    tab.page.emulate_media(reduced_motion="reduce")
+    tab.open()
+    tab.run("def mean(values):")
+    assert tab.shown("acceptance-note") == "63 of 281 nodes"
+    assert tab.page.locator("#run").evaluate("one => getComputedStyle(one).transitionDuration") == "0s"
+    tab.page.emulate_media(reduced_motion="null")
 
 
 def test_an_error_after_the_first_token_leaves_the_text(playground: Playground, stand_in: StandIn) -> None:
@@ -565,32 +575,32 @@ def test_every_field_has_a_label_and_tokens_are_not_announced(playground: Playgr
     assert playground.page.locator("#output").evaluate("one => one.closest('[aria-live], [role=status]')") is None
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_a_phone(chromium: Browser, url: str, stand_in: StandIn, scheme: str) -> None:
+def test_it_fits_a_phone(phone: Playground, stand_in: StandIn) -> None:
     named = dataclasses.replace(HANDED, pool="tcp://" + "x" * 200)
     long = chunk("x" * 500, [1], [500], accepted=0, nodes=3, handovers=[named])
     stand_in.parts = [event(long), *map(event, last(1, 1)), DONE]
-    with Playground(chromium, url, viewport=PHONE, color_scheme=scheme) as playground:
-        assert playground.overflow() <= 0
-        playground.page.click("summary")
-        playground.run("y" * 500)
-        assert playground.overflow() <= 0
-        playground.page.locator("input[value=chat]").check()
-        stand_in.parts = spoken_by("x" * 500)
-        playground.run("y" * 500)
-        assert playground.overflow() <= 0
+    assert phone.overflow() <= 0
+    phone.page.click("summary")
+    phone.run("y" * 500)
+    assert phone.overflow() <= 0
+    phone.page.locator("input[value=chat]").check()
+    stand_in.parts = spoken_by("x" * 500)
+    phone.run("y" * 500)
+    assert phone.overflow() <= 0
 
 
-def test_it_is_dark_where_dark_is_wanted_and_legible_in_both(chromium: Browser, url: str) -> None:
+def test_it_is_dark_where_dark_is_wanted_and_legible_in_both(playground: Playground) -> None:
     backgrounds = []
-    for scheme in ("light", "dark"):
-        with Playground(chromium, url, color_scheme=scheme) as playground:
-            backgrounds.append(playground.background())
-            for name, ground in TEXTS:
-                assert contrast(playground, name, ground) >= 4.5, (scheme, name, ground)
+    for scheme in SCHEMES:
+        playground.page.emulate_media(color_scheme=scheme)
+        backgrounds.append(playground.background())
+        for name, ground in TEXTS:
+            assert contrast(playground, name, ground) >= 4.5, (scheme, name, ground)
+    playground.page.emulate_media(color_scheme="null")
     assert backgrounds == ["rgb(244, 246, 248)", "rgb(14, 19, 23)"]
 
 
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 #: Custom properties of text and of the ground that it stands on.
 TEXTS = [
     ("text", "panel"),

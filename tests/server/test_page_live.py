@@ -1,11 +1,18 @@
-"""The playground in headless Chromium, before a real server."""
+"""The playground in headless Chromium, before real servers: it says what their answers and metrics say."""
 
 from __future__ import annotations
 
+import logging
+import re
+import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from browser import Playground, browser, needs_browser
+from inline_prefills import inline_prefills
+from inline_server import inline_server
 from live import HttpServer
 from playwright.sync_api import Browser
 
@@ -61,3 +68,97 @@ def test_a_chat_is_answered_turn_by_turn(chromium: Browser, synchronous: HttpSer
         assert playground.turns() == list(zip(said[::2], said[1::2], strict=True))
         assert len(playground.tokens()) == 48 and {origin for _, origin in playground.tokens()} == {"drafted", "own"}
         assert playground.shown("acceptance").endswith("%") and playground.complaints == []
+
+
+# -- hand-overs
+
+#: No two begin alike. On a machine that is busy with other things a hand-over may take too long, and another is tried.
+PROMPTS = [[3 + (7 * place + i) % 97 for place in range(400)] for i in range(5)]
+DETAILED = {"max_tokens": 4, "temperature": 0, "speculation": {"metrics": "detailed"}}
+#: Seconds until the target's next status is here at the latest.
+LIMIT = 20.0
+
+
+@pytest.fixture(scope="module")
+def handing(llama: Path) -> Iterator[HttpServer]:
+    """A server whose target has a prefill worker."""
+    logger = logging.getLogger("pilotfish")
+    logger.setLevel(logging.INFO)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        inline_prefills(patch),
+        inline_server(llama, prefill_workers=1, prefill_threshold="64") as server,
+    ):
+        yield server
+    logger.setLevel(logging.NOTSET)
+
+
+def totals(handing: HttpServer) -> dict[str, float]:
+    counters = ("handovers_total", "handover_tokens_total", "handover_bytes_total", "handover_hidden_seconds_total")
+    return {name: handing.metric(f"pilotfish_{name}") for name in counters}
+
+
+def settled(handing: HttpServer, handovers: int) -> dict[str, float]:
+    """Totals, once so many hand-overs are in them."""
+    deadline = time.monotonic() + LIMIT
+    while (
+        "pilotfish_handovers_total{" not in handing.get("/metrics")[1] or totals(handing)["handovers_total"] < handovers
+    ):
+        assert time.monotonic() < deadline, handing.log
+        time.sleep(0.05)
+    return totals(handing)
+
+
+def asked_until_whole(handing: HttpServer) -> tuple[list[int], dict[str, Any], list[dict[str, Any]]]:
+    """A prompt whose KV was handed over as a whole, its answer, and all hand-overs so far."""
+    told: list[dict[str, Any]] = []
+    for prompt in PROMPTS:
+        status, answer = handing.post("/v1/completions", {"prompt": prompt, **DETAILED})
+        assert status == 200
+        told += answer["metrics"].get("handovers", [])
+        if told and told[-1]["outcome"] == "whole":
+            return prompt, answer, told
+    raise AssertionError(told)
+
+
+def test_answers_and_metrics_say_the_same(handing: HttpServer) -> None:
+    prompt, first, told = asked_until_whole(handing)
+    again = handing.post("/v1/completions", {"prompt": prompt, **DETAILED})[1]
+    short = handing.post("/v1/completions", {"prompt": prompt[1:50], **DETAILED})[1]
+    whole, facts = told[-1], {"pool": "prefill 0", "transport": "shm", "tokens": 399, "cached": 0}
+    assert {name: whole[name] for name in facts} == facts
+    assert first["metrics"]["handed_over"] == 399 and first["metrics"]["cached_by_tier"] == {}
+    assert whole["computing"] > 0 and whole["transfer"] > 0 and 0 < whole["arriving"] <= whole["seconds"]
+    assert again["metrics"]["cached_by_tier"] == {"device": 399}
+    assert again["choices"][0]["text"] == first["choices"][0]["text"]
+    assert all("handed_over" not in answer["metrics"] for answer in (again, short))
+    assert settled(handing, handovers=len(told)) == {
+        "handovers_total": len(told),
+        "handover_tokens_total": sum(one["tokens"] for one in told),
+        "handover_bytes_total": sum(one["size"] for one in told),
+        "handover_hidden_seconds_total": pytest.approx(sum(one["hidden"] for one in told)),
+    }
+    page = handing.get("/metrics")[1]
+    assert 'pool="prefill 0",transport="shm"} 1.0' in page
+    assert handing.metric("pilotfish_prefill_pool_transport") == handing.metric("pilotfish_prefill_pool_ready") == 1
+    assert "prefill 0: segments are read by shm" in handing.log
+
+
+def test_the_page_shows_what_was_handed_over(chromium: Browser, handing: HttpServer) -> None:
+    with Playground(chromium, handing.url) as playground:
+        for i in range(5):
+            playground.run(f"# {i}\n" + "def add(a, b):\n    return a + b\n" * 12, max_tokens="8", temperature="0")
+            if "tokens came from" in (summary := playground.shown("summary")):
+                break
+        prompt, cached = cached_of(playground.shown("status"))
+        assert f" {prompt - 1 - cached} tokens came from prefill 0 by shm: " in summary
+        sources = [line.strip() for line in playground.page.locator("#sources li:visible").all_inner_texts()]
+        assert sources[-2:] == [f"{prompt - 1 - cached} from a prefill worker", "1 computed"]
+        assert playground.page.locator("figure .legend li").locator("visible=true").count() == 10
+        assert playground.complaints == []
+
+
+def cached_of(status: str) -> tuple[int, int]:
+    """Tokens of a prompt, and how many of them were cached."""
+    prompt, cached = re.fullmatch(r".* · prompt (\d+) tokens(?:, (\d+) of them cached)?", status).groups()  # type: ignore[union-attr]
+    return int(prompt), int(cached or 0)

@@ -70,7 +70,7 @@ def test_an_operation_is_as_the_document_says(
     statuses = set()
 
     @settings(
-        max_examples=sized(15, 60) if operation.body else sized(3, 10),
+        max_examples=sized(8, 60) if operation.body else sized(3, 10),
         derandomize=True,
         suppress_health_check=list(HealthCheck),
     )

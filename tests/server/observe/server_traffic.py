@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
@@ -177,5 +178,9 @@ def value(metrics: ServerMetrics, name: str, **labels: str) -> float:
 
 
 def samples(metrics: ServerMetrics) -> list[tuple[str, dict[str, str], float]]:
-    text = metrics.render()[0].decode()
+    return _parsed(metrics.render()[0].decode())
+
+
+@lru_cache(maxsize=4)
+def _parsed(text: str) -> list[tuple[str, dict[str, str], float]]:
     return [(sample.name, sample.labels, sample.value) for family in parse(text) for sample in family.samples]

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import ForkedWorker
 from support import SNIPPETS, make_engine, run
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.engine.processes import launch
 from pilotfish.errors import InputError
 from pilotfish.workers import records
 from pilotfish.workers.records import LeaseRecord, LevelRecord, PrefillRecord, StepRecord, Timeline, merge, part_of
@@ -97,7 +99,10 @@ def test_a_part_has_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert len(spans(tmp_path / "trace.json")) == 2
 
 
-def test_an_engine_and_its_workers_in_one_file(llama: Path, draft: Path, tmp_path: Path) -> None:
+def test_an_engine_and_its_workers_in_one_file(
+    llama: Path, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "WorkerProcess", ForkedWorker)
     path, params = tmp_path / "trace.json", SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     elsewhere = {"mode": "async", "drafter": "lm", "prefill_workers": 1, "prefill_threshold": "4"}
     with make_engine(llama, draft=draft, trace=path, pace="target=5ms", **elsewhere) as engine:
