@@ -28,9 +28,7 @@ SERVER_OPTIONS = {field.name for field in fields(ServerConfig)}
 
 
 @contextmanager
-def inline_server(
-    model: Path, *, mode: str = "off", api_keys: Path | None = None, **options: Any
-) -> Iterator[HttpServer]:
+def inline_server(model: Path, *, mode: str = "off", **options: Any) -> Iterator[HttpServer]:
     """Over a target, and beside it a draft where `mode` is async. `options` are fields of `ServerConfig` and
     `EngineConfig`."""
     of_server = {name: options.pop(name) for name in SERVER_OPTIONS & options.keys()}
@@ -46,7 +44,7 @@ def inline_server(
             engine["draft_pool"] = (endpoint,)
         target = stack.enter_context(closing(InlineTarget(Path(directory), model, **engine)))
         config = ServerConfig(port=0, target_pool=(target.member.endpoint,), **of_server)
-        setup = ServerSetup(EngineConfig(target=model, **engine), config, load_keyring(file=api_keys), "text")
+        setup = ServerSetup(EngineConfig(target=model, **engine), config, load_keyring(), "text")
         yield HttpServer(stack.enter_context(_api(setup)), stream.getvalue)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,11 @@ import pytest
 from http_double import Client, Engine, application, saying
 from inline_server import inline_server
 from live import HttpServer
-from openai_fleet import ASKED, MODES, Fleet, running
-from support import write_tokenizer
+from openai_cases import CASES
+from openai_fleet import ASKED, MAX_BODY, Fleet, running
+from openai_fleet import TEMPLATE as FLEETS_TEMPLATE
+from structured_cases import CASES as STRUCTURED
+from support import write_model, write_tokenizer
 from transformers import AutoTokenizer
 
 from pilotfish.engine.pairs import resolve_pair
@@ -61,22 +63,24 @@ def synchronous(llama: Path, draft: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="session")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Live servers in all modes."""
-    with running(tmp_path_factory.mktemp("fleet")) as fleet:
+    """Live servers of a tiny model, in all modes."""
+    directory = tmp_path_factory.mktemp("fleet")
+    target, draft = write_model(directory / "target", "llama"), directory / "draft"
+    (target / "chat_template.jinja").write_text(FLEETS_TEMPLATE)
+    (target / "generation_config.json").write_text('{"eos_token_id": 0}')
+    write_model(draft, "llama", perturbed=0.05)
+    options = {"max_body_bytes": MAX_BODY, "metrics": "detailed", "max_queued_requests": 1024}  # all cases at once
+    with running(target, draft, CASES, **options) as fleet:
         yield fleet
 
 
 @pytest.fixture(scope="session")
-def bundled() -> Iterator[dict[str, HttpServer]]:
-    """Live servers of the bundled pair, by their mode."""
+def bundled() -> Iterator[Fleet]:
+    """Live servers of the bundled pair, whose model ends what has a form."""
     pair = resolve_pair("pycode")
-    options = {"served_model_name": ("pycode",), "kv_slots": 16384, "budget": "fixed"}
-    drafts = {mode: None if mode == "off" else pair.draft for mode in MODES}
-    with ExitStack() as stack:
-        yield {
-            mode: stack.enter_context(inline_server(pair.target, mode=mode, draft=draft, **options))
-            for mode, draft in drafts.items()
-        }
+    assert pair.draft is not None
+    with running(pair.target, pair.draft, STRUCTURED, kv_slots=16384) as fleet:
+        yield fleet
 
 
 @pytest.fixture(params=ASKED)

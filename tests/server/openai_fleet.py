@@ -1,9 +1,9 @@
-"""Servers over one model, one a mode, and the official client's answers from them."""
+"""Servers of one model, one a mode, and the official client's answers from them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,9 +16,8 @@ from live import HttpServer
 from openai import AsyncOpenAI, OpenAI
 from openai.resources import chat as chats
 from openai.resources.completions import Completions
-from openai_cases import BYTES, CASES, MODEL, Case, Stop
+from openai_cases import BYTES, MODEL, Case, Stop
 from sizes import sized
-from support import write_model
 from transformers import AutoTokenizer
 
 #: Of servers that run; and of those that are asked each question, as off is with whose answers they are compared.
@@ -28,11 +27,6 @@ TEMPLATE = (
     "{{ tone }}{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-EOS = '{"eos_token_id": 0}'
-SECRETS = {name: f"secret-of-{name}".ljust(24, ".") for name in ("main", "salted", "narrow", "rated", "spent")}
-RATED = "requests_per_minute = 1"
-#: Of a rated key one test uses up the minute.
-LIMITS = {"main": "", "salted": 'cache_salt = "s"', "narrow": "max_concurrency = 1", "rated": RATED, "spent": RATED}
 MAX_BODY = 1 << 16
 
 #: Fields that the client knows of completions and of chats; all others are ours, and go into `extra_body`.
@@ -50,14 +44,21 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     prompt_token_ids: Any = None
     logprobs: dict[str, list[Any]] = field(default_factory=dict)
+    calls: list[list[str]] = field(default_factory=list)  # names and arguments
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     seed: int | str | None = None
     prompt_logprobs: Any = None
 
     def add(self, part: Mapping[str, Any]) -> None:
+        assert self.finish_reason is None  # nothing follows the end
         said = part.get("message") or part.get("delta") or {"content": part.get("text")}
         self.text += said.get("content") or ""
+        for call in said.get("tool_calls") or []:
+            if call.get("index", len(self.calls)) == len(self.calls):
+                assert call["id"] and call["type"] == "function"
+                self.calls.append([call["function"]["name"], ""])
+            self.calls[-1][1] += call["function"]["arguments"]
         for name, entries in (part["logprobs"] or {}).items():
             self.logprobs.setdefault(name, []).extend(entries or [])
         self.token_ids += part.get("token_ids") or []
@@ -102,8 +103,8 @@ def _once(record: object, name: str, value: Any) -> None:
 class Fleet:
     """The servers, and what each has answered: a case is asked once in each way."""
 
-    def __init__(self, servers: Mapping[str, HttpServer], target: Path) -> None:
-        self.servers, self.target = servers, target
+    def __init__(self, servers: Mapping[str, HttpServer], target: Path, cases: Sequence[Case]) -> None:
+        self.servers, self.target, self.cases = servers, target, cases
         self.tokenizer = AutoTokenizer.from_pretrained(target)
         self._stack = ExitStack()
         self.client = cache(self._client)
@@ -114,18 +115,18 @@ class Fleet:
     def close(self) -> None:
         self._stack.close()
 
-    def options(self, mode: str, key: str = "main", *, strict: bool = False) -> dict[str, Any]:
+    def options(self, mode: str, *, strict: bool = False) -> dict[str, Any]:
         """Of a client; a strict one refuses what its types do not allow."""
         return {
             "base_url": f"{self.servers[mode].url}/v1",
-            "api_key": SECRETS.get(key, key),
+            "api_key": "unused",
             "max_retries": 0,
-            "timeout": 60,
+            "timeout": 300,
             "_strict_response_validation": strict,
         }
 
-    def _client(self, mode: str, key: str = "main", *, strict: bool = False) -> OpenAI:
-        return self._stack.enter_context(OpenAI(**self.options(mode, key, strict=strict)))
+    def _client(self, mode: str, *, strict: bool = False) -> OpenAI:
+        return self._stack.enter_context(OpenAI(**self.options(mode, strict=strict)))
 
     def _arguments(self, case: Case) -> dict[str, Any]:
         """Of the client's `create`."""
@@ -153,15 +154,15 @@ class Fleet:
 
     def _at_once(self, mode: str) -> dict[Case, list[Answer]]:
         """All cases, each whole and as a stream, sent together through the asynchronous client."""
-        for each in CASES:
+        for each in self.cases:
             self.arguments(each)
         return asyncio.run(self._gather(mode))
 
     async def _gather(self, mode: str) -> dict[Case, list[Answer]]:
         async with AsyncOpenAI(**self.options(mode)) as client:
-            asked = [(each, stream) for stream in (False, True) for each in CASES]
+            asked = [(each, stream) for stream in (False, True) for each in self.cases]
             answers = await asyncio.gather(*(self._answer(client, *each) for each in asked))
-        return {each: [answers[i], answers[i + len(CASES)]] for i, each in enumerate(CASES)}
+        return {each: [answers[i], answers[i + len(self.cases)]] for i, each in enumerate(self.cases)}
 
     async def _answer(self, client: AsyncOpenAI, case: Case, stream: bool) -> Answer:
         answer = Answer()
@@ -181,25 +182,22 @@ def create(client: Any, case: Case) -> Any:
 
 
 @contextmanager
-def running(directory: Path) -> Iterator[Fleet]:
-    """Servers over models and keys in a directory."""
-    target, draft, keys = directory / "target", directory / "draft", directory / "keys.toml"
-    write_model(target, "llama")
-    (target / "chat_template.jinja").write_text(TEMPLATE)
-    (target / "generation_config.json").write_text(EOS)
-    write_model(draft, "llama", perturbed=0.05)
-    keys.touch(mode=0o600)
-    entries = (f'[[key]]\nname = "{name}"\nsecret = "{SECRETS[name]}"\n{LIMITS[name]}\n' for name in SECRETS)
-    keys.write_text("".join(entries))
-    options = {"budget": "fixed", "served_model_name": (MODEL,), "api_keys": keys, "max_body_bytes": MAX_BODY}
-    options |= {"metrics": "detailed", "max_queued_requests": 1024}  # all cases at once
+def running(target: Path, draft: Path, cases: Sequence[Case], **options: Any) -> Iterator[Fleet]:
+    """One server a mode."""
     with ExitStack() as stack:
         servers = {
             mode: stack.enter_context(
-                inline_server(target, draft=None if mode == "off" else draft, mode=mode, **options)
+                inline_server(
+                    target,
+                    draft=None if mode == "off" else draft,
+                    mode=mode,
+                    budget="fixed",
+                    served_model_name=(MODEL,),
+                    **options,
+                )
             )
             for mode in MODES
         }
-        fleet = Fleet(servers, target)
+        fleet = Fleet(servers, target, cases)
         stack.callback(fleet.close)
         yield fleet

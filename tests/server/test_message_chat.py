@@ -16,6 +16,8 @@ USE = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city":
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "rain"}
 WEATHER = {"name": "weather", "description": "Of a city.", "input_schema": {"type": "object"}}
 HI = {"role": "user", "content": "hi"}
+BRIEF = {"role": "system", "content": "Be brief."}
+YES = {"role": "assistant", "content": "yes"}
 FORMAT = {"type": "json_schema", "schema": {"type": "object"}}
 
 
@@ -49,6 +51,7 @@ def text(words: str, **more: Any) -> dict[str, Any]:
     return {"type": "text", "text": words, **more}
 
 
+THOUGHT = {"type": "thinking", "thinking": "hm", "signature": ""}
 CALLED = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Bergen"}'}}
 CALLING = {"role": "assistant", "content": "", "tool_calls": [CALLED]}
 ANSWERED = {"role": "tool", "tool_call_id": "1", "content": "rain"}
@@ -57,40 +60,21 @@ ANSWERED = {"role": "tool", "tool_call_id": "1", "content": "rain"}
 @pytest.mark.parametrize(
     ("messages", "expected"),
     [
-        ([HI], [{"role": "user", "content": "hi"}]),
+        ([HI], [HI]),
         ([user(text("a"), text("b"))], [{"role": "user", "content": "a\nb"}]),
         ([HI, user(text("there"))], [{"role": "user", "content": "hi\nthere"}]),
         ([user(text("a", cache_control={"type": "ephemeral", "ttl": "1h"}))], [{"role": "user", "content": "a"}]),
-        (
-            [HI, {"role": "system", "content": "Be brief."}, HI],
-            [
-                {"role": "user", "content": "hi"},
-                {"role": "system", "content": "Be brief."},
-                {"role": "user", "content": "hi"},
-            ],
-        ),
-        (
-            [HI, {"role": "assistant", "content": "yes"}, HI],
-            [
-                {"role": "user", "content": "hi"},
-                {"role": "assistant", "content": "yes"},
-                {"role": "user", "content": "hi"},
-            ],
-        ),
-        ([HI, assistant(USE), user(RESULT)], [{"role": "user", "content": "hi"}, CALLING, ANSWERED]),
+        ([HI, BRIEF, HI], [HI, BRIEF, HI]),
+        ([HI, YES, HI], [HI, YES, HI]),
+        ([HI, assistant(USE), user(RESULT)], [HI, CALLING, ANSWERED]),
         (
             [HI, assistant(text("Let me see."), USE), user(RESULT, text("So?"))],
-            [
-                {"role": "user", "content": "hi"},
-                {**CALLING, "content": "Let me see."},
-                ANSWERED,
-                {"role": "user", "content": "So?"},
-            ],
+            [HI, {**CALLING, "content": "Let me see."}, ANSWERED, {"role": "user", "content": "So?"}],
         ),
         (
             [HI, assistant(USE), assistant({**USE, "id": "x-2"}), user({**RESULT, "tool_use_id": "x-2"}), user(RESULT)],
             [
-                {"role": "user", "content": "hi"},
+                HI,
                 {**CALLING, "tool_calls": [CALLED, {**CALLED, "id": "x-2"}]},
                 {**ANSWERED, "tool_call_id": "x-2"},
                 ANSWERED,
@@ -98,27 +82,15 @@ ANSWERED = {"role": "tool", "tool_call_id": "1", "content": "rain"}
         ),
         (
             [HI, assistant(USE), user({**RESULT, "content": [text("no"), text("rain")], "is_error": True})],
-            [{"role": "user", "content": "hi"}, CALLING, {**ANSWERED, "content": "no\nrain"}],
+            [HI, CALLING, {**ANSWERED, "content": "no\nrain"}],
         ),
         (
             [HI, assistant(USE), user({"type": "tool_result", "tool_use_id": "toolu_1"})],
-            [{"role": "user", "content": "hi"}, CALLING, {**ANSWERED, "content": ""}],
+            [HI, CALLING, {**ANSWERED, "content": ""}],
         ),
         (
-            [
-                HI,
-                assistant(
-                    {"type": "thinking", "thinking": "hm", "signature": ""},
-                    {"type": "redacted_thinking", "data": "abc"},
-                    text("yes"),
-                ),
-                HI,
-            ],
-            [
-                {"role": "user", "content": "hi"},
-                {"role": "assistant", "content": "yes", "reasoning": "hm"},
-                {"role": "user", "content": "hi"},
-            ],
+            [HI, assistant(THOUGHT, {"type": "redacted_thinking", "data": "abc"}, text("yes")), HI],
+            [HI, {**YES, "reasoning": "hm"}, HI],
         ),
     ],
 )
@@ -128,7 +100,7 @@ def test_turns(messages: list[Any], expected: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("system", ["Be\nbrief.", [text("Be"), text("brief.", cache_control={"type": "ephemeral"})]])
 def test_the_system_comes_first(system: Any) -> None:
-    assert said(HI, system=system) == [{"role": "system", "content": "Be\nbrief."}, {"role": "user", "content": "hi"}]
+    assert said(HI, system=system) == [{"role": "system", "content": "Be\nbrief."}, HI]
 
 
 @pytest.mark.parametrize("content", ["The answer is (", [text("The answer"), text("is (")]])

@@ -96,6 +96,12 @@ def test_a_key_brings_its_salt_and_its_rate(keyed: Server) -> None:
     answers = [keyed.client.post(COMPLETIONS, {"prompt": "x"}, **key) for _ in range(3)]
     assert [answer.status for answer in answers] == [200, 200, 429]
     assert answers[2].error["code"] == "rate_limit_exceeded" and int(answers[2].headers["retry-after"]) >= 1
+    body = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+    told = [keyed.client.post("/v1/messages", body, **header) for header in (key, {})]
+    assert [(answer.status, answer.json["error"]["type"]) for answer in told] == [
+        (429, "rate_limit_error"),
+        (401, "authentication_error"),
+    ]
     assert [submitted.cache_salt for submitted in keyed.engine.submitted] == ["search-only"] * 2
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytest
-from live import HttpServer
 from openai import AsyncOpenAI, LengthFinishReasonError, OpenAI, pydantic_function_tool
+from openai_cases import MODEL
+from openai_fleet import Fleet
 from pydantic import BaseModel, Field
 from sizes import sized
 
-MODEL = "pycode"
 ASK: Any = {"role": "user", "content": "def mean(values):"}
 TIMES = sized(2, 4)
 GREEDY: dict[str, Any] = {"model": MODEL, "messages": [ASK], "temperature": 0, "max_tokens": 256}
@@ -47,9 +46,8 @@ NAMED: Any = {"type": "function", "function": {"name": "GetWeather"}}
 
 
 @pytest.fixture
-def client(bundled: dict[str, HttpServer], mode: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{bundled[mode].url}/v1", api_key="unused", max_retries=0) as made:
-        yield made
+def client(bundled: Fleet, mode: str) -> OpenAI:
+    return bundled.client(mode)
 
 
 # -- parse
@@ -131,13 +129,12 @@ def test_a_stream_of_calls(client: OpenAI, choice: Any) -> None:
     assert final.choices[0].finish_reason == ("stop" if choice is NAMED else "tool_calls")
 
 
-def test_chunks_are_of_openais_types(bundled: dict[str, HttpServer], mode: str) -> None:
+def test_chunks_are_of_openais_types(bundled: Fleet, mode: str) -> None:
     """A strict client refuses what its types do not allow."""
-    options: dict[str, Any] = {"api_key": "unused", "max_retries": 0, "_strict_response_validation": True}
-    with OpenAI(base_url=f"{bundled[mode].url}/v1", **options) as client:
-        asked: dict[str, Any] = {**GREEDY, "tools": [WEATHER], "tool_choice": "required", "logprobs": True}
-        whole = client.chat.completions.create(**asked)
-        chunks = list(client.chat.completions.create(**asked, stream=True))
+    client = bundled.client(mode, strict=True)
+    asked: dict[str, Any] = {**GREEDY, "tools": [WEATHER], "tool_choice": "required", "logprobs": True}
+    whole = client.chat.completions.create(**asked)
+    chunks = list(client.chat.completions.create(**asked, stream=True))
     assert whole.choices[0].logprobs is not None
     assert chunks[0].choices[0].delta.role == "assistant" and chunks[-1].choices[0].finish_reason == "tool_calls"
     parts = [chunk.choices[0].logprobs for chunk in chunks]
@@ -177,7 +174,7 @@ def test_a_loop_of_parsed_messages_and_streams(client: OpenAI) -> None:
     assert isinstance(answer.choices[0].message.parsed, Plan)
 
 
-def test_many_at_once(bundled: dict[str, HttpServer], mode: str) -> None:
+def test_many_at_once(bundled: Fleet, mode: str) -> None:
     """Text, formats and calls together, each as if it were alone."""
     kinds: list[dict[str, Any]] = [
         {"max_tokens": 32},
@@ -192,7 +189,7 @@ def test_many_at_once(bundled: dict[str, HttpServer], mode: str) -> None:
         return message.content, [call.to_dict()["function"] for call in message.tool_calls or []]
 
     async def run() -> tuple[list[Any], list[Any]]:
-        async with AsyncOpenAI(base_url=f"{bundled[mode].url}/v1", api_key="unused", max_retries=0) as client:
+        async with AsyncOpenAI(**bundled.options(mode)) as client:
             alone = [await ask(client, kind) for kind in kinds]
             return alone, await asyncio.gather(*(ask(client, kind) for kind in kinds * TIMES))
 

@@ -30,6 +30,14 @@ def asked(path: str, **fields: Any) -> dict[str, Any]:
     )
 
 
+def json_schema(**fields: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": fields}}
+
+
+def structured(**fields: Any) -> dict[str, Any]:
+    return {"structured_outputs": fields}
+
+
 def schema_format(**fields: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, **fields}}
 
@@ -44,22 +52,16 @@ def schema_format(**fields: Any) -> dict[str, Any]:
         ({"response_format": FORMAT}, KEPT),
         ({"response_format": schema_format(schema=SCHEMA, strict=True, description="A point.")}, KEPT),
         ({"response_format": schema_format(schema=SCHEMA, strict=False, description=None)}, KEPT),
-        ({"structured_outputs": {"json": SCHEMA}}, KEPT),
-        ({"structured_outputs": {"json": '{"enum": [1]}'}}, Constraint.json({"enum": [1]}, compact=True)),
+        (structured(json=SCHEMA), KEPT),
+        (structured(json='{"enum": [1]}'), Constraint.json({"enum": [1]}, compact=True)),
         ({"structured_outputs": {"json": {"type": "null"}}}, Constraint.json({"type": "null"}, compact=True)),
-        ({"structured_outputs": {"regex": r"\d+"}}, Constraint.regex(r"\d+")),
-        ({"structured_outputs": {"choice": ["yes", "no"]}}, Constraint.choice(["yes", "no"])),
-        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, Constraint.grammar('root ::= "a"')),
-        ({"structured_outputs": {"json_object": True}}, Constraint.json_object(compact=True)),
-        (
-            {"structured_outputs": {"json_object": True, "disable_any_whitespace": False}},
-            Constraint.json_object(compact=False),
-        ),
-        (
-            {"structured_outputs": {"regex": "a", "json": None, "whitespace_pattern": None, "structural_tag": None}},
-            Constraint.regex("a"),
-        ),
-        ({"structured_outputs": {"regex": "a", "disable_additional_properties": False}}, Constraint.regex("a")),
+        (structured(regex=r"\d+"), Constraint.regex(r"\d+")),
+        (structured(choice=["yes", "no"]), Constraint.choice(["yes", "no"])),
+        (structured(grammar='root ::= "a"'), Constraint.grammar('root ::= "a"')),
+        (structured(json_object=True), Constraint.json_object(compact=True)),
+        (structured(json_object=True, disable_any_whitespace=False), Constraint.json_object(compact=False)),
+        (structured(regex="a", json=None, whitespace_pattern=None, structural_tag=None), Constraint.regex("a")),
+        (structured(regex="a", disable_additional_properties=False), Constraint.regex("a")),
         ({"response_format": {"type": "text"}, "structured_outputs": {"regex": "a"}}, Constraint.regex("a")),
         ({"guided_json": SCHEMA}, KEPT),
         ({"guided_regex": "a"}, Constraint.regex("a")),
@@ -102,43 +104,23 @@ def nested(depth: int) -> Any:
         ({"response_format": schema_format(name="a" * 65)}, "response_format.json_schema.name", "1 to 64 letters"),
         ({"response_format": schema_format(strict=1)}, "response_format.json_schema.strict", "true or false"),
         ({"response_format": schema_format(more=1)}, "response_format.json_schema.more", "no such parameter"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
-            "response_format.json_schema.name",
-            "it is missing",
-        ),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
-            "response_format.json_schema.schema",
-            "it is missing",
-        ),
+        (json_schema(schema={}), "response_format.json_schema.name", "it is missing"),
+        (json_schema(name="a"), "response_format.json_schema.schema", "it is missing"),
         ({"structured_outputs": {}}, "structured_outputs", "one of json, regex, choice, grammar and json_object"),
-        ({"structured_outputs": {"json": None}}, "structured_outputs", "is needed"),
-        (
-            {"structured_outputs": {"json": "{"}},
-            "structured_outputs.json",
-            "a JSON schema, as an object or as its text",
-        ),
-        ({"structured_outputs": {"json": "[]"}}, "structured_outputs.json", "a JSON schema, as an object or as its"),
-        ({"structured_outputs": {"json": 5}}, "structured_outputs.json", "an object or text"),
-        ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex", "1 to"),
-        ({"structured_outputs": {"regex": "a" * (MAX_LENGTH + 1)}}, "structured_outputs.regex", f"1 to {MAX_LENGTH}"),
-        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "a choice of one or more texts"),
-        ({"structured_outputs": {"choice": ["a", ""]}}, "structured_outputs.choice", "texts that are not empty"),
-        ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice", "expected a list"),
-        ({"structured_outputs": {"choices": ["a"]}}, "structured_outputs.choices", "there is no such parameter"),
-        ({"structured_outputs": {"json_object": False}}, "structured_outputs.json_object", "expected true"),
-        (
-            {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
-            "structured_outputs.whitespace_pattern",
-            "null",
-        ),
-        ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs.structural_tag", "expected null"),
-        (
-            {"structured_outputs": {"json": {}, "regex": "a"}},
-            "structured_outputs.regex",
-            "with structured_outputs.json",
-        ),
+        (structured(json=None), "structured_outputs", "is needed"),
+        (structured(json="{"), "structured_outputs.json", "a JSON schema, as an object or as its text"),
+        (structured(json="[]"), "structured_outputs.json", "a JSON schema, as an object or as its"),
+        (structured(json=5), "structured_outputs.json", "an object or text"),
+        (structured(regex=""), "structured_outputs.regex", "1 to"),
+        (structured(regex="a" * (MAX_LENGTH + 1)), "structured_outputs.regex", f"1 to {MAX_LENGTH}"),
+        (structured(choice=[]), "structured_outputs.choice", "a choice of one or more texts"),
+        (structured(choice=["a", ""]), "structured_outputs.choice", "texts that are not empty"),
+        (structured(choice="a"), "structured_outputs.choice", "expected a list"),
+        (structured(choices=["a"]), "structured_outputs.choices", "there is no such parameter"),
+        (structured(json_object=False), "structured_outputs.json_object", "expected true"),
+        (structured(regex="a", whitespace_pattern=" "), "structured_outputs.whitespace_pattern", "null"),
+        (structured(structural_tag="a"), "structured_outputs.structural_tag", "expected null"),
+        (structured(json={}, regex="a"), "structured_outputs.regex", "with structured_outputs.json"),
         ({"guided_json": {}, "guided_choice": ["a"]}, "guided_choice", "cannot be combined with guided_json"),
         (
             {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
@@ -251,7 +233,7 @@ def refuses(engine: Engine) -> Callable[[ParameterError], None]:
     ("fields", "param"),
     [
         ({"response_format": FORMAT}, "response_format"),
-        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        (structured(regex="("), "structured_outputs.regex"),
         ({"guided_grammar": "("}, "guided_grammar"),
         ({"tools": [TOOL], "tool_choice": "required"}, "tools[0].function.parameters"),
         ({"tools": [{**TOOL, "function": {"name": "g"}}, TOOL], "tool_choice": NAMED}, "tools[1].function.parameters"),
