@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
-from functools import lru_cache
-
-from prometheus_client.parser import text_string_to_metric_families as parse
 
 from pilotfish.core.cache.tiers import TierCounts, TierUse
 from pilotfish.core.prefilling.handover import HandOverReport, HandOverTotals
@@ -29,6 +27,8 @@ from pilotfish.wire.serving import (
     Verified,
 )
 
+#: A line of the text format, and a label within it.
+SAMPLE, LABEL = re.compile(r"([\w:]+)(?:\{(.*)\})? (\S+)"), re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 IDENTITY = Identity("target", "async", "float32", 2048, 300, kv_slots=1000, longest=1000, max_requests=8, max_nodes=16)
 DROPS = {"late_nodes": 7, "resyncs": 1}
 POOL = PoolLoad(
@@ -178,9 +178,7 @@ def value(metrics: ServerMetrics, name: str, **labels: str) -> float:
 
 
 def samples(metrics: ServerMetrics) -> list[tuple[str, dict[str, str], float]]:
-    return _parsed(metrics.render()[0].decode())
-
-
-@lru_cache(maxsize=4)
-def _parsed(text: str) -> list[tuple[str, dict[str, str], float]]:
-    return [(sample.name, sample.labels, sample.value) for family in parse(text) for sample in family.samples]
+    """prometheus_client's own parser takes half a second for all families."""
+    lines = metrics.render()[0].decode().splitlines()
+    found = [match for line in lines if not line.startswith("#") and (match := SAMPLE.fullmatch(line))]
+    return [(match[1], dict(LABEL.findall(match[2] or "")), float(match[3])) for match in found]

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse
 from server_traffic import (
     HANDED,
     LOST,
@@ -81,14 +82,15 @@ def test_vllm_names_and_labels(metrics: ServerMetrics) -> None:
 
 def test_both_formats_say_the_same(metrics: ServerMetrics) -> None:
     everything(metrics)
-    _, plain = metrics.render("text/plain;version=0.0.4")
+    told, plain = metrics.render("text/plain;version=0.0.4")
     body, openmetrics = metrics.render("application/openmetrics-text;version=x;q=0.5, text/plain")
     assert plain.startswith("text/plain; version=0.0.4")
     assert openmetrics.startswith("application/openmetrics-text")
     text = body.decode()
     assert text.endswith("# EOF\n")
-    found = {sample.name for family in parse_openmetrics(text) for sample in family.samples}
-    assert {f"vllm:{name}" for name in VLLM_SAMPLES} <= found
+    for families in (parse_openmetrics(text), parse(told.decode())):
+        found = {sample.name for family in families for sample in family.samples}
+        assert {f"vllm:{name}" for name in VLLM_SAMPLES} <= found
 
 
 def test_a_step_counts_rows_tokens_and_time(metrics: ServerMetrics) -> None:
