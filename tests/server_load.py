@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import jsonschema_rs
@@ -29,7 +28,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from pilotfish.cli.bench.report import MEBIBYTE, Row
 from pilotfish.cli.bench.serving.client import CHATS, COMPLETIONS, Answer, Exchange, exchange
 from pilotfish.cli.bench.workload import Prompt
-from pilotfish.cli.pages.charts import percentile
 from pilotfish.config.engine import EngineConfig
 from pilotfish.errors import EngineError, ParameterError
 from pilotfish.model.loading.configuration import load_config
@@ -96,7 +94,7 @@ HELD = (
     *("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
     "pilotfish_requests_in_flight",
 )
-GENERATED, RESTARTS = "vllm:generation_tokens_total", "pilotfish_target_restarts_total"
+RESTARTS = "pilotfish_target_restarts_total"
 REPLICAS_READY, RESUMED = "pilotfish_replica_ready", "pilotfish_resumed_requests_total"
 #: Seconds from the first requests until the target is stopped.
 WARM = 0.3
@@ -277,7 +275,7 @@ async def alone(url: str, asked: Sequence[Asked]) -> list[Known]:
 
 @dataclass
 class Tally:
-    """Counts and times of the answers so far."""
+    """Counts of the answers so far."""
 
     statuses: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
@@ -287,8 +285,6 @@ class Tally:
     ended: Counter[int] = field(default_factory=Counter)  # answers of each client
     aborted: int = 0
     failed: int = 0  # answers that ended without being broken off, and not well
-    first: list[float] = field(default_factory=list)  # milliseconds from a request to its first event
-    between: list[float] = field(default_factory=list)
 
     def add(self, known: Known, answer: Answer, *, cut: bool) -> None:
         kind = known.asked.kind
@@ -303,13 +299,6 @@ class Tally:
             self.invalid[kind] += sum(not output.valid(kind) for output in found)
             if kind.split()[-1] in VALID:
                 self.whole[kind] += sum(output.finish[0] in ("stop", "tool_calls") for output in found)
-            if known.asked.stream:
-                self._times(answer)
-
-    def _times(self, answer: Answer) -> None:
-        times = [event.at for event in answer.events if event.data.get("choices")]
-        self.first += [1000 * (at - answer.sent) for at in times[:1]]
-        self.between += [1000 * (b - a) for a, b in pairwise(times)]
 
     @property
     def broken(self) -> int:
@@ -335,13 +324,10 @@ def run_load(config: EngineConfig, load: Load) -> Row:
     with start_server(config, QUEUE) as server, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         url = server.told["url"]
         known = runner.run(alone(url, asked))
-        before, began, tally = metrics_of(url)[GENERATED], time.monotonic(), Tally()
+        tally = Tally()
         samples = runner.run(_loaded(server, load, known, tally))
-        seconds = time.monotonic() - began
         held = settled(partial(metrics_of, url))
-        tokens = metrics_of(url)[GENERATED] - before
     memory = [{"process": name, **memory_of(one)} for name, one in samples.items()]
-    times = {"first token": tally.first, "between events": tally.between}
     holds = not tally.broken and all(row["flat"] for row in memory) and not any(held.values())
     return {
         "kinds": dict(tally.kinds),
@@ -349,7 +335,6 @@ def run_load(config: EngineConfig, load: Load) -> Row:
         "unequal_kinds": dict(tally.unequal),
         "invalid_kinds": dict(+tally.invalid),
         "whole": dict(tally.whole),
-        "times_ms": [{"of": name, **quantiles(values)} for name, values in times.items()],
         "memory": memory,
         "held": held,  # afterwards
         "refused": tally.statuses["429"],
@@ -357,7 +342,6 @@ def run_load(config: EngineConfig, load: Load) -> Row:
         "failed": tally.failed,
         "unequal": tally.unequal.total(),
         "invalid": tally.invalid.total(),
-        "tokens_per_second": tokens / seconds,
         "holds": holds,
     }
 
@@ -429,11 +413,6 @@ def memory_of(samples: Sequence[tuple[float, int]]) -> Row:
     }
 
 
-def quantiles(values: Sequence[float]) -> Row:
-    named = {"median": 0.5, "p90": 0.9, "p99": 0.99}
-    return {"count": len(values), **{name: percentile(values or [0.0], share) for name, share in named.items()}}
-
-
 # -- targets that are killed
 
 
@@ -458,7 +437,6 @@ def run_killed(config: EngineConfig, load: Load, replicas: int, pause: float) ->
         "broken": tally.broken,
         "kills": kills,
         "resumed": int(told[RESUMED]),
-        "longest_pause_ms": max(tally.between, default=0.0),
         "held": held,
     }
 

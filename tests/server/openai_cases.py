@@ -61,6 +61,9 @@ LIST = Stop(lambda text, tokens: ["never, never", whole_characters(text, tokens,
 
 SAMPLED: dict[str, Any] = {"temperature": 0.8}
 GREEDY: dict[str, Any] = {"temperature": 0}
+ENDING: dict[str, Any] = {**SAMPLED, "logit_bias": {str(EOS): 9.0}, "max_tokens": 64}
+SPANNED: dict[str, Any] = {**SAMPLED, "stop": SPANNING, "max_tokens": 48}
+STOP_TOKEN: dict[str, Any] = {**SAMPLED, "stop_token_ids": list(range(40, 56)), "max_tokens": 64}
 
 #: Fields of completions by the name of their case, over max_tokens 24, seed 7 and a text as the prompt.
 COMPLETIONS: dict[str, dict[str, Any]] = {
@@ -118,21 +121,19 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
     "unicode-prompt": {**SAMPLED, "prompt": "naïve – Größe ☃ 😀 日本語"},
     "bytes": {**SAMPLED, "allowed_token_ids": BYTES, "max_tokens": 64},
     "stop": {**SAMPLED, "stop": INSIDE},
-    "stop-spanning": {**SAMPLED, "stop": SPANNING, "max_tokens": 48},
+    "stop-spanning": SPANNED,
     "stop-greedy": {**GREEDY, "stop": SPANNING, "max_tokens": 48},
     "stop-list": {**GREEDY, "stop": LIST, "max_tokens": 48},
     "stop-n": {**SAMPLED, "stop": INSIDE, "n": 3},
     "stop-never": {**SAMPLED, "stop": ["never, never", "☃☃☃"]},
     "stop-min-tokens": {**GREEDY, "stop": INSIDE, "min_tokens": 20},
-    "stop-token": {**SAMPLED, "stop_token_ids": list(range(40, 56)), "max_tokens": 64},
+    "stop-token": STOP_TOKEN,
     "stop-token-min-tokens": {**SAMPLED, "stop_token_ids": list(range(40, 56)), "min_tokens": 30, "max_tokens": 64},
-    "stop-shown": {**SAMPLED, "stop": SPANNING, "max_tokens": 48, "include_stop_str_in_output": True},
+    "stop-shown": {**SPANNED, "include_stop_str_in_output": True},
     "stop-list-shown": {**GREEDY, "stop": LIST, "max_tokens": 48, "include_stop_str_in_output": True},
     "stop-shown-logprobs": {**SAMPLED, "stop": SPANNING, "logprobs": 0, "include_stop_str_in_output": True},
     "stop-token-shown": {
-        **SAMPLED,
-        "stop_token_ids": list(range(40, 56)),
-        "max_tokens": 64,
+        **STOP_TOKEN,
         "include_stop_str_in_output": True,
     },
     "stop-tokens": {**SAMPLED, "stop_token_ids": list(range(60, 510)), "min_tokens": 9, "logprobs": 0},
@@ -153,15 +154,13 @@ COMPLETIONS: dict[str, dict[str, Any]] = {
         "max_tokens": 64,
     },
     "eos-shown": {
-        **SAMPLED,
-        "logit_bias": {str(EOS): 9.0},
-        "max_tokens": 64,
+        **ENDING,
         "skip_special_tokens": False,
         "include_stop_str_in_output": True,
     },
-    "eos-special-hidden": {**SAMPLED, "logit_bias": {str(EOS): 9.0}, "max_tokens": 64, "skip_special_tokens": False},
-    "eos": {**SAMPLED, "logit_bias": {str(EOS): 9.0}, "max_tokens": 64},
-    "eos-min-tokens": {**SAMPLED, "logit_bias": {str(EOS): 9.0}, "max_tokens": 64, "min_tokens": 12},
+    "eos-special-hidden": {**ENDING, "skip_special_tokens": False},
+    "eos": ENDING,
+    "eos-min-tokens": {**ENDING, "min_tokens": 12},
     "eos-ignored": {**SAMPLED, "logit_bias": {str(EOS): 9.0}, "ignore_eos": True},
     "token-ids": {**SAMPLED, "return_token_ids": True},
     "token-ids-n": {**SAMPLED, "return_token_ids": True, "n": 2, "prompt": list(SNIPPETS[:2])},
@@ -217,14 +216,12 @@ CHATS: dict[str, dict[str, Any]] = {
     "logprobs-bytes": {**SAMPLED, "logprobs": True, "top_logprobs": 2, "allowed_token_ids": BYTES},
     "prompt-logprobs": {**SAMPLED, "prompt_logprobs": 1},
     "stop": {**SAMPLED, "stop": INSIDE, "max_tokens": 48},
-    "stop-spanning": {**SAMPLED, "stop": SPANNING, "max_tokens": 48},
+    "stop-spanning": SPANNED,
     "stop-list": {**GREEDY, "stop": LIST, "max_tokens": 48},
-    "stop-token": {**SAMPLED, "stop_token_ids": list(range(40, 56)), "max_tokens": 64},
-    "stop-shown": {**SAMPLED, "stop": SPANNING, "max_tokens": 48, "include_stop_str_in_output": True},
+    "stop-token": STOP_TOKEN,
+    "stop-shown": {**SPANNED, "include_stop_str_in_output": True},
     "eos-shown": {
-        **SAMPLED,
-        "logit_bias": {str(EOS): 9.0},
-        "max_tokens": 64,
+        **ENDING,
         "skip_special_tokens": False,
         "include_stop_str_in_output": True,
     },
@@ -245,7 +242,7 @@ CHATS: dict[str, dict[str, Any]] = {
     "logprobs-by-id": {**SAMPLED, "logprobs": True, "top_logprobs": 2, "return_tokens_as_token_ids": True},
     "truncated": {**SAMPLED, "messages": TURNS, "truncate_prompt_tokens": 11, "return_token_ids": True},
     "seed-as-text": {**SAMPLED, "seed": "9007199254740993"},
-    "eos": {**SAMPLED, "logit_bias": {str(EOS): 9.0}, "max_tokens": 64},
+    "eos": ENDING,
     "max-completion-tokens": {**SAMPLED, "max_completion_tokens": 9, "max_tokens": None},
     "filters": {"top_k": 20, "top_p": 0.9, "min_p": 0.02},
     "penalties": {**SAMPLED, "presence_penalty": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 1.2},

@@ -1,8 +1,9 @@
-"""A cascade: who answers, and what is told of it."""
+"""A cascade: who answers, what is told of it, and how it ends."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from cascade_double import CHAT, COMPLETIONS, LARGE, SMALL, Server, cascaded
-from http_double import IDENTITY, Health, Submitted, Update
+from http_double import IDENTITY, Answer, Health, Submitted, Update, exchange, saying
 from support import write_tokenizer
 from transformers import AutoTokenizer
 
@@ -257,3 +258,42 @@ def test_unequal_tokenizers_are_refused(server: Server, tmp_path: Path) -> None:
     server.small.tokenizer = added
     with pytest.raises(ModelError, match="only one of them has the added token"):
         asyncio.run(server.cascade.start())
+
+
+# -- clients that leave, or that wait for too long: nothing stays behind in either engine
+
+
+async def leave(server: Server, body: dict[str, Any]) -> Answer:
+    gone = asyncio.Event()
+    data = json.dumps({"model": "auto", "prompt": "x", **body}).encode()
+    task = asyncio.create_task(exchange(server.app, "POST", COMPLETIONS, data, {}, gone))
+    for _ in range(40):
+        await asyncio.sleep(0)
+    assert not task.done()
+    gone.set()
+    return await asyncio.wait_for(task, 5)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("of_small", "sure", "large"), [(0, -0.5, 0), (1, -0.5, 0), (3, -0.5, 0), (9, -0.9, 1)])
+def test_a_client_that_leaves_frees_both(server: Server, of_small: int, sure: float, large: int, stream: bool) -> None:
+    """Before the small model says anything, before it is judged, after that, and while the large one answers."""
+    server.sure = [sure]
+    small, said = server.saying("small talk of it"), saying(server.large.tokenizer, "large talk")
+    server.small.script = lambda submitted: [*list(small(submitted))[:of_small], asyncio.Event()]
+    server.large.script = lambda submitted: [next(iter(said(submitted))), asyncio.Event()]
+    asyncio.run(leave(server, {"stream": stream}))
+    submitted = [*server.small.submitted, *server.large.submitted]
+    assert len(server.large.submitted) == large and all(one.aborted for one in submitted)
+    assert server.admission.requests == 0
+    assert sum(server.samples("pilotfish_cascade_requests_total").values()) == (of_small >= 3)
+
+
+@pytest.mark.parametrize(("of_small", "sure"), [(1, -0.5), (3, -0.5), (9, -0.9)])
+def test_a_deadline_frees_both(server: Server, of_small: int, sure: float) -> None:
+    server.sure = [sure]
+    small = server.saying("small talk of it")
+    server.small.script = lambda submitted: [*list(small(submitted))[:of_small], asyncio.Event()]
+    server.large.script = lambda _: [asyncio.Event()]
+    assert server.ask(timeout=0.05).status == 504
+    assert all(one.aborted for one in (*server.small.submitted, *server.large.submitted))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from openai_cases import CASES, Case
 from openai_fleet import MODES, Answer, Fleet
+from structured_cases import CHECKED
 
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
 
@@ -46,3 +47,15 @@ def test_drafts_guessed(fleet: Fleet, mode: str) -> None:
     assert len(drafted) >= least * len(told)
     assert sum(drafts["num_draft_tokens"] for drafts in drafted) > 100
     assert sum(drafts["num_accepted_draft_tokens"] for drafts in drafted) > 10
+
+
+# -- JSON, choices, expressions, grammars and calls, of the bundled pair
+
+
+@pytest.mark.parametrize("case", CHECKED, ids=str)
+def test_outputs_are_what_they_must_be_and_equal(bundled: Fleet, mode: str, case: Case) -> None:
+    plain, _ = bundled.at_once("off")[case]
+    for choice in plain.choices.values():
+        CHECKED[case](choice)
+    whole, streamed = bundled.at_once(mode)[case]
+    assert whole == streamed == plain

@@ -61,40 +61,6 @@ def test_the_template_is_told_what_it_is_asked_for(fleet: Fleet, mode: str) -> N
         assert fleet.whole(mode, chat(name)).choices[0].text == completion.choices[0].text
 
 
-def test_token_ids_are_those_of_the_template_and_the_text(fleet: Fleet, mode: str) -> None:
-    answer = fleet.whole(mode, chat("token-ids"))
-    assert fleet.tokenizer.decode(answer.prompt_token_ids) == f"<user>{HELLO['content']}\n<assistant>"
-    assert fleet.tokenizer.decode(answer.choices[0].token_ids) == answer.choices[0].text
-    tokens = [entry["token"] for entry in fleet.whole(mode, chat("logprobs-by-id")).choices[0].logprobs["content"]]
-    assert tokens == [f"token_id:{token}" for token in answer.choices[0].token_ids]
-
-
-@pytest.mark.parametrize("name", ["n", "n-logprobs"])
-def test_the_first_of_several_choices_is_the_only_one(fleet: Fleet, mode: str, name: str) -> None:
-    several, only = fleet.whole(mode, chat(name)), fleet.whole(mode, chat(name, n=1))
-    first, *others = several.choices.values()
-    assert (first.text, first.logprobs) == (only.choices[0].text, only.choices[0].logprobs)
-    seeds = {first.seed, *(choice.seed for choice in others)}
-    assert first.seed == several.seed == only.seed and len(seeds) == len(several.choices)
-    assert several.drafts is None
-
-
-def test_max_completion_tokens_is_the_length(fleet: Fleet, mode: str) -> None:
-    limited = fleet.whole(mode, chat("max-completion-tokens"))
-    assert limited.usage["completion_tokens"] == 9 and limited.choices[0].finish_reason == "length"
-    assert fleet.whole(mode, chat("sampled", max_tokens=9)) == limited
-
-
-@pytest.mark.parametrize("name", ["stop", "stop-spanning", "stop-list"])
-def test_a_stop_string_never_leaks(fleet: Fleet, mode: str, name: str) -> None:
-    stop = fleet.arguments(chat(name))["stop"]
-    choice = fleet.whole(mode, chat(name)).choices[0]
-    whole = fleet.whole(mode, chat(name, stop=None)).choices[0].text
-    stops = [stop] if isinstance(stop, str) else stop
-    assert choice.finish_reason == "stop" and choice.stop_reason in stops
-    assert whole.startswith(choice.text + str(choice.stop_reason)) and not any(s in choice.text for s in stops)
-
-
 SCORED = [each for each in CASES if each.chat and each.asked.get("logprobs")]
 
 
@@ -111,13 +77,3 @@ def test_logprobs_are_of_the_text(fleet: Fleet, mode: str, scored: Case) -> None
             assert top == sorted(top, reverse=True) and all(entry["logprob"] <= likely for likely in top[:1])
             told = {likely["token"]: likely["logprob"] for likely in entry["top_logprobs"]}
             assert told.get(entry["token"], entry["logprob"]) == entry["logprob"]
-
-
-def test_half_characters_are_bytes(fleet: Fleet, mode: str) -> None:
-    content = fleet.whole(mode, chat("logprobs-bytes")).choices[0].logprobs["content"]
-    assert {entry["token"] for entry in content} == {"bytes:\\xc3", "bytes:\\xa9"}
-    assert {tuple(entry["bytes"]) for entry in content} == {(0xC3,), (0xA9,)}
-
-
-def test_logprobs_do_not_change_the_answer(fleet: Fleet, mode: str) -> None:
-    assert fleet.whole(mode, chat("logprobs")).choices[0].text == fleet.whole(mode, chat("sampled")).choices[0].text

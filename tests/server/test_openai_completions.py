@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from openai_cases import CASES, EOS, MODEL, SPANNING, Case, case
+from openai_cases import CASES, MODEL, Case, case
 from openai_fleet import Fleet
 from support import SNIPPETS
 
@@ -27,7 +28,14 @@ def variant(name: str, **changes: Any) -> Case:
 
 # -- the offline engine
 
-OFFLINE = ("greedy", "greedy-long", "sampled", "hot", "filters", "penalties", "logprobs-5", "n", "texts", "tokens")
+PARAMETERS = {field.name for field in fields(SamplingParams)}
+
+OFFLINE = (
+    *("greedy", "greedy-long", "sampled", "hot", "filters", "penalties", "logprobs-5", "n", "texts", "tokens"),
+    *("top-p", "top-k", "min-p", "presence", "frequency", "repetition", "logit-bias", "allowed", "bad-words", "bytes"),
+    *("stop", "stop-spanning", "stop-list", "stop-shown", "stop-token", "stop-token-shown", "stop-min-tokens"),
+    *("eos", "eos-shown", "eos-min-tokens", "eos-ignored", "special-shown", "prompt-logprobs"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +45,11 @@ def offline(fleet: Fleet) -> LLM:
 
 @pytest.mark.parametrize("name", OFFLINE)
 def test_the_offline_engine_says_the_same(fleet: Fleet, mode: str, offline: LLM, name: str) -> None:
-    asked = case(name).asked
-    params = SamplingParams(seed=7, **{field: value for field, value in asked.items() if field != "prompt"})
+    asked = fleet.arguments(case(name))
+    given = {name: value for name, value in {**asked, **asked["extra_body"]}.items() if name in PARAMETERS}
+    if "logit_bias" in given:
+        given["logit_bias"] = {int(token): bias for token, bias in given["logit_bias"].items()}
+    params = SamplingParams(**given)
     answer = fleet.whole(mode, case(name))
     whole = offline.generate(asked["prompt"], params)
     outputs = [output for prompt in whole for output in prompt.outputs]
@@ -89,28 +100,6 @@ def test_echo_scores_the_prompt_as_the_model_does_in_an_output(fleet: Fleet, mod
     assert "".join(echoed["tokens"][: len(tokens)]) == SNIPPETS[0]
 
 
-def test_token_ids_are_those_of_prompt_and_text(fleet: Fleet, mode: str) -> None:
-    answer = fleet.whole(mode, case("token-ids-n"))
-    for i, choice in answer.choices.items():
-        assert choice.prompt_token_ids == fleet.tokenizer.encode(SNIPPETS[i // 2])
-        assert choice.text == fleet.tokenizer.decode(choice.token_ids, skip_special_tokens=True)
-    stopped = fleet.whole(mode, case("token-ids-stop"))
-    assert len(stopped.choices[0].token_ids) == stopped.usage["completion_tokens"] < 48
-    named = fleet.whole(mode, case("logprobs-by-id")).choices[0].logprobs["tokens"]
-    plain = fleet.whole(mode, variant("token-ids", return_token_ids=True)).choices[0].token_ids
-    assert named == [f"token_id:{token}" for token in plain]
-
-
-def test_a_truncated_prompt_is_its_end_or_its_beginning(fleet: Fleet, mode: str) -> None:
-    tokens = fleet.tokenizer.encode("".join(SNIPPETS))
-    ended = fleet.whole(mode, case("truncated"))
-    assert ended.choices[0].prompt_token_ids == tokens[-9:] and ended.usage["prompt_tokens"] == 9
-    given = fleet.whole(mode, variant("truncated", prompt=tokens[-9:], truncate_prompt_tokens=None))
-    assert given == ended
-    begun = fleet.whole(mode, case("truncated-echo"))
-    assert begun.choices[0].text.startswith(fleet.tokenizer.decode(tokens[:7]))
-
-
 # -- several outputs
 
 
@@ -158,51 +147,9 @@ def test_a_stop_string_ends_the_text_before_itself(fleet: Fleet, mode: str, name
     assert choice.text == whole[: whole.index(choice.stop_reason)] != ""
 
 
-@pytest.mark.parametrize("name", ["stop-shown", "stop-list-shown"])
-def test_a_stop_string_may_show(fleet: Fleet, mode: str, name: str) -> None:
-    hidden = fleet.whole(mode, variant(name, include_stop_str_in_output=None)).choices[0]
-    shown = fleet.whole(mode, case(name)).choices[0]
-    assert shown.stop_reason == hidden.stop_reason and shown.text == hidden.text + str(hidden.stop_reason)
-
-
-def test_a_stop_token_may_show(fleet: Fleet, mode: str) -> None:
-    hidden = fleet.whole(mode, case("stop-token")).choices[0]
-    shown = fleet.whole(mode, case("stop-token-shown")).choices[0]
-    assert shown.stop_reason == hidden.stop_reason
-    assert shown.text == hidden.text + fleet.tokenizer.decode([shown.stop_reason])
-
-
-def test_special_tokens_may_show(fleet: Fleet, mode: str) -> None:
-    shown, hidden = (fleet.whole(mode, case(name)).choices[0] for name in ("eos-shown", "eos"))
-    assert shown.text == hidden.text + "<eos>"
-    assert fleet.whole(mode, case("eos-special-hidden")).choices[0].text == hidden.text
-    assert "<eos>" in fleet.whole(mode, case("special-shown")).choices[0].text
-
-
-def test_the_stop_string_spans_tokens(fleet: Fleet, mode: str) -> None:
-    stopping = case("logprobs-stop")
-    assert stopping.asked["stop"] is SPANNING
-    tokens = fleet.whole(mode, stopping).choices[0].logprobs["tokens"]
-    assert not any(fleet.arguments(stopping)["stop"] in token for token in tokens)
-
-
-def test_min_tokens_put_off_ends(fleet: Fleet, mode: str) -> None:
-    for name, least in (("stop-min-tokens", 20), ("stop-token-min-tokens", 30), ("eos-min-tokens", 12)):
-        early = fleet.whole(mode, variant(name, min_tokens=None))
-        assert early.usage["completion_tokens"] < least <= fleet.whole(mode, case(name)).usage["completion_tokens"]
-
-
 def test_a_stop_token_ends_an_output_and_is_named(fleet: Fleet, mode: str) -> None:
     choice = fleet.whole(mode, case("stop-token")).choices[0]
     assert choice.finish_reason == "stop" and choice.stop_reason in range(40, 56)
-
-
-def test_the_end_of_sequence_ends_an_output_and_is_not_shown(fleet: Fleet, mode: str) -> None:
-    ended = fleet.whole(mode, case("eos"))
-    assert ended.choices[0].finish_reason == "stop" and ended.choices[0].stop_reason is None
-    assert ended.usage["completion_tokens"] < 64 and "<eos>" not in ended.choices[0].text
-    ignored = fleet.whole(mode, variant("eos", ignore_eos=True, logprobs=0)).choices[0]
-    assert ignored.finish_reason == "length" and fleet.tokenizer.decode([EOS]) in ignored.logprobs["tokens"]
 
 
 # -- log-probabilities
@@ -230,43 +177,3 @@ def test_logprobs_are_of_the_text(fleet: Fleet, mode: str, scored: Case) -> None
                 assert logprob <= 0 and top[token] == logprob
                 assert scored.asked["logprobs"] <= len(top) <= scored.asked["logprobs"] + 1
                 assert all(each <= 0 for each in top.values())
-
-
-def test_more_logprobs_do_not_change_the_output(fleet: Fleet, mode: str) -> None:
-    plain, scored = fleet.whole(mode, case("sampled")), fleet.whole(mode, case("logprobs-5"))
-    assert plain.choices[0].text == scored.choices[0].text
-    fewer = fleet.whole(mode, variant("logprobs-5", logprobs=0)).choices[0].logprobs
-    assert fewer["token_logprobs"] == scored.choices[0].logprobs["token_logprobs"]
-
-
-def test_a_greedy_token_is_the_likeliest(fleet: Fleet, mode: str) -> None:
-    logprobs = fleet.whole(mode, variant("logprobs-0", logprobs=5)).choices[0].logprobs
-    for token, top in zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True):
-        assert top[token] == max(top.values())
-
-
-def test_prompt_logprobs(fleet: Fleet, mode: str) -> None:
-    first, *others = fleet.whole(mode, case("prompt-logprobs")).choices[0].prompt_logprobs
-    tokens = fleet.tokenizer.encode(SNIPPETS[0])
-    assert first is None and len(others) == len(tokens) - 1
-    for token, entries in zip(tokens[1:], others, strict=True):
-        assert 2 <= len(entries) <= 3 and entries[str(token)]["logprob"] <= 0
-        assert entries[str(token)]["decoded_token"] == fleet.tokenizer.decode([token])
-
-
-# -- fields that shape the distribution
-
-
-@pytest.mark.parametrize(
-    "name", ["top-p", "top-k", "min-p", "penalties", "logit-bias", "allowed", "bad-words", "presence", "repetition"]
-)
-def test_the_field_has_an_effect(fleet: Fleet, mode: str, name: str) -> None:
-    ours = {"top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"}
-    names = ours | {"logit_bias", "allowed_token_ids", "bad_words"}
-    without = variant(name, **dict.fromkeys(names & case(name).asked.keys()))
-    assert fleet.whole(mode, case(name)).choices[0].text != fleet.whole(mode, without).choices[0].text
-
-
-def test_half_characters_are_put_together(fleet: Fleet, mode: str) -> None:
-    text = fleet.whole(mode, case("bytes")).choices[0].text
-    assert "é" in text and set(text) == {"é", "\ufffd"}

@@ -10,44 +10,11 @@ import pytest
 from openai import AsyncOpenAI
 from openai_cases import CASES, MODEL, case
 from openai_fleet import MODES, Fleet, create
-from support import SNIPPETS
 
 LONG: dict[str, Any] = {"model": MODEL, "prompt": "#", "max_tokens": 1900, "extra_body": {"ignore_eos": True}}
 
 
-def chunks(fleet: Fleet, mode: str, name: str, *, chat: bool = False, **options: Any) -> list[Any]:
-    asked = case(name, chat=chat)
-    with create(fleet.client(mode), asked)(**fleet.arguments(asked), stream=True, **options) as stream:
-        return list(stream)
-
-
 # -- chunks
-
-
-#: Streams until one of several chunks: on a busy machine a reader may get all steps at once.
-ATTEMPTS = 20
-
-
-@pytest.mark.parametrize("name", ["bytes", "unicode-prompt", "greedy-long"])
-def test_no_chunk_ends_within_a_character(fleet: Fleet, mode: str, name: str) -> None:
-    whole, texts = fleet.whole("off", case(name)).choices[0].text, list[str]()
-    for _ in range(ATTEMPTS):
-        texts = [chunk.choices[0].text for chunk in chunks(fleet, mode, name)]
-        assert "".join(texts) == whole
-        assert sum(text.count("\ufffd") for text in texts) == whole.count("\ufffd")
-        if len(texts) > 2:
-            break
-    assert len(texts) > 2
-
-
-def test_usage_that_grows(fleet: Fleet, mode: str) -> None:
-    options, counts = {"include_usage": True, "continuous_usage_stats": True}, list[int]()
-    for _ in range(ATTEMPTS):
-        counts = [chunk.usage.completion_tokens for chunk in chunks(fleet, mode, "greedy-long", stream_options=options)]
-        assert counts == sorted(counts) and counts[0] > 0 and counts[-1] == 96
-        if counts[0] < 96:
-            break
-    assert counts[0] < 96
 
 
 @pytest.mark.parametrize("mode", MODES[1:])
@@ -138,32 +105,6 @@ def test_max_nodes_bound_each_step(fleet: Fleet, mode: str, most: int) -> None:
 # -- headers, tokens
 
 
-def test_the_request_id_is_the_clients(fleet: Fleet, mode: str) -> None:
-    client = fleet.client(mode)
-    arguments = {**fleet.arguments(case("sampled")), "extra_headers": {"X-Request-Id": "mine-17"}}
-    raw = client.completions.with_raw_response.create(**arguments)
-    assert raw.headers["x-request-id"] == raw.request_id == "mine-17"
-    assert raw.parse().choices[0].text == fleet.whole("off", case("sampled")).choices[0].text
-    drawn = [client.chat.completions.with_raw_response.create(**fleet.arguments(case("sampled", chat=True)))]
-    drawn.append(client.chat.completions.with_raw_response.create(**fleet.arguments(case("sampled", chat=True))))
-    assert len({raw.request_id for raw in drawn} - {None, "", "mine-17"}) == 2
-    with client.completions.with_streaming_response.create(**arguments, stream=True) as streamed:
-        assert streamed.headers["x-request-id"] == "mine-17"
-        assert streamed.headers["content-type"].startswith("text/event-stream")
-        streamed.read()
-
-
 def test_one_fingerprint(fleet: Fleet) -> None:
     answers = [fleet.whole(mode, each) for mode in MODES for each in CASES[:3]]
     assert len({answer.fingerprint for answer in answers}) == 1 and answers[0].fingerprint
-
-
-@pytest.mark.parametrize("text", [*SNIPPETS, "日本語 😀\n"])
-def test_tokens_there_and_back(fleet: Fleet, mode: str, text: str) -> None:
-    client, url = fleet.client(mode), fleet.servers[mode].url
-    asked = {"model": MODEL, "prompt": text, "return_token_strs": True}
-    tokens: Any = client.post(f"{url}/tokenize", cast_to=object, body=asked)
-    assert tokens["tokens"] == fleet.tokenizer.encode(text) and tokens["count"] == len(tokens["tokens"])
-    assert tokens["token_strs"] == fleet.tokenizer.convert_ids_to_tokens(tokens["tokens"])
-    back = client.post(f"{url}/detokenize", cast_to=object, body={"model": MODEL, "tokens": tokens["tokens"]})
-    assert back == {"prompt": text}

@@ -59,7 +59,7 @@ def test_a_tally_knows_what_a_client_did() -> None:
     tally.add(known, answered(text_chunk("x"), ended=False), cut=True)
     tally.add(known, answered({"error": {}}, status=500), cut=False)
     assert tally.statuses == {"200": 4, "500": 1} and (tally.aborted, tally.failed) == (2, 1)
-    assert tally.unequal["greedy"] == 1 and tally.between == [1000.0] and len(tally.first) == 4
+    assert tally.unequal["greedy"] == 1
 
 
 def test_memory_is_flat_or_grows() -> None:

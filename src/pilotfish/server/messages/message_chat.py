@@ -48,6 +48,8 @@ from pilotfish.server.messages.message_body import (
     ToolUseBlock,
 )
 
+#: Fields of chats with the same name and meaning.
+SHARED = ("max_tokens", "temperature", "top_p", "top_k", "stream", "seed", "cache_salt", "speculation")
 #: Ids of calls begin so.
 CALL = "toolu_"
 #: Claude Code's system text begins so.
@@ -94,15 +96,8 @@ def _sampling(body: MessagesRequest, ignored: Ignored) -> dict[str, Any]:
     if body.speculation is not None and body.speculation.detail:
         ignored.leave_out(bad("speculation.detail", True, "false: streams of completions and chats have it"))
     return {
-        "max_tokens": body.max_tokens,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "top_k": body.top_k,
+        **{name: getattr(body, name) for name in SHARED},
         "stop": body.stop_sequences,
-        "stream": body.stream,
-        "seed": body.seed,
-        "cache_salt": body.cache_salt,
-        "speculation": body.speculation,
         "user": body.metadata.user_id if body.metadata else None,
         "metadata": {"tag": body.metadata.tag} if body.metadata else None,
     }

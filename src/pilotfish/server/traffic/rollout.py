@@ -46,6 +46,8 @@ ANY = "any"
 WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 #: The guard's actions on a variant.
 EVENTS = ("cut", "trial", "restored", "failed trial")
+#: Counts of a record that its outcome has by the same names.
+COUNTED = ("late", "accepted", "guessable", "sharing", "tried_by_depth", "accepted_by_depth")
 #: Outputs that have a form, which the end of `max_tokens` may break.
 CONSTRAINED = ("json", "grammar")
 #: Of one output, and the seconds since its step before; None: there was none.
@@ -206,13 +208,8 @@ class Rollout:
             tokens=record.generation_tokens,
             steps=record.served.steps,
             trees=record.verify_steps,
-            late=record.late,
             nodes=record.drafted,
-            accepted=record.accepted,
-            guessable=record.guessable,
-            sharing=record.sharing,
-            tried_by_depth=record.tried_by_depth,
-            accepted_by_depth=record.accepted_by_depth,
+            **{name: getattr(record, name) for name in COUNTED},
             valid=None if failed or guided.cohort.output not in CONSTRAINED else record.reason is FinishReason.STOP,
         )
 
