@@ -23,6 +23,8 @@ from transformers import AutoTokenizer
 #: Of servers that run; and of those that are asked each question, as off is with whose answers they are compared.
 MODES = sized(("off", "async"), ("off", "sync", "async"))
 ASKED = sized(("async",), MODES)
+#: Whether those that are asked at once are streams, whose ends tell what whole answers do.
+STREAMED = sized((True,), (False, True))
 TEMPLATE = (
     "{{ tone }}{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -152,17 +154,16 @@ class Fleet:
         answer.add(create(client, case)(**self.arguments(case)).model_dump())
         return answer
 
-    def _at_once(self, mode: str) -> dict[Case, list[Answer]]:
-        """All cases, each whole and as a stream, sent together through the asynchronous client."""
+    def _at_once(self, mode: str, stream: bool) -> dict[Case, Answer]:
+        """All cases, sent together through the asynchronous client."""
         for each in self.cases:
             self.arguments(each)
-        return asyncio.run(self._gather(mode))
+        return asyncio.run(self._gather(mode, stream))
 
-    async def _gather(self, mode: str) -> dict[Case, list[Answer]]:
+    async def _gather(self, mode: str, stream: bool) -> dict[Case, Answer]:
         async with AsyncOpenAI(**self.options(mode)) as client:
-            asked = [(each, stream) for stream in (False, True) for each in self.cases]
-            answers = await asyncio.gather(*(self._answer(client, *each) for each in asked))
-        return {each: [answers[i], answers[i + len(self.cases)]] for i, each in enumerate(self.cases)}
+            answers = await asyncio.gather(*(self._answer(client, each, stream) for each in self.cases))
+        return dict(zip(self.cases, answers, strict=True))
 
     async def _answer(self, client: AsyncOpenAI, case: Case, stream: bool) -> Answer:
         answer = Answer()

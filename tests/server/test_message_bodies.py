@@ -133,6 +133,10 @@ def text(said: str) -> dict[str, Any]:
     return {"type": "text", "text": said}
 
 
+def from_user(*content: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [*content]}]}
+
+
 def called(city: str = "Bergen ☃") -> dict[str, Any]:
     return {"type": "tool_use", "name": "weather", "input": {"city": city}}
 
@@ -402,6 +406,7 @@ def test_metrics_are_told_where_asked_for(says: Says) -> None:
 # -- errors
 
 
+IMAGE = {"type": "image"}
 BODY: dict[str, Any] = {"model": "tiny", "max_tokens": 9, "messages": [HI]}
 #: Fields, and how the message of the error begins.
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -414,21 +419,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"messages": "hi"}, "messages: 'hi' is not allowed; expected a list"),
     ({"messages": [{**HI, "role": "tool"}]}, "messages[0].role: 'tool' is not allowed; expected user, assistant or"),
     ({"messages": [{"role": "user"}]}, "messages[0].content: it is missing"),
-    ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0].type: it is missing"),
+    (from_user({"text": "x"}), "messages[0].content[0].type: it is missing"),
     (
-        {"messages": [{"role": "user", "content": [text("x"), {"type": "image", "source": {}}]}]},
+        from_user(text("x"), IMAGE),
         "messages[0].content[1].type: 'image' is not allowed; expected text, thinking, redacted_thinking, tool_use or",
     ),
-    ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0].type: 'document'"),
+    (from_user({"type": "document"}), "messages[0].content[0].type: 'document'"),
     (
-        {
-            "messages": [
-                {
-                    "role": "user",
-                    "content": [{"type": "tool_result", "tool_use_id": "x", "content": [{"type": "image"}]}],
-                }
-            ]
-        },
+        from_user({"type": "tool_result", "tool_use_id": "x", "content": [IMAGE]}),
         "messages[0].content[0].content[0].type: 'image' is not allowed; expected text",
     ),
     ({"system": [{"type": "image"}]}, "system[0].type: 'image' is not allowed; expected text"),
@@ -463,7 +461,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 #: Those that a server that is strict refuses, and others leave out.
 STRICT: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{**HI, "name": "me"}]}, "messages[0].name: there is no such parameter"),
-    ({"messages": [{"role": "user", "content": [{**text("x"), "font": 1}]}]}, "messages[0].content[0].font: there is"),
+    (from_user({**text("x"), "font": 1}), "messages[0].content[0].font: there is"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type: 'web_search_20250305' is not"),
     ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking.type: 'enabled' is not allowed"),
     ({"output_config": {"effort": "low"}}, "output_config.effort: 'low' is not supported with this model"),
@@ -557,7 +555,7 @@ def test_another_method(says: Says) -> None:
 
 def test_tokens_are_counted_with_the_same_checks(says: Says) -> None:
     server = says("x")
-    body = {"model": "tiny", "messages": [{"role": "user", "content": [{"type": "image"}]}]}
+    body = {"model": "tiny", **from_user(IMAGE)}
     answer = server.client.post(COUNT, body)
     assert answer.status == 400 and answer.json["error"]["message"].startswith("messages[0].content[0].type: 'image'")
     assert server.client.post(COUNT, {**BODY}).json["error"]["message"].startswith("max_tokens: there is no such")

@@ -15,6 +15,7 @@ from inline_prefills import inline_prefills
 from inline_server import inline_server
 from live import HttpServer
 from playwright.sync_api import Browser
+from sizes import sized
 
 PROMPT = "def add(a, b):\n    return"
 
@@ -26,7 +27,7 @@ def chromium() -> Iterator[Browser]:
         yield chromium
 
 
-@pytest.mark.parametrize("temperature", [0, 0.8])
+@pytest.mark.parametrize("temperature", sized([0.8], [0, 0.8]))
 def test_a_completion_streams_in_coloured_by_origin(
     temperature: float, chromium: Browser, synchronous: HttpServer
 ) -> None:
