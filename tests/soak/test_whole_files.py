@@ -11,10 +11,12 @@ import pytest
 from sizes import WHOLE
 
 TESTS = Path(__file__).parents[1]
+#: Modules that say how much a test does; the second, which modes of a server are asked.
+SIZED = ("sizes", "openai_fleet")
 FILES = sorted(
     str(path.relative_to(TESTS))
     for path in TESTS.rglob("test_*.py")
-    if path.parent.name != "soak" and "from sizes import" in path.read_text()
+    if path.parent.name != "soak" and any(f"from {name} import" in path.read_text() for name in SIZED)
 )
 
 
