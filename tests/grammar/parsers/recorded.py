@@ -3,62 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from pilotfish.grammar.parsers.grammars import Tool
 
+
+def object_of(*required: str, **properties: Any) -> dict[str, Any]:
+    """A schema of an object with these properties alone."""
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
+PERSON = object_of("name", name={"type": "string", "maxLength": 8})
 TOOLS = (
     Tool(
         "get_weather",
         "The weather in a city.",
-        {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string", "maxLength": 16},
-                "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
-                "days": {"type": "integer", "minimum": 1, "maximum": 14},
-            },
-            "required": ["city"],
-            "additionalProperties": False,
-        },
+        object_of(
+            "city",
+            city={"type": "string", "maxLength": 16},
+            unit={"type": "string", "enum": ["celsius", "fahrenheit"]},
+            days={"type": "integer", "minimum": 1, "maximum": 14},
+        ),
     ),
     Tool(
         "run_python",
         "Runs a program.",
-        {
-            "type": "object",
-            "properties": {"code": {"type": "string", "maxLength": 60}, "trace": {"type": "boolean"}},
-            "required": ["code"],
-            "additionalProperties": False,
-        },
+        object_of("code", code={"type": "string", "maxLength": 60}, trace={"type": "boolean"}),
     ),
     Tool(
         "send_email",
         "Sends a message.",
-        {
-            "type": "object",
-            "properties": {
-                "to": {"type": "array", "items": {"$ref": "#/$defs/person"}, "minItems": 1, "maxItems": 2},
-                "subject": {"anyOf": [{"type": "string", "maxLength": 12}, {"type": "null"}]},
-                "header": {
-                    "type": "object",
-                    "properties": {"urgent": {"type": "boolean"}, "cost": {"type": "number", "maximum": 9}},
-                    "required": ["urgent"],
-                    "additionalProperties": False,
-                },
-            },
-            "required": ["to", "subject"],
-            "additionalProperties": False,
-            "$defs": {
-                "person": {
-                    "type": "object",
-                    "properties": {"name": {"type": "string", "maxLength": 8}},
-                    "required": ["name"],
-                    "additionalProperties": False,
-                }
-            },
-        },
+        object_of(
+            *("to", "subject"),
+            to={"type": "array", "items": {"$ref": "#/$defs/person"}, "minItems": 1, "maxItems": 2},
+            subject={"anyOf": [{"type": "string", "maxLength": 12}, {"type": "null"}]},
+            header=object_of("urgent", urgent={"type": "boolean"}, cost={"type": "number", "maximum": 9}),
+        )
+        | {"$defs": {"person": PERSON}},
     ),
-    Tool("ping", "Answers.", {"type": "object", "properties": {}, "additionalProperties": False}),
+    Tool("ping", "Answers.", object_of()),
     Tool("note.add"),
 )
 
