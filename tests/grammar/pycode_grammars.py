@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
+from unittest import mock
 
 from transformers import AutoTokenizer
 
+from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.engine.pairs import resolve_pair
+from pilotfish.grammar import trial
 from pilotfish.grammar.compile import Grammars
+from pilotfish.grammar.state import MatcherState
 
 VOCAB, EOS = 4100, 0  # of a model whose vocabulary is padded
+#: After some of them a step reaches a limit, which is lower for this grammar than for others: it costs less then.
+AMBIGUOUS = Constraint.grammar('start: start start | "a"\n')
 
 
 @cache
@@ -21,7 +27,10 @@ def tokenizer() -> Any:
 
 @cache
 def grammars() -> Grammars:
-    return new_grammars()
+    made = new_grammars()
+    with mock.patch.dict(trial.LIMITS, max_items_in_row=160):
+        made.compile(AMBIGUOUS)
+    return made
 
 
 def new_grammars(eos_ids: Sequence[int] = (EOS,)) -> Grammars:
@@ -31,3 +40,10 @@ def new_grammars(eos_ids: Sequence[int] = (EOS,)) -> Grammars:
 def ids(text: str) -> list[int]:
     tokens: list[int] = tokenizer().encode(text, add_special_tokens=False)
     return tokens
+
+
+def state_at(committed: Sequence[int], constraint: Constraint, after: Sequence[int] = ()) -> MatcherState:
+    state = MatcherState(grammars().compile(constraint), after)
+    for token in committed:
+        state.extend(token)
+    return state

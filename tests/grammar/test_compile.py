@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher, LLParserLimits
 from pycode_grammars import EOS, VOCAB, grammars, ids, new_grammars
 from sizes import sized
 
@@ -407,17 +408,13 @@ def test_the_grammars_used_longest_ago_are_dropped(monkeypatch: pytest.MonkeyPat
 
 
 def test_threads_compile_at_the_same_time() -> None:
-    grammars, found = new_grammars(), []
+    grammars = new_grammars()
 
-    def compile_all() -> None:
-        found.extend(grammars.compile(Constraint.regex(f"b{{{i + 1}}}")) for i in range(8))
+    def compile_all(_: int) -> list[LLMatcher]:
+        return [grammars.compile(Constraint.regex(f"b{{{i + 1}}}")) for i in range(8)]
 
-    threads = [threading.Thread(target=compile_all) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 32 and not any(matcher.is_error() for matcher in found)
+    with ThreadPoolExecutor(4) as pool:
+        assert not any(matcher.is_error() for found in pool.map(compile_all, range(4)) for matcher in found)
 
 
 def test_any_end_of_sequence_ends_an_output() -> None:
@@ -427,8 +424,6 @@ def test_any_end_of_sequence_ends_an_output() -> None:
 
 
 def test_limits_are_those_that_llguidance_has() -> None:
-    from llguidance import LLParserLimits
-
     limits = LLParserLimits(**LIMITS)
     assert {name: getattr(limits, name) for name in LIMITS} == LIMITS
 
@@ -436,18 +431,22 @@ def test_limits_are_those_that_llguidance_has() -> None:
 def test_a_trial_that_ends_its_process_leaves_nothing() -> None:
     grammars = new_grammars()
     grammars.compile(Constraint.regex("a"))
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = descriptors()
     for name in ("a chain of references", "rules in rules"):
         with pytest.raises(ParameterError, match="too complex"):
             grammars.compile(EXPLOSIVE[name])
         assert grammars._trial._process is None
     grammars.compile(Constraint.regex("b"))
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert descriptors() == before
     process = grammars._trial._process
     assert process is not None
     process.kill()  # by whatever
     process.wait()
     grammars.compile(Constraint.regex("c"))
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert descriptors() == before
     grammars.close()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before - 2
+    assert descriptors() == before - 2
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
