@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from functools import cache
 from typing import Any
 from unittest import mock
 
+from llguidance import LLMatcher
 from transformers import AutoTokenizer
 
 from pilotfish.core.sampling.constraint import Constraint
@@ -17,7 +19,7 @@ from pilotfish.grammar.state import MatcherState
 
 VOCAB, EOS = 4100, 0  # of a model whose vocabulary is padded
 #: After some of them a step reaches a limit, which is lower for this grammar than for others: it costs less then.
-AMBIGUOUS = Constraint.grammar('start: start start | "a"\n')
+AMBIGUOUS = Constraint.grammar('start: start start | "a"')
 
 
 @cache
@@ -27,10 +29,13 @@ def tokenizer() -> Any:
 
 @cache
 def grammars() -> Grammars:
-    made = new_grammars()
-    with mock.patch.dict(trial.LIMITS, max_items_in_row=160):
-        made.compile(AMBIGUOUS)
-    return made
+    return new_grammars()
+
+
+@cache
+def ambiguous() -> LLMatcher:
+    with closing(new_grammars()) as made, mock.patch.dict(trial.LIMITS, max_items_in_row=160):
+        return made.compile(AMBIGUOUS)
 
 
 def new_grammars(eos_ids: Sequence[int] = (EOS,)) -> Grammars:
@@ -43,7 +48,8 @@ def ids(text: str) -> list[int]:
 
 
 def state_at(committed: Sequence[int], constraint: Constraint, after: Sequence[int] = ()) -> MatcherState:
-    state = MatcherState(grammars().compile(constraint), after)
+    compiled = ambiguous() if constraint is AMBIGUOUS else grammars().compile(constraint)
+    state = MatcherState(compiled, after)
     for token in committed:
         state.extend(token)
     return state

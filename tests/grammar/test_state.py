@@ -77,14 +77,6 @@ def test_a_whole_output_has_ended() -> None:
     assert legal(tracked, []) == {EOS}
 
 
-def test_what_may_go_on_has_not_ended() -> None:
-    tracked = state_at(ids("a"), Constraint.regex("a+"))
-    assert not tracked.ended
-    assert EOS in legal(tracked, [])
-    tracked.extend(EOS)
-    assert tracked.ended
-
-
 def test_below_the_end_nothing_is_allowed() -> None:
     tracked, whole = state_at([], Constraint.choice(["a"])), ids("a")
     assert tracked.allows(whole)

@@ -102,8 +102,6 @@ def replace(make: Callable[[Path], object]) -> Callable[[Path], None]:
     ("harm", "damage"),
     [
         (flip, Damage.CHECKSUM),
-        (lambda path: os.truncate(path, 400), Damage.SIZE),
-        (lambda path: path.write_bytes(bytes(FILE_BYTES)), Damage.HEADER),
         (lambda path: FORMAT.write(path, OTHER), Damage.KEY),
         (replace(os.mkfifo), Damage.KIND),
         (replace(lambda path: path.symlink_to("/dev/zero")), Damage.KIND),

@@ -1,4 +1,5 @@
-"""A file gives back the object that was written into it, or says what is wrong."""
+"""An object is what it was made from, or not intact; a file gives back the object that was written into it, or says
+what is wrong."""
 
 from __future__ import annotations
 
@@ -21,6 +22,23 @@ from sizes import sized
 from pilotfish.kv.objects import Damage, KVObject, ObjectFormat
 
 KV = some_kv()
+
+
+def test_an_object_is_intact_for_its_tokens_alone() -> None:
+    kv = some_kv()
+    assert kv.intact(kv.tokens) and kv.intact(kv.tokens.tolist())
+    assert not kv.intact(kv.tokens[:-1]) and not kv.intact([*kv.tokens.tolist()[:-1], 5]) and not kv.intact([])
+
+
+def test_the_checksum_is_crc32_of_key_tokens_and_data() -> None:
+    kv = some_kv()
+    assert kv.checksum == zlib.crc32(kv.key + kv.tokens.astype("<u4").tobytes() + kv.data.tobytes())
+
+
+def test_data_is_not_copied() -> None:
+    kv = some_kv()
+    kv.data[3] ^= 1
+    assert not kv.intact(kv.tokens)
 
 
 @pytest.fixture

@@ -37,14 +37,16 @@ class ToolFormat:
 
 
 _hermes = partial(JsonCallParser, mark="<tool_call>", end="</tool_call>")
-_llama3_json = partial(JsonCallParser, mark="<|python_tag|>", bare=True)
+_llama3_json = partial(JsonCallParser, mark="<|python_tag|>", bare="{")
+_pythonic = partial(PythonicParser, mark=pythonic.START, end=pythonic.END, bare="[")
+_mistral = partial(MistralParser, mark=json_calls.CALLS)
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     made.name: made
     for made in (
         ToolFormat("hermes", ("<tool_call>", "</tool_call>"), _hermes, hermes_grammar),
         ToolFormat("llama3_json", ("<|python_tag|>",), _llama3_json, llama3_json_grammar),
-        ToolFormat("pythonic", (pythonic.START, pythonic.END), PythonicParser, pythonic_grammar),
-        ToolFormat("mistral", (json_calls.CALLS, json_calls.ID, json_calls.ARGS), MistralParser, mistral_grammar),
+        ToolFormat("pythonic", (pythonic.START, pythonic.END), _pythonic, pythonic_grammar),
+        ToolFormat("mistral", (json_calls.CALLS, json_calls.ID, json_calls.ARGS), _mistral, mistral_grammar),
     )
 }
 
