@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from arenas import Owner, expected_of, put
+from arenas import PLACES, SEGMENT_BYTES, Owner, expected_of, put
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,8 +20,6 @@ from pilotfish.core.prefilling.segments import SegmentReference
 from pilotfish.errors import SegmentError
 from pilotfish.kv.arena import Arena
 from pilotfish.kv.readers import SharedMemoryReader, content
-
-PLACES, SEGMENT_BYTES = 4, 1 << 16
 
 
 @pytest.fixture
