@@ -38,7 +38,7 @@ time.sleep(600)
 @contextmanager
 def another_owner(directory: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that has the directory open."""
-    script = OWNER.format(tests=str(Path(__file__).parent))
+    script = OWNER.format(tests=str(Path(__file__).parents[1]))
     with subprocess.Popen([sys.executable, "-c", script, directory], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "open\n"
         yield process

@@ -300,7 +300,7 @@ KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
     ],
 )
 def test_a_writer_that_is_killed_leaves_what_the_next_removes(directory: Path, before: str, left: int) -> None:
-    script = WRITER.format(tests=str(Path(__file__).parent), before=before)
+    script = WRITER.format(tests=str(Path(__file__).parents[1]), before=before)
     ended = subprocess.run([sys.executable, "-c", script, directory], check=False)
     assert ended.returncode == -signal.SIGKILL
     (unfinished,) = directory.glob("*/*.tmp")
