@@ -106,5 +106,5 @@ def assert_nothing_left(workers: Sequence[PrefillWorker], *engines: Engine) -> N
 def held(worker: PrefillWorker) -> dict[str, int]:
     """For hand-overs."""
     pool, arena = worker.scheduler.pool, arena_of(worker)
-    slots, places = pool.capacity - pool.num_available, arena.plan.places - arena.free_places
+    slots, places = pool.capacity - pool.num_available, arena.plan.places - len(arena._free)
     return {"orders": len(worker.shared.machine.orders), "slots": slots, "places": places}

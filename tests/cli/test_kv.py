@@ -1,102 +1,71 @@
-"""`pilotfish kv`: what a directory holds, whether it is whole, and the end of it."""
+"""What `pilotfish kv` prints of a directory and of what is done to it; tests/kv/test_upkeep.py has the rest."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from command_runs import Refused, Run
+from kv_objects import FILE_BYTES, OBJECT_BYTES, SHAPE, flip, some_kv, store_in
 
-from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.kv.directory import object_path
-from pilotfish.kv.disk import DiskStore
-from pilotfish.kv.objects import KVObject
-
-SHAPE, OBJECT_BYTES = bytes(range(32)), 4000
-FILE_BYTES = 352 + OBJECT_BYTES
-KEYS = [bytes([first]) * 32 for first in (1, 2)]
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[DiskStore]:
-    """Whoever has the directory `tmp_path/kv`, with two objects."""
-    store = DiskStore(tmp_path / "kv", 1 << 20, SHAPE, OBJECT_BYTES)
-    for key in KEYS:
-        store.put(KVObject.of(key, np.arange(OBJECT_TOKENS), np.zeros(OBJECT_BYTES, np.uint8)))
-    yield store
+def directory(tmp_path: Path) -> Path:
+    """With two objects, which nobody has any longer."""
+    store = store_in(tmp_path / "kv")
+    for seed in range(2):
+        store.put(some_kv(seed))
+        os.utime(object_path(tmp_path / "kv", some_kv(seed).key), (0, 1000 * (seed + 1)))
     store.close()
-
-
-@pytest.fixture
-def directory(tmp_path: Path, server: DiskStore) -> Path:
-    """The directory, which nobody has any longer."""
-    os.utime(object_path(tmp_path / "kv", KEYS[0]), (0, 1000))
-    os.utime(object_path(tmp_path / "kv", KEYS[1]), (0, 2000))
-    server.close()
     return tmp_path / "kv"
 
 
-def test_ls_as_json(pilotfish: Run, directory: Path) -> None:
+def test_ls(pilotfish: Run, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = pilotfish("kv", "ls", directory, "--json")
     assert (result.code, result.stderr) == (0, "")
     known = {"directory": str(directory), "version": 1, "shape": SHAPE.hex(), "object_bytes": OBJECT_BYTES}
     counts = {"objects": 2, "tokens": 128, "bytes": 2 * FILE_BYTES, "unfinished": 0}
     assert result.rows == [{**known, **counts, "oldest_use": 1000.0, "newest_use": 2000.0, "owner": None}]
-
-
-def test_ls_for_people(pilotfish: Run, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     result = pilotfish("kv", "ls", directory)
     assert (result.code, result.stderr) == (0, "")
     shown = dict(line.split("  ", 1) for line in result.stdout.splitlines())
     values = {name: value.strip() for name, value in shown.items()}
-    assert values["shape"] == SHAPE.hex() and values["objects"] == "2, of 4.0 kB each" and values["tokens"] == "128"
-    assert values["bytes"] == f"{2 * FILE_BYTES} (8.7 kB)" and values["used by"] == "nobody"
+    assert values["shape"] == SHAPE.hex() and values["objects"] == "2, of 1.0 kB each" and values["tokens"] == "128"
+    assert values["bytes"] == f"{2 * FILE_BYTES} (2.7 kB)" and values["used by"] == "nobody"
     assert values["oldest use"].startswith("19") and values["newest use"] > values["oldest use"]
 
 
-def test_ls_and_verify_beside_a_live_server(pilotfish: Run, server: DiskStore, tmp_path: Path) -> None:
-    assert pilotfish("kv", "ls", tmp_path / "kv", "--json").rows[0]["owner"] == str(os.getpid())
-    assert f"process {os.getpid()}" in pilotfish("kv", "ls", tmp_path / "kv").stdout
-    assert pilotfish("kv", "verify", tmp_path / "kv").code == 0
-    assert server.contains(KEYS[0])
+def test_beside_a_live_server_nothing_is_removed(pilotfish: Run, refused: Refused, directory: Path) -> None:
+    store = store_in(directory)
+    assert pilotfish("kv", "ls", directory, "--json").rows[0]["owner"] == str(os.getpid())
+    assert f"process {os.getpid()}" in pilotfish("kv", "ls", directory).stdout
+    os.truncate(object_path(directory, some_kv(0).key), 9)
+    for command in (["purge"], ["verify", "--remove"]):
+        line = refused("kv", *command, directory)
+        assert f"directory that no other process uses; process {os.getpid()} has this one" in line
+    assert all(object_path(directory, some_kv(seed).key).exists() for seed in range(2))
+    store.close()
 
 
-@pytest.mark.usefixtures("server")
-@pytest.mark.parametrize("command", [("purge",), ("verify", "--remove")])
-def test_nothing_is_removed_beside_a_live_server(refused: Refused, tmp_path: Path, command: tuple[str, ...]) -> None:
-    os.truncate(object_path(tmp_path / "kv", KEYS[0]), 9)
-    line = refused("kv", *command, tmp_path / "kv")
-    assert f"directory that no other process uses; process {os.getpid()} has this one" in line
-    assert all(object_path(tmp_path / "kv", key).exists() for key in KEYS)
+def test_verify_and_purge(pilotfish: Run, directory: Path) -> None:
+    def said(*arguments: object) -> tuple[int, str]:
+        result = pilotfish("kv", *arguments, directory)
+        assert result.stderr == ""
+        return result.code, result.stdout.replace(str(directory), "DIR")
 
-
-def test_verify_whole_objects(pilotfish: Run, directory: Path) -> None:
-    result = pilotfish("kv", "verify", directory)
-    assert (result.code, result.stdout, result.stderr) == (0, "2 objects, 0 bad\n", "")
-    result = pilotfish("kv", "verify", directory, "--json")
-    assert result.code == 0 and result.rows == [{"directory": str(directory), "objects": 2, "bad": []}]
-
-
-def test_verify_bad_objects(pilotfish: Run, directory: Path) -> None:
-    bad = object_path(directory, KEYS[0])
-    bad.write_bytes(bad.read_bytes()[:-1] + b"\xff")
-    result = pilotfish("kv", "verify", directory)
-    assert (result.code, result.stdout, result.stderr) == (1, f"{bad}: checksum\n2 objects, 1 bad\n", "")
-    result = pilotfish("kv", "verify", directory, "--remove", "--json")
-    assert result.code == 1 and result.rows == [
-        {"directory": str(directory), "objects": 2, "bad": [{"file": str(bad), "reason": "checksum", "removed": True}]}
-    ]
-    assert not bad.exists() and pilotfish("kv", "verify", directory).stdout == "1 objects, 0 bad\n"
-
-
-def test_purge(pilotfish: Run, directory: Path) -> None:
-    result = pilotfish("kv", "purge", directory)
-    assert (result.code, result.stdout, result.stderr) == (0, "removed 2 objects, 8.7 kB\n", "")
-    result = pilotfish("kv", "purge", directory, "--json")
-    assert result.code == 0 and result.rows == [{"directory": str(directory), "objects": 0, "bytes": 0}]
-    assert list(directory.iterdir()) == []
+    bad = object_path(directory, some_kv(0).key)
+    name = f"DIR/{bad.relative_to(directory)}"
+    assert said("verify") == (0, "2 objects, 0 bad\n")
+    assert said("verify", "--json") == (0, '{"directory": "DIR", "objects": 2, "bad": []}\n')
+    flip(bad)
+    assert said("verify") == (1, f"{name}: checksum\n2 objects, 1 bad\n")
+    removed = f'[{{"file": "{name}", "reason": "checksum", "removed": true}}]'
+    assert said("verify", "--remove", "--json") == (1, f'{{"directory": "DIR", "objects": 2, "bad": {removed}}}\n')
+    assert not bad.exists() and said("verify") == (0, "1 objects, 0 bad\n")
+    assert said("purge") == (0, "removed 1 objects, 1.4 kB\n") and list(directory.iterdir()) == []
+    assert said("purge", "--json") == (0, '{"directory": "DIR", "objects": 0, "bytes": 0}\n')
 
 
 @pytest.mark.parametrize("command", ["ls", "verify", "purge"])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from pilotfish.cluster.config import Role, cluster_config
 from pilotfish.cluster.heard import Listed, listens, told
-from pilotfish.cluster.listing import Listing, introduction
+from pilotfish.cluster.listing import Listing, MembersListing, introduction
+from pilotfish.engine.targets.members import Members
 
 CONFIG = cluster_config({"roles": {"api": {}, "target": {"model": "/models/target"}}})
 
@@ -18,10 +21,14 @@ def listed(role: Role, id: str, endpoint: str = "") -> Listed:
     return Listed(id, "host", introduction(CONFIG, role, id, endpoint), {"ready": True})
 
 
-@pytest.fixture
-def listing(monkeypatch: pytest.MonkeyPatch) -> Listing:
+@pytest.fixture(autouse=True)
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     handle = SimpleNamespace(shutdown=lambda: None)
     monkeypatch.setitem(sys.modules, "pilotfish.cluster.alpha", SimpleNamespace(follow=lambda *_: handle))
+
+
+@pytest.fixture
+def listing() -> Listing:
     return Listing(CONFIG, ("api", "target"))
 
 
@@ -49,3 +56,13 @@ def test_servers_are_known_and_dialled_by_nobody(listing: Listing) -> None:
 def test_a_process_that_follows_an_application_routes_nothing_to_it() -> None:
     assert listens("pilotfish-api") and listens("pilotfish-target")
     assert not listens("pilotfish-elsewhere")
+
+
+def test_members_are_written_after_each_change(tmp_path: Path) -> None:
+    listing = MembersListing(CONFIG, ("target",), tmp_path / "members.json")
+    assert not listing.serving
+    for ids in (["a"], ["a", "b"]):
+        told("pilotfish-target", [listed("target", id, f"tcp://10.0.0.1:{ord(id)}") for id in ids])
+        written = msgspec.json.decode(listing.path.read_bytes(), type=Members)
+        assert [member.name for member in written.targets] == [f"target-{id}" for id in ids] and listing.serving
+    listing.close()

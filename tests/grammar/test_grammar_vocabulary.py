@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 from llguidance import LLMatcher, grammar_from
-from test_state import EOS, VOCAB, ids, legal
+from pycode_grammars import EOS, VOCAB, ids
+from test_state import legal
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -20,6 +22,7 @@ from pilotfish.grammar.vocabulary import vocabulary_of
 CALL, WORD, MARK = 4096, 4097, 4098
 
 
+@cache
 def pycode() -> Any:
     tokenizer = AutoTokenizer.from_pretrained(resolve_pair("pycode").target)
     tokenizer.add_tokens(["<tool_call>", "plainword"])

@@ -26,40 +26,37 @@ def process_of(trial: Trial) -> int:
     return trial._process.pid
 
 
-def test_it_starts_when_it_is_needed_and_stays() -> None:
+@pytest.fixture(scope="module")
+def trial() -> Trial:
+    return Trial(SPECIAL)
+
+
+def test_it_starts_when_it_is_needed_stays_and_ends_with_its_owner() -> None:
     trial = Trial(SPECIAL)
     assert trial._process is None
     assert trial.problem(GOOD) is None
     first = process_of(trial)
     assert trial.problem(GOOD) is None and process_of(trial) == first
+    del trial
+    gc.collect()
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
 
 
 @pytest.mark.parametrize("grammar", [HANGS, CRASHES], ids=["hangs", "crashes"])
-def test_what_ends_it_is_refused_and_the_next_is_tried(grammar: str) -> None:
-    trial = Trial(SPECIAL)
+def test_what_ends_it_is_refused_and_the_next_is_tried(trial: Trial, grammar: str) -> None:
     assert trial.problem(GOOD) is None
     first = process_of(trial)
     assert trial.problem(grammar) == TOO_COMPLEX
     assert trial.problem(GOOD) is None and process_of(trial) != first
 
 
-def test_one_that_others_ended_starts_again() -> None:
-    trial = Trial(SPECIAL)
+def test_one_that_others_ended_starts_again(trial: Trial) -> None:
     assert trial.problem(GOOD) is None
     os.kill(process_of(trial), signal.SIGKILL)
     assert trial._process is not None
     trial._process.wait()
     assert trial.problem(GOOD) is None
-
-
-def test_it_ends_with_its_owner() -> None:
-    trial = Trial(SPECIAL)
-    assert trial.problem(GOOD) is None
-    pid = process_of(trial)
-    del trial
-    gc.collect()
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
 
 
 @pytest.mark.parametrize(
@@ -72,13 +69,13 @@ def test_it_ends_with_its_owner() -> None:
         ("start: a\na[max_tokens=3]: /b+/", WITHOUT_ROLLBACK),
     ],
 )
-def test_it_has_the_special_tokens_and_the_size_of_the_vocabulary(lark: str, problem: str | None) -> None:
-    found = Trial(SPECIAL).problem(LLMatcher.grammar_from_lark(lark))
+def test_it_has_the_special_tokens_and_the_size_of_the_vocabulary(trial: Trial, lark: str, problem: str | None) -> None:
+    found = trial.problem(LLMatcher.grammar_from_lark(lark))
     assert found is None if problem is None else problem in (found or "")
 
 
-def test_a_language_without_texts() -> None:
-    found = Trial(SPECIAL).problem(
+def test_a_language_without_texts(trial: Trial) -> None:
+    found = trial.problem(
         LLMatcher.grammar_from_json_schema('{"const": "\\u0001"}', overrides={"json_allowed_escapes": "n"})
     )
     assert found is not None and (found == NOTHING or "NoExtension" in found)

@@ -74,7 +74,7 @@ class Arenas(RuleBasedStateMachine):
 
     @invariant()
     def all_places_are_free_or_taken(self) -> None:
-        assert self.arena.free_places == PLACES - len(self.live)
+        assert len(self.arena._free) == PLACES - len(self.live)
 
 
 Arenas.TestCase.settings = settings(max_examples=sized(12, 60), stateful_step_count=40)
@@ -144,5 +144,5 @@ def test_threads_never_have_one_place_together() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong and arena.free_places == 4
+    assert not wrong and len(arena._free) == 4
     arena.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -9,12 +10,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from kv_objects import OBJECT_BYTES, OTHER_SHAPE, SHAPE, equal, some_kv, store_in
+from kv_objects import OBJECT_BYTES, OTHER_SHAPE, SHAPE, equal, failing, some_kv, store_in
 
 from pilotfish.errors import ParameterError
 from pilotfish.kv import directory as directories
@@ -34,15 +35,10 @@ time.sleep(600)
 """
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "kv"
-
-
 @contextmanager
 def another_owner(directory: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that has the directory open."""
-    script = OWNER.format(tests=str(Path(__file__).parent))
+    script = OWNER.format(tests=str(Path(__file__).parents[1]))
     with subprocess.Popen([sys.executable, "-c", script, directory], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "open\n"
         yield process
@@ -160,11 +156,11 @@ def test_what_is_ours_and_damaged_is_begun_anew(
         (directory / MANIFEST).unlink()
     else:
         (directory / MANIFEST).write_text(contents, "latin-1")
-    for warnings in (1, 1):
+    for _ in range(2):
         store = store_in(directory)
         assert equal(store.get(KV.key, KV.tokens), KV)
         store.close()
-        assert len(caplog.messages) == warnings
+        assert len(caplog.messages) == 1
     assert caplog.messages[0].endswith("; it is begun anew") and str(directory) in caplog.messages[0]
     kept = directory / DAMAGED
     assert not kept.exists() if contents is None else kept.read_text("latin-1") == contents
@@ -191,24 +187,19 @@ def test_objects_of_others_are_misses_in_what_is_begun_anew(directory: Path) -> 
     store.close()
 
 
-@pytest.mark.parametrize("foreign", ["icon.png", "4g", "src", LOCK])
-def test_what_others_keep_beside_a_lock_is_refused(directory: Path, foreign: str) -> None:
+@pytest.mark.parametrize(
+    ("names", "contents"),
+    [((LOCK, MANIFEST, foreign), "{}") for foreign in ("icon.png", "4g", "src", LOCK)]
+    + [((MANIFEST,), contents) for contents in DAMAGES],
+)
+def test_a_manifest_of_others_is_refused(directory: Path, names: Sequence[str], contents: str) -> None:
     """Nor is a lock one of ours by its name."""
     directory.mkdir()
-    for name in (LOCK, MANIFEST, foreign):
-        (directory / name).write_text("{}")
+    for name in names:
+        (directory / name).write_text(contents, "latin-1")
     assert f"its {MANIFEST} is not ours" in refusal(lambda: store_in(directory))
-    assert {path.name: path.read_text() for path in directory.iterdir()} == dict.fromkeys(
-        (LOCK, MANIFEST, foreign), "{}"
-    )
-
-
-@pytest.mark.parametrize("contents", DAMAGES)
-def test_another_manifest(directory: Path, contents: str) -> None:
-    directory.mkdir()
-    (directory / MANIFEST).write_text(contents, "latin-1")
-    assert f"its {MANIFEST} is not ours" in refusal(lambda: store_in(directory))
-    assert [path.name for path in directory.iterdir()] == [MANIFEST]
+    kept = {path.name: path.read_text("latin-1") for path in directory.iterdir()}
+    assert kept == dict.fromkeys(names, contents)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("elsewhere")])
@@ -283,14 +274,11 @@ def test_a_directory_that_got_no_manifest_is_empty(directory: Path) -> None:
 
 
 def test_a_failure_gives_the_directory_back(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
-    monkeypatch.setattr(os, "fsync", fails)
+    monkeypatch.setattr(os, "fsync", failing(errno.ENOSPC))
     assert "(No space left on device)" in refusal(lambda: store_in(directory))
     monkeypatch.undo()
-    monkeypatch.setattr("pilotfish.kv.disk.found_files", fails)
+    monkeypatch.setattr("pilotfish.kv.disk.found_files", failing(errno.ENOSPC))
     assert "(No space left on device)" in refusal(lambda: store_in(directory))
     monkeypatch.undo()
     assert owner(directory) is None and len(list(Path("/proc/self/fd").iterdir())) == descriptors
@@ -299,9 +287,6 @@ def test_a_failure_gives_the_directory_back(directory: Path, monkeypatch: pytest
 def test_a_full_disk_does_not_keep_anyone_from_their_directory(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     store_in(directory).close()
-    monkeypatch.setattr(os, "pwrite", fails)
+    monkeypatch.setattr(os, "pwrite", failing(errno.ENOSPC))
     store_in(directory).close()

@@ -11,7 +11,7 @@ from unittest import mock
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from kv_objects import FILE_BYTES, Clock, bytes_on_disk, equal, files_of, some_kv, store_in
+from kv_objects import FILE_BYTES, Clock, bytes_on_disk, equal, files_of, flip, some_kv, store_in
 from sizes import sized
 
 from pilotfish.kv import disk
@@ -46,11 +46,9 @@ class StoreMachine(RuleBasedStateMachine):
             self.order.remove(which)
         if there:
             self.order.append(which)
-        elif not self.resting:
-            self.lost.discard(which)
-            self.order = [*self.order, which][-CAPACITY:]
         else:
             self.lost.discard(which)
+            self.order = self.order if self.resting else [*self.order, which][-CAPACITY:]
 
     @rule(which=WHICH)
     def get(self, which: int) -> None:
@@ -69,13 +67,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data(), bit=st.integers(0, 8 * FILE_BYTES - 1))
     def damage(self, data: st.DataObject, bit: int) -> None:
         which = data.draw(st.sampled_from(self.order))
-        path = object_path(self.directory, OBJECTS[which].key)
         if which not in self.lost:
-            used_at = path.stat().st_mtime_ns
-            contents = bytearray(path.read_bytes())
-            contents[bit // 8] ^= 1 << bit % 8
-            path.write_bytes(contents)
-            os.utime(path, ns=(used_at, used_at))
+            flip(object_path(self.directory, OBJECTS[which].key), bit)
             self.lost.add(which)
 
     @precondition(lambda self: self.order)

@@ -1,4 +1,5 @@
-"""A file gives back the object that was written into it, or says what is wrong."""
+"""An object is what it was made from, or not intact; a file gives back the object that was written into it, or says
+what is wrong."""
 
 from __future__ import annotations
 
@@ -15,12 +16,29 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kv_objects import FILE_BYTES, FORMAT, OBJECT_BYTES, OTHER_SHAPE, SHAPE, equal, some_kv
+from kv_objects import FILE_BYTES, FORMAT, OBJECT_BYTES, OTHER_SHAPE, SHAPE, equal, failing, flip, some_kv
 from sizes import sized
 
-from pilotfish.kv.objects import Damage, ObjectFormat
+from pilotfish.kv.objects import Damage, KVObject, ObjectFormat
 
 KV = some_kv()
+
+
+def test_an_object_is_intact_for_its_tokens_alone() -> None:
+    kv = some_kv()
+    assert kv.intact(kv.tokens) and kv.intact(kv.tokens.tolist())
+    assert not kv.intact(kv.tokens[:-1]) and not kv.intact([*kv.tokens.tolist()[:-1], 5]) and not kv.intact([])
+
+
+def test_the_checksum_is_crc32_of_key_tokens_and_data() -> None:
+    kv = some_kv()
+    assert kv.checksum == zlib.crc32(kv.key + kv.tokens.astype("<u4").tobytes() + kv.data.tobytes())
+
+
+def test_data_is_not_copied() -> None:
+    kv = some_kv()
+    kv.data[3] ^= 1
+    assert not kv.intact(kv.tokens)
 
 
 @pytest.fixture
@@ -30,8 +48,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_what_is_written_is_read(path: Path) -> None:
-    found = FORMAT.read(path, KV.key)
-    assert not isinstance(found, Damage) and equal(found, KV)
+    assert equal(FORMAT.read(path, KV.key), KV)
     assert path.stat().st_size == FILE_BYTES and path.stat().st_mode & 0o777 == 0o600
     assert list(path.parent.iterdir()) == [path]
 
@@ -46,11 +63,9 @@ def test_the_bytes_are_as_documented(path: Path) -> None:
 @settings(max_examples=sized(40, 300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(bit=st.integers(0, 8 * FILE_BYTES - 1))
 def test_any_bit_that_flips_is_damage(path: Path, bit: int) -> None:
-    contents = bytearray(path.read_bytes())
-    contents[bit // 8] ^= 1 << bit % 8
-    other = path.with_name("flipped.kv")
-    other.write_bytes(contents)
-    assert FORMAT.read(other, KV.key) is (Damage.HEADER if bit < 8 * 96 else Damage.CHECKSUM)
+    FORMAT.write(path, KV)
+    flip(path, bit)
+    assert FORMAT.read(path, KV.key) is (Damage.HEADER if bit < 8 * 96 else Damage.CHECKSUM)
 
 
 @pytest.mark.parametrize("size", [0, 1, 95, 96, 351, 352, FILE_BYTES - 1, FILE_BYTES + 1])
@@ -73,11 +88,13 @@ def test_a_file_that_shrinks_while_it_is_read_is_damage(path: Path, monkeypatch:
     assert reads == [400, 100, 0]
 
 
-def test_a_read_in_pieces_is_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    true_readv = os.readv
+def test_what_goes_in_pieces_is_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    true_readv, true_write = os.readv, os.write
     monkeypatch.setattr(os, "readv", lambda descriptor, buffers: true_readv(descriptor, [buffers[0][:7]]))
-    found = FORMAT.read(path, KV.key)
-    assert not isinstance(found, Damage) and equal(found, KV)
+    assert equal(FORMAT.read(path, KV.key), KV)
+    monkeypatch.setattr(os, "write", lambda descriptor, data: true_write(descriptor, data[:33]))
+    FORMAT.write(path, some_kv(1))
+    assert equal(FORMAT.read(path, some_kv(1).key), some_kv(1))
 
 
 def test_another_shape_key_or_size_of_object_is_damage(path: Path) -> None:
@@ -128,22 +145,18 @@ def test_a_write_that_the_system_cuts_short_leaves_nothing(tmp_path: Path, limit
 
 
 def test_a_failed_write_leaves_what_was_there(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> None:
-        raise OSError(errno.EIO, "input/output error")
-
-    monkeypatch.setattr(os, "write", fails)
+    monkeypatch.setattr(os, "write", failing(errno.EIO))
     with pytest.raises(OSError):
         FORMAT.write(path, some_kv(1))
     monkeypatch.undo()
     assert list(path.parent.iterdir()) == [path]
-    assert FORMAT.read(path, KV.key) not in list(Damage)
+    assert equal(FORMAT.read(path, KV.key), KV)
 
 
 def test_what_an_earlier_write_left_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "object.tmp").write_bytes(bytes(2 * FILE_BYTES))
     FORMAT.write(tmp_path / "object.kv", KV)
-    found = FORMAT.read(tmp_path / "object.kv", KV.key)
-    assert not isinstance(found, Damage) and equal(found, KV)
+    assert equal(FORMAT.read(tmp_path / "object.kv", KV.key), KV)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/null")])
@@ -153,14 +166,6 @@ def test_nothing_is_written_into_what_is_no_file(tmp_path: Path, make: Callable[
         FORMAT.write(tmp_path / "object.kv", KV)
     assert list(tmp_path.iterdir()) == []
     FORMAT.write(tmp_path / "object.kv", KV)
-
-
-def test_a_write_in_pieces_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    true_write = os.write
-    monkeypatch.setattr(os, "write", lambda descriptor, data: true_write(descriptor, data[:33]))
-    FORMAT.write(tmp_path / "object.kv", KV)
-    found = FORMAT.read(tmp_path / "object.kv", KV.key)
-    assert not isinstance(found, Damage) and equal(found, KV)
 
 
 def test_descriptors_are_closed(path: Path) -> None:
@@ -178,5 +183,5 @@ def test_objects_without_data_alignment_are_read(tmp_path: Path) -> None:
     odd, kv = ObjectFormat(SHAPE, 13), some_kv(2, 13)
     odd.write(tmp_path / "object.kv", kv)
     found = odd.read(tmp_path / "object.kv", kv.key)
-    assert not isinstance(found, Damage) and equal(found, kv)
+    assert isinstance(found, KVObject) and equal(found, kv)
     assert found.data.flags.c_contiguous and found.tokens.dtype == np.uint32

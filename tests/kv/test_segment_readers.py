@@ -5,20 +5,21 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-from arenas import Owner, expected_of, put
+from arenas import PLACES, SEGMENT_BYTES, Owner, expected_of, put
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pilotfish.core.prefilling.segments import SegmentReference
 from pilotfish.errors import SegmentError
 from pilotfish.kv.arena import Arena
-from pilotfish.kv.readers import SharedMemoryReader
-
-PLACES, SEGMENT_BYTES = 4, 1 << 16
+from pilotfish.kv.readers import SharedMemoryReader, content
 
 
 @pytest.fixture
@@ -187,3 +188,8 @@ def test_memory_is_not_to_be_shortened_or_written_by_readers(arena: Arena) -> No
     reader = SharedMemoryReader(offer)
     with pytest.raises(ValueError, match="read-only"):
         reader.memory[0] = 1
+
+
+@given(data=st.binary(max_size=20_000))
+def test_a_segments_checksum_is_crc32_of_its_bytes(data: bytes) -> None:
+    assert content(memoryview(data)) == zlib.crc32(data)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from kv_objects import Clock, failing
 from numpy.typing import NDArray
 from sizes import paired, sized
 from support import eventually
 
-from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, prefix_keys
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, Key, prefix_keys
 from pilotfish.core.cache.slots import Slots
 from pilotfish.core.cache.tiers import KVLoad
 from pilotfish.kv import tiers as module
@@ -43,19 +46,6 @@ class Pool:
     def write(self, slots: Slots, data: NDArray[np.uint8]) -> None:
         self.before_write()
         self.content[slots] = data.reshape(OBJECT_TOKENS, 8)[-len(slots) :]
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture
@@ -105,6 +95,15 @@ def settle(tiers: KVTiers) -> None:
     eventually(lambda: not tiers._saving and not tiers._unwritten)
 
 
+def saved(tiers: KVTiers, objects: int, **where: Any) -> None:
+    save(tiers, objects, **where)
+    settle(tiers)
+
+
+def keys_of(tiers: KVTiers, objects: int, first: int = 0, salt: str | None = None) -> list[Key]:
+    return prefix_keys(tiers.root(salt), tokens_of(objects, first))
+
+
 def begin(tiers: KVTiers, objects: int, skipped: int = 0, first: int = 0, salt: str | None = None) -> KVLoad:
     """A load into slots that are far from those that are saved."""
     tokens = tokens_of(objects, first)
@@ -136,9 +135,8 @@ def assert_loaded(pool: Pool, load: KVLoad, objects: int, at: int = 0) -> None:
 def test_what_was_saved_comes_back(make: Make, pool: Pool, sizes: tuple[int, int, str], skipped: int) -> None:
     host, disk, tier = sizes
     tiers = make(host, disk)
-    save(tiers, 5)
-    settle(tiers)
-    keys = prefix_keys(tiers.root(None), tokens_of(6))
+    saved(tiers, 5)
+    keys = keys_of(tiers, 6)
     assert tiers.worth_loading(keys, skipped) == 5
     load = begin(tiers, 5, skipped)
     assert finish(tiers, load) == 5 * OBJECT_TOKENS - skipped
@@ -150,11 +148,10 @@ def test_what_was_saved_comes_back(make: Make, pool: Pool, sizes: tuple[int, int
 def test_host_memory_spills_to_disk_and_both_are_bounded(make: Make, pool: Pool, tmp_path: Path) -> None:
     tiers = make(2, 4)
     for turn in range(10):
-        save(tiers, 2, first=1000 * turn)
-        settle(tiers)
+        saved(tiers, 2, first=1000 * turn)
         assert tiers._host is not None and len(tiers._host) <= 2
         assert len(list((tmp_path / "kv").rglob("*.kv"))) <= 4
-    found = [tiers.worth_loading(prefix_keys(tiers.root(None), tokens_of(2, 1000 * t)), 0) for t in range(10)]
+    found = [tiers.worth_loading(keys_of(tiers, 2, 1000 * t), 0) for t in range(10)]
     assert found == [0] * 7 + [2] * 3  # the last two on disk, and the last one here
     load = begin(tiers, 2, first=7000)
     assert finish(tiers, load) == 2 * OBJECT_TOKENS and set(load.tiers) == {DISK}
@@ -178,10 +175,9 @@ def test_tenants_share_no_object(make: Make, tmp_path: Path) -> None:
     tiers, pairs = make(0, 400), sized(20, 200)
     for pair in range(pairs):
         save(tiers, 1, first=pair, salt="a")
-        save(tiers, 1, first=pair, salt="b")
-        settle(tiers)
+        saved(tiers, 1, first=pair, salt="b")
     assert len(list((tmp_path / "kv").rglob("*.kv"))) == 2 * pairs
-    keys = {salt: prefix_keys(tiers.root(salt), tokens_of(1)) for salt in (None, "", "a", "b", "c")}
+    keys = {salt: keys_of(tiers, 1, salt=salt) for salt in (None, "", "a", "b", "c")}
     assert {salt: tiers.worth_loading(own, 0) for salt, own in keys.items()} == {None: 0, "": 0, "a": 1, "b": 1, "c": 0}
 
 
@@ -190,7 +186,7 @@ def test_tenants_share_no_object(make: Make, tmp_path: Path) -> None:
 
 def corrupt_host(tiers: KVTiers, place: int) -> None:
     assert tiers._host is not None
-    kv = tiers._host.get(prefix_keys(tiers.root(None), tokens_of(5))[place])
+    kv = tiers._host.get(keys_of(tiers, 5)[place])
     assert kv is not None
     kv.data[17] ^= 1
 
@@ -198,8 +194,7 @@ def corrupt_host(tiers: KVTiers, place: int) -> None:
 @pytest.mark.parametrize("place", [0, 3])
 def test_a_flipped_bit_in_memory_ends_what_comes(make: Make, pool: Pool, place: int) -> None:
     tiers = make(8)
-    save(tiers, 5)
-    settle(tiers)
+    saved(tiers, 5)
     corrupt_host(tiers, place)
     load = begin(tiers, 5)
     assert finish(tiers, load) == place * OBJECT_TOKENS
@@ -211,9 +206,8 @@ def test_a_flipped_bit_in_memory_ends_what_comes(make: Make, pool: Pool, place: 
 @pytest.mark.parametrize(("place", "harm"), paired([0, 1, 2], ["flipped byte", "short", "gone"]))
 def test_a_bad_file_ends_what_comes(make: Make, pool: Pool, tmp_path: Path, place: int, harm: str) -> None:
     tiers = make(0, 8)
-    save(tiers, 3)
-    settle(tiers)
-    (path,) = (tmp_path / "kv").rglob(f"{prefix_keys(tiers.root(None), tokens_of(3))[place].hex()}.kv")
+    saved(tiers, 3)
+    (path,) = (tmp_path / "kv").rglob(f"{keys_of(tiers, 3)[place].hex()}.kv")
     content = path.read_bytes()
     if harm == "gone":
         path.unlink()
@@ -243,14 +237,13 @@ def test_a_hung_read_is_a_miss_and_the_disk_is_left_alone(
     make: Make, pool: Pool, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiers = make(0, 8)
-    save(tiers, 3)
-    settle(tiers)
+    saved(tiers, 3)
     assert tiers.disk is not None
     hang, get, before = Hang(), tiers.disk.get, pool.content.copy()
 
-    def hung(*arguments: object) -> object:
+    def hung(*arguments: Any) -> object:
         hang()
-        return get(*arguments)  # type: ignore[arg-type]
+        return get(*arguments)
 
     monkeypatch.setattr(tiers.disk, "get", hung)
     load = begin(tiers, 3)
@@ -271,8 +264,7 @@ def test_a_hung_read_is_a_miss_and_the_disk_is_left_alone(
 
 def test_slots_of_an_aborted_load_are_not_written_any_more(make: Make, pool: Pool) -> None:
     tiers, hang = make(8), Hang()
-    save(tiers, 5)
-    settle(tiers)
+    saved(tiers, 5)
     pool.before_write = hang
     load = begin(tiers, 5)
     assert hang.reached.wait(LIMIT)
@@ -294,18 +286,16 @@ def test_an_object_whose_slots_change_while_it_is_copied_is_not_kept(make: Make,
     assert hang.reached.wait(LIMIT)
     tiers.dropped(slots_of(1)[5:6])
     hang.over.set()
-    save(tiers, 1, first=5000, at=3)
-    settle(tiers)
-    assert tiers.worth_loading(prefix_keys(tiers.root(None), tokens_of(1)), 0) == 0
-    assert tiers.worth_loading(prefix_keys(tiers.root(None), tokens_of(1, 5000)), 0) == 1
+    saved(tiers, 1, first=5000, at=3)
+    assert tiers.worth_loading(keys_of(tiers, 1), 0) == 0
+    assert tiers.worth_loading(keys_of(tiers, 1, 5000), 0) == 1
     assert (tiers.counts.saved, tiers.counts.lost) == (1, 1)
     assert not tiers._saved_slots.any()
 
 
 def test_what_is_evicted_while_it_is_loaded_still_comes(make: Make, pool: Pool) -> None:
     tiers, hang = make(2), Hang()
-    save(tiers, 2)
-    settle(tiers)
+    saved(tiers, 2)
     pool.before_write = hang
     load = begin(tiers, 2)
     assert hang.reached.wait(LIMIT)
@@ -320,13 +310,8 @@ def test_what_is_evicted_while_it_is_loaded_still_comes(make: Make, pool: Pool) 
 def test_a_full_disk_loses_kv_and_nothing_else(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiers = make(1, 8)
     assert tiers.disk is not None
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(ObjectFormat, "write", full)
-    save(tiers, 4)
-    settle(tiers)
+    monkeypatch.setattr(ObjectFormat, "write", failing(errno.ENOSPC))
+    saved(tiers, 4)
     assert not list((tmp_path / "kv").rglob("*.kv*")) and tiers.disk.counts.failed_writes > 0
     load = begin(tiers, 4)
     assert finish(tiers, load) == OBJECT_TOKENS  # what is in memory
@@ -356,13 +341,11 @@ def test_memory_that_is_short_loses_what_was_to_be_saved(
             raise MemoryError
 
     pool.before_read = short
-    save(tiers, 1)
-    settle(tiers)
+    saved(tiers, 1)
     assert tiers.counts.saved == 0 and not tiers._saved_slots.any()
     eventually(lambda: "a job failed" in caplog.text)
-    save(tiers, 1)
-    settle(tiers)
-    assert tiers.worth_loading(prefix_keys(tiers.root(None), tokens_of(1)), 0) == 1
+    saved(tiers, 1)
+    assert tiers.worth_loading(keys_of(tiers, 1), 0) == 1
 
 
 # -- load or recompute
@@ -375,10 +358,8 @@ def speeds(tiers: KVTiers, token: float, copy: float, read: float) -> None:
 
 def test_what_is_slower_to_load_than_to_compute_is_not_loaded(make: Make) -> None:
     tiers = make(2, 8)
-    tokens = tokens_of(5)
-    save(tiers, 5)
-    settle(tiers)  # the last three are on disk only
-    keys = prefix_keys(tiers.root(None), tokens)
+    saved(tiers, 5)  # the last three are on disk only
+    keys = keys_of(tiers, 5)
     a_token = 1 / OBJECT_TOKENS  # an object is computed in a second
     speeds(tiers, a_token, 0.5, 0.4)
     assert tiers.worth_loading(keys, 0) == 5
@@ -393,9 +374,8 @@ def test_what_is_slower_to_load_than_to_compute_is_not_loaded(make: Make) -> Non
 
 def test_a_disk_that_was_slow_is_measured_again_while_nobody_waits(make: Make, clock: Clock) -> None:
     tiers = make(0, 8)
-    save(tiers, 2)
-    settle(tiers)
-    keys = prefix_keys(tiers.root(None), tokens_of(2))
+    saved(tiers, 2)
+    keys = keys_of(tiers, 2)
     speeds(tiers, 1 / OBJECT_TOKENS, 0.1, 3.0)
     assert tiers.worth_loading(keys, 0) == 0 and not tiers._io.waiting
     for _ in range(20):
@@ -407,7 +387,7 @@ def test_a_disk_that_was_slow_is_measured_again_while_nobody_waits(make: Make, c
 
 def test_a_slow_disk_pays_where_it_saves_more_in_memory(make: Make) -> None:
     tiers = make(2, 8)
-    tokens, slots, keys = tokens_of(3), slots_of(3), prefix_keys(tiers.root(None), tokens_of(3))
+    tokens, slots, keys = tokens_of(3), slots_of(3), keys_of(tiers, 3)
     for place in range(3):  # then the first is on disk only
         span = slice(place * OBJECT_TOKENS, (place + 1) * OBJECT_TOKENS)
         tiers.save(keys[place], tokens[span], slots[span])
@@ -419,8 +399,7 @@ def test_a_slow_disk_pays_where_it_saves_more_in_memory(make: Make) -> None:
 
 def test_a_load_that_takes_too_long_ends_with_what_is_there(make: Make, pool: Pool, clock: Clock) -> None:
     tiers, hang = make(8), Hang()
-    save(tiers, 3)
-    settle(tiers)
+    saved(tiers, 3)
     speeds(tiers, 0.001, 0.0, 0.0)
     written = iter(range(3))
     pool.before_write = lambda: hang() if next(written) == 1 else None

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -32,14 +32,10 @@ POOL_DRAIN = 5.0
 
 
 class Listing:
-    """`changed` is called with a role after each change to it, on any thread."""
-
-    def __init__(
-        self, config: ClusterConfig, roles: Sequence[Role], changed: Callable[[Role], None] = lambda _: None
-    ) -> None:
+    def __init__(self, config: ClusterConfig, roles: Sequence[Role]) -> None:
         from pilotfish.cluster.alpha import follow
 
-        self._config, self._changed = config, changed
+        self._config, self._roles = config, roles
         self._replicas: dict[Role, Sequence[Listed]] = {}
         self._left: dict[Role, Mapping[Member, float]] = {}  # who has left, and until when it drains
         self._told = threading.Condition()
@@ -75,11 +71,14 @@ class Listing:
             if gone:
                 self._left[role] = {**self._left.get(role, {}), **dict.fromkeys(gone, self._until(role))}
             self._told.notify_all()
-        self._changed(role)
+        self._changed()
+
+    def _changed(self) -> None:
+        """After each change, on any thread."""
 
     def _until(self, role: Role) -> float:
         seconds = self._config.drain_timeout if role == "target" else POOL_DRAIN
-        timer = threading.Timer(seconds, self._changed, (role,))
+        timer = threading.Timer(seconds, self._changed)
         timer.daemon = True
         timer.start()
         return time.monotonic() + seconds
@@ -93,30 +92,25 @@ def _members(replicas: Sequence[Listed]) -> set[Member]:
 _FIELDS: Mapping[Role, str] = {"target": "targets", "draft": "draft_pools", "prefill": "prefill_pools"}
 
 
-class MembersListing:
+class MembersListing(Listing):
     def __init__(self, config: ClusterConfig, roles: Sequence[Role], path: Path) -> None:
-        self._roles, self.path = roles, path
+        self.path = path
         self._written: Members | None = None
-        self._writing = threading.Lock()
-        self._listing: Listing | None = None
-        self._listing = Listing(config, roles, lambda _: self._write())
-        self._write()
-
-    def close(self) -> None:
-        if self._listing is not None:
-            self._listing.close()
+        self._writing, self._made = threading.Lock(), False
+        super().__init__(config, roles)
+        self._made = True
+        self._changed()
 
     @property
     def serving(self) -> bool:
-        known = [] if self._listing is None else [one for role in self._roles for one in self._listing.of(role)]
-        return any(one.load.get("ready") for one in known)
+        return any(one.load.get("ready") for role in self._roles for one in self.of(role))
 
-    def _write(self) -> None:
+    def _changed(self) -> None:
         """Ray tells of the first ones while it is still asked for the others, and must not wait for that."""
-        if self._listing is None:
+        if not self._made:
             return
         with self._writing:
-            members = Members(**{_FIELDS[role]: self._listing.members(role) for role in self._roles})
+            members = Members(**{_FIELDS[role]: self.members(role) for role in self._roles})
             if members != self._written:
                 write_members(self.path, members)
                 self._written = members

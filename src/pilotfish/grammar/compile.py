@@ -67,28 +67,23 @@ class Grammars:
 
     def compile(self, constraint: Constraint) -> LLMatcher:
         """A matcher at its beginning, which callers only copy. ParameterError for an invalid constraint."""
-        found = self._find(constraint)
-        if found is None:
-            found = self._matcher_or_problem(constraint)
-            self._keep(constraint, found)
-        return _served(found)
-
-    def known(self, constraint: Constraint) -> LLMatcher | None:
-        found = self._find(constraint)
-        return None if found is None else _served(found)
-
-    def _find(self, constraint: Constraint) -> LLMatcher | str | None:
-        key = _key(constraint)
-        with self._lock:
-            if key in self._compiled:
-                self._compiled.move_to_end(key)
-            return self._compiled.get(key)
-
-    def _keep(self, constraint: Constraint, found: LLMatcher | str) -> None:
+        if (known := self.known(constraint)) is not None:
+            return known
+        found = self._matcher_or_problem(constraint)
         with self._lock:
             self._compiled[_key(constraint)] = found
             while len(self._compiled) > KEPT:
                 self._compiled.popitem(last=False)
+        return _served(found)
+
+    def known(self, constraint: Constraint) -> LLMatcher | None:
+        key = _key(constraint)
+        with self._lock:
+            if key not in self._compiled:
+                return None
+            self._compiled.move_to_end(key)
+            found = self._compiled[key]
+        return _served(found)
 
     def _matcher_or_problem(self, constraint: Constraint) -> LLMatcher | str:
         try:

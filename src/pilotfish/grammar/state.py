@@ -55,7 +55,7 @@ class MatcherState:
         self._output: list[int] = []  # since it has begun
         self._path: list[int] = []  # where the matcher stands
         self._guesses = True  # whether any may be legal
-        self._problem: str | None = None
+        self.problem: str | None = None
 
     def extend(self, token: int) -> None:
         opening, self._opening = self._opening, None
@@ -73,10 +73,6 @@ class MatcherState:
     @property
     def ended(self) -> bool:
         return self._begun and self._stand_at([]) and self._matcher.is_stopped()
-
-    @property
-    def problem(self) -> str | None:
-        return self._problem
 
     def allows(self, path: Sequence[int]) -> bool:
         own = self._own(path)
@@ -134,7 +130,7 @@ class MatcherState:
         return self._opening is not None and not path
 
     def fail(self, reason: str) -> None:
-        self._problem = self._problem or (reason.splitlines() or ["the grammar failed"])[0]
+        self.problem = self.problem or (reason.splitlines() or ["the grammar failed"])[0]
 
     def _own(self, path: Sequence[int]) -> Sequence[int] | None:
         if self._begun or (self._opening is not None and list(path[:1]) != [self._opening]):
@@ -151,9 +147,9 @@ class MatcherState:
         if path and not self._guesses:
             return False
         reached = self._stand_at(path)
-        if self._problem is None and self._matcher.is_error():
+        if self.problem is None and self._matcher.is_error():
             self._guess_no_more()
-            reached = not path and self._problem is None
+            reached = not path and self.problem is None
         return reached
 
     def _guess_no_more(self) -> None:
@@ -161,7 +157,7 @@ class MatcherState:
         self._renew()
 
     def _renew(self) -> None:
-        if self._problem is not None:
+        if self.problem is not None:
             return
         self._matcher, self._path = self._compiled.deep_copy(), []
         taken = self._matcher.try_consume_tokens(self._output) if self._output else 0
@@ -172,7 +168,7 @@ class MatcherState:
 
     def _stand_at(self, path: Sequence[int]) -> bool:
         """False where the path is not legal, a limit was reached, or there is a problem."""
-        if self._problem is not None or self._matcher.is_error():
+        if self.problem is not None or self._matcher.is_error():
             return False
         shared = 0
         for here, there in zip(self._path, path, strict=False):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate
 
@@ -11,7 +11,7 @@ from llguidance import LLExecutor, LLMatcher
 from pilotfish.core.sampling.constraint import Bits, Constraint, GrammarState, MaskedPaths, PendingGrammar, words
 from pilotfish.errors import ParameterError
 from pilotfish.grammar.compile import Grammars
-from pilotfish.grammar.state import MaskPlan, MatcherState, allow
+from pilotfish.grammar.state import MaskChain, MaskPlan, MatcherState, allow
 
 #: Threads that compute masks, at most; by default half of the cores.
 MAX_MASK_THREADS = 8
@@ -60,9 +60,43 @@ class GrammarThreads:
         return self._masks.submit(self._masks_of, masked, words(vocab_size)).result
 
     def _masks_of(self, masked: Sequence[MaskedPaths], size: int) -> Bits:
-        jobs = MaskJobs(masked, words(self.grammars.vocab_size))
-        jobs.compute(self._executor)
-        return fitted(jobs.bits(), size)
+        plans = []
+        for one in masked:
+            assert isinstance(one.state, MatcherState)  # made by `state` or `pending`
+            plans.append(one.state.plan(one.paths))
+        rows = self._computed([chain for plan in plans for chain in plan.chains])
+        none, left = rows[:0], iter(rows)
+        bits = [_own_bits(one, plan, left, rows.shape[1]) for one, plan in zip(masked, plans, strict=True)]
+        return fitted(np.concatenate([none, *bits]), size)
+
+    def _computed(self, chains: Sequence[MaskChain]) -> Bits:
+        """A row for each place of each chain, [places, words]."""
+        starts = list(accumulate((len(chain.samples) for chain in chains), initial=0))
+        rows = np.zeros((starts[-1], words(self.grammars.vocab_size)), np.int32)
+        placed = list(zip(chains, starts, strict=False))
+        long = [(chain.matcher, start, chain.tokens) for chain, start in placed if chain.tokens]
+        short = [(chain.matcher, start) for chain, start in placed if not chain.tokens]
+        place = (rows.ctypes.data, rows.shape[1] * rows.itemsize, len(rows))
+        if long:
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(long, *place)
+        if short:
+            self._executor.unsafe_compute_mask_ptr(short, *place)
+        return rows
+
+
+def _own_bits(one: MaskedPaths, plan: MaskPlan, rows: Iterator[Bits], words: int) -> Bits:
+    """[paths, words]. Nothing is allowed where a limit was reached."""
+    bits, limited = np.zeros((len(one.paths), words), np.int32), list[int]()
+    bits[plan.free] = -1
+    for chain in plan.chains:
+        for samples, row in zip(chain.samples, rows, strict=False):
+            bits[samples] = row
+            limited += samples if chain.matcher.is_error() else ()
+    for place in plan.opening:
+        allow(bits[place], plan.opening_token)
+    for sample in limited:  # the state judges them one by one
+        one.state.mask(one.paths[sample], bits[sample])
+    return bits
 
 
 def fitted(bits: Bits, size: int) -> Bits:
@@ -70,43 +104,3 @@ def fitted(bits: Bits, size: int) -> Bits:
     if bits.shape[1] >= size:
         return np.ascontiguousarray(bits[:, :size])
     return np.pad(bits, ((0, 0), (0, size - bits.shape[1])))
-
-
-class MaskJobs:
-    def __init__(self, masked: Sequence[MaskedPaths], words: int) -> None:
-        self._masked, self._states, self._plans = masked, list[MatcherState](), list[MaskPlan]()
-        for one in masked:
-            assert isinstance(one.state, MatcherState)  # made by `state` or `pending`
-            self._states.append(one.state)
-            self._plans.append(one.state.plan(one.paths))
-        self._chains = [chain for plan in self._plans for chain in plan.chains]
-        self._rows = np.zeros((sum(len(chain.samples) for chain in self._chains), words), np.int32)
-
-    def compute(self, executor: LLExecutor) -> None:
-        starts = accumulate((len(chain.samples) for chain in self._chains), initial=0)
-        placed = list(zip(self._chains, starts, strict=False))
-        long = [(chain.matcher, start, chain.tokens) for chain, start in placed if chain.tokens]
-        short = [(chain.matcher, start) for chain, start in placed if not chain.tokens]
-        place = (self._rows.ctypes.data, self._rows.shape[1] * self._rows.itemsize, len(self._rows))
-        if long:
-            executor.unsafe_compute_mask_ptr_with_draft_token(long, *place)
-        if short:
-            executor.unsafe_compute_mask_ptr(short, *place)
-
-    def bits(self) -> Bits:
-        """[samples of all, words]. Nothing is allowed where a limit was reached."""
-        sizes = [len(one.paths) for one in self._masked]
-        bits, rows, first = np.zeros((sum(sizes), self._rows.shape[1]), np.int32), iter(self._rows), 0
-        for one, state, plan, size in zip(self._masked, self._states, self._plans, sizes, strict=True):
-            own, first = bits[first : first + size], first + size
-            own[plan.free] = -1
-            limited = list[int]()
-            for chain in plan.chains:
-                for samples, row in zip(chain.samples, rows, strict=False):
-                    own[samples] = row
-                    limited += samples if chain.matcher.is_error() else ()
-            for place in plan.opening:
-                allow(own[place], plan.opening_token)
-            for sample in limited:  # the state judges them one by one
-                state.mask(one.paths[sample], own[sample])
-        return bits

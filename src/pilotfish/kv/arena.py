@@ -99,10 +99,6 @@ class Arena:
     def offer(self) -> SharedMemory:
         return SharedMemory(os.getpid(), self._descriptor, self.plan.nonce, self.plan.size)
 
-    @property
-    def free_places(self) -> int:
-        return len(self._free)
-
     def take(self, owner: bytes, size: int) -> int | None:
         """None if the owner has as many as are free: one that stalls has half of them, two have a third each."""
         if not 1 <= size <= self.plan.place_bytes:

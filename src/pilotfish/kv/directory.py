@@ -160,7 +160,7 @@ class OwnedDirectory:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             self._lock = os.fdopen(self._locked(field), "rb")
 
-    def release(self) -> None:
+    def close(self) -> None:
         self._lock.close()
 
     def _locked(self, field: str) -> int:
@@ -244,7 +244,7 @@ def releasing_if_it_fails(owned: OwnedDirectory) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        owned.release()
+        owned.close()
         raise
 
 

@@ -66,7 +66,7 @@ class DiskStore:
             self._rebuild()
 
     def close(self) -> None:
-        self._owned.release()
+        self._owned.close()
 
     def contains(self, key: Key) -> bool:
         with self._lock:

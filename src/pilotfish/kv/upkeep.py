@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,10 +83,9 @@ def verify(
     directory: Path, *, remove: bool, watched: Callable[[Sequence[FoundFile]], Iterable[FoundFile]] = iter
 ) -> Verification:
     """Reads every object. `watched` hands on the files that it gets, and may report them."""
-    with _owned(directory) if remove else nullcontext():
+    with closing(OwnedDirectory(FIELD, directory)) if remove else nullcontext(), refusing(FIELD, directory):
         objects = _manifest(directory)
-        with refusing(FIELD, directory):
-            files = [file for file in found_files(directory) if file.whole]
+        files = [file for file in found_files(directory) if file.whole]
         bad = [
             BadFile(str(file.path), reason, removed=remove and _removed(file.path))
             for file in watched(files)
@@ -96,7 +95,7 @@ def verify(
 
 
 def purge(directory: Path) -> Purged:
-    with _owned(directory):
+    with closing(OwnedDirectory(FIELD, directory)), refusing(FIELD, directory):
         removed = [file for file in found_files(directory) if _removed(file.path)]
         for parent in subdirectories(directory):
             with suppress(OSError):  # it holds files of others
@@ -111,16 +110,6 @@ def _manifest(directory: Path) -> ObjectFormat:
     if manifest := read_manifest(FIELD, directory):
         return manifest
     raise ParameterError(FIELD, str(directory), "a directory that Pilotfish keeps KV in; this one is empty")
-
-
-@contextmanager
-def _owned(directory: Path) -> Iterator[None]:
-    owned = OwnedDirectory(FIELD, directory)
-    try:
-        with refusing(FIELD, directory):
-            yield
-    finally:
-        owned.release()
 
 
 def _damage(objects: ObjectFormat, file: FoundFile) -> str | None:

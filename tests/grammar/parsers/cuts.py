@@ -14,6 +14,10 @@ def parse(parser: OutputParser, parts: Sequence[str]) -> list[Piece]:
     return joined(pieces + parser.finish())
 
 
+def parts_of(text: str, size: int) -> list[str]:
+    return [text[at : at + size] for at in range(0, len(text), size)]
+
+
 def single_cuts(text: str) -> Iterator[tuple[str, str]]:
     return ((text[:at], text[at:]) for at in range(len(text) + 1))
 

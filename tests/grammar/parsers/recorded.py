@@ -3,62 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from pilotfish.grammar.parsers.grammars import Tool
 
+
+def object_of(*required: str, **properties: Any) -> dict[str, Any]:
+    """A schema of an object with these properties alone."""
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
+PERSON = object_of("name", name={"type": "string", "maxLength": 8})
 TOOLS = (
     Tool(
         "get_weather",
         "The weather in a city.",
-        {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string", "maxLength": 16},
-                "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]},
-                "days": {"type": "integer", "minimum": 1, "maximum": 14},
-            },
-            "required": ["city"],
-            "additionalProperties": False,
-        },
+        object_of(
+            "city",
+            city={"type": "string", "maxLength": 16},
+            unit={"type": "string", "enum": ["celsius", "fahrenheit"]},
+            days={"type": "integer", "minimum": 1, "maximum": 14},
+        ),
     ),
     Tool(
         "run_python",
         "Runs a program.",
-        {
-            "type": "object",
-            "properties": {"code": {"type": "string", "maxLength": 60}, "trace": {"type": "boolean"}},
-            "required": ["code"],
-            "additionalProperties": False,
-        },
+        object_of("code", code={"type": "string", "maxLength": 60}, trace={"type": "boolean"}),
     ),
     Tool(
         "send_email",
         "Sends a message.",
-        {
-            "type": "object",
-            "properties": {
-                "to": {"type": "array", "items": {"$ref": "#/$defs/person"}, "minItems": 1, "maxItems": 2},
-                "subject": {"anyOf": [{"type": "string", "maxLength": 12}, {"type": "null"}]},
-                "header": {
-                    "type": "object",
-                    "properties": {"urgent": {"type": "boolean"}, "cost": {"type": "number", "maximum": 9}},
-                    "required": ["urgent"],
-                    "additionalProperties": False,
-                },
-            },
-            "required": ["to", "subject"],
-            "additionalProperties": False,
-            "$defs": {
-                "person": {
-                    "type": "object",
-                    "properties": {"name": {"type": "string", "maxLength": 8}},
-                    "required": ["name"],
-                    "additionalProperties": False,
-                }
-            },
-        },
+        object_of(
+            *("to", "subject"),
+            to={"type": "array", "items": {"$ref": "#/$defs/person"}, "minItems": 1, "maxItems": 2},
+            subject={"anyOf": [{"type": "string", "maxLength": 12}, {"type": "null"}]},
+            header=object_of("urgent", urgent={"type": "boolean"}, cost={"type": "number", "maximum": 9}),
+        )
+        | {"$defs": {"person": PERSON}},
     ),
-    Tool("ping", "Answers.", {"type": "object", "properties": {}, "additionalProperties": False}),
+    Tool("ping", "Answers.", object_of()),
     Tool("note.add"),
 )
 
@@ -67,286 +50,268 @@ TOOLS = (
 class Output:
     name: str
     text: str
-    calls: tuple[tuple[str, str], ...] = ()  # name, arguments
-    content: str = ""
+    calls: tuple[tuple[str, str], ...]  # name, arguments
+    content: str
 
+
+def said(name: str, text: str, *calls: tuple[str, str], content: str = "") -> Output:
+    """Without calls all of it is content."""
+    return Output(name, text, calls, content if calls else text)
+
+
+PING, ROME = ("ping", "{}"), ("get_weather", '{"city": "Rome"}')
+PARIS = ("get_weather", '{"city": "Paris", "unit": "celsius"}')
 
 HERMES = (
-    Output(
+    said(
         "a call",
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "unit": "celsius"}}\n</tool_call>',
-        (("get_weather", '{"city": "Paris", "unit": "celsius"}'),),
+        PARIS,
     ),
-    Output(
+    said(
         "two calls",
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>\n'
         '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>',
-        (("get_weather", '{"city": "Rome"}'), ("ping", "{}")),
+        ROME,
+        PING,
     ),
-    Output(
+    said(
         "content before",
         "I'll check the weather <now>.\n\n<tool_call>\n"
         '{"name": "get_weather", "arguments": {"city": "New York", "days": 3}}\n</tool_call>',
-        (("get_weather", '{"city": "New York", "days": 3}'),),
-        "I'll check the weather <now>.\n\n",
+        ("get_weather", '{"city": "New York", "days": 3}'),
+        content="I'll check the weather <now>.\n\n",
     ),
-    Output(
+    said(
         "content between and after",
         'First:\n<tool_call>{"name": "ping", "arguments": {}}</tool_call>\nThen:\n'
         '<tool_call>{"name": "ping", "arguments": {}}</tool_call>\nDone.',
-        (("ping", "{}"), ("ping", "{}")),
-        "First:\n\nThen:\n\nDone.",
+        PING,
+        PING,
+        content="First:\n\nThen:\n\nDone.",
     ),
-    Output(
+    said(
         "code with marks and brackets",
         '<tool_call>\n{"name": "run_python", '
         '"arguments": {"code": "d = {\\"a\\": [1]}\\nprint(\'</tool_call>}\', \\"\\\\\\\\\\")"}}'
         "\n</tool_call>",
-        (("run_python", '{"code": "d = {\\"a\\": [1]}\\nprint(\'</tool_call>}\', \\"\\\\\\\\\\")"}'),),
+        ("run_python", '{"code": "d = {\\"a\\": [1]}\\nprint(\'</tool_call>}\', \\"\\\\\\\\\\")"}'),
     ),
-    Output(
+    said(
         "escapes and other scripts",
         '<tool_call>\n{"name": "get_weather", "arguments": '
         '{"city": "M\\u00fcnchen 東京 😀 \\ud83d\\ude00"}}\n</tool_call>',
-        (("get_weather", '{"city": "M\\u00fcnchen 東京 😀 \\ud83d\\ude00"}'),),
+        ("get_weather", '{"city": "M\\u00fcnchen 東京 😀 \\ud83d\\ude00"}'),
     ),
-    Output(
+    said(
         "arguments before the name",
         '<tool_call>\n{"arguments": {"city": "Oslo", "days": 1}, "name": "get_weather"}\n</tool_call>',
-        (("get_weather", '{"city": "Oslo", "days": 1}'),),
+        ("get_weather", '{"city": "Oslo", "days": 1}'),
     ),
-    Output(
+    said(
         "arguments as a text",
         '<tool_call>\n{"name": "run_python", '
         '"arguments": "{\\"code\\": \\"print(\\\\\\"\\ud83d\\ude00\\\\\\")\\"}"}\n</tool_call>',
-        (("run_python", '{"code": "print(\\"😀\\")"}'),),
+        ("run_python", '{"code": "print(\\"😀\\")"}'),
     ),
-    Output(
+    said(
         "further members, other white space",
         '<tool_call>{ "id" : "c{1", "type":"function",\r\n\t"name" :"ping" , "arguments": { } , '
         '"n": [1, {"a": "}"}] }\r\n</tool_call>',
-        (("ping", "{ }"),),
+        ("ping", "{ }"),
     ),
-    Output("no arguments", '<tool_call>\n{"name": "ping"}\n</tool_call>', (("ping", "{}"),)),
-    Output(
+    said("no arguments", '<tool_call>\n{"name": "ping"}\n</tool_call>', PING),
+    said(
         "no last bracket",
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Lima"}\n</tool_call>\nOk',
-        (("get_weather", '{"city": "Lima"}'),),
-        "\nOk",
+        ("get_weather", '{"city": "Lima"}'),
+        content="\nOk",
     ),
-    Output(
+    said(
         "arguments that do not end",
         '<tool_call>\n{"name": "note.add", "arguments": {"x": [1, {\n</tool_call>\n'
         '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>',
-        (("note.add", '{"x": [1, {\n'), ("ping", "{}")),
+        ("note.add", '{"x": [1, {\n'),
+        PING,
     ),
-    Output(
+    said(
         "two objects between the marks",
         '<tool_call>\n{"name": "ping", "arguments": null}\n'
         '{"name": "note.add", "arguments": {"x": {"y": [[], {}]}}}\n</tool_call>',
-        (("ping", "{}"), ("note.add", '{"x": {"y": [[], {}]}}')),
+        PING,
+        ("note.add", '{"x": {"y": [[], {}]}}'),
     ),
-    Output(
+    said(
         "a mark too many",
         '<tool_call>\nLet me see. <tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>',
-        (("ping", "{}"),),
-        "<tool_call>\nLet me see. ",
+        PING,
+        content="<tool_call>\nLet me see. ",
     ),
-    Output(
+    said(
         "cut in the arguments",
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "San Fr',
-        (("get_weather", '{"city": "San Fr'),),
+        ("get_weather", '{"city": "San Fr'),
     ),
-    Output("cut in the name", 'Ok. <tool_call>\n{"name": "get_we', (), 'Ok. <tool_call>\n{"name": "get_we'),
-    Output("no call", "A < b, and <tool is no mark. {}\n", (), "A < b, and <tool is no mark. {}\n"),
+    said("cut in the name", 'Ok. <tool_call>\n{"name": "get_we'),
+    said("no call", "A < b, and <tool is no mark. {}\n"),
 )
 
 LLAMA3_JSON = (
-    Output(
-        "a call",
-        '{"name": "get_weather", "parameters": {"city": "Paris", "unit": "celsius"}}',
-        (("get_weather", '{"city": "Paris", "unit": "celsius"}'),),
-    ),
-    Output(
+    said("a call", '{"name": "get_weather", "parameters": {"city": "Paris", "unit": "celsius"}}', PARIS),
+    said(
         "behind the tag",
         '<|python_tag|>{"name": "get_weather", "parameters": {"city": "Rome", "days": 2}}',
-        (("get_weather", '{"city": "Rome", "days": 2}'),),
+        ("get_weather", '{"city": "Rome", "days": 2}'),
     ),
-    Output(
+    said(
         "several",
         '{"name": "ping", "parameters": {}}; {"name": "get_weather", '
         '"parameters": {"city": "Rome; {"}}; {"name": "ping"}',
-        (("ping", "{}"), ("get_weather", '{"city": "Rome; {"}'), ("ping", "{}")),
+        PING,
+        ("get_weather", '{"city": "Rome; {"}'),
+        PING,
     ),
-    Output(
+    said(
         "several behind the tag, on lines",
         '<|python_tag|>{"name": "ping", "parameters": {}}\n{"name": "run_python", '
         '"parameters": {"code": "x = \\"}\\""}}',
-        (("ping", "{}"), ("run_python", '{"code": "x = \\"}\\""}')),
+        PING,
+        ("run_python", '{"code": "x = \\"}\\""}'),
     ),
-    Output(
+    said(
         "with a type",
         '{"type": "function", "name": "get_weather", "parameters": {"city": "S\\u00e3o Paulo"}}',
-        (("get_weather", '{"city": "S\\u00e3o Paulo"}'),),
+        ("get_weather", '{"city": "S\\u00e3o Paulo"}'),
     ),
-    Output(
+    said(
         "parameters first",
         ' {"parameters": {"city": "Kyiv"}, "name": "get_weather"} ',
-        (("get_weather", '{"city": "Kyiv"}'),),
+        ("get_weather", '{"city": "Kyiv"}'),
     ),
-    Output(
+    said(
         "on many lines",
         '{\n  "name": "get_weather",\n  "parameters": {\n    "city": "Łódź",\n    "days": 2\n  }\n}\n',
-        (("get_weather", '{\n    "city": "Łódź",\n    "days": 2\n  }'),),
+        ("get_weather", '{\n    "city": "Łódź",\n    "days": 2\n  }'),
     ),
-    Output(
-        "arguments as a text",
-        '{"name": "get_weather", "arguments": "{\\"city\\": \\"Rome\\"}"}',
-        (("get_weather", '{"city": "Rome"}'),),
-    ),
-    Output(
+    said("arguments as a text", '{"name": "get_weather", "arguments": "{\\"city\\": \\"Rome\\"}"}', ROME),
+    said(
         "content before and after",
         'Here it is:\n\n{"name": "ping", "parameters": {}}\n\nThat {is} all.',
-        (("ping", "{}"),),
-        "Here it is:\n\n\n\nThat {is} all.",
+        PING,
+        content="Here it is:\n\n\n\nThat {is} all.",
     ),
-    Output(
-        "no such tool", '{"name": "Bob", "parameters": {"age": 5}}', (), '{"name": "Bob", "parameters": {"age": 5}}'
-    ),
-    Output(
-        "an answer in JSON", '{"answer": {"name": "ping"}, "ok": true}', (), '{"answer": {"name": "ping"}, "ok": true}'
-    ),
-    Output("an answer that names a tool", '{"name": "ping", "state": "up"}', (), '{"name": "ping", "state": "up"}'),
-    Output("code of the model", "<|python_tag|>print({'name': 1})", (), "<|python_tag|>print({'name': 1})"),
-    Output("a tool nobody gave", '<|python_tag|>{"name": "rm", "parameters": {}}', (("rm", "{}"),)),
-    Output("cut", '{"name": "run_python", "parameters": {"code": "a\\', (("run_python", '{"code": "a\\'),)),
-    Output(
+    said("no such tool", '{"name": "Bob", "parameters": {"age": 5}}'),
+    said("an answer in JSON", '{"answer": {"name": "ping"}, "ok": true}'),
+    said("an answer that names a tool", '{"name": "ping", "state": "up"}'),
+    said("code of the model", "<|python_tag|>print({'name': 1})"),
+    said("a tool nobody gave", '<|python_tag|>{"name": "rm", "parameters": {}}', ("rm", "{}")),
+    said("cut", '{"name": "run_python", "parameters": {"code": "a\\', ("run_python", '{"code": "a\\')),
+    said(
         "something else behind a call",
         '{"name": "ping", "parameters": {}}; and {"name": "ping"}',
-        (("ping", "{}"),),
-        '; and {"name": "ping"}',
+        PING,
+        content='; and {"name": "ping"}',
     ),
 )
 
 PYTHONIC = (
-    Output(
-        "a call",
-        '[get_weather(city="Paris", unit="celsius")]',
-        (("get_weather", '{"city": "Paris", "unit": "celsius"}'),),
-    ),
-    Output(
+    said("a call", '[get_weather(city="Paris", unit="celsius")]', PARIS),
+    said(
         "several",
         "[get_weather(city='Rome', days=3), ping(), get_weather(city=\"Oslo\")]",
-        (("get_weather", '{"city": "Rome", "days": 3}'), ("ping", "{}"), ("get_weather", '{"city": "Oslo"}')),
+        ("get_weather", '{"city": "Rome", "days": 3}'),
+        PING,
+        ("get_weather", '{"city": "Oslo"}'),
     ),
-    Output("no arguments", "[ping()]", (("ping", "{}"),)),
-    Output(
+    said("no arguments", "[ping()]", PING),
+    said(
         "between marks",
         '<|python_start|>[run_python(code="print(1)", trace=False)]<|python_end|>',
-        (("run_python", '{"code": "print(1)", "trace": false}'),),
+        ("run_python", '{"code": "print(1)", "trace": false}'),
     ),
-    Output(
+    said(
         "what nests",
         "[send_email(to=[{'name': 'Ann'}, {\"name\": \"B]b)\"}], "
         "subject=None, header={'urgent': True, 'cost': -1.5e2})]",
         (
-            (
-                "send_email",
-                '{"to": [{"name": "Ann"}, {"name": "B]b)"}], '
-                '"subject": null, "header": {"urgent": true, "cost": -1.5e2}}',
-            ),
+            "send_email",
+            '{"to": [{"name": "Ann"}, {"name": "B]b)"}], "subject": null, "header": {"urgent": true, "cost": -1.5e2}}',
         ),
     ),
-    Output(
+    said(
         "quotes and escapes",
         "[run_python(code='it\\'s \"x\"\\n\\t\\x41\\u00e9\\U0001F600\\101 C:\\\\d \\q')]",
-        (("run_python", '{"code": "it\'s \\"x\\"\\n\\t\\u0041\\u00e9😀A C:\\\\d \\\\q"}'),),
+        ("run_python", '{"code": "it\'s \\"x\\"\\n\\t\\u0041\\u00e9😀A C:\\\\d \\\\q"}'),
     ),
-    Output(
+    said(
         "three quotes",
         '[run_python(code="""def f():\n    return "a" + \'b\'\n""", trace=True)]',
-        (("run_python", '{"code": "def f():\\n    return \\"a\\" + \'b\'\\n", "trace": true}'),),
+        ("run_python", '{"code": "def f():\\n    return \\"a\\" + \'b\'\\n", "trace": true}'),
     ),
-    Output(
+    said(
         "white space and last commas",
         " [\n  get_weather( city = 'Łódź' , days=+02, ) ,\r\n  ping( ),\n]\n",
-        (("get_weather", '{"city": "Łódź", "days": 2}'), ("ping", "{}")),
+        ("get_weather", '{"city": "Łódź", "days": 2}'),
+        PING,
     ),
-    Output(
+    said(
         "other numbers, tuples, words of JSON",
         "[note.add(a=.5, b=5., c=1_000, d=(1, (), []), e=null, f=true)]",
-        (("note.add", '{"a": 0.5, "b": 5.0, "c": 1000, "d": [1, [], []], "e": null, "f": true}'),),
+        ("note.add", '{"a": 0.5, "b": 5.0, "c": 1000, "d": [1, [], []], "e": null, "f": true}'),
     ),
-    Output("a mapping", '[note.add(**{"a b": 1})]', (("note.add", '{"a b": 1}'),)),
-    Output(
+    said("a mapping", '[note.add(**{"a b": 1})]', ("note.add", '{"a b": 1}')),
+    said(
         "content before and after",
         "On it.\n[ping()]\nA [list] of [link](url) and [1, 2].",
-        (("ping", "{}"),),
-        "On it.\n\nA [list] of [link](url) and [1, 2].",
+        PING,
+        content="On it.\n\nA [list] of [link](url) and [1, 2].",
     ),
-    Output("no such tool", "[rm(path='/')]", (), "[rm(path='/')]"),
-    Output("a list", '["get_weather", 1]\n[]\n[ ] ping()', (), '["get_weather", 1]\n[]\n[ ] ping()'),
-    Output(
-        "an expression", "[ping(), get_weather(city=home(1))]", (("ping", "{}"), ("get_weather", "{")), "city=home(1))]"
-    ),
-    Output("cut", '[get_weather(city="Paris", un', (("get_weather", '{"city": "Paris"'),)),
-    Output("cut in an escape", "[run_python(code='\\u00", (("run_python", '{"code": "\\\\u00'),)),
+    said("no such tool", "[rm(path='/')]"),
+    said("a list", '["get_weather", 1]\n[]\n[ ] ping()'),
+    said("an expression", "[ping(), get_weather(city=home(1))]", PING, ("get_weather", "{"), content="city=home(1))]"),
+    said("cut", '[get_weather(city="Paris", un', ("get_weather", '{"city": "Paris"')),
+    said("cut in an escape", "[run_python(code='\\u00", ("run_python", '{"code": "\\\\u00')),
 )
 
 MISTRAL = (
-    Output(
-        "a list",
-        '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris", "unit": "celsius"}}]',
-        (("get_weather", '{"city": "Paris", "unit": "celsius"}'),),
-    ),
-    Output(
+    said("a list", '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris", "unit": "celsius"}}]', PARIS),
+    said(
         "a list of several, with ids",
         '[TOOL_CALLS][{"name": "ping", "arguments": {}, "id": "aB3dE6gH9"}, '
         '{"name": "get_weather", "arguments": {"city": "[TOOL_CALLS]"}}]',
-        (("ping", "{}"), ("get_weather", '{"city": "[TOOL_CALLS]"}')),
+        PING,
+        ("get_weather", '{"city": "[TOOL_CALLS]"}'),
     ),
-    Output(
+    said(
         "content after a list",
         '[TOOL_CALLS] [{"arguments": {"city": "Nîmes"}, "name": "get_weather"}]\n\nDone: [1].',
-        (("get_weather", '{"city": "Nîmes"}'),),
-        "\n\nDone: [1].",
+        ("get_weather", '{"city": "Nîmes"}'),
+        content="\n\nDone: [1].",
     ),
-    Output("an object", '[TOOL_CALLS]{"name": "ping", "arguments": {}}', (("ping", "{}"),)),
-    Output(
+    said("an object", '[TOOL_CALLS]{"name": "ping", "arguments": {}}', PING),
+    said(
         "a name and arguments",
         '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris", "days": 3}',
-        (("get_weather", '{"city": "Paris", "days": 3}'),),
+        ("get_weather", '{"city": "Paris", "days": 3}'),
     ),
-    Output(
-        "several names",
-        '[TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}[TOOL_CALLS]ping[ARGS]{}',
-        (("get_weather", '{"city": "Rome"}'), ("ping", "{}")),
-    ),
-    Output(
-        "with an id",
-        '[TOOL_CALLS]get_weather[CALL_ID]aB3dE6gH9[ARGS]{"city": "Rome"}',
-        (("get_weather", '{"city": "Rome"}'),),
-    ),
-    Output(
+    said("several names", '[TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}[TOOL_CALLS]ping[ARGS]{}', ROME, PING),
+    said("with an id", '[TOOL_CALLS]get_weather[CALL_ID]aB3dE6gH9[ARGS]{"city": "Rome"}', ROME),
+    said(
         "without a mark before the arguments",
         '[TOOL_CALLS]run_python{"code": "print(\\"[ARGS]}\\")"}[TOOL_CALLS]note.add {"x": [{"y": {}}]}',
-        (("run_python", '{"code": "print(\\"[ARGS]}\\")"}'), ("note.add", '{"x": [{"y": {}}]}')),
+        ("run_python", '{"code": "print(\\"[ARGS]}\\")"}'),
+        ("note.add", '{"x": [{"y": {}}]}'),
     ),
-    Output("content before", "I'll look [it] up.[TOOL_CALLS]ping[ARGS]{}", (("ping", "{}"),), "I'll look [it] up."),
-    Output(
+    said("content before", "I'll look [it] up.[TOOL_CALLS]ping[ARGS]{}", PING, content="I'll look [it] up."),
+    said(
         "escapes and other scripts",
         '[TOOL_CALLS]run_python[ARGS]{"code": "s = \'\\u00e9 \\\\ \\"\\ud83d\\ude00\\" 東\'"}',
-        (("run_python", '{"code": "s = \'\\u00e9 \\\\ \\"\\ud83d\\ude00\\" 東\'"}'),),
+        ("run_python", '{"code": "s = \'\\u00e9 \\\\ \\"\\ud83d\\ude00\\" 東\'"}'),
     ),
-    Output("no arguments", "[TOOL_CALLS]ping[ARGS][TOOL_CALLS]ping[ARGS]{}", (("ping", "{}"), ("ping", "{}"))),
-    Output(
-        "no call",
-        "[TOOL_CALLS] none of them, [TOOL_CALLS][], [TOOL_",
-        (),
-        "[TOOL_CALLS] none of them, [TOOL_CALLS][], [TOOL_",
-    ),
-    Output("cut in a list", '[TOOL_CALLS] [{"name": "ping", "arg', (("ping", ""),)),
-    Output("cut in the arguments", '[TOOL_CALLS]get_weather[ARGS]{"city": "', (("get_weather", '{"city": "'),)),
+    said("no arguments", "[TOOL_CALLS]ping[ARGS][TOOL_CALLS]ping[ARGS]{}", PING, PING),
+    said("no call", "[TOOL_CALLS] none of them, [TOOL_CALLS][], [TOOL_"),
+    said("cut in a list", '[TOOL_CALLS] [{"name": "ping", "arg', ("ping", "")),
+    said("cut in the arguments", '[TOOL_CALLS]get_weather[ARGS]{"city": "', ("get_weather", '{"city": "')),
 )
 
 OUTPUTS = {"hermes": HERMES, "llama3_json": LLAMA3_JSON, "pythonic": PYTHONIC, "mistral": MISTRAL}

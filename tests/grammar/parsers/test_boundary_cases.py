@@ -11,151 +11,75 @@ from cuts import calls_of, content_of, parse, reasoning_of
 from recorded import TOOLS
 
 from pilotfish.grammar.parsers.formats import TOOL_FORMATS
-from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, OutputParser, Piece
+from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, OutputParser, Piece, joined
 from pilotfish.grammar.parsers.reasoning import REASONING_FORMATS, ReasoningParser
 
 ROME, OSLO = ("get_weather", '{"city": "Rome"}'), ("get_weather", '{"city": "Oslo"}')
 THOUGHT = "I must\nlook."
+#: What models write as a call, and as its mark.
+CALL, MARK = '{"name": "get_weather", "arguments": {"city": "Rome"}}', "<tool_call>\n"
+AFTER = CALL.replace("Rome", "Oslo")
 
-#: Deltas, content, calls. Each begins in the reasoning.
+#: Content, calls, and the output behind the reasoning, cut at each ¦.
 HERMES = {
     "1: the reasoning ends, content, a call begins": (
-        [
-            THOUGHT,
-            "\n</think>\n\nWell: <tool_call>",
-            '\n{"name": "get_weather", ',
-            '"arguments": {"city": "Rome"}}\n</tool_call>',
-        ],
         "Well: ",
         [ROME],
+        '\n</think>\n\nWell: <tool_call>¦\n{"name": "get_weather", ¦"arguments": {"city": "Rome"}}\n</tool_call>',
     ),
     "2: a call begins within a delta": (
-        [
-            THOUGHT,
-            "\n</think>\n\n",
-            '<tool_call>\n{"name": "get_weather", "arguments": {"ci',
-            'ty": "Rome"}}\n</tool_call>',
-        ],
         "",
         [ROME],
+        '\n</think>\n\n¦<tool_call>\n{"name": "get_weather", "arguments": {"ci¦ty": "Rome"}}\n</tool_call>',
     ),
     "3: a call ends with its mark": (
-        [
-            THOUGHT,
-            "</think>",
-            "<tool_call>",
-            '\n{"name": "get_weather", "arguments": {"city": ',
-            '"Rome"}}\n</tool_call>',
-        ],
         "",
         [ROME],
+        '</think>¦<tool_call>¦\n{"name": "get_weather", "arguments": {"city": ¦"Rome"}}\n</tool_call>',
     ),
-    "4: the end mark and content": (
-        [
-            THOUGHT,
-            "</think>",
-            '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}',
-            "\n</tool_call>Done.",
-        ],
-        "Done.",
-        [ROME],
-    ),
-    "5: a whole call": (
-        [THOUGHT, "</think>", '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'],
-        "",
-        [ROME],
-    ),
+    "4: the end mark and content": ("Done.", [ROME], f"</think>¦{MARK}{CALL}¦\n</tool_call>Done."),
+    "5: a whole call": ("", [ROME], f"</think>¦{MARK}{CALL}\n</tool_call>"),
     "6: several calls, the last one open": (
-        [
-            THOUGHT,
-            "</think>So:\n<tool_call>\n"
-            '{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>\n<tool_call>\n{"na',
-            'me": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>',
-        ],
         "So:\n",
         [ROME, OSLO],
+        f"</think>So:\n{MARK}{CALL}\n</tool_call>\n{MARK}{AFTER[:4]}¦{AFTER[4:]}\n</tool_call>",
     ),
     "7: an end mark and a mark": (
-        [
-            THOUGHT,
-            "</think>",
-            '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n',
-            "</tool_call><tool_call>",
-            '\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>',
-        ],
         "",
         [ROME, OSLO],
+        f"</think>¦{MARK}{CALL}\n¦</tool_call><tool_call>¦\n{AFTER}\n</tool_call>",
     ),
     "the name and the first of the arguments": (
-        [
-            THOUGHT,
-            "</think><tool_call>\n{",
-            '"name": "get_weather", "arguments": {"',
-            'city": "Rome"}}',
-            "\n</tool_call>",
-        ],
         "",
         [ROME],
+        '</think><tool_call>\n{¦"name": "get_weather", "arguments": {"¦city": "Rome"}}¦\n</tool_call>',
     ),
-    "a mark in many deltas": (
-        [
-            THOUGHT,
-            "</th",
-            "ink",
-            "><tool",
-            "_",
-            "call",
-            '>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</',
-            "tool_call>",
-        ],
-        "",
-        [ROME],
-    ),
+    "a mark in many deltas": ("", [ROME], f"</th¦ink¦><tool¦_¦call¦>\n{CALL}\n</¦tool_call>"),
     "two whole calls in the last delta": (
-        [
-            THOUGHT,
-            '</think><tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>\n'
-            '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>',
-        ],
         "",
         [ROME, OSLO],
+        f"</think>{MARK}{CALL}\n</tool_call>\n{MARK}{AFTER}\n</tool_call>",
     ),
 }
 MISTRAL = {
     "1: the reasoning ends, content, a call begins": (
-        [THOUGHT, "[/THINK]Well: [TOOL_CALLS]", "get_weather", '[ARGS]{"city": "Rome"}'],
         "Well: ",
         [ROME],
+        '[/THINK]Well: [TOOL_CALLS]¦get_weather¦[ARGS]{"city": "Rome"}',
     ),
-    "2: a call begins within a delta": (
-        [THOUGHT, "[/THINK]", '[TOOL_CALLS]get_weather[ARGS]{"ci', 'ty": "Rome"}'],
-        "",
-        [ROME],
-    ),
-    "3: a list ends": (
-        [THOUGHT, "[/THINK]", '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": ', '"Rome"}}]'],
-        "",
-        [ROME],
-    ),
-    "4: a list's end and content": (
-        [THOUGHT, "[/THINK]", '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Rome"}', "}]Done."],
-        "Done.",
-        [ROME],
-    ),
-    "5: a whole call": ([THOUGHT, '[/THINK][TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}'], "", [ROME]),
+    "2: a call begins within a delta": ("", [ROME], '[/THINK]¦[TOOL_CALLS]get_weather[ARGS]{"ci¦ty": "Rome"}'),
+    "3: a list ends": ("", [ROME], f"[/THINK]¦[TOOL_CALLS][{CALL[:-8]}¦{CALL[-8:]}]"),
+    "4: a list's end and content": ("Done.", [ROME], f"[/THINK]¦[TOOL_CALLS][{CALL[:-1]}¦{CALL[-1:]}]Done."),
+    "5: a whole call": ("", [ROME], '[/THINK][TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}'),
     "6: several calls, the last one open": (
-        [
-            THOUGHT,
-            '[/THINK]So:[TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}[TOOL_CALLS]get_wea',
-            'ther[ARGS]{"city": "Oslo"}',
-        ],
         "So:",
         [ROME, OSLO],
+        '[/THINK]So:[TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}[TOOL_CALLS]get_wea¦ther[ARGS]{"city": "Oslo"}',
     ),
     "7: the arguments' end and a mark": (
-        [THOUGHT, '[/THINK][TOOL_CALLS]get_weather{"city": "Rome"', "}[TOOL_CALLS]", 'get_weather{"city": "Oslo"}'],
         "",
         [ROME, OSLO],
+        '[/THINK][TOOL_CALLS]get_weather{"city": "Rome"¦}[TOOL_CALLS]¦get_weather{"city": "Oslo"}',
     ),
 }
 CASES = [
@@ -169,24 +93,16 @@ def parser(tool_format: str, reasoning: str) -> OutputParser:
     return ReasoningParser(REASONING_FORMATS[reasoning], TOOL_FORMATS[tool_format].parser(TOOLS), begins_inside=True)
 
 
-@pytest.mark.parametrize(("tool_format", "reasoning", "deltas", "content", "calls"), CASES)
-def test_no_call_and_no_argument_is_lost(
-    tool_format: str, reasoning: str, deltas: list[str], content: str, calls: list[tuple[str, str]]
+@pytest.mark.parametrize(("tool_format", "reasoning", "content", "calls", "text"), CASES)
+def test_no_call_and_no_argument_is_lost_and_all_is_told_with_the_last_delta(
+    tool_format: str, reasoning: str, content: str, calls: list[tuple[str, str]], text: str
 ) -> None:
-    pieces = parse(parser(tool_format, reasoning), deltas)
-    assert (reasoning_of(pieces), content_of(pieces), calls_of(pieces)) == (THOUGHT, content, calls)
-    assert pieces == parse(parser(tool_format, reasoning), ["".join(deltas)])
-
-
-@pytest.mark.parametrize(("tool_format", "reasoning", "deltas", "content", "calls"), CASES)
-def test_all_is_told_with_the_last_delta(
-    tool_format: str, reasoning: str, deltas: list[str], content: str, calls: list[tuple[str, str]]
-) -> None:
-    made, pieces = parser(tool_format, reasoning), list[Piece]()
+    made, deltas, pieces = parser(tool_format, reasoning), [THOUGHT, *text.split("¦")], list[Piece]()
     for delta in deltas:
         pieces += made.feed(delta)
-    assert (content_of(pieces), calls_of(pieces)) == (content, calls)
+    assert (reasoning_of(pieces), content_of(pieces), calls_of(pieces)) == (THOUGHT, content, calls)
     assert made.finish() == []
+    assert joined(pieces) == parse(parser(tool_format, reasoning), ["".join(deltas)])
 
 
 def test_a_call_is_told_as_soon_as_its_name_is_known_and_arguments_as_they_come() -> None:

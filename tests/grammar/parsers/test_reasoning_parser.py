@@ -45,7 +45,7 @@ def parser(*, begins_inside: bool) -> ReasoningParser:
 def test_no_pair_of_cuts_matters(text: str, begins_inside: bool, reasoning: str, rest: list[Piece]) -> None:
     whole = parse(parser(begins_inside=begins_inside), [text])
     assert whole == [Reasoning(reasoning)] * bool(reasoning) + rest
-    for parts in islice(pairs_of_cuts(text), None, None, sized(7, 1)):
+    for parts in islice(pairs_of_cuts(text), None, None, sized(29, 1)):
         assert parse(parser(begins_inside=begins_inside), parts) == whole, parts
 
 

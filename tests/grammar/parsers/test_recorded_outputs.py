@@ -22,24 +22,11 @@ def parser(name: str) -> OutputParser:
 
 
 @pytest.mark.parametrize(("name", "output"), CASES)
-def test_it_says(name: str, output: Output) -> None:
-    pieces = parse(parser(name), [output.text])
-    assert calls_of(pieces) == list(output.calls)
-    assert content_of(pieces) == output.content
-
-
-@pytest.mark.parametrize(("name", "output"), CASES)
-def test_no_cut_matters(name: str, output: Output) -> None:
-    whole = parse(parser(name), [output.text])
-    assert parse(parser(name), list(output.text)) == whole
-    for parts in single_cuts(output.text):
-        assert parse(parser(name), parts) == whole, parts
-
-
-@pytest.mark.parametrize(("name", "output"), CASES)
-def test_no_pair_of_cuts_matters(name: str, output: Output) -> None:
-    whole = parse(parser(name), [output.text])
-    for parts in islice(pairs_of_cuts(output.text), None, None, sized(11, 1)):
+def test_what_it_says_and_no_cut_matters(name: str, output: Output) -> None:
+    whole, pairs = parse(parser(name), [output.text]), pairs_of_cuts(output.text)
+    assert calls_of(whole) == list(output.calls)
+    assert content_of(whole) == output.content
+    for parts in (list(output.text), *single_cuts(output.text), *islice(pairs, None, None, sized(41, 1))):
         assert parse(parser(name), parts) == whole, parts
 
 

@@ -163,7 +163,7 @@ class PrefillRig:
         pool = self.worker.scheduler.pool
         assert not self.machine.orders and not self.worker.scheduler.busy
         assert pool.num_available == pool.capacity
-        assert self.arena.free_places == self.arena.plan.places
+        assert len(self.arena._free) == self.arena.plan.places
 
 
 @dataclass

@@ -328,7 +328,7 @@ def test_a_target_that_takes_nothing_leaves_room_for_others(llama: Path) -> None
     lazy, busy = Client(rig, b"lazy"), Client(rig, b"busy")
     lazy.order(1, prompt(300))
     rig.rest()
-    assert rig.arena.free_places == 2
+    assert len(rig.arena._free) == 2
     busy.order(1, prompt(200, seed=1))
     for _ in range(200):
         rig.turns()

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
+from pilotfish.grammar.parsers.grammars import Tool
 from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, Content, Piece, joined
 from pilotfish.grammar.parsers.reader import Reader, Reading
 
@@ -40,13 +42,39 @@ class TextParser(ABC):
 
 class CallParser(TextParser):
     """Every character taken is in a piece, or held by the reader for a later piece, or is part of a call's form. So a
-    piece holds, or replaces, all that was taken before it."""
+    piece holds, or replaces, all that was taken before it.
 
-    def __init__(self) -> None:
+    Calls stand behind `mark`, up to `end` if there is such a mark; also on lines that begin with the sign `bare`."""
+
+    def __init__(self, tools: Sequence[Tool], mark: str, end: str | None = None, bare: str = "") -> None:
         super().__init__()
+        self._names = {tool.name for tool in tools}
+        self._mark, self._end, self._bare = mark, (end,) if end else (), bare
+        self._inside = False  # behind calls, before their end mark
+        self._plain = re.compile(f"[^{re.escape(mark[0] + bare)}]*")
         self._calls = 0
         self._space: list[str] | None = []  # white space since the last call, while there was nothing else
         self._line_blank = True  # nothing but white space was content on this line
+
+    def _read(self) -> Reading[None]:
+        while True:
+            yield from self._reader.run(self._plain, self._content)
+            sign = yield from self._reader.peek()
+            if not sign:
+                return
+            if sign == self._bare and self._line_blank:
+                yield from self._bare_calls()
+            elif mark := (yield from self._reader.mark((self._mark, *(self._end if self._inside else ())))):
+                self._reader.take(len(mark))
+                yield from self._marked(mark)
+            else:
+                self._content(self._reader.take(1))
+
+    @abstractmethod
+    def _bare_calls(self) -> Reading[None]: ...
+
+    @abstractmethod
+    def _marked(self, mark: str) -> Reading[None]: ...
 
     def _last(self) -> list[Piece]:
         return [Content("".join(self._space))] if self._space and not self._calls else []

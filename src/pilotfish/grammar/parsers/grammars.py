@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from pilotfish.errors import ParameterError
 from pilotfish.grammar.schema import COMPACT, OPTIONS
@@ -22,54 +22,49 @@ class Tool:
     strict: bool = False
 
 
-class CallGrammar(Protocol):
-    def __call__(
-        self, tools: Sequence[Tool], *, named: str | None, parallel: bool, added: Mapping[str, int]
-    ) -> str: ...
+#: A grammar of calls of these tools, of several or of one, by the tokenizer's added tokens.
+CallGrammar = Callable[[Sequence[Tool], bool, Mapping[str, int]], str]
 
 
-def hermes_grammar(tools: Sequence[Tool], *, named: str | None, parallel: bool, added: Mapping[str, int]) -> str:
+def hermes_grammar(tools: Sequence[Tool], several: bool, added: Mapping[str, int]) -> str:
     start, end = (mark(own, added) for own in ("<tool_call>", "</tool_call>"))
-    repeated = ' ("\\n" call)*' if parallel and named is None else ""
+    calls = listed("call", several, by="\n")
     return rules(
-        f'start: "\\n"{{0,2}} call{repeated}',
+        f'start: "\\n"{{0,2}} {calls}',
         f'call: {start} "\\n" object "\\n" {end}',
-        *_objects("arguments", chosen(tools, named)),
+        *_objects("arguments", tools),
     )
 
 
-def llama3_json_grammar(tools: Sequence[Tool], *, named: str | None, parallel: bool, added: Mapping[str, int]) -> str:
+def llama3_json_grammar(tools: Sequence[Tool], several: bool, added: Mapping[str, int]) -> str:
     tag = f"{mark('<|python_tag|>', added)}? " if "<|python_tag|>" in added else ""
-    repeated = ' ("; " object)*' if parallel and named is None else ""
-    return rules(f'start: "\\n"{{0,2}} {tag}object{repeated}', *_objects("parameters", chosen(tools, named)))
+    objects = listed("object", several, by="; ")
+    return rules(f'start: "\\n"{{0,2}} {tag}{objects}', *_objects("parameters", tools))
 
 
-def mistral_grammar(tools: Sequence[Tool], *, named: str | None, parallel: bool, added: Mapping[str, int]) -> str:
+def mistral_grammar(tools: Sequence[Tool], several: bool, added: Mapping[str, int]) -> str:
     """One mark before a list, for tokenizers without [ARGS]; or a mark, a name and arguments for each call."""
-    calls, several = mark("[TOOL_CALLS]", added), parallel and named is None
+    calls = mark("[TOOL_CALLS]", added)
     if "[ARGS]" not in added:
-        repeated = ' (", " object)*' if several else ""
-        objects = _objects("arguments", chosen(tools, named))
-        return rules(f'start: {calls} " "? "[" object{repeated} "]"', *objects)
+        objects = listed("object", several, by=", ")
+        return rules(f'start: {calls} " "? "[" {objects} "]"', *_objects("arguments", tools))
     own_id = f"({mark('[CALL_ID]', added)} /[a-zA-Z0-9]{{9}}/)? " if "[CALL_ID]" in added else ""
-    picked = chosen(tools, named)
-    calls_of = [f"{text(tool.name)} {own_id}{mark('[ARGS]', added)} arguments{i}" for i, tool in enumerate(picked)]
-    return rules(
-        f"start: call{'+' if several else ''}",
-        f"call: {calls} ({' | '.join(calls_of)})",
-        *(f"arguments{i}: {json_of(parameters(tool))}" for i, tool in enumerate(picked)),
-    )
+    calls_of = [f"{text(tool.name)} {own_id}{mark('[ARGS]', added)} arguments{i}" for i, tool in enumerate(tools)]
+    return rules(f"start: call{'+' if several else ''}", f"call: {calls} ({' | '.join(calls_of)})", *_arguments(tools))
 
 
 def _objects(key: str, tools: Sequence[Tool]) -> list[str]:
-    calls = []
-    for i, tool in enumerate(tools):
-        opening = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{key}": '
-        calls.append(f'{text(opening)} arguments{i} "}}"')
-    return [
-        f"object: {' | '.join(calls)}",
-        *(f"arguments{i}: {json_of(parameters(tool))}" for i, tool in enumerate(tools)),
-    ]
+    openings = [f'{{"name": {text(tool.name)}, "{key}": ' for tool in tools]
+    calls = [f'{text(opening)} arguments{i} "}}"' for i, opening in enumerate(openings)]
+    return [f"object: {' | '.join(calls)}", *_arguments(tools)]
+
+
+def _arguments(tools: Sequence[Tool]) -> list[str]:
+    return [f"arguments{i}: {json_of(parameters(tool))}" for i, tool in enumerate(tools)]
+
+
+def listed(rule: str, several: bool, *, by: str) -> str:
+    return f"{rule} ({text(by)} {rule})*" if several else rule
 
 
 def chosen(tools: Sequence[Tool], named: str | None) -> list[Tool]:

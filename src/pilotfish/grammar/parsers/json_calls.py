@@ -4,13 +4,11 @@ one [TOOL_CALLS], or a name and its arguments behind each."""
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from pilotfish.grammar.parsers.call_parser import CallParser
-from pilotfish.grammar.parsers.grammars import Tool
 from pilotfish.grammar.parsers.json_text import read_decoded, read_string, read_value
 from pilotfish.grammar.parsers.reader import Reading
 
@@ -33,30 +31,10 @@ class _Call:
 
 
 class JsonCallParser(CallParser):
-    """Objects, one or more or in a list, behind a mark and up to an end mark if there is one. Where `bare`, also an
-    object on a line of its own that names a tool: Llama writes no mark."""
+    """Objects, one or more or in a list. A bare one, as Llama writes it, must name a tool."""
 
-    def __init__(self, tools: Sequence[Tool], mark: str, end: str | None = None, *, bare: bool = False) -> None:
-        self._names = {tool.name for tool in tools}
-        self._mark, self._end, self._bare = mark, (end,) if end else (), bare
-        self._inside = False  # behind a call, before its end mark
-        signs = re.escape("".join({mark[0], *("{" if bare else "")}))
-        self._plain = re.compile(f"[^{signs}]*")
-        super().__init__()
-
-    def _read(self) -> Reading[None]:
-        while True:
-            yield from self._reader.run(self._plain, self._content)
-            sign = yield from self._reader.peek()
-            if not sign:
-                return
-            if self._bare and sign == "{" and self._line_blank:
-                yield from self._calls_until_end(named_only=True)
-            elif mark := (yield from self._reader.mark((self._mark, *(self._end if self._inside else ())))):
-                self._reader.take(len(mark))
-                yield from self._marked(mark)
-            else:
-                self._content(self._reader.take(1))
+    def _bare_calls(self) -> Reading[None]:
+        return self._calls_until_end(named_only=True)
 
     def _marked(self, mark: str) -> Reading[None]:
         if mark in self._end:
@@ -167,9 +145,6 @@ def _ignore(_: str) -> None: ...
 
 
 class MistralParser(JsonCallParser):
-    def __init__(self, tools: Sequence[Tool]) -> None:
-        super().__init__(tools, CALLS)
-
     def _marked(self, mark: str) -> Reading[None]:
         sign = yield from self._skip_space()
         if sign and sign in "[{":

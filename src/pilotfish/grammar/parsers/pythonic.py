@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from pilotfish.grammar.parsers.call_parser import CallParser
-from pilotfish.grammar.parsers.grammars import Tool
 from pilotfish.grammar.parsers.python_text import read_string, read_word
 from pilotfish.grammar.parsers.reader import Reading
 
 START, END = "<|python_start|>", "<|python_end|>"
 #: Depth of nested values.
 MAX_DEPTH = 64
-_PLAIN = re.compile(r"[^<\[]*")
 _NAME = re.compile(r"[\w.-]*")
 _KEY = re.compile(r"\w*")
 
@@ -23,25 +21,7 @@ Item = Callable[[str], Reading[bool]]
 
 
 class PythonicParser(CallParser):
-    def __init__(self, tools: Sequence[Tool]) -> None:
-        self._names = {tool.name for tool in tools}
-        self._inside = False  # behind a list, before its end mark
-        self._depth = 0
-        super().__init__()
-
-    def _read(self) -> Reading[None]:
-        while True:
-            yield from self._reader.run(_PLAIN, self._content)
-            sign = yield from self._reader.peek()
-            if not sign:
-                return
-            if sign == "[" and self._line_blank:
-                yield from self._list()
-            elif mark := (yield from self._reader.mark((START, END) if self._inside else (START,))):
-                self._reader.take(len(mark))
-                yield from self._marked(mark)
-            else:
-                self._content(self._reader.take(1))
+    _depth = 0
 
     def _marked(self, mark: str) -> Reading[None]:
         self._inside = False
@@ -49,12 +29,12 @@ class PythonicParser(CallParser):
             self._reader.forget()
         elif (yield from self._skip_space()) == "[":
             before = self._calls
-            yield from self._list()
+            yield from self._bare_calls()
             self._inside = self._calls > before
         else:
             self._give_up()
 
-    def _list(self) -> Reading[None]:
+    def _bare_calls(self) -> Reading[None]:
         before = self._calls
         self._reader.take(1)
         if (yield from self._several("]", self._call)) and self._calls > before:

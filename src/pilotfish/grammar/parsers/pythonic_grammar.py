@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pilotfish.grammar.parsers.grammars import ANY_OBJECT, Tool, chosen, json_of, mark, parameters, rules, text
+from pilotfish.grammar.parsers.grammars import ANY_OBJECT, Tool, json_of, listed, mark, parameters, rules, text
 from pilotfish.grammar.parsers.pythonic import END, START
 
 _DEFINED = ("$defs", "definitions")
@@ -17,15 +17,14 @@ _PLAIN |= set(_DEFINED)
 _REFERENCE = re.compile(r'"\$(?:ref|dynamicRef|recursiveRef)": "(?!#/(?:\$defs|definitions)/)')
 
 
-def pythonic_grammar(tools: Sequence[Tool], *, named: str | None, parallel: bool, added: Mapping[str, int]) -> str:
-    picked = chosen(tools, named)
-    repeated = ' (", " call)*' if parallel and named is None else ""
+def pythonic_grammar(tools: Sequence[Tool], several: bool, added: Mapping[str, int]) -> str:
+    calls = listed("call", several, by=", ")
     marked = f"{mark(START, added)} list {mark(END, added)} | " if START in added else ""
     return rules(
         f'start: "\\n"{{0,2}} ({marked}list)',
-        f'list: "[" call{repeated} "]"',
-        f"call: {' | '.join(f'call{i}' for i in range(len(picked)))}",
-        *(rule for i, tool in enumerate(picked) for rule in _call(f"call{i}", tool)),
+        f'list: "[" {calls} "]"',
+        f"call: {' | '.join(f'call{i}' for i in range(len(tools)))}",
+        *(rule for i, tool in enumerate(tools) for rule in _call(f"call{i}", tool)),
     )
 
 

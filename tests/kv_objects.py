@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -45,6 +47,24 @@ def bytes_on_disk(directory: Path) -> int:
     return sum(path.stat(follow_symlinks=False).st_size for path in files_of(directory))
 
 
-def equal(a: KVObject | None, b: KVObject) -> bool:
-    same = a is not None and (a.key, a.checksum, a.tokens.tolist()) == (b.key, b.checksum, b.tokens.tolist())
-    return same and a is not None and bool((a.data == b.data).all())
+def equal(a: object, b: KVObject) -> bool:
+    if not isinstance(a, KVObject) or (a.key, a.checksum) != (b.key, b.checksum):
+        return False
+    return np.array_equal(a.tokens, b.tokens) and np.array_equal(a.data, b.data)
+
+
+def failing(code: int) -> Callable[..., Any]:
+    """Instead of a function of the system, which refuses."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fails
+
+
+def flip(path: Path, bit: int = 8 * 700) -> None:
+    """Turns over one bit of a file; when it was last used stays."""
+    contents, used_at = bytearray(path.read_bytes()), path.stat().st_mtime_ns
+    contents[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(contents)
+    os.utime(path, ns=(used_at, used_at))
