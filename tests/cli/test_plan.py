@@ -8,8 +8,6 @@ import pytest
 from command_runs import Refused, Run
 
 from pilotfish.plan.published import PUBLISHED, predictions
-from pilotfish.plan.simulation import device_splits
-from pilotfish.plan.simulation.device_splits import SPLITS, SplitCurve, SplitPoint
 
 
 def test_predictions_are_printed_without_what_was_published(pilotfish: Run) -> None:
@@ -26,16 +24,6 @@ def test_every_published_row_is_printed_beside_its_error(pilotfish: Run, monkeyp
     row = record["rows"]["trtllm-70b"]
     assert (row["kind"], row["published"]) == ("calibrates", 51.14)
     assert row["error"] == row["predicted"] / row["published"] - 1
-
-
-def test_splits_are_shown_beside_the_published_best(pilotfish: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    points = [SplitPoint(n, rate, 3.0, 0.01, 0.002) for n, rate in enumerate((1, 2, 3, 9, 5, 6, 7, 8), 1)]
-    monkeypatch.setattr(device_splits, "curves", lambda *_: dict.fromkeys(SPLITS.pairs, SplitCurve(0.8, points)))
-    rows = [line.split() for line in pilotfish("plan", "splits").stdout.splitlines()[2:]]
-    assert [row[0] for row in rows] == list(SPLITS.pairs)
-    assert (rows[0][-3:], rows[2][-3:]) == (["4+4", "4+4", "+0.0%"], ["4+4", "6+2", "-33.3%"])
-    (record,) = pilotfish("plan", "splits", "--json").rows
-    assert (record["qwen2-72b"]["published"], record["qwen2-72b"]["best"]) == ([6, 4], 4)
 
 
 # -- hardware and whatif

@@ -13,7 +13,6 @@ app = typer.Typer(help="The cost model of named devices (docs/planning.md).", no
 add_commands(app, "plan")
 app.command("hardware")(hardware.hardware)
 app.command("simulate")(simulate.simulate)
-app.command("splits")(simulate.splits)
 app.command("whatif")(hardware.whatif)
 
 
