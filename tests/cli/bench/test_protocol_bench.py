@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import draft_protocol
 import pytest
+from draft_protocol import ASKED, LEVELS, Costs, DraftExchange, costs_of, run_protocol
+from harness import Options
 
-from pilotfish.cli.bench import protocol
-from pilotfish.cli.bench.options import BENCHES
-from pilotfish.cli.bench.protocol import ASKED, LEVELS, Costs, DraftExchange, costs_of, run_protocol
 from pilotfish.cli.bench.report import ProgressBar
 
 
@@ -25,8 +25,8 @@ def test_both_sides_work(name: str) -> None:
 
 
 def test_feedback_costs_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "STEPS", 4)
-    rows = run_protocol(BENCHES["protocol"].options(concurrencies="1,2", repeats=1), ProgressBar()).results["costs"]
+    monkeypatch.setattr(draft_protocol, "STEPS", 4)
+    rows = run_protocol(Options(sequences=[1, 2], repeats=1), ProgressBar()).results["costs"]
     assert [(row["sequences"], row["asks for"]) for row in rows] == [(n, name) for n in (1, 2) for name in ASKED]
     six, _, feedback = rows[3:]
     assert feedback["bytes_a_step"] > six["bytes_a_step"] > rows[0]["bytes_a_step"] > 0
