@@ -1,14 +1,14 @@
-"""The GPU bench, as far as it goes without one."""
+"""The script about GPUs, as far as it goes without one."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from gpu_steps import attention_contest, run_gpu
+from harness import Options
+from random_models import llama, random_model
 
-from pilotfish.cli.bench.commands import app
-from pilotfish.cli.bench.gpu import attention_contest
-from pilotfish.cli.bench.random_models import llama, random_model
+from pilotfish.cli.bench.report import ProgressBar
 from pilotfish.errors import InputError
 
 TINY = llama(layers=1, hidden=32, heads=4, kv_heads=2, ffn=48)
@@ -16,8 +16,8 @@ TINY = llama(layers=1, hidden=32, heads=4, kv_heads=2, ffn=48)
 
 def test_it_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    result = CliRunner().invoke(app, ["gpu"])
-    assert isinstance(result.exception, InputError) and "\n" not in str(result.exception)
+    with pytest.raises(InputError, match=r"^there is no CUDA device here$"):
+        run_gpu(Options(dtype="auto", repeats=1), ProgressBar())
 
 
 @pytest.mark.parametrize("rows", [1, 9])
