@@ -9,9 +9,6 @@ from command_runs import PLAIN, Refused, Run
 
 from pilotfish.kv.disk import DiskStore
 
-FIELDS = {"--kv-host-memory": "kv_host_memory", "--kv-disk-size": "kv_disk_size"}
-
-
 Line = Callable[..., str]
 
 
@@ -21,12 +18,10 @@ def line(refused: Refused, llama: Path) -> Line:
     return lambda *options: refused("generate", "--target", llama, *PLAIN, "--prompt", "a", *options)
 
 
-@pytest.mark.parametrize(("option", "field"), FIELDS.items())
-def test_sizes_that_cannot_be(line: Line, tmp_path: Path, option: str, field: str) -> None:
-    for value in ("-1", "nan", "inf", "2e9"):
-        assert line(option, value).startswith(f"{field}: {float(value)} is not allowed; expected a number")
-    said = line("--kv-disk", tmp_path / "kv", option, "0.0001")
-    assert said.startswith(f"{field}: 0.0001 is not allowed; expected at least 0.0")
+@pytest.mark.parametrize("name", ["kv-host-memory", "kv-disk-size"])
+def test_sizes_that_cannot_be(line: Line, tmp_path: Path, name: str) -> None:
+    said = line("--kv-disk", tmp_path / "kv", f"--{name}", "0.0001")
+    assert said.startswith(f"{name.replace('-', '_')}: 0.0001 is not allowed; expected at least 0.0")
     assert said.endswith(" GiB: a sequence of 2048 tokens takes that") and not (tmp_path / "kv").exists()
 
 

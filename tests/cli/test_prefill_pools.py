@@ -47,7 +47,6 @@ THRESHOLDS = "auto, or a number of tokens, as in 2048 or 2K"
         *((f"--prefill-threshold={text}", f"prefill_threshold: {text!r}{OTHER}{THRESHOLDS}") for text in ("many", "")),
         ("--prefill-threshold -1", f"prefill_threshold: '-1'{OTHER}{THRESHOLDS}"),
         ("--prefill-workers 1 --prefill-pool ipc:///x", f"prefill_workers: 1{OTHER}0 with prefill_pool"),
-        ("--prefill-workers 65", f"prefill_workers: 65{OTHER}an integer 0 to 64"),
         ("--prefill-workers 1 --prefill-cores x", f"prefill_cores: 'x'{OTHER}core numbers"),
         ("--prefill-workers 1 --prefill-cores 0 --cores 0", f"prefill_cores: '0'{OTHER}other cores than the target's"),
         ("--prefill-pool nonsense", f"prefill_pool: 'nonsense'{OTHER}ipc://PATH or"),

@@ -53,11 +53,18 @@ def running() -> list[str]:
 
 def all_fail(box: Sandbox, head: str, lines: Sequence[str], error: str) -> None:
     """One program tries each of the lines, and says which did not fail with an error that matches."""
-    source = f"import re\n{head}\nworked = []\n"
-    for line in lines:
-        failed = f"worked += [] if re.search({error!r}, repr(error)) else [{line!r}, error]"
-        source += f"try:\n    exec({line!r})\nexcept Exception as error:\n    {failed}\nelse:\n    worked += [{line!r}]\n"
-    assert reason(box, source + "raise ValueError(worked)") == "ValueError: []"
+    source = f"""{head}
+import re
+worked = []
+for line in {[*lines]!r}:
+    try:
+        exec(line)
+    except Exception as error:
+        worked += [] if re.search({error!r}, repr(error)) else [line, error]
+    else:
+        worked += [line]
+raise ValueError(worked)"""
+    assert reason(box, source) == "ValueError: []"
 
 
 @pytest.mark.parametrize(
@@ -72,8 +79,8 @@ def all_fail(box: Sandbox, head: str, lines: Sequence[str], error: str) -> None:
         "import threading, time\nt = threading.Thread(target=print)\nt.start()\nt.join()\n"
         "threading.Thread(target=time.sleep, args=(60,)).start()",  # is not waited for
         "import atexit, os\natexit.register(os._exit, 1)",  # has no say any more
-        "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\nA(1)\n"
-        "if __name__ == '__main__':\n    raise SystemExit(1)",  # it is no script
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass A:\n    x: int\nA(1)\nif __name__ == '__main__':\n    raise SystemExit(1)",  # it is no script
     ],
 )
 def test_a_program_that_reaches_its_end_passes(box: Sandbox, source: str) -> None:

@@ -33,12 +33,10 @@ def _drafts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def problems(tmp_path: Path) -> Path:
-    path = tmp_path / "problems.jsonl"
-    rows = [
-        {"task_id": f"own/{i}", "prompt": f"def f():\n    return {i}\n", "test": test, "entry_point": "f"}
-        for i, test in enumerate(("def check(f):\n    assert f() == 0", "def check(f):\n    assert f() == 0"))
-    ]
-    path.write_text("\n".join(map(json.dumps, rows)))
+    """The first is solved as it is, the second is not."""
+    path, test = tmp_path / "problems.jsonl", "def check(f):\n    assert f() == 0"
+    rows = [{"task_id": f"own/{i}", "prompt": f"def f():\n    return {i}\n", "test": test} for i in range(2)]
+    path.write_text("\n".join(json.dumps({**row, "entry_point": "f"}) for row in rows))
     return path
 
 
