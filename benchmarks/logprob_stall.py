@@ -135,12 +135,4 @@ def streamed(prompt: list[int], tokens: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run(
-        run_stall,
-        vocab=[262_144, 49_152],
-        layers=4,
-        hidden=256,
-        prompt=500,
-        dtype="bfloat16",
-        repeats=5,
-    )
+    run(run_stall, vocab=[262_144, 49_152], layers=4, hidden=256, prompt=500, dtype="bfloat16", repeats=5)

@@ -24,10 +24,7 @@ PATIENCE = 20.0
 #: Most bytes of an answer.
 MOST_BYTES = 64 << 20
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_HINTS = {
-    401: "; --api-key-env names a variable that holds a key",
-    404: "; this server keeps no such statistics",
-}
+_HINTS = {401: "; --api-key-env names a variable that holds a key", 404: "; this server keeps no such statistics"}
 
 ApiKeyEnvOption = Annotated[
     str, typer.Option(metavar="NAME", help="Environment variable that holds the server's API key.")

@@ -75,11 +75,7 @@ def result() -> SavedResult:
     speeds = {OFF: {1: 1.0, 8: 1.0}, "sync": {1: 1.6, 8: 0.8}, "async": {1: 2.0, 8: 1.2}}
     settings = [
         MeasuredSetting(
-            setting=name,
-            concurrency=c,
-            tokens_per_second=spread(40 * ratio),
-            over_off=spread(ratio),
-            equal_outputs=1.0,
+            setting=name, concurrency=c, tokens_per_second=spread(40 * ratio), over_off=spread(ratio), equal_outputs=1.0
         )
         for name, at in speeds.items()
         for c, ratio in at.items()

@@ -42,14 +42,7 @@ def test_all_modes_take_part_and_off_is_never_left_out(measure: Measure, monkeyp
 
 def test_a_winner_is_measured_again_and_written(measure: Measure, tmp_path: Path) -> None:
     chosen = tmp_path / "chosen.toml"
-    small = {
-        "node_counts": "2",
-        "level_counts": "2",
-        "widths": "1",
-        "drafters": "lm",
-        "candidates": 1,
-        "each": 1,
-    }
+    small = {"node_counts": "2", "level_counts": "2", "widths": "1", "drafters": "lm", "candidates": 1, "each": 1}
     report = measure(run_tune, "tune", modes="off,sync", repeats=1, max_tokens=8, kv_slots=4096, save=chosen, **small)
     results = report.results
     assert {row["setting"] for row in results["tried"]} == {"off", "default", "sync"}

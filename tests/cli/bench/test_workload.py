@@ -7,11 +7,7 @@ import pytest
 
 from pilotfish.cli.bench.options import BenchOptions
 from pilotfish.cli.bench.parity import PARITY_SETTINGS, mixed_jobs
-from pilotfish.cli.bench.workload import (
-    Prompt,
-    load_prompts,
-    parse_numbers,
-)
+from pilotfish.cli.bench.workload import Prompt, load_prompts, parse_numbers
 from pilotfish.engine.pairs import PairDirs
 from pilotfish.errors import InputError
 
