@@ -80,7 +80,8 @@ raise ValueError(worked)"""
         "threading.Thread(target=time.sleep, args=(60,)).start()",  # is not waited for
         "import atexit, os\natexit.register(os._exit, 1)",  # has no say any more
         "from __future__ import annotations\nfrom dataclasses import dataclass\n"
-        "@dataclass\nclass A:\n    x: int\nA(1)\nif __name__ == '__main__':\n    raise SystemExit(1)",  # it is no script
+        "@dataclass\nclass A:\n    x: int\nA(1)\n"
+        "if __name__ == '__main__':\n    raise SystemExit(1)",  # it is no script
     ],
 )
 def test_a_program_that_reaches_its_end_passes(box: Sandbox, source: str) -> None:

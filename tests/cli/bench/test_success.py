@@ -41,8 +41,13 @@ def problems(tmp_path: Path) -> Path:
 
 
 def test_modes_succeed_alike(measure: Measure, problems: Path) -> None:
-    sizes = {**SHORT, "max_tokens": 160}
-    given = {**sizes, "allow_code_execution": True, "humaneval": str(problems), "modes": ",".join(MODES)}
+    given = {
+        **SHORT,
+        "max_tokens": 96,
+        "allow_code_execution": True,
+        "humaneval": str(problems),
+        "modes": ",".join(MODES),
+    }
     report = measure(run_eval, "eval", **given)
     rows = report.results["categories"]
     assert [row["category"] for row in rows] == ["exact", "json", "tools", "code", "humaneval"]
