@@ -1,18 +1,21 @@
-"""Modes at several loads, where each stops paying, and what a command line may say of them."""
+"""Modes at several loads, where each stops paying, what a command line may say of them; costs of a machine."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pilotfish.config.hardware.cost import ForwardLoad
 from pilotfish.config.hardware.tables import PILOTFISH
 from pilotfish.errors import ParameterError
 from pilotfish.plan.simulation.acceptance import BUNDLED, drawn_acceptance, trace_of
-from pilotfish.plan.simulation.calibration import MachineCalibration, host_of
+from pilotfish.plan.simulation.calibration import MachineCalibration, fitted, host_of, read_calibration
 from pilotfish.plan.simulation.models import cost_of
 from pilotfish.plan.simulation.setup import HostCosts, Setup, poisson_load
 from pilotfish.plan.simulation.sweep import Sweep, SweepPoint, crossover
@@ -106,3 +109,36 @@ def test_the_host_is_that_of_a_machine_or_assumed(tmp_path: Path) -> None:
     assert host_of(file) == HostCosts(step=0.001)
     with pytest.raises(ParameterError, match="machine"):
         host_of(tmp_path / "none.json")
+
+
+# -- costs of a machine, fitted to what was seen; files of them
+
+
+COSTS = st.lists(st.floats(0.001, 1.0), min_size=3, max_size=3)
+
+
+@given(COSTS)
+def test_costs_are_found_again(costs: list[float]) -> None:
+    counts = [[1, sequences, nodes] for sequences in (1, 2, 4) for nodes in (0, 8, 30)]
+    seconds = (np.array(counts) @ np.array(costs)).tolist()
+    assert fitted(counts, seconds) == pytest.approx(costs, rel=1e-6)
+
+
+def test_stragglers_do_not_count_and_no_cost_is_negative() -> None:
+    counts = [[1, rows] for rows in (1, 5) for _ in range(9)]
+    assert fitted(counts, [*[2.0] * 8, 90.0, *[1.0] * 8, 70.0]) == pytest.approx([1.5, 0.0])
+
+
+def test_a_file_of_costs_is_read_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    written = MachineCalibration(
+        processor="p", pair="pycode", target="1:1ms/8:2ms", draft="1ms", host=HostCosts(step=0.001)
+    )
+    path.write_bytes(msgspec.json.encode(written))
+    assert read_calibration(path) == written
+    path.write_bytes(msgspec.json.encode(written).replace(b"step", b"stop"))
+    garbage = tmp_path / "garbage.json"
+    garbage.write_bytes(b'{"processor": "\xff"}')
+    for wrong in (path, garbage, tmp_path / "missing.json"):
+        with pytest.raises(ParameterError, match=r"machine: .*plan calibrate"):
+            read_calibration(wrong)
