@@ -63,15 +63,6 @@ def test_ls_and_verify_beside_a_live_server(pilotfish: Run, server: DiskStore, t
     assert server.contains(KEYS[0])
 
 
-@pytest.mark.usefixtures("server")
-@pytest.mark.parametrize("command", [("purge",), ("verify", "--remove")])
-def test_nothing_is_removed_beside_a_live_server(refused: Refused, tmp_path: Path, command: tuple[str, ...]) -> None:
-    os.truncate(object_path(tmp_path / "kv", KEYS[0]), 9)
-    line = refused("kv", *command, tmp_path / "kv")
-    assert f"directory that no other process uses; process {os.getpid()} has this one" in line
-    assert all(object_path(tmp_path / "kv", key).exists() for key in KEYS)
-
-
 def test_verify_whole_objects(pilotfish: Run, directory: Path) -> None:
     result = pilotfish("kv", "verify", directory)
     assert (result.code, result.stdout, result.stderr) == (0, "2 objects, 0 bad\n", "")
@@ -135,25 +126,6 @@ def test_tiers_below_no_prefix_cache_and_sizes_of_no_directory(line: Line) -> No
         said = line("--no-prefix-cache", option, value)
         assert said == f"prefix_cache: False is not allowed; expected true with {option[2:].replace('-', '_')}"
     assert line("--kv-disk-size", "3") == "kv_disk_size: 3.0 is not allowed; expected 0 without kv_disk"
-
-
-def test_a_directory_that_cannot_be(line: Line, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for name, why in (("file", "File exists"), ("no/kv", "No such file or directory")):
-        said = line("--kv-disk", tmp_path / name)
-        assert said.startswith(f"kv_disk: '{tmp_path / name}' is not allowed") and why in said
-
-
-def test_a_directory_that_cannot_be_written(line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory, access = tmp_path / "kv", os.access
-    directory.mkdir()
-
-    def readable(path: str | Path, mode: int, **how: bool) -> bool:
-        return not (mode & os.W_OK and Path(path) == directory) and access(path, mode, **how)
-
-    monkeypatch.setattr(os, "access", readable)
-    assert "(Permission denied)" in line("--kv-disk", directory)
-    assert not list(directory.iterdir())
 
 
 def test_a_directory_of_others(line: Line, tmp_path: Path) -> None:
