@@ -13,13 +13,8 @@ from pilotfish.cli.bench.modes.levels import Level
 from pilotfish.cli.plan.calibrate import SYNC, Measured, host_costs
 from pilotfish.config.engine import EngineConfig
 from pilotfish.engine.pairs import resolve_pair
-from pilotfish.plan.published import PUBLISHED, predictions
+from pilotfish.plan.published import PUBLISHED
 from pilotfish.workers.records import StepRecord
-
-
-def test_predictions_are_printed_without_what_was_published(pilotfish: Run) -> None:
-    result = pilotfish("plan", "predictions")
-    assert (result.code, result.stderr) == (0, "") and json.loads(result.stdout) == predictions()
 
 
 def test_every_published_row_is_printed_beside_its_error(pilotfish: Run, monkeypatch: pytest.MonkeyPatch) -> None:

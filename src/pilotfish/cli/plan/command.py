@@ -1,5 +1,3 @@
-import sys
-from json import dumps
 from typing import Any
 
 import typer
@@ -14,14 +12,6 @@ add_commands(app, "plan")
 app.command("hardware")(hardware.hardware)
 app.command("simulate")(simulate.simulate)
 app.command("whatif")(hardware.whatif)
-
-
-@app.command("predictions")
-def show_predictions() -> None:
-    """Print the model's prediction of every published row that has all inputs, without what was published, as JSON."""
-    from pilotfish.plan.published import predictions
-
-    sys.stdout.write(dumps(predictions(), indent=1) + "\n")
 
 
 @app.command()
