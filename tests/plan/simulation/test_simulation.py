@@ -106,7 +106,7 @@ def test_targets_share_a_pool() -> None:
 
     def per_step(targets: int, pools: int) -> float:
         many = setup("async", draft=0.008, targets=targets, pools=pools)
-        simulated = run.simulate(many, TRACE, closed_load(2 * targets, targets, 40, 8))
+        simulated = run.simulate(many, TRACE, closed_load(targets, targets, 40, 8))
         assert [len(steps) > 0 for steps in simulated.steps] == [True] * targets
         return simulated.tokens_per_step
 
