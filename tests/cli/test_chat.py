@@ -46,12 +46,12 @@ def chatty(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(chatty: Path) -> Engine:
-    return make_engine(chatty, eager=True)
+    return make_engine(chatty)
 
 
 @pytest.fixture(scope="module")
 def drafted(chatty: Path, draft: Path) -> Engine:
-    return make_engine(chatty, eager=True, draft=draft, mode="sync")
+    return make_engine(chatty, draft=draft, mode="sync")
 
 
 def conversation(engine: Engine, system: str | None = None, *, raw: bool = False, **params: Any) -> Conversation:

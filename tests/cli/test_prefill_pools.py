@@ -61,7 +61,7 @@ def test_options_that_cannot_be(line: Line, options: str, said: str) -> None:
 
 
 def served(model: Path) -> EngineConfig:
-    return EngineConfig(target=model, dtype="float32", threads=1, kv_slots=256, eager=True)
+    return EngineConfig(target=model, dtype="float32", threads=1, kv_slots=256)
 
 
 def copied(llama: Path, tmp_path: Path) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 from xml.etree.ElementTree import Element
 
 from pilotfish.cli.pages.charts import Axis, line, number, rect, svg, text
-from pilotfish.cli.pages.markup import tag
+from pilotfish.cli.pages.document import tag
 from pilotfish.cli.pages.saved_result import OFF
 
 #: The engine whose bars are coloured.
