@@ -22,7 +22,7 @@ from pilotfish.core.scheduling import scheduler
 from pilotfish.errors import ParameterError
 
 MODES = ("off", "sync", "async")
-SHORT = {"each": 2, "max_tokens": 48, "kv_slots": 4096, "threads": 1}
+SHORT = {"each": 2, "max_tokens": 32, "kv_slots": 4096, "threads": 1}
 
 
 @pytest.fixture(autouse=True)
