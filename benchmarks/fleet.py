@@ -67,12 +67,7 @@ def traffic_of(options: Options) -> Callable[[int], Iterable[SimulatedRequest]]:
 def plan_of(options: Options) -> Callable[[int], FleetPlan]:
     """For so many targets."""
     placed, draft = place(options.target_device), place(options.pool_device)
-    target = target_of(
-        placed,
-        max_rows=options.max_rows,
-        max_requests=options.max_requests,
-        acceptance=BUNDLED_PAIR,
-    )
+    target = target_of(placed, max_rows=options.max_rows, max_requests=options.max_requests, acceptance=BUNDLED_PAIR)
     plan = FleetPlan(targets=1, target=target, draft=draft_of(draft, LEAVES), warm_up=WARM_UP * options.seconds)
     if options.per_prefill:
         plan = replace(plan, prefill=prefill_of(placed))

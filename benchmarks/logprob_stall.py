@@ -21,11 +21,10 @@ from typing import Any
 
 from harness import Options, run
 from programs import Program, start_server
-from random_models import write_served_model
+from random_models import llama, write_served_model
 from transformers import AutoTokenizer
 
 from pilotfish.cli.bench.contestants import take_turns
-from pilotfish.cli.bench.random_models import llama
 from pilotfish.cli.bench.report import ProgressBar, Report, Row, Spread, ratios
 from pilotfish.cli.bench.serving.client import COMPLETIONS, Exchange, exchange
 from pilotfish.config.engine import EngineConfig
@@ -136,12 +135,4 @@ def streamed(prompt: list[int], tokens: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run(
-        run_stall,
-        vocab=[262_144, 49_152],
-        layers=4,
-        hidden=256,
-        prompt=500,
-        dtype="bfloat16",
-        repeats=5,
-    )
+    run(run_stall, vocab=[262_144, 49_152], layers=4, hidden=256, prompt=500, dtype="bfloat16", repeats=5)

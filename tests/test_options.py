@@ -14,7 +14,7 @@ from pilotfish.cli import main
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
 from pilotfish.config.text import config_of, config_text
-from pilotfish.config.workers import DraftConfig
+from pilotfish.config.workers import DraftConfig, PrefillConfig
 from pilotfish.errors import ParameterError, UnknownOptionError
 from pilotfish.options import Option, check_options, option, options_of, pick, refuse_unknown, text, unset
 
@@ -22,6 +22,7 @@ ENGINE = EngineConfig(target=Path())
 BASES: dict[type, dict[str, Any]] = {
     EngineConfig: {"target": Path()},
     DraftConfig: {"model": ENGINE, "listen": "ipc:///tmp/a"},
+    PrefillConfig: {"model": ENGINE, "listen": "ipc:///tmp/a"},
     ServerConfig: {},
 }
 BOUNDED = [

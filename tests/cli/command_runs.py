@@ -9,8 +9,8 @@ from typing import Any
 
 from pilotfish.server.application import ServerSetup
 
-#: The tiny model in float32, on one thread, without compilation.
-PLAIN = ("--dtype", "float32", "--threads", 1, "--eager")
+#: The tiny model in float32, on one thread.
+PLAIN = ("--dtype", "float32", "--threads", 1)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,12 @@ from typing import Any
 import pytest
 from command_runs import PLAIN, Configured, Refused, Result, Run, Serve
 
+from pilotfish.cli import generate as generate_command
 from pilotfish.cli import main, workers
+from pilotfish.config.engine import EngineConfig
+from pilotfish.config.text import config_text
 from pilotfish.engine.drafts import draft_pool
+from pilotfish.engine.engine import Engine
 from pilotfish.engine.prefills import prefill_pool
 from pilotfish.server import main as server
 from pilotfish.server.application import ServerSetup
@@ -44,9 +49,25 @@ def refused(pilotfish: Run) -> Refused:
     return refuse
 
 
+@pytest.fixture(scope="module")
+def engines() -> dict[str, Engine]:
+    """Those that are alone and leave nothing, by their configuration."""
+    return {}
+
+
 @pytest.fixture
-def generate(pilotfish: Run, llama: Path) -> Run:
-    """`generate --json` on the tiny model."""
+def generate(pilotfish: Run, llama: Path, engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`generate --json` on the tiny model, which is loaded once for all tests of a file."""
+    load = generate_command.started
+
+    def started(config: EngineConfig) -> AbstractContextManager[Engine]:
+        if config.mode != "off" or config.kv_disk is not None or config.prefills_elsewhere:
+            return load(config)
+        name = config_text(config)
+        engines[name] = engines.get(name) or load(config)
+        return nullcontext(engines[name])
+
+    monkeypatch.setattr(generate_command, "started", started)
     fixed = ("--target", llama, *PLAIN, "--json", "--max-tokens", 8, "--budget", "fixed")
     return lambda *arguments: pilotfish("generate", *fixed, *arguments)
 

@@ -1,10 +1,11 @@
-"""The contract of `pilotfish generate`."""
+"""The contract of `pilotfish generate`; what people see of it, and of paces."""
 
 import json
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,15 @@ from inline_drafts import inline_drafts
 from sizes import sized
 from support import edit_tensors
 from transformers import AutoTokenizer
+
+from pilotfish.cli.generate import Printer, records, report
+from pilotfish.config.hardware.pace import Pace
+from pilotfish.core.scheduling.budget import FixedBudget
+from pilotfish.engine import pairs
+from pilotfish.engine.engine import Engine
+from pilotfish.engine.llm import Completion, RequestOutput
+from pilotfish.model.pacer import Pacer
+from pilotfish.prompts import BadRow, Row
 
 STATS = {
     *("seconds", "tokens_per_second", "tokens_per_verify_step", "verify_steps", "draft_tokens", "accepted_tokens"),
@@ -182,26 +192,12 @@ def test_a_row_whose_logits_overflow_fails_alone(
 @pytest.mark.parametrize(
     ("field", "options"),
     [
-        ("temperature", ["--temperature", "-1"]),
-        ("stop", ["--stop", ""]),
-        ("stop_token_ids", ["--stop-token-id", "-1"]),
-        ("bad_words", ["--bad-word", ""]),
-        ("logprobs", ["--logprobs", 21]),
         ("logit_bias", ["--logit-bias", "a=1"]),
-        ("allowed_token_ids", ["--allowed-token-id", 99999]),
         ("mode", ["--mode", "async"]),
-        ("draft", ["--mode", "sync"]),
         ("draft", ["--draft", "/nowhere"]),
-        ("drafter", ["--drafter", "oracle"]),
-        ("drafter", ["--drafter", "ngram+ngram"]),
         ("cache_salt", ["--cache-salt", ""]),
-        ("nodes", ["--nodes", "0"]),
-        ("dtype", ["--dtype", "int4"]),
         ("quantization", ["--quantization", "fp8"]),
-        ("kv_dtype", ["--kv-dtype", "fp8"]),
         ("kv_dtype", ["--kv-cache-dtype", "fp8_e5m2"]),
-        ("device", ["--device", "abacus"]),
-        ("cores", ["--cores", "0-9999"]),
         ("concurrency", ["--concurrency", "0"]),
         ("profile", ["--profile", "/nowhere/at/all.json"]),
         ("pair", ["--pair", "pycode"]),
@@ -241,13 +237,6 @@ def test_impossible_pairs(refused: Refused) -> None:
     assert refused("generate", "--prompt", "a", "--draft", "/nowhere").startswith("draft")
     assert refused("generate", "--prompt", "a", "--pair", "llama").startswith("pair")
     assert refused("generate", "--prompt", "a", "--pair", "pycode", "--draft", "/nowhere").startswith("draft")
-
-
-def test_unequal_tokenizers(refused: Refused, llama: Path, draft: Path, tmp_path: Path) -> None:
-    other = Path(shutil.copytree(draft, tmp_path / "other"))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (other / name).write_text((other / name).read_text().replace("<eos>", "<end>"))
-    assert "tokenizers" in refused("generate", "--target", llama, *PLAIN, "--prompt", "a", "--draft", other)
 
 
 def test_a_timeline_is_written(generate, tmp_path: Path) -> None:
@@ -304,3 +293,114 @@ def test_members_may_be_none_at_all(generate, tmp_path: Path) -> None:
     result = generate(*fixed, "--members", path)
     assert (result.code, result.stdout) == (2, "")
     assert result.stderr == f"pilotfish: members: {path}: Object contains unknown field `draft_pool`\n"
+
+
+# -- --pace; overruns are the fake's: no test depends on the speed of its machine
+
+
+BOTH = "target=1.5ms,draft=500us"
+
+
+@pytest.fixture
+def overruns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What every paced engine reports: overruns of the target and of the draft in 200 forwards each."""
+    counts = [0, 0]
+    paces = {"target": Pace.parse("1.5ms"), "draft": Pace.parse("500us")}
+
+    def pacing(engine: Engine) -> list[Pacer]:
+        pacers = [Pacer(role, paces[role], 200, n) for role, n in zip(paces, counts, strict=True)]
+        return pacers if engine.config.pace else []
+
+    monkeypatch.setattr(Engine, "pacing", pacing)
+    return counts
+
+
+@pytest.mark.usefixtures("overruns")
+def test_json_stays_what_it_is(generate, draft: Path) -> None:
+    fixed = ("--prompt", "a", "--seed", 1, "--draft", draft)
+    plain, paced = generate(*fixed), generate(*fixed, "--pace", BOTH)
+    assert (paced.code, paced.stderr) == (0, "")
+    (row,), (paced_row,) = plain.rows, paced.rows
+    assert paced_row["token_ids"] == row["token_ids"] and paced_row.keys() == row.keys()
+    assert paced_row["stats"].keys() == row["stats"].keys()
+
+
+def test_too_many_overruns_are_told_on_stderr(generate, overruns: list[int]) -> None:
+    overruns[:] = [2, 3]
+    result = generate("--prompt", "a", "--pace", BOTH)
+    assert result.code == 0 and len(result.rows) == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("pilotfish: warning: ") and line.endswith("draft 500us, overruns 3 of 200")
+
+
+def test_people_see_what_is_paced(pilotfish, llama: Path, overruns: list[int]) -> None:
+    overruns[:] = [1, 0]
+    fixed = ("--target", llama, *PLAIN, "--max-tokens", 2, "--prompt", "a")
+    assert "paced" not in pilotfish("generate", *fixed).stdout
+    last = pilotfish("generate", *fixed, "--pace", BOTH).stdout.splitlines()[-1]
+    assert last == "paced: target 1.5ms, overruns 1 of 200; draft 500us, overruns 0 of 200"
+
+
+def test_the_demo_is_paced(
+    pilotfish, llama: Path, draft: Path, overruns: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first table of two. An engine of mode async reports the target alone."""
+    monkeypatch.setattr(pairs, "resolve_pair", lambda _: pairs.PairDirs(llama, draft))
+    monkeypatch.setattr(
+        "pilotfish.engine.engine.make_budget", lambda config, *_: FixedBudget(config.nodes, config.levels)
+    )
+    overruns[1] = 50
+    with inline_drafts(monkeypatch):
+        shown = pilotfish("demo", *PLAIN, "--max-tokens", 3, "--rounds", 1, "--pace", BOTH)
+    text = shown.stdout
+    assert text.count("guessed by the draft, accepted") == text.count("the demo took ") == 1 and "\x1b[" not in text
+    for words in ("tokens per verify step", "accepted at depth 1", "guessed by draft 0", "6 of 6 outputs equal"):
+        assert text.count(words) == 2
+    assert text.count("async is ") + text.count("no verdict: ") == 2
+    assert "target 1.5ms, overruns 0 of 200; off and sync draft" in " ".join(text.split())
+    assert "draft 500us, overruns 50 of 200" in shown.stderr
+    assert pilotfish("demo", "--pace", "target=1").code == 2
+
+
+# -- what people see: on a terminal nothing that it would obey, in a pipe the text as it is
+
+
+TEXT = "one\x1b[2J\x07\n\ttwo \u202e日本語"
+TOLD: dict[str, Any] = {"seconds": 1.0, "tokens_per_second": 3.0, "draft_tokens": 8, "accepted_tokens": 3}
+TOLD |= {"accepted_by_origin": {"draft 0": 2, "ngram": 1}, "tokens_per_verify_step": 1.5}
+
+
+def shown_to(capfd: pytest.CaptureFixture[str], row_id: str = "row") -> str:
+    row = Row(row_id, ("a",), chat=False, place="file:1")
+    printer = Printer(json=False)
+    output = Completion(0, [5, 6, 7], TEXT, "length", 7, TOLD, None)
+    for record in records(row, RequestOutput([1], [output], None), {}):
+        printer.output(record)
+    printer.end([])
+    return capfd.readouterr().out
+
+
+def test_a_terminal_is_given_no_commands(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    out = shown_to(capfd)
+    assert "one\\x1b[2J\\x07\n" in out and "two \\u202e日本語" in out
+    assert "\x1b[2J" not in out and "\u202e" not in out and "\x07" not in out
+
+
+def test_a_pipe_is_given_the_text_and_who_guessed_it(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    out = shown_to(capfd)
+    assert f"\n{TEXT}\n" in out and "3 of 8" in out and "accepted, guessed by: draft 0 2, ngram 1\n" in out
+
+
+def test_ids_of_rows_are_escaped_and_no_markup(capfd: pytest.CaptureFixture[str]) -> None:
+    out = shown_to(capfd, row_id="\x1b]0;owned\x07")
+    assert r"\x1b]0;owned\x07 · seed 7" in out and "\x1b]" not in out
+    assert shown_to(capfd, row_id="[/x] [red]y").count("[/x] [red]y") == 2  # above its text, and in the table
+
+
+def test_a_bad_row_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    report(BadRow("file\x1b[2J:1", "the template refuses: \x07\n  forged\x9b"))
+    assert capfd.readouterr().err == "file\\x1b[2J:1: the template refuses: \\x07 forged\\x9b\n"

@@ -2,19 +2,19 @@
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from command_runs import Refused, Run
 
-from pilotfish.plan.published import PUBLISHED, predictions
-from pilotfish.plan.simulation import device_splits
-from pilotfish.plan.simulation.device_splits import SPLITS, SplitCurve, SplitPoint
-
-
-def test_predictions_are_printed_without_what_was_published(pilotfish: Run) -> None:
-    result = pilotfish("plan", "predictions")
-    assert (result.code, result.stderr) == (0, "") and json.loads(result.stdout) == predictions()
+from pilotfish.cli.bench import contestants
+from pilotfish.cli.bench.modes.levels import Level
+from pilotfish.cli.plan.calibrate import SYNC, Measured, host_costs
+from pilotfish.config.engine import EngineConfig
+from pilotfish.engine.pairs import resolve_pair
+from pilotfish.plan.published import PUBLISHED
+from pilotfish.workers.records import StepRecord
 
 
 def test_every_published_row_is_printed_beside_its_error(pilotfish: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,16 +26,6 @@ def test_every_published_row_is_printed_beside_its_error(pilotfish: Run, monkeyp
     row = record["rows"]["trtllm-70b"]
     assert (row["kind"], row["published"]) == ("calibrates", 51.14)
     assert row["error"] == row["predicted"] / row["published"] - 1
-
-
-def test_splits_are_shown_beside_the_published_best(pilotfish: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    points = [SplitPoint(n, rate, 3.0, 0.01, 0.002) for n, rate in enumerate((1, 2, 3, 9, 5, 6, 7, 8), 1)]
-    monkeypatch.setattr(device_splits, "curves", lambda *_: dict.fromkeys(SPLITS.pairs, SplitCurve(0.8, points)))
-    rows = [line.split() for line in pilotfish("plan", "splits").stdout.splitlines()[2:]]
-    assert [row[0] for row in rows] == list(SPLITS.pairs)
-    assert (rows[0][-3:], rows[2][-3:]) == (["4+4", "4+4", "+0.0%"], ["4+4", "6+2", "-33.3%"])
-    (record,) = pilotfish("plan", "splits", "--json").rows
-    assert (record["qwen2-72b"]["published"], record["qwen2-72b"]["best"]) == ([6, 4], 4)
 
 
 # -- hardware and whatif
@@ -145,3 +135,41 @@ def test_guessing_needs_a_draft(pilotfish: Run, refused: Refused) -> None:
     options = ("--target", "10ms", "--mode", "off", "--concurrency", "1", "--requests", "1", "--output-tokens", "4")
     (record,) = pilotfish("plan", "simulate", *options, "--json").rows
     assert [point["mode"] for point in record["points"]] == ["off"]
+
+
+# -- calibrate: from records of steps and levels
+
+
+STEP, SEQUENCE, NODE, LEVEL, WAITED = 0.0005, 0.00004, 0.00001, 0.0003, 0.0002
+TARGET, DRAFT = 0.020, 0.004
+
+
+def measured(name: str, sequences: int, nodes: int, began: float) -> Measured:
+    drafting = SYNC[0] * (DRAFT + WAITED) if name == "sync" else 0.0
+    period = TARGET + drafting + STEP + SEQUENCE * sequences + NODE * nodes
+    steps = []
+    for before, _ in pairwise(began + period * i for i in range(8)):
+        moments = (before, before, before, before + drafting, before + drafting)
+        ended = before + period
+        counts = {"rows": sequences + nodes, "nodes": nodes, "depth": 3, "offered": nodes, "accepted": 1}
+        steps.append(
+            StepRecord(*moments, ended, ended, ended, ended, sequences=sequences, committed=2, hits=0, **counts)
+        )
+    return Measured(name, contestants.Run(1.0, [], steps=steps), sequences)
+
+
+def test_costs_are_those_that_the_records_have() -> None:
+    models = resolve_pair("pycode")
+    pace = "target=1:20ms/4096:20ms,draft=1:4ms/4096:4ms"
+    config = EngineConfig(target=models.target, draft=models.draft, mode="async", drafter="lm", pace=pace)
+    runs = [
+        measured(name, sequences, nodes * sequences, 10.0 * place)
+        for place, (name, sequences, nodes) in enumerate(
+            [("off", 1, 0), ("sync", 1, 12), ("async", 1, 16), ("off", 4, 0), ("sync", 4, 12), ("async", 4, 16)]
+        )
+    ]
+    levels = [Level(at, at + DRAFT, 32, 0) for at in (20.0 + i * (DRAFT + LEVEL) for i in range(9))]
+    found = host_costs(config, runs, levels)
+    assert (found.step, found.sequence, found.node) == pytest.approx((STEP, SEQUENCE, NODE), rel=1e-3)
+    assert found.level + 32 * found.leaf == pytest.approx(LEVEL)
+    assert found.waited == pytest.approx(WAITED)

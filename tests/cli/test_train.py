@@ -13,21 +13,27 @@ from pilotfish.train import distil as distil_module
 from pilotfish.train import head as head_module
 from pilotfish.train import pair as pair_module
 from pilotfish.train.evaluate import Evaluation, HeadEvaluation
-from pilotfish.train.recipes import DistilRecipe, HeadRecipe, LlamaSize, PairRecipe, head_recipe
+from pilotfish.train.recipes import DistilRecipe, LlamaSize, PairRecipe, head_recipe
 
 RESULT = Evaluation(*(0.5 for _ in Evaluation.__annotations__))
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What `train_pair` was called with."""
+    """What trainings were called with."""
     seen: list[tuple[Any, ...]] = []
+    head = HeadEvaluation((0.8, 0.7), 2.36, (0.6, 0.5), 1.9)
+    for module, name, result in (
+        (pair_module, "train_pair", RESULT),
+        (head_module, "train_head", head),
+        (distil_module, "train_distil", RESULT),
+    ):
 
-    def train_pair(recipe: PairRecipe, out: Path, run: Path, _: object, device: str) -> Evaluation:
-        seen.append((recipe, out, run, device))
-        return RESULT
+        def train(recipe: Any, out: Path, run: Path, _: object, device: str, result: Any = result) -> Any:
+            seen.append((recipe, out, run, device))
+            return result
 
-    monkeypatch.setattr(pair_module, "train_pair", train_pair)
+        monkeypatch.setattr(module, name, train)
     return seen
 
 
@@ -45,25 +51,7 @@ def test_options_given_reach_the_recipe(pilotfish, calls: list[Any], tmp_path: P
     assert calls == [(recipe, Path("o"), Path("r"), "cpu")]
 
 
-@pytest.fixture
-def taught(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What `train_head` and `train_distil` were called with."""
-    seen: list[tuple[Any, ...]] = []
-
-    def train_head(recipe: HeadRecipe, out: Path, run: Path, _: object, device: str) -> HeadEvaluation:
-        seen.append((recipe, out, run, device))
-        return HeadEvaluation((0.8, 0.7), 2.36, (0.6, 0.5), 1.9)
-
-    def train_distil(recipe: DistilRecipe, out: Path, run: Path, _: object, device: str) -> Evaluation:
-        seen.append((recipe, out, run, device))
-        return RESULT
-
-    monkeypatch.setattr(head_module, "train_head", train_head)
-    monkeypatch.setattr(distil_module, "train_distil", train_distil)
-    return seen
-
-
-def test_a_head_takes_its_kind_s_values(pilotfish, taught: list[Any]) -> None:
+def test_a_head_takes_its_kind_s_values(pilotfish, calls: list[Any]) -> None:
     options = ("--target", "t", "--kind", "dspark", "--out", "o", "--threads", 1)
     result = pilotfish("train", "head", *options)
     assert result.code == 0
@@ -72,14 +60,14 @@ def test_a_head_takes_its_kind_s_values(pilotfish, taught: list[Any]) -> None:
     assert pilotfish("train", "head", *options, *more, "--json").code == 0
     given = {"data": (Path("a.jsonl"), Path("b.jsonl")), "feature_layers": (1, 3), "depth": 7, "draft_vocab": 64}
     recipes = [head_recipe("dspark", target=Path("t"), **some) for some in ({}, given)]
-    assert taught == [(recipe, Path("o"), Path("o/run"), "auto") for recipe in recipes]
+    assert calls == [(recipe, Path("o"), Path("o/run"), "auto") for recipe in recipes]
 
 
-def test_a_draft_starts_from_a_model_or_a_shape(pilotfish, taught: list[Any]) -> None:
+def test_a_draft_starts_from_a_model_or_a_shape(pilotfish, calls: list[Any]) -> None:
     for draft in ("d", "2,64,2,1,64"):
         assert pilotfish("train", "distil", "--target", "t", "--draft", draft, "--out", "o", "--threads", 1).code == 0
     starts: list[dict[str, Any]] = [{"draft": Path("d")}, {"shape": LlamaSize(2, 64, 2, 1, 64)}]
-    assert [call[0] for call in taught] == [DistilRecipe(target=Path("t"), **start) for start in starts]
+    assert [call[0] for call in calls] == [DistilRecipe(target=Path("t"), **start) for start in starts]
 
 
 @pytest.mark.parametrize(

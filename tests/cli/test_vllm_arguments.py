@@ -226,38 +226,37 @@ def test_what_the_page_says_of_other_flags_is_what_is_said() -> None:
 # -- --speculative-config
 
 
-def from_vllm(llama: Path, **keys: Any) -> EngineConfig:
-    return given(llama, json.dumps(keys))
-
-
 def given(llama: Path, text: str, **options: Any) -> EngineConfig:
     return engine_config(with_speculative_config({"target": llama, "dtype": "float32", **options}, text))
 
 
-def test_an_ngram_config(llama: Path) -> None:
-    config = from_vllm(llama, method="ngram", num_speculative_tokens=5, prompt_lookup_min=2, prompt_lookup_max=6)
-    assert (config.mode, config.drafters, config.nodes, config.levels) == ("sync", ("ngram",), 5, 5)
-    assert (config.ngram_min, config.ngram_max) == (2, 6)
-
-
-def test_a_draft_model_is_what_a_model_means(llama: Path, draft: Path) -> None:
-    config = from_vllm(llama, model=str(draft), num_speculative_tokens=3, draft_tensor_parallel_size=1)
-    assert (config.mode, config.drafters, config.draft, config.nodes) == ("sync", ("lm",), draft, 3)
-
-
-def test_a_head_says_itself_whether_it_guesses_in_parallel(llama: Path, draft: Path) -> None:
-    config = from_vllm(llama, method="eagle3", model=str(draft), parallel_drafting=True)
-    assert (config.drafters, config.draft) == (("lm",), draft)
-    assert from_vllm(llama, method="draft_model", model=str(draft), parallel_drafting=False).draft == draft
+@pytest.mark.parametrize(
+    ("keys", "fields"),
+    [
+        (
+            {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 6},
+            {"mode": "sync", "drafters": ("ngram",), "nodes": 5, "levels": 5, "ngram_min": 2, "ngram_max": 6},
+        ),
+        (
+            {"model": "", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1},
+            {"mode": "sync", "drafters": ("lm",), "nodes": 3},
+        ),
+        ({"method": "eagle3", "model": "", "parallel_drafting": True}, {"drafters": ("lm",)}),
+        ({"method": "draft_model", "model": "", "parallel_drafting": False}, {"drafters": ("lm",)}),
+        ({"method": "suffix", "enable_adaptive_verification": False}, {"budget": "fixed"}),
+        ({"method": "suffix", "enable_adaptive_verification": True}, {"budget": "auto"}),
+    ],
+)
+def test_what_keys_mean(llama: Path, draft: Path, keys: dict[str, Any], fields: dict[str, Any]) -> None:
+    """A head says itself whether it guesses in parallel."""
+    drafted = {"model": str(draft)} if "model" in keys else {}
+    config = given(llama, json.dumps({**keys, **drafted}))
+    assert {name: getattr(config, name) for name in fields} == fields
+    assert config.draft == (draft if drafted else None)
 
 
 def test_a_mode_that_was_given_stays(llama: Path, draft: Path) -> None:
     assert given(llama, json.dumps({"model": str(draft)}), mode="async").mode == "async"
-
-
-def test_adaptive_verification_is_the_budget(llama: Path) -> None:
-    assert from_vllm(llama, method="suffix", enable_adaptive_verification=False).budget == "fixed"
-    assert from_vllm(llama, method="suffix", enable_adaptive_verification=True).budget == "auto"
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,21 @@
-"""The cost model: a forward by hand, and laws that hold whatever is placed where."""
+"""The cost model: forwards by hand, what is refused, and laws that hold whatever is placed where."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from pilotfish.config.hardware.cost import ForwardLoad, PlacedModel
 from pilotfish.config.hardware.shapes import MODELS
-from pilotfish.config.hardware.tables import DEVICES, ENGINES
+from pilotfish.config.hardware.tables import DEVICES, ENGINES, LINKS
+from pilotfish.errors import ParameterError
+from pilotfish.plan.split import SplitModel
+from pilotfish.plan.tiers import TIERS, MemoryTier, TieredModel
 
 LAYER, ALL_REDUCE = 26.45e-6, 13.1e-6
 USABLE = [name for name, device in DEVICES.items() if device.bf16 is not None]
@@ -21,7 +25,7 @@ loads = st.builds(
 )
 
 
-def placed(model: str, device: str, count: int = 1, **more: Any) -> PlacedModel:
+def placed(model: str = "llama-3.1-8b", device: str = "h100", count: int = 1, **more: Any) -> PlacedModel:
     more = {"engine": ENGINES["trtllm@h200"], **more}
     return PlacedModel(model=MODELS[model], device=DEVICES[device], count=count, **more)
 
@@ -102,3 +106,102 @@ def test_rows_attend_to_their_context() -> None:
     """Queries and values: 2 products of 64 heads of 128 with each of 1000 tokens, in 80 layers; as BF16."""
     seconds = placed("llama-3.1-70b", "h200", weights="fp8").context_products_seconds(16, 1000)
     assert seconds == pytest.approx(2 * 80 * 64 * 2 * 128 * 1000 * 16 / (0.6 * 989e12))
+
+
+# -- parts of a model elsewhere: in slower memory, or FFNs on devices of their own
+
+
+LOAD = ForwardLoad(rows=16, sequences=8, context=4096)
+ENGINE = ENGINES["trtllm@h200"]
+shares = st.floats(0.01, 1)
+
+
+def split(batches: int = 1, **more: Any) -> SplitModel:
+    attention, ffn = placed("qwen3-235b-a22b", "h200", 2), placed("qwen3-235b-a22b", "h100", 8)
+    return SplitModel(**asdict(attention), ffn=ffn, link=LINKS["roce-400g"], batches=batches, **more)
+
+
+def tiered(of: PlacedModel | None = None, **more: Any) -> TieredModel:
+    return TieredModel(**asdict(of or placed()), **more)
+
+
+def test_what_is_in_a_tier_is_read_at_its_rate() -> None:
+    """Half of 2 x 7.505e9 bytes at 0.85 of 64 GB/s; a quarter of the KV, 8 x 4096 x 131072 bytes, at 0.6 of it."""
+    in_tier = tiered(tier=TIERS["host"], weights_share=0.5, kv_share=0.25)
+    own, parts = placed().parts(LOAD), in_tier.parts(LOAD)
+    weights, kv = 2 * 7.5047e9, 8 * 4096 * 131072
+    assert parts.weights == pytest.approx(weights / 0.85 * (0.5 / 3.35e12 + 0.5 / 64e9), rel=1e-4)
+    assert parts.kv == pytest.approx(kv / 0.6 * (0.75 / 3.35e12 + 0.25 / 64e9))
+    assert (parts.products, parts.layers) == (own.products, own.layers)
+
+
+def test_room_is_that_of_the_part_that_is_full_first() -> None:
+    own = placed().kv_room
+    in_tier = tiered(tier=TIERS["host"], kv_share=0.5)
+    assert in_tier.kv_room == 2 * min(own, TIERS["host"].memory)
+    flash = tiered(tier=TIERS["hbf"], weights_share=1.0)
+    assert flash.kv_room == pytest.approx(0.9 * 80e9)
+
+
+def test_a_model_that_does_not_fit_does_with_a_tier() -> None:
+    large = placed("llama-3.1-70b")
+    assert large.kv_room < 0 < tiered(large, tier=TIERS["hbf"], weights_share=0.9).kv_room
+
+
+@pytest.mark.parametrize(
+    ("tier", "given_shares", "why"),
+    [
+        ("hbf", {"kv_share": 0.5}, "memory that can be written"),
+        ("host", {"weights_share": 1.5}, "shares of weights and KV from 0 to 1"),
+        ("host", {"kv_share": math.nan}, "shares of weights and KV from 0 to 1"),
+        ("host", {}, "a share of the weights or of the KV"),
+        ("small", {"weights_share": 1.0}, "15.1 GB more"),
+    ],
+)
+def test_tiers_that_make_no_sense(tier: str, given_shares: dict[str, float], why: str) -> None:
+    tiers = {**TIERS, "small": MemoryTier(full_name="a", memory=1e9, bandwidth=1e9, sources=("a",))}
+    with pytest.raises(ParameterError, match=why):
+        tiered(tier=tiers[tier], **given_shares)
+
+
+def test_sides_of_a_split_hold_all_weights() -> None:
+    """Attention's are 94 x 2 x 4096 x 128 x (64 + 4); embeddings have 16 bits."""
+    whole, attention = MODELS["qwen3-235b-a22b"], 94 * 2 * 4096 * 128 * 68
+    assert whole.attention == attention
+    room = split().kv_room
+    assert room == pytest.approx(2 * 141e9 * 0.9 - 2 * (attention + 2 * whole.head))
+
+
+def test_one_batch_passes_both_sides_in_turn() -> None:
+    """94 layers pass 16 rows of 4096 numbers of 2 bytes there and back, over 50 GB/s with 2 us each way."""
+    one, whole = split(), MODELS["qwen3-235b-a22b"]
+    parts = one.parts(LOAD)
+    assert parts.exchange == pytest.approx(94 * (4e-6 + 2 * 16 * 4096 * 2 / 50e9))
+    body = 2 * (whole.read(16) - whole.attention) / (8 * 0.85 * 3.35e12)
+    assert parts.weights == pytest.approx(body + 2 * (whole.attention + whole.head) / (2 * 0.85 * 4.8e12))
+    assert parts.kv == PlacedModel.parts(one, LOAD).kv
+    assert parts.layers == pytest.approx(94 * ENGINE.layer.value)
+
+
+def test_batches_hide_the_faster_side() -> None:
+    """Many batches take as long as the slower side takes for all of them."""
+    halves = ForwardLoad(rows=8, sequences=4, context=4096)
+    in_turn = split().parts(halves).seconds
+    two, many = split(2).parts(LOAD).seconds, split(16).parts(LOAD)
+    assert in_turn <= two <= 2 * in_turn
+    one_row = PlacedModel.parts(split(), ForwardLoad(rows=1, sequences=1, context=4096))
+    assert many.exchange == 0 and many.kv == pytest.approx(16 * one_row.kv)  # attention is the slower side
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"link": LINKS["tcp"]}, "a link whose bandwidth is known"),
+        ({"batches": 0}, "1 batch or more"),
+        ({"ffn": placed("llama-3.1-8b", "h100", 8)}, "the attention and the FFNs of one model"),
+        ({"ffn": placed("qwen3-235b-a22b", "h100", 2)}, "GB of FFNs do not fit"),
+    ],
+)
+def test_splits_that_make_no_sense(changed: dict[str, Any], why: str) -> None:
+    with pytest.raises(ParameterError, match=why):
+        replace(split(), **changed)

@@ -1,4 +1,4 @@
-"""The committed predictions are the model's, and how far they are from what was published."""
+"""The committed predictions are the model's; how far they are from what was published; rounds of speculation."""
 
 from __future__ import annotations
 
@@ -6,10 +6,21 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pilotfish.plan.published import PUBLISHED, RUNS, predictions, summaries
+from pilotfish.plan.published import PUBLISHED, RUNS, summaries
+from pilotfish.plan.rounds import (
+    chain_speedup,
+    levels_hidden,
+    outcome_cache_round,
+    rerooted_round,
+    speculate_seconds,
+    sync_round,
+    tokens_of_chain,
+)
 
-#: Made by `pilotfish plan predictions`.
+#: `predicted` of each row of `pilotfish plan published --json` that has it.
 COMMITTED = Path(__file__).with_name("predictions.json")
 PAGE = Path(__file__).parents[2] / "docs" / "planning.md"
 #: The mean absolute error that is allowed.
@@ -17,7 +28,8 @@ MOST = {"plain": 0.15, "sync": 0.15, "async": 0.20}
 
 
 def test_the_predictions_are_those_of_the_model() -> None:
-    assert json.loads(COMMITTED.read_text()) == predictions()
+    made = {name: row.predicted for name, row in PUBLISHED.items() if row.predicted is not None}
+    assert json.loads(COMMITTED.read_text()) == made
 
 
 def test_every_run_has_a_figure() -> None:
@@ -53,3 +65,35 @@ def test_the_page_has_the_errors_of_every_mode() -> None:
     page = PAGE.read_text()
     for mode, of in summaries().items():
         assert f"| {mode} | {of.rows} | {of.mean:.1%} | {of.most:.1%} |" in page
+
+
+# -- rounds of speculation by hand, and laws that hold whatever the numbers
+
+
+shares = st.floats(0, 1)
+seconds = st.floats(1e-6, 1.0)
+
+
+def test_by_hand() -> None:
+    assert tokens_of_chain(0.5, 3) == pytest.approx(1 + 0.5 + 0.25 + 0.125)
+    assert chain_speedup(0.5, 3, 0.1) == pytest.approx(1.875 / 1.3)
+    assert sync_round(10e-3, 2e-3, 5, 1e-3, 0.1e-3) == pytest.approx(21.1e-3)
+    assert speculate_seconds(2e-3, 3e-3, 4, 0.5e-3) == pytest.approx(16.5e-3)
+    assert outcome_cache_round(10e-3, 16e-3, 5e-3, 0.8, 1e-3) == pytest.approx(18e-3)
+    assert levels_hidden(10e-3, 3e-3) == 3 and levels_hidden(10e-3, 3e-3, 2e-3) == 2 and levels_hidden(1e-3, 3e-3) == 1
+    assert rerooted_round(10e-3, 3e-3, 3, 0.5, 1e-3) == pytest.approx(12.5e-3)
+
+
+@given(seconds, seconds, st.integers(1, 16), shares, seconds)
+def test_drafting_beside_the_target_is_never_slower_than_in_turn(
+    verify: float, level: float, guesses: int, hit: float, fixed: float
+) -> None:
+    in_turn = sync_round(verify, level, guesses, fixed)
+    assert outcome_cache_round(verify, guesses * level, 0.0, hit, fixed) <= in_turn
+    assert rerooted_round(verify, level, guesses, 1.0, fixed) <= in_turn
+
+
+@given(seconds, seconds)
+def test_hidden_levels_end_with_the_target_or_are_one(verify: float, level: float) -> None:
+    depth = levels_hidden(verify, level)
+    assert depth == 1 or depth * level <= verify * (1 + 1e-9)

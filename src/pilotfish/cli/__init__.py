@@ -3,7 +3,9 @@
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
 
 import typer
 from typer.exceptions import TyperException
@@ -50,6 +52,12 @@ app.add_typer(rollout.app, name="rollout")
 app.add_typer(train.app, name="train")
 
 
+@cache
+def commands() -> Callable[..., Any]:
+    """All of them, which take a moment to be read from their signatures."""
+    return typer.main.get_command(app)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Errors are one line on stderr. Without `argv` the process belongs to
     the command, which then finds true as its context's object."""
@@ -57,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.lastResort.setFormatter(OneLineFormatter())
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
-        code: int = app(arguments, prog_name="pilotfish", standalone_mode=False, obj=argv is None) or 0
+        code: int = commands()(arguments, prog_name="pilotfish", standalone_mode=False, obj=argv is None) or 0
         return _fail("interrupted", 1) if code == INTERRUPTED else code
     except TyperException as error:
         return _fail(error.format_message() or "Missing command.", 2)  # a group without one has shown its help

@@ -24,10 +24,7 @@ PATIENCE = 20.0
 #: Most bytes of an answer.
 MOST_BYTES = 64 << 20
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_HINTS = {
-    401: "; --api-key-env names a variable that holds a key",
-    404: "; this server keeps no such statistics",
-}
+_HINTS = {401: "; --api-key-env names a variable that holds a key", 404: "; this server keeps no such statistics"}
 
 ApiKeyEnvOption = Annotated[
     str, typer.Option(metavar="NAME", help="Environment variable that holds the server's API key.")
@@ -102,11 +99,8 @@ def read_statistics(
 
 
 def _asked(kind: type[T], url: str, route: str, api_key_env: str) -> T:
-    base, key = _base(url), os.environ.get(api_key_env)
-    if api_key_env and not key:
-        raise ParameterError("api_key_env", api_key_env, "an environment variable that holds a key")
-    headers = {"authorization": f"Bearer {key}"} if api_key_env else {}
-    request = urllib.request.Request(base + route, headers=headers)
+    base = server_url("url", url)
+    request = urllib.request.Request(base + route, headers=key_headers(api_key_env))
     try:
         with urllib.request.urlopen(request, timeout=PATIENCE) as response:
             body: bytes = response.read(MOST_BYTES)
@@ -119,14 +113,21 @@ def _asked(kind: type[T], url: str, route: str, api_key_env: str) -> T:
     return _decoded(kind, body, base + route)
 
 
-def _base(url: str) -> str:
+def server_url(field: str, url: str) -> str:
+    """Without the path of its API."""
     try:
         address = urlsplit(url)
     except ValueError:  # an IPv6 address without its end
         address = urlsplit("")
     if address.scheme not in ("http", "https") or not address.hostname:
-        raise ParameterError("url", url, "an http:// or https:// URL")
+        raise ParameterError(field, url, "an http:// or https:// URL")
     return url.rstrip("/").removesuffix("/v1")
+
+
+def key_headers(api_key_env: str) -> dict[str, str]:
+    if api_key_env and not os.environ.get(api_key_env):
+        raise ParameterError("api_key_env", api_key_env, "an environment variable that holds a key")
+    return {"authorization": f"Bearer {os.environ[api_key_env]}"} if api_key_env else {}
 
 
 def _decoded(kind: type[T], body: bytes, place: str) -> T:

@@ -58,8 +58,7 @@ def serve(
     log_prompts: Annotated[bool, log("--log-prompts", help="Write prompts into the log.")] = False,
     otlp_traces_endpoint: Annotated[str | None, log(help="URL of an OpenTelemetry collector.")] = None,
     config_file: Annotated[
-        Path | None,
-        typer.Option("--config", metavar="FILE", callback=with_defaults, is_eager=True, help=CONFIG_HELP),
+        Path | None, typer.Option("--config", metavar="FILE", callback=with_defaults, is_eager=True, help=CONFIG_HELP)
     ] = None,
     json: JsonOption = False,
 ) -> None:

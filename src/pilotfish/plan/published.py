@@ -69,11 +69,6 @@ RUNS = read_table(__file__, "runs", dict[str, AnyInputs])
 PUBLISHED = {name: replace(row, inputs=RUNS.get(name)) for group in GROUPS.values() for name, row in group.rows.items()}
 
 
-def predictions() -> dict[str, float]:
-    made = {name: row.predicted for name, row in PUBLISHED.items()}
-    return {name: value for name, value in made.items() if value is not None}
-
-
 class ErrorBand(Struct, frozen=True, kw_only=True):
     """A rate is `low` to `high` times the model's in eight of ten predicted rows."""
 

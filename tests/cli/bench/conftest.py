@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_runs import Invoke, Measure
+from bench_runs import Measure
 from support import SNIPPETS
-from typer.testing import CliRunner
 
 from pilotfish.cli.bench import report
-from pilotfish.cli.bench.commands import app
 from pilotfish.cli.bench.options import BENCHES, BenchOptions
 from pilotfish.cli.bench.report import ProgressBar, Report
 from pilotfish.cli.bench.workload import Prompt, load_prompts
@@ -58,19 +56,6 @@ def measure(llama: Path, draft: Path, prompt_file: Path) -> Measure:
         report = replace(function(options, progress), conditions=bench.conditions(options))
         assert progress.tasks[0].completed == progress.total
         report.show()
-        return report
-
-    return run
-
-
-@pytest.fixture
-def invoke(llama: Path, draft: Path, prompt_file: Path) -> Invoke:
-    models = ["--target", str(llama), "--draft", str(draft), "--prompts", str(prompt_file), "--limit", "2"]
-
-    def run(command: str, *options: str) -> dict[str, Any]:
-        result = CliRunner().invoke(app, [command, *models, "--dtype", "float32", "--json", *options])
-        assert result.exit_code == 0, result.exception
-        report: dict[str, Any] = json.loads(result.stdout)
         return report
 
     return run

@@ -1,15 +1,28 @@
-"""The scripts of benchmarks/: each says how it is used."""
+"""The scripts of benchmarks/: how each is used, and parts of some; no test says how fast."""
 
 from __future__ import annotations
 
+import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
+import draft_protocol
 import pytest
+import torch
+from draft_protocol import ASKED, LEVELS, Costs, DraftExchange, costs_of, run_protocol
+from gpu_steps import attention_contest, run_gpu
+from harness import Options
+from programs import children, memory_bytes
+from random_models import llama, random_model
+
+from pilotfish.cli.bench.report import MEBIBYTE, ProgressBar
+from pilotfish.errors import InputError
 
 FOLDER = Path(__file__).parents[3] / "benchmarks"
 SCRIPTS = sorted(path for path in FOLDER.glob("*.py") if "\n    run(" in path.read_text())
+TINY = llama(layers=1, hidden=32, heads=4, kv_heads=2, ffn=48)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
@@ -21,3 +34,73 @@ def test_a_script_tells_its_options(
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(script), run_name="__main__")
     assert ended.value.code == 0 and "--json" in capsys.readouterr().out
+
+
+def test_what_a_process_takes() -> None:
+    assert memory_bytes(os.getpid()) > MEBIBYTE
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert child.pid in children(os.getpid())
+    finally:
+        child.communicate()
+    assert memory_bytes(child.pid) == 0
+
+
+# -- a GPU, as far as it goes without one
+
+
+def test_without_a_gpu_it_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match=r"^there is no CUDA device here$"):
+        run_gpu(Options(dtype="auto", repeats=1), ProgressBar())
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+def test_attentions_do_the_same_work(rows: int) -> None:
+    pytest.importorskip("triton")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(0)
+    contest = attention_contest(TINY, rows, torch.float32, device)
+    expected = contest["dense"]()
+    for other in (contest["triton"], contest["sdpa"]):
+        torch.testing.assert_close(other(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_random_model_runs_as_any_other() -> None:
+    model = random_model(TINY, torch.bfloat16, torch.device("cpu"))
+    assert model.dtype == torch.bfloat16 and model.config.vocab_size == 8192 and not model.generation.eos_ids
+
+
+# -- the draft protocol's costs
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_both_sides_work(name: str) -> None:
+    """Trees are attached, guesses are committed, and feedback comes where it is asked for."""
+    exchange = DraftExchange(3, ASKED[name])
+    for _ in range(8):
+        exchange.step()
+    counts, (pool,) = exchange.machine.counts, exchange.machine.pools
+    assert counts.opened == 3 and counts.hits > 10 and counts.trees >= 8 * LEVELS
+    assert not pool.drops.occurred.keys() - {"late_nodes"}
+    assert set(ASKED[name]) <= set(pool.load.capabilities if pool.load is not None else ())
+    assert (pool.score.verified > 100) == ("feedback" in ASKED[name])
+    assert exchange.costs.levels >= 8 * LEVELS and exchange.costs.from_draft > 0
+
+
+def test_feedback_costs_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft_protocol, "STEPS", 4)
+    rows = run_protocol(Options(sequences=[1, 2], repeats=1), ProgressBar()).results["costs"]
+    assert [(row["sequences"], row["asks for"]) for row in rows] == [(n, name) for n in (1, 2) for name in ASKED]
+    six, _, feedback = rows[3:]
+    assert feedback["bytes_a_step"] > six["bytes_a_step"] > rows[0]["bytes_a_step"] > 0
+
+
+def test_costs_are_of_a_level_or_a_step_and_ratios_within_rounds() -> None:
+    own = [Costs(180, 0.09, 0.018, 0.06, 18_000, 6_000), Costs(180, 0.18, 0.036, 0.12, 18_000, 6_000)]
+    other = [Costs(180, 0.09, 0.018, 0.06, 9_000, 6_000)] * 2
+    row = costs_of(own, other)
+    assert (row["bytes_a_level"], row["bytes_a_step"]) == (100, 100)
+    assert row["draft_us_a_level"].median == pytest.approx(750)
+    assert row["target_us_a_step"].maximum == pytest.approx(2000)
+    assert (row["over_first"].minimum, row["over_first"].maximum) == pytest.approx((1.0, 2.0))

@@ -22,7 +22,7 @@ from pilotfish.core.scheduling import scheduler
 from pilotfish.errors import ParameterError
 
 MODES = ("off", "sync", "async")
-SHORT = {"each": 2, "max_tokens": 48, "kv_slots": 4096, "threads": 1}
+SHORT = {"each": 2, "max_tokens": 32, "kv_slots": 4096, "threads": 1}
 
 
 @pytest.fixture(autouse=True)
@@ -33,18 +33,21 @@ def _drafts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def problems(tmp_path: Path) -> Path:
-    path = tmp_path / "problems.jsonl"
-    rows = [
-        {"task_id": f"own/{i}", "prompt": f"def f():\n    return {i}\n", "test": test, "entry_point": "f"}
-        for i, test in enumerate(("def check(f):\n    assert f() == 0", "def check(f):\n    assert f() == 0"))
-    ]
-    path.write_text("\n".join(map(json.dumps, rows)))
+    """The first is solved as it is, the second is not."""
+    path, test = tmp_path / "problems.jsonl", "def check(f):\n    assert f() == 0"
+    rows = [{"task_id": f"own/{i}", "prompt": f"def f():\n    return {i}\n", "test": test} for i in range(2)]
+    path.write_text("\n".join(json.dumps({**row, "entry_point": "f"}) for row in rows))
     return path
 
 
 def test_modes_succeed_alike(measure: Measure, problems: Path) -> None:
-    sizes = {**SHORT, "max_tokens": 160}
-    given = {**sizes, "allow_code_execution": True, "humaneval": str(problems), "modes": ",".join(MODES)}
+    given = {
+        **SHORT,
+        "max_tokens": 96,
+        "allow_code_execution": True,
+        "humaneval": str(problems),
+        "modes": ",".join(MODES),
+    }
     report = measure(run_eval, "eval", **given)
     rows = report.results["categories"]
     assert [row["category"] for row in rows] == ["exact", "json", "tools", "code", "humaneval"]

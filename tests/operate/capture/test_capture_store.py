@@ -25,15 +25,8 @@ START = 1_764_000_000.0
 
 
 def row(time: float = START, prompt: tuple[int, ...] = (1, 2, 3), output: tuple[int, ...] = (4, 5)) -> CapturedRow:
-    return CapturedRow(
-        time=time,
-        prompt=token_bytes(prompt),
-        output=token_bytes(output),
-        temperature=0.8,
-        tag="chat",
-        fingerprint="f",
-        tokenizer="t",
-    )
+    tokens = {"prompt": token_bytes(prompt), "output": token_bytes(output)}
+    return CapturedRow(time=time, **tokens, temperature=0.8, tag="chat", fingerprint="f", tokenizer="t")
 
 
 @dataclass

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 
@@ -114,10 +115,15 @@ def swings(now: float) -> float:
     return 2 ** math.sin(2 * math.pi * (now % 110) / 120)
 
 
-def warm(seed: int, noise: float = 0.1) -> GuardTraffic:
+@cache
+def _warmed(seed: int, noise: float) -> GuardTraffic:
     traffic = GuardTraffic(seed, spread=spread_of(noise), load=swings)
     assert traffic.run(WARM, GOOD) == []
     return traffic
+
+
+def warm(seed: int, noise: float = 0.1) -> GuardTraffic:
+    return copy.deepcopy(_warmed(seed, noise))
 
 
 def cut(seed: int = 0, pace: VariantPace = SLOW) -> GuardTraffic:

@@ -15,19 +15,12 @@ from watched_rollouts import Floats, Traffic, constant, first_seen, latencies
 
 from pilotfish.operate.contrast import Contrast
 from pilotfish.operate.findings import about
-from pilotfish.operate.intervals import (
-    MINIMUM,
-    TUNED_FOR,
-    mean_interval,
-    radius,
-    requests_needed,
-    share_interval,
-)
+from pilotfish.operate.intervals import MINIMUM, TUNED_FOR, mean_interval, radius, requests_needed, share_interval
 
 ALPHA = 0.05
 #: Requests of which a variant of 5 % has 300, and in the soak 2,000.
 UNEVEN = sized(6_000, 40_000)
-ROLLOUTS = sized(300, 1000)
+ROLLOUTS = sized(150, 1000)
 
 
 # -- means
@@ -148,9 +141,9 @@ def test_a_tenth_is_seen_within_the_requests_that_are_said_to_be_needed(share: f
     deviation = float(latencies(np.random.default_rng(0), (100_000,)).std())
     needed = requests_needed(log(1.1), deviation, share, ALPHA)
     assert needed <= (2500 if share == 0.5 else 12_000)
-    seen = first_seen(Traffic(1, needed, constant(share), effect=log(1.1)), 300, ALPHA, seed=2)
+    seen = first_seen(Traffic(1, needed, constant(share), effect=log(1.1)), ROLLOUTS, ALPHA, seed=2)
     assert np.isfinite(seen).mean() >= 0.9
-    early = first_seen(Traffic(1, needed // 4, constant(share), effect=log(1.1)), 300, ALPHA, seed=2)
+    early = first_seen(Traffic(1, needed // 4, constant(share), effect=log(1.1)), ROLLOUTS, ALPHA, seed=2)
     assert np.isfinite(early).mean() < 0.5
 
 

@@ -14,7 +14,8 @@ import typer
 from pilotfish.cli.bench.options import BENCHES, Bench
 from pilotfish.cli.pages.document import write_file
 from pilotfish.cli.pages.result import page
-from pilotfish.cli.pages.saved_result import read_result, saved_result
+from pilotfish.cli.pages.saved_result import saved_result
+from pilotfish.cli.reading import read_bytes
 from pilotfish.command import Given, taking
 from pilotfish.errors import EngineError
 
@@ -38,7 +39,7 @@ def _run(bench: Bench, given: Given) -> None:
         report: Report = measure(options, progress)
     report = dataclasses.replace(report, conditions={**bench.conditions(options), "run": provenance()})
     if bench.timed:
-        report.conditions["machine"] = describe_machine(report.dtype)
+        report.conditions["machine"] = describe_machine(report.conditions["dtype"])
     if options.out is not None:
         write_file(report.as_json(), options.out, "out")
     if options.json:
@@ -58,7 +59,7 @@ def draw(
     html: Annotated[Path, typer.Option(help="Write the page to this file.")],
 ) -> None:
     """Draw the page of a saved result: one HTML file, which needs no network."""
-    write_file(page(read_result(result)), html)
+    write_file(page(saved_result(read_bytes("result", result), str(result))), html)
 
 
 def add_commands(group: typer.Typer, name: str) -> None:

@@ -85,11 +85,6 @@ class Report:
     unshown: Sequence[str] = ()
     error: str = ""
 
-    @property
-    def dtype(self) -> str:
-        """The precision of the models: random ones are no condition, and their bench reports it itself."""
-        return str({**self.conditions, **self.results}["dtype"])
-
     def as_json(self) -> str:
         return json.dumps({**self.conditions, **self.results}, indent=2, default=dataclasses.asdict) + "\n"
 

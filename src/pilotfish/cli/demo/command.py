@@ -32,8 +32,7 @@ def demo(
     pair: Annotated[str, typer.Option(help="Of the second table, at its own speed: pycode, or pycode@<N>m.")] = PAIR,
     rounds: Annotated[int, typer.Option(help="Timed rounds of each mode, at most.")] = 3,
     pace: Annotated[
-        str,
-        typer.Option(help="Of the first table: the devices that pycode emulates; auto: what is held here."),
+        str, typer.Option(help="Of the first table: the devices that pycode emulates; auto: what is held here.")
     ] = AUTO,
     json: JsonOption = False,
 ) -> None:

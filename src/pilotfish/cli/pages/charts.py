@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
 
-from pilotfish.cli.pages.markup import tag
+from pilotfish.cli.pages.document import tag
 
 #: Size of a chart, in units of which its text has 11: as wide as a phone.
 WIDTH, HEIGHT = 360, 230

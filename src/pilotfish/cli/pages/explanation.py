@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from xml.etree.ElementTree import Element
 
 from pilotfish.cli.pages.charts import Axis, Series, bar_chart, line_chart
-from pilotfish.cli.pages.document import table, whole_page
-from pilotfish.cli.pages.markup import tag
+from pilotfish.cli.pages.document import table, tag, whole_page
 from pilotfish.operate.explaining.explain_wording import headline
 from pilotfish.operate.explaining.explanation import Cause, Explanation
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
-from xml.etree.ElementTree import Element, tostring
+from xml.etree.ElementTree import Element
 
 from pilotfish.cli.pages.charts import Axis, line, number, rect, svg, text
-from pilotfish.cli.pages.markup import tag
+from pilotfish.cli.pages.document import tag
 from pilotfish.cli.pages.saved_result import OFF
 
 #: The engine whose bars are coloured.
@@ -23,10 +22,6 @@ text { font: 11px system-ui, sans-serif; fill: #1c2430 } .title { font-size: 13p
 @media (prefers-color-scheme: dark) { text { fill: #e6eaf0 } .grid { stroke: #2c3541 } .other { fill: #556070 }
   .ours { fill: #64a8ff } .plain { fill: #9aa5b3 } }
 """
-
-
-def write_headline(compared: Mapping[str, Any], path: Path) -> None:
-    path.write_bytes(tostring(headline(compared)) + b"\n")
 
 
 def headline(compared: Mapping[str, Any]) -> Element:

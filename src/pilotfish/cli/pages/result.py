@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
-from pilotfish.cli.pages.document import table, whole_page
-from pilotfish.cli.pages.markup import Child, tag
+from pilotfish.cli.pages.document import Child, table, tag, whole_page
 from pilotfish.cli.pages.result_plots import Drawn, Plot, acceptance_by_depth, latencies, speedups
 from pilotfish.cli.pages.saved_result import OFF, SavedResult
 

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from xml.etree.ElementTree import Element
 
 from pilotfish.cli.pages.charts import BOTTOM, LABEL, RIGHT, TOP, WIDTH, Axis, line, number, svg, text
-from pilotfish.cli.pages.document import table, whole_page
-from pilotfish.cli.pages.markup import tag
+from pilotfish.cli.pages.document import table, tag, whole_page
 from pilotfish.operate.findings import WORDS, value_text
 from pilotfish.operate.intervals import Interval
 from pilotfish.operate.report import RolloutReport, RolloutRow, notes, summary

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -121,11 +120,3 @@ def saved_result(text: str | bytes, place: str) -> SavedResult:
     if not (result.settings or result.requests):
         raise ParameterError("result", place, "JSON of bench run, tune or serve: it has neither settings nor requests")
     return result
-
-
-def read_result(path: Path) -> SavedResult:
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise ParameterError("result", str(path), f"a file that can be read ({error.strerror})") from error
-    return saved_result(text, str(path))

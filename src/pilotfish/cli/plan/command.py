@@ -1,5 +1,3 @@
-import sys
-from json import dumps
 from typing import Any
 
 import typer
@@ -13,16 +11,7 @@ app = typer.Typer(help="The cost model of named devices (docs/planning.md).", no
 add_commands(app, "plan")
 app.command("hardware")(hardware.hardware)
 app.command("simulate")(simulate.simulate)
-app.command("splits")(simulate.splits)
 app.command("whatif")(hardware.whatif)
-
-
-@app.command("predictions")
-def show_predictions() -> None:
-    """Print the model's prediction of every published row that has all inputs, without what was published, as JSON."""
-    from pilotfish.plan.published import predictions
-
-    sys.stdout.write(dumps(predictions(), indent=1) + "\n")
 
 
 @app.command()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -12,7 +11,6 @@ from pilotfish.cli.show import print_json, print_line, print_table, progress_bar
 from pilotfish.errors import ParameterError
 
 if TYPE_CHECKING:
-    from pilotfish.plan.simulation.device_splits import SplitCurve
     from pilotfish.plan.simulation.setup import Mode
     from pilotfish.plan.simulation.sweep import Sweep, SweepPoint
 
@@ -160,43 +158,4 @@ def _cells(point: SweepPoint, poisson: bool) -> dict[str, str]:
         "speed-\nup": f"{point.speedup:.2f}",
         "draft\nbusy": "" if point.draft_busy is None else f"{point.draft_busy:.0%}",
         "over the\nbetter": "" if point.over_better is None else f"{point.over_better:.3f}",
-    }
-
-
-# -- splits
-
-
-def splits(json: JsonOption = False) -> None:
-    """Simulate SwiftSpec's pairs at each split of 8 devices, beside the published best. Takes a minute or two."""
-    from msgspec import to_builtins
-
-    from pilotfish.plan.simulation.device_splits import SPLITS, curves, runs_of
-
-    with progress_bar(Console(stderr=True), runs_of(SPLITS), "runs") as advance:
-        found = curves(SPLITS, advance)
-    published = {name: SPLITS.pairs[name].best for name in found}
-    if not json:
-        rows = [_split_cells(name, curve, published[name]) for name, curve in found.items()]
-        print_table(table_of(rows, title="tokens/s, target + draft"), in_file=WIDTH)
-        return
-    records = {
-        name: {"published": best, "best": found[name].best.target, "behind": found[name].behind(best[0])}
-        for name, best in published.items()
-    }
-    print_json({name: {**records[name], **to_builtins(curve)} for name, curve in found.items()})
-
-
-def _split_cells(name: str, curve: SplitCurve, published: Sequence[int]) -> dict[str, str]:
-    from pilotfish.plan.simulation.device_splits import SPLITS
-
-    splits = [f"{target}+{SPLITS.devices - target}" for target in range(1, SPLITS.devices)]
-    *apart, in_turn = [f"{point.rate:.0f}" for point in curve.points]
-    return {
-        "pair": name,
-        "chance": f"{curve.acceptance:.2f}",
-        **dict(zip(splits, apart, strict=True)),
-        "in turn": in_turn,
-        "best": splits[curve.best.target - 1],
-        "published": " or ".join(splits[target - 1] for target in published),
-        "behind": f"{curve.behind(published[0]):+.1%}",
     }

@@ -83,7 +83,8 @@ def _mix(cause: Cause, all_before: CohortFigures) -> str:
         moved = f"went from {old.share:.0%} to {new.share:.0%} of the steps"
     rate = new.accepted_per_step if old.accepted_per_step is None else old.accepted_per_step
     has = f"It has {rate:.2f} accepted tokens a step, where all had {all_before.accepted_per_step:.2f}"
-    return f"{_capital(place(cause))} {moved}. {has}, and differs most in {DIFFERENCES[cause.factor]}."
+    where = place(cause)
+    return f"{where[0].upper()}{where[1:]} {moved}. {has}, and differs most in {DIFFERENCES[cause.factor]}."
 
 
 def _within(cause: Cause) -> str:
@@ -105,7 +106,3 @@ def _share(value: float | None) -> str:
 
 def _number(value: float | None) -> str:
     return "no" if value is None else f"{value:.2f}"
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
+from xml.etree.ElementTree import tostring
 
 import msgspec
 import torch
@@ -21,7 +22,8 @@ from pilotfish.cli.bench.contestants import take_turns
 from pilotfish.cli.bench.options import BenchOptions
 from pilotfish.cli.bench.report import ProgressBar, Report, Row
 from pilotfish.cli.bench.workload import parse_choices
-from pilotfish.cli.pages.headline import PILOTFISH, write_headline
+from pilotfish.cli.pages.document import write_file
+from pilotfish.cli.pages.headline import PILOTFISH, headline
 from pilotfish.config.fields import GGUFWeights, Mode, available_cores
 from pilotfish.config.text import config_text
 from pilotfish.engine.memory import precision_here
@@ -107,7 +109,7 @@ def run_compare(options: BenchOptions, progress: ProgressBar) -> Report:
         "left_out": players.left_out,
     }
     if options.svg is not None:
-        write_headline(results, options.svg)
+        write_file(tostring(headline(results)).decode() + "\n", options.svg, "svg")
     return Report(results)
 
 

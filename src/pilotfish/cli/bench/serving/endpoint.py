@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
 from pilotfish.cli.bench.serving.client import CHATS, COMPLETIONS, Exchange, exchange
 from pilotfish.cli.bench.serving.options import ServeBenchOptions
 from pilotfish.cli.bench.serving.requests import Message, ServerRequest, joined, said
-from pilotfish.errors import EngineError, ParameterError
+from pilotfish.cli.reading import key_headers, server_url
+from pilotfish.errors import EngineError
 
 MODELS, METRICS = "/v1/models", "/metrics"
 #: Seconds that a server may take for the list of its models, or for its metrics.
@@ -83,15 +82,7 @@ class ServedEndpoint:
 def find_endpoint(options: ServeBenchOptions) -> ServedEndpoint:
     """The endpoint with its model. ParameterError for a URL or a variable that cannot be used; EngineError where the
     server does not list its models."""
-    url = options.base_url.rstrip("/").removesuffix("/v1")
-    address = urlsplit(url)
-    if address.scheme not in ("http", "https") or not address.hostname:
-        raise ParameterError("base_url", options.base_url, "an http:// or https:// URL")
-    headers = {}
-    if options.api_key_env:
-        if not (key := os.environ.get(options.api_key_env)):
-            raise ParameterError("api_key_env", options.api_key_env, "an environment variable that holds a key")
-        headers["authorization"] = f"Bearer {key}"
+    url, headers = server_url("base_url", options.base_url), key_headers(options.api_key_env)
     listed = _listed(url, headers, needed=not options.model)
     model = options.model or listed[0]["id"]
     owner = next((one.get("owned_by") for one in listed if one["id"] == model), None)

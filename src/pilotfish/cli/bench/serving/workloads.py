@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, count
@@ -43,7 +43,8 @@ def sessions_of(options: ServeBenchOptions, tokenizer: Any) -> Iterator[RequestS
     if options.trace is not None:
         found = replayed(options, tokenizer)
     elif options.prompts is not None:
-        found = _again_and_again([_of_row(row, options) for row in read_rows(options.prompts)])
+        rows = [_of_row(row, options) for row in read_rows(options.prompts)]
+        found = chain(rows, (_renamed(session, turn) for turn in count(1) for session in rows))
     else:
         found = generated(options, tokenizer)
     return (_as_asked(session, options) for session in found)
@@ -124,10 +125,6 @@ def replayed(options: ServeBenchOptions, tokenizer: Any) -> Iterator[RequestSess
         prompt = whole[: max(1, round(characters))]
         one = ServerRequest(f"trace-{number}", "trace", answer, prompt=prompt, session=f"trace-{number}")
         yield RequestSession([one], at=request.timestamp / 1000)
-
-
-def _again_and_again(found: Sequence[RequestSession]) -> Iterator[RequestSession]:
-    return chain(found, (_renamed(session, turn) for turn in count(1) for session in found))
 
 
 def _renamed(session: RequestSession, number: int) -> RequestSession:
