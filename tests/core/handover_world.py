@@ -42,6 +42,7 @@ from pilotfish.wire.channel import decode_from_prefill, decode_to_prefill, encod
 LAYERS, CONTEXT, LEASE, PLACES = 3, 400, 2.0, 12
 LAYOUT = KVLayout(LAYERS, 0, 1, [1, 1])
 IDENTITY = KVIdentity({"weights": "0a1b"}, LAYOUT)
+WELCOME = Welcome(PREFILL_VERSION, IDENTITY, "tiny", CONTEXT, bytes(MAC_KEY_BYTES), LEASE, 1 << 10)
 KEY = b"of salts"
 Work: TypeAlias = OpenMemory | CloseMemory | ReadSegment
 POOLS = 2
@@ -102,9 +103,7 @@ class Worker:
     def __init__(self, life: int) -> None:
         self.memory = Memory(life)
         keys = iter(range(1 + 1000 * life, 1000 * life + 1000))
-        welcome = Welcome(
-            PREFILL_VERSION, IDENTITY, "tiny", CONTEXT, bytes(MAC_KEY_BYTES), LEASE, 1 << 10, self.memory.offer
-        )
+        welcome = replace(WELCOME, shared_memory=self.memory.offer)
         limits = PrefillLimits(1 << 16, 100, 1000)
         self.machine = PrefillMachine(welcome, limits, self.memory, lambda: next(keys).to_bytes(MAC_KEY_BYTES))
         self.pieces: dict[TakenOrder, deque[Piece]] = {}

@@ -54,7 +54,7 @@ def make_session(
     """`width` is that of a trained head's features."""
     key, digest = SessionKey(tenant.encode(), number), salt_digest(salt, b"key")
     opened = Open(number, generation, tokens, len(tokens), 60, 0, RequestSampling(), 30, digest)
-    return DraftSession.of(key, opened, tenant, 1.0, now, DraftModel(CAPACITY, feature_width=width), Unshared())
+    return DraftSession(key, opened, tenant, 1.0, now, DraftModel(CAPACITY, feature_width=width), Unshared())
 
 
 def features_of(session: DraftSession, first: int, end: int) -> Features:
@@ -299,7 +299,7 @@ def test_a_sessions_grammar_follows_its_output() -> None:
     told, table = _Told(), SessionTable(SlotPool(32))
     opened = Open(1, 1, [1, 2, 3, 4], 3, 20, 0, RequestSampling(), 8, constraint=Constraint.regex("a"))
     model = DraftModel(20, lambda _: lambda: told)  # type: ignore[arg-type, return-value]
-    session = DraftSession.of(SessionKey(b"", 1), opened, "", 1.0, 0.0, model, Unshared())
+    session = DraftSession(SessionKey(b"", 1), opened, "", 1.0, 0.0, model, Unshared())
     table.open(session)
     assert session.grammar_state() is told and told.output == [4]
     table.commit(session, [5, 6])

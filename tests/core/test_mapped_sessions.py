@@ -74,7 +74,7 @@ class MappedMachine(RuleBasedStateMachine):
         opened = Open(number, 1, tokens, len(tokens), 60, 0, RequestSampling(), 30)
         vocabulary = self.vocabulary if mapped else None
         key, model = SessionKey(b"", number), DraftModel(CAPACITY)
-        session = DraftSession.of(key, opened, "", 1.0, self.now, model, Unshared(), vocabulary)
+        session = DraftSession(key, opened, "", 1.0, self.now, model, Unshared(), vocabulary)
         if len(session.inputs) < CAPACITY:
             assert self.sessions.open(session) < len(session.inputs)
             self.told[number] = list(tokens)
