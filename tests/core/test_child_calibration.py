@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from sizes import sized
 
 from pilotfish.core.trees.child_calibration import DEPTHS, RANKS, ChildCalibration, ChildOutcome
 from pilotfish.core.trees.lookahead import Lookahead
@@ -21,7 +22,7 @@ def chances(calibration: ChildCalibration, depth: int, believed: list[float], gr
 def taught(believed: list[float], real: list[float], depth: int = 1, greedy: bool = False) -> ChildCalibration:
     """After many tokens of which each child was the right one as often as `real` says."""
     calibration, random = ChildCalibration(), np.random.default_rng(0)
-    for _ in range(4000):
+    for _ in range(sized(2000, 4000)):
         rank = int(np.searchsorted(np.cumsum(real), random.random()))
         told = np.log(chances(calibration, depth, believed, greedy)).tolist()
         calibration.observe(greedy, [ChildOutcome(depth, told, rank if rank < len(real) else -1)])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import paths_of
 
 from pilotfish.core.sampling.constraint import (
     FORCED,
@@ -57,10 +58,6 @@ class Sentences:
             bits[token // 32] |= np.array(1 << token % 32, np.uint32).view(np.int32)
 
 
-def paths(tree: Guesses) -> set[tuple[int, ...]]:
-    return {tuple(tree.tree().path_tokens(node)) for node in range(len(tree))}
-
-
 def test_what_is_forbidden_goes_with_all_below() -> None:
     tree = Guesses()
     a = tree.add(ROOT, 1, -0.1, LM)
@@ -69,7 +66,7 @@ def test_what_is_forbidden_goes_with_all_below() -> None:
     c = tree.add(b, 2, -0.3, LM)
     tree.add(c, 3, -0.4, LM)
     kept = constrained(tree, Sentences([1, 2, 5], [1, 3], [4]), 16)
-    assert paths(kept) == {(1,), (1, 2), (1, 2, 5)}
+    assert set(paths_of(kept.tree())) == {(1,), (1, 2), (1, 2, 5)}
     assert kept.origins == [LM, LM, GRAMMAR]
     assert kept.scores == pytest.approx([-0.1, -0.3, -0.3 + FORCED])
 
@@ -97,12 +94,12 @@ def test_every_node_is_legal_and_the_best_stay(
     tree, state = Guesses(), Sentences(*sentences)
     for parent, token, score in nodes:
         tree.add(parent - 1 if parent - 1 < len(tree) else ROOT, token, score, LM)
-    legal = {path for path in paths(tree) if all(state.allows(path[: i + 1]) for i in range(len(path)))}
+    legal = {path for path in set(paths_of(tree.tree())) if all(state.allows(path[: i + 1]) for i in range(len(path)))}
     whole = constrained(tree, state, 1000)
-    assert legal <= paths(whole)
-    assert all(state.allows(path) for path in paths(whole))
+    assert legal <= set(paths_of(whole.tree()))
+    assert all(state.allows(path) for path in set(paths_of(whole.tree())))
     forced = {(*p, *state.forced(p)[: i + 1]) for p in [(), *legal] for i in range(len(state.forced(p)))}
-    assert paths(whole) == legal | forced
+    assert set(paths_of(whole.tree())) == legal | forced
     kept = constrained(tree, state, most)
     assert len(kept) == min(most, len(whole))
     assert sorted(kept.scores) == sorted(sorted(whole.scores)[len(whole) - len(kept) :])

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from sizes import sized
 
 from pilotfish.core.drafting.level_choice import LevelWidth
 
@@ -43,6 +44,7 @@ def test_a_pace_is_filled_and_not_overrun(held: int) -> None:
     assert held - 2 <= width.best(falling(0.9)) <= held + 3
 
 
+@settings(max_examples=sized(12, 50))
 @given(
     st.floats(0.0001, 0.01),
     st.floats(0.0, 0.01),

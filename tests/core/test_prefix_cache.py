@@ -163,7 +163,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCache = CacheMachine.TestCase
-TestCache.settings = settings(max_examples=sized(50, 400), stateful_step_count=45)
+TestCache.settings = settings(max_examples=sized(25, 400), stateful_step_count=45)
 
 
 @pytest.mark.parametrize("window", [2, 5, 9, 30])
@@ -218,29 +218,6 @@ def test_runs_lose_their_beginning_first_and_stay_reusable() -> None:
     assert [len(cache.match(None, tokens[:n])) for n in (10, 9, 3)] == [10, 0, 0]
     assert cache.evict(1) == 1 and len(cache.match(None, tokens)) == 0
     assert cache.evict(5) == 2 and pool.num_free == 20 and not cache._roots
-
-
-def test_prefixes_that_part_at_every_offset() -> None:
-    pool = SlotPool(400)
-    cache, tokens = PrefixCache(pool), list(range(20))
-    first = filled(pool, cache, None, tokens)
-    for offset in range(20):
-        other = [*tokens[:offset], 99, *range(100, 110)]
-        assert cache.match(None, other).tolist() == first[:offset].tolist()
-        filled(pool, cache, None, other)
-        assert cache.match(None, tokens).tolist() == first.tolist()
-        assert len(cache.match(None, other)) == len(other)
-
-
-def test_the_longest_unused_goes_first_from_its_end() -> None:
-    pool = SlotPool(12)
-    cache = PrefixCache(pool, proven_share=0)
-    filled(pool, cache, None, [1, 2, 3, 4])
-    filled(pool, cache, None, [5, 6, 7, 8])
-    filled(pool, cache, None, [1, 2, 9, 9])
-    cache.match(None, [5, 6])
-    assert cache.evict(3) == 3  # [3, 4], then the end of [7, 8]: neither was used since it came
-    assert [len(cache.match(None, tokens)) for tokens in ([1, 2, 3, 4], [5, 6, 7, 8], [1, 2, 9, 9])] == [2, 3, 4]
 
 
 @pytest.mark.parametrize("proven_share", [0, 0.2])
