@@ -14,7 +14,6 @@ from support import paths_of
 from pilotfish.core.sampling.constraint import (
     FORCED,
     Bits,
-    Constraint,
     FollowedGrammar,
     MaskedPaths,
     constrained,
@@ -127,10 +126,3 @@ def test_a_grammar_that_comes_late_catches_up() -> None:
     assert state.output == (1, 2, 3)
     state.problem = "a limit"
     assert followed.state() is None
-
-
-def test_a_grammar_that_never_comes_is_none() -> None:
-    followed = FollowedGrammar(lambda: None, [])
-    followed.extend([5])
-    assert followed.state() is None
-    assert Constraint.regex("a").after == []

@@ -30,13 +30,6 @@ def test_what_costs_the_same_is_taken_whole() -> None:
     assert learned(lambda _: 0.0026).best(falling(0.5)) == 32
 
 
-def test_what_costs_more_is_taken_while_it_pays() -> None:
-    """A millisecond a leaf beside one for the level: the more leaves are alike, the more are taken."""
-    width = learned(lambda rows: 0.001 + 0.001 * rows)
-    steep, gentle = width.best(falling(0.3)), width.best(falling(0.98))
-    assert 1 <= steep <= 2 < gentle
-
-
 @pytest.mark.parametrize("held", [8, 16])
 def test_a_pace_is_filled_and_not_overrun(held: int) -> None:
     """Levels take as long up to `held` leaves, and from there on more for each."""

@@ -328,14 +328,6 @@ def test_the_last_segment_is_followed_by_done(bench: Bench) -> None:
     assert [(o.outcome, o.ended, o.size) for o in bench.machine.ended] == [(RELEASED, 7.5, 4)]
 
 
-def test_a_segment_is_fetched_once(bench: Bench) -> None:
-    reference = bench.export(begun(bench), 2)
-    assert reference is not None
-    bench.say(A, Fetch(reference), Fetch(reference))
-    assert [bytes(each.data) for each in bench.heard(A, SegmentBytes)] == [b"b'a' 1 0"]
-    assert [each.number for each in bench.heard(A, SegmentGone)] == [0]
-
-
 CHANGES: list[dict[str, Any]] = [
     *({name: 7} for name in ("epoch", "handover", "number", "first", "tokens", "layer", "layers", "place", "size")),
     {"place": 1 << 20},

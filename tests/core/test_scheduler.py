@@ -460,24 +460,6 @@ def test_a_request_may_want_few_nodes_or_none() -> None:
     assert paths_of(trees_of(step.forest)[1]) == paths_of(trees[1].best(3).tree())
 
 
-def test_a_long_prompt_delays_nobody() -> None:
-    """Every running request gets a row in every step, however much the first one asks for."""
-    scheduler = Scheduler(SlotPool(400), max_rows=8, max_requests=4)
-    long, *short = [new_request(i, size, 6) for i, size in enumerate((100, 1, 1, 1))]
-    add_all(scheduler, (long, *short))
-    rng = np.random.default_rng(0)
-    advance(scheduler, rng, 0)
-    assert all(len(request.output) == 1 for request in short)
-    assert long.num_computed == 5
-
-
-def test_rows_left_over_go_to_the_older_request() -> None:
-    scheduler = Scheduler(SlotPool(100), max_rows=10, max_requests=4)
-    for i in range(3):
-        scheduler.add(new_request(i, 20, 2))
-    assert [chunk.count for chunk in scheduler.plan().chunks] == [8, 1, 1]
-
-
 def test_trees_never_make_a_request_give_way() -> None:
     """Two requests that fill the pool run to their end beside trees that would fill it as well."""
     scheduler = Scheduler(SlotPool(20), max_rows=64, max_requests=2)

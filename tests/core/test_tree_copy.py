@@ -243,18 +243,6 @@ def test_a_commit_deeper_than_what_had_arrived() -> None:
     assert set(paths(copy)) == {(6,), (5,), (4,)}
 
 
-def test_a_draft_that_lost_its_tree_pushes_the_same_again() -> None:
-    """Eviction: what it grows anew joins what is still here."""
-    copy = TreeCopy(4, 100, 50)
-    copy.attach(make_push(4, (1, 0, 9, -0.5), (2, 0, 8, -1.0)))
-    copy.attach(make_push(4, (3, 0, 9, -0.5), (4, 3, 7, -0.25)))
-    assert paths(copy) == {(9,): -0.5, (8,): -1.0, (9, 7): -0.75}
-    assert copy.commit([9])
-    copy.attach(make_push(4, (5, 3, 6, -0.5)))
-    assert paths(copy) == {(7,): -0.25, (6,): -0.5}
-    assert (copy.repeated, copy.dropped) == (1, 0)
-
-
 @pytest.mark.parametrize(
     "push",
     [

@@ -107,12 +107,14 @@ class KnownPrefixes:
                 own[key] = (keys[place - 1] if place else root, part)
             own.move_to_end(key)
         self._size += len(own) - before
-        self._trim()
+        while self._size > self._most:
+            max(self._parts.values(), key=len).popitem(last=False)
+            self._size -= 1
 
     def find(self, target: Peer, salt: bytes | None, key: Key) -> list[int] | None:
-        root, own, parts = text_root(salt), self._parts.get(target, {}), list[NDArray[np.uint32]]()
+        root, own, parts = text_root(salt), self._parts.get(target), list[NDArray[np.uint32]]()
         while key != root:
-            if key not in own:
+            if own is None or key not in own:
                 return None
             key, part = own[key]
             parts.append(part)
@@ -120,8 +122,3 @@ class KnownPrefixes:
 
     def forget(self, target: Peer) -> None:
         self._size -= len(self._parts.pop(target, ()))
-
-    def _trim(self) -> None:
-        while self._size > self._most:
-            max(self._parts.values(), key=len).popitem(last=False)
-            self._size -= 1
