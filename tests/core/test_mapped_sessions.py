@@ -147,13 +147,21 @@ def grow(draft: DraftMachine, tokens: list[int]) -> None:
     draft.level_done(level, add_children(level, children, chances, draft.table.calibrations), 0.0, 0.0)
 
 
+def serving(
+    tokens: list[int], hello: Hello = HELLO, added: dict[int, str] | None = None
+) -> tuple[DraftMachine, DraftSession]:
+    """A draft with a session."""
+    draft = machine(added)
+    draft.receive(b"t", hello, 0.0)
+    draft.receive(b"t", opened(tokens), 0.0)
+    (session,) = draft.table
+    return draft, session
+
+
 def test_a_target_with_a_known_tokenizer_is_served_through_its_map() -> None:
     """On the wire are its own tokens alone, and its own lengths."""
-    draft = machine()
-    draft.receive(b"t", HELLO, 0.0)
+    draft, session = serving([2, 3, 2])  # "ab ab"
     assert MAPPED in heard(draft, Load)[0].capabilities
-    draft.receive(b"t", opened([2, 3, 2]), 0.0)  # "ab ab"
-    (session,) = draft.table
     assert session.inputs == [5, 2, 1, 0, 2, 1] and session.tokens == [2, 3, 2]
     grow(draft, [0, 1])
     grow(draft, [3, 0])
@@ -166,10 +174,7 @@ def test_a_target_with_a_known_tokenizer_is_served_through_its_map() -> None:
 
 
 def test_what_nobody_guessed_is_read_as_the_draft_writes_it() -> None:
-    draft = machine()
-    draft.receive(b"t", HELLO, 0.0)
-    draft.receive(b"t", opened([0, 1]), 0.0)
-    (session,) = draft.table
+    draft, session = serving([0, 1])
     grow(draft, [3, 4])
     draft.receive(b"t", Commit(1, 1, 2, [1], 20), 0.0)  # "ab" and "b": the draft has "bb"
     assert session.inputs == [5, 2, 3] and len(session.slots) == 2 and draft.table.rewritten == 1
@@ -193,10 +198,7 @@ def test_others_are_refused(hello: Hello, reason: str) -> None:
 
 
 def test_a_target_with_the_drafts_own_tokenizer_needs_no_map() -> None:
-    draft = machine()
-    draft.receive(b"t", Hello(PROTOCOL_VERSION, "ours", 7, "target", {5: "<s>", 6: "</s>"}), 0.0)
-    draft.receive(b"t", opened([0, 3]), 0.0)
-    (session,) = draft.table
+    draft, session = serving([0, 3], Hello(PROTOCOL_VERSION, "ours", 7, "target", {5: "<s>", 6: "</s>"}))
     assert MAPPED not in heard(draft, Load)[0].capabilities and session.inputs is session.tokens
 
 
@@ -215,8 +217,6 @@ def test_what_the_draft_cannot_hold_is_refused() -> None:
 
 def test_tokens_that_the_target_itself_lacks_are_not_guessed() -> None:
     """Its tokenizer's directory has an added token more than it tells of."""
-    draft = machine({4: "<s>", 5: "<more>"})
-    draft.receive(b"t", HELLO, 0.0)
-    draft.receive(b"t", opened([0]), 0.0)
+    draft, _ = serving([0], added={4: "<s>", 5: "<more>"})
     grow(draft, [4, 5])
     assert heard(draft, Tree)[0].tokens == [4]

@@ -73,6 +73,15 @@ def request(pool: SlotPool, cache: PrefixCache, tokens: Sequence[int]) -> int:
     return len(shared)
 
 
+def windowed(pool: SlotPool, cache: PrefixCache, tokens: Sequence[int], gone: int) -> Slots:
+    """The slots of a request that has given back its first ones."""
+    slots = pool.allocate(len(tokens))
+    pool.release(slots[:gone])
+    slots[:gone] = GONE
+    pool.release(present(cache.insert(None, tokens, slots)))
+    return slots
+
+
 class CacheMachine(RuleBasedStateMachine):
     """Requests come, share what is known, compute the rest, and leave it, or nothing; in a pool with a window they give
     back what no row of theirs will see, and find what is whole. `written` is what a device would have in each slot: the
@@ -172,11 +181,8 @@ def test_prefixes_that_part_at_every_offset_around_a_window(window: int) -> None
     for offset in range(20):
         pool = SlotPool(100, window)
         cache, tokens = PrefixCache(pool), list(range(20))
-        slots = pool.allocate(20)
         gone = pool.first_seen(20)
-        pool.release(slots[:gone])
-        slots[:gone] = GONE
-        pool.release(present(cache.insert(None, tokens, slots)))
+        slots = windowed(pool, cache, tokens, gone)
         found = cache.match(None, [*tokens[:offset], 99])
         whole = pool.first_seen(offset) >= gone
         assert len(found) == (offset if whole else 0)
@@ -186,10 +192,7 @@ def test_prefixes_that_part_at_every_offset_around_a_window(window: int) -> None
 def test_what_a_later_request_brings_fills_the_gaps() -> None:
     pool = SlotPool(40, window=4)
     cache, tokens = PrefixCache(pool), list(range(10))
-    slots = pool.allocate(10)
-    pool.release(slots[:7])
-    slots[:7] = GONE
-    pool.release(present(cache.insert(None, tokens, slots)))
+    windowed(pool, cache, tokens, 7)
     assert len(cache.match(None, [*tokens[:6], 99])) == 0
     filled(pool, cache, None, [*tokens[:6], 99])
     assert [len(cache.match(None, [*tokens[:n], 50])) for n in range(11)] == [*range(7), 6, 6, 6, 10]

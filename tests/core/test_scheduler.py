@@ -251,7 +251,7 @@ def test_windows_under_long_random_runs() -> None:
         machine, rng = WindowedMachine(), np.random.default_rng(seed)
         machine.begin(int(rng.integers(16, 30)), int(rng.integers(4, 16)), int(rng.integers(4, 12)), seed)
         machine.scheduler.headroom = 0
-        for _ in range(150):
+        for _ in range(sized(120, 150)):
             if rng.random() < 0.5:
                 machine.add(int(rng.integers(1, rng.choice([4, 60]))), int(rng.integers(1, 30)))
             if rng.random() < 0.05:
@@ -408,7 +408,7 @@ def test_handovers_under_long_random_runs() -> None:
         machine, rng = HandingMachine(), np.random.default_rng(seed)
         machine.begin(int(rng.integers(30, 80)), int(rng.integers(2, 24)), int(rng.integers(2, 8)), seed)
         machine.scheduler.headroom = 0  # so that some are preempted
-        for _ in range(300):
+        for _ in range(sized(200, 300)):
             if rng.random() < 0.3:
                 machine.add(int(rng.integers(1, 30)), int(rng.integers(1, 12)))
             if rng.random() < 0.1:

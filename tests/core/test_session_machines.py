@@ -484,15 +484,15 @@ def test_frames_that_come_twice_change_nothing(seed: int) -> None:
         assert pool.drops.occurred.keys() <= {"late_nodes", "stale_frames"}
 
 
-@pytest.mark.parametrize("seed", range(sized(2, 8)))
+@pytest.mark.parametrize("seed", sized([2, 3], [*range(8)]))
 def test_long_lives(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long enough that sessions are served, lost and served again; little room, so that some are turned away."""
     monkeypatch.setattr(draft_sessions, "MAX_SESSIONS", 4)
     world, rng = World(1 + seed % 2), Random(seed)
     for _ in range(5):
-        world.live(random_events(rng, WEIGHTS, 1000))
+        world.live(random_events(rng, WEIGHTS, sized(500, 1000)))
         world.heal()
-    assert world.trees > 60 and world.named > 10
-    assert world.known > 500 and world.accepted > 10
+    assert world.trees > sized(40, 60) and world.named > 10
+    assert world.known > sized(400, 500) and world.accepted > sized(5, 10)
     assert world.cached + sum(draft.counts.cached for draft in world.drafts) > 100
     world.end()
