@@ -549,7 +549,7 @@ class Anything(RuleBasedStateMachine):
             self.bench.now += LEASE + 1
             self.bench.machine.tick(self.bench.now)
         assert not self.bench.machine.orders and not self.bench.machine._targets
-        assert self.not bench.places.data
+        assert not self.bench.places.data
 
 
 def _begun(target: GreetedTarget) -> list[TakenOrder]:
