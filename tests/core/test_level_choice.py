@@ -1,5 +1,5 @@
-"""A level: shares of a saturated draft are in proportion to weights, with nothing saved up and nothing wasted; leaves are
-taken that pay, by what levels were seen to cost."""
+"""A level: shares of a saturated draft are in proportion to weights, nothing is saved up or wasted; leaves that pay
+are taken, by what levels were seen to cost."""
 
 from __future__ import annotations
 
