@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from fleets.baselines import PowerOfTwo, RoundRobin
 from fleets.fleet import simulate
 from fleets.fleet_figures import FleetFigures, Quantiles
 from fleets.fleet_plan import BUNDLED_PAIR, FleetPlan, draft_of, prefill_of, target_of
@@ -16,11 +17,11 @@ from harness import Options, run
 
 from pilotfish.cli.bench.report import ProgressBar, Report, Row
 from pilotfish.config.hardware.cost import place
-from pilotfish.core.routing.router import PowerOfTwo, RoundRobin, Router, Routing
+from pilotfish.core.routing.router import Router
 from pilotfish.errors import ParameterError
 from pilotfish.plan.trace import BLOCK_TOKENS, TracedRequest, read_trace
 
-ROUTINGS: dict[str, Callable[[], Routing]] = {"round-robin": RoundRobin, "power-of-two": PowerOfTwo, "prefix": Router}
+ROUTINGS: dict[str, Callable[[], Router]] = {"round-robin": RoundRobin, "power-of-two": PowerOfTwo, "prefix": Router}
 #: Of the time, before anything counts: caches are empty at first.
 WARM_UP = 1 / 3
 #: Leaves of a draft's level.
@@ -43,7 +44,7 @@ def run_fleet(options: Options, progress: ProgressBar) -> Report:
     return Report({"fleets": fleets})
 
 
-def policies_of(names: Sequence[str]) -> dict[str, Callable[[], Routing]]:
+def policies_of(names: Sequence[str]) -> dict[str, Callable[[], Router]]:
     if unknown := set(names) - set(ROUTINGS):
         raise ParameterError("routings", min(unknown), f"some of {', '.join(ROUTINGS)}")
     return {name: ROUTINGS[name] for name in names}

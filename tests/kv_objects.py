@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, next_key, root_key
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, prefix_keys, root_key
 from pilotfish.kv.disk import DiskStore
 from pilotfish.kv.objects import KVObject, ObjectFormat
 
@@ -22,7 +22,7 @@ FILE_BYTES = FORMAT.file_bytes
 def some_kv(seed: int = 0, object_bytes: int = OBJECT_BYTES) -> KVObject:
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, 1 << 32, OBJECT_TOKENS, np.uint32)
-    key = next_key(root_key(SHAPE, None), tokens)
+    (key,) = prefix_keys(root_key(SHAPE, None), tokens)
     return KVObject.of(key, tokens, rng.integers(0, 256, object_bytes, np.uint8))
 
 

@@ -22,7 +22,7 @@ from fleets.simulated_server import LoadBoard, SimulatedHeld, SimulatedServer
 from fleets.simulated_target import SimulatedJob, SimulatedTarget, Stretch
 from fleets.traffic import SimulatedRequest
 from pilotfish.core.routing.held_prefixes import Replica
-from pilotfish.core.routing.router import Router, Routing
+from pilotfish.core.routing.router import Router
 from pilotfish.plan.events import Events
 
 #: Seconds between two reports of a target's load, at the least.
@@ -31,7 +31,7 @@ REPORT = 0.1
 SLOWEST = 0.2
 
 
-def simulate(plan: FleetPlan, traffic: Iterable[SimulatedRequest], routing: Callable[[], Routing]) -> FleetFigures:
+def simulate(plan: FleetPlan, traffic: Iterable[SimulatedRequest], routing: Callable[[], Router]) -> FleetFigures:
     """`traffic` in order of arrival; a `routing` for each server."""
     return SimulatedFleet(plan, routing).run(traffic)
 
@@ -39,7 +39,7 @@ def simulate(plan: FleetPlan, traffic: Iterable[SimulatedRequest], routing: Call
 class SimulatedFleet:
     """Implements `simulated_target.Watcher`."""
 
-    def __init__(self, plan: FleetPlan, routing: Callable[[], Routing]) -> None:
+    def __init__(self, plan: FleetPlan, routing: Callable[[], Router]) -> None:
         self.plan = plan
         self._events = Events()
         self.counts = FleetCounts()
@@ -57,9 +57,8 @@ class SimulatedFleet:
         self._reports_at = [0.0] * plan.targets  # when each may report again
         self._reporting = [False] * plan.targets  # whether a report is in `_events`
 
-    def _server(self, routing: Routing, first: int) -> SimulatedServer:
-        if isinstance(routing, Router):
-            routing.held = self.held
+    def _server(self, routing: Router, first: int) -> SimulatedServer:
+        routing.held = self.held
         return SimulatedServer(self.plan.server, routing, self._board, self._sending, first)
 
     def _target(self, replica: Replica) -> SimulatedTarget:

@@ -13,7 +13,7 @@ from fleets.simulated_pools import Average
 from fleets.traffic import RunId, SimulatedRequest
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.routing.held_prefixes import HeldCopies, Replica, RoutingKey
-from pilotfish.core.routing.router import ReplicaLoad, Route, RouteRequest, Routing
+from pilotfish.core.routing.router import ReplicaLoad, Route, Router, RouteRequest
 
 #: A server cannot be busier than this: what waits for it beyond is not simulated.
 BUSIEST = 0.95
@@ -71,7 +71,7 @@ class LoadBoard:
 
 
 class SimulatedServer:
-    def __init__(self, plan: ServerPlan, routing: Routing, board: LoadBoard, sending: Average, first: int) -> None:
+    def __init__(self, plan: ServerPlan, routing: Router, board: LoadBoard, sending: Average, first: int) -> None:
         """`sending` are the seconds that each server spends on events; `first` is the place of the replica that it came
         to know first: servers that take turns do not all begin with the same one."""
         self.plan = plan

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from random import Random
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+from lines import POOLS, Lines, flipped
 from msgspec.structs import replace
 
 from pilotfish.core.cache.slots import Slots
@@ -42,9 +42,9 @@ from pilotfish.wire.channel import decode_from_prefill, decode_to_prefill, encod
 LAYERS, CONTEXT, LEASE, PLACES = 3, 400, 2.0, 12
 LAYOUT = KVLayout(LAYERS, 0, 1, [1, 1])
 IDENTITY = KVIdentity({"weights": "0a1b"}, LAYOUT)
+WELCOME = Welcome(PREFILL_VERSION, IDENTITY, "tiny", CONTEXT, bytes(MAC_KEY_BYTES), LEASE, 1 << 10)
 KEY = b"of salts"
 Work: TypeAlias = OpenMemory | CloseMemory | ReadSegment
-POOLS = 2
 
 
 def kv_of(salt: bytes | None, tokens: list[int], layer: int) -> list[int]:
@@ -102,9 +102,7 @@ class Worker:
     def __init__(self, life: int) -> None:
         self.memory = Memory(life)
         keys = iter(range(1 + 1000 * life, 1000 * life + 1000))
-        welcome = Welcome(
-            PREFILL_VERSION, IDENTITY, "tiny", CONTEXT, bytes(MAC_KEY_BYTES), LEASE, 1 << 10, self.memory.offer
-        )
+        welcome = replace(WELCOME, shared_memory=self.memory.offer)
         limits = PrefillLimits(1 << 16, 100, 1000)
         self.machine = PrefillMachine(welcome, limits, self.memory, lambda: next(keys).to_bytes(MAC_KEY_BYTES))
         self.pieces: dict[TakenOrder, deque[Piece]] = {}
@@ -151,18 +149,14 @@ class Worker:
             self.memory.free(place)
 
 
-@dataclass
-class World:
+class World(Lines):
     """`fetches`: whether segments come over the lines."""
 
-    fetches: bool = False
-    now: float = 50.0
-    lives: int = POOLS
-    frames: list[deque[bytes]] = field(default_factory=lambda: [deque() for _ in range(2 * POOLS)])  # to, then from
-    outcomes: Counter[str] = field(default_factory=Counter)
-    brought: int = 0  # tokens
-
-    def __post_init__(self) -> None:
+    def __init__(self, fetches: bool = False) -> None:
+        super().__init__()
+        self.fetches, self.now, self.lives = fetches, 50.0, POOLS
+        self.outcomes = Counter[str]()
+        self.brought = 0  # tokens
         self.workers = [Worker(life) for life in range(POOLS)]
         pools = [PrefillPool(f"pool {i}", str(i).encode()) for i in range(POOLS)]
         self.target = HandOverMachine(PrefillHello(PREFILL_VERSION, IDENTITY, "tiny"), pools, 1, KEY)
@@ -170,8 +164,6 @@ class World:
         self.kv = np.zeros((LAYERS, 4000, 2), np.uint8)
         self.free: list[int] = list(range(4000))
         self.wanted: list[HandOver] = []
-        self.dialled = {pool.peer: i for i, pool in enumerate(pools)}  # workers that are pools of the target
-        self.peers = iter(range(POOLS, 10**6))
         self.lanes: dict[Peer, deque[Work]] = {pool.peer: deque() for pool in pools}
         self.open: dict[Peer, Memory | None] = {}
 
@@ -226,7 +218,7 @@ class World:
 
     def work(self, choice: int) -> None:
         """What a pool's thread does next."""
-        if (pool := self.pool_of(choice % POOLS)) is not None:
+        if (pool := self.pool_of(choice)) is not None:
             self._work(pool.peer, 1 + choice // 32)
 
     def _work(self, pool: Peer, most: int) -> None:
@@ -276,73 +268,45 @@ class World:
             worker.machine.tick(self.now)
 
     def disconnect(self, choice: int) -> None:
-        if (pool := self.pool_of(choice % POOLS)) is not None:
+        if (pool := self.pool_of(choice)) is not None:
             self.target.lost(pool, "it hung up")
-            self.frames[choice % POOLS].clear()
-            self.frames[POOLS + choice % POOLS].clear()
+            self.lines[choice % POOLS].clear()
+            self.lines[POOLS + choice % POOLS].clear()
 
     def join(self, choice: int) -> None:
-        if self.pool_of(choice % POOLS) is None:
-            peer = str(next(self.peers)).encode()
+        if self.pool_of(choice) is None:
+            peer = next(self.peers)
             self.dialled[peer], self.lanes[peer] = choice % POOLS, deque()
             self.target.join(PrefillPool(f"pool {choice % POOLS}", peer))
 
-    def drain(self, choice: int) -> None:
-        """Mostly; now and then it is to stay after all."""
-        if (pool := self.pool_of(choice % POOLS)) is not None:
-            self.target.drain(pool, choice % 8 < 6)
-
     def leave(self, choice: int) -> None:
         """What was sent before may still arrive; nothing is heard any more."""
-        if (pool := self.pool_of(choice % POOLS)) is not None:
+        if (pool := self.pool_of(choice)) is not None:
             self.target.leave(pool)
             self.post()
             self._work(pool.peer, len(self.lanes[pool.peer]))
             self.post()
             assert self.open.pop(pool.peer, None) is None
             del self.dialled[pool.peer], self.lanes[pool.peer]
-            self.frames[POOLS + choice % POOLS].clear()
-
-    def pool_of(self, worker: int) -> PrefillPool | None:
-        return next((pool for pool in self.target.pools if self.dialled[pool.peer] == worker), None)
+            self.lines[POOLS + choice % POOLS].clear()
 
     def restart(self, choice: int) -> None:
         """A worker at the same address, which knows nobody."""
         self.workers[choice % POOLS] = Worker(self.lives)
         self.lives += 1
-        self.frames[POOLS + choice % POOLS].clear()
+        self.lines[POOLS + choice % POOLS].clear()
 
     # -- lines
 
-    def deliver(self, choice: int) -> None:
-        for _ in range(1 + choice // 8):
-            if self.line(choice):
-                self._arrive(choice % len(self.frames), self.line(choice).popleft())
-
-    def drop(self, choice: int) -> None:
-        if self.line(choice):
-            self.line(choice).popleft()
-
-    def repeat(self, choice: int) -> None:
-        if self.line(choice):
-            self.line(choice).insert(choice // 8 % 3, self.line(choice)[0])
-
-    def reorder(self, choice: int) -> None:
-        if self.line(choice):
-            frame = self.line(choice).popleft()
-            self.line(choice).insert(1 + choice // 8, frame)
-
     def flip(self, choice: int) -> None:
-        if not self.line(choice):
-            return
-        sent, number = self.line(choice).popleft(), choice % len(self.frames)
-        frame = bytearray(sent)
-        frame[choice // 8 % len(frame)] ^= 1 << choice % 8
-        self._arrive(number, _with_salt_of(sent, bytes(frame)) if number < POOLS else bytes(frame))
+        if self.line(choice):
+            sent, number = self.line(choice).popleft(), choice % len(self.lines)
+            frame = flipped(sent, choice)
+            self.arrive(number, _with_salt_of(sent, frame) if number < POOLS else frame)
 
     def lie(self, choice: int) -> None:
         """A worker that signs what is not so."""
-        line, pool = self.frames[POOLS + choice % POOLS], self.pool_of(choice % POOLS)
+        line, pool = self.lines[POOLS + choice % POOLS], self.pool_of(choice)
         for place, frame in enumerate(line):
             message, welcome = decode_from_prefill(frame), None if pool is None else pool.welcome
             if isinstance(message, SegmentReady) and welcome is not None:
@@ -357,7 +321,7 @@ class World:
         place = choice // 2 % PLACES
         if not self.fetches and place in memory.data:
             memory.left[place] = bytes([memory.left[place][0] ^ 1]) + memory.left[place][1:]
-        line = self.frames[POOLS + choice % POOLS]
+        line = self.lines[POOLS + choice % POOLS]
         for at, frame in enumerate(line):
             message = decode_from_prefill(frame)
             if isinstance(message, SegmentBytes):
@@ -365,29 +329,26 @@ class World:
                 line[at] = encode(replace(message, data=memoryview(data[:-1] + bytes([data[-1] ^ 1]))))
                 return
 
-    def line(self, choice: int) -> deque[bytes]:
-        return self.frames[choice % len(self.frames)]
-
     def post(self) -> None:
         """What the machines have to say goes onto the lines, what is to be done onto the lanes."""
         for outgoing in self.target.outbox:
             if outgoing.peer in self.dialled:
                 self._check_order(outgoing)
-                self.frames[self.dialled[outgoing.peer]].append(encode(outgoing.message))
+                self.lines[self.dialled[outgoing.peer]].append(encode(outgoing.message))
         self.target.outbox.clear()
         for work in self.target.work:
             pool = work.incoming.pool if isinstance(work, ReadSegment) else work.pool
             self.lanes[pool.peer].append(work)
         self.target.work.clear()
         for number, worker in enumerate(self.workers):
-            self.frames[POOLS + number] += [encode(outgoing.message) for outgoing in worker.machine.outbox]
+            self.lines[POOLS + number] += [encode(outgoing.message) for outgoing in worker.machine.outbox]
             worker.machine.outbox.clear()
 
     def _check_order(self, outgoing: Outgoing) -> None:
         pool = self.target.pool_at(outgoing.peer)
         assert not isinstance(outgoing.message, PrefillOrder) or (pool is not None and not pool.draining)
 
-    def _arrive(self, line: int, frame: bytes) -> None:
+    def arrive(self, line: int, frame: bytes) -> None:
         if line < POOLS:
             try:
                 self.workers[line].machine.receive(self.peer, decode_to_prefill(frame), self.now)
@@ -421,8 +382,7 @@ class World:
             self.tick()
             for _ in range(8):
                 self.post()
-                for number in range(len(self.frames)):
-                    self.deliver(number + 8 * len(self.frames[number]))
+                self.deliver_all()
                 for peer in self.lanes:
                     self._work(peer, len(self.lanes[peer]))
                 for pool in range(POOLS):
@@ -433,9 +393,7 @@ class World:
     def heal(self) -> None:
         """The lines are good again, a pool is there to stay: once pools that failed are tried again, hand-overs come
         whole."""
-        if all(pool.draining for pool in self.target.pools):
-            self.leave(0)
-            self.join(0)
+        self.keep_one()
         self.rounds(250, 0.3)
         before = Counter(self.outcomes)
         for choice in range(12):
@@ -479,8 +437,3 @@ LIES: tuple[Callable[[SegmentReference], SegmentReference], ...] = (
     lambda r: replace(r, layout=bytes(16)),
     lambda r: replace(r, sequence=bytes(16)),
 )
-
-
-def random_events(rng: Random, weights: dict[str, float], count: int) -> Iterator[tuple[str, int]]:
-    for name in rng.choices(list(weights), list(weights.values()), k=count):
-        yield name, rng.randrange(256)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import accumulate, product
 
@@ -23,7 +24,6 @@ from pilotfish.core.trees.tree import ROOT, Forest, Guesses
 NODES, LEVELS, WIDTH = 8, 8, 4
 #: Seconds of a forward by rows and of a level, and a chance.
 Draft = tuple[tuple[Callable[[int], float], float], float]
-PARAMS = SamplingParams()
 #: Rows that trees may have, where nothing binds them.
 ROOM = 4096
 
@@ -45,6 +45,7 @@ class Device:
     drafted: int = 0
     steps: int = 0
     choices: list[tuple[float, object]] = field(default_factory=list)
+    grown: dict[object, list[tuple[Guesses, float]]] = field(default_factory=dict)  # by nodes, chances and bias
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def step(self, budget: Budget, sequences: int) -> None:
@@ -72,18 +73,27 @@ class Device:
 
     def _grow(self, limits: DraftLimits, sequences: int) -> tuple[Guesses, int]:
         """As a draft in the target's process does, while it pays: the tree that all sequences get, and its forwards."""
-        tree, levels, expected, gained = Guesses(), 0, 0.0, math.inf
+        if not limits.levels:
+            return Guesses(), 0
         nodes = min(limits.nodes, -(-limits.total // sequences))
-        while levels < limits.levels:
+        key = nodes, self.chances, self.bias
+        grown = self.grown.get(key) or self.grown.setdefault(key, list(self._levels(nodes)))
+        least, levels, most = limits.price * self.level / sequences, 0, min(limits.levels, len(grown) - 1)
+        while levels < most and (not levels or self.blocks or grown[levels][1] >= least):
+            levels += 1
+        return grown[levels][0], min(levels, 1) if self.blocks else levels
+
+    def _levels(self, nodes: int) -> Iterator[tuple[Guesses, float]]:
+        """The tree after so many levels, and the tokens that a further one promises."""
+        tree, expected, gained = Guesses(), 0.0, math.inf
+        for _ in range(LEVELS + 1):
             leaves = self._leaves(tree, nodes)
-            promised = sequences * min(gained, sum(math.exp(_score(tree, leaf)) for leaf in leaves))
-            if not leaves or (levels and not self.blocks and promised < limits.price * self.level):
+            yield deepcopy(tree.best(nodes)), min(gained, sum(math.exp(_score(tree, leaf)) for leaf in leaves))
+            if not leaves:
                 break
             self._expand(tree, leaves)
-            levels += 1
             before, expected = expected, sum(map(math.exp, sorted(tree.scores)[-nodes:]))
             gained = expected - before
-        return tree.best(nodes), min(levels, 1) if self.blocks else levels
 
     def _leaves(self, tree: Guesses, nodes: int) -> list[int]:
         """The best to expand, of those whose children could be among so many nodes."""
@@ -108,18 +118,17 @@ def _score(tree: Guesses, node: int) -> float:
     return 0.0 if node == ROOT else tree.scores[node]
 
 
+CHUNKS = [Chunk(Request(number, [1], SamplingParams(), 0, frozenset(), 100), 1) for number in range(32)]
+
+
 def _step(forest: Forest) -> Step:
     """Of one row of each sequence, and the trees."""
     count, slots = forest.num_trees, np.zeros(1, np.int32)
-    chunks, samples = [Chunk(_request(i), 1) for i in range(count)], np.ones(count, np.bool_)
-    return Step(chunks, samples, [range(0)] * count, [slots] * count, forest, np.zeros(len(forest), np.int32))
+    whole = [True] * count, [range(0)] * count, [slots] * count
+    return Step(CHUNKS[:count], *whole, forest, np.zeros(len(forest), np.int32))
 
 
-def _request(number: int) -> Request:
-    return Request(number, [1], PARAMS, 0, frozenset(), 100)
-
-
-def speed(budget: Budget, device: Device, sequences: int, steps: int = 900) -> float:
+def speed(budget: Budget, device: Device, sequences: int, steps: int = sized(600, 900)) -> float:
     """Tokens a second after a third of the steps."""
     for _ in range(steps // 3):
         device.step(budget, sequences)
@@ -193,7 +202,7 @@ def test_full_trees_are_tried_again_where_small_ones_were_best() -> None:
         device.step(budget, 1)
     assert budget.choice.bucket < 4
     device.chances = (0.6, 0.3)
-    for _ in range(1500):
+    for _ in range(sized(900, 1500)):
         device.step(budget, 1)
     assert budget.choice.bucket >= 6
 
@@ -202,7 +211,7 @@ def test_wrong_beliefs_about_costs_are_corrected() -> None:
     for error in (0.3, 3.0):
         device = Device(SMALL, 0.0008, (0.8,))
         budget = adaptive(device, error)
-        assert speed(budget, device, 4, 3000) > 0.95 * best_fixed(device, 4), device.choices
+        assert speed(budget, device, 4, sized(1800, 3000)) > 0.95 * best_fixed(device, 4), device.choices
 
 
 def test_a_draft_that_becomes_good_comes_back() -> None:
@@ -212,29 +221,29 @@ def test_a_draft_that_becomes_good_comes_back() -> None:
         device.step(budget, 2)
     assert budget.choice.effort is not Effort.DRAFT
     device.chances = (0.9,)
-    for _ in range(1500):
+    for _ in range(sized(900, 1500)):
         device.step(budget, 2)
     assert budget.choice.effort is Effort.DRAFT
 
 
 def test_a_draft_that_is_replaced_by_a_wrong_one_leaves_and_a_right_one_comes_back() -> None:
     """Each is sure of its first nodes. What was learned of how often the wrong one is right must not last."""
-    sequences, device = 8, Device(FLAT, 0.001, (0.85,))
+    sequences, steps, device = 8, sized(1200, 3000), Device(FLAT, 0.001, (0.85,))
     budget = adaptive(device)
-    assert speed(budget, device, sequences, 3000) > 0.95 * best_fixed(device, sequences)
+    assert speed(budget, device, sequences, steps) > 0.95 * best_fixed(device, sequences)
     device.chances, device.bias = (0.05,), math.log(0.85) / math.log(0.05)
     began, tokens = device.now, device.tokens
-    speed(budget, device, sequences, 3000)
+    speed(budget, device, sequences, steps)
     assert budget.choice.effort is Effort.NONE
     assert (device.tokens - tokens) / (device.now - began) > 0.98 * sequences / FLAT(sequences)
     device.chances, device.bias = (0.85,), 1.0
-    assert speed(budget, device, sequences, 3000) > 0.95 * best_fixed(device, sequences), device.choices
+    assert speed(budget, device, sequences, steps) > 0.95 * best_fixed(device, sequences), device.choices
 
 
 def test_probes_are_rare_while_nothing_pays() -> None:
     device = Device(BOUND, 0.004, (0.05,))
     budget = adaptive(device)
-    for _ in range(2000):
+    for _ in range(sized(1000, 2000)):
         device.step(budget, 8)
     assert 0 < device.drafted < 0.02 * device.steps + 3 * budget.PROBE_STEPS
 
@@ -243,9 +252,9 @@ def test_trials_of_a_draft_that_reads_long_are_rarer_still() -> None:
     """It takes 0.06 ms to read each token that 32 sequences of 200 wrote meanwhile."""
     device = Device(FLAT, 0.004, (0.05,), reads=0.00006)
     budget, rested = adaptive(device), Device(FLAT, 0.004, (0.05,))
-    got, plain = speed(budget, device, 32, 1800), 32 / FLAT(32)
+    got, plain = speed(budget, device, 32, sized(1000, 1800)), 32 / FLAT(32)
     assert got > 0.98 * plain
-    assert speed(adaptive(rested), rested, 32, 1800) > 0.98 * plain
+    assert speed(adaptive(rested), rested, 32, sized(1000, 1800)) > 0.98 * plain
     assert 0 < device.drafted < rested.drafted
 
 
@@ -263,7 +272,7 @@ def test_choices_do_not_oscillate_between_equals() -> None:
     """A draft that costs just what it gives."""
     device = Device(lambda rows: 0.001 * rows, 0.0, (0.5,))
     budget = adaptive(device)
-    for _ in range(5000):
+    for _ in range(sized(2000, 5000)):
         device.step(budget, 4)
     assert budget.changes < 8
 

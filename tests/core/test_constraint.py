@@ -1,13 +1,30 @@
-"""Constraints: how they are made and what is refused."""
+"""Constraints: how they are made, what is refused, and trees below an output that follows a grammar."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from math import exp
 
 import msgspec
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import paths_of
 
-from pilotfish.core.sampling.constraint import MAX_LENGTH, Constraint, words
+from pilotfish.core.sampling.constraint import (
+    FORCED,
+    MAX_LENGTH,
+    Bits,
+    Constraint,
+    FollowedGrammar,
+    MaskedPaths,
+    constrained,
+    masks_when_asked,
+    words,
+)
+from pilotfish.core.trees.tree import GRAMMAR, LM, ROOT, Guesses
 from pilotfish.errors import ParameterError
 
 
@@ -44,3 +61,111 @@ def test_it_travels() -> None:
 @pytest.mark.parametrize(("vocab_size", "count"), [(1, 1), (32, 1), (33, 2), (128256, 4008)])
 def test_words_of_a_mask(vocab_size: int, count: int) -> None:
     assert words(vocab_size) == count
+
+
+# -- trees
+
+
+class Sentences:
+    """A GrammarState: the output is one of some sentences, of tokens below 64."""
+
+    def __init__(self, *sentences: Sequence[int]) -> None:
+        self.sentences = [tuple(sentence) for sentence in sentences]
+        self.output: tuple[int, ...] = ()
+        self.problem: str | None = None
+
+    def extend(self, token: int) -> None:
+        self.output += (token,)
+
+    @property
+    def ended(self) -> bool:
+        return self.next([]) == set()
+
+    def next(self, path: Sequence[int]) -> set[int]:
+        before = (*self.output, *path)
+        return {s[len(before)] for s in self.sentences if s[: len(before)] == before and len(s) > len(before)}
+
+    def allows(self, path: Sequence[int]) -> bool:
+        return path[-1] in self.next(path[:-1])
+
+    def forced(self, path: Sequence[int]) -> list[int]:
+        forced = list[int]()
+        while len(choices := self.next([*path, *forced])) == 1:
+            forced += choices
+        return forced
+
+    def mask(self, path: Sequence[int], bits: Bits) -> None:
+        bits[:] = 0
+        for token in self.next(path):
+            bits[token // 32] |= np.array(1 << token % 32, np.uint32).view(np.int32)
+
+
+def test_what_is_forbidden_goes_with_all_below() -> None:
+    tree = Guesses()
+    a = tree.add(ROOT, 1, -0.1, LM)
+    b = tree.add(ROOT, 9, -0.2, LM)
+    tree.add(a, 2, -0.3, LM)
+    c = tree.add(b, 2, -0.3, LM)
+    tree.add(c, 3, -0.4, LM)
+    kept = constrained(tree, Sentences([1, 2, 5], [1, 3], [4]), 16)
+    assert set(paths_of(kept.tree())) == {(1,), (1, 2), (1, 2, 5)}
+    assert kept.origins == [LM, LM, GRAMMAR]
+    assert kept.scores == pytest.approx([-0.1, -0.3, -0.3 + FORCED])
+
+
+def test_what_is_forced_needs_no_guess() -> None:
+    kept = constrained(Guesses(), Sentences([1, 2, 3, 4], [1, 2, 3, 5]), 16)
+    assert kept.tokens == [1, 2, 3]
+    assert [exp(score) for score in kept.scores] == pytest.approx([exp(FORCED) ** depth for depth in (1, 2, 3)])
+
+
+def test_a_guess_of_what_is_forced_keeps_its_score_and_name() -> None:
+    kept = constrained(Guesses.chain([1], [-2.0], LM), Sentences([1, 2]), 16)
+    assert (kept.tokens, kept.origins) == ([1, 2], [LM, GRAMMAR])
+    assert kept.scores == pytest.approx([-2.0, -2.0 + FORCED])
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), min_size=1, max_size=6),
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.floats(-5, 0)), max_size=10),
+    st.integers(0, 12),
+)
+def test_every_node_is_legal_and_the_best_stay(
+    sentences: list[list[int]], nodes: list[tuple[int, int, float]], most: int
+) -> None:
+    tree, state = Guesses(), Sentences(*sentences)
+    for parent, token, score in nodes:
+        tree.add(parent - 1 if parent - 1 < len(tree) else ROOT, token, score, LM)
+    legal = {path for path in set(paths_of(tree.tree())) if all(state.allows(path[: i + 1]) for i in range(len(path)))}
+    whole = constrained(tree, state, 1000)
+    assert legal <= set(paths_of(whole.tree()))
+    assert all(state.allows(path) for path in set(paths_of(whole.tree())))
+    forced = {(*p, *state.forced(p)[: i + 1]) for p in [(), *legal] for i in range(len(state.forced(p)))}
+    assert set(paths_of(whole.tree())) == legal | forced
+    kept = constrained(tree, state, most)
+    assert len(kept) == min(most, len(whole))
+    assert sorted(kept.scores) == sorted(sorted(whole.scores)[len(whole) - len(kept) :])
+
+
+def test_masks_are_in_the_order_of_their_paths() -> None:
+    one, other = Sentences([1, 2], [1, 40]), Sentences([63])
+    asked = masks_when_asked([MaskedPaths(one, [[], [1]]), MaskedPaths(other, [[]])], 64)
+    got = [np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist() for row in asked()]
+    assert got == [[1], [2, 40], [63]]
+    assert asked().shape == (3, words(64))
+
+
+def test_a_grammar_that_comes_late_catches_up() -> None:
+    states: list[Sentences | None] = [None, None, Sentences([1, 2, 3, 4])]
+    followed = FollowedGrammar(lambda: states.pop(0), [1])
+    assert followed.state() is None
+    followed.extend([2])
+    assert followed.state() is None
+    state = followed.state()
+    assert isinstance(state, Sentences)
+    assert state.output == (1, 2)
+    followed.extend([3])
+    assert followed.state() is state
+    assert state.output == (1, 2, 3)
+    state.problem = "a limit"
+    assert followed.state() is None

@@ -16,22 +16,6 @@ def told(first: int, count: int) -> Features:
     return (np.arange(first, first + count)[:, None] + [0.0, 0.5]).astype(np.float32)
 
 
-def test_a_row_has_the_feature_before_it() -> None:
-    log = FeatureLog(WIDTH)
-    log.put(0, told(0, 3))
-    rows = log.of_rows(0, 5)
-    assert np.isnan(rows[0]).all() and np.isnan(rows[4]).all()
-    assert (rows[1:4] == told(0, 3)).all() and log.reach == 3
-
-
-def test_a_gap_is_known_as_one() -> None:
-    log = FeatureLog(WIDTH)
-    log.put(0, told(0, 2))
-    log.put(4, told(4, 1))
-    rows = log.of_rows(1, 5)
-    assert log.reach == 5 and np.isnan(rows[[2, 3]]).all() and (rows[[0, 1, 4]] == told(0, 5)[[0, 1, 4]]).all()
-
-
 @given(
     st.lists(
         st.one_of(

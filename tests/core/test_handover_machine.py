@@ -4,14 +4,14 @@ and pools: what a hand-over says that it brought is there, and right; nothing is
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from random import Random
 
 import numpy as np
 import pytest
-from handover_world import IDENTITY, LAYERS, LAYOUT, World, random_events
+from handover_world import IDENTITY, LAYERS, LAYOUT, World
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lines import Event, histories, random_events
 from msgspec.structs import replace
 from sizes import sized
 
@@ -51,24 +51,12 @@ KINDS = (
 )
 
 
-def run(world: World, events: Sequence[tuple[str, int]]) -> None:
-    for name, choice in events:
-        getattr(world, name)(choice)
-        world.post()
-        world.check()
-
-
-def histories() -> st.SearchStrategy[list[tuple[str, int]]]:
-    names = [name for name, weight in (COMMON | FAULTS | RARE).items() for _ in range(max(1, int(weight)))]
-    return st.lists(st.tuples(st.sampled_from(names), st.integers(0, 255)), max_size=120)
-
-
-@settings(max_examples=sized(15, 60), deadline=None)
-@given(histories(), st.booleans())
-def test_whatever_happens_what_came_is_right_and_nothing_is_held(events: list[tuple[str, int]], fetches: bool) -> None:
+@settings(max_examples=sized(6, 60), deadline=None)
+@given(histories(COMMON | FAULTS | RARE, 120), st.booleans())
+def test_whatever_happens_what_came_is_right_and_nothing_is_held(events: list[Event], fetches: bool) -> None:
     world = World(fetches)
     world.rounds(8)
-    run(world, events)
+    world.live(events)
     world.heal()
     world.end()
 
@@ -78,7 +66,7 @@ def test_long_random_runs_see_every_ending(fetches: bool) -> None:
     outcomes, refused, brought = Counter[str](), Counter[str](), 0
     for seed in range(16):
         rng, world = Random(seed), World(fetches)
-        run(world, list(random_events(rng, COMMON | KINDS[seed % len(KINDS)], 1200)))
+        world.live(random_events(rng, COMMON | KINDS[seed % len(KINDS)], 1200))
         world.end()
         outcomes += world.outcomes
         brought += world.brought

@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
+from handover_world import WELCOME
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.core.prefilling.handover import WHOLE, HandOver, HandOverReport, HandOverTotals
-from pilotfish.core.prefilling.incoming import Incoming, Landing
+from pilotfish.core.prefilling.incoming import Incoming
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
-from pilotfish.core.prefilling.segments import KVLayout
 
 seconds = st.floats(0, 100)
 
 
-def incoming(report: HandOverReport, *landings: Landing) -> Incoming:
+def incoming(report: HandOverReport, *landings: tuple[float, float]) -> Incoming:
     handover = HandOver(range(4), np.arange(4, dtype=np.int32), report=report)
-    pool, layout = PrefillPool("east", b"0"), KVLayout(1, 0, 1, [4])
-    return Incoming(1, handover, pool, layout, 0.0, 9.0, 1.0, 0.0, landings=list(landings))
+    pool = PrefillPool("east", b"0", welcome=WELCOME)
+    return Incoming(1, handover, pool, 0.0, 9.0, 1.0, landings=list(landings))
 
 
-def test_what_is_exposed_and_what_is_hidden() -> None:
-    """The pool had computed by 8.75."""
-    report = HandOverReport(outcome=WHOLE, began=7.0, seconds=2.0, queued=0.5, computing=1.25)
-    assert (report.exposed, report.lost) == (0.25, 0.0)
-    assert incoming(report, Landing(7.75, 0.125), Landing(8.75, 0.25), Landing(9.0, 0.375)).hidden == 0.375
-
-
-def test_of_one_that_ended_early_all_time_is_lost() -> None:
-    report = HandOverReport(outcome="late", began=7.0, seconds=2.0)
-    assert (report.exposed, report.lost) == (0.0, 2.0)
-    assert incoming(report, Landing(7.0, 0.125)).hidden == 0.0
-
-
-def test_of_one_whose_pool_did_not_say_how_long_it_took_no_part_is_known() -> None:
-    report = HandOverReport(outcome=WHOLE, began=7.0, seconds=2.0)
-    assert (report.exposed, report.lost) == (0.0, 0.0)
-    assert incoming(report, Landing(7.0, 0.125)).hidden == 0.0
+@pytest.mark.parametrize(
+    ("outcome", "parts", "exposed", "lost", "hidden"),
+    [
+        (WHOLE, (0.5, 1.25), 0.25, 0.0, 0.375),  # the pool had computed by 8.75
+        (WHOLE, (0.0, 0.0), 0.0, 0.0, 0.0),  # it did not say how long it took: no part is known
+        ("late", (0.0, 0.0), 0.0, 2.0, 0.0),  # all time is lost
+    ],
+)
+def test_what_is_exposed_and_what_is_hidden(
+    outcome: str, parts: tuple[float, float], exposed: float, lost: float, hidden: float
+) -> None:
+    report = HandOverReport(outcome=outcome, began=7.0, seconds=2.0, queued=parts[0], computing=parts[1])
+    assert (report.exposed, report.lost) == (exposed, lost)
+    assert incoming(report, (7.75, 0.125), (8.75, 0.25), (9.0, 0.375)).hidden == hidden
 
 
 @given(seconds, seconds, seconds, st.sampled_from([WHOLE, "gone"]))

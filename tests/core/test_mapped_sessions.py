@@ -8,25 +8,20 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 from sizes import sized
-from slot_contents import SlotContents, path_inputs
+from slot_contents import CHILDREN, SHAPE, SessionRules, make_table, path_inputs
 from vocabularies import read, said, sayings, table, tables
 
-from pilotfish.core.cache.prefix_cache import PrefixCache
-from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting import mapped_text
 from pilotfish.core.drafting.connected_targets import DraftIdentity
 from pilotfish.core.drafting.draft_machine import DraftMachine
 from pilotfish.core.drafting.draft_sessions import (
-    IDLE,
     DraftModel,
     DraftSession,
     SessionKey,
-    SessionTable,
     add_children,
 )
-from pilotfish.core.drafting.level_choice import LevelChoice, LevelShape
 from pilotfish.core.drafting.messages import (
     CONNECTION,
     MAPPED,
@@ -41,8 +36,7 @@ from pilotfish.core.drafting.messages import (
 )
 from pilotfish.core.drafting.vocabulary_map import MappedVocabulary, TokenTable, Unshared, VocabularyMap
 
-CAPACITY, CHILDREN = 80, 2
-SHAPE = LevelShape(4, CHILDREN)
+CAPACITY = 80
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -52,20 +46,15 @@ def _short_window():  # type: ignore[no-untyped-def]
         yield
 
 
-class MappedMachine(RuleBasedStateMachine):
+class MappedMachine(SessionRules):
     """A draft's sessions, some of whose targets have another vocabulary: opened, grown, committed to, evicted."""
 
     @initialize(theirs=tables(), ours=tables())
     def begin(self, theirs: TokenTable, ours: TokenTable) -> None:
         self.target, self.draft = theirs, ours
         self.vocabulary = MappedVocabulary(VocabularyMap(theirs, ours), {})
-        pool = SlotPool(CAPACITY)
-        self.sessions = SessionTable(pool, PrefixCache(pool))
-        self.contents, self.choice, self.now = SlotContents(self.sessions), LevelChoice(self.sessions, SHAPE), 0.0
+        self.begin_with(make_table(CAPACITY))
         self.told = dict[int, list[int]]()
-
-    def some(self, data: st.DataObject) -> DraftSession:
-        return data.draw(st.sampled_from(list(self.sessions)))
 
     @rule(number=st.integers(1, 3), data=st.data())
     def open(self, number: int, data: st.DataObject) -> None:
@@ -74,21 +63,21 @@ class MappedMachine(RuleBasedStateMachine):
         opened = Open(number, 1, tokens, len(tokens), 60, 0, RequestSampling(), 30)
         vocabulary = self.vocabulary if mapped else None
         key, model = SessionKey(b"", number), DraftModel(CAPACITY)
-        session = DraftSession.of(key, opened, "", 1.0, self.now, model, Unshared(), vocabulary)
+        session = DraftSession(key, opened, "", 1.0, self.now, model, Unshared(), vocabulary)
         if len(session.inputs) < CAPACITY:
-            assert self.sessions.open(session) < len(session.inputs)
+            assert self.table.open(session) < len(session.inputs)
             self.told[number] = list(tokens)
 
     @rule()
     def level(self) -> None:
         level = self.choice.next_level(self.now)
         if level:
-            self.sessions.allocate(level)
+            self.table.allocate(level)
             self.contents.run(level)
-            self.sessions.computed(level)
+            self.table.computed(level)
             leaves = [(part.session, leaf) for part in level for leaf in part.leaves]
             tokens = np.array([self.guesses(*leaf) for leaf in leaves], np.int64).reshape(len(leaves), CHILDREN)
-            add_children(level, tokens, np.full((len(leaves), CHILDREN), -0.7), self.sessions.calibrations)
+            add_children(level, tokens, np.full((len(leaves), CHILDREN), -0.7), self.table.calibrations)
 
     def guesses(self, session: DraftSession, leaf: int) -> list[int]:
         """Tokens that may be guessed, by what was read down to the leaf."""
@@ -96,36 +85,24 @@ class MappedMachine(RuleBasedStateMachine):
         drawn = zlib.crc32(str([*session.inputs, *path_inputs(session, leaf)]).encode())
         return [known[(drawn + place) % len(known)] for place in range(CHILDREN)]
 
-    @precondition(lambda self: len(self.sessions))
+    @precondition(lambda self: len(self.table))
     @rule(data=st.data(), hits=st.integers(0, 4), bonus=st.booleans())
     def commit(self, data: st.DataObject, hits: int, bonus: bool) -> None:
         session = self.some(data)
-        tree = session.tree
-        node = next((node for node in tree.likeliest(30) if tree.depth(node) == hits), tree.root)
         more = data.draw(sayings(self.target if session.text is not None else self.draft))[:2] if bonus else []
-        tokens = [*tree.path_tokens(node), *more]
+        tokens = [*self.guessed(session, hits), *more]
         if tokens and len(session.tokens) + len(tokens) < session.max_length:
-            self.sessions.commit(session, tokens)
+            self.table.commit(session, tokens)
             self.told[session.key.number] += tokens
             session.touched = self.now
             if len(session.inputs) > session.longest:
-                self.sessions.close(session)
+                self.table.close(session)
             elif session.evicted:
-                self.sessions.wake(session)
-
-    @precondition(lambda self: len(self.sessions))
-    @rule(data=st.data(), end=st.sampled_from(["close", "evict", "drop_tree"]))
-    def lose(self, data: st.DataObject, end: str) -> None:
-        getattr(self.sessions, end)(self.some(data))
-
-    @rule()
-    def wait(self) -> None:
-        self.now += IDLE
+                self.table.wake(session)
 
     @invariant()
     def kv_is_of_what_is_read(self) -> None:
-        self.contents.check()
-        for session in self.sessions:
+        for session in self.table:
             assert session.tokens == self.told[session.key.number]
             if session.text is not None:
                 mapped, target = self.vocabulary.map, self.target
@@ -134,7 +111,7 @@ class MappedMachine(RuleBasedStateMachine):
 
 
 TestMappedSessions = MappedMachine.TestCase
-TestMappedSessions.settings = settings(max_examples=sized(40, 200), stateful_step_count=40, deadline=None)
+TestMappedSessions.settings = settings(max_examples=sized(18, 200), stateful_step_count=40, deadline=None)
 
 
 # -- the protocol
@@ -147,9 +124,8 @@ HELLO = Hello(PROTOCOL_VERSION, "theirs", 5, "target", {4: "<s>"})
 def machine(added: dict[int, str] | None = None) -> DraftMachine:
     """That serves the tokenizer `theirs`, with these added tokens."""
     mapped = MappedVocabulary(VocabularyMap(TARGET, DRAFT), {4: "<s>"} if added is None else added)
-    pool = SlotPool(40)
     identity = DraftIdentity("draft", "ours", {5: "<s>", 6: "</s>"}, mapped={"theirs": mapped})
-    return DraftMachine(identity, SessionTable(pool, PrefixCache(pool)), SHAPE, 30)
+    return DraftMachine(identity, make_table(40), SHAPE, 30)
 
 
 def heard(draft: DraftMachine, kind: type) -> list:  # type: ignore[type-arg]
@@ -171,13 +147,21 @@ def grow(draft: DraftMachine, tokens: list[int]) -> None:
     draft.level_done(level, add_children(level, children, chances, draft.table.calibrations), 0.0, 0.0)
 
 
+def serving(
+    tokens: list[int], hello: Hello = HELLO, added: dict[int, str] | None = None
+) -> tuple[DraftMachine, DraftSession]:
+    """A draft with a session."""
+    draft = machine(added)
+    draft.receive(b"t", hello, 0.0)
+    draft.receive(b"t", opened(tokens), 0.0)
+    (session,) = draft.table
+    return draft, session
+
+
 def test_a_target_with_a_known_tokenizer_is_served_through_its_map() -> None:
     """On the wire are its own tokens alone, and its own lengths."""
-    draft = machine()
-    draft.receive(b"t", HELLO, 0.0)
+    draft, session = serving([2, 3, 2])  # "ab ab"
     assert MAPPED in heard(draft, Load)[0].capabilities
-    draft.receive(b"t", opened([2, 3, 2]), 0.0)  # "ab ab"
-    (session,) = draft.table
     assert session.inputs == [5, 2, 1, 0, 2, 1] and session.tokens == [2, 3, 2]
     grow(draft, [0, 1])
     grow(draft, [3, 0])
@@ -190,10 +174,7 @@ def test_a_target_with_a_known_tokenizer_is_served_through_its_map() -> None:
 
 
 def test_what_nobody_guessed_is_read_as_the_draft_writes_it() -> None:
-    draft = machine()
-    draft.receive(b"t", HELLO, 0.0)
-    draft.receive(b"t", opened([0, 1]), 0.0)
-    (session,) = draft.table
+    draft, session = serving([0, 1])
     grow(draft, [3, 4])
     draft.receive(b"t", Commit(1, 1, 2, [1], 20), 0.0)  # "ab" and "b": the draft has "bb"
     assert session.inputs == [5, 2, 3] and len(session.slots) == 2 and draft.table.rewritten == 1
@@ -217,10 +198,7 @@ def test_others_are_refused(hello: Hello, reason: str) -> None:
 
 
 def test_a_target_with_the_drafts_own_tokenizer_needs_no_map() -> None:
-    draft = machine()
-    draft.receive(b"t", Hello(PROTOCOL_VERSION, "ours", 7, "target", {5: "<s>", 6: "</s>"}), 0.0)
-    draft.receive(b"t", opened([0, 3]), 0.0)
-    (session,) = draft.table
+    draft, session = serving([0, 3], Hello(PROTOCOL_VERSION, "ours", 7, "target", {5: "<s>", 6: "</s>"}))
     assert MAPPED not in heard(draft, Load)[0].capabilities and session.inputs is session.tokens
 
 
@@ -239,8 +217,6 @@ def test_what_the_draft_cannot_hold_is_refused() -> None:
 
 def test_tokens_that_the_target_itself_lacks_are_not_guessed() -> None:
     """Its tokenizer's directory has an added token more than it tells of."""
-    draft = machine({4: "<s>", 5: "<more>"})
-    draft.receive(b"t", HELLO, 0.0)
-    draft.receive(b"t", opened([0]), 0.0)
+    draft, _ = serving([0], added={4: "<s>", 5: "<more>"})
     grow(draft, [4, 5])
     assert heard(draft, Tree)[0].tokens == [4]

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+from sizes import sized
 
-from pilotfish.core.sampling.noise import MAX_NOISE, MIN_NOISE, SEED_LIMIT, gumbel, gumbel_of, philox, sample_seed
+from pilotfish.core.sampling.noise import SEED_LIMIT, gumbel, gumbel_of, philox, sample_seed
 
 VECTORS = Path(__file__).parents[2] / "docs" / "noise-vectors.md"
 SEEDS = st.integers(0, SEED_LIMIT - 1)
@@ -92,12 +93,12 @@ def test_a_larger_vocabulary_changes_no_token(seed: int, position: int, size: in
 
 
 def test_noise_is_bounded() -> None:
+    """A token that is further below the best can never win."""
     extremes = -np.log(-np.log((np.array([0, 2**32 - 1]) + 0.5) / 2.0**32))
-    assert MIN_NOISE < extremes.min() < -3.1
-    assert 22.8 < extremes.max() < MAX_NOISE
+    assert -3.2 < extremes.min() < -3.1
+    assert 22.8 < extremes.max() < 22.9
     values = gumbel(3, 1, 200_000)
-    assert (values > MIN_NOISE).all()
-    assert (values < MAX_NOISE).all()
+    assert values.min() > -3.2 and values.max() < 22.9
 
 
 @pytest.mark.parametrize("axis", ["token", "position", "seed"])
@@ -105,7 +106,8 @@ def test_noise_is_gumbel_along_every_axis(axis: str) -> None:
     if axis == "token":
         values = gumbel(5, 9, 20_000)
     else:
-        values = np.array([gumbel(*((5, i) if axis == "position" else (i, 9)), 4) for i in range(5_000)]).ravel()
+        places = [(5, i) if axis == "position" else (i, 9) for i in range(sized(1_500, 5_000))]
+        values = np.array([gumbel(*place, 4) for place in places]).ravel()
     assert stats.kstest(values, "gumbel_r").pvalue > 0.001
 
 
@@ -116,12 +118,8 @@ def test_neighbours_are_independent() -> None:
 
 
 @given(seed=SEEDS)
-def test_the_first_sample_keeps_the_seed(seed: int) -> None:
+def test_the_first_sample_keeps_the_seed_and_further_ones_have_distinct_doubles(seed: int) -> None:
     assert sample_seed(seed, 0) == seed
-
-
-@given(seed=SEEDS)
-def test_seeds_of_further_samples_are_distinct_and_doubles(seed: int) -> None:
     seeds = [sample_seed(seed, index) for index in range(1, 128)]
     assert len({seed, *seeds}) == 128
     assert all(0 <= s < 1 << 53 and int(float(s)) == s for s in seeds)

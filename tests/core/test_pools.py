@@ -1,4 +1,4 @@
-"""What a target thinks of a pool: alive, silent, refusing, broken."""
+"""What a target thinks of a pool: alive, silent, refusing, broken; and which one drafts for a request."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import logging
 import pytest
 from msgspec import structs
 
-from pilotfish.core.drafting.messages import Load
+from pilotfish.core.drafting.messages import PROTOCOL_VERSION, Hello, Load, Open
 from pilotfish.core.drafting.pools import MAX_FAULTS, PAUSE, DraftPool
+from pilotfish.core.drafting.target_machine import RemoteOptions, TargetMachine
 from pilotfish.core.peers.peer import BACK, FIRST_GREETING, GREETING, SILENCE
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.request import Request
 
-
-def load(sessions: int = 0, own: int = 0) -> Load:
-    return Load("draft", sessions, own, 0, 100, 1.0, 1.0)
+LOAD = Load("draft", 0, 0, 0, 100, 1.0, 1.0)
 
 
 @pytest.fixture
@@ -21,41 +22,35 @@ def pool() -> DraftPool:
     return DraftPool("tcp://pool", b"0")
 
 
-def test_it_is_ready_once_it_has_answered(pool: DraftPool) -> None:
-    assert not pool.ready
-    pool.heard_load(load(), 1.0)
-    assert pool.ready and pool.load == load()
-
-
 def test_it_is_greeted_often_until_it_answers_then_now_and_then(pool: DraftPool) -> None:
     assert pool.hello_due(0.0) and not pool.hello_due(FIRST_GREETING / 2) and pool.hello_due(FIRST_GREETING)
-    pool.heard_load(load(), 0.1)
+    pool.heard_load(LOAD, 0.1)
     assert not pool.hello_due(FIRST_GREETING + GREETING / 2) and pool.hello_due(FIRST_GREETING + GREETING)
 
 
 def test_silence_loses_it_and_an_answer_brings_it_back(pool: DraftPool) -> None:
-    pool.heard_load(load(), 10.0)
+    pool.heard_load(LOAD, 10.0)
     pool.tick(10.0 + SILENCE)
     assert pool.ready
     pool.tick(10.1 + SILENCE)
     pool.tick(10.2 + SILENCE)
     assert not pool.ready and pool.losses == 1 and [n.level for n in pool.notices] == [logging.WARNING]
-    pool.heard_load(load(), 15.0)
+    pool.heard_load(LOAD, 15.0)
     assert pool.ready
 
 
 @pytest.mark.parametrize("serving", [False, True])
 def test_a_refusal_is_told_once_and_can_be_taken_back(serving: bool, pool: DraftPool) -> None:
     if serving:
-        pool.heard_load(load(), 0.0)
+        pool.heard_load(LOAD, 0.0)
     for second in range(1, 3):
         pool.refused("another tokenizer", second)
     assert not pool.ready and pool.refusal == "another tokenizer"
-    pool.heard_load(load(), 2.0 + GREETING / 2)  # one that changes its mind all the time is no use
+    pool.heard_load(LOAD, 2.0 + GREETING / 2)  # one that changes its mind all the time is no use
     assert not pool.ready
-    pool.heard_load(load(), 2.0 + GREETING)
+    pool.heard_load(LOAD, 2.0 + GREETING)
     assert pool.ready and pool.refusal is None
-    pool.heard_load(load(), 2.0 + GREETING + BACK)
+    pool.heard_load(LOAD, 2.0 + GREETING + BACK)
     for _ in range(2):
         pool.tick(2.0 + GREETING + BACK)
     assert [n.text for n in pool.notices] == [
@@ -74,7 +69,7 @@ def test_a_pool_that_expects_another_targets_features_gives_one_line() -> None:
     pools = {digest: DraftPool("tcp://pool", b"0", target_digest=digest) for digest in ("", "a" * 64, "b" * 64)}
     for pool in pools.values():
         for told in ("", "a" * 64, "c" * 64):
-            pool.heard_load(structs.replace(load(), target_digest=told), 0.0)
+            pool.heard_load(structs.replace(LOAD, target_digest=told), 0.0)
         assert pool.ready
     assert [len(pool.notices) for pool in pools.values()] == [0, 0, 1]
     (notice,) = pools["b" * 64].notices
@@ -84,7 +79,7 @@ def test_a_pool_that_expects_another_targets_features_gives_one_line() -> None:
 
 
 def test_faults_have_it_left_alone(pool: DraftPool) -> None:
-    pool.heard_load(load(), 0.0)
+    pool.heard_load(LOAD, 0.0)
     for number in range(MAX_FAULTS):
         assert pool.ready
         pool.malformed(f"frame {number}", 1.0)
@@ -95,16 +90,37 @@ def test_faults_have_it_left_alone(pool: DraftPool) -> None:
         "tcp://pool: frames that are no message: 1 (frame 0)",
         f"tcp://pool is left alone for {PAUSE:g} s: it sent {MAX_FAULTS} frames that are no message",
     ]
-    pool.heard_load(load(), 0.9 + PAUSE)
+    pool.heard_load(LOAD, 0.9 + PAUSE)
     assert not pool.ready
-    pool.heard_load(load(), 1.0 + PAUSE)
+    pool.heard_load(LOAD, 1.0 + PAUSE)
     assert pool.ready
 
 
-def test_its_load_is_what_others_have_and_what_it_will_have_of_ours(pool: DraftPool) -> None:
-    pool.sessions |= {1, 2}
-    assert pool.expected_load == 2
-    pool.heard_load(load(sessions=7, own=1), 0.0)
-    assert pool.expected_load == 8
-    pool.heard_load(load(sessions=0, own=5), 0.0)  # nonsense
-    assert pool.expected_load == 2
+def machine_with(*revisions: str) -> TargetMachine:
+    """Over pools that answer, named after their revisions."""
+    pools = [DraftPool(revision, revision.encode()) for revision in revisions]
+    machine = TargetMachine(Hello(PROTOCOL_VERSION, "digest", 64, "target"), pools, RemoteOptions(wanted=40))
+    for pool in pools:
+        machine.receive(pool, structs.replace(LOAD, revision=pool.name), 0.0)
+    return machine
+
+
+def opened_at(machine: TargetMachine, request: Request) -> list[str]:
+    machine.propose([request], 8, 0.1)
+    found = [outgoing.peer.decode() for outgoing in machine.outbox if isinstance(outgoing.message, Open)]
+    machine.outbox.clear()
+    return found
+
+
+@pytest.mark.parametrize(("draft", "pools"), [("r1", ["r1"]), ("r2", ["r2"]), ("r3", []), ("", ["r1"])])
+def test_a_request_is_drafted_for_by_the_revision_that_it_names(draft: str, pools: list[str]) -> None:
+    machine = machine_with("r1", "r2")
+    assert opened_at(machine, Request(1, [5, 6], SamplingParams(), 7, frozenset(), 50, draft=draft)) == pools
+
+
+def test_it_goes_to_a_pool_of_that_revision_once_there_is_one() -> None:
+    machine, request = machine_with("r1"), Request(1, [5, 6], SamplingParams(), 7, frozenset(), 50, draft="r2")
+    assert opened_at(machine, request) == []
+    machine.join(late := DraftPool("late", b"late"))
+    machine.receive(late, structs.replace(LOAD, revision="r2"), 0.2)
+    assert opened_at(machine, request) == ["late"]

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from handover_world import IDENTITY
+from handover_world import WELCOME as TINY
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from sizes import sized
 
 from pilotfish.core.prefilling.handover import WHOLE, HandOverReport
@@ -23,11 +24,11 @@ from pilotfish.core.prefilling.prefill_choice import (
     PrefillOption,
     PromptLoad,
 )
-from pilotfish.core.prefilling.prefill_messages import MAC_KEY_BYTES, PREFILL_VERSION, PrefillLoad, Welcome
+from pilotfish.core.prefilling.prefill_messages import PrefillLoad
 from pilotfish.core.prefilling.prefill_pools import ExposedSeconds, PrefillPool
 
 NOW = 1000.0
-WELCOME = Welcome(PREFILL_VERSION, IDENTITY, "tiny", 20_000, bytes(MAC_KEY_BYTES), 10.0, 1 << 20)
+WELCOME = replace(TINY, context=20_000)
 MS = 0.001
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.core.cache.prefix_keys import KEY_BYTES, OBJECT_TOKENS, next_key, prefix_keys, root_key
+from pilotfish.core.cache.prefix_keys import KEY_BYTES, OBJECT_TOKENS, prefix_keys, root_key
 
 ROOT = root_key(b"shape", None)
 tokens = st.lists(st.integers(0, 5), max_size=4 * OBJECT_TOKENS)
@@ -20,8 +20,11 @@ def test_roots_differ_by_shape_and_salt() -> None:
 
 
 def test_a_key_is_the_hash_of_the_one_above_and_its_tokens() -> None:
-    ids = [i * 1_000_003 % (1 << 31) for i in range(OBJECT_TOKENS)]
-    assert next_key(ROOT, ids) == hashlib.sha256(ROOT + struct.pack(f"<{OBJECT_TOKENS}I", *ids)).digest()
+    ids, key = [i * 1_000_003 % (1 << 31) for i in range(3 * OBJECT_TOKENS)], ROOT
+    for place, found in enumerate(prefix_keys(ROOT, ids)):
+        own = ids[place * OBJECT_TOKENS : (place + 1) * OBJECT_TOKENS]
+        key = hashlib.sha256(key + struct.pack(f"<{OBJECT_TOKENS}I", *own)).digest()
+        assert found == key
 
 
 @pytest.mark.parametrize(("count", "keys"), [(0, 0), (1, 0), (63, 0), (64, 1), (127, 1), (128, 2), (200, 3)])
@@ -34,11 +37,3 @@ def test_keys_are_equal_as_far_as_all_tokens_are(one: list[int], other: list[int
     same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     pairs = list(zip(prefix_keys(ROOT, one), prefix_keys(ROOT, other), strict=False))
     assert [a == b for a, b in pairs] == [(place + 1) * OBJECT_TOKENS <= same for place in range(len(pairs))]
-
-
-@given(tokens)
-def test_prefix_keys_chain_next_key(ids: list[int]) -> None:
-    key = ROOT
-    for place, found in enumerate(prefix_keys(ROOT, ids)):
-        key = next_key(key, ids[place * OBJECT_TOKENS : (place + 1) * OBJECT_TOKENS])
-        assert found == key

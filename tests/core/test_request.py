@@ -13,11 +13,24 @@ def request(max_tokens: int = 4, stop_ids: frozenset[int] = frozenset(), room: i
     return Request(0, [1, 2, 3], SamplingParams(max_tokens=max_tokens), 0, stop_ids, room)
 
 
-def test_tokens_after_a_stop_id_are_not_committed() -> None:
-    r = request(stop_ids=frozenset({9}))
-    assert r.extend([5, 9, 6]) == [5, 9]
-    assert r.output == [5, 9]
-    assert r.finish_reason is FinishReason.STOP
+NINE = frozenset({9})
+
+
+@pytest.mark.parametrize(
+    ("of", "given", "kept", "left", "reason"),
+    [
+        (request(stop_ids=NINE), [5, 9, 6], [5, 9], 2, FinishReason.STOP),
+        (request(max_tokens=1, stop_ids=NINE), [9], [9], 0, FinishReason.STOP),  # at the limit
+        (request(max_tokens=3), [5, 6], [5, 6], 1, None),
+        (request(max_tokens=2), [5, 6, 7], [5, 6], 0, FinishReason.LENGTH),
+        (request(max_tokens=50, room=2), [5, 6, 7], [5, 6], 0, FinishReason.LENGTH),  # of the context
+    ],
+)
+def test_tokens_after_its_end_are_not_committed(
+    of: Request, given: list[int], kept: list[int], left: int, reason: FinishReason | None
+) -> None:
+    assert of.extend(given) == of.output == kept
+    assert (of.num_remaining, of.finish_reason) == (left, reason)
 
 
 def test_tokens_after_the_one_that_completes_a_stop_string_are_not_committed() -> None:
@@ -33,27 +46,6 @@ def test_tokens_after_the_one_that_completes_a_stop_string_are_not_committed() -
     r = Request(0, [1, 2, 3], SamplingParams(max_tokens=2), 0, frozenset(), 100, stop_detector=detector)
     assert r.extend([5, 9, 6]) == r.output == detector.given == [5, 9]
     assert r.finish_reason is FinishReason.STOP  # at the limit too
-
-
-def test_tokens_beyond_the_limit_are_not_committed() -> None:
-    r = request(max_tokens=2)
-    assert r.extend([5]) == [5]
-    assert r.finish_reason is None
-    assert r.num_remaining == 1
-    assert r.extend([6, 7]) == [6]
-    assert r.finish_reason is FinishReason.LENGTH
-
-
-def test_a_stop_id_at_the_limit_is_a_stop() -> None:
-    r = request(max_tokens=1, stop_ids=frozenset({9}))
-    r.extend([9])
-    assert r.finish_reason is FinishReason.STOP
-
-
-def test_the_context_ends_it_too() -> None:
-    r = request(max_tokens=50, room=2)
-    assert r.extend([5, 6, 7]) == [5, 6]
-    assert r.finish_reason is FinishReason.LENGTH
 
 
 def test_pending_tokens_are_those_without_slots() -> None:

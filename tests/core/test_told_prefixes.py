@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.core.cache import prefix_keys
-from pilotfish.core.cache.prefix_keys import KnownPrefixes, ToldPrefixes, next_key, root_key, text_root
+from pilotfish.core.cache.prefix_keys import KnownPrefixes, ToldPrefixes, root_key, text_root
 
 SALT = b"s" * 16
 SIZE = 4
@@ -82,8 +85,7 @@ def test_a_key_is_known_to_whom_it_was_told_alone() -> None:
     """And under its salt; a key of other tokens, or of a part of 64, is of nothing."""
     known, whole = KnownPrefixes(), list(range(2 * SIZE))
     known.add(b"one", SALT, whole)
-    first = next_key(text_root(SALT), whole[:SIZE])
-    second = next_key(first, whole[SIZE:])
+    first, second = prefix_keys.prefix_keys(text_root(SALT), whole)
     assert known.find(b"one", SALT, first) == whole[:SIZE] and known.find(b"one", SALT, second) == whole
     assert known.find(b"one", SALT, text_root(SALT)) == []
     for target, salt, key in (
@@ -91,8 +93,8 @@ def test_a_key_is_known_to_whom_it_was_told_alone() -> None:
         (b"one", None, second),
         (b"one", b"t" * 16, second),
         (b"one", SALT, text_root(None)),
-        (b"one", SALT, next_key(text_root(SALT), whole[: SIZE - 1])),
-        (b"one", SALT, next_key(first, whole[:SIZE])),
+        (b"one", SALT, hashlib.sha256(text_root(SALT) + np.array(whole[: SIZE - 1], "<u4").tobytes()).digest()),
+        (b"one", SALT, prefix_keys.prefix_keys(first, whole[:SIZE])[0]),
         (b"one", SALT, b"k" * 32),
     ):
         assert known.find(target, salt, key) is None

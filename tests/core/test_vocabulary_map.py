@@ -146,7 +146,7 @@ def test_a_tokenizer_that_changes_texts_is_not_believed(change) -> None:  # type
 
 def test_hostile_bytes_are_read_in_time_that_is_linear() -> None:
     draft = table([*BYTES, b"ab"])
-    data = bytes([0xC3, 0xFF, ord("a")]) * 100_000
+    data = bytes([0xC3, 0xFF, ord("a")]) * 30_000
     tokens = VocabularyMap(table(BYTES), draft).written(data)
     assert len(tokens) == len(data) and tokens[:3] == [BYTES.index(b"\xc3"), UNREAD, 0]
 

@@ -101,7 +101,7 @@ class LMDrafter(Drafter):
         session = self.table.get(_key(request))
         if session is None:
             opened = Open.of(request, number=1, generation=1, wanted=0)
-            session = DraftSession.of(_key(request), opened, "", 1.0, 0.0, self._model, self._unshared)
+            session = DraftSession(_key(request), opened, "", 1.0, 0.0, self._model, self._unshared)
             self.table.open(session)
         elif session.evicted:
             self.table.wake(session)

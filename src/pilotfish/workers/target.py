@@ -93,7 +93,7 @@ class TargetWorker:
     def end(self, begun: BegunStep, outcome: Outcome) -> list[RequestCommit]:
         step, verified = begun.step, self._clock()
         computed = sum(chunk.count - 1 for chunk in step.chunks if chunk.count)
-        self.scheduler.computed(computed, verified - begun.scheduled)
+        self.scheduler.loads.computed(computed, verified - begun.scheduled)
         commits = self._commit(begun, outcome)
         self.drafter.verified(step.requests, step.forest)
         hits = sum([self._tell_drafter(commit) for commit in commits])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fleets.baselines import PowerOfTwo, RoundRobin
 from fleets.fleet import SimulatedFleet, simulate
 from fleets.fleet_plan import FleetPlan, paced_target
 from fleets.run_cache import KnownRun, RunCache
@@ -21,7 +22,7 @@ from sizes import sized
 from pilotfish.core.cache.prefix_cache import PROVEN_SHARE, PrefixCache
 from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting.drafter import NoDrafter
-from pilotfish.core.routing.router import PowerOfTwo, ReplicaLoad, RoundRobin, Router
+from pilotfish.core.routing.router import ReplicaLoad, Router, RouteRequest
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.budget import FixedBudget
 from pilotfish.core.scheduling.request import Request
@@ -110,6 +111,17 @@ def test_a_target_is_as_the_engines_scheduler_would_have_it(rate: float) -> None
 
 def fleet(targets: int, **parts: Any) -> FleetPlan:
     return FleetPlan(**{"targets": targets, "target": target(), "server": FREE, "acceptance": EXACT, **parts})
+
+
+def test_power_of_two_avoids_the_one_with_most_requests() -> None:
+    routing, request, replicas = PowerOfTwo(), RouteRequest(10), list("abcd")
+    routes = [routing.choose(request, replicas) for _ in range(400)]
+    counts = [sum(route.replica == replica for route in routes) for replica in replicas]
+    assert max(counts) - min(counts) <= 8
+    for route in routes:
+        routing.ended(route)
+    busy = routing.choose(request, replicas).replica
+    assert all(routing.choose(request, [busy, other]).replica == other for other in replicas if other != busy)
 
 
 def test_requests_go_where_their_prefix_is() -> None:

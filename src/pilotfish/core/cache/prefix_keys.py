@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +28,6 @@ def root_key(digest: bytes, salt: str | None) -> Key:
     """The key before the first tokens. `digest` is of all that KV depends on. No salt and "" are two tenants."""
     tenant = b"" if salt is None else b"salt" + salt.encode()
     return hashlib.sha256(hashlib.sha256(digest).digest() + tenant).digest()
-
-
-def next_key(above: Key, tokens: Sequence[int] | NDArray[np.integer]) -> Key:
-    return hashlib.sha256(above + np.asarray(tokens, "<u4").tobytes()).digest()
 
 
 def prefix_keys(root: Key, tokens: Sequence[int] | NDArray[np.integer]) -> list[Key]:
@@ -90,18 +85,13 @@ class ToldPrefixes:
         self._keys.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class KnownPart:
-    above: Key
-    tokens: NDArray[np.uint32]  # [OBJECT_TOKENS]
-
-
 class KnownPrefixes:
     """Tokens that targets have told, by key. When full, the target with the most loses what it used longest ago."""
 
     def __init__(self, most: int = MAX_KNOWN) -> None:
         self._most = most
-        self._parts: dict[Peer, OrderedDict[Key, KnownPart]] = {}
+        #: Of each target, by key: the key above it, and the tokens between both.
+        self._parts: dict[Peer, OrderedDict[Key, tuple[Key, NDArray[np.uint32]]]] = {}
         self._size = 0
 
     def __len__(self) -> int:
@@ -114,26 +104,21 @@ class KnownPrefixes:
         for place, key in reversed(list(enumerate(keys))):
             if key not in own:
                 part = ids[place * OBJECT_TOKENS : (place + 1) * OBJECT_TOKENS].copy()
-                own[key] = KnownPart(keys[place - 1] if place else root, part)
+                own[key] = (keys[place - 1] if place else root, part)
             own.move_to_end(key)
         self._size += len(own) - before
-        self._trim()
+        while self._size > self._most:
+            max(self._parts.values(), key=len).popitem(last=False)
+            self._size -= 1
 
     def find(self, target: Peer, salt: bytes | None, key: Key) -> list[int] | None:
-        root, own = text_root(salt), self._parts.get(target) or OrderedDict[Key, KnownPart]()
-        parts = list[NDArray[np.uint32]]()
+        root, own, parts = text_root(salt), self._parts.get(target), list[NDArray[np.uint32]]()
         while key != root:
-            part = own.get(key)
-            if part is None:
+            if own is None or key not in own:
                 return None
-            parts.append(part.tokens)
-            key = part.above
+            key, part = own[key]
+            parts.append(part)
         return [token for part in reversed(parts) for token in part.tolist()]
 
     def forget(self, target: Peer) -> None:
         self._size -= len(self._parts.pop(target, ()))
-
-    def _trim(self) -> None:
-        while self._size > self._most:
-            max(self._parts.values(), key=len).popitem(last=False)
-            self._size -= 1

@@ -233,9 +233,8 @@ class DraftMachine(Listener[ConnectedTarget]):
         message = whole
         try:
             self._check_tokens(message, target)
-            session = DraftSession.of(
-                key, message, tenant, weight, now, self._model, target.unshared, target.vocabulary
-            )
+            mapping = target.unshared, target.vocabulary
+            session = DraftSession(key, message, tenant, weight, now, self._model, *mapping)
             self._check_length(len(session.inputs), self._model.longest)
             if before is None and not self.table.admit(tenant):
                 raise InputError(f"sessions: there are {MAX_SESSIONS} already")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -17,8 +17,7 @@ from pilotfish.core.drafting.vocabulary_map import MappedVocabulary, Unshared
 from pilotfish.core.features.features import FeatureLog
 from pilotfish.core.peers.fields import Peer
 from pilotfish.core.sampling.constraint import FollowedGrammar, GrammarSource, GrammarState, no_grammars
-from pilotfish.core.sampling.logit_rules import LogitEdits, LogitRules
-from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.sampling.logit_rules import LogitEdits
 from pilotfish.core.scheduling.executor import ANY_DEPTH
 from pilotfish.core.trees.child_calibration import TenantCalibrations
 from pilotfish.core.trees.lookahead import Lookahead, NewNodes, RerootResult
@@ -42,7 +41,6 @@ class DraftModel:
     feature_width: int = 0  # of a trained head, else 0
 
 
-@dataclass
 class DraftSession:
     """A sequence as the draft knows it.
 
@@ -53,36 +51,8 @@ class DraftSession:
     Lengths that targets know, and positions of the noise, are those of the tokens.
     """
 
-    key: SessionKey
-    generation: int
-    tenant: str
-    salt: bytes | None  # a digest, as Open has it
-    weight: float
-    tokens: list[int]
-    opened: int  # inputs at the Open
-    max_length: int  # in tokens
-    longest: int  # in inputs
-    seed: int
-    params: SamplingParams
-    rules: LogitRules | None
-    grammar: FollowedGrammar | None
-    unshared: Unshared
-    vocabulary: MappedVocabulary | None  # the target's; None: it is the draft's
-    text: MappedText | None  # by it
-    wanted: int  # nodes after which its tree stops growing
-    touched: float  # when it was last opened or committed to
-    read: float = 0.0  # when a level last read tokens of it
-    slots: Slots = field(default_factory=lambda: NO_SLOTS)
-    tree: Lookahead = field(default_factory=Lookahead)
-    evicted: bool = False  # its KV went to another; rests until its next commit or, where it is parked, Resume
-    parked: float | None = None  # when its target was told Pause, and to keep its commits back
-    paused: bool = False  # its target has it rest
-    pushes: int = 0
-    features: FeatureLog | None = None  # of a trained head's
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         key: SessionKey,
         message: Open,
         tenant: str,
@@ -91,33 +61,35 @@ class DraftSession:
         model: DraftModel,
         unshared: Unshared,
         vocabulary: MappedVocabulary | None = None,
-    ) -> DraftSession:
-        """ParameterError for sampling parameters that no target takes."""
-        params, constraint = message.sampling.params(), message.constraint
-        output = message.tokens[message.prompt_tokens :]
-        text = None if vocabulary is None else MappedText(vocabulary.map, message.tokens)
+    ) -> None:
+        """`vocabulary` is the target's; None: it is the draft's. ParameterError for sampling parameters that no target
+        takes."""
+        output, constraint = message.tokens[message.prompt_tokens :], message.constraint
         grammars = model.grammars if vocabulary is None else vocabulary.grammars
-        return cls(
-            key,
-            message.generation,
-            tenant,
-            message.salt,
-            weight,
-            list(message.tokens),
-            len(message.tokens if text is None else text.inputs),
-            min(message.max_length, model.longest * (1 if text is None else MOST_TO_ONE)),
-            model.longest,
-            message.seed,
-            params,
-            message.sampling.rules(params, message.tokens, message.prompt_tokens),
-            None if constraint is None else FollowedGrammar(grammars(constraint), output),
-            unshared,
-            vocabulary,
-            text,
-            min(message.wanted, MAX_NODES),
-            touched=now,
-            features=FeatureLog(model.feature_width) if model.feature_width else None,
-        )
+        self.key, self.generation = key, message.generation
+        self.tenant, self.weight = tenant, weight
+        self.salt = message.salt  # a digest
+        self.tokens = list(message.tokens)
+        self.vocabulary, self.unshared = vocabulary, unshared
+        self.text = None if vocabulary is None else MappedText(vocabulary.map, message.tokens)
+        self.opened = len(self.inputs)  # at the Open
+        most = model.longest * (1 if self.text is None else MOST_TO_ONE)
+        self.max_length = min(message.max_length, most)  # in tokens
+        self.longest = model.longest  # in inputs
+        self.seed = message.seed
+        self.params = message.sampling.params()
+        self.rules = message.sampling.rules(self.params, message.tokens, message.prompt_tokens)
+        self.grammar = None if constraint is None else FollowedGrammar(grammars(constraint), output)
+        self.wanted = min(message.wanted, MAX_NODES)  # nodes after which its tree stops growing
+        self.touched = now  # when it was last opened or committed to
+        self.read = 0.0  # when a level last read tokens of it
+        self.slots: Slots = NO_SLOTS
+        self.tree = Lookahead()
+        self.evicted = False  # its KV went to another; rests until its next commit or, where it is parked, Resume
+        self.parked: float | None = None  # when its target was told Pause, and to keep its commits back
+        self.paused = False  # its target has it rest
+        self.pushes = 0
+        self.features = FeatureLog(model.feature_width) if model.feature_width else None  # of a trained head's
 
     @property
     def inputs(self) -> list[int]:

@@ -157,11 +157,14 @@ _NUMBERS = (
 )
 
 
-class Open(Struct, tag="open", frozen=True, omit_defaults=True):
-    """A sequence to draft for. One of a higher generation replaces the session."""
-
+class OfSession(Struct, frozen=True):
     session: Id
     generation: Id
+
+
+class Open(OfSession, tag="open", frozen=True, omit_defaults=True):
+    """A sequence to draft for. One of a higher generation replaces the session."""
+
     tokens: Tokens  # committed so far, but for those that `prefix_key` names
     prompt_tokens: Length  # the first of the sequence
     max_length: Length  # tokens that the sequence can reach
@@ -188,21 +191,17 @@ class Open(Struct, tag="open", frozen=True, omit_defaults=True):
         )
 
 
-class Commit(Struct, tag="commit", frozen=True):
+class Commit(OfSession, tag="commit", frozen=True):
     """The target's own tokens after `base_len` ones: re-root."""
 
-    session: Id
-    generation: Id
     base_len: Length  # tokens of the sequence before these
     tokens: Annotated[list[Index], Meta(min_length=1, max_length=1 << 16)]
     wanted: Index
 
 
-class FeatureRows(Struct, tag="features", frozen=True):
+class FeatureRows(OfSession, tag="features", frozen=True):
     """Features of consecutive tokens (core/features/feature_rows.py). A repeated one changes nothing."""
 
-    session: Id
-    generation: Id
     number: Id  # of this frame, among those to this draft, which tells the last one that came
     first: Index  # position of the first token
     dtype: FeatureType
@@ -215,44 +214,33 @@ class FeatureRows(Struct, tag="features", frozen=True):
         return hashlib.blake2b(header + self.scales + self.rows, digest_size=FEATURE_DIGEST_BYTES).digest()
 
 
-class TreeFeedback(Struct, tag="feedback", frozen=True, omit_defaults=True):
+class TreeFeedback(OfSession, tag="feedback", frozen=True, omit_defaults=True):
     """The fate of nodes in a step, before its Commit; none for a sequence's last step. A node that is gone after the
     Commit and was never named was not looked at."""
 
-    session: Id
-    generation: Id
     base_len: Length  # where the root was
     verified: NodeIds = []
     accepted: NodeIds = []  # of `verified`, from below the root down
     late: NodeIds = []  # came, since the last of these, when their parents were gone
 
 
-class Pause(Struct, tag="pause", frozen=True):
+class Pause(OfSession, tag="pause", frozen=True):
     """From a target: the sequence waits without KV; grow nothing. From a draft: no room; hold Commits until Resume."""
 
-    session: Id
-    generation: Id
 
-
-class Resume(Struct, tag="resume", frozen=True):
+class Resume(OfSession, tag="resume", frozen=True):
     """A paused session goes on. So does a target's Commit; a draft's Resume gets one Commit of all tokens since."""
 
-    session: Id
-    generation: Id
+
+class Close(OfSession, tag="close", frozen=True):
+    """The sequence has ended, or goes on elsewhere."""
 
 
-class Close(Struct, tag="close", frozen=True):
-    session: Id
-    generation: Id
-
-
-class Tree(Struct, tag="tree", frozen=True):
+class Tree(OfSession, tag="tree", frozen=True):
     """Nodes added since the last push, parents first; the four lists have one length. Ids rise within a generation;
     parent 0 is the root, the last of the `base_len` tokens that the draft knew of. A score is the log of the chance of
     the node's token, given that its parent's path is the target's."""
 
-    session: Id
-    generation: Id
     sequence: Index  # 0 for a generation's first push, then one more each
     base_len: Length
     ids: Annotated[list[Id], Meta(max_length=MAX_NODES)]
@@ -261,25 +249,19 @@ class Tree(Struct, tag="tree", frozen=True):
     scores: Annotated[list[Score], Meta(max_length=MAX_NODES)]
 
 
-class Resync(Readable, tag="resync", frozen=True):
+class Resync(OfSession, Readable, tag="resync", frozen=True):
     """The draft cannot follow; the target opens the session anew, one generation up."""
 
-    session: Id
-    generation: Id
     reason: Text
 
 
-class Skip(Struct, tag="skip", frozen=True):
-    session: Id
-    generation: Id
+class Skip(OfSession, tag="skip", frozen=True):
     first: Index
 
 
-class Progress(Struct, tag="progress", frozen=True):
+class Progress(OfSession, tag="progress", frozen=True):
     """How many of a session's tokens are read. It also breaks the draft's silence."""
 
-    session: Id
-    generation: Id
     read: Index
 
 

@@ -59,15 +59,14 @@ def coded(features: Features, kind: FeatureType) -> CodedRows:
 
 
 def _coded(values: NDArray[np.float32], kind: FeatureType) -> CodedRows:
-    if kind == "float32":
-        return CodedRows(_as_bytes(values), _no_scales(len(values)))
-    if kind == "bfloat16":
-        return CodedRows(_as_bytes(_bfloat16(values)), _no_scales(len(values)))
-    scales = _scales(values, kind)
-    with np.errstate(invalid="ignore"):
-        scaled = np.divide(values, scales, dtype=np.float32)
-        rows = _fp8(scaled) if kind == "fp8" else np.rint(scaled).astype(np.int8)
-    return CodedRows(_as_bytes(rows), _as_bytes(scales))
+    if kind in LARGEST:
+        scales = _scales(values, kind)
+        with np.errstate(invalid="ignore"):
+            scaled = np.divide(values, scales, dtype=np.float32)
+            rows = _fp8(scaled) if kind == "fp8" else np.rint(scaled).astype(np.int8)
+        return CodedRows(rows.view(np.uint8), scales.view(np.uint8))
+    plain = values if kind == "float32" else _bfloat16(values)
+    return CodedRows(plain.view(np.uint8), np.zeros((len(values), 0), np.uint8))
 
 
 def decoded_rows(rows: bytes, scales: bytes, kind: FeatureType, width: int) -> Features:
@@ -94,14 +93,6 @@ def _numbers(rows: bytes, kind: FeatureType) -> NDArray[np.float32]:
     if kind == "fp8":
         return _FP8[np.frombuffer(rows, np.uint8)]
     return np.frombuffer(rows, np.int8).astype(np.float32)
-
-
-def _as_bytes(rows: NDArray[np.generic]) -> Bytes:
-    return rows.view(np.uint8)
-
-
-def _no_scales(count: int) -> Bytes:
-    return np.zeros((count, 0), np.uint8)
 
 
 def _scales(values: NDArray[np.float32], kind: FeatureType) -> NDArray[np.float32]:

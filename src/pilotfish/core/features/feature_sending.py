@@ -50,19 +50,12 @@ class FeaturePiece:
         return self.first + len(self.slots)
 
 
-@dataclass(frozen=True)
-class _Unanswered:
-    number: int
-    size: int
-    sent: float
-
-
 @dataclass
 class FeatureLine:
     frames: int = 0  # sent
     size: int = 0  # bytes of their rows and scales
     under_way: int = 0  # of backlog
-    _unanswered: deque[_Unanswered] = field(default_factory=deque)
+    _unanswered: deque[tuple[int, int, float]] = field(default_factory=deque)  # number, size, when it was sent
 
     def send(self, frame: FeatureRows, now: float, *, fresh: bool) -> FeatureRows:
         size = len(frame.rows) + len(frame.scales)
@@ -70,17 +63,17 @@ class FeatureLine:
         self.size += size
         if not fresh:
             self.under_way += size
-            self._unanswered.append(_Unanswered(self.frames, size, now))
+            self._unanswered.append((self.frames, size, now))
         return replace(frame, number=self.frames)
 
     def came(self, number: int) -> None:
         """The pool has received that frame; those before it have come, or are lost."""
-        while self._unanswered and self._unanswered[0].number <= number:
-            self.under_way -= self._unanswered.popleft().size
+        while self._unanswered and self._unanswered[0][0] <= number:
+            self.under_way -= self._unanswered.popleft()[1]
 
     def has_room(self, now: float) -> bool:
-        while self._unanswered and now - self._unanswered[0].sent > LOST_AFTER:
-            self.under_way -= self._unanswered.popleft().size
+        while self._unanswered and now - self._unanswered[0][2] > LOST_AFTER:
+            self.under_way -= self._unanswered.popleft()[1]
         return self.under_way < WINDOW
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pilotfish.core.peers.fields import salt_digest
 from pilotfish.core.peers.peer import Dialer
 from pilotfish.core.prefilling.handover import WHOLE, HandOver
-from pilotfish.core.prefilling.incoming import Incoming, Landing
+from pilotfish.core.prefilling.incoming import Incoming
 from pilotfish.core.prefilling.prefill_choice import PrefillChoice, PrefillOption, PromptLoad
 from pilotfish.core.prefilling.prefill_messages import (
     Fetch,
@@ -133,17 +133,9 @@ class HandOverMachine(Dialer[PrefillPool]):
         patience = LEAST + PATIENCE * max(option.here or 0.0, option.there or 0.0)
         if option.here is None and option.there is None:
             patience = UNKNOWN
-        incoming = self._incoming[self._next] = Incoming(
-            self._next,
-            handover,
-            pool,
-            pool.welcome.identity.layout,
-            began=now,
-            deadline=now + patience,
-            expected=LONGEST_STALL if option.there is None else option.there,
-            moved=now,
-            cached=option.cached,
-        )
+        expected = LONGEST_STALL if option.there is None else option.there
+        incoming = Incoming(self._next, handover, pool, now, now + patience, expected, option.cached)
+        self._incoming[self._next] = incoming
         self._next += 1
         salt = salt_digest(handover.salt, self._salt_key)
         self._send(pool, PrefillOrder(incoming.number, list(handover.tokens), handover.first, salt))
@@ -210,7 +202,7 @@ class HandOverMachine(Dialer[PrefillPool]):
             return
         del incoming.awaited[work.reference.number]
         incoming.moved = now
-        incoming.landings.append(Landing(now, seconds))
+        incoming.landings.append((now, seconds))
         report.transfer += seconds
         report.size += work.reference.size
         self._send(incoming.pool, Taken(incoming.number, [work.reference.number]))
@@ -305,15 +297,12 @@ class HandOverMachine(Dialer[PrefillPool]):
             self.refuse(incoming, reason, now, f"segment {reference.number}")
         else:
             pool.knows(now)
-            self._arrived(incoming, now)
+            incoming.moved, report = now, incoming.handover.report
+            report.arriving = report.arriving or now - incoming.began
             if pool.fetches:
                 self._send(pool, Fetch(reference))
             else:
                 self.work.append(ReadSegment(incoming, reference))
-
-    def _arrived(self, incoming: Incoming, now: float) -> None:
-        incoming.moved, report = now, incoming.handover.report
-        report.arriving = report.arriving or now - incoming.began
 
     def _heard_of(
         self, incoming: Incoming, message: SegmentBytes | SegmentGone | OrderDone | OrderFailed, now: float

@@ -12,13 +12,7 @@ from dataclasses import dataclass, field
 from pilotfish.core.prefilling.handover import HandOver
 from pilotfish.core.prefilling.prefill_messages import OrderDone
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
-from pilotfish.core.prefilling.segments import KVLayout, SegmentReference, sequence_digest
-
-
-@dataclass(frozen=True)
-class Landing:
-    at: float
-    seconds: float
+from pilotfish.core.prefilling.segments import SegmentReference, sequence_digest
 
 
 @dataclass(eq=False)
@@ -26,11 +20,9 @@ class Incoming:
     number: int
     handover: HandOver
     pool: PrefillPool
-    layout: KVLayout  # of the pool's segments
     began: float
     deadline: float
     expected: float  # seconds until its first segment, as far as is known
-    moved: float  # when something of it last came
     cached: int = 0  # tokens whose KV the pool is believed to have
     outcome: str = ""  # why it ends; "": it goes on
     ended: bool = False
@@ -38,12 +30,15 @@ class Incoming:
     complete_at: float = 0.0  # when the last of its tokens was in its slots
     segments: int = 0  # announced
     awaited: dict[int, SegmentReference] = field(default_factory=dict)  # by number: announced, not in slots
-    landings: list[Landing] = field(default_factory=list)
+    landings: list[tuple[float, float]] = field(default_factory=list)  # when, and the seconds of work
     received: set[int] = field(default_factory=set)  # of those, which were fetched
     announced: list[int] = field(init=False)  # tokens, by layer
     ready: int = 0  # tokens that were announced in every layer
 
     def __post_init__(self) -> None:
+        assert self.pool.welcome is not None  # or it would not be asked
+        self.layout = self.pool.welcome.identity.layout  # of the pool's segments
+        self.moved = self.began  # when something of it last came
         self.announced = [0] * self.layout.layers
         self._layout_digest = self.layout.digest()
         self._sequence = sequence_digest(self.handover.tokens)
@@ -70,7 +65,7 @@ class Incoming:
         """After its end: seconds of work on segments that landed before the pool computed its last row."""
         report = self.handover.report
         computed = report.began + report.queued + report.computing
-        return sum(landing.seconds for landing in self.landings if landing.at <= computed) if report.told else 0.0
+        return sum(seconds for at, seconds in self.landings if at <= computed) if report.told else 0.0
 
     @property
     def outstanding(self) -> int:
@@ -85,10 +80,8 @@ class Incoming:
             return "tokens"
         if not self._in_range(reference):
             return "out_of_range"
-        layers, first = (
-            slice(reference.layer, reference.layer + reference.layers),
-            reference.first - self.handover.first,
-        )
+        layers = slice(reference.layer, reference.layer + reference.layers)
+        first = reference.first - self.handover.first
         if reference.number != self.segments or set(self.announced[layers]) != {first}:
             return "unexpected"
         self.announced[layers] = [first + reference.tokens] * reference.layers

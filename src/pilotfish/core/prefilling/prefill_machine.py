@@ -48,7 +48,7 @@ from pilotfish.core.prefilling.prefill_orders import (
     TakenOrder,
     Turns,
 )
-from pilotfish.core.prefilling.segments import SegmentReference, sequence_digest
+from pilotfish.core.prefilling.segments import SegmentReference
 
 #: Leases of silence after which a target is forgotten.
 FORGOTTEN = 2
@@ -220,22 +220,9 @@ class PrefillMachine(Listener[OrderingTarget]):
             self.counts.refused += 1
             self._send(peer, OrderFailed(message.handover, reason or busy or "", busy=busy is not None))
             return
-        count = len(message.tokens)
         digest = "" if message.salt is None else message.salt.hex()
-        order = TakenOrder(
-            peer,
-            message.handover,
-            message.tokens,
-            sequence_digest(message.tokens),
-            message.first,
-            f"{target.tenant} {digest}" if target.tenant or digest else None,
-            ordered=now,
-            expires=now + self.welcome.lease,
-            moved=now,
-            exported=message.first,
-            pending=count,
-            unsent=(count - message.first) * self._layers,
-        )
+        salt = f"{target.tenant} {digest}" if target.tenant or digest else None
+        order = TakenOrder(peer, message, salt, self._layers, now, now + self.welcome.lease)
         target.orders[message.handover] = order
         self._turns.join(target, order)
         self.counts.orders += 1

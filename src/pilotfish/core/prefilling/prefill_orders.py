@@ -7,12 +7,13 @@ segments                 [ of tokens from `first` on, layer by layer, as soon as
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pilotfish.core.peers.fields import Peer
 from pilotfish.core.peers.peer import GreetedTarget
-from pilotfish.core.prefilling.segments import SegmentReference
+from pilotfish.core.prefilling.prefill_messages import PrefillOrder
+from pilotfish.core.prefilling.segments import SegmentReference, sequence_digest
 
 #: How an order may end.
 RELEASED, EXPIRED, FAILED, GONE = "released", "expired", "failed", "gone"
@@ -30,29 +31,28 @@ class PlacedSegment:
     content: int  # CRC-32
 
 
-@dataclass(eq=False)
 class TakenOrder:
-    peer: Peer
-    handover: int
-    tokens: Sequence[int]
-    sequence: bytes  # digest of the tokens
-    first: int  # token that is handed over
-    salt: str | None  # orders of different ones share no KV
-    ordered: float
-    expires: float  # its lease
-    moved: float  # when a segment of it was last put somewhere, or taken
-    exported: int  # tokens, the first ones, that are segments or are about to be, or that the target has
-    pending: int  # tokens without KV
-    unsent: int  # tokens without a segment, times layers
-    started: float | None = None  # its first row
-    computed: float | None = None  # its last
-    ended: float | None = None
-    cached: int = 0  # tokens whose KV was there
-    segments: int = 0  # so far
-    size: int = 0  # bytes of them
-    held: dict[int, SegmentReference] = field(default_factory=dict)  # by number: those that the target has not taken
-    fetched: set[int] = field(default_factory=set)
-    outcome: str = ""  # of the words above; "": it lives
+    def __init__(
+        self, peer: Peer, message: PrefillOrder, salt: str | None, layers: int, now: float, expires: float
+    ) -> None:
+        """Orders of different salts share no KV."""
+        self.peer, self.handover, self.salt = peer, message.handover, salt
+        self.tokens, self.sequence = message.tokens, sequence_digest(message.tokens)
+        self.first = message.first  # token that is handed over
+        self.ordered = now
+        self.expires = expires  # its lease
+        self.moved = now  # when a segment of it was last put somewhere, or taken
+        self.exported = message.first  # tokens, the first ones, that are segments or soon, or that the target has
+        self.pending = len(message.tokens)  # without KV
+        self.unsent = (len(message.tokens) - message.first) * layers  # tokens without a segment, times layers
+        self.started: float | None = None  # its first row
+        self.computed: float | None = None  # its last
+        self.ended: float | None = None
+        self.cached = 0  # tokens whose KV was there
+        self.segments, self.size = 0, 0  # so far, and their bytes
+        self.held: dict[int, SegmentReference] = {}  # by number: those that the target has not taken
+        self.fetched: set[int] = set()
+        self.outcome = ""  # of the words above; "": it lives
 
     @property
     def live(self) -> bool:

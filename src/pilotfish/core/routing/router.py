@@ -10,13 +10,9 @@ same one. Requests sent since the last report count at once.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
-from typing import Protocol
-
-import numpy as np
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.routing.held_prefixes import HeldCopies, Replica, RoutingKey
@@ -55,72 +51,6 @@ class Route:
     work: float  # that the replica has with it, in tokens
 
 
-class Routing(Protocol):
-    held: HeldCopies  # which prefixes replicas hold; who asks for routes keeps it
-
-    def choose(self, request: RouteRequest, candidates: Sequence[Replica]) -> Route:
-        """Chooses among at least one candidate."""
-
-    def undo(self, route: Route) -> None:
-        """The request was not sent there."""
-
-    def ended(self, route: Route) -> None:
-        """The request has ended there, however it did."""
-
-    def told(self, replica: Replica, load: ReplicaLoad) -> None:
-        """A replica has reported its load."""
-
-    def forget(self, replica: Replica) -> None:
-        """A replica is gone."""
-
-
-class RoundRobin:
-    def __init__(self) -> None:
-        self.held = HeldCopies()
-        self._turns = count()
-
-    def choose(self, request: RouteRequest, candidates: Sequence[Replica]) -> Route:  # noqa: ARG002
-        return Route(candidates[next(self._turns) % len(candidates)], 0, 0.0)
-
-    def undo(self, route: Route) -> None: ...
-
-    def ended(self, route: Route) -> None: ...
-
-    def told(self, replica: Replica, load: ReplicaLoad) -> None: ...
-
-    def forget(self, replica: Replica) -> None:
-        self.held.forget(replica)
-
-
-class PowerOfTwo:
-    """Of two replicas drawn at random the one with fewer requests of this server; a baseline."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self.held = HeldCopies()
-        self._random = np.random.default_rng(seed)
-        self._requests: Counter[Replica] = Counter()
-
-    def choose(self, request: RouteRequest, candidates: Sequence[Replica]) -> Route:  # noqa: ARG002
-        first, step = self._random.integers([0, 1], [len(candidates), max(len(candidates), 2)]).tolist()
-        drawn = candidates[first], candidates[(first + step) % len(candidates)]
-        replica = min(drawn, key=self._requests.__getitem__)
-        self._requests[replica] += 1
-        return Route(replica, 0, 0.0)
-
-    def undo(self, route: Route) -> None:
-        self.ended(route)
-
-    def ended(self, route: Route) -> None:
-        if self._requests[route.replica] > 0:
-            self._requests[route.replica] -= 1
-
-    def told(self, replica: Replica, load: ReplicaLoad) -> None: ...
-
-    def forget(self, replica: Replica) -> None:
-        del self._requests[replica]
-        self.held.forget(replica)
-
-
 @dataclass(slots=True)
 class KnownLoad:
     reported: ReplicaLoad | None = None
@@ -152,10 +82,11 @@ class KnownLoad:
 
 class Router:
     def __init__(self) -> None:
-        self.held = HeldCopies()
+        self.held = HeldCopies()  # kept by who asks for routes
         self._loads: defaultdict[Replica, KnownLoad] = defaultdict(KnownLoad)
 
     def choose(self, request: RouteRequest, candidates: Sequence[Replica]) -> Route:
+        """Of at least one candidate."""
         cached, works = self._cached(request), self._works(candidates)
         left = [work - cached.get(replica, 0) for replica, work in zip(candidates, works, strict=True)]
         enough = min(left) + LITTLE * request.tokens
@@ -180,10 +111,8 @@ class Router:
         matched = self.held.matched(request.keys)
         return {replica: min(OBJECT_TOKENS * pages, request.tokens - 1) for replica, pages in matched.items()}
 
-    def undo(self, route: Route) -> None:
-        self._loads[route.replica].take_back(route)
-
     def ended(self, route: Route) -> None:
+        """The request has ended there, however it did, or was not sent."""
         self._loads[route.replica].take_back(route)
 
     def told(self, replica: Replica, load: ReplicaLoad) -> None:

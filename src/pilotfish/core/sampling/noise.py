@@ -23,10 +23,6 @@ from numpy.typing import NDArray
 SEED_LIMIT = 1 << 64
 #: Bits of the seeds that are drawn or derived here: a JSON parser that reads numbers as doubles keeps them.
 DRAWN_SEED_BITS = 53
-#: The largest g that a 32-bit word can give: a token this far below the best can never win.
-MAX_NOISE = 22.9
-#: The smallest g, likewise.
-MIN_NOISE = -3.2
 
 _LOW = 0xFFFFFFFF
 _WEYL = (0x9E3779B9, 0xBB67AE85)

@@ -111,10 +111,7 @@ class MeansByRank:
         self.values = believed.copy()  # [ranks]
         self._counts = np.zeros(len(believed), np.int64)  # [ranks], trees seen
 
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def observe(self, seen: Floats, trees: int) -> None:
+    def _learn(self, seen: Floats, trees: int) -> None:
         """`seen` [first ranks] is the mean over so many trees."""
         asked = len(seen)
         self._counts[:asked] += trees
@@ -125,12 +122,12 @@ class MeansByRank:
         self._counts[first:] = np.minimum(self._counts[first:], 2)
 
 
-class GainCurve:
+class GainCurve(MeansByRank):
     """Tokens that a sequence gains a step from its k best nodes: the mean of their calibrated chances by rank."""
 
     def __init__(self, nodes: int, first: float, falls: float) -> None:
         """Believed at first: chances first, first * falls, … of the best node, the second, …"""
-        self._by_rank = MeansByRank(np.asarray(first * falls ** np.arange(nodes), np.float64))
+        super().__init__(np.asarray(first * falls ** np.arange(nodes), np.float64))
 
     def observe(self, chances: Floats, sizes: Ints, asked: int) -> None:
         """Chances in trees of `sizes` that could have `asked` nodes: fewer mean that no more were worth it."""
@@ -138,18 +135,15 @@ class GainCurve:
         places = np.arange(len(chances)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         table[np.repeat(np.arange(len(sizes)), sizes), places] = chances
         table.sort(axis=1)
-        self._by_rank.observe(table[:, ::-1][:, : min(asked, len(self._by_rank))].mean(axis=0), len(sizes))
-
-    def forget(self, first: int) -> None:
-        self._by_rank.forget(first)
+        self._learn(table[:, ::-1][:, : min(asked, len(self.values))].mean(axis=0), len(sizes))
 
     def gain(self, nodes: Floats) -> Floats:
         """Expected tokens from a sequence's best `nodes`, which may be fractions."""
-        total = np.concatenate(([0.0], np.cumsum(self._by_rank.values)))
+        total = np.concatenate(([0.0], np.cumsum(self.values)))
         return np.asarray(np.interp(nodes, np.arange(len(total)), total))
 
 
-class LevelCurve:
+class LevelCurve(MeansByRank):
     """Levels of drafting that the k best nodes of each sequence take.
 
     levels │         ·──·   A chain takes a level for each node, a tree of several nodes a level fewer, a drafter of
@@ -160,22 +154,19 @@ class LevelCurve:
 
     def __init__(self, nodes: int, levels: int) -> None:
         """Believed at first: chains, of at most so many levels."""
-        self._by_rank = MeansByRank(np.minimum(np.arange(1.0, nodes + 1), levels))
+        super().__init__(np.minimum(np.arange(1.0, nodes + 1), levels))
 
     def observe(self, depths: Ints, trees: int, levels: int, asked: int) -> None:
         """`levels` gave nodes of `depths`, likeliest first, to so many trees that could have `asked` nodes."""
         if not len(depths):
             return
         deepest = np.maximum.accumulate(depths)
-        last = np.minimum(np.arange(1, min(asked, len(self._by_rank)) + 1) * trees, len(depths)) - 1
-        self._by_rank.observe(levels * deepest[last] / deepest[-1], trees)
-
-    def forget(self, first: int) -> None:
-        self._by_rank.forget(first)
+        last = np.minimum(np.arange(1, min(asked, len(self.values)) + 1) * trees, len(depths)) - 1
+        self._learn(levels * deepest[last] / deepest[-1], trees)
 
     def levels(self, nodes: Floats) -> Floats:
         """Expected levels for the best `nodes` of each sequence, at least one."""
-        known = np.maximum(self._by_rank.values, 1.0)
+        known = np.maximum(self.values, 1.0)
         return np.asarray(np.interp(nodes, np.arange(1, len(known) + 1), known))
 
 

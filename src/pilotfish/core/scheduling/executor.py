@@ -26,12 +26,9 @@ class NodeRows:
     paths: NDArray[np.int32]  # [n, deepest], slots from below the root down to the node's own, then anything
 
     @classmethod
-    def of(cls, tree: TokenTree, slots: NDArray[np.int32], nodes: Ints | None = None) -> NodeRows:
-        """`nodes` of `tree`, each after its ancestors, or all. `slots` [len(tree)]: only those on their paths count."""
-        if not len(tree):
-            return NO_NODES
-        nodes = np.arange(len(tree)) if nodes is None else nodes
-        return cls(tree.tokens[nodes], tree.depths[nodes], tree.along_paths(slots, nodes))
+    def of(cls, tree: TokenTree, slots: NDArray[np.int32]) -> NodeRows:
+        """All of `tree`, in its `slots` [len(tree)]."""
+        return cls(tree.tokens, tree.depths, tree.along_paths(slots)) if len(tree) else NO_NODES
 
     def __len__(self) -> int:
         return len(self.tokens)

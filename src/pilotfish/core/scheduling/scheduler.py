@@ -160,7 +160,9 @@ class Scheduler:
             request.add_slots(known)
             request.stats.cached_by_tier = {DEVICE: len(known)} if len(known) else {}
             if self._may_find(request):
-                self._begin_load(request)
+                self.loads.load(request, self.cache.allocate)
+                if request.load is None:
+                    self._hand_over(request)
             self.waiting.take(request)
             self.running.append(request)
             admitted.append(request)
@@ -172,11 +174,6 @@ class Scheduler:
         if not request.num_shareable:
             return 0
         return self.cache.num_known(request.cache_salt, request.tokens[:-1])
-
-    def _begin_load(self, request: Request) -> None:
-        self.loads.load(request, self.cache.allocate)
-        if request.load is None:
-            self._hand_over(request)
 
     def _hand_over(self, request: Request) -> None:
         others = [other for other in self.running if other.load is None and other is not request]
@@ -190,9 +187,6 @@ class Scheduler:
                 self.pool.release(request.end_load())
                 if isinstance(load, KVLoad) and (request.reserved or request.num_pending <= self._unclaimed()):
                     self._hand_over(request)
-
-    def computed(self, tokens: int, seconds: float) -> None:
-        self.loads.computed(tokens, seconds)
 
     def wait(self) -> None:
         self.loads.wait(self.running)

@@ -67,11 +67,10 @@ class TokenTree:
     def path_tokens(self, node: int) -> list[int]:
         return [int(self.tokens[n]) for n in self.path(node)]
 
-    def along_paths(self, values: NDArray[np.int32], nodes: Ints) -> NDArray[np.int32]:
-        """`values` [n] of the nodes on each path to one of `nodes`, from below the root. [nodes, deepest], 0 beyond."""
-        depths = self.depths[nodes]
-        paths = np.zeros((len(nodes), int(depths.max(initial=0))), np.int32)
-        rows, current = np.arange(len(nodes)), nodes
+    def along_paths(self, values: NDArray[np.int32]) -> NDArray[np.int32]:
+        """`values` [n] of the nodes on the path to each node, from below the root. [n, deepest], 0 beyond."""
+        paths = np.zeros((len(self), int(self.depths.max(initial=0))), np.int32)
+        rows = current = np.arange(len(self))
         while len(rows):
             paths[rows, self.depths[current] - 1] = values[current]
             current = self.parents[current]

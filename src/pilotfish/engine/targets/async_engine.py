@@ -17,7 +17,7 @@ from pilotfish.config.fields import model_name
 from pilotfish.config.server import ServerConfig
 from pilotfish.core.drafting.vocabulary import text_digest
 from pilotfish.core.routing.held_prefixes import routing_keys
-from pilotfish.core.routing.router import Router, RouteRequest, Routing
+from pilotfish.core.routing.router import Router, RouteRequest
 from pilotfish.core.sampling.noise import DRAWN_SEED_BITS
 from pilotfish.engine.targets.fleet import Fleet
 from pilotfish.engine.targets.members import Member
@@ -55,7 +55,7 @@ class AsyncEngine:
         server: ServerConfig | None = None,
         environment: Mapping[str, str] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
-        routing: Routing | None = None,
+        routing: Router | None = None,
         own_name: str = TARGET,
     ) -> None:
         """`environment` is added to that of the started processes, called `own_name`. Default `routing`: prefixes and

@@ -24,7 +24,7 @@ from pilotfish.config.text import config_text
 from pilotfish.core.cache.tiers import DEVICE
 from pilotfish.core.peers.fields import Peer
 from pilotfish.core.routing.held_prefixes import Held
-from pilotfish.core.routing.router import Routing
+from pilotfish.core.routing.router import Router
 from pilotfish.engine.processes.launch import Supervisor, WorkerState
 from pilotfish.engine.processes.process import WorkerSpec
 from pilotfish.engine.targets.members import Member, Members, MembersFile, MembersThread
@@ -95,7 +95,7 @@ class Fleet:
         config: EngineConfig,
         server: ServerConfig,
         user: FleetUser,
-        routing: Routing,
+        routing: Router,
         environment: Mapping[str, str] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
         own_name: str = TARGET,
