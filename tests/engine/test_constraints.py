@@ -13,7 +13,7 @@ import pytest
 import torch
 from inline_drafts import inline_drafts
 from sizes import sized
-from support import SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, run, write_model
+from support import SNIPPETS, VOCAB, RandomDrafter, assert_idle, drain, make_engine, run, write_model
 from transformers import AutoModelForCausalLM
 
 from pilotfish.core.sampling.constraint import Constraint, words
@@ -75,8 +75,7 @@ def guessing(
 
 def samples_of(engine: Engine, prompts: Sequence[Any], asked: Sequence[SamplingParams]) -> list[Sample]:
     samples = [s for prompt, one in zip(prompts, asked, strict=True) for s in engine.submit(prompt, one)]
-    while engine.busy:
-        engine.step()
+    drain(engine)
     assert_idle(engine)
     assert engine.worker.drafter.drafter is engine.drafter  # it did not fail
     return samples
@@ -201,8 +200,7 @@ def test_a_grammar_that_reaches_a_limit_ends_its_request_alone(plain: Engine, mo
     for _ in range(3):
         plain.step()
     monkeypatch.setattr(bad.request.grammar, "_problem", "too complex")
-    while plain.busy:
-        plain.step()
+    drain(plain)
     assert_idle(plain)
     assert str(bad.error) == f"structured_outputs: after token {len(bad.request.tokens)}: too complex"
     assert [good.token_ids] == run(plain, [SNIPPETS[1]], [free])

@@ -18,6 +18,7 @@ from support import (
     VOCAB,
     RandomDrafter,
     assert_idle,
+    drain,
     make_engine,
     params,
     run,
@@ -101,8 +102,7 @@ def test_nobody_sees_tokens_after_a_stop_string(off: Engine, sync: Engine, monke
 def test_the_context_ends_it(engine: Engine) -> None:
     prompt = np.random.default_rng(0).integers(0, VOCAB, CONTEXT - 5).tolist()
     (sample,) = engine.submit(prompt, params(100))
-    while engine.busy:
-        engine.step()
+    drain(engine)
     assert len(sample.token_ids) == 5
     assert sample.finish_reason is FinishReason.LENGTH
     assert_idle(engine)
@@ -115,8 +115,7 @@ def test_max_model_len_ends_it_as_the_context_does_and_changes_nothing_before(ll
     for fields in ({}, {**SYNC, "draft": draft}):
         limited = make_engine(llama, max_model_len=64, **fields)
         (sample,) = limited.submit(prompt, params(60))
-        while limited.busy:
-            limited.step()
+        drain(limited)
         assert (sample.token_ids, sample.finish_reason) == (whole[:24], FinishReason.LENGTH)
         with pytest.raises(PromptError, match=r"^prompt: 64 tokens; .* allows 63 and one to come"):
             limited.submit(list(range(64)), params())
@@ -143,8 +142,7 @@ def test_an_abort_ends_one_and_no_other(engine: Engine) -> None:
     engine.abort(running)
     assert running.finish_reason is waiting.finish_reason is FinishReason.ABORT
     assert not waiting.token_ids
-    while engine.busy:
-        engine.step()
+    drain(engine)
     engine.abort(kept)
     assert (kept.token_ids, kept.finish_reason) == (alone, FinishReason.LENGTH)
     assert_idle(engine)
@@ -155,8 +153,7 @@ def test_an_abort_ends_one_and_no_other(engine: Engine) -> None:
 
 def test_no_seed_draws_one(engine: Engine) -> None:
     one, other = (engine.submit(SNIPPETS[0], params(seed=None))[0] for _ in range(2))
-    while engine.busy:
-        engine.step()
+    drain(engine)
     assert one.request.seed != other.request.seed
     assert run(engine, [SNIPPETS[0]], [params(seed=one.request.seed)]) == [one.token_ids]
 
@@ -183,8 +180,7 @@ def test_a_bad_prompt_harms_nobody(engine: Engine) -> None:
         with pytest.raises(error, match=words) as caught:
             engine.submit(prompt, params())
         assert isinstance(caught.value, ValueError) and "\n" not in str(caught.value)
-    while engine.busy:
-        engine.step()
+    drain(engine)
     assert [s.token_ids for s in samples] == expected
     assert_idle(engine)
 
@@ -227,11 +223,9 @@ def test_a_stop_string_leaves_its_response_to_the_tenant(llama: Path, off: Engin
     """An end like any other, and unlike an abort."""
     engine = make_engine(llama, mode="sync", drafter="suffix")
     (whole,) = off.submit(SNIPPETS[5], params(20))
-    while off.busy:
-        off.step()
+    drain(off)
     (stopped,) = engine.submit(SNIPPETS[5], params(20, stop=(whole.text[-6:-3],)), "a")
-    while engine.busy:
-        engine.step()
+    drain(engine)
     assert (stopped.finish_reason, stopped.request.finish_reason) == (FinishReason.STOP, FinishReason.STOP)
     responses = engine.drafter.responses  # type: ignore[attr-defined]
     held = responses.num_tokens
@@ -358,8 +352,7 @@ def test_a_step_that_fails_frees_what_it_held(
         with pytest.raises(EngineError, match="step failed: ZeroDivisionError"):
             engine.step()
     assert [s.finish_reason for s in samples] == [FinishReason.ABORT, FinishReason.ABORT, None]
-    while engine.busy:
-        engine.step()
+    drain(engine)
     assert samples[2].token_ids == run(make_engine(llama), [SNIPPETS[2]], [params()])[0]
     assert_idle(engine)
 
@@ -373,14 +366,12 @@ def test_a_draft_of_a_shorter_context_rests_where_it_ends(
         engine = make_engine(llama, draft=short, **SYNC)
     assert f"draft: {short} guesses up to position 64 of the target's {CONTEXT};" in caplog.text
     long, brief = (engine.submit(SNIPPETS[i], params(length))[0] for i, length in ((0, 90), (1, 10)))
-    while engine.busy:
-        engine.step()
+    drain(engine)
     assert engine.worker.drafter.drafter is engine.drafter
     assert long.token_ids == run(make_engine(llama), [SNIPPETS[0]], [params(90)])[0]
     assert brief.request.stats.draft_tokens > 0
     again = engine.submit(SNIPPETS[2], params(10))[0]
-    while engine.busy:
-        engine.step()
+    drain(engine)
     assert again.request.stats.draft_tokens > 0
     assert_idle(engine)
 
@@ -413,16 +404,14 @@ def test_samples_of_a_prompt_compute_it_once(llama: Path, draft: Path, options: 
     engine, records = make_engine(llama, max_requests=8, **options), list[StepRecord]()
     engine.worker.observe = records.append
     samples = engine.submit(prompt, SamplingParams(n=8, seed=11, **settings))
-    while engine.busy:
-        engine.step()
+    drain(engine)
     assert_idle(engine)
     assert sum(record.rows - record.nodes for record in records) == 300 + sum(
         sample.request.stats.verify_steps - 1 for sample in samples
     )
     for index, sample in enumerate(samples):
         (alone,) = engine.submit(prompt, SamplingParams(seed=sample_seed(11, index), **settings))
-        while engine.busy:
-            engine.step()
+        drain(engine)
         assert (sample.token_ids, sample.text) == (alone.token_ids, alone.text)
         assert sample.logprobs == alone.logprobs
     assert len({tuple(sample.token_ids) for sample in samples}) > 1

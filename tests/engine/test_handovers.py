@@ -14,7 +14,7 @@ import pytest
 from inline_drafts import inline_drafts
 from inline_prefills import assert_nothing_left, inline_prefills, prefill_worker
 from sizes import sized
-from support import VOCAB, make_engine, run, write_model
+from support import VOCAB, drain, make_engine, run, write_model
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.prefilling import handover_machine
@@ -86,8 +86,7 @@ def handing(target: Path, **config: Any) -> Engine:
 
 
 def finish(engine: Engine, samples: Sequence[Sample]) -> list[list[int]]:
-    while engine.busy:
-        engine.step()
+    drain(engine)
     return [sample.token_ids for sample in samples]
 
 

@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 from inline_drafts import inline_drafts
 from sizes import paired, sized
-from support import SNIPPETS, assert_idle, make_engine, params, run, write_model
+from support import SNIPPETS, assert_idle, drain, make_engine, params, run, write_model
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
 from pilotfish.errors import ParameterError
-from pilotfish.kv import tiers as tiers_module
-from pilotfish.kv.tiers import KVTiers
 
 MODES: dict[str, dict[str, Any]] = {
     "off": {},
@@ -31,12 +29,7 @@ SLOTS = 512
 LIMIT = 20.0  # seconds
 
 
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is there is loaded, however long it takes: what depends on time is tested in tests/kv."""
-    monkeypatch.setattr(KVTiers, "computed", lambda *_: None)
-    for name in ("STUCK", "LEAST"):
-        monkeypatch.setattr(tiers_module, name, 1000.0)
+pytestmark = pytest.mark.usefixtures("patient_tiers")
 
 
 @pytest.fixture(autouse=True)
@@ -58,8 +51,7 @@ def prompts(plain: Engine, count: int = 6, length: int = 300) -> list[list[int]]
 
 def finish(engine: Engine, prompt: Any, asked: SamplingParams, salt: str | None = None) -> Sample:
     (sample,) = engine.submit(prompt, asked, salt)
-    while engine.busy:
-        engine.step()
+    drain(engine)
     assert_idle(engine)
     settle(engine)
     return sample
@@ -199,14 +191,18 @@ def test_samples_of_one_prompt_and_prompts_that_are_scored(tiered: Engine, plain
     assert_idle(tiered)
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
-def test_every_plane_is_kept(kv_dtype: str, llama: Path, plain: Engine) -> None:
-    reference = make_engine(llama, prefix_cache=False, kv_dtype=kv_dtype)
-    with make_engine(llama, kv_slots=SLOTS, kv_host_memory=0.05, kv_dtype=kv_dtype) as engine:
-        for _ in range(2):
-            for prompt in prompts(plain, 4):
-                assert [finish(engine, prompt, params(8)).token_ids] == run(reference, [prompt], [params(8)])
-        assert engine.tiers is not None and engine.tiers.counts.loaded_tokens["host"] == 4 * 256
+@pytest.mark.parametrize("eager", sized([False], [False, True]))
+def test_every_plane_of_8_bits_is_kept(llama: Path, plain: Engine, tmp_path: Path, eager: bool) -> None:
+    """In host memory and, after a restart, on disk."""
+    options: dict[str, Any] = {"kv_dtype": "int8", "eager": eager}
+    where = {"kv_host_memory": 0.005, "kv_disk": tmp_path, "kv_disk_size": 0.01, "kv_slots": SLOTS}
+    asked = prompts(plain, 3)
+    expected = run(make_engine(llama, prefix_cache=False, **options), asked, [params(8)] * 3)
+    for tier, rounds in (("host", 2), ("disk", 1)):
+        with make_engine(llama, **where, **options) as engine:
+            samples = [finish(engine, prompt, params(8)) for _ in range(rounds) for prompt in asked]
+        assert [sample.token_ids for sample in samples] == expected * rounds
+        assert all(from_where(sample) == {tier} for sample in samples[-3:])
 
 
 def test_kv_of_another_shape_is_refused(llama: Path, tmp_path: Path) -> None:
@@ -230,14 +226,11 @@ def test_kv_of_another_shape_is_refused(llama: Path, tmp_path: Path) -> None:
         make_engine(llama, **where)  # it has an owner
 
 
-@pytest.mark.parametrize(
-    ("field", "given"),
-    [("kv_host_memory", {"kv_host_memory": 1e-5}), ("kv_disk_size", {"kv_disk_size": 1e-5})],
-)
-def test_less_than_a_sequence_is_refused(field: str, given: dict[str, Any], llama: Path, tmp_path: Path) -> None:
-    where = {"kv_disk": tmp_path / "kv"} if field == "kv_disk_size" else {}
+@pytest.mark.parametrize("field", ["kv_host_memory", "kv_disk_size"])
+def test_less_than_a_sequence_is_refused(field: str, llama: Path, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"kv_disk": tmp_path / "kv"} if field == "kv_disk_size" else {}
     with pytest.raises(ParameterError, match=rf"{field}: 1e-05.* at least .* GiB: a sequence of \d+ tokens"):
-        make_engine(llama, **where, **given)
+        make_engine(llama, **given, **{field: 1e-5})
 
 
 def test_tiers_need_the_prefix_cache(llama: Path) -> None:

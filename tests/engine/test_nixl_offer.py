@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from inline_prefills import inline_prefills
-from support import VOCAB, make_engine, run
+from support import VOCAB, drain, make_engine, run
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import PrefillConfig
@@ -40,8 +40,7 @@ def test_outputs_are_equal_over_nixl(llama: Path, monkeypatch: pytest.MonkeyPatc
     given = {"prefill_workers": 1, "prefill_threshold": "1", "prefill_transports": ("nixl",)}
     with inline_prefills(monkeypatch, nixl=True), make_engine(llama, **given) as engine:
         samples = [s for prompt, one in zip(prompts, params, strict=True) for s in engine.submit(prompt, one)]
-        while engine.busy:
-            engine.step()
+        drain(engine)
     assert [sample.token_ids for sample in samples] == expected
     reports = [report for sample in samples for report in sample.request.stats.handovers]
     assert [(report.transport, report.tokens) for report in reports] == [("nixl", length - 1) for length in lengths]

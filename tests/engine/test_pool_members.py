@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from inline_drafts import draft_worker, patient_propose
 from inline_prefills import assert_nothing_left, prefill_worker
-from support import VOCAB, assert_idle, eventually, make_engine, run, step_until, write_model
+from support import VOCAB, assert_idle, drain, eventually, make_engine, run, step_until, write_model
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.drafting.pools import DraftPool
@@ -102,8 +102,7 @@ def test_drafts_are_changed_under_load(
         fleet.set(three)
         eventually(lambda: any(pool.ready for pool in remote.pools))
         step_until(engine, samples, "three")
-        while engine.busy:
-            engine.step()
+        drain(engine)
         assert [sample.token_ids for sample in samples] == expected
         assert_idle(engine)
 
@@ -141,8 +140,7 @@ def test_prefill_pools_are_changed_while_prompts_come(llama: Path, tmp_path: Pat
         serve(one)
         serve()
         serve(two, one)
-        while engine.busy:
-            engine.step()
+        drain(engine)
         assert [sample.token_ids for sample in samples] == expected
         reports = [sample.request.stats.handovers for sample in samples]
         assert [[report.pool for report in one] for one in reports[:5]] == [[], ["one"], ["two"], ["one"], []]

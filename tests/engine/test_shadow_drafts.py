@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from inline_drafts import draft_worker, inline_drafts
 from sizes import in_soak, sized
-from support import SETTINGS, SNIPPETS, VOCAB, assert_idle, eventually, make_engine, run, write_tokenizer
+from support import SETTINGS, SNIPPETS, VOCAB, assert_idle, drain, eventually, make_engine, run, write_tokenizer
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.drafting.messages import Commit, Hello, Load, Open, Tree
@@ -227,11 +227,9 @@ def test_outputs_that_end_early_are_followed_to_their_ends(llama: Path, draft: P
         eventually(lambda: report(engine).ready)
         whole = SamplingParams(max_tokens=40, temperature=0.0, logprobs=1, prompt_logprobs=1)
         text = engine.submit(SNIPPETS[0], whole)[0]
-        while engine.busy:
-            engine.step()
+        drain(engine)
         stopped = engine.submit(SNIPPETS[0], SamplingParams(max_tokens=40, temperature=0.0, stop=(text.text[5:9],)))[0]
-        while engine.busy:
-            engine.step()
+        drain(engine)
         aborted, unbegun = (engine.submit(SNIPPETS[0], whole)[0] for _ in range(2))
         while len(aborted.token_ids) < 3:
             engine.step()

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 from loopback import Loopback
-from support import SNIPPETS, asked, assert_idle, make_engine, run
+from support import SNIPPETS, asked, assert_idle, drain, make_engine, run
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.routing.held_prefixes import Held, HeldCopies, routing_keys
@@ -205,8 +205,7 @@ def test_it_names_the_dtype_that_auto_has_become(llama: Path) -> None:
 def test_deltas_add_up_to_what_the_engine_gives_alone(target: Target) -> None:
     tokens = target.engine.tokenizer.encode(SNIPPETS[0])
     expected = target.engine.submit(tokens, params(n=2))
-    while target.engine.busy:
-        target.engine.step()
+    drain(target.engine)
     target.start()
     target.submit(1, tokens, params(n=2))
     deltas = deltas_of(target.until(outputs=2))
@@ -254,8 +253,7 @@ def test_what_is_guessed_for_a_request_may_change_while_it_runs(target: Target) 
     """From 0 nodes on it decodes plainly, to the same end; a request that has ended needs nothing."""
     tokens, long = target.engine.tokenizer.encode(SNIPPETS[3]), params(max_tokens=120, temperature=0.0)
     (expected,) = target.engine.add(EngineRequest(tokens, long, max_nodes=0))
-    while target.engine.busy:
-        target.engine.step()
+    drain(target.engine)
     target.start()
     target.submit(1, tokens, long)
     heard = target.until(StepProgress)
@@ -274,8 +272,7 @@ def test_what_is_guessed_for_a_request_may_change_while_it_runs(target: Target) 
 def test_the_stop_that_ended_an_output(target: Target) -> None:
     engine = target.engine
     (free,) = engine.submit(SNIPPETS[0], params())
-    while engine.busy:
-        engine.step()
+    drain(engine)
     middle = free.text[len(free.text) // 2 :][:3]
     target.start()
     target.submit(1, engine.tokenizer.encode(SNIPPETS[0]), params(stop=("never there", middle)))
