@@ -57,6 +57,12 @@ class _Scheduling(LoadFileScheduling):
         return next((names[0] for names in SHARING if nodeid.startswith(names)), super()._split_scope(nodeid))
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Runs tests that are coroutines, which `pytest.mark.anyio` marks."""
+    return "asyncio"
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     """Each test begins and ends with one thread, whatever an engine in it has set."""
