@@ -236,7 +236,6 @@ def test_what_is_forced_enters_the_tree(models: list[Path], plain: Engine) -> No
 
 
 def test_what_is_forbidden_costs_no_row(llama: Path) -> None:
-    """Random guesses: of all that were verified, each was allowed."""
     engine = make_engine(llama, RandomDrafter(VOCAB), mode="sync", drafter="ngram", nodes=12)
     offered = list[bool]()
     schedule = engine.worker.scheduler.schedule
@@ -255,7 +254,6 @@ def test_what_is_forbidden_costs_no_row(llama: Path) -> None:
 
 
 def test_no_token_to_give_ends_the_request_alone(guessing: Engine, plain: Engine) -> None:
-    """Its grammar wants what its parameters never give."""
     wanted = plain.tokenizer.encode("a", add_special_tokens=False)
     bad = params(Constraint.regex("a{3}"), bad_token_ids=tuple(range(VOCAB)[1:]))
     assert wanted
@@ -279,7 +277,6 @@ def test_a_grammar_that_reaches_a_limit_ends_its_request_alone(plain: Engine, mo
 
 
 def test_it_begins_after_the_reasoning(guessing: Engine, plain: Engine) -> None:
-    """The mark is a token that the bias makes likely; what comes before it is free."""
     mark = plain.tokenizer.encode(")", add_special_tokens=False)
     constraint = Constraint("regex", "[a-f]{2,9}-", after=mark)
     asked = [params(constraint, temperature=1.0, seed=seed, logit_bias={mark[0]: 4.0}) for seed in range(6)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,6 @@ from support import (
     params,
     run,
     write_model,
-    write_tokenizer,
 )
 
 from pilotfish.config.engine import EngineConfig
@@ -132,7 +130,6 @@ def test_max_model_len_is_at_most_the_models_own_context(llama: Path, tmp_path: 
 
 
 def test_an_abort_ends_one_and_no_other(engine: Engine) -> None:
-    """Running, still waiting, and ended already."""
     (alone,) = run(engine, [SNIPPETS[0]], [params(30)])
     kept, running, waiting = (engine.submit(SNIPPETS[i], params(30))[0] for i in range(3))
     engine.abort(waiting)
@@ -220,7 +217,6 @@ def test_any_drafters_combine(llama: Path) -> None:
 
 
 def test_a_stop_string_leaves_its_response_to_the_tenant(llama: Path, off: Engine) -> None:
-    """An end like any other, and unlike an abort."""
     engine = make_engine(llama, mode="sync", drafter="suffix")
     (whole,) = off.submit(SNIPPETS[5], params(20))
     drain(off)
@@ -234,13 +230,6 @@ def test_a_stop_string_leaves_its_response_to_the_tenant(llama: Path, off: Engin
     engine.step()
     engine.abort(aborted)
     assert responses.num_tokens == held
-
-
-def test_unequal_tokenizers_are_refused(llama: Path, draft: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(draft, tmp_path / "draft"))
-    write_tokenizer(copy, VOCAB - 1)
-    with pytest.raises(ModelError, match="unequal tokenizers"):
-        make_engine(llama, draft=copy, **SYNC)
 
 
 @pytest.mark.parametrize("name", ["nothing", "no/such/model", "/no/such/model"])
@@ -303,7 +292,6 @@ class UncertainDrafter(RandomDrafter):
 @pytest.mark.parametrize("budget", ["auto", "fixed"])
 @pytest.mark.parametrize("drafter", [UncertainDrafter(VOCAB), RandomDrafter(10 * VOCAB)], ids=["scores", "tokens"])
 def test_guesses_that_are_none_change_nothing(llama: Path, off: Engine, budget: str, drafter: RandomDrafter) -> None:
-    """Scores that are no numbers, tokens outside the vocabulary."""
     engine = make_engine(llama, drafter, budget=budget)
     assert run(engine, SNIPPETS[:2], [params()] * 2) == run(off, SNIPPETS[:2], [params()] * 2)
     assert_idle(engine)
@@ -318,7 +306,7 @@ def test_hundreds_of_requests_leave_no_slot_behind(llama: Path, draft: Path) -> 
         llama, draft=draft, drafter="lm", mode="sync", nodes=6, levels=2, width=3, kv_slots=1000, max_requests=48
     )
     engine.worker.scheduler.headroom = 1
-    rng, samples, count = np.random.default_rng(0), list[Any](), sized(300, 2000)
+    rng, samples, count = np.random.default_rng(0), list[Any](), sized(200, 2000)
     while len(samples) < count or engine.busy:
         for _ in range(min(int(rng.integers(0, 40)), count - len(samples))):
             prompt = rng.integers(0, VOCAB, rng.integers(1, 40)).tolist()
@@ -360,7 +348,6 @@ def test_a_step_that_fails_frees_what_it_held(
 def test_a_draft_of_a_shorter_context_rests_where_it_ends(
     llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It goes on for others, and nothing fails. The log says so at start."""
     short = write_model(tmp_path / "short", "llama", max_position_embeddings=64)
     with caplog.at_level("INFO", "pilotfish.engine.heads"):
         engine = make_engine(llama, draft=short, **SYNC)
@@ -396,7 +383,6 @@ def test_costs_of_a_short_context_are_measured(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"mode": "sync"}], ids=["off", "sync"])
 def test_samples_of_a_prompt_compute_it_once(llama: Path, draft: Path, options: dict[str, Any]) -> None:
-    """Each output is that of a request of its own with the derived seed."""
     if options:
         options = {**options, "draft": draft}
     prompt = np.random.default_rng(0).integers(0, VOCAB, 300).tolist()

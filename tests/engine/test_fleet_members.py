@@ -77,7 +77,6 @@ async def test_the_last_words_of_one_that_has_left_are_nothing_to_routing(member
 async def test_a_host_without_an_address_is_told_of_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """However long it has none."""
     monkeypatch.setattr(fleet_module, "REDIAL", 0.01)
 
     def checked(endpoint: str, _: object) -> None:
@@ -95,7 +94,6 @@ async def test_a_host_without_an_address_is_told_of_once(
 
 
 async def test_a_server_that_has_closed_sends_nothing(member: Member) -> None:
-    """Though targets elsewhere are as ready as before."""
     engine = engine_of()
     await engine._fleet.start()
     await ready(engine._fleet, member)

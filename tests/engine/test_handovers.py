@@ -165,7 +165,6 @@ def test_streams_go_on_while_prompts_are_handed_over(
 def test_several_outputs_of_a_prompt_and_its_log_probabilities(
     disaggregated: tuple[Engine, list[PrefillWorker]], long: Path
 ) -> None:
-    """What is to be scored is computed here: no KV of it comes from elsewhere."""
     engine, _ = disaggregated
     asked = [params(n=3, logprobs=2), params(prompt_logprobs=1)]
     with make_engine(long, **SLOTS) as combined:
@@ -180,7 +179,6 @@ def test_several_outputs_of_a_prompt_and_its_log_probabilities(
 
 @ONE_CASE
 def test_tenants_share_nothing(disaggregated: tuple[Engine, list[PrefillWorker]], outputs: list[list[int]]) -> None:
-    """Neither here nor there."""
     engine, _ = disaggregated
     for salt, cached in (("a", 0), ("b", 0), ("a", 998)):
         _forget(engine)
@@ -191,7 +189,6 @@ def test_tenants_share_nothing(disaggregated: tuple[Engine, list[PrefillWorker]]
 
 @pytest.mark.parametrize("mode", sized(["sync"], list(MODES)))
 def test_preempted_after_a_hand_over(mode: str, long: Path, long_draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was preempted is handed over again, its output too."""
     prompts, asked = [prompt(length, seed=3) for length in (300, 280, 260)], params(120)
     with make_engine(long, **SLOTS) as combined:
         expected = run(combined, prompts, [asked] * 3)
@@ -238,7 +235,6 @@ def test_one_worker_serves_several_targets(long: Path, tmp_path: Path, outputs: 
 
 
 def test_over_tcp_with_keys(long: Path, tmp_path: Path, outputs: list[list[int]]) -> None:
-    """As between hosts: authenticated and encrypted."""
     keys = {name: new_key_pair() for name in ("pool", "target")}
     for name, pair in keys.items():
         write_key_pair(pair, tmp_path / name)
@@ -279,7 +275,6 @@ def test_other_architectures(
 
 
 def test_tiers_come_first(long: Path, monkeypatch: pytest.MonkeyPatch, outputs: list[list[int]]) -> None:
-    """What a tier has is loaded, the rest is handed over."""
     with inline_prefills(monkeypatch) as workers, handing(long, kv_host_memory=0.25) as engine:
         assert engine.tiers is not None
         finish(engine, engine.submit(prompt(1000), params()))

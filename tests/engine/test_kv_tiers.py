@@ -10,13 +10,21 @@ from typing import Any
 
 import pytest
 from inline_drafts import inline_drafts
+from prometheus_client.parser import text_string_to_metric_families
 from sizes import paired, sized
 from support import SNIPPETS, assert_idle, drain, make_engine, params, run, write_model
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
+from pilotfish.engine.targets.replica import ReplicaHealth
+from pilotfish.engine.targets.status import identity_of, status_of
 from pilotfish.errors import ParameterError
+from pilotfish.server.observe.fleet_metrics import FleetMetrics
+from pilotfish.server.observe.metrics import ServerMetrics
+from pilotfish.server.observe.request_records import RequestFacts, RequestRecord
+from pilotfish.wire.channel import decoded, encode
+from pilotfish.wire.serving import SERVER_DECODER, Status
 
 MODES: dict[str, dict[str, Any]] = {
     "off": {},
@@ -206,7 +214,6 @@ def test_every_plane_of_8_bits_is_kept(llama: Path, plain: Engine, tmp_path: Pat
 
 
 def test_kv_of_another_shape_is_refused(llama: Path, tmp_path: Path) -> None:
-    """Of other weights, precision or operations."""
     where = {"kv_disk": tmp_path / "kv", "kv_disk_size": 0.01}
     with make_engine(llama, **where):
         pass
@@ -236,3 +243,45 @@ def test_less_than_a_sequence_is_refused(field: str, llama: Path, tmp_path: Path
 def test_tiers_need_the_prefix_cache(llama: Path) -> None:
     with pytest.raises(ParameterError, match=r"prefix_cache: .*true with kv_host_memory"):
         make_engine(llama, prefix_cache=False, kv_host_memory=0.01)
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_metrics_tell_what_came_from_where(tier: str, llama: Path, plain: Engine, tmp_path: Path) -> None:
+    where = {"kv_host_memory": 0.01} if tier == "host" else {"kv_disk": tmp_path / "kv", "kv_disk_size": 0.01}
+    metrics, each = ServerMetrics("tiny"), prompts(plain)
+    with make_engine(llama, kv_slots=SLOTS, **where) as engine:
+        for prompt in each + each:
+            serve(engine, prompt, metrics)
+        status = decoded(SERVER_DECODER, encode(status_of(engine, identity_of(engine), "")))
+        assert isinstance(status, Status) and engine.tiers is not None
+        FleetMetrics(metrics).tell([ReplicaHealth("target", status=status)])
+        counts, size = engine.tiers.counts, engine.memory.target.slot
+    loaded = len(each) * 256  # in objects
+    assert status.tier_counts == counts and counts.saved >= loaded // 64 and counts.loading_seconds > 0
+    assert told(metrics, "kv_prompt_tokens_total", source=tier) == loaded
+    assert told(metrics, "kv_prompt_tokens_total", source="computed") == 2 * len(each) * 300 - loaded
+    assert told(metrics, "kv_objects_total", outcome="saved") == counts.saved
+    assert told(metrics, "kv_moved_bytes_total", direction="load", tier=tier) == loaded * size
+    assert told(metrics, "kv_moved_bytes_total", direction="save", tier=tier) == 64 * size * counts.saved
+    assert told(metrics, "kv_loading_seconds_total") == counts.loading_seconds
+    assert told(metrics, "kv_evicted_tokens_total", tier="device") > len(each) * 300
+    assert told(metrics, "kv_capacity_bytes", tier="device") == SLOTS * size
+    assert 0 < told(metrics, "kv_used_bytes", tier=tier) <= told(metrics, "kv_capacity_bytes", tier=tier)
+
+
+def serve(engine: Engine, prompt: list[int], metrics: ServerMetrics) -> None:
+    """A request, until all copies of it are made and all files are written."""
+    engine.submit(prompt, SamplingParams(max_tokens=8, seed=7))
+    record = RequestRecord(metrics, RequestFacts((len(prompt),), 8), arrived=0.0)
+    while engine.busy:
+        for delta in engine.step():
+            record.update(0, delta, now=1.0)
+    settle(engine)
+
+
+def told(metrics: ServerMetrics, name: str, **labels: str) -> float:
+    """The one sample of a metric of ours with these labels."""
+    families = text_string_to_metric_families(metrics.render()[0].decode())
+    samples = [sample for family in families for sample in family.samples if sample.name == f"pilotfish_{name}"]
+    (value,) = [sample.value for sample in samples if labels.items() <= sample.labels.items()]
+    return value

@@ -111,7 +111,6 @@ def test_a_target_under_other_ids_guesses_all_that_it_says(
 def test_a_chat_goes_on_with_kv_that_is_known(
     llama: Path, other_ids: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second turn is opened by a key of the target's tokens."""
     with pool(monkeypatch, llama, other_ids, tmp_path) as (engine, machine):
         (first,) = generated(engine, [{"temperature": 0.8, "max_tokens": 150}])
         tokens = [*first.request.tokens, 7, 8, 9]

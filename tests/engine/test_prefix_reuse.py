@@ -80,7 +80,6 @@ def test_prompts_that_part_at_every_offset(caching: Engine, plain: Engine) -> No
 
 
 def test_turns_of_a_conversation(caching: Engine, plain: Engine) -> None:
-    """Outputs are found too: the next turn begins with them."""
     tokens, known = plain.check_prompt(SNIPPETS[0]), 0
     for turn in range(4):
         (sample,) = finish(caching, tokens, params(12, seed=turn))
@@ -113,7 +112,6 @@ def test_tenants_share_nothing(caching: Engine) -> None:
 
 @pytest.mark.parametrize("kv_slots", [512, 16384])
 def test_equal_prompts_of_two_tenants_never_share_a_slot(llama: Path, kv_slots: int) -> None:
-    """Many pairs, at the same time or one after the other, where all stays and where most is evicted."""
     engine = make_engine(llama, kv_slots=kv_slots)
     scheduler, draw = engine.worker.scheduler, np.random.default_rng(0)
     assert scheduler.cache is not None

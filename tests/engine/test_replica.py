@@ -8,7 +8,7 @@ from attending import status
 from pilotfish.engine.processes.launch import WorkerState
 from pilotfish.engine.targets.members import Member
 from pilotfish.engine.targets.replica import ENDLESS, Replica
-from pilotfish.engine.targets.silence import Silence
+from pilotfish.engine.targets.servers import Silence
 
 RUNS = WorkerState("target", "running", pid=42)
 KILLED = WorkerState("target", "restarting", restarts=1, reason="was ended by signal 9")

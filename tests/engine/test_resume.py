@@ -102,7 +102,6 @@ def assert_same(deltas: Sequence[Delta], expected: Delta, *, begun: bool) -> Non
 
 
 def test_every_cut_of_every_kind_of_output(engine: Engine, outputs: dict[tuple[int, int], Output]) -> None:
-    """All cuts at once: each is a request of its own."""
     expected: dict[tuple[int, int], tuple[Delta, bool]] = {}
     for (place, index), output in outputs.items():
         for cut in range(place % EVERY, len(output.whole.tokens), EVERY):

@@ -136,7 +136,6 @@ async def test_requests_go_on_elsewhere_when_their_target_is_lost(worlds: Any, e
 async def test_after_a_lost_message_requests_go_on_where_they_were(
     lost: str, worlds: Any, expected: dict[int, Delta]
 ) -> None:
-    """Whether the server or the target notices."""
     async with worlds(0) as world:
         await world.add(pace="target=20ms")
         stream = world.submit()
@@ -179,7 +178,6 @@ async def test_it_does_not_wait_for_ever(worlds: Any) -> None:
 
 
 async def test_a_stream_that_has_waited_long_enough_is_not_half_sent(worlds: Any) -> None:
-    """At the very moment at which a target comes that may not go on with one of its two requests."""
     async with worlds(1) as world:
         stream = world.submit([0, 1])
         await until(lambda: all(request.begun for request in open_requests(world.engine)))

@@ -374,7 +374,6 @@ def test_a_gap_is_mended(holder: Holder) -> None:
 
 
 def test_a_server_that_comes_back_is_told_all(holder: Holder) -> None:
-    """Whatever it says that it has heard."""
     holder.follow(A)
     holder.tell()
     holder.let_pass(SERVER_SILENCE + 1.5)

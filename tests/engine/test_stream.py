@@ -35,7 +35,6 @@ def collect(stream: Stream) -> Awaitable[list[Update]]:
 
 @given(st.lists(st.integers(0, 2), min_size=3, max_size=40), st.lists(st.booleans(), min_size=40, max_size=40))
 def test_every_output_arrives_whole_and_in_order(order: list[int], reads: list[bool]) -> None:
-    """However reader and engine take turns."""
     order = [0, 1, 2, *order]
     counts = [order.count(index) for index in range(3)]
 
