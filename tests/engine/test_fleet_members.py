@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,13 @@ pytestmark = pytest.mark.anyio
 STATUS = status()
 
 
-def engine_of(**server: Any) -> AsyncEngine:
-    return AsyncEngine(EngineConfig(target=Path("/nowhere")), ServerConfig(replicas=0, **server))
+@pytest.fixture
+async def engine() -> AsyncIterator[AsyncEngine]:
+    """Without a tokenizer."""
+    engine = AsyncEngine(EngineConfig(target=Path("/nowhere")), ServerConfig(replicas=0))
+    await engine._fleet.start()
+    yield engine
+    await engine.close()
 
 
 async def ready(fleet: Fleet, member: Member) -> None:
@@ -42,10 +48,8 @@ def member(tmp_path: Path) -> Member:
     return Member(f"ipc://{tmp_path}/target")
 
 
-async def test_one_that_leaves_while_it_is_dialled_is_not_dialled_on(member: Member) -> None:
-    engine = engine_of()
+async def test_one_that_leaves_while_it_is_dialled_is_not_dialled_on(engine: AsyncEngine, member: Member) -> None:
     fleet = engine._fleet
-    await fleet.start()
     dial = fleet._channel.dial
 
     def slowly(*where: Any) -> bytes:
@@ -58,44 +62,35 @@ async def test_one_that_leaves_while_it_is_dialled_is_not_dialled_on(member: Mem
     await fleet.set_members([])
     await asyncio.wrap_future(fleet._thread.call(lambda: None))
     assert not fleet._channel._connections and not fleet._by_peer
-    await engine.close()
 
 
-async def test_the_last_words_of_one_that_has_left_are_nothing_to_routing(member: Member) -> None:
-    engine = engine_of()
+async def test_the_last_words_of_one_that_has_left_are_nothing_to_routing(engine: AsyncEngine, member: Member) -> None:
     fleet = engine._fleet
-    await fleet.start()
     await ready(fleet, member)
     (replica,) = fleet.replicas
     await fleet.set_members([])
     fleet._handle(replica, STATUS)
     fleet._handle(replica, Held(1, [b"12345678"], whole=True))
     assert fleet.routing.held.expected(replica.id) == 0 and not fleet.routing._loads  # type: ignore[attr-defined]
-    await engine.close()
 
 
 async def test_a_host_without_an_address_is_told_of_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(fleet_module, "REDIAL", 0.01)
 
     def checked(endpoint: str, _: object) -> None:
         raise ParameterError("target_pool", endpoint, "a host with an address")
 
-    engine = engine_of()
-    await engine._fleet.start()
     engine._fleet._channel.checked = checked  # type: ignore[method-assign, assignment]
     await engine.set_targets([Member("tcp://t:7000")])
     engine._fleet.replicas[0].silence.seconds = 1000.0
     await asyncio.sleep(0.3)
     assert "a host with an address" in engine.health.reason
-    await engine.close()
     assert [record.name for record in caplog.records] == ["pilotfish.engine.targets.fleet"]
 
 
-async def test_a_server_that_has_closed_sends_nothing(member: Member) -> None:
-    engine = engine_of()
-    await engine._fleet.start()
+async def test_a_server_that_has_closed_sends_nothing(engine: AsyncEngine, member: Member) -> None:
     await ready(engine._fleet, member)
     assert engine.health.ready
     await engine.close()
@@ -105,7 +100,8 @@ async def test_a_server_that_has_closed_sends_nothing(member: Member) -> None:
 
 
 async def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
-    engine = engine_of(target_key=tmp_path / "none")
+    config = ServerConfig(replicas=0, target_key=tmp_path / "none")
+    engine = AsyncEngine(EngineConfig(target=Path("/nowhere")), config)
     with pytest.raises(InputError, match=r"^target_key: .* cannot be read"):
         await engine.start()
     await engine.close()
