@@ -151,13 +151,13 @@ def test_streams_go_on_while_prompts_are_handed_over(
     disaggregated: tuple[Engine, list[PrefillWorker]], outputs: list[list[int]]
 ) -> None:
     engine, _ = disaggregated
-    streams = [sample for seed in range(3) for sample in engine.submit(prompt(20, seed), params(48))]
+    streams = [sample for seed in range(3) for sample in engine.submit(prompt(20, seed), params(32))]
     while min(len(sample.token_ids) for sample in streams) < 4:
         engine.step()
     late = [sample for place in (-1, -4) for sample in engine.submit(prompt(LENGTHS[place]), params())]
     both = finish(engine, [*streams, *late])
     assert both[3:] == [outputs[-1], outputs[-4]] and {report.outcome for report in reports(late)} == {WHOLE}
-    alone = [finish(engine, engine.submit(prompt(20, seed), params(48)))[0] for seed in range(3)]
+    alone = [finish(engine, engine.submit(prompt(20, seed), params(32)))[0] for seed in range(3)]
     assert both[:3] == alone
 
 

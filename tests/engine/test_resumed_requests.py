@@ -23,7 +23,7 @@ from pilotfish.engine.targets.async_engine import AsyncEngine
 from pilotfish.engine.targets.members import Member, Members, write_members
 from pilotfish.engine.targets.replica import RoutedTokens
 from pilotfish.engine.targets.servers import LEAVING
-from pilotfish.engine.targets.stream import Stream, joined
+from pilotfish.engine.targets.stream import Stream, Update, joined
 from pilotfish.errors import EngineError, TargetUnavailable
 from pilotfish.wire.serving import Delta, EngineRequest
 
@@ -87,8 +87,9 @@ def worlds(tmp_path: Path, llama: Path) -> Callable[..., Any]:
     return world
 
 
-async def whole(stream: Stream) -> dict[int, Delta]:
-    outputs: dict[int, Delta] = {}
+async def whole(stream: Stream, *first: Update) -> dict[int, Delta]:
+    """With what was taken of it before."""
+    outputs = {update.index: update.delta for update in first}
     async with asyncio.timeout(120.0):
         async for update in stream:
             before = outputs.get(update.index)
@@ -142,10 +143,7 @@ async def test_after_a_lost_message_requests_go_on_where_they_were(
         first = await anext(stream)
         attendance = world.engine._fleet.replicas[0].attendance
         setattr(attendance, lost, getattr(attendance, lost) + 1)
-        outputs = {first.index: first.delta}
-        async for update in stream:
-            before = outputs.get(update.index)
-            outputs[update.index] = update.delta if before is None else joined(before, update.delta)
+        outputs = await whole(stream, first)
         assert world.engine.resumes == 8
         assert_same(outputs, expected)
 
