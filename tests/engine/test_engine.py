@@ -306,7 +306,7 @@ def test_hundreds_of_requests_leave_no_slot_behind(llama: Path, draft: Path) -> 
         llama, draft=draft, drafter="lm", mode="sync", nodes=6, levels=2, width=3, kv_slots=1000, max_requests=48
     )
     engine.worker.scheduler.headroom = 1
-    rng, samples, count = np.random.default_rng(0), list[Any](), sized(200, 2000)
+    rng, samples, count = np.random.default_rng(0), list[Any](), sized(300, 2000)
     while len(samples) < count or engine.busy:
         for _ in range(min(int(rng.integers(0, 40)), count - len(samples))):
             prompt = rng.integers(0, VOCAB, rng.integers(1, 40)).tolist()

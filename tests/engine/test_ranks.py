@@ -45,10 +45,7 @@ def on_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [
         ("llama", 2, {"kv_slots": 300, "max_rows": 24, "max_requests": 4}),  # some are preempted
         *((kind, 2, {}) for kind in sized(("gpt_oss",), tuple(KINDS))),
-        *sized(
-            [],
-            [("llama", 2, {}), ("llama", 4, {}), ("qwen2", 4, {"eager": True}), ("llama", 2, {"quantization": "int8"})],
-        ),
+        *sized([], [("llama", 4, {}), ("qwen2", 4, {"eager": True}), ("llama", 2, {"quantization": "int8"})]),
     ],
     ids=str,
 )
