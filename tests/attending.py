@@ -18,16 +18,23 @@ from pilotfish.wire.serving import (
     Delta,
     EngineRequest,
     Failure,
+    Identity,
     Status,
     StepProgress,
+    StepReport,
     Submit,
     ToServer,
     ToTarget,
 )
 from pilotfish.wire.sockets import DialingChannel
 
+STEP = StepReport(0.0, 0.0, 0.1, 0.0, 0.0, 1, 1, 0, 0, 1, 0, 0.1)
 LIMIT = 60.0
 TARGET = b"0"
+
+
+def status(incarnation: str = "first") -> Status:
+    return Status(Identity("tiny", "off", "float32", 256, 512, 4096, 256, 8, 0), 0, 0, 4096, 0, incarnation)
 
 
 def open_requests(engine: AsyncEngine) -> list[OpenRequest]:

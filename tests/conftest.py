@@ -23,6 +23,9 @@ from hypothesis import settings
 from support import KINDS, write_model
 from xdist.scheduler import LoadFileScheduling
 
+from pilotfish.kv import tiers
+from pilotfish.kv.tiers import KVTiers
+
 settings.register_profile("pilotfish", deadline=None, derandomize=True, database=None, max_examples=sized(30, 50))
 settings.load_profile("pilotfish")
 
@@ -48,6 +51,12 @@ class _Scheduling(LoadFileScheduling):
         return next((names[0] for names in SHARING if nodeid.startswith(names)), super()._split_scope(nodeid))
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Runs tests that are coroutines, which `pytest.mark.anyio` marks."""
+    return "asyncio"
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     """Each test begins and ends with one thread, whatever an engine in it has set."""
@@ -64,6 +73,14 @@ def _logging_as_it_was() -> Iterator[None]:
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+
+
+@pytest.fixture
+def patient_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KV in a tier is loaded, however long it takes: what depends on time is tested in tests/kv."""
+    monkeypatch.setattr(KVTiers, "computed", lambda *_: None)
+    for name in ("STUCK", "LEAST"):
+        monkeypatch.setattr(tiers, name, 1000.0)
 
 
 @pytest.fixture

@@ -199,9 +199,14 @@ def make_engine(target: Path, drafter: Drafter | None = None, /, **config: Any) 
 def run(engine: Engine, prompts: Sequence[str | Sequence[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
     """Token ids of all prompts' samples, submitted together, in order."""
     samples = [s for prompt, p in zip(prompts, params, strict=True) for s in engine.submit(prompt, p)]
+    drain(engine)
+    return [sample.token_ids for sample in samples]
+
+
+def drain(engine: Engine) -> None:
+    """Until all requests have ended."""
     while engine.busy:
         engine.step()
-    return [sample.token_ids for sample in samples]
 
 
 def asked(engine: Engine, prompt: str, params: SamplingParams, **options: Any) -> EngineRequest:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
@@ -30,6 +30,7 @@ from pilotfish.errors import ParameterError, PromptError, TargetUnavailable
 from pilotfish.kv.tiers import FLUSH
 from pilotfish.wire.serving import Delta, EngineRequest, Status
 
+pytestmark = pytest.mark.anyio
 #: Seconds that ending anything else than tiers of KV takes, amply.
 ENDING = 5.0
 PARAMS = SamplingParams(max_tokens=24, seed=7, temperature=0.8)
@@ -44,132 +45,100 @@ async def output(stream: Stream) -> Delta:
     return reduce(joined, [update.delta async for update in stream])
 
 
-def pid_of(engine: AsyncEngine, place: int = 0) -> int:
-    worker = engine._fleet.replicas[place].worker
+def pid_of(engine: AsyncEngine) -> int:
+    worker = engine._fleet.replicas[0].worker
     assert worker is not None and worker.pid is not None
     return worker.pid
 
 
-def status_of(engine: AsyncEngine, place: int = 0) -> Status:
-    found = engine.health.replicas[place].status
+def status_of(engine: AsyncEngine) -> Status:
+    found = engine.health.replicas[0].status
     assert found is not None
     return found
 
 
 @pytest.fixture(scope="module")
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    loop = asyncio.new_event_loop()
-    yield loop
-    loop.close()
-
-
-@pytest.fixture(scope="module")
-def engine(llama: Path, loop: asyncio.AbstractEventLoop) -> Iterator[AsyncEngine]:
+async def engine(llama: Path) -> AsyncIterator[AsyncEngine]:
     engine = AsyncEngine(configured(llama, pace="target=5ms"), ServerConfig(target_timeout=3.0))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "WorkerProcess", ForkedWorker)
-        yield from _started(engine, loop)
-
-
-def _started(engine: AsyncEngine, loop: asyncio.AbstractEventLoop) -> Iterator[AsyncEngine]:
-    loop.run_until_complete(engine.start())
-    assert not engine.health.ready and engine.health.reason == "target: loading"
-    loop.run_until_complete(until(lambda: engine.health.ready, 120.0))
-    yield engine
-    loop.run_until_complete(engine.close())
+        await engine.start()
+        assert not engine.health.ready and engine.health.reason == "target: loading"
+        await until(lambda: engine.health.ready, 120.0)
+        yield engine
+        await engine.close()
     assert engine.health.reason.startswith("draining: ")
     with pytest.raises(TargetUnavailable):
         engine.submit([EngineRequest([5], PARAMS)])
 
 
-def test_streams_give_what_the_engine_gives(engine: AsyncEngine, loop: asyncio.AbstractEventLoop, llama: Path) -> None:
+async def test_streams_give_what_the_engine_gives(engine: AsyncEngine, llama: Path) -> None:
     prompts = [engine.tokenizer.encode(text) for text in SNIPPETS]
     expected = run(make_engine(llama), prompts, [PARAMS] * len(prompts))
-
-    async def all_at_once() -> list[Delta]:
-        return await asyncio.gather(*(output(engine.submit([EngineRequest(prompt, PARAMS)])) for prompt in prompts))
-
-    assert [delta.tokens for delta in loop.run_until_complete(all_at_once())] == expected
+    given = await asyncio.gather(*(output(engine.submit([EngineRequest(prompt, PARAMS)])) for prompt in prompts))
+    assert [delta.tokens for delta in given] == expected
     assert not open_requests(engine)
 
 
-def test_a_refusal_is_the_error_that_the_engine_raised(engine: AsyncEngine, loop: asyncio.AbstractEventLoop) -> None:
+async def test_a_refusal_is_the_error_that_the_engine_raised(engine: AsyncEngine) -> None:
     with pytest.raises(PromptError, match="prompt: 3000 tokens; the model's context allows"):
-        loop.run_until_complete(output(engine.submit([EngineRequest([5] * 3000, PARAMS)])))
+        await output(engine.submit([EngineRequest([5] * 3000, PARAMS)]))
     with pytest.raises(ParameterError, match="logit_bias: 100000 is not allowed") as caught:
-        loop.run_until_complete(output(engine.submit([EngineRequest([5], replace(PARAMS, logit_bias={100_000: 1.0}))])))
+        await output(engine.submit([EngineRequest([5], replace(PARAMS, logit_bias={100_000: 1.0}))]))
     assert caught.value.field == "logit_bias"
 
 
-def test_an_abort_frees_what_the_request_held(engine: AsyncEngine, loop: asyncio.AbstractEventLoop) -> None:
-    async def scenario() -> None:
-        stream = engine.submit([EngineRequest([5, 6, 7], replace(PARAMS, max_tokens=1500, n=2))])
-        await anext(stream)
-        stream.abort()
-        stream.abort()
-        assert not open_requests(engine)
-        await until(lambda: status_of(engine).running == 0)
-        assert status_of(engine).free_slots == 4096
-
-    loop.run_until_complete(scenario())
+async def test_an_abort_frees_what_the_request_held(engine: AsyncEngine) -> None:
+    stream = engine.submit([EngineRequest([5, 6, 7], replace(PARAMS, max_tokens=1500, n=2))])
+    await anext(stream)
+    stream.abort()
+    stream.abort()
+    assert not open_requests(engine)
+    await until(lambda: status_of(engine).running == 0)
+    assert status_of(engine).free_slots == 4096
 
 
-def test_a_target_that_is_killed_fails_its_requests_and_comes_back(
-    engine: AsyncEngine, loop: asyncio.AbstractEventLoop
-) -> None:
-    async def scenario() -> None:
-        before = (await output(engine.submit([EngineRequest([5, 6], PARAMS)]))).tokens
-        stream = engine.submit([EngineRequest([5, 6, 7], replace(PARAMS, max_tokens=2000))])
-        await anext(stream)
-        os.kill(pid_of(engine), signal.SIGKILL)
-        with pytest.raises(TargetUnavailable, match=r"^target: was ended by signal 9 \(Killed\); it is started again$"):
-            await output(stream)
-        assert not engine.health.ready and not open_requests(engine)
-        with pytest.raises(TargetUnavailable):
-            engine.submit([EngineRequest([5], PARAMS)])
-        await until(lambda: engine.health.ready, 120.0)
-        assert engine.health.restarts == 1
-        assert (await output(engine.submit([EngineRequest([5, 6], PARAMS)]))).tokens == before
-
-    loop.run_until_complete(scenario())
+async def test_a_target_that_is_killed_fails_its_requests_and_comes_back(engine: AsyncEngine) -> None:
+    before = (await output(engine.submit([EngineRequest([5, 6], PARAMS)]))).tokens
+    stream = engine.submit([EngineRequest([5, 6, 7], replace(PARAMS, max_tokens=2000))])
+    await anext(stream)
+    os.kill(pid_of(engine), signal.SIGKILL)
+    with pytest.raises(TargetUnavailable, match=r"^target: was ended by signal 9 \(Killed\); it is started again$"):
+        await output(stream)
+    assert not engine.health.ready and not open_requests(engine)
+    with pytest.raises(TargetUnavailable):
+        engine.submit([EngineRequest([5], PARAMS)])
+    await until(lambda: engine.health.ready, 120.0)
+    assert engine.health.restarts == 1
+    assert (await output(engine.submit([EngineRequest([5, 6], PARAMS)]))).tokens == before
 
 
-def test_a_target_that_stands_still_is_killed_after_a_while(
-    engine: AsyncEngine, loop: asyncio.AbstractEventLoop
-) -> None:
-    async def scenario() -> None:
-        restarts = engine.health.restarts
-        stream = engine.submit([EngineRequest([5, 6, 7], replace(PARAMS, max_tokens=2000))])
-        await anext(stream)
-        os.kill(pid_of(engine), signal.SIGSTOP)
-        await until(lambda: not engine.health.ready)
-        assert engine.health.reason.startswith("target: silent for ") and engine.health.restarts == restarts
-        with pytest.raises(TargetUnavailable, match=r"^target: silent for "):
-            engine.submit([EngineRequest([5], PARAMS)])
-        with pytest.raises(TargetUnavailable, match=r"^target: was silent for 3 s and is killed; it is started"):
-            await output(stream)
-        assert engine.health.retry_after > 0  # as long as the start before it took
-        await until(lambda: engine.health.ready, 120.0)
-        assert engine.health.restarts == restarts + 1
-        assert (await output(engine.submit([EngineRequest([5, 6], PARAMS)]))).tokens
-
-    loop.run_until_complete(scenario())
+async def test_a_target_that_stands_still_is_killed_after_a_while(engine: AsyncEngine) -> None:
+    restarts = engine.health.restarts
+    stream = engine.submit([EngineRequest([5, 6, 7], replace(PARAMS, max_tokens=2000))])
+    await anext(stream)
+    os.kill(pid_of(engine), signal.SIGSTOP)
+    await until(lambda: not engine.health.ready)
+    assert engine.health.reason.startswith("target: silent for ") and engine.health.restarts == restarts
+    with pytest.raises(TargetUnavailable, match=r"^target: silent for "):
+        engine.submit([EngineRequest([5], PARAMS)])
+    with pytest.raises(TargetUnavailable, match=r"^target: was silent for 3 s and is killed; it is started"):
+        await output(stream)
+    assert engine.health.retry_after > 0  # as long as the start before it took
+    await until(lambda: engine.health.ready, 120.0)
+    assert engine.health.restarts == restarts + 1
+    assert (await output(engine.submit([EngineRequest([5, 6], PARAMS)]))).tokens
 
 
 @in_soak
-def test_a_model_without_weights_fails_for_good(tmp_path: Path, llama: Path) -> None:
+async def test_a_model_without_weights_fails_for_good(tmp_path: Path, llama: Path) -> None:
     shutil.copytree(llama, tmp_path, dirs_exist_ok=True)
     (tmp_path / "model.safetensors").unlink()
-
-    async def scenario() -> str:
-        engine = AsyncEngine(configured(tmp_path))
-        await engine.start()
-        await until(lambda: engine.health.failed, 120.0)
-        reason = engine.health.reason
-        await engine.close()
-        return reason
-
-    assert "has no safetensors weights" in asyncio.run(scenario())
+    engine = AsyncEngine(configured(tmp_path))
+    await engine.start()
+    await until(lambda: engine.health.failed, 120.0)
+    assert "has no safetensors weights" in engine.health.reason
+    await engine.close()
 
 
 def test_a_configuration_survives_its_way_to_another_process(llama: Path, draft: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 from inline_drafts import inline_drafts
-from sizes import sized
-from support import SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, run, write_model
+from sizes import paired, sized
+from support import SNIPPETS, VOCAB, RandomDrafter, assert_idle, drain, edit_config, make_engine, run, write_model
 from transformers import AutoModelForCausalLM
 
 from pilotfish.core.sampling.constraint import Constraint, words
@@ -55,64 +57,133 @@ CHECKS = [
 ]
 
 
+#: More of them, some of which end at once or never.
+MANY = (
+    *CONSTRAINTS,
+    Constraint.json({"type": "array", "items": {"enum": ["a", "ab", 12, None]}, "maxItems": 3}),
+    Constraint.regex("a*"),
+    Constraint.regex("()"),
+    Constraint.regex("[ -~]{0,12}"),
+    Constraint.grammar('start: "(" start ")" | "x" | "xyzzy" start'),
+    Constraint.grammar('start: start start | "a"'),
+)
+
+
 def params(constraint: Constraint | None, **fields: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 60, "seed": 7, "structured_outputs": constraint, **fields})
 
 
 @pytest.fixture(scope="module")
-def plain(llama: Path) -> Iterator[Engine]:
-    with make_engine(llama) as engine:
+def models(llama: Path, draft: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A target and its draft with an end of sequence."""
+    directory = tmp_path_factory.mktemp("ending")
+    copies = [Path(shutil.copytree(model, directory / model.name)) for model in (llama, draft)]
+    for copy in copies:
+        edit_config(copy, eos_token_id=0)
+        (copy / "generation_config.json").unlink(missing_ok=True)
+    return copies
+
+
+@pytest.fixture(scope="module")
+def plain(models: list[Path]) -> Iterator[Engine]:
+    with make_engine(models[0]) as engine:
         yield engine
 
 
 @pytest.fixture(params=sized(["async", "small pool"], list(MODES)))
-def guessing(
-    request: pytest.FixtureRequest, llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Engine]:
-    with inline_drafts(monkeypatch), make_engine(llama, draft=draft, **MODES[request.param]) as engine:
+def guessing(request: pytest.FixtureRequest, models: list[Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    target, draft = models
+    with inline_drafts(monkeypatch), make_engine(target, draft=draft, **MODES[request.param]) as engine:
         yield engine
 
 
 def samples_of(engine: Engine, prompts: Sequence[Any], asked: Sequence[SamplingParams]) -> list[Sample]:
     samples = [s for prompt, one in zip(prompts, asked, strict=True) for s in engine.submit(prompt, one)]
-    while engine.busy:
+    drain(engine)
+    assert_idle(engine)
+    assert engine.worker.drafter.drafter is engine.drafter  # it did not fail
+    return samples
+
+
+def anything(rng: random.Random) -> SamplingParams:
+    """Parameters of all kinds beside a constraint, or without one."""
+
+    def sometimes(value: Any, otherwise: Any, chance: float = 0.2) -> Any:
+        return value if rng.random() < chance else otherwise
+
+    mark = [rng.randrange(1, VOCAB) for _ in range(sometimes(rng.randrange(1, 4), 0, 0.4))]
+    asked = rng.choice(MANY)
+    constraint = Constraint(asked.kind, asked.text, asked.compact, mark)
+    most = rng.randrange(1, 40)
+    return SamplingParams(
+        max_tokens=most,
+        min_tokens=sometimes(rng.randrange(most), 0),
+        temperature=rng.choice([0.0, 0.7, 1.0, 1.3]),
+        top_p=sometimes(0.9, 1.0),
+        top_k=sometimes(40, 0),
+        min_p=sometimes(0.01, 0.0),
+        repetition_penalty=sometimes(1.3, 1.0),
+        frequency_penalty=sometimes(0.7, 0.0),
+        logit_bias=dict.fromkeys(mark, 12.0) | sometimes({0: 5.0, 41: -5.0}, {}, 0.5),
+        allowed_token_ids=sometimes(tuple(range(0, VOCAB, 2)), None, 0.1),
+        bad_token_ids=sometimes((5, 66, 70), ()),
+        bad_words=sometimes(("a", "return r"), ()),
+        stop=sometimes(("a", "1,"), ()),
+        stop_token_ids=sometimes((65, 66, 67), ()),
+        ignore_eos=sometimes(True, False),
+        include_stop_str_in_output=sometimes(True, False),
+        seed=rng.randrange(1 << 20),
+        n=sometimes(3, 1),
+        logprobs=sometimes(2, None),
+        prompt_logprobs=sometimes(1, None),
+        structured_outputs=sometimes(None, constraint),
+    )
+
+
+def finished(
+    engine: Engine, asked: list[tuple[str, SamplingParams]], rng: random.Random, chance: float
+) -> list[Sample]:
+    """Requests come a few at a time; each is given up with that chance at every step."""
+    samples, waiting = list[Sample](), asked[::-1]
+    while waiting or engine.busy:
+        for _ in range(rng.randrange(4)):
+            samples += engine.submit(*waiting.pop()) if waiting else []
+        for sample in samples:
+            if sample.finish_reason is None and rng.random() < chance:
+                engine.abort(sample)
         engine.step()
     assert_idle(engine)
     assert engine.worker.drafter.drafter is engine.drafter  # it did not fail
     return samples
 
 
-SAMPLING: list[dict[str, Any]] = [
-    {"temperature": 0.0},
-    {"temperature": 1.0},
-    {"temperature": 1.3, "top_p": 0.9, "top_k": 40, "min_p": 0.01},
-    {"temperature": 0.8, "repetition_penalty": 1.3, "frequency_penalty": 0.5, "logit_bias": {40: 5.0, 41: -5.0}},
-    {"temperature": 1.0, "n": 3, "logprobs": 2},
-]
+def test_whatever_is_asked_for_no_guess_changes_an_output(guessing: Engine, plain: Engine) -> None:
+    """Alone or not, constrained or free, with whatever else a request may ask for; some are given up."""
+    rng = random.Random(0)
+    asked = [(rng.choice(SNIPPETS), anything(rng)) for _ in range(sized(36, 96))]
+    want = finished(plain, asked, rng, 0.0)
+    got = finished(guessing, asked, rng, 0.01)
+    whole = 0
+    for one, other in zip(got, want, strict=True):
+        if one.finish_reason is FinishReason.ABORT:
+            assert one.token_ids == other.token_ids[: len(one.token_ids)]
+            continue
+        whole += one.request.grammar is not None and one.finish_reason is FinishReason.STOP
+        assert (one.token_ids, one.text, one.stop) == (other.token_ids, other.text, other.stop)
+        assert (one.finish_reason, str(one.error)) == (other.finish_reason, str(other.error))
+        assert [each.token for each in one.logprobs] == [each.token for each in other.logprobs]
+        assert len(one.prompt_logprobs) == len(other.prompt_logprobs)
+    assert whole > len(asked) / 5
+    assert sum(sample.request.stats.accepted_tokens for sample in got) > len(asked)
 
 
-def test_no_guess_changes_an_output(guessing: Engine, plain: Engine) -> None:
-    """Constrained and free requests side by side; all that is whole is what was asked for."""
-    kinds = [(constraint, sampling) for sampling in SAMPLING for constraint in [*CONSTRAINTS, None]]
-    asked = [params(constraint, **sampling) for constraint, sampling in kinds for _ in range(sized(1, 3))]
-    prompts = [SNIPPETS[place % 3] for place in range(len(asked))]
-    outputs = [sample.token_ids for sample in samples_of(guessing, prompts, asked)]
-    assert outputs == run(plain, prompts, asked)
-
-
-@pytest.fixture(scope="module", params=sized([VOCAB - 1, VOCAB + 640], [VOCAB - 1, VOCAB + 64, VOCAB + 640]))
-def padded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
-    """A model with another number of embeddings than the tokenizer of all has."""
-    return request.param, write_model(tmp_path_factory.mktemp("padded"), "llama", vocab_size=request.param)
-
-
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(("size", "mode"), paired([VOCAB - 1, VOCAB + 640], ["sync", "async"]))
 def test_models_may_pad_their_vocabularies_differently(
-    llama: Path, plain: Engine, padded: tuple[int, Path], mode: str, monkeypatch: pytest.MonkeyPatch
+    models: list[Path], plain: Engine, size: int, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, draft = padded
+    draft = write_model(tmp_path, "llama", vocab_size=size)
     asked = [params(constraint, temperature=0.0) for constraint in [*CONSTRAINTS, None]]
-    with inline_drafts(monkeypatch), make_engine(llama, draft=draft, **MODES[mode]) as engine:
+    with inline_drafts(monkeypatch), make_engine(models[0], draft=draft, **MODES[mode]) as engine:
         outputs = [sample.token_ids for sample in samples_of(engine, SNIPPETS[:5], asked)]
     assert outputs == run(plain, SNIPPETS[:5], asked)
 
@@ -128,9 +199,9 @@ def test_what_is_whole_is_what_was_asked_for(plain: Engine, temperature: float) 
         assert all(sample.finish_reason in (FinishReason.STOP, FinishReason.LENGTH) for sample in samples)
 
 
-def test_it_is_what_a_plain_loop_over_the_model_gives(llama: Path, plain: Engine) -> None:
+def test_it_is_what_a_plain_loop_over_the_model_gives(models: list[Path], plain: Engine) -> None:
     """transformers' logits and a state that replays the whole output at each token."""
-    model = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(models[0], dtype=torch.float32)
     assert plain.grammars is not None
     for constraint in CONSTRAINTS:
         prompt, output = plain.check_prompt(SNIPPETS[1]), list[int]()
@@ -149,14 +220,14 @@ def test_it_is_what_a_plain_loop_over_the_model_gives(llama: Path, plain: Engine
         assert run(plain, [SNIPPETS[1]], [params(constraint, temperature=0.0, max_tokens=40)]) == [output]
 
 
-def test_what_is_forced_enters_the_tree(llama: Path, plain: Engine) -> None:
+def test_what_is_forced_enters_the_tree(models: list[Path], plain: Engine) -> None:
     """A drafter that never guesses: every node is the grammar's."""
 
     class Silent(RandomDrafter):
         def propose(self, requests: Any, limits: Any) -> list[Guesses]:  # noqa: ARG002
             return [Guesses() for _ in requests]
 
-    engine, asked = make_engine(llama, Silent(VOCAB), mode="sync", drafter="ngram"), params(CONSTRAINTS[0])
+    engine, asked = make_engine(models[0], Silent(VOCAB), mode="sync", drafter="ngram"), params(CONSTRAINTS[0])
     (sample,) = samples_of(engine, [SNIPPETS[0]], [asked])
     assert [sample.token_ids] == run(plain, [SNIPPETS[0]], [asked])
     stats = sample.request.stats
@@ -165,7 +236,6 @@ def test_what_is_forced_enters_the_tree(llama: Path, plain: Engine) -> None:
 
 
 def test_what_is_forbidden_costs_no_row(llama: Path) -> None:
-    """Random guesses: of all that were verified, each was allowed."""
     engine = make_engine(llama, RandomDrafter(VOCAB), mode="sync", drafter="ngram", nodes=12)
     offered = list[bool]()
     schedule = engine.worker.scheduler.schedule
@@ -184,7 +254,6 @@ def test_what_is_forbidden_costs_no_row(llama: Path) -> None:
 
 
 def test_no_token_to_give_ends_the_request_alone(guessing: Engine, plain: Engine) -> None:
-    """Its grammar wants what its parameters never give."""
     wanted = plain.tokenizer.encode("a", add_special_tokens=False)
     bad = params(Constraint.regex("a{3}"), bad_token_ids=tuple(range(VOCAB)[1:]))
     assert wanted
@@ -201,15 +270,13 @@ def test_a_grammar_that_reaches_a_limit_ends_its_request_alone(plain: Engine, mo
     for _ in range(3):
         plain.step()
     monkeypatch.setattr(bad.request.grammar, "_problem", "too complex")
-    while plain.busy:
-        plain.step()
+    drain(plain)
     assert_idle(plain)
     assert str(bad.error) == f"structured_outputs: after token {len(bad.request.tokens)}: too complex"
     assert [good.token_ids] == run(plain, [SNIPPETS[1]], [free])
 
 
 def test_it_begins_after_the_reasoning(guessing: Engine, plain: Engine) -> None:
-    """The mark is a token that the bias makes likely; what comes before it is free."""
     mark = plain.tokenizer.encode(")", add_special_tokens=False)
     constraint = Constraint("regex", "[a-f]{2,9}-", after=mark)
     asked = [params(constraint, temperature=1.0, seed=seed, logit_bias={mark[0]: 4.0}) for seed in range(6)]

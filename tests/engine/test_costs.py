@@ -1,4 +1,4 @@
-"""What forwards cost is measured at start, and a draft that cannot pay is told."""
+"""Paced engines: the same tokens, every forward counted, none of those that were measured at start."""
 
 from __future__ import annotations
 
@@ -12,6 +12,53 @@ from support import SNIPPETS, assert_idle, make_engine, run
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.budget import AdaptiveBudget, FixedBudget
 from pilotfish.engine import costs
+from pilotfish.engine.engine import Engine
+from pilotfish.model.pacer import Pacer
+from pilotfish.workers.lm import LMDrafter
+from pilotfish.workers.records import StepRecord
+
+BOTH = "target=1.5ms,draft=500us"
+PARAMS = SamplingParams(max_tokens=12, seed=3)
+
+
+def paced(engine: Engine) -> dict[str, Pacer]:
+    return {pacing.role: pacing for pacing in engine.pacing()}
+
+
+@pytest.mark.parametrize("budget", ["fixed", "auto"])
+def test_pace_changes_no_token_and_every_forward_counts(llama: Path, draft: Path, budget: str) -> None:
+    options = {"mode": "sync", "draft": draft, "drafter": "lm", "budget": budget, "max_rows": 16}
+    engine = make_engine(llama, pace=BOTH, **options)
+    assert [p.forwards for p in engine.pacing()] == [0, 0]
+    steps = list[StepRecord]()
+    engine.worker.observe = steps.append
+    assert run(engine, SNIPPETS[:1], [PARAMS]) == run(make_engine(llama), SNIPPETS[:1], [PARAMS])
+    after = paced(engine)
+    assert after["target"].forwards == len(steps)
+    assert after["draft"].forwards > 0 or budget == "auto"
+    assert after["target"].pace.text == "1.5ms" and after["draft"].pace.text == "500us"
+
+
+def test_start_measures_the_emulated_devices(llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An executor that is paced is paced there too; only its count starts anew."""
+    held: list[tuple[str, int]] = []
+    monkeypatch.setattr("pilotfish.model.pacer.Pacer.hold", lambda self, _, rows: held.append((self.role, rows)))
+    make_engine(llama, mode="sync", draft=draft, drafter="lm", budget="auto", max_rows=16, width=3, pace=BOTH)
+    assert {rows for role, rows in held if role == "target"} >= {1, 2, 4}
+    assert {rows for role, rows in held if role == "draft"} == {3}
+
+
+def test_each_model_alone(llama: Path, draft: Path) -> None:
+    sync = {"mode": "sync", "draft": draft, "drafter": "lm"}
+    assert list(paced(make_engine(llama, pace="target=1ms", **sync))) == ["target"]
+    only_draft = make_engine(llama, pace="draft=1ms", **sync)
+    assert list(paced(only_draft)) == ["draft"] and only_draft.worker.executor.pacer is None
+    assert isinstance(only_draft.drafter, LMDrafter) and only_draft.drafter.pacer is not None
+    assert make_engine(llama, **sync).pacing() == []
+    assert list(paced(make_engine(llama, draft=draft, mode="off", pace=BOTH))) == ["target"]  # it does not run
+
+
+# -- what forwards cost is measured at start, and a draft that cannot pay is told
 
 
 def test_costs_of_every_row_count_up_to_a_full_step(llama: Path) -> None:
@@ -22,11 +69,10 @@ def test_costs_of_every_row_count_up_to_a_full_step(llama: Path) -> None:
 
 
 def test_measuring_leaves_nothing_behind(llama: Path, draft: Path) -> None:
-    prompt, params = SNIPPETS[0], SamplingParams(max_tokens=20, seed=1)
     loaded = make_engine(llama, draft=draft, mode="sync", budget="auto")
     assert isinstance(loaded.worker.budget, AdaptiveBudget)
     assert_idle(loaded)
-    assert run(loaded, [prompt], [params]) == run(make_engine(llama), [prompt], [params])
+    assert run(loaded, SNIPPETS[:1], [PARAMS]) == run(make_engine(llama), SNIPPETS[:1], [PARAMS])
 
 
 def test_a_draft_that_is_slower_than_it_is_worth_is_told(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from attending import status
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
@@ -19,13 +20,19 @@ from pilotfish.engine.targets.async_engine import AsyncEngine
 from pilotfish.engine.targets.fleet import Fleet
 from pilotfish.engine.targets.members import Member
 from pilotfish.errors import InputError, ParameterError, TargetUnavailable
-from pilotfish.wire.serving import EngineRequest, Identity, Status
+from pilotfish.wire.serving import EngineRequest
 
-STATUS = Status(Identity("tiny", "off", "float32", 256, 512, 4096, 256, 8, 0), 0, 0, 4096, 0, "first")
+pytestmark = pytest.mark.anyio
+STATUS = status()
 
 
-def engine_of(**server: Any) -> AsyncEngine:
-    return AsyncEngine(EngineConfig(target=Path("/nowhere")), ServerConfig(replicas=0, **server))
+@pytest.fixture
+async def engine() -> AsyncIterator[AsyncEngine]:
+    """Without a tokenizer."""
+    engine = AsyncEngine(EngineConfig(target=Path("/nowhere")), ServerConfig(replicas=0))
+    await engine._fleet.start()
+    yield engine
+    await engine.close()
 
 
 async def ready(fleet: Fleet, member: Member) -> None:
@@ -41,91 +48,60 @@ def member(tmp_path: Path) -> Member:
     return Member(f"ipc://{tmp_path}/target")
 
 
-def test_one_that_leaves_while_it_is_dialled_is_not_dialled_on(member: Member) -> None:
-    async def scenario() -> None:
-        engine = engine_of()
-        fleet = engine._fleet
-        await fleet.start()
-        dial = fleet._channel.dial
+async def test_one_that_leaves_while_it_is_dialled_is_not_dialled_on(engine: AsyncEngine, member: Member) -> None:
+    fleet = engine._fleet
+    dial = fleet._channel.dial
 
-        def slowly(*where: Any) -> bytes:
-            time.sleep(0.2)
-            return dial(*where)
+    def slowly(*where: Any) -> bytes:
+        time.sleep(0.2)
+        return dial(*where)
 
-        fleet._channel.dial = slowly  # type: ignore[method-assign]
-        await fleet.set_members([member])
-        await asyncio.sleep(0.1)
-        await fleet.set_members([])
-        await asyncio.wrap_future(fleet._thread.call(lambda: None))
-        assert not fleet._channel._connections and not fleet._by_peer
-        await engine.close()
-
-    asyncio.run(scenario())
+    fleet._channel.dial = slowly  # type: ignore[method-assign]
+    await fleet.set_members([member])
+    await asyncio.sleep(0.1)
+    await fleet.set_members([])
+    await asyncio.wrap_future(fleet._thread.call(lambda: None))
+    assert not fleet._channel._connections and not fleet._by_peer
 
 
-def test_the_last_words_of_one_that_has_left_are_nothing_to_routing(member: Member) -> None:
-    async def scenario() -> None:
-        engine = engine_of()
-        fleet = engine._fleet
-        await fleet.start()
-        await ready(fleet, member)
-        (replica,) = fleet.replicas
-        await fleet.set_members([])
-        fleet._handle(replica, STATUS)
-        fleet._handle(replica, Held(1, [b"12345678"], whole=True))
-        assert fleet.routing.held.expected(replica.id) == 0 and not fleet.routing._loads  # type: ignore[attr-defined]
-        await engine.close()
-
-    asyncio.run(scenario())
+async def test_the_last_words_of_one_that_has_left_are_nothing_to_routing(engine: AsyncEngine, member: Member) -> None:
+    fleet = engine._fleet
+    await ready(fleet, member)
+    (replica,) = fleet.replicas
+    await fleet.set_members([])
+    fleet._handle(replica, STATUS)
+    fleet._handle(replica, Held(1, [b"12345678"], whole=True))
+    assert fleet.routing.held.expected(replica.id) == 0 and not fleet.routing._loads  # type: ignore[attr-defined]
 
 
-def test_a_host_without_an_address_is_told_of_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_a_host_without_an_address_is_told_of_once(
+    engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """However long it has none."""
     monkeypatch.setattr(fleet_module, "REDIAL", 0.01)
 
     def checked(endpoint: str, _: object) -> None:
         raise ParameterError("target_pool", endpoint, "a host with an address")
 
-    async def scenario() -> None:
-        engine = engine_of()
-        await engine._fleet.start()
-        engine._fleet._channel.checked = checked  # type: ignore[method-assign, assignment]
-        await engine.set_targets([Member("tcp://t:7000")])
-        engine._fleet.replicas[0].silence.seconds = 1000.0
-        await asyncio.sleep(0.3)
-        assert "a host with an address" in engine.health.reason
-        await engine.close()
-
-    with caplog.at_level(logging.WARNING, "pilotfish.engine.targets.fleet"):
-        asyncio.run(scenario())
-    assert len(caplog.records) == 1
+    engine._fleet._channel.checked = checked  # type: ignore[method-assign, assignment]
+    await engine.set_targets([Member("tcp://t:7000")])
+    engine._fleet.replicas[0].silence.seconds = 1000.0
+    await asyncio.sleep(0.3)
+    assert "a host with an address" in engine.health.reason
+    assert [record.name for record in caplog.records] == ["pilotfish.engine.targets.fleet"]
 
 
-def test_a_server_that_has_closed_sends_nothing(member: Member) -> None:
-    """Though targets elsewhere are as ready as before."""
-
-    async def scenario() -> None:
-        engine = engine_of()
-        await engine._fleet.start()
-        await ready(engine._fleet, member)
-        assert engine.health.ready
-        await engine.close()
-        assert engine.health.identity is not None  # routes still read it
-        with pytest.raises(TargetUnavailable, match="draining: the server is shutting down"):
-            engine.submit([EngineRequest([1], SamplingParams())])
-
-    asyncio.run(scenario())
+async def test_a_server_that_has_closed_sends_nothing(engine: AsyncEngine, member: Member) -> None:
+    await ready(engine._fleet, member)
+    assert engine.health.ready
+    await engine.close()
+    assert engine.health.identity is not None  # routes still read it
+    with pytest.raises(TargetUnavailable, match="draining: the server is shutting down"):
+        engine.submit([EngineRequest([1], SamplingParams())])
 
 
-def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        engine = engine_of(target_key=tmp_path / "none")
-        try:
-            await engine.start()
-        finally:
-            await engine.close()
-
+async def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
+    config = ServerConfig(replicas=0, target_key=tmp_path / "none")
+    engine = AsyncEngine(EngineConfig(target=Path("/nowhere")), config)
     with pytest.raises(InputError, match=r"^target_key: .* cannot be read"):
-        asyncio.run(scenario())
+        await engine.start()
+    await engine.close()

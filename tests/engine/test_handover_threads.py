@@ -113,7 +113,6 @@ def mapped() -> int:
 
 
 def test_who_ends_a_hand_over_waits_for_who_writes(side: Side) -> None:
-    """Whoever has the slots then has them for itself."""
     side.welcome()
     handover = side.begin()
     side.hand_over()
@@ -129,7 +128,6 @@ def test_who_ends_a_hand_over_waits_for_who_writes(side: Side) -> None:
 
 
 def test_nobody_writes_for_a_hand_over_that_has_ended(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though its segment was being read then."""
     side.welcome()
     handover = side.begin()
     (source,) = side.handovers._sources.values()
@@ -156,7 +154,6 @@ def test_nobody_writes_for_a_hand_over_that_has_ended(side: Side, monkeypatch: p
 
 
 def test_a_hand_over_whose_pool_is_lost_as_it_begins_may_be_cancelled(side: Side) -> None:
-    """It has ended then, though nobody has taken note of that."""
     side.welcome()
     handover = HandOver([1, 2, 3], np.arange(3, dtype=np.int32))
     assert side.handovers.worth_sending(handover.tokens, 0, None, 0, 0)
@@ -181,7 +178,6 @@ def test_memory_of_a_pool_that_is_lost_is_given_back(side: Side) -> None:
 def test_threads_of_others_have_their_turns_as_before(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once an engine with drafts and prefill workers is closed."""
     monkeypatch.setattr(remote_pools, "ANSWER", 0.01)
     nobody = f"ipc://{tmp_path}/nobody"
     pools = {"draft_pool": (nobody,), "prefill_pool": (f"{nobody}-either",)}

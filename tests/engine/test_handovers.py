@@ -4,32 +4,42 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from attending import STEP
 from inline_drafts import inline_drafts
 from inline_prefills import assert_nothing_left, inline_prefills, prefill_worker
 from sizes import sized
-from support import VOCAB, make_engine, run, write_model
+from support import SNIPPETS, VOCAB, assert_idle, drain, make_engine, run, write_model
 
 from pilotfish.config.engine import EngineConfig
+from pilotfish.config.workers import PrefillConfig
 from pilotfish.core.prefilling import handover_machine
-from pilotfish.core.prefilling.handover import WHOLE, HandOverReport
+from pilotfish.core.prefilling.handover import WHOLE, HandOver, HandOverReport
 from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.loads import Loads
 from pilotfish.engine.engine import Engine
+from pilotfish.engine.prefills import prefill_pool
 from pilotfish.engine.sample import Sample
+from pilotfish.errors import ParameterError
 from pilotfish.kv.nixl import nixl_installed
+from pilotfish.wire.channel import decoded, encode
 from pilotfish.wire.curve_keys import new_key_pair, write_key_pair
+from pilotfish.wire.serving import SERVER_DECODER, Delta, StepProgress
+from pilotfish.wire.sockets import ListeningChannel
 from pilotfish.workers.prefill import PrefillWorker
 
 #: Of the long model.
 CONTEXT = 4224
 #: Around a slot, a key, a forward here and one there; and as long as prompts get.
-LENGTHS = (1, 2, 3, 63, 64, 65, 66, 255, 256, 257, 300, 1000, 2047, 2050, 4000)
+LENGTHS = sized(
+    (1, 2, 64, 65, 256, 300, 1000, 2050), (1, 2, 3, 63, 64, 65, 66, 255, 256, 257, 300, 1000, 2047, 2050, 4000)
+)
 MODES: dict[str, dict[str, Any]] = {
     "off": {},
     "sync": {"mode": "sync", "drafter": "lm+ngram"},
@@ -41,7 +51,7 @@ if nixl_installed():
     TRANSPORTS["nixl"] = ("nixl",)
 SLOTS = {"kv_slots": 16_000}
 CASES = sized(
-    (("off", "shm"), ("sync", "ipc"), ("async", "shm")),
+    (("off", "shm"), ("sync", "ipc"), ("async", "shm"), *(("off", each) for each in TRANSPORTS if each == "nixl")),
     tuple((mode, transport) for mode in MODES for transport in TRANSPORTS),
 )
 
@@ -86,8 +96,7 @@ def handing(target: Path, **config: Any) -> Engine:
 
 
 def finish(engine: Engine, samples: Sequence[Sample]) -> list[list[int]]:
-    while engine.busy:
-        engine.step()
+    drain(engine)
     return [sample.token_ids for sample in samples]
 
 
@@ -142,13 +151,13 @@ def test_streams_go_on_while_prompts_are_handed_over(
     disaggregated: tuple[Engine, list[PrefillWorker]], outputs: list[list[int]]
 ) -> None:
     engine, _ = disaggregated
-    streams = [sample for seed in range(3) for sample in engine.submit(prompt(20, seed), params(48))]
+    streams = [sample for seed in range(3) for sample in engine.submit(prompt(20, seed), params(32))]
     while min(len(sample.token_ids) for sample in streams) < 4:
         engine.step()
     late = [sample for place in (-1, -4) for sample in engine.submit(prompt(LENGTHS[place]), params())]
     both = finish(engine, [*streams, *late])
     assert both[3:] == [outputs[-1], outputs[-4]] and {report.outcome for report in reports(late)} == {WHOLE}
-    alone = [finish(engine, engine.submit(prompt(20, seed), params(48)))[0] for seed in range(3)]
+    alone = [finish(engine, engine.submit(prompt(20, seed), params(32)))[0] for seed in range(3)]
     assert both[:3] == alone
 
 
@@ -156,7 +165,6 @@ def test_streams_go_on_while_prompts_are_handed_over(
 def test_several_outputs_of_a_prompt_and_its_log_probabilities(
     disaggregated: tuple[Engine, list[PrefillWorker]], long: Path
 ) -> None:
-    """What is to be scored is computed here: no KV of it comes from elsewhere."""
     engine, _ = disaggregated
     asked = [params(n=3, logprobs=2), params(prompt_logprobs=1)]
     with make_engine(long, **SLOTS) as combined:
@@ -171,7 +179,6 @@ def test_several_outputs_of_a_prompt_and_its_log_probabilities(
 
 @ONE_CASE
 def test_tenants_share_nothing(disaggregated: tuple[Engine, list[PrefillWorker]], outputs: list[list[int]]) -> None:
-    """Neither here nor there."""
     engine, _ = disaggregated
     for salt, cached in (("a", 0), ("b", 0), ("a", 998)):
         _forget(engine)
@@ -182,7 +189,6 @@ def test_tenants_share_nothing(disaggregated: tuple[Engine, list[PrefillWorker]]
 
 @pytest.mark.parametrize("mode", sized(["sync"], list(MODES)))
 def test_preempted_after_a_hand_over(mode: str, long: Path, long_draft: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was preempted is handed over again, its output too."""
     prompts, asked = [prompt(length, seed=3) for length in (300, 280, 260)], params(120)
     with make_engine(long, **SLOTS) as combined:
         expected = run(combined, prompts, [asked] * 3)
@@ -229,7 +235,6 @@ def test_one_worker_serves_several_targets(long: Path, tmp_path: Path, outputs: 
 
 
 def test_over_tcp_with_keys(long: Path, tmp_path: Path, outputs: list[list[int]]) -> None:
-    """As between hosts: authenticated and encrypted."""
     keys = {name: new_key_pair() for name in ("pool", "target")}
     for name, pair in keys.items():
         write_key_pair(pair, tmp_path / name)
@@ -247,22 +252,29 @@ def test_over_tcp_with_keys(long: Path, tmp_path: Path, outputs: list[list[int]]
         assert_nothing_left([worker], engine)
 
 
-@pytest.mark.parametrize("kind", sized(["gemma3_text", "gpt_oss"], ["qwen3", "gemma3_text", "gpt_oss", "olmo2"]))
-def test_other_architectures(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = write_model(tmp_path, kind, seed=2)
-    prompts = [prompt(length, seed=4) for length in (2, 33, 90)]
-    for options in ({}, {"kv_dtype": "int8"}, {"eager": True}):
-        with make_engine(target, **options) as combined:
-            expected = run(combined, prompts, [params()] * 3)
-        with inline_prefills(monkeypatch) as workers, handing(target, kv_slots=4096, **options) as engine:
-            samples = [sample for tokens in prompts for sample in engine.submit(tokens, params())]
-            assert finish(engine, samples) == expected
-            assert [report.outcome for report in reports(samples)] == [WHOLE] * 3
-            assert_nothing_left(workers, engine)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("gemma3_text", {}),
+        ("gpt_oss", {"kv_dtype": "int8"}),
+        ("gemma3_text", {"eager": True}),
+        *sized([], [(kind, options) for kind in ("qwen3", "gpt_oss", "olmo2") for options in ({}, {"eager": True})]),
+    ],
+)
+def test_other_architectures(
+    tiny_models: dict[str, Path], kind: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, prompts = tiny_models[kind], [prompt(length, seed=4) for length in (2, 33, 90)]
+    with make_engine(target, **options) as combined:
+        expected = run(combined, prompts, [params()] * 3)
+    with inline_prefills(monkeypatch) as workers, handing(target, kv_slots=4096, **options) as engine:
+        samples = [sample for tokens in prompts for sample in engine.submit(tokens, params())]
+        assert finish(engine, samples) == expected
+        assert [report.outcome for report in reports(samples)] == [WHOLE] * 3
+        assert_nothing_left(workers, engine)
 
 
 def test_tiers_come_first(long: Path, monkeypatch: pytest.MonkeyPatch, outputs: list[list[int]]) -> None:
-    """What a tier has is loaded, the rest is handed over."""
     with inline_prefills(monkeypatch) as workers, handing(long, kv_host_memory=0.25) as engine:
         assert engine.tiers is not None
         finish(engine, engine.submit(prompt(1000), params()))
@@ -282,9 +294,68 @@ def test_what_takes_long_shows_in_its_report(disaggregated: tuple[Engine, list[P
     samples = engine.submit(prompt(4000, seed=6), params())
     finish(engine, samples)
     (report,) = reports(samples)
-    layout = engine.model.config
-    bytes_a_token = 2 * layout.num_hidden_layers * layout.num_key_value_heads * layout.head_dim * 4
-    assert report.size == 3999 * bytes_a_token
+    assert report.size == 3999 * engine.memory.target.slot
     moments = [0.0, report.queued, report.queued + report.computing, report.seconds]
     assert all(earlier <= later for earlier, later in pairwise(moments)) and 0 < report.arriving <= report.seconds
     assert report.exposed + report.queued + report.computing == pytest.approx(report.seconds)
+
+
+def test_nixl_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefill_pool, "nixl_installed", lambda: False)
+    config = PrefillConfig(model=EngineConfig(target=tmp_path / "nowhere"), listen="tcp://127.0.0.1:0", nixl=True)
+    expected = r"nixl: True is not allowed; expected NIXL, which is not installed: pip install 'pilotfish\[nixl\]'"
+    with (
+        closing(ListeningChannel(config.listen)) as channel,
+        pytest.raises(ParameterError, match=expected),
+        prefill_pool.serving(config, channel),
+    ):
+        pass
+
+
+# -- what deltas tell
+
+
+class LatePrefills:
+    """Prefill workers that everything is sent to, and that bring nothing in time."""
+
+    def __init__(self) -> None:
+        self.under_way: list[HandOver] = []
+
+    def worth_sending(self, *_: object) -> bool:
+        return True
+
+    def begin(self, handover: HandOver) -> None:
+        handover.report.pool, handover.report.began = "east", 1.0
+        self.under_way.append(handover)
+
+    def poll(self) -> None:
+        for handover in list(self.under_way):
+            self.cancel(handover)
+
+    def cancel(self, handover: HandOver) -> None:
+        self.under_way.remove(handover)
+        handover.end(0, "late", 3.0)
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """Speeds play no part here."""
+
+    def wait(self) -> None:
+        """What was sent has ended with the next `poll`."""
+
+
+def test_each_hand_over_is_told_of_once(llama: Path) -> None:
+    late = HandOverReport("east", outcome="late", began=1.0, seconds=2.0)
+    with make_engine(llama, kv_slots=512, prefix_cache=False) as engine:
+        scheduler = engine.worker.scheduler
+        scheduler.loads = Loads(None, LatePrefills())
+        (sample,) = engine.submit(SNIPPETS[0], SamplingParams(max_tokens=4, ignore_eos=True))
+        sample.request_id, deltas = 7, list[Delta]()
+        while engine.busy:
+            deltas += engine.step()
+            if len(sample.token_ids) == 2 and not sample.request.stats.preemptions:
+                scheduler._preempt()  # it begins again, and finds nothing
+        assert [delta.handovers for delta in deltas] == [[late], [], [late], []]
+        assert [report["outcome"] for report in sample.stats()["handovers"]] == ["late", "late"]
+        sent = decoded(SERVER_DECODER, encode(StepProgress(0, STEP, deltas)))
+        assert isinstance(sent, StepProgress) and sent.deltas == deltas
+        assert_idle(engine)

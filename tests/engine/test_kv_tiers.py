@@ -10,15 +10,21 @@ from typing import Any
 
 import pytest
 from inline_drafts import inline_drafts
+from prometheus_client.parser import text_string_to_metric_families
 from sizes import paired, sized
-from support import SNIPPETS, assert_idle, make_engine, params, run, write_model
+from support import SNIPPETS, assert_idle, drain, make_engine, params, run, write_model
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
+from pilotfish.engine.targets.replica import ReplicaHealth
+from pilotfish.engine.targets.status import identity_of, status_of
 from pilotfish.errors import ParameterError
-from pilotfish.kv import tiers as tiers_module
-from pilotfish.kv.tiers import KVTiers
+from pilotfish.server.observe.fleet_metrics import FleetMetrics
+from pilotfish.server.observe.metrics import ServerMetrics
+from pilotfish.server.observe.request_records import RequestFacts, RequestRecord
+from pilotfish.wire.channel import decoded, encode
+from pilotfish.wire.serving import SERVER_DECODER, Status
 
 MODES: dict[str, dict[str, Any]] = {
     "off": {},
@@ -31,12 +37,7 @@ SLOTS = 512
 LIMIT = 20.0  # seconds
 
 
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is there is loaded, however long it takes: what depends on time is tested in tests/kv."""
-    monkeypatch.setattr(KVTiers, "computed", lambda *_: None)
-    for name in ("STUCK", "LEAST"):
-        monkeypatch.setattr(tiers_module, name, 1000.0)
+pytestmark = pytest.mark.usefixtures("patient_tiers")
 
 
 @pytest.fixture(autouse=True)
@@ -58,8 +59,7 @@ def prompts(plain: Engine, count: int = 6, length: int = 300) -> list[list[int]]
 
 def finish(engine: Engine, prompt: Any, asked: SamplingParams, salt: str | None = None) -> Sample:
     (sample,) = engine.submit(prompt, asked, salt)
-    while engine.busy:
-        engine.step()
+    drain(engine)
     assert_idle(engine)
     settle(engine)
     return sample
@@ -199,18 +199,21 @@ def test_samples_of_one_prompt_and_prompts_that_are_scored(tiered: Engine, plain
     assert_idle(tiered)
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
-def test_every_plane_is_kept(kv_dtype: str, llama: Path, plain: Engine) -> None:
-    reference = make_engine(llama, prefix_cache=False, kv_dtype=kv_dtype)
-    with make_engine(llama, kv_slots=SLOTS, kv_host_memory=0.05, kv_dtype=kv_dtype) as engine:
-        for _ in range(2):
-            for prompt in prompts(plain, 4):
-                assert [finish(engine, prompt, params(8)).token_ids] == run(reference, [prompt], [params(8)])
-        assert engine.tiers is not None and engine.tiers.counts.loaded_tokens["host"] == 4 * 256
+@pytest.mark.parametrize("eager", sized([False], [False, True]))
+def test_every_plane_of_8_bits_is_kept(llama: Path, plain: Engine, tmp_path: Path, eager: bool) -> None:
+    """In host memory and, after a restart, on disk."""
+    options: dict[str, Any] = {"kv_dtype": "int8", "eager": eager}
+    where = {"kv_host_memory": 0.005, "kv_disk": tmp_path, "kv_disk_size": 0.01, "kv_slots": SLOTS}
+    asked = prompts(plain, 3)
+    expected = run(make_engine(llama, prefix_cache=False, **options), asked, [params(8)] * 3)
+    for tier, rounds in (("host", 2), ("disk", 1)):
+        with make_engine(llama, **where, **options) as engine:
+            samples = [finish(engine, prompt, params(8)) for _ in range(rounds) for prompt in asked]
+        assert [sample.token_ids for sample in samples] == expected * rounds
+        assert all(from_where(sample) == {tier} for sample in samples[-3:])
 
 
 def test_kv_of_another_shape_is_refused(llama: Path, tmp_path: Path) -> None:
-    """Of other weights, precision or operations."""
     where = {"kv_disk": tmp_path / "kv", "kv_disk_size": 0.01}
     with make_engine(llama, **where):
         pass
@@ -230,16 +233,55 @@ def test_kv_of_another_shape_is_refused(llama: Path, tmp_path: Path) -> None:
         make_engine(llama, **where)  # it has an owner
 
 
-@pytest.mark.parametrize(
-    ("field", "given"),
-    [("kv_host_memory", {"kv_host_memory": 1e-5}), ("kv_disk_size", {"kv_disk_size": 1e-5})],
-)
-def test_less_than_a_sequence_is_refused(field: str, given: dict[str, Any], llama: Path, tmp_path: Path) -> None:
-    where = {"kv_disk": tmp_path / "kv"} if field == "kv_disk_size" else {}
+@pytest.mark.parametrize("field", ["kv_host_memory", "kv_disk_size"])
+def test_less_than_a_sequence_is_refused(field: str, llama: Path, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"kv_disk": tmp_path / "kv"} if field == "kv_disk_size" else {}
     with pytest.raises(ParameterError, match=rf"{field}: 1e-05.* at least .* GiB: a sequence of \d+ tokens"):
-        make_engine(llama, **where, **given)
+        make_engine(llama, **given, **{field: 1e-5})
 
 
 def test_tiers_need_the_prefix_cache(llama: Path) -> None:
     with pytest.raises(ParameterError, match=r"prefix_cache: .*true with kv_host_memory"):
         make_engine(llama, prefix_cache=False, kv_host_memory=0.01)
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_metrics_tell_what_came_from_where(tier: str, llama: Path, plain: Engine, tmp_path: Path) -> None:
+    where = {"kv_host_memory": 0.01} if tier == "host" else {"kv_disk": tmp_path / "kv", "kv_disk_size": 0.01}
+    metrics, each = ServerMetrics("tiny"), prompts(plain)
+    with make_engine(llama, kv_slots=SLOTS, **where) as engine:
+        for prompt in each + each:
+            serve(engine, prompt, metrics)
+        status = decoded(SERVER_DECODER, encode(status_of(engine, identity_of(engine), "")))
+        assert isinstance(status, Status) and engine.tiers is not None
+        FleetMetrics(metrics).tell([ReplicaHealth("target", status=status)])
+        counts, size = engine.tiers.counts, engine.memory.target.slot
+    loaded = len(each) * 256  # in objects
+    assert status.tier_counts == counts and counts.saved >= loaded // 64 and counts.loading_seconds > 0
+    assert told(metrics, "kv_prompt_tokens_total", source=tier) == loaded
+    assert told(metrics, "kv_prompt_tokens_total", source="computed") == 2 * len(each) * 300 - loaded
+    assert told(metrics, "kv_objects_total", outcome="saved") == counts.saved
+    assert told(metrics, "kv_moved_bytes_total", direction="load", tier=tier) == loaded * size
+    assert told(metrics, "kv_moved_bytes_total", direction="save", tier=tier) == 64 * size * counts.saved
+    assert told(metrics, "kv_loading_seconds_total") == counts.loading_seconds
+    assert told(metrics, "kv_evicted_tokens_total", tier="device") > len(each) * 300
+    assert told(metrics, "kv_capacity_bytes", tier="device") == SLOTS * size
+    assert 0 < told(metrics, "kv_used_bytes", tier=tier) <= told(metrics, "kv_capacity_bytes", tier=tier)
+
+
+def serve(engine: Engine, prompt: list[int], metrics: ServerMetrics) -> None:
+    """A request, until all copies of it are made and all files are written."""
+    engine.submit(prompt, SamplingParams(max_tokens=8, seed=7))
+    record = RequestRecord(metrics, RequestFacts((len(prompt),), 8), arrived=0.0)
+    while engine.busy:
+        for delta in engine.step():
+            record.update(0, delta, now=1.0)
+    settle(engine)
+
+
+def told(metrics: ServerMetrics, name: str, **labels: str) -> float:
+    """The one sample of a metric of ours with these labels."""
+    families = text_string_to_metric_families(metrics.render()[0].decode())
+    samples = [sample for family in families for sample in family.samples if sample.name == f"pilotfish_{name}"]
+    (value,) = [sample.value for sample in samples if labels.items() <= sample.labels.items()]
+    return value

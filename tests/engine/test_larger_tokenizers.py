@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live import LiveServer
-from sizes import in_soak
 from support import VOCAB, edit_config, write_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -84,7 +82,6 @@ def test_an_embedding_that_is_larger_changes_nothing(model: Path, tmp_path: Path
 
 
 def test_the_other_added_tokens_stay_what_they_are(llama: Path) -> None:
-    """As the file without the entries beyond would have them."""
     tokenizer = load_tokenizer(llama)
     flags = {"lstrip": {"lstrip": True}, "rstrip": {"rstrip": True}, "word": {"single_word": True}, "raw": {}}
     for special in (True, False, True):
@@ -113,7 +110,6 @@ def unigram() -> Tokenizer:
 
 @pytest.mark.parametrize("make", [bpe, unigram])
 def test_entries_of_the_vocabulary_itself(make: Any, tmp_path: Path) -> None:
-    """With the merges that make them."""
     PreTrainedTokenizerFast(tokenizer_object=make(), unk_token="<unk>").save_pretrained(tmp_path)
     whole = load_tokenizer(tmp_path)
     assert whole.encode("abab") == [5]
@@ -148,23 +144,3 @@ def test_a_prompt_may_spell_them_and_not_name_them(llm: LLM, llama: Path) -> Non
     for field, value in (("allowed_token_ids", (VOCAB,)), ("stop_token_ids", (VOCAB,)), ("logit_bias", {VOCAB: 1.0})):
         with pytest.raises(ParameterError, match=f"{field}: {VOCAB} is not allowed"):
             llm.generate("a", SamplingParams(**{field: value}))
-
-
-@in_soak
-def test_a_server_takes_them_for_text(model: Path, llama: Path) -> None:
-    plain = load_tokenizer(llama)
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
-    chat = {"messages": [{"role": "user", "content": TEXT}], "return_token_ids": True, "max_tokens": 40, "seed": 1}
-    with LiveServer(model, mode="off", eager=True) as server:
-        code, answer = server.post("/v1/completions", {"prompt": TEXT, "max_tokens": 1, "return_token_ids": True})
-        assert code == 200 and answer["choices"][0]["prompt_token_ids"] == plain.encode(TEXT)
-        code, answer = server.post("/v1/chat/completions", {**chat, "tools": [tool], "tool_choice": "required"})
-        assert code == 200 and VOCAB not in answer["prompt_token_ids"] and answer["choices"][0]["message"]["tool_calls"]
-        code, answer = server.post("/tokenize", {"prompt": TEXT})
-        assert code == 200 and answer["tokens"] == plain.encode(TEXT)
-        for path, body in (("/v1/completions", {"prompt": [VOCAB]}), ("/detokenize", {"tokens": [VOCAB]})):
-            code, answer = server.post(path, body)
-            assert (
-                code == 400
-                and f"{VOCAB} is not allowed; expected token ids 0 to {VOCAB - 1}" in answer["error"]["message"]
-            )

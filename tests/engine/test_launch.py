@@ -483,13 +483,6 @@ def test_the_directory_is_private_and_short(monkeypatch: pytest.MonkeyPatch, sup
     assert not other.directory.exists()
 
 
-def test_python_m_pilotfish_is_the_command_line() -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "pilotfish", "nonsense"], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 2 and result.stderr.startswith("pilotfish: ") and result.stdout == ""
-
-
 # -- waiting
 
 

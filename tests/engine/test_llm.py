@@ -152,30 +152,15 @@ def test_unknown_options_are_refused(llama: Path) -> None:
         LLM(llama, colour="blue")
 
 
-def test_an_interrupt_while_drafting_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    executor, left = llm.engine.drafters.draft_executor, iter(range(4))
-    assert executor is not None
-    run = executor.run
-
-    def interrupted(batch: Any) -> Any:
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        return run(batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(executor, "run", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            llm.generate(list(SNIPPETS[:4]), P)
-    assert_idle(llm.engine)
-    assert len(llm.generate(SNIPPETS[0], P)[0].outputs[0].token_ids) == 8
-
-
-@pytest.mark.parametrize("error", [RuntimeError("no memory"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    ("drafting", "error"),
+    [(False, RuntimeError("no memory")), (False, KeyboardInterrupt()), (True, KeyboardInterrupt())],
+)
 def test_a_step_that_fails_leaves_nothing_behind(
-    llm: LLM, error: BaseException, monkeypatch: pytest.MonkeyPatch
+    llm: LLM, drafting: bool, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither requests that were running nor those that waited for their turn."""
-    executor, left = llm.engine.executor, iter(range(3))
+    executor, left = llm.engine.drafters.draft_executor if drafting else llm.engine.executor, iter(range(3))
     run = executor.run
 
     def fail(batch: Any) -> Any:

@@ -13,7 +13,7 @@ from inline_drafts import draft_worker, patient_propose
 from loopback import Loopback
 from permuted_models import permuted
 from sizes import sized
-from support import SETTINGS, SNIPPETS, assert_idle, make_engine, tiny_model, write_tokenizer
+from support import SETTINGS, SNIPPETS, assert_idle, drain, make_engine, tiny_model, write_tokenizer
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import DraftConfig
@@ -74,8 +74,7 @@ def generated(engine: Engine, asked: Sequence[dict[str, Any]], tokens: int = 40)
     """Every setting over one of the prompts."""
     every = [SamplingParams(**{"max_tokens": tokens, "seed": i, **one}) for i, one in enumerate(asked)]
     samples = [engine.submit(SNIPPETS[i % len(SNIPPETS)], params)[0] for i, params in enumerate(every)]
-    while engine.busy:
-        engine.step()
+    drain(engine)
     return samples
 
 
@@ -112,13 +111,11 @@ def test_a_target_under_other_ids_guesses_all_that_it_says(
 def test_a_chat_goes_on_with_kv_that_is_known(
     llama: Path, other_ids: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second turn is opened by a key of the target's tokens."""
     with pool(monkeypatch, llama, other_ids, tmp_path) as (engine, machine):
         (first,) = generated(engine, [{"temperature": 0.8, "max_tokens": 150}])
         tokens = [*first.request.tokens, 7, 8, 9]
         engine.submit(tokens, SamplingParams(max_tokens=8, seed=3))
-        while engine.busy:
-            engine.step()
+        drain(engine)
         assert machine.counts.cached > 128 and not machine.counts.resyncs
 
 

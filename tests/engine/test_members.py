@@ -72,7 +72,6 @@ def test_changes_are_seen_once(path: Path) -> None:
 
 
 def test_a_link_that_is_turned_is_followed(path: Path, tmp_path: Path) -> None:
-    """As volumes that an orchestrator mounts."""
     for name, members in (("before", Members()), ("after", Members(targets=(TWO,)))):
         (tmp_path / name).mkdir()
         write_members(tmp_path / name / "members.json", members)
@@ -101,7 +100,6 @@ def test_bad_content_changes_nothing_and_is_told_once(path: Path, caplog: pytest
 
 
 def test_the_thread_tells_of_changes_and_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also after one that could not be taken in."""
     monkeypatch.setattr(members_module, "PERIOD", 0.002)
     monkeypatch.setattr(members_module, "REMINDER", 0.01)
     told, heard = list[Members](), threading.Semaphore(0)

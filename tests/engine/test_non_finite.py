@@ -111,10 +111,10 @@ OWN: list[dict[str, Any]] = [
 @pytest.mark.parametrize(("own", "way"), paired(OWN, list(WAYS)), indirect=["way"])
 def test_the_request_ends_and_no_other(llama: Path, way: dict[str, Any], own: dict[str, Any]) -> None:
     engine = make_engine(llama, RandomDrafter(VOCAB), mode="sync", drafter="ngram", **way)
-    others = run(make_engine(llama, **way), SNIPPETS[:3], [params()] * 3)
+    others = run(make_engine(llama, **way), SNIPPETS[:3], [params(12)] * 3)
     poison(engine, POISON)
     bad = engine.submit([9, POISON, 11, 12], params(**own))[0]
-    good = [engine.submit(snippet, params())[0] for snippet in SNIPPETS[:3]]
+    good = [engine.submit(snippet, params(12))[0] for snippet in SNIPPETS[:3]]
     finish(engine, [bad, *good])
     assert [sample.token_ids for sample in good] == others
     assert not any(POISON in sample.request.tokens for sample in good)
@@ -129,12 +129,12 @@ def test_no_architecture_lets_it_spread(kind: str, tiny_models: dict[str, Path],
     """Not through padding, masked keys, windows, sinks or experts."""
     prompts = [SNIPPETS[0], list(range(30, 60)), list(range(60, 63))]
     engine = make_engine(tiny_models[kind], **way)
-    expected = run(engine, prompts, [params()] * 3)
+    expected = run(engine, prompts, [params(12)] * 3)
     token = next(token for token in range(100, VOCAB) if all(token not in tokens for tokens in expected))
     poison(engine, token)
     for _ in range(2):  # then in the slots that it left
-        bad = [engine.submit([*range(9, length), token], params())[0] for length in (10, 50)]
-        good = [engine.submit(prompt, params())[0] for prompt in prompts]
+        bad = [engine.submit([*range(9, length), token], params(12))[0] for length in (10, 50)]
+        good = [engine.submit(prompt, params(12))[0] for prompt in prompts]
         finish(engine, [*bad, *good])
         assert [sample.finish_reason for sample in bad] == [FinishReason.ERROR] * 2
         assert [sample.token_ids for sample in good] == expected
@@ -142,7 +142,6 @@ def test_no_architecture_lets_it_spread(kind: str, tiny_models: dict[str, Path],
 
 
 def test_a_prompt_in_chunks_is_scored_up_to_there(llama: Path) -> None:
-    """The rows of a chunk that samples nothing count too."""
     engine = make_engine(llama, max_rows=4)
     poison(engine, POISON)
     prompt = [9, 10, POISON, *range(20, 30)]
@@ -176,7 +175,6 @@ def test_an_output_ends_at_the_same_token_whatever_is_guessed(
 
 
 def test_a_row_that_no_output_needs_harms_nobody(llama: Path) -> None:
-    """Guessed wrongly, or after the end."""
     asked = params(temperature=0.0)
     whole = run(make_engine(llama), SNIPPETS[:1], [asked])[0]
     wrong = next(token for token in range(20, VOCAB) if token not in whole)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, run
+from support import SNIPPETS, VOCAB, RandomDrafter, assert_idle, drain, make_engine, run
 
 from pilotfish import LLM
 from pilotfish.core.sampling.sampling_params import SamplingParams
@@ -41,8 +41,7 @@ def engine(request: pytest.FixtureRequest, llama: Path, draft: Path, off: Engine
 
 def finish(engine: Engine, prompt: str, p: SamplingParams) -> Sample:
     sample = engine.submit(prompt, p)[0]
-    while engine.busy:
-        engine.step()
+    drain(engine)
     assert_idle(engine)
     return sample
 
@@ -185,8 +184,7 @@ def test_a_steps_log_probabilities_are_asked_for_together(off: Engine, monkeypat
 
     monkeypatch.setattr(executor, "token_logprobs", noted)
     samples = [s for p in (params(3, logprobs=2, n=3), params(3, logprobs=0)) for s in off.submit(SNIPPETS[0], p)]
-    while off.busy:
-        off.step()
+    drain(off)
     assert calls == [(3, 2), (1, 0)] * 3
     assert [len(entry.top) for s in samples for entry in s.logprobs] == [2] * 9 + [0] * 3
     assert all([entry.token for entry in s.logprobs] == s.token_ids for s in samples)

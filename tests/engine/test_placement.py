@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,50 +20,54 @@ from pilotfish.engine.targets.own_targets import OwnTarget, own_targets
 from pilotfish.errors import ParameterError
 
 
-def cores(*ranges: range) -> frozenset[int]:
+def cores(*ranges: Iterable[int]) -> frozenset[int]:
     return frozenset().union(*ranges)
 
 
-@pytest.mark.parametrize(
-    ("available", "workers", "target", "drafts"),
-    [
-        (2, 1, range(1), [range(1, 2)]),
-        (2, 3, range(1), [range(1, 2)] * 3),
-        (4, 1, range(3), [range(3, 4)]),
-        (4, 3, range(2), [range(2, 3), range(2, 3), range(3, 4)]),
-        (16, 1, range(14), [range(14, 16)]),
-        (32, 3, range(20), [range(20, 24), range(24, 28), range(28, 32)]),
-        (0, 2, range(0), [range(0), range(0)]),  # a system without affinities
-    ],
-)
-def test_cores_by_the_rule(available: int, workers: int, target: range, drafts: list[range]) -> None:
-    placement = split_cores(cores(range(available)), "", "", workers)
-    assert placement.target == cores(target)
-    assert placement.workers == tuple(cores(draft) for draft in drafts)
+EIGHT = cores(range(8))
 
 
 @pytest.fixture
-def eight_cores(monkeypatch: pytest.MonkeyPatch) -> frozenset[int]:
-    eight = cores(range(8))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(eight))
-    return eight
+def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(EIGHT))
 
 
+@pytest.mark.usefixtures("eight_cores")
 @pytest.mark.parametrize(
-    ("target", "draft", "workers", "expected"),
+    ("available", "target", "draft", "expected"),
     [
-        ("0-1", "2-4", 2, (range(2), [range(2, 3), range(3, 5)])),
-        ("4-7", "", 2, (range(4, 8), [range(2, 3), range(3, 4)])),
-        ("", "0-1", 1, (range(2, 8), [range(2)])),
+        (range(2), "", "", [range(1), range(1, 2)]),
+        (range(2), "", "", [range(1), *[range(1, 2)] * 3]),
+        (range(4), "", "", [range(3), range(3, 4)]),
+        (range(4), "", "", [range(2), range(2, 3), range(2, 3), range(3, 4)]),
+        (range(16), "", "", [range(14), range(14, 16)]),
+        (range(32), "", "", [range(20), range(20, 24), range(24, 28), range(28, 32)]),
+        (range(0), "", "", [range(0), range(0), range(0)]),  # a system without affinities
+        (range(8), "0-1", "2-4", [range(2), range(2, 3), range(3, 5)]),
+        (range(8), "4-7", "", [range(4, 8), range(2, 3), range(3, 4)]),
+        (range(8), "", "0-1", [range(2, 8), range(2)]),
     ],
 )
-def test_cores_as_given(
-    eight_cores: frozenset[int], target: str, draft: str, workers: int, expected: tuple[range, list[range]]
+def test_cores_of_drafts(
+    available: range, target: str, draft: str, expected: list[range], caplog: pytest.LogCaptureFixture
 ) -> None:
-    placement = split_cores(eight_cores, target, draft, workers)
-    assert (placement.target, placement.workers) == (cores(expected[0]), tuple(cores(each) for each in expected[1]))
+    placement = split_cores(cores(available), target, draft, len(expected) - 1)
+    assert [placement.target, *placement.workers] == [cores(each) for each in expected] and not caplog.text
 
 
+@pytest.mark.usefixtures("eight_cores")
+@pytest.mark.parametrize(
+    ("available", "target", "draft", "workers"), [(range(8), "0-7", "", 1), (range(8), "", "0-7", 1), ([3], "", "", 2)]
+)
+def test_where_nothing_is_left_cores_are_shared(
+    available: range, target: str, draft: str, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    placement = split_cores(cores(available), target, draft, workers)
+    assert [placement.target, *placement.workers] == [cores(available)] * (workers + 1)
+    assert f"share cores {list(available)}" in caplog.text
+
+
+@pytest.mark.usefixtures("eight_cores")
 @pytest.mark.parametrize(
     ("target", "draft", "message"),
     [
@@ -72,83 +77,61 @@ def test_cores_as_given(
         ("", "x", "^draft_cores: "),
     ],
 )
-def test_cores_that_cannot_be_had_are_refused(
-    eight_cores: frozenset[int], target: str, draft: str, message: str
-) -> None:
+def test_cores_that_cannot_be_had_are_refused(target: str, draft: str, message: str) -> None:
     with pytest.raises(ParameterError, match=message):
-        split_cores(eight_cores, target, draft, 1)
+        split_cores(EIGHT, target, draft, 1)
 
 
-@pytest.mark.parametrize(("target", "draft", "shared"), [("0-7", "", range(8)), ("", "0-7", range(8))])
-def test_where_nothing_is_left_cores_are_shared(
-    eight_cores: frozenset[int], caplog: pytest.LogCaptureFixture, target: str, draft: str, shared: range
-) -> None:
-    placement = split_cores(eight_cores, target, draft, 1)
-    assert placement.target == placement.workers[0] == cores(shared) and "share cores" in caplog.text
-
-
+@pytest.mark.usefixtures("eight_cores")
 @pytest.mark.parametrize(
-    ("taken", "target", "prefill", "workers", "expected"),
+    ("available", "target", "prefill", "expected"),
     [
-        (range(0), "", "", 1, (range(4), [range(4, 8)])),
-        (range(6, 8), "", "", 2, (range(3), [range(3, 4), range(4, 6)])),  # the drafts have the last two
-        (range(0), "0-1", "", 2, (range(2), [range(2, 5), range(5, 8)])),
-        (range(0), "", "7", 1, (range(7), [range(7, 8)])),
-        (range(1, 8), "", "", 1, (range(1), [range(1)])),  # one is left, for both
+        (range(8), "", "", [range(4), range(4, 8)]),
+        (range(6), "", "", [range(3), range(3, 4), range(4, 6)]),  # the drafts have the last two
+        (range(8), "0-1", "", [range(2), range(2, 8)]),
+        (range(8), "0-1", "", [range(2), range(2, 5), range(5, 8)]),
+        (range(8), "", "7", [range(7), range(7, 8)]),
+        (range(8), "", "0-2", [range(3, 8), range(3)]),
     ],
 )
-def test_prefill_workers_have_half_of_what_drafts_leave(
-    eight_cores: frozenset[int],
-    taken: range,
-    target: str,
-    prefill: str,
-    workers: int,
-    expected: tuple[range, list[range]],
+def test_cores_of_prefill_workers(
+    available: range, target: str, prefill: str, expected: list[range], caplog: pytest.LogCaptureFixture
 ) -> None:
-    placement = split_for_prefill(eight_cores - set(taken), target, prefill, workers)
-    assert (placement.target, placement.workers) == (cores(expected[0]), tuple(cores(each) for each in expected[1]))
+    """By default half of what drafts leave."""
+    placement = split_for_prefill(cores(available), target, prefill, len(expected) - 1)
+    assert [placement.target, *placement.workers] == [cores(each) for each in expected] and not caplog.text
     assert placement.taken == frozenset().union(*placement.workers) - placement.target
 
 
-def test_one_core_is_shared_by_all(caplog: pytest.LogCaptureFixture) -> None:
-    placement = split_cores(frozenset({3}), "", "", 2)
-    assert (placement.target, placement.workers) == ({3}, ({3}, {3})) and "share cores [3]" in caplog.text
-
-
 @pytest.mark.parametrize(
-    ("available", "drafts", "workers", "target", "prefill"),
+    ("available", "drafts", "expected"),
     [
-        (2, 0, 1, range(1), [range(1, 2)]),
-        (2, 1, 2, range(1), [range(1, 2)] * 2),  # where the draft is: the target keeps its core
-        (4, 1, 1, range(2), [range(2, 3)]),
-        (8, 0, 2, range(4), [range(4, 6), range(6, 8)]),
-        (64, 1, 1, range(28), [range(28, 56)]),
-        (1, 1, 1, range(1), [range(1)]),
+        (2, 0, [range(1), range(1, 2)]),
+        (2, 1, [range(1), *[range(1, 2)] * 2]),  # where the draft is: the target keeps its core
+        (4, 1, [range(2), range(2, 3)]),
+        (8, 0, [range(4), range(4, 6), range(6, 8)]),
+        (64, 1, [range(28), range(28, 56)]),
+        (1, 1, [range(1), range(1)]),
     ],
 )
-def test_cores_of_prefill_workers_by_the_rule(
-    available: int, drafts: int, workers: int, target: range, prefill: list[range]
-) -> None:
+def test_cores_of_prefill_workers_beside_drafts(available: int, drafts: int, expected: list[range]) -> None:
     own = cores(range(available))
     taken = split_cores(own, "", "", drafts).taken if drafts else cores()
-    placement = split_for_prefill(own - taken, "", "", workers, taken)
-    assert (placement.target, placement.workers) == (cores(target), tuple(cores(each) for each in prefill))
+    placement = split_for_prefill(own - taken, "", "", len(expected) - 1, taken)
+    assert [placement.target, *placement.workers] == [cores(each) for each in expected]
 
 
-def test_cores_of_prefill_workers_as_given(eight_cores: frozenset[int], caplog: pytest.LogCaptureFixture) -> None:
-    placement = split_for_prefill(eight_cores, "0-1", "", 1)
-    assert (placement.target, placement.workers) == ({0, 1}, (cores(range(2, 8)),))
-    placement = split_for_prefill(eight_cores, "", "0-2", 1)
-    assert (placement.target, placement.workers) == (cores(range(3, 8)), ({0, 1, 2},))
-    assert not caplog.text
-    assert split_for_prefill(eight_cores, "0-7", "", 1).workers == (eight_cores,) and "share cores" in caplog.text
+@pytest.mark.usefixtures("eight_cores")
+def test_cores_of_prefill_workers_that_are_shared_or_refused(caplog: pytest.LogCaptureFixture) -> None:
+    assert split_for_prefill(EIGHT, "0-7", "", 1).workers == (EIGHT,) and "share cores" in caplog.text
+    one = split_for_prefill(frozenset({0}), "", "", 1)  # one is left, for both
+    assert one.target == one.workers[0] == {0} and not one.taken
     with pytest.raises(ParameterError, match=r"^prefill_cores: '3-4' is not allowed; expected other cores than"):
-        split_for_prefill(eight_cores, "0-3", "3-4", 1)
+        split_for_prefill(EIGHT, "0-3", "3-4", 1)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
 def test_a_worker_does_not_check_the_cores_of_its_target(tmp_path: Path) -> None:
-    """It may use others than they."""
     own, other, *_ = sorted(os.sched_getaffinity(0))
     config = EngineConfig(target=tmp_path, draft=tmp_path, mode="async", cores=str(own))
     text = next(word for word in worker_command("draft", config, "ipc://x", "draft 0") if word.startswith("--config="))

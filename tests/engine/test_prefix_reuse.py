@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from inline_drafts import PATIENCE, inline_drafts
 from sizes import sized
-from support import SNIPPETS, assert_idle, make_engine, params, run
+from support import SNIPPETS, assert_idle, drain, make_engine, params, run
 
 from pilotfish.core.cache.prefix_keys import Key, ToldPrefixes
 from pilotfish.core.sampling.sampling_params import SamplingParams
@@ -37,6 +37,21 @@ def plain(llama: Path) -> Engine:
 ONE_MODE = pytest.mark.parametrize("caching", sized(["sync"], list(MODES)), indirect=True)
 
 
+@pytest.mark.parametrize("eager", [False, True], ids=["kernels", "reference"])
+def test_kv_in_8_bits(llama: Path, draft: Path, eager: bool) -> None:
+    """Prompts in chunks, of which parts are found again. Equal tokens with drafts are tests/workers'."""
+    options: dict[str, Any] = {"kv_dtype": "int8", "eager": eager}
+    plain = make_engine(llama, prefix_cache=False, **options)
+    whole = [3 + 7 * i % 400 for i in range(60)]
+    prompts = [whole, *([*whole[:offset], 7, *whole[offset:]] for offset in range(0, 40, 26 if eager else 3))]
+    expected = run(plain, prompts, [params(8)] * len(prompts))
+    for max_rows, mode in ((16, "off"), (17, "off"), (40, "sync"))[sized(int(eager), 0) :]:
+        with make_engine(llama, draft=draft, max_rows=max_rows, **options, **MODES[mode]) as engine:
+            samples = [finish(engine, prompt, params(8))[0] for prompt in prompts]
+        assert [sample.token_ids for sample in samples] == expected
+        assert samples[-1].request.stats.cached_tokens >= 26
+
+
 @pytest.fixture(params=MODES)
 def caching(
     request: pytest.FixtureRequest, llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
@@ -48,8 +63,7 @@ def caching(
 
 def finish(engine: Engine, prompt: Any, asked: SamplingParams, salt: str | None = None) -> list[Sample]:
     samples = engine.submit(prompt, asked, salt)
-    while engine.busy:
-        engine.step()
+    drain(engine)
     assert_idle(engine)
     return samples
 
@@ -66,7 +80,6 @@ def test_prompts_that_part_at_every_offset(caching: Engine, plain: Engine) -> No
 
 
 def test_turns_of_a_conversation(caching: Engine, plain: Engine) -> None:
-    """Outputs are found too: the next turn begins with them."""
     tokens, known = plain.check_prompt(SNIPPETS[0]), 0
     for turn in range(4):
         (sample,) = finish(caching, tokens, params(12, seed=turn))
@@ -82,8 +95,7 @@ def test_a_prompt_is_found_while_its_request_still_runs(caching: Engine, plain: 
     while not first.token_ids:
         caching.step()
     second = caching.submit(SNIPPETS[2], params(30, seed=9))[0]
-    while caching.busy:
-        caching.step()
+    drain(caching)
     assert second.request.stats.cached_tokens == second.request.num_prompt_tokens - 1
     each = [params(30), params(30, seed=9)]
     assert [first.token_ids, second.token_ids] == run(plain, [SNIPPETS[2]] * 2, each)
@@ -100,7 +112,6 @@ def test_tenants_share_nothing(caching: Engine) -> None:
 
 @pytest.mark.parametrize("kv_slots", [512, 16384])
 def test_equal_prompts_of_two_tenants_never_share_a_slot(llama: Path, kv_slots: int) -> None:
-    """Many pairs, at the same time or one after the other, where all stays and where most is evicted."""
     engine = make_engine(llama, kv_slots=kv_slots)
     scheduler, draw = engine.worker.scheduler, np.random.default_rng(0)
     assert scheduler.cache is not None
@@ -145,8 +156,10 @@ def test_a_prompt_that_is_scored_is_computed(caching: Engine, plain: Engine) -> 
     assert scored.prompt_logprobs == expected.prompt_logprobs and scored.request.stats.cached_tokens == 0
 
 
-def test_a_preempted_request_finds_its_kv_again(llama: Path, plain: Engine) -> None:
-    engine = make_engine(llama, kv_slots=300, max_rows=64)
+@pytest.mark.parametrize("options", [{}, {"kv_dtype": "int8"}], ids=["plain", "8 bits"])
+def test_a_preempted_request_finds_its_kv_again(llama: Path, options: dict[str, Any]) -> None:
+    plain = make_engine(llama, prefix_cache=False, **options)
+    engine = make_engine(llama, kv_slots=300, max_rows=64, **options)
     prompts, each = [SNIPPETS[i] for i in range(3)], [params(120, seed=i) for i in range(3)]
     samples = [engine.submit(prompt, own)[0] for prompt, own in zip(prompts, each, strict=True)]
     while engine.busy:

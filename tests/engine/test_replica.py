@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from attending import status
 
 from pilotfish.engine.processes.launch import WorkerState
 from pilotfish.engine.targets.members import Member
 from pilotfish.engine.targets.replica import ENDLESS, Replica
-from pilotfish.engine.targets.silence import Silence
-from pilotfish.wire.serving import Identity, Status
+from pilotfish.engine.targets.servers import Silence
 
 RUNS = WorkerState("target", "running", pid=42)
 KILLED = WorkerState("target", "restarting", restarts=1, reason="was ended by signal 9")
-
-
-def status(incarnation: str) -> Status:
-    return Status(Identity("tiny", "off", "float32", 256, 512, 4096, 256, 8, 0), 0, 0, 4096, 0, incarnation)
 
 
 def ready(replica: Replica, incarnation: str = "first") -> Replica:

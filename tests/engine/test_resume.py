@@ -38,7 +38,7 @@ ASKED = [SamplingParams(max_tokens=20, seed=seed, logprobs=1, **one) for seed, o
 
 
 #: Every so many cuts of an output are tried, those of another prompt from another one on.
-EVERY = sized(3, 1)
+EVERY = sized(4, 1)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,6 @@ def assert_same(deltas: Sequence[Delta], expected: Delta, *, begun: bool) -> Non
 
 
 def test_every_cut_of_every_kind_of_output(engine: Engine, outputs: dict[tuple[int, int], Output]) -> None:
-    """All cuts at once: each is a request of its own."""
     expected: dict[tuple[int, int], tuple[Delta, bool]] = {}
     for (place, index), output in outputs.items():
         for cut in range(place % EVERY, len(output.whole.tokens), EVERY):
@@ -151,7 +150,7 @@ def test_models_with_windows(kind: str, tmp_path: Path) -> None:
         engine.submit(SNIPPETS[2], params)
         ((_, deltas),) = generate(engine).items()
         output = output_of(deltas)
-        for cut in range(0, 40, 3):
+        for cut in range(0, 40, sized(5, 3)):
             engine.add(asked(engine, SNIPPETS[2], params), resumed=[PartialOutput(0, output.whole.tokens[:cut])])
             ((_, after),) = generate(engine).items()
             assert_same(after, output.rest(cut), begun=cut > 0)

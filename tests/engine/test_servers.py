@@ -7,10 +7,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from attending import STEP, status
 
+from pilotfish.core.cache.prefix_cache import PrefixCache, RunWatcher
+from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.peers.fields import Peer
+from pilotfish.core.routing.held_prefixes import Held, HeldCopies, routing_keys
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.targets import servers as servers_module
+from pilotfish.engine.targets.held_followers import AGAIN, CHANGES, HeldFollowers
 from pilotfish.engine.targets.servers import BEAT, TICK, Attendance, Dropped, Malformed, Servers
 from pilotfish.wire.channel import Received, decoded, encode
 from pilotfish.wire.serving import (
@@ -23,16 +28,12 @@ from pilotfish.wire.serving import (
     Declined,
     EngineRequest,
     Failure,
-    Identity,
-    Status,
     StepProgress,
-    StepReport,
     Submit,
     ToServer,
     ToTarget,
 )
 
-STEP = StepReport(0.0, 0.0, 0.1, 0.0, 0.0, 1, 1, 0, 0, 1, 0, 0.1)
 A, B = b"a", b"b"
 
 ASKED = EngineRequest([1, 2], SamplingParams())
@@ -97,10 +98,6 @@ class Rig:
 @pytest.fixture
 def rig() -> Rig:
     return Rig()
-
-
-def status(incarnation: str) -> Status:
-    return Status(Identity("tiny", "off", "float32", 256, 512, 4096, 256, 8, 0), 0, 0, 4096, 0, incarnation)
 
 
 def kinds(messages: list[ToServer]) -> list[str]:
@@ -278,3 +275,118 @@ def test_a_request_that_is_none_is_refused_alone(rig: Rig, caplog: pytest.LogCap
     ((peer, message),) = rig.taken()
     assert peer == A and isinstance(message, Malformed) and message.id == 4 and "tokens" in message.reason
     assert len(caplog.records) == 1
+
+
+# -- who is told what a target holds: servers that ask, all at first and after each loss, then changes
+
+TEXT = list(range(300))
+
+
+class Holder(Rig):
+    """With a cache, and what servers know of it."""
+
+    def __init__(self, cached: bool = True) -> None:
+        super().__init__()
+        self.pool = SlotPool(1000)
+        self.cache = PrefixCache(self.pool)
+        self.followers = HeldFollowers(self.cache if cached else None, self.servers, lambda: self.now)
+        self.copies: dict[Peer, HeldCopies] = defaultdict(HeldCopies)
+        self.lost = False
+
+    def _post(self, peer: Peer, *frames: bytes) -> None:
+        if not self.lost:
+            before = len(self.held(peer))
+            super()._post(peer, *frames)
+            for held in self.held(peer)[before:]:
+                self.copies[peer].apply("target", held)
+
+    def held(self, peer: Peer) -> list[Held]:
+        return [message for message in self.told[peer] if isinstance(message, Held)]
+
+    def follow(self, peer: Peer) -> None:
+        self.hear(peer, Attendance().attend(True, self.copies[peer].expected("target")))
+
+    def compute(self, tokens: list[int]) -> None:
+        slots = self.cache.allocate(len(tokens))
+        self.pool.release(self.cache.insert(None, tokens, slots))
+
+    def tell(self, after: float = 1.01 * CHANGES) -> None:
+        self.now += after
+        self.followers.tell(idle=False)
+
+    def pages(self, peer: Peer) -> int:
+        """Of the text that a server knows to be held."""
+        return self.copies[peer].matched(routing_keys(None, TEXT)).get("target", 0)
+
+
+@pytest.fixture
+def holder() -> Holder:
+    return Holder()
+
+
+def test_a_server_is_told_all_and_then_what_changes(holder: Holder) -> None:
+    holder.compute(TEXT[:128])
+    holder.follow(A)
+    holder.tell()
+    assert holder.pages(A) == 2
+    holder.compute(TEXT)
+    holder.follow(B)
+    holder.tell()
+    assert (holder.pages(A), holder.pages(B)) == (4, 4)
+    holder.cache.evict(150)
+    holder.tell()
+    assert (holder.pages(A), holder.pages(B)) == (2, 2)
+    assert [[held.whole for held in holder.held(peer)] for peer in (A, B)] == [[True, False, False], [True, False]]
+
+
+def test_nothing_is_named_while_nobody_asks(holder: Holder) -> None:
+    holder.attend(A)
+    holder.compute(TEXT)
+    holder.tell()
+    assert type(holder.cache.watcher) is RunWatcher and not holder.held(A)
+
+
+def test_changes_are_told_at_once_only_where_nothing_will_change(holder: Holder) -> None:
+    holder.follow(A)
+    holder.tell()
+    holder.compute(TEXT)
+    holder.tell(CHANGES / 2)
+    assert holder.pages(A) == 0
+    holder.followers.tell(idle=True)
+    assert holder.pages(A) == 4
+
+
+def test_a_gap_is_mended(holder: Holder) -> None:
+    holder.follow(A)
+    holder.tell()
+    holder.lost = True
+    holder.compute(TEXT[:64])
+    holder.tell()
+    holder.lost = False
+    holder.compute(TEXT)
+    holder.tell()
+    assert holder.pages(A) == 0
+    holder.follow(A)  # asks for all
+    holder.tell()
+    assert holder.pages(A) == 0  # it was told all a moment ago
+    holder.tell(AGAIN)
+    assert holder.pages(A) == 4
+
+
+def test_a_server_that_comes_back_is_told_all(holder: Holder) -> None:
+    holder.follow(A)
+    holder.tell()
+    holder.let_pass(SERVER_SILENCE + 1.5)
+    holder.compute(TEXT)
+    holder.tell()
+    assert holder.pages(A) == 0
+    holder.follow(A)
+    holder.tell()
+    assert holder.pages(A) == 4
+
+
+def test_without_a_cache_servers_are_told_that_nothing_is_held() -> None:
+    holder = Holder(cached=False)
+    holder.follow(A)
+    holder.tell()
+    assert holder.held(A) == [Held(0, whole=True)] and holder.copies[A].expected("target") == 1

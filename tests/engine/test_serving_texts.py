@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from attending import open_requests
+from attending import open_requests, status
 from loopback import Loopback
 from support import make_engine
 from wire_samples import HOSTILE, assert_nothing_raw, hostile_messages, kinds, mistyped_messages
@@ -27,9 +27,9 @@ from pilotfish.engine.targets.servers import Attendance, Servers
 from pilotfish.engine.targets.target_process import TargetService
 from pilotfish.errors import WireError
 from pilotfish.wire.channel import Received, decoded, encode
-from pilotfish.wire.serving import SERVER_DECODER, EngineRequest, Failure, Identity, Status, ToServer, ToTarget
+from pilotfish.wire.serving import SERVER_DECODER, EngineRequest, Failure, ToServer, ToTarget
 
-STATUS = Status(Identity("tiny", "off", "float32", 256, 512, 4096, 256, 8, 0), 0, 0, 4096, 0, "first")
+STATUS = status()
 ANSWERS = [
     (f"{kind.__name__}.{place}", frame)
     for kind in kinds(ToServer)

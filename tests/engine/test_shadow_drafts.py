@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from inline_drafts import draft_worker, inline_drafts
 from sizes import in_soak, sized
-from support import SETTINGS, SNIPPETS, VOCAB, assert_idle, eventually, make_engine, run, write_tokenizer
+from support import SETTINGS, SNIPPETS, VOCAB, assert_idle, drain, eventually, make_engine, run, write_tokenizer
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.drafting.messages import Commit, Hello, Load, Open, Tree
@@ -58,9 +58,12 @@ def report(engine: Engine) -> ShadowReport:
 
 
 @contextmanager
-def shadowed(target: Path, draft: Path, endpoint: str, **config: Any) -> Iterator[Engine]:
-    """Whoever listens at the endpoint is its shadow."""
-    with make_engine(target, draft=draft, **{"mode": "off", "shadow_pool": (endpoint,), **config}) as engine:
+def shadowed(target: Path, endpoint: str, ready: bool = True, **config: Any) -> Iterator[Engine]:
+    """Whoever listens at the endpoint is its shadow, and `ready`."""
+    own = {"mode": "off", "shadow_pool": (endpoint,), "max_requests": 1, **config}
+    with make_engine(target, **own) as engine:
+        if ready:
+            eventually(lambda: report(engine).ready)
         yield engine
 
 
@@ -83,8 +86,7 @@ def test_outputs_are_those_without_it(
 ) -> None:
     with inline_drafts(monkeypatch), draft_worker(EngineConfig(target=llama, draft=draft, kv_slots=4096), endpoint):
         fields = {"drafter": "lm", "draft_workers": 1} if mode == "async" else {"drafter": "lm"}
-        with shadowed(llama, draft, endpoint, mode=mode, pace=PACE, max_requests=1, **fields) as engine:
-            eventually(lambda: report(engine).ready)
+        with shadowed(llama, endpoint, draft=draft, mode=mode, pace=PACE, **fields) as engine:
             assert run(engine, SNIPPETS, ALL) == alone
             score = settled(engine, len(SNIPPETS))
             assert score.steps + score.accepted == sum(map(len, alone))  # each token once
@@ -99,7 +101,7 @@ def test_a_shadow_that_is_killed_and_comes_back(
     llama: Path, draft: Path, alone: list[list[int]], endpoint: str
 ) -> None:
     config = EngineConfig(target=llama, draft=draft, kv_slots=4096)
-    with shadowed(llama, draft, endpoint, pace=PACE, max_requests=1) as engine:
+    with shadowed(llama, endpoint, ready=False, pace=PACE) as engine:
         with draft_worker(config, endpoint):
             eventually(lambda: report(engine).ready)
             assert run(engine, SNIPPETS[:4], ALL[:4]) == alone[:4]
@@ -114,14 +116,13 @@ def test_a_shadow_that_is_killed_and_comes_back(
 
 def test_where_nobody_listens_nothing_waits(
     llama: Path,
-    draft: Path,
     alone: list[list[int]],
     endpoint: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(shadow_drafts, "ANSWER", 0.05)
-    with shadowed(llama, draft, endpoint) as engine:
+    with shadowed(llama, endpoint, ready=False) as engine:
         assert run(engine, SNIPPETS, ALL) == alone
         eventually(lambda: "scored once it serves" in caplog.text)
         score = report(engine)
@@ -173,11 +174,8 @@ def nonsense(seed: int) -> Callable[[Open | Commit], bytes]:
     return answer
 
 
-def test_a_malicious_one_harms_its_own_score_alone(
-    llama: Path, draft: Path, alone: list[list[int]], endpoint: str
-) -> None:
-    with ScriptedPool(endpoint, nonsense(0)), shadowed(llama, draft, endpoint, max_requests=1) as engine:
-        eventually(lambda: report(engine).ready)
+def test_a_malicious_one_harms_its_own_score_alone(llama: Path, alone: list[list[int]], endpoint: str) -> None:
+    with ScriptedPool(endpoint, nonsense(0)), shadowed(llama, endpoint) as engine:
         for _ in range(3):
             assert run(engine, SNIPPETS, ALL) == alone
         eventually(lambda: report(engine).requests > 0)
@@ -186,52 +184,41 @@ def test_a_malicious_one_harms_its_own_score_alone(
         assert_idle(engine)
 
 
-def test_a_silent_one_is_late_at_every_step(llama: Path, draft: Path, alone: list[list[int]], endpoint: str) -> None:
-    fields = {"max_requests": 1, "drafter": "lm"}
-    with ScriptedPool(endpoint, lambda _: None), shadowed(llama, draft, endpoint, **fields) as engine:
-        eventually(lambda: report(engine).ready)
+def test_a_silent_one_is_late_at_every_step(llama: Path, alone: list[list[int]], endpoint: str) -> None:
+    with ScriptedPool(endpoint, lambda _: None), shadowed(llama, endpoint, drafter="lm") as engine:
         assert run(engine, SNIPPETS, ALL) == alone
         score = settled(engine, len(SNIPPETS))
         assert score.late == score.steps == sum(map(len, alone)) and score.trees == 0
         assert score.tokens_per_step == 1.0
 
 
-def test_what_would_guess_beside_it_counts_too(llama: Path, draft: Path, endpoint: str) -> None:
+def test_what_would_guess_beside_it_counts_too(llama: Path, endpoint: str) -> None:
     """n-grams, where the output repeats itself."""
     loop = SamplingParams(max_tokens=64, temperature=0.0, allowed_token_ids=(33, 34))
-    fields = {"max_requests": 1, "drafter": "lm+ngram"}
-    with ScriptedPool(endpoint, lambda _: None), shadowed(llama, draft, endpoint, **fields) as engine:
-        eventually(lambda: report(engine).ready)
+    with ScriptedPool(endpoint, lambda _: None), shadowed(llama, endpoint, drafter="lm+ngram") as engine:
         [output] = run(engine, [SNIPPETS[0]], [loop])
         score = settled(engine, 1)
         assert score.steps + score.accepted == len(output) == 64
         assert score.trees > 0 and score.accepted > 0 and score.late == score.steps
 
 
-def test_a_constrained_output_is_followed_through_its_grammar(llama: Path, draft: Path, endpoint: str) -> None:
-    """Forced text needs no guess, as if the draft were live."""
+def test_a_constrained_output_is_followed_through_its_grammar(llama: Path, endpoint: str) -> None:
     constraint = Constraint.regex(r"(one fish|two fish)( and red fish){3}")
     asked = SamplingParams(max_tokens=80, seed=1, temperature=0.8, structured_outputs=constraint)
-    fields = {"max_requests": 1, "drafter": "lm"}
-    with ScriptedPool(endpoint, lambda _: None), shadowed(llama, draft, endpoint, **fields) as engine:
-        eventually(lambda: report(engine).ready)
+    with ScriptedPool(endpoint, lambda _: None), shadowed(llama, endpoint, drafter="lm") as engine:
         [output] = run(engine, [SNIPPETS[0]], [asked])
         score = settled(engine, 1)
         assert round(score.tokens_per_step * score.steps) == len(output)  # it may end with a guess
         assert score.accepted > score.steps
 
 
-def test_outputs_that_end_early_are_followed_to_their_ends(llama: Path, draft: Path, endpoint: str) -> None:
-    fields = {"max_requests": 1, "drafter": "lm"}
-    with ScriptedPool(endpoint, lambda _: None), shadowed(llama, draft, endpoint, **fields) as engine:
-        eventually(lambda: report(engine).ready)
+def test_outputs_that_end_early_are_followed_to_their_ends(llama: Path, endpoint: str) -> None:
+    with ScriptedPool(endpoint, lambda _: None), shadowed(llama, endpoint, drafter="lm") as engine:
         whole = SamplingParams(max_tokens=40, temperature=0.0, logprobs=1, prompt_logprobs=1)
         text = engine.submit(SNIPPETS[0], whole)[0]
-        while engine.busy:
-            engine.step()
+        drain(engine)
         stopped = engine.submit(SNIPPETS[0], SamplingParams(max_tokens=40, temperature=0.0, stop=(text.text[5:9],)))[0]
-        while engine.busy:
-            engine.step()
+        drain(engine)
         aborted, unbegun = (engine.submit(SNIPPETS[0], whole)[0] for _ in range(2))
         while len(aborted.token_ids) < 3:
             engine.step()
@@ -241,15 +228,13 @@ def test_outputs_that_end_early_are_followed_to_their_ends(llama: Path, draft: P
         assert score.steps == sum(len(one.request.output) for one in (text, stopped, aborted))
 
 
-def test_it_is_told_of_its_share_alone(llama: Path, draft: Path, endpoint: str) -> None:
+def test_it_is_told_of_its_share_alone(llama: Path, endpoint: str) -> None:
     opened = list[Open]()
 
     def answer(message: Open | Commit) -> None:
         opened.extend([message] if isinstance(message, Open) else [])
 
-    fields = {"max_requests": 1, "drafter": "lm", "shadow_share": 0.3}
-    with ScriptedPool(endpoint, answer), shadowed(llama, draft, endpoint, **fields) as engine:
-        eventually(lambda: report(engine).ready)
+    with ScriptedPool(endpoint, answer), shadowed(llama, endpoint, drafter="lm", shadow_share=0.3) as engine:
         prompts = [[20 + number] * 4 for number in range(12)]
         run(engine, prompts, [SamplingParams(max_tokens=2, seed=1)] * 12)
         chosen = [number for number in range(12) if in_share(number, 0.3)]
@@ -258,7 +243,7 @@ def test_it_is_told_of_its_share_alone(llama: Path, draft: Path, endpoint: str) 
         assert 0 < len(chosen) < 12 and [message.tokens for message in opened] == [prompts[n] for n in chosen]
 
 
-def test_servers_are_told(llama: Path, draft: Path, endpoint: str) -> None:
+def test_servers_are_told(llama: Path, endpoint: str) -> None:
     class Told:
         incarnation, step_seconds = "first", None
 
@@ -268,8 +253,7 @@ def test_servers_are_told(llama: Path, draft: Path, endpoint: str) -> None:
         def tell_all(self, status: Status) -> None:
             self.messages.append(status)
 
-    with ScriptedPool(endpoint, lambda _: None), shadowed(llama, draft, endpoint, max_requests=1) as engine:
-        eventually(lambda: report(engine).ready)
+    with ScriptedPool(endpoint, lambda _: None), shadowed(llama, endpoint) as engine:
         run(engine, SNIPPETS[:1], ALL[:1])
         settled(engine, 1)
         told = Told()
@@ -292,7 +276,7 @@ def test_one_that_refuses_says_so_in_a_line(
     endpoint = f"ipc://{tmp_path}/shadow"
     with (
         draft_worker(EngineConfig(target=llama, draft=other, kv_slots=4096), endpoint),
-        shadowed(llama, draft, endpoint) as engine,
+        shadowed(llama, endpoint, ready=False) as engine,
     ):
         eventually(lambda: f"shadow_pool: {endpoint} refused" in caplog.text)
         assert run(engine, SNIPPETS, ALL) == alone and report(engine).requests == 0
@@ -300,7 +284,6 @@ def test_one_that_refuses_says_so_in_a_line(
 
 def test_one_whose_steps_cannot_be_made_is_given_up(
     llama: Path,
-    draft: Path,
     alone: list[list[int]],
     endpoint: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -310,22 +293,21 @@ def test_one_whose_steps_cannot_be_made_is_given_up(
         raise WireError("broken")
 
     monkeypatch.setattr(ShadowMachine, "turn", broken)
-    with ScriptedPool(endpoint, lambda _: None), shadowed(llama, draft, endpoint) as engine:
+    with ScriptedPool(endpoint, lambda _: None), shadowed(llama, endpoint, ready=False) as engine:
         eventually(lambda: "is not scored any more" in caplog.text)
         assert run(engine, SNIPPETS, ALL) == alone and not report(engine).ready
     assert [record.levelno for record in caplog.records if "not scored" in record.message] == [logging.ERROR]
 
 
-def test_a_pool_with_keys(llama: Path, draft: Path, tmp_path: Path) -> None:
+def test_a_pool_with_keys(llama: Path, tmp_path: Path) -> None:
     own, pool = new_key_pair(), new_key_pair()
     write_key_pair(own, tmp_path / "own.key")
     keys = PoolKeys(pool, {own.public: PoolClient("target", 1.0)})
     given = {"draft_key": tmp_path / "own.key", "shadow_pool_key": (pool.public,)}
     with (
         ScriptedPool("tcp://127.0.0.1:0", lambda _: None, keys) as scripted,
-        shadowed(llama, draft, scripted.channel.endpoint, **given) as engine,
+        shadowed(llama, scripted.channel.endpoint, **given) as engine,
     ):
-        eventually(lambda: report(engine).ready)
         assert report(engine).ready
 
 

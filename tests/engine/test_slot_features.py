@@ -18,8 +18,6 @@ from pilotfish.core.scheduling.executor import NO_NODES, SequenceRows
 from pilotfish.engine import engine as engine_module
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
-from pilotfish.kv import tiers as tiers_module
-from pilotfish.kv.tiers import KVTiers
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.feature_tap import FeatureTap
 
@@ -95,13 +93,11 @@ def test_of_requests_that_give_way(llama: Path, monkeypatch: pytest.MonkeyPatch)
     assert any(sample.request.stats.preemptions for sample in samples)
 
 
+@pytest.mark.usefixtures("patient_tiers")
 @pytest.mark.parametrize("tier", ["host", "disk"])
 def test_of_what_comes_back_from_a_tier(
     tier: str, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(KVTiers, "computed", lambda *_: None)  # whatever is there is loaded, however long it takes
-    for name in ("STUCK", "LEAST"):
-        monkeypatch.setattr(tiers_module, name, 1000.0)
     where = {"kv_host_memory": 0.01} if tier == "host" else {"kv_disk": tmp_path / "kv", "kv_disk_size": 0.01}
     reference = Reference(llama)
     with make_tapped(monkeypatch, llama, kv_slots=512, **where) as engine:

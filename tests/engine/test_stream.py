@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 
 import pytest
+from attending import STEP
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -14,8 +15,6 @@ from pilotfish.core.prefilling.handover import HandOverReport
 from pilotfish.engine.targets.stream import Stream, Update
 from pilotfish.errors import TargetUnavailable
 from pilotfish.wire.serving import Delta, Finish, StepReport, Verified
-
-STEP = StepReport(0.0, 0.0, 0.1, 0.0, 0.0, 1, 1, 0, 0, 1, 0, 0.1)
 
 
 def update(index: int, token: int, *, last: bool = False, first: bool = False) -> tuple[Delta, StepReport]:
@@ -36,7 +35,6 @@ def collect(stream: Stream) -> Awaitable[list[Update]]:
 
 @given(st.lists(st.integers(0, 2), min_size=3, max_size=40), st.lists(st.booleans(), min_size=40, max_size=40))
 def test_every_output_arrives_whole_and_in_order(order: list[int], reads: list[bool]) -> None:
-    """However reader and engine take turns."""
     order = [0, 1, 2, *order]
     counts = [order.count(index) for index in range(3)]
 
@@ -63,50 +61,37 @@ def test_every_output_arrives_whole_and_in_order(order: list[int], reads: list[b
     assert sum(len(u.steps) for u in got) == len(order)
 
 
-def test_a_reader_that_sleeps_finds_one_update_an_output() -> None:
-    async def scenario() -> list[Update]:
-        stream = Stream(1, 1, lambda: None)
-        for token in range(20):
-            stream.add(0, *update(0, token, last=token == 19))
-        return await collect(stream)
-
-    (only,) = asyncio.run(scenario())
+@pytest.mark.anyio
+async def test_a_reader_that_sleeps_finds_one_update_an_output() -> None:
+    stream = Stream(1, 1, lambda: None)
+    for token in range(20):
+        stream.add(0, *update(0, token, last=token == 19))
+    (only,) = await collect(stream)
     assert only.delta.tokens == list(range(20)) and only.delta.text == "abcdefghijklmnopqrst"
 
 
-def test_what_came_before_an_error_is_given_first() -> None:
-    async def scenario() -> list[Update]:
-        stream, got = Stream(1, 1, lambda: None), []
-        stream.add(0, *update(0, 1))
-        stream.fail(TargetUnavailable("target: gone"))
-        got.append(await anext(stream))
-        with pytest.raises(TargetUnavailable, match="target: gone"):
-            await anext(stream)
-        return got
-
-    assert [u.delta.tokens for u in asyncio.run(scenario())] == [[1]]
+@pytest.mark.anyio
+async def test_what_came_before_an_error_is_given_first() -> None:
+    stream = Stream(1, 1, lambda: None)
+    stream.add(0, *update(0, 1))
+    stream.fail(TargetUnavailable("target: gone"))
+    assert (await anext(stream)).delta.tokens == [1]
+    with pytest.raises(TargetUnavailable, match="target: gone"):
+        await anext(stream)
 
 
-def test_a_waiting_reader_learns_of_an_error() -> None:
-    async def scenario() -> None:
-        stream = Stream(1, 1, lambda: None)
-        asyncio.get_running_loop().call_later(0.01, stream.fail, TargetUnavailable("target: gone"))
-        with pytest.raises(TargetUnavailable):
-            await collect(stream)
-
-    asyncio.run(scenario())
+@pytest.mark.anyio
+async def test_a_waiting_reader_learns_of_an_error() -> None:
+    stream = Stream(1, 1, lambda: None)
+    asyncio.get_running_loop().call_later(0.01, stream.fail, TargetUnavailable("target: gone"))
+    with pytest.raises(TargetUnavailable):
+        await collect(stream)
 
 
-def test_outputs_count_through_all_prompts() -> None:
-    async def scenario() -> list[Update]:
-        stream = Stream(2, 2, lambda: None)
-        for request, index in ((8, 1), (7, 0), (8, 0), (7, 1)):
-            stream.add(request - 7, Delta(request, index, [index], "a", [1], [], finish=Finish("length", None)), STEP)
-        return await collect(stream)
-
-    assert [(u.index, u.delta.id, u.delta.index) for u in asyncio.run(scenario())] == [
-        (3, 8, 1),
-        (0, 7, 0),
-        (2, 8, 0),
-        (1, 7, 1),
-    ]
+@pytest.mark.anyio
+async def test_outputs_count_through_all_prompts() -> None:
+    stream = Stream(2, 2, lambda: None)
+    for request, index in ((8, 1), (7, 0), (8, 0), (7, 1)):
+        stream.add(request - 7, Delta(request, index, [index], "a", [1], [], finish=Finish("length", None)), STEP)
+    found = [(u.index, u.delta.id, u.delta.index) for u in await collect(stream)]
+    assert found == [(3, 8, 1), (0, 7, 0), (2, 8, 0), (1, 7, 1)]

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 from loopback import Loopback
-from support import SNIPPETS, asked, assert_idle, make_engine, run
+from support import SNIPPETS, asked, assert_idle, drain, make_engine, run
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.routing.held_prefixes import Held, HeldCopies, routing_keys
@@ -82,7 +82,8 @@ class Target:
         self.tell(Revise(number, self.servers.incarnation, max_nodes))
 
     def hear(self, seconds: float = 10.0) -> list[ToServer]:
-        """All but Beats, of which none tells of a loss."""
+        """All but Beats, of which none tells of a loss. The service runs from the first call on."""
+        self.start()
         deadline, heard = time.monotonic() + seconds, list[ToServer]()
         while not heard and (left := deadline - time.monotonic()) > 0:
             self.tell(self.attendance.attend(self.follows, self.copies.expected("target")))
@@ -108,7 +109,8 @@ class Target:
                 return heard
 
     def start(self) -> None:
-        self.thread.start()
+        if self.thread.ident is None:
+            self.thread.start()
 
     def close(self) -> None:
         self.service.stop()
@@ -151,7 +153,6 @@ def test_it_says_which_prefixes_it_holds_to_who_asks(target: Target) -> None:
     target.follows = True
     target.tell(target.attendance.attend(held=True))
     target.submit(1, tokens, params())
-    target.start()
     target.until()
     deadline, keys = time.monotonic() + 10, routing_keys(None, tokens)
     while not target.copies.matched(keys) and time.monotonic() < deadline:
@@ -162,7 +163,6 @@ def test_it_says_which_prefixes_it_holds_to_who_asks(target: Target) -> None:
 
 @BOTH
 def test_it_says_what_it_serves_before_anything_else(target: Target) -> None:
-    target.start()
     (first,) = target.hear()
     assert isinstance(first, Status)
     identity = first.identity
@@ -173,7 +173,6 @@ def test_it_says_what_it_serves_before_anything_else(target: Target) -> None:
 
 
 def test_its_fingerprint_follows_when_it_is_known(target: Target) -> None:
-    target.start()
     (first,) = target.hear()
     assert isinstance(first, Status) and not first.identity.fingerprint and first.identity.tokenizer
     weights = Future[list[str]]()
@@ -190,7 +189,6 @@ def test_without_weights_to_read_it_serves_without_fingerprint(
     weights.set_exception(OSError("the disk is gone"))
     target.service.identify({}, weights)
     assert "the disk is gone" in caplog.text
-    target.start()
     target.submit(1, [5, 6], params())
     target.until()
     assert not target.service._identity.fingerprint
@@ -205,9 +203,7 @@ def test_it_names_the_dtype_that_auto_has_become(llama: Path) -> None:
 def test_deltas_add_up_to_what_the_engine_gives_alone(target: Target) -> None:
     tokens = target.engine.tokenizer.encode(SNIPPETS[0])
     expected = target.engine.submit(tokens, params(n=2))
-    while target.engine.busy:
-        target.engine.step()
-    target.start()
+    drain(target.engine)
     target.submit(1, tokens, params(n=2))
     deltas = deltas_of(target.until(outputs=2))
     for sample in expected:
@@ -226,7 +222,6 @@ def test_deltas_add_up_to_what_the_engine_gives_alone(target: Target) -> None:
 
 @BOTH
 def test_progress_is_numbered_and_its_steps_add_up(target: Target) -> None:
-    target.start()
     target.submit(1, [5, 6, 7], params(max_tokens=20))
     steps = [message for message in target.until() if isinstance(message, StepProgress)]
     assert [step.sequence for step in steps] == list(range(len(steps)))
@@ -254,9 +249,7 @@ def test_what_is_guessed_for_a_request_may_change_while_it_runs(target: Target) 
     """From 0 nodes on it decodes plainly, to the same end; a request that has ended needs nothing."""
     tokens, long = target.engine.tokenizer.encode(SNIPPETS[3]), params(max_tokens=120, temperature=0.0)
     (expected,) = target.engine.add(EngineRequest(tokens, long, max_nodes=0))
-    while target.engine.busy:
-        target.engine.step()
-    target.start()
+    drain(target.engine)
     target.submit(1, tokens, long)
     heard = target.until(StepProgress)
     target.revise(1, 0)
@@ -274,10 +267,8 @@ def test_what_is_guessed_for_a_request_may_change_while_it_runs(target: Target) 
 def test_the_stop_that_ended_an_output(target: Target) -> None:
     engine = target.engine
     (free,) = engine.submit(SNIPPETS[0], params())
-    while engine.busy:
-        engine.step()
+    drain(engine)
     middle = free.text[len(free.text) // 2 :][:3]
-    target.start()
     target.submit(1, engine.tokenizer.encode(SNIPPETS[0]), params(stop=("never there", middle)))
     target.submit(2, engine.tokenizer.encode(SNIPPETS[0]), params(stop_token_ids=(free.token_ids[4],)))
     heard = target.until(request=1)
@@ -290,7 +281,6 @@ def test_the_stop_that_ended_an_output(target: Target) -> None:
 
 
 def test_what_cannot_be_served_is_refused_and_harms_nobody(target: Target) -> None:
-    target.start()
     target.submit(1, [10_000], params())
     target.submit(2, [5] * 3000, params())
     target.submit(3, [5], params(logit_bias={100_000: 1.0}))
@@ -303,7 +293,6 @@ def test_what_cannot_be_served_is_refused_and_harms_nobody(target: Target) -> No
 
 
 def test_a_number_that_is_in_use_is_no_other_requests(target: Target, caplog: pytest.LogCaptureFixture) -> None:
-    target.start()
     target.submit(1, [5, 6], params())
     target.submit(1, [7, 8], params())
     delta = whole(deltas_of(target.until()))
@@ -314,7 +303,6 @@ def test_a_number_that_is_in_use_is_no_other_requests(target: Target, caplog: py
 
 
 def test_an_abort_frees_everything_at_once(target: Target) -> None:
-    target.start()
     target.submit(1, [5, 6, 7], params(max_tokens=1500, n=2))
     target.until(StepProgress)
     target.abort(1)
@@ -335,7 +323,6 @@ def test_leaked_slots_are_told_once_it_is_idle(
         target.service._checked = math.inf
     leaked = pool.allocate(3)
     try:
-        target.start()
         target.submit(1, [5, 6], params())
         target.until()
         while not at_the_end and not caplog.records:
@@ -360,7 +347,6 @@ def test_a_broken_step_ends_its_requests_alone(engines: dict[str, Engine], monke
 
     monkeypatch.setattr(executor, "run", break_once)
     target.submit(1, [5, 6], params(n=2))
-    target.start()
     (failure,) = (m for m in target.until(Failure) if isinstance(m, Failure))
     assert failure.ids == [1] and "the device is gone" in failure.reason and not failure.refused
     target.submit(2, [5, 6], params())
@@ -379,7 +365,6 @@ def test_logits_that_are_not_finite_end_their_request_alone(llama: Path, draft: 
     target = Target(engine)
     target.submit(1, [5, 6], params(n=2))
     target.submit(2, [5, 6], params(seed=9))
-    target.start()
     heard = target.until(request=2)
     target.close()
     (failure,) = (message for message in heard if isinstance(message, Failure))
@@ -520,7 +505,6 @@ def test_the_loop_never_compiles(target: Target, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(grammars, "compile", compile_noted)
     monkeypatch.setattr(target.engine, "add", submit_later)
-    target.start()
     for number in (1, 2):
         target.submit(number, [1, 2, 3], params(structured_outputs=Constraint.regex(f"[0-9]{{{number}}}")))
         assert deltas_of(target.until(request=number), number)
@@ -528,7 +512,6 @@ def test_the_loop_never_compiles(target: Target, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_grammar_that_cannot_be_is_refused_with_its_field(target: Target) -> None:
-    target.start()
     target.submit(1, [1, 2, 3], params(structured_outputs=Constraint.regex("a{3")))
     (failure,) = (message for message in target.until(Failure) if isinstance(message, Failure))
     assert (failure.ids, failure.refused, failure.field) == ([1], True, "structured_outputs")
@@ -542,7 +525,6 @@ def test_a_compiler_that_breaks_fails_its_request_alone(target: Target, monkeypa
         raise RuntimeError("no memory")
 
     monkeypatch.setattr(target.engine.grammars.grammars, "compile", broken)
-    target.start()
     target.submit(1, [1, 2, 3], params(structured_outputs=FAST))
     (failure,) = (message for message in target.until(Failure) if isinstance(message, Failure))
     assert (failure.ids, failure.refused, failure.reason) == ([1], False, "no memory")
@@ -555,7 +537,6 @@ def test_a_grammar_that_reaches_a_limit_is_the_requests_fault(target: Target, mo
     monkeypatch.setattr(MatcherState, "problem", property(lambda state: "too complex" if state._output else None))
     nothing = MaskPlan([], [], [], None)
     monkeypatch.setattr(MatcherState, "plan", lambda state, paths: nothing if state._output else plan(state, paths))
-    target.start()
     target.submit(1, [1, 2, 3], params(structured_outputs=Constraint.regex("[0-9]{99}")))
     (failure,) = (message for message in target.until(Failure) if isinstance(message, Failure))
     assert (failure.refused, failure.field) == (True, "structured_outputs")

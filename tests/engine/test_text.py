@@ -166,7 +166,6 @@ def test_nothing_shows_of_half_a_character_before_the_token_that_ends(tokenizer:
 def test_what_was_taken_depends_on_tokens_alone(
     tokenizer: Any, tokens: list[int], cuts: set[int], stops: list[str], forced: int
 ) -> None:
-    """However many came at a time."""
     params = SamplingParams(stop=tuple(stops), min_tokens=forced)
     each, some = TextStream(tokenizer, params), TextStream(tokenizer, params)
     one_by_one, in_batches = "", ""
@@ -179,11 +178,6 @@ def test_what_was_taken_depends_on_tokens_alone(
             assert in_batches == one_by_one
         if ended:
             break
-
-
-def test_special_tokens_have_no_text(tokenizer: Any) -> None:
-    tokens = [*tokenizer.encode("ab"), tokenizer.eos_token_id, *tokenizer.encode("cd")]
-    assert stream(tokenizer, tokens)[1].text == "abcd"
 
 
 @pytest.mark.parametrize(
@@ -231,13 +225,6 @@ def test_a_stop_string_that_shows_ends_the_text_and_holds_nothing_back(
     ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
     assert "".join(pieces) == whole.text == text[: min(ends, default=len(text))]
     assert pieces[-1] == "" and (whole.stop in stops) == bool(ends)
-
-
-@pytest.mark.parametrize("show", [False, True])
-def test_the_token_that_ends_shows_where_a_stop_string_would(tokenizer: Any, show: bool) -> None:
-    tokens = tokenizer.encode("one;")
-    _, whole = stream(tokenizer, tokens, stop_ids={tokens[-1]}, include_stop_str_in_output=show)
-    assert whole.text == ("one;" if show else "one") and not whole.stop
 
 
 def test_special_tokens_that_show(tokenizer: Any) -> None:

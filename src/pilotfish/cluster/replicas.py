@@ -12,8 +12,7 @@ from pilotfish.cluster.config import ClusterConfig, Role
 from pilotfish.cluster.listing import POOL_DRAIN, MembersListing
 from pilotfish.cluster.worker import LOOK, Worker
 from pilotfish.core.routing.autoscaling import demand
-from pilotfish.engine.targets.servers import Attendance
-from pilotfish.engine.targets.silence import Silence
+from pilotfish.engine.targets.servers import Attendance, Silence
 from pilotfish.wire.channel import ChannelThread, Received, decoded, encode
 from pilotfish.wire.curve_keys import TargetKeys, load_key_pair
 from pilotfish.wire.serving import ATTEND, SERVER_DECODER, Beat, Status

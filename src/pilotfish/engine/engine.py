@@ -202,18 +202,9 @@ class Engine:
     def close(self) -> None:
         """Ends every sample, ranks and workers. Idempotent; also done when the process ends."""
         self.abort_all()
-        if self._members is not None:
-            self._members.close()
-        if self.shadows is not None:
-            self.shadows.close()
-        if self.ranks is not None:
-            self.ranks.close()
-        if self.prefills is not None:
-            self.prefills.close()
-        if self.remote is not None:
-            self.remote.close()
-        if self.grammars is not None:
-            self.grammars.close()
+        for part in (self._members, self.shadows, self.ranks, self.prefills, self.remote, self.grammars):
+            if part is not None:
+                part.close()
         if self.tiers is not None:
             if self.config.kv_disk is not None:
                 self.worker.scheduler.save_all()

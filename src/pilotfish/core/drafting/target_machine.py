@@ -326,7 +326,7 @@ class TargetMachine(Dialer[DraftPool]):
     # -- the pools
 
     def drain(self, pool: DraftPool, draining: bool) -> None:
-        pool.draining = draining
+        super().drain(pool, draining)
         lost = (self.sessions[number] for number in pool.sessions) if draining else ()
         for session in [session for session in lost if session.state is SessionState.LOST]:
             self._leave_pool(session)

@@ -11,6 +11,7 @@ The machines have no socket, clock or lock: their owners send the `outbox` and l
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -220,7 +221,7 @@ class DialedPool:
 P = TypeVar("P", bound=DialedPool)
 
 
-class Dialer(Generic[P]):
+class Dialer(ABC, Generic[P]):
     """A target's machine: its pools, and messages for them. Methods take the present time."""
 
     def __init__(self, pools: Sequence[P]) -> None:
@@ -229,6 +230,15 @@ class Dialer(Generic[P]):
 
     def join(self, pool: P) -> None:
         self.pools = (*self.pools, pool)
+
+    def drain(self, pool: P, draining: bool) -> None:
+        pool.draining = draining
+
+    @abstractmethod
+    def leave(self, pool: P) -> None: ...
+
+    @abstractmethod
+    def tick(self, now: float) -> None: ...
 
     def pool_at(self, peer: Peer) -> P | None:
         return next((pool for pool in self.pools if pool.peer == peer), None)

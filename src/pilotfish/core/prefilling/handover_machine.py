@@ -225,9 +225,6 @@ class HandOverMachine(Dialer[PrefillPool]):
         assert self.greeting is not None  # or no pool had joined
         return self.greeting
 
-    def drain(self, pool: PrefillPool, draining: bool) -> None:
-        pool.draining = draining
-
     def leave(self, pool: PrefillPool) -> None:
         self._remove(pool)
         for incoming in self.at(pool):

@@ -7,13 +7,10 @@ channel's thread  Tree: attach to the copy       Load: the pool lives       Resy
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,13 +29,12 @@ from pilotfish.core.peers.fields import Peer
 from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.tree import Forest, Guesses
 from pilotfish.engine.memory import device_named
+from pilotfish.engine.pools.pool_members import PoolUser
 from pilotfish.engine.pools.remote_pools import RemotePools, salt_key
 from pilotfish.engine.processes.placement import split_cores
 from pilotfish.errors import UnknownTypeError, WireError
 from pilotfish.model.heads.target import TargetFacts
-from pilotfish.wire.channel import Received, decode_to_target, framed, type_of
-
-logger = logging.getLogger(__name__)
+from pilotfish.wire.channel import Received, decode_to_target, type_of
 
 #: More pools than a target has.
 MANY_POOLS = 1 << 16
@@ -84,10 +80,6 @@ class RemoteDrafts(RemotePools[DraftPool]):
         self.wait(optional=config.draft_optional)
         return drafter
 
-    @property
-    def pools(self) -> Sequence[DraftPool]:
-        return self.drafter.machine.pools
-
     def _is_settled(self, pool: DraftPool) -> bool:
         """A target does without a refusing pool that it has not started."""
         return pool.ready or (pool.refusal is not None and self._supervisor is None)
@@ -103,7 +95,9 @@ def hello_of(config: EngineConfig, tokenizer: Any, vocab_size: int, offer: Featu
     return Hello(PROTOCOL_VERSION, digest, vocab_size, name, added, offer, capabilities=can)
 
 
-class RemoteDrafter(Drafter):
+class RemoteDrafter(PoolUser[DraftPool], Drafter):
+    machine: TargetMachine
+
     def __init__(
         self,
         hello: Hello,
@@ -114,27 +108,9 @@ class RemoteDrafter(Drafter):
         clock: Callable[[], float] = time.monotonic,
         source: FeatureSource | None = None,
     ) -> None:
-        """`post` sends frames to a peer, from any thread. `problem` tells why a pool is not connected. Only the step
-        loop's thread reads `source`, which has the features that `hello` offers."""
+        """Only the step loop's thread reads `source`, which has the features that `hello` offers."""
+        super().__init__(TargetMachine(hello, pools, options), post, problem, clock)
         self._source, self._offer = source, hello.features
-        self.machine = TargetMachine(hello, pools, options)
-        self._post = post
-        self._problem = problem
-        self._clock = clock
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def _turn(self) -> Iterator[float]:
-        with self._lock:
-            yield self._clock()
-            if self.machine.outbox:
-                for peer, frames in framed(self.machine.outbox).items():
-                    self._post(peer, *frames)
-                self.machine.outbox.clear()
-            for pool in self.machine.pools:
-                for notice in pool.notices:
-                    logger.log(notice.level, "%s", notice.text)
-                pool.notices.clear()
 
     # -- the step loop: the Drafter protocol
 
@@ -187,25 +163,8 @@ class RemoteDrafter(Drafter):
 
     # -- the channel's thread
 
-    def join(self, pool: DraftPool) -> None:
-        with self._turn():
-            self.machine.join(pool)
-
-    def drain(self, pool: DraftPool, draining: bool) -> None:
-        with self._turn():
-            self.machine.drain(pool, draining)
-
-    def leave(self, pool: DraftPool) -> None:
-        with self._turn():
-            self.machine.leave(pool)
-
-    def tick(self) -> None:
-        """A pool that is not connected need not be silent first."""
-        with self._turn() as now:
-            for pool in self.machine.pools:
-                if (problem := self._problem(pool.peer)) is not None:
-                    pool.disconnected(problem)
-            self.machine.tick(now)
+    def _disconnected(self, pool: DraftPool, problem: str) -> None:
+        pool.disconnected(problem)
 
     def receive(self, received: Received) -> None:
         """Decodes before it takes the lock."""

@@ -1,19 +1,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from msgspec.structs import replace
 
 from pilotfish.core.drafting.pools import DraftPool
 from pilotfish.core.peers.fields import Peer
+from pilotfish.core.peers.peer import Dialer
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
 from pilotfish.engine.targets.members import Member
-from pilotfish.errors import InputError, ParameterError
-from pilotfish.wire.channel import ChannelThread, Received
-from pilotfish.wire.curve_keys import KeyPair, TargetKeys
+from pilotfish.errors import InputError
+from pilotfish.wire.channel import ChannelThread, Received, framed
+from pilotfish.wire.curve_keys import KeyPair
 from pilotfish.wire.endpoints import Endpoint
 from pilotfish.wire.sockets import DialingChannel
 
@@ -23,17 +27,67 @@ logger = logging.getLogger(__name__)
 CHANGE = 30.0
 
 AnyPool = TypeVar("AnyPool", bound=DraftPool | PrefillPool)
-UsedPool = TypeVar("UsedPool", bound=DraftPool | PrefillPool, contravariant=True)
 
 
-class PoolUser(Protocol[UsedPool]):
-    """Called on the channel's thread."""
+class PoolUser(ABC, Generic[AnyPool]):
+    """A clock and a lock around a target's machine, which may be used between the beginning and the end of a turn."""
 
+    def __init__(
+        self,
+        machine: Dialer[AnyPool],
+        post: Callable[..., None],
+        problem: Callable[[Peer], str | None],
+        clock: Callable[[], float],
+    ) -> None:
+        """`post` sends frames to a peer, from any thread. `problem` tells why a pool is not connected."""
+        self.machine = machine
+        self._post, self._problem, self._clock = post, problem, clock
+        self._lock = threading.Lock()  # held for microseconds
+
+    @contextmanager
+    def _turn(self) -> Iterator[float]:
+        with self._lock:
+            yield self._clock()
+            if self.machine.outbox:
+                for peer, frames in framed(self.machine.outbox).items():
+                    self._post(peer, *frames)
+                self.machine.outbox.clear()
+            self._end_turn()
+            for pool in self.machine.pools:
+                for notice in pool.notices:
+                    logger.log(notice.level, "%s", notice.text)
+                pool.notices.clear()
+
+    def _end_turn(self) -> None:
+        """With the lock."""
+
+    # -- the channel's thread
+
+    def join(self, pool: AnyPool) -> None:
+        with self._turn():
+            self.machine.join(pool)
+
+    def drain(self, pool: AnyPool, draining: bool) -> None:
+        with self._turn():
+            self.machine.drain(pool, draining)
+
+    def leave(self, pool: AnyPool) -> None:
+        with self._turn():
+            self.machine.leave(pool)
+
+    def tick(self) -> None:
+        """A pool that is not connected need not be silent first."""
+        with self._turn() as now:
+            for pool in self.machine.pools:
+                if (problem := self._problem(pool.peer)) is not None:
+                    self._disconnected(pool, problem)
+            self.machine.tick(now)
+
+    @abstractmethod
+    def _disconnected(self, pool: AnyPool, problem: str) -> None: ...
+
+    @abstractmethod
     def receive(self, received: Received) -> None: ...
-    def tick(self) -> None: ...
-    def join(self, pool: UsedPool) -> None: ...
-    def drain(self, pool: UsedPool, draining: bool) -> None: ...
-    def leave(self, pool: UsedPool) -> None: ...
 
 
 class PoolMembers(Generic[AnyPool]):
@@ -69,15 +123,7 @@ class PoolMembers(Generic[AnyPool]):
         self._log(before)
 
     def _checked(self, member: Member) -> Endpoint:
-        return self._channel.checked(member.endpoint, self._keys(member))
-
-    def _keys(self, member: Member) -> TargetKeys | None:
-        if not member.key:
-            return None
-        if self._own is None:
-            role = self._channel.role
-            raise ParameterError(f"{role}_key", None, f"a key file, as {role} pool {member.label} has a key")
-        return TargetKeys(self._own, member.key)
+        return self._channel.checked(member.endpoint, member.keys(self._own, self._channel.role))
 
     def _found(self, member: Member) -> Endpoint | None:
         try:
@@ -100,7 +146,7 @@ class PoolMembers(Generic[AnyPool]):
             self._channel.hang_up(pool.peer)
         for member, where in found.items():
             if member not in self._pools:
-                peer = self._channel.dial(where, self._keys(member))
+                peer = self._channel.dial(where, member.keys(self._own, self._channel.role))
                 self._pools[member] = self._make(member, peer)
                 self._user.join(self._pools[member])
         for member, pool in self._pools.items():

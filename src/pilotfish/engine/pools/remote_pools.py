@@ -74,6 +74,7 @@ class RemotePools(ABC, Generic[AnyPool]):
         self._thread = ChannelThread(self._channel, period)
 
     def _start_channel(self, user: PoolUser[AnyPool], make: Callable[[Member, Peer], AnyPool]) -> None:
+        self._user = user
         self._members = PoolMembers(self._channel, self._thread, self._own, make, user)
         self._open.callback(sys.setswitchinterval, sys.getswitchinterval())
         self._open.callback(self._thread.close)
@@ -88,9 +89,9 @@ class RemotePools(ABC, Generic[AnyPool]):
         self._members.begin([Member(where, "" if own is None else own.pool, name) for where, own, name in pools])
 
     @property
-    @abstractmethod
     def pools(self) -> Sequence[AnyPool]:
         """Once the first ones were dialled."""
+        return self._user.machine.pools
 
     def set_pools(self, members: Sequence[Member]) -> None:
         """By one thread at a time, after they were connected. Others take over from one that leaves."""

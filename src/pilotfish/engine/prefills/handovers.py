@@ -12,8 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -30,13 +29,14 @@ from pilotfish.core.prefilling.prefill_choice import PrefillOption
 from pilotfish.core.prefilling.prefill_messages import Welcome
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
 from pilotfish.core.prefilling.segments import KVLayout
+from pilotfish.engine.pools.pool_members import PoolUser
 from pilotfish.errors import SegmentError, WireError
 from pilotfish.kv.arena import Bytes
 from pilotfish.kv.lanes import URGENT, Lane
 from pilotfish.kv.layouts import converted
 from pilotfish.kv.nixl import NixlReader, nixl_installed
 from pilotfish.kv.readers import SegmentReader, SharedMemoryReader, check_content
-from pilotfish.wire.channel import Received, decode_from_prefill, framed
+from pilotfish.wire.channel import Received, decode_from_prefill
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +62,8 @@ class Source:
             reader.close()
 
 
-class HandOvers:
-    """`tick` and `receive` are for the channel's thread."""
+class HandOvers(PoolUser[PrefillPool]):
+    machine: HandOverMachine
 
     def __init__(
         self,
@@ -75,12 +75,9 @@ class HandOvers:
         transports: Sequence[str] = EngineConfig.prefill_transports,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`post` sends frames to a peer, from any thread. `problem` tells why a pool is not connected. `transports`:
-        ways to read a pool's memory, the best first; without any, segments are fetched."""
-        self.machine = machine
-        self._writer, self._layout, self._post, self._problem = writer, layout, post, problem
-        self._transports, self._clock = transports, clock
-        self._lock = threading.Lock()  # around the machine; held for microseconds
+        """`transports`: ways to read a pool's memory, the best first; without any, segments are fetched."""
+        super().__init__(machine, post, problem, clock)
+        self._writer, self._layout, self._transports = writer, layout, transports
         self._locks: dict[Incoming, threading.Lock] = {}  # of the hand-overs under way: around their slots
         self._event = threading.Event()  # a hand-over may have ended
         self._option: PrefillOption | None = None  # what `worth_sending` found
@@ -89,23 +86,12 @@ class HandOvers:
     def _source(self, pool: PrefillPool) -> Source:
         return Source(Lane(f"KV from {pool.name}", self._clock))
 
-    @contextmanager
-    def _turn(self) -> Iterator[float]:
-        with self._lock:
-            yield self._clock()
-            machine = self.machine
-            for peer, frames in framed(machine.outbox).items():
-                self._post(peer, *frames)
-            for work in machine.work:
-                self._begin_work(work)
-            machine.outbox.clear()
-            machine.work.clear()
-            for pool in machine.pools:
-                for notice in pool.notices:
-                    logger.log(notice.level, "%s", notice.text)
-                pool.notices.clear()
-            if machine.settled:
-                self._event.set()
+    def _end_turn(self) -> None:
+        for work in self.machine.work:
+            self._begin_work(work)
+        self.machine.work.clear()
+        if self.machine.settled:
+            self._event.set()
 
     # -- the scheduler's thread
 
@@ -151,25 +137,15 @@ class HandOvers:
     # -- the channel's thread
 
     def join(self, pool: PrefillPool) -> None:
-        with self._turn():
-            self._sources[pool.peer] = self._source(pool)
-            self.machine.join(pool)
-
-    def drain(self, pool: PrefillPool, draining: bool) -> None:
-        with self._turn():
-            self.machine.drain(pool, draining)
+        self._sources[pool.peer] = self._source(pool)
+        super().join(pool)
 
     def leave(self, pool: PrefillPool) -> None:
-        with self._turn():
-            self.machine.leave(pool)
+        super().leave(pool)
         self._sources.pop(pool.peer).lane.close(0.0)
 
-    def tick(self) -> None:
-        with self._turn() as now:
-            for pool in self.machine.pools:
-                if (problem := self._problem(pool.peer)) is not None:
-                    self.machine.lost(pool, problem)
-            self.machine.tick(now)
+    def _disconnected(self, pool: PrefillPool, problem: str) -> None:
+        self.machine.lost(pool, problem)
 
     def receive(self, received: Received) -> None:
         """Decodes before it takes the lock."""

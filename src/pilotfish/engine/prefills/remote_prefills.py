@@ -55,10 +55,6 @@ class RemotePrefills(RemotePools[PrefillPool]):
         self.wait(optional=False)
         return handovers
 
-    @property
-    def pools(self) -> Sequence[PrefillPool]:
-        return self.handovers.machine.pools
-
     def set_pools(self, members: Sequence[Member]) -> None:
         if members:
             self._introduce()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from pilotfish.config.engine import EngineConfig
@@ -27,28 +27,22 @@ def divided(config: EngineConfig, targets: int = 1) -> EngineConfig:
     return replace(config, allotted=max(int(free / processes), 1))
 
 
-@dataclass(frozen=True)
-class SharedHost:
-    large: EngineConfig
-    small: EngineConfig
-
-
-def shared(large: EngineConfig, targets: int, small: EngineConfig) -> SharedHost:
+def shared(large: EngineConfig, targets: int, small: EngineConfig) -> tuple[EngineConfig, EngineConfig]:
     """Each process gets its weights, and an equal part of the rest. Devices with memory of their own are not divided:
     ParameterError unless both engines say how much they take."""
     if targets == 0 or large.device != small.device:
-        return SharedHost(large, small)
+        return large, small
     if not small.device.startswith("cpu"):
         for field, config in (("cascade.small.kv_slots", small), ("kv_slots", large)):
             if not (config.kv_slots or config.memory):
                 raise ParameterError(field, 0, f"it or memory, here and there: both models are on {small.device}")
-        return SharedHost(large, small)
+        return large, small
     processes = targets * (1 + large.prefill_workers) * large.tensor_parallel
     of_large, of_small = (_given(one) or file_size(one.target) // one.tensor_parallel for one in (large, small))
     left = SHARE * free_memory() - targets * _beside(large) - processes * of_large - of_small
     sharing = (0 if large.memory else processes) + (0 if small.memory else 1)
     share = left / max(sharing, 1)
-    return SharedHost(_allotted(large, of_large + share), _allotted(small, of_small + share))
+    return _allotted(large, of_large + share), _allotted(small, of_small + share)
 
 
 def _given(config: EngineConfig) -> int:

@@ -184,7 +184,7 @@ class Fleet:
     async def _dial(self, replica: Replica) -> None:
         while True:
             try:
-                keys = self._keys_for(replica.member)
+                keys = replica.member.keys(self._key, "target")
                 where = await asyncio.to_thread(self._channel.checked, replica.member.endpoint, keys)
                 break
             except ParameterError as error:
@@ -194,13 +194,6 @@ class Fleet:
                 await asyncio.sleep(REDIAL)
         await asyncio.wrap_future(self._thread.call(partial(self._connect, replica, where, keys)))
         replica.problem = ""
-
-    def _keys_for(self, member: Member) -> TargetKeys | None:
-        if not member.key:
-            return None
-        if self._key is None:
-            raise ParameterError("target_key", None, "a key file, for a target with a key")
-        return TargetKeys(self._key, member.key)
 
     async def _remove(self, replica: Replica) -> None:
         self.replicas.remove(replica)
@@ -233,15 +226,16 @@ class Fleet:
         self._ask(replica, request.submit(number, replica.attendance.incarnation))
 
     def revise(self, request: OpenRequest) -> None:
-        for replica in self.replicas:
-            for number in [number for number, other in replica.requests.items() if other is request]:
-                if replica.serving:
-                    self._ask(replica, Revise(number, replica.attendance.incarnation, request.request.max_nodes))
+        for replica, number in self._places(request):
+            if replica.serving:
+                self._ask(replica, Revise(number, replica.attendance.incarnation, request.request.max_nodes))
 
     def withdraw(self, request: OpenRequest) -> None:
-        for replica in self.replicas:
-            for number in [number for number, other in replica.requests.items() if other is request]:
-                self._take_from(replica, number)
+        for replica, number in self._places(request):
+            self._take_from(replica, number)
+
+    def _places(self, request: OpenRequest) -> list[tuple[Replica, int]]:
+        return [(one, number) for one in self.replicas for number, other in one.requests.items() if other is request]
 
     def _take_from(self, replica: Replica, number: int) -> OpenRequest:
         request = self.ended(replica, number)

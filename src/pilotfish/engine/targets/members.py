@@ -19,8 +19,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from pilotfish.errors import InputError
-from pilotfish.wire.curve_keys import public_key
+from pilotfish.errors import InputError, ParameterError
+from pilotfish.wire.curve_keys import KeyPair, TargetKeys, public_key
 from pilotfish.wire.endpoints import check_spelling
 
 logger = logging.getLogger(__name__)
@@ -54,6 +54,14 @@ class Member(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True
     @property
     def label(self) -> str:
         return self.name or self.endpoint
+
+    def keys(self, own: KeyPair | None, role: str) -> TargetKeys | None:
+        """To dial it with. `role` is what it is to who dials: a target, or a draft or prefill pool."""
+        if not self.key:
+            return None
+        if own is None:
+            raise ParameterError(f"{role}_key", None, f"a key file, as {self.label} has a key")
+        return TargetKeys(own, self.key)
 
 
 class Members(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -7,8 +7,7 @@ from typing import Any
 from pilotfish.core.peers.fields import Peer
 from pilotfish.engine.processes.launch import WorkerState
 from pilotfish.engine.targets.members import Member
-from pilotfish.engine.targets.servers import Attendance
-from pilotfish.engine.targets.silence import Silence
+from pilotfish.engine.targets.servers import Attendance, Silence
 from pilotfish.engine.targets.stream import OpenRequest
 from pilotfish.wire.serving import Status
 

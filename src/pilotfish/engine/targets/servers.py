@@ -20,7 +20,6 @@ import msgspec
 
 from pilotfish.core.peers.fields import Id, Peer, Text
 from pilotfish.core.routing.held_prefixes import Held
-from pilotfish.engine.targets.silence import Silence
 from pilotfish.errors import WireError
 from pilotfish.wire.channel import Channel, ChannelThread, Received, decoded, encode
 from pilotfish.wire.serving import (
@@ -48,7 +47,27 @@ logger = logging.getLogger(__name__)
 BEAT, TICK = 0.5, 0.1
 #: Servers that a target knows. Beyond them those that are silent are forgotten, and others declined.
 MAX_SERVERS = 256
+#: Longest time between two looks that counts as silence. A later look means that this process, or the whole machine,
+#: stood still itself.
+LONGEST_LOOK = 0.5
 LEAVING = "it shuts down"
+
+
+@dataclass
+class Silence:
+    """Seconds since a process was last heard, without the time in which this process stood still."""
+
+    seconds: float = 0.0
+    _looked: float | None = None  # when the last look was
+
+    def heard(self) -> None:
+        self.seconds = 0.0
+
+    def look(self, now: float) -> float:
+        if self._looked is not None:
+            self.seconds += min(now - self._looked, LONGEST_LOOK)
+        self._looked = now
+        return self.seconds
 
 
 @dataclass

@@ -52,8 +52,7 @@ def cascade_setup(engine: EngineConfig, server: ServerConfig) -> CascadeSetup | 
         raise ParameterError("cascade.name", policy.name, f"a name other than {' and '.join(served)}")
     small, own = small_config(policy, engine), server_of_small(policy, server)
     targets = num_own(engine, server) if num_own(small, own) else 0
-    host = shared(engine, targets, small)
-    return CascadeSetup(policy, host.large, host.small, own)
+    return CascadeSetup(policy, *shared(engine, targets, small), own)
 
 
 def small_config(policy: CascadePolicy, engine: EngineConfig) -> EngineConfig:
