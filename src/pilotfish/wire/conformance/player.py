@@ -48,7 +48,6 @@ class HeardOfDraft:
     load_times: list[float] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)  # of this target
     errors: list[Error] = field(default_factory=list)
-    pauses: int = 0
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -70,7 +69,7 @@ class Player:
         self.sessions: dict[int, PlayedSession] = {}
         self.greets = True
         self.watches_silence = True
-        self._echo = EchoClock()
+        self.echo = EchoClock()
         self._echoes: dict[int, float] = {}  # when each was sent
         self.next_number = 1
         self._greeted = -GREETING
@@ -140,7 +139,7 @@ class Player:
 
     def _greet(self, now: float) -> None:
         self._greeted = now
-        echo = self._echo.stamp(now)
+        echo = self.echo.stamp(now)
         self._echoes[echo.sent] = now
         self.channel.send(POOL, encode(msgspec.structs.replace(self.hello, echo=echo)))
 
@@ -185,12 +184,7 @@ class Player:
             sent = None if load.echo.heard is None else self._echoes.get(load.echo.heard)
             if load.echo.heard is not None and (sent is None or load.echo.held / 1e6 > now - sent + 0.01):
                 self.referee.breach("echo", f"heard {load.echo.heard}, held {load.echo.held}")
-            self._echo.hear(load.echo, now)
-
-    @property
-    def delay(self) -> float | None:
-        """Seconds one way, by echoes."""
-        return self._echo.delay
+            self.echo.hear(load.echo, now)
 
     def _hear_of_session(self, message: Tree | Progress | Pause | Resume | Resync | Refuse | Any, now: float) -> None:
         kind = type(message).__name__
@@ -209,7 +203,6 @@ class Player:
                 self.referee.breach("progress", f"{message.read} of {len(session.tokens)} tokens are read")
         elif isinstance(message, Pause | Resume):
             self._needs(PAUSES, kind.lower())
-            self.heard.pauses += isinstance(message, Pause)
         elif isinstance(message, Tree):
             self._hear_tree(session, message, now)
 
