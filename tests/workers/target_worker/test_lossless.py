@@ -128,13 +128,13 @@ def test_the_reference_operations_hold_the_promise_for_experts_too(tiny_models: 
 
 
 @pytest.mark.parametrize("name", sized(["lm 16"], ["lm 16", "random"]))
-@pytest.mark.parametrize("kind", sized(["llama", "qwen2", "gemma2"], DENSE))
+@pytest.mark.parametrize("kind", sized(["llama", "gemma2"], DENSE))
 def test_a_draft_changes_nothing_with_int8_weights(tiny_models: dict[str, Path], kind: str, name: str) -> None:
     model = tiny_models[kind]
     plain = few_alone(model, quantization="int8")
     assert generate(drafting(name, model, model, quantization="int8"), FEW, together=True) == plain
     if kind == "llama":  # others may be sure of what they repeat
-        assert plain != [alone(model)[case] for case in FEW]  # they are other weights
+        assert plain != few_alone(model)  # they are other weights
 
 
 @pytest.mark.parametrize(("kind", "rounded"), paired(sized(["llama", "gemma2", "gpt_oss"], [*KINDS]), ROUNDED))
@@ -146,7 +146,7 @@ def test_a_draft_changes_nothing_with_int8_kv(
     plain = few_alone(tiny_models[kind], **own)
     assert generate(drafting(name, tiny_models[kind], tiny_drafts[kind], **own), FEW, together=True) == plain
     if kind == "llama" and dtype == "float32":
-        assert plain != [alone(tiny_models[kind])[case] for case in FEW]  # it is rounded
+        assert plain != few_alone(tiny_models[kind])  # it is rounded
 
 
 #: transformers' own operations; and more than is promised: the kernels' rows are bitwise their own in bfloat16 as well.
@@ -201,7 +201,7 @@ def test_preemption_changes_nothing(llama: Path, draft: Path, name: str) -> None
 
 
 @pytest.mark.parametrize("name", sized(["lm + ngram"], ["lm + ngram", "random"]))
-@pytest.mark.parametrize("kind", sized(["qwen3_moe", "gemma2"], [kind for kind in KINDS if kind != "llama"]))
+@pytest.mark.parametrize("kind", sized(["qwen2", "gemma2"], [kind for kind in KINDS if kind != "llama"]))
 def test_preemption_changes_nothing_in_other_architectures(
     tiny_models: dict[str, Path], tiny_drafts: dict[str, Path], kind: str, name: str
 ) -> None:
@@ -251,7 +251,7 @@ def test_arrivals_and_aborts_change_nothing(llama: Path, draft: Path) -> None:
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("kind", sized(["llama", "gemma2", "mixtral"], KINDS))
+@pytest.mark.parametrize("kind", sized(["llama", "gemma2"], KINDS))
 def test_a_draft_is_right_often_enough_to_test_anything(
     tiny_models: dict[str, Path], tiny_drafts: dict[str, Path], kind: str
 ) -> None:
@@ -283,5 +283,5 @@ def test_what_was_generated_before_is_guessed(llama: Path, draft: Path, name: st
 @pytest.mark.parametrize("name", sized(["lm 16"], ["lm 16", "ngram", "lm + suffix", "random"]))
 def test_the_bundled_pair(name: str) -> None:
     pair = resolve_pair("pycode")
-    plain = generate(make_engine(pair.target), MIXED, together=True)
-    assert generate(drafting(name, pair.target, pair.draft), MIXED, together=True) == plain
+    plain = generate(make_engine(pair.target), FEW, together=True)
+    assert generate(drafting(name, pair.target, pair.draft), FEW, together=True) == plain
