@@ -90,23 +90,23 @@ class Player:
         self.listen(self.patience, lambda: bool(self.heard.loads or self.heard.refusals))
         return bool(self.heard.loads)
 
-    def open(self, tokens: Sequence[int], wanted: int = 64, max_length: int = 0, **fields: Any) -> PlayedSession:
+    def open(self, tokens: Sequence[int], wanted: int = 64, **fields: Any) -> PlayedSession:
         now = time.monotonic()
         session = PlayedSession(self.next_number, 1, list(tokens), wanted, now, len(tokens))
         self.next_number += 1
         self.sessions[session.number] = session
-        self._open(session, max_length, **fields)
+        self._open(session, **fields)
         return session
 
-    def reopen(self, session: PlayedSession, **fields: Any) -> None:
+    def reopen(self, session: PlayedSession) -> None:
         session.reopen(time.monotonic())
-        self._open(session, 0, **fields)
+        self._open(session)
 
-    def _open(self, session: PlayedSession, max_length: int, **fields: Any) -> None:
-        length = max_length or len(session.tokens) + 10_000
-        own = {"seed": 7, "sampling": RequestSampling(temperature=0.0), **fields}
-        head = session.number, session.generation, session.tokens, len(session.tokens), length
-        self.say(Open(*head, own.pop("seed"), own.pop("sampling"), session.wanted, **own))
+    def _open(self, session: PlayedSession, **fields: Any) -> None:
+        length = len(session.tokens)
+        head = session.number, session.generation, session.tokens, length, length + 10_000
+        own: dict[str, Any] = {"seed": 7, "sampling": RequestSampling(temperature=0.0), **fields}
+        self.say(Open(*head, wanted=session.wanted, **own))
 
     def commit(self, session: PlayedSession, tokens: Sequence[int], wanted: int | None = None) -> Commit:
         session.wanted = session.wanted if wanted is None else wanted
