@@ -98,16 +98,6 @@ def test_a_key_that_is_allowed_later(
     assert introduce(dialing, tolerant).tenant == "late"
 
 
-def test_a_pool_that_restarts_is_found_again(
-    pool: ListeningChannel, listen: Listen, dial: Dial, target_keys: AllTargets, pool_keys: PoolKeys
-) -> None:
-    dialing = dial(pool.endpoint, b"run", [target_keys["a"]])
-    peer = introduce(dialing, pool).peer
-    pool.close()
-    until(lambda: dialing.problem(b"0") is not None, dialing)
-    assert introduce(dialing, listen(pool.endpoint, pool_keys)).peer == peer
-
-
 def test_an_incarnation_is_nobody_else_s(pool: ListeningChannel, dial: Dial, target_keys: AllTargets) -> None:
     """Neither by saying the same name, before or after the other, nor by spelling out its address."""
     victim = dial(pool.endpoint, b"run", [target_keys["a"]])

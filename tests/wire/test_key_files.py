@@ -160,7 +160,3 @@ def test_a_target_s_keys(own: Path) -> None:
     ):
         with pytest.raises(ParameterError, match=message):
             load_target_keys(key, pool_keys, 1)
-
-
-def test_identities_compare_by_both_halves() -> None:
-    assert KeyPair(ONE.public, ONE.secret) == ONE != TWO

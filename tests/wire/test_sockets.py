@@ -22,6 +22,7 @@ from pilotfish.core.peers.fields import MAX_FRAME
 from pilotfish.errors import ParameterError
 from pilotfish.wire import sockets as sockets_module
 from pilotfish.wire.channel import HIGH_WATER, LARGE, MAX_FRAMES, Channel
+from pilotfish.wire.curve_keys import PoolKeys
 from pilotfish.wire.sockets import DialingChannel, ListeningChannel
 
 Both = tuple[ListeningChannel, DialingChannel]
@@ -274,17 +275,15 @@ def test_closing_twice_and_waking_what_is_closed(both: Both) -> None:
         channel.wake()
 
 
-@pytest.mark.parametrize("kind", ["ipc", "tcp"])
-def test_a_pool_that_restarts_is_found_again(kind: str, listen: Listen, dial: Dial, tmp_path: Path) -> None:
-    listening = listen(f"ipc://{tmp_path}/pool" if kind == "ipc" else ANY_PORT)
-    dialing = dial(listening.endpoint)
-    introduce(dialing, listening)
+def test_a_pool_that_restarts_is_found_again(both: Both, listen: Listen, pool_keys: PoolKeys) -> None:
+    listening, dialing = both
+    peer = introduce(dialing, listening).peer
     listening.close()
     until(lambda: dialing.problem(b"0") is not None, dialing)
     assert not dialing.send(b"0", b"lost")
-    restarted = listen(listening.endpoint)
+    restarted = listen(listening.endpoint, pool_keys if listening._key_length else None)
     back = introduce(dialing, restarted, b"back")
-    assert back.frame == b"back" and restarted.send(back.peer, b"welcome")
+    assert back.frame == b"back" and back.peer == peer and restarted.send(peer, b"welcome")
     assert exactly(1, dialing)[0].frame == b"welcome"
 
 

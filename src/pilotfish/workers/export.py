@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.core.cache.slots import Slots
-from pilotfish.core.peers.fields import Peer
 from pilotfish.core.prefilling.prefill_orders import PlacedSegment, TakenOrder
 from pilotfish.core.prefilling.segments import LEAST_SEGMENT, KVLayout
 from pilotfish.core.scheduling.executor import LayerProgress
 from pilotfish.errors import EngineError
+from pilotfish.kv.arena import Arena
 from pilotfish.kv.readers import content
 from pilotfish.workers.shared import SharedMachine
 
@@ -38,20 +38,6 @@ SOON, LATER = 0.0005, 1.0
 class LayerReader(Protocol):
     def read_layers(self, slots: Slots, layers: range, out: NDArray[np.uint8]) -> None:
         """slots [tokens], out [bytes of a segment]"""
-
-
-class SegmentMemory(Protocol):
-    segment_bytes: int
-
-    def take(self, owner: Peer, size: int) -> int | None:
-        """A place; None where there is none for this owner now."""
-
-    def buffer(self, place: int) -> NDArray[np.uint8]:
-        """[size]"""
-
-    def epoch(self, place: int) -> int: ...
-
-    def free(self, place: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -92,7 +78,7 @@ class Exporter:
     def __init__(
         self,
         shared: SharedMachine,
-        memory: SegmentMemory,
+        memory: Arena,
         reader: LayerReader,
         progress: LayerProgress,
         clock: Callable[[], float] = time.perf_counter,

@@ -64,9 +64,6 @@ class LMDrafter(Drafter):
         self._level_seconds = SecondsBySize(0.0)  # by sequences
         self.width, self._clock = width, clock
 
-    def level_seconds(self, sequences: int) -> float:
-        return self._level_seconds.at(sequences)
-
     # -- the protocol
 
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:

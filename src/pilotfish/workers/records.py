@@ -48,11 +48,8 @@ class StepRecord(msgspec.Struct, frozen=True):
 
     @property
     def parts(self) -> dict[str, tuple[float, float]]:
-        moments = (
-            *(self.before, self.began, self.planned, self.drafted, self.scheduled),
-            *(self.prepared, self.computed, self.verified, self.ended),
-        )
         names = ("waiting", "plan", "draft", "schedule", "rows", "forward", "verify", "send")
+        moments = msgspec.structs.astuple(self)[: len(names) + 1]
         return dict(zip(names, pairwise(moments), strict=True))
 
 

@@ -70,9 +70,8 @@ def test_progress_of_a_long_prompt(llama: Path) -> None:
     assert rig.heard(TARGET, Tree)
 
 
-def test_nobody_gets_progress_unasked(llama: Path) -> None:
-    rig = Rig(llama)
-    rig.say(TARGET, HELLO, make_open(prompt(2 * WHOLE_CHUNK)))
+def test_nobody_gets_progress_unasked(rig: Rig) -> None:
+    rig.say(TARGET, make_open(prompt(2 * WHOLE_CHUNK)))
     rig.rest()
     assert not rig.heard(TARGET, Progress) and rig.heard(TARGET, Tree)
 
@@ -96,9 +95,7 @@ def test_targets_hear_of_a_long_level_before_it_runs(llama: Path, monkeypatch: p
 # -- pauses
 
 
-def test_a_paused_session_grows_nothing_and_is_kept(llama: Path) -> None:
-    rig = Rig(llama)
-    rig.say(TARGET, HELLO)
+def test_a_paused_session_grows_nothing_and_is_kept(rig: Rig) -> None:
     told = Told(rig, make_open(prompt(20)))
     rig.turns(2)
     rig.say(TARGET, Pause(1, 1))
@@ -110,9 +107,7 @@ def test_a_paused_session_grows_nothing_and_is_kept(llama: Path) -> None:
     assert told.listen() and len(rig.session().tree) > size and not rig.heard(TARGET, Resync)
 
 
-def test_a_commit_ends_a_pause(llama: Path) -> None:
-    rig = Rig(llama)
-    rig.say(TARGET, HELLO)
+def test_a_commit_ends_a_pause(rig: Rig) -> None:
     told = Told(rig, make_open(prompt(20)))
     rig.say(TARGET, Pause(1, 1))
     rig.rest()
@@ -123,9 +118,8 @@ def test_a_commit_ends_a_pause(llama: Path) -> None:
 
 
 @pytest.mark.parametrize("message", [Resume(5, 1), Resume(1, 2), Pause(1, 2)])
-def test_what_is_not_known_is_asked_for(llama: Path, message: Pause | Resume) -> None:
-    rig = Rig(llama)
-    rig.say(TARGET, HELLO, make_open(prompt(20)), message)
+def test_what_is_not_known_is_asked_for(rig: Rig, message: Pause | Resume) -> None:
+    rig.say(TARGET, make_open(prompt(20)), message)
     rig.turns()
     (resync,) = rig.heard(TARGET, Resync)
     assert (resync.session, resync.generation) == (message.session, message.generation)
@@ -231,8 +225,7 @@ def test_an_error_is_logged_once_and_never_answered(llama: Path, caplog: pytest.
     assert not rig.heard(TARGET, Error)
 
 
-def test_feedback_that_nobody_asked_for_changes_nothing(llama: Path) -> None:
-    rig = Rig(llama)
-    rig.say(TARGET, HELLO, make_open(prompt(20)), TreeFeedback(1, 1, 20, [1, 2], [1]), TreeFeedback(9, 1, 20))
+def test_feedback_that_nobody_asked_for_changes_nothing(rig: Rig) -> None:
+    rig.say(TARGET, make_open(prompt(20)), TreeFeedback(1, 1, 20, [1, 2], [1]), TreeFeedback(9, 1, 20))
     rig.rest()
     assert rig.heard(TARGET, Tree) and not rig.heard(TARGET, Resync)

@@ -29,13 +29,6 @@ def test_the_newest_responses_stay_whole(lengths: list[int]) -> None:
     assert all(held) or kept > 10 - longest
 
 
-def test_a_response_that_no_generation_holds_is_left_out() -> None:
-    responses = Responses(20)
-    responses.add([1] * 10)
-    responses.add([2] * 11)
-    assert responses.num_tokens == 10
-
-
 def test_responses_do_not_run_into_one_another() -> None:
     responses = Responses(20)
     responses.add([1, 2])

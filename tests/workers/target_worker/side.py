@@ -63,6 +63,12 @@ class Side:
     def propose(self, *requests: Request) -> list[TokenTree]:
         return [tree.tree() for tree in self.drafter.propose(requests, LIMITS)]
 
+    def opened(self, request: Request, peer: Peer = b"0") -> Open:
+        """What the pool is told of a request when its tree is asked for."""
+        self.propose(request)
+        (message,) = self.said(Open, peer)
+        return message
+
     def commit(self, request: Request, *tokens: int) -> None:
         request.extend(tokens)
         self.drafter.commit(request, tokens)

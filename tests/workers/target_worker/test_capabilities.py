@@ -35,10 +35,11 @@ def able(*capabilities: str, **fields: object) -> object:
     return msgspec.structs.replace(load(capabilities=capabilities), **fields)
 
 
-def opened(side: Side, request: Request) -> Open:
-    side.propose(request)
-    (message,) = side.said(Open)
-    return message
+def served(*capabilities: str) -> tuple[Side, Request, Open]:
+    """A target, its one request, and what a pool of these capabilities was told of it."""
+    side, request = Side(), make_request()
+    side.hear(able(*capabilities))
+    return side, request, side.opened(request)
 
 
 def step(side: Side, request: Request, tokens: Sequence[int], verified: int = 8) -> None:
@@ -52,9 +53,7 @@ def step(side: Side, request: Request, tokens: Sequence[int], verified: int = 8)
 
 
 def test_a_pool_is_told_what_became_of_its_nodes() -> None:
-    side, request = Side(), make_request()
-    side.hear(able(FEEDBACK))
-    message = opened(side, request)
+    side, request, message = served(FEEDBACK)
     side.hear(tree(message, 0, 5, (1, 0, 7, -0.5), (2, 0, 8, -2.0), (3, 1, 9, -0.25), (4, 2, 9, -0.5)))
     step(side, request, [7, 30], verified=3)
     own = message.session, message.generation
@@ -72,9 +71,7 @@ def test_a_pool_is_told_what_became_of_its_nodes() -> None:
 
 
 def test_nodes_that_others_guessed_are_not_named() -> None:
-    side, request = Side(), make_request()
-    side.hear(able(FEEDBACK))
-    message = opened(side, request)
+    side, request, message = served(FEEDBACK)
     side.hear(tree(message, 0, 5, (1, 0, 7, -0.5)))
     mixed = Guesses.chain([7, 9, 11], [-0.1, -0.2, -0.3], "ngram")
     mixed.add(-1, 3, -0.5)
@@ -85,8 +82,7 @@ def test_nodes_that_others_guessed_are_not_named() -> None:
 
 
 def test_who_does_not_ask_gets_no_feedback() -> None:
-    side, request = Side(), make_request()
-    message = opened(side, request)
+    side, request, message = served()
     side.hear(tree(message, 0, 5, *NODES))
     step(side, request, [7, 9, 1])
     assert not side.said(TreeFeedback) and side.said(Commit)
@@ -97,9 +93,7 @@ def test_who_does_not_ask_gets_no_feedback() -> None:
 
 
 def test_a_request_that_waits_pauses_its_session() -> None:
-    side, request = Side(), make_request()
-    side.hear(able(PAUSES))
-    message = opened(side, request)
+    side, request, message = served(PAUSES)
     own = message.session, message.generation
     side.drafter.pause(request)
     assert side.said(Pause) == [Pause(*own)] and not side.said(Close)
@@ -110,9 +104,7 @@ def test_a_request_that_waits_pauses_its_session() -> None:
 
 
 def test_a_commit_ends_a_pause_too() -> None:
-    side, request = Side(), make_request()
-    side.hear(able(PAUSES))
-    message = opened(side, request)
+    side, request, message = served(PAUSES)
     side.commit(request, 7)
     side.commit(request, 8)  # it rests: kept back
     side.said(Commit)
@@ -124,15 +116,14 @@ def test_a_commit_ends_a_pause_too() -> None:
 
 def test_a_pool_that_knows_no_pauses_gets_close() -> None:
     side, request = Side(), make_request()
-    opened(side, request)
+    side.opened(request)
     side.drafter.pause(request)
     assert side.said(Close) and not side.said(Pause) and not side.pools[0].sessions
-    assert opened(side, request).generation == 2
+    assert side.opened(request).generation == 2
 
 
 def test_a_pool_without_room_gets_its_commits_later() -> None:
-    side, request = Side(), make_request()
-    message = opened(side, request)
+    side, request, message = served()
     side.hear(Pause(message.session, message.generation))
     for token in (7, 8, 9):
         step(side, request, [token])
@@ -144,8 +135,7 @@ def test_a_pool_without_room_gets_its_commits_later() -> None:
 
 
 def test_a_tree_means_resume() -> None:
-    side, request = Side(), make_request()
-    message = opened(side, request)
+    side, request, message = served()
     side.hear(Pause(message.session, message.generation))
     step(side, request, [7])
     side.hear(tree(message, 0, 5, *NODES))
@@ -156,7 +146,7 @@ def test_a_tree_means_resume() -> None:
 @pytest.mark.parametrize(("pools", "patience"), [(1, PARKED_ALONE), (2, PARKED)])
 def test_nobody_waits_for_room_for_ever(pools: int, patience: float) -> None:
     side, request = Side(pools=pools), make_request()
-    message = opened(side, request)
+    message = side.opened(request)
     side.hear(Pause(message.session, message.generation))
     side.propose(request)
     assert not side.said(Close)
@@ -177,7 +167,7 @@ def test_nobody_waits_for_room_for_ever(pools: int, patience: float) -> None:
 def test_a_pool_keeps_its_sessions_while_it_is_busy() -> None:
     """It reads a prompt for 3 s, and another pool is there: nobody takes its work away."""
     side, request = Side(pools=2), make_request()
-    message = opened(side, request)
+    message = side.opened(request)
     side.hear(able(busy_ms=3000.0))
     for _ in range(29):
         side.now += 0.1
@@ -216,7 +206,7 @@ def test_a_busy_pool_is_silent_in_the_end(busy: float) -> None:
 
 def test_progress_is_a_word() -> None:
     side, request = Side(pools=2), make_request()
-    message = opened(side, request)
+    message = side.opened(request)
     for read in range(1, 40):
         side.now += 0.1
         side.hear(load(), b"1")
@@ -240,9 +230,7 @@ def test_progress_is_a_word() -> None:
     ],
 )
 def test_a_pool_is_told_which_rule_it_broke(nodes: list[tuple[int, int, int, float]], code: str) -> None:
-    side, request = Side(), make_request()
-    side.hear(able(ERRORS))
-    message = opened(side, request)
+    side, _, message = served(ERRORS)
     side.hear(tree(message, 0, 5, *nodes))
     if code == "room":
         side.hear(tree(message, 1, 5, *((n + 16000, *rest) for n, *rest in nodes)))
@@ -252,9 +240,7 @@ def test_a_pool_is_told_which_rule_it_broke(nodes: list[tuple[int, int, int, flo
 
 
 def test_other_frames_of_no_use() -> None:
-    side, request = Side(), make_request()
-    side.hear(able(ERRORS))
-    message = opened(side, request)
+    side, _, message = served(ERRORS)
     side.hear(tree(message, 0, 9, *NODES))
     side.hear(tree(message, 4, 5, *NODES))
     side.drafter.receive(Received(b"0", b"\xc1"))
@@ -293,8 +279,7 @@ def test_a_version_that_was_not_offered_is_no_answer() -> None:
 
 
 def test_hello_tells_of_the_targets_steps() -> None:
-    side, request = Side(), make_request()
-    message = opened(side, request)
+    side, request, message = served()
     side.hear(tree(message, 0, 5, *NODES))
     for _ in range(20):
         side.now += 0.05

@@ -22,9 +22,7 @@ def test_each_reason_is_counted_for_its_pool() -> None:
         side.now += 20.0
         side.hear(load())
         side.hear(load(), b"1")
-        side.propose(request)
-        (message,) = side.said(Open)
-        return message
+        return side.opened(request)
 
     def push(message: Open, sequence: int, *nodes: tuple[int, int, int, float]) -> None:
         side.hear(tree(message, sequence, len(request.tokens), *nodes))
@@ -88,8 +86,7 @@ def test_the_log_says_how_nodes_broke_the_protocol(
     nodes: tuple[tuple[int, int, int, float], ...], base_len: int, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     side, request = Side(), make_request()
-    side.propose(request)
-    (message,) = side.said(Open)
+    message = side.opened(request)
     with caplog.at_level(logging.WARNING):
         side.hear(tree(message, 0, base_len, *nodes))
     assert [r.message for r in caplog.records] == [f"pool 0: nodes against the protocol: {len(nodes)} ({said})"]

@@ -23,9 +23,16 @@ LENGTHS = (1, 2, 17, 47, 63, 64, 65, 700)  # up to and over a block of keys, and
 CLOSE = 1e-4
 
 
-@pytest.fixture(params=[*KINDS, "pycode"])
+ALL = [*KINDS, "pycode"]
+
+
+@pytest.fixture
 def directory(request: pytest.FixtureRequest, tiny_models: dict[str, Path]) -> Path:
     return resolve_pair("pycode").target if request.param == "pycode" else tiny_models[request.param]
+
+
+#: Logits are compared for all; what follows from them, for a dense one, one with windows and one with experts.
+some = pytest.mark.parametrize("directory", sized(["llama", "gemma2", "gpt_oss"], ALL), indirect=True)
 
 
 @cache
@@ -57,6 +64,7 @@ def sure_tokens(reference: Any, prompt: list[int]) -> list[int]:
     return out.sequences[0, len(prompt) : len(prompt) + sure].tolist()
 
 
+@some
 def test_greedy_tokens_of_a_batch_are_those_of_generate(directory: Path) -> None:
     reference, engine = both(directory)
     prompts = [prompt_of(length, engine.model.config.vocab_size) for length in LENGTHS]
@@ -67,6 +75,7 @@ def test_greedy_tokens_of_a_batch_are_those_of_generate(directory: Path) -> None
         assert expected  # so that something was compared
 
 
+@pytest.mark.parametrize("directory", ALL, indirect=True)
 def test_logits_are_those_of_transformers(directory: Path) -> None:
     reference, engine = both(directory)
     for length in LENGTHS:
@@ -77,6 +86,7 @@ def test_logits_are_those_of_transformers(directory: Path) -> None:
         torch.testing.assert_close(engine.executor.forward([rows])[0], expected, rtol=0, atol=1e-4)
 
 
+@some
 def test_logprobs_are_those_of_transformers(directory: Path) -> None:
     """Of prompt and output, reported by an engine whose prompts come in chunks and whose batch mixes lengths."""
     reference, _ = both(directory)

@@ -12,7 +12,7 @@ from side import LIMITS, NODES, VOCAB, Side, load, make_request, tree
 from support import limits, paths_of
 
 from pilotfish.core.cache.prefix_keys import prefix_keys, text_root
-from pilotfish.core.drafting.messages import CONNECTION, PREFIX_KEYS, Close, Commit, Hello, Open, Refuse, Resync
+from pilotfish.core.drafting.messages import CONNECTION, PREFIX_KEYS, Close, Commit, Open, Refuse, Resync
 from pilotfish.core.drafting.pools import MAX_FAULTS, MOST_OPENED, PAUSE, PERIOD
 from pilotfish.core.drafting.target_machine import RESTING_NODES, RESTING_PERIOD
 from pilotfish.core.peers.fields import Peer
@@ -28,12 +28,6 @@ SALTS = ((0, None), (1, "a"), (2, "b"), (3, "a"))
 @pytest.fixture
 def side() -> Side:
     return Side()
-
-
-def opened(side: Side, request: Request, peer: Peer = b"0") -> Open:
-    side.propose(request)
-    (message,) = side.said(Open, peer)
-    return message
 
 
 def test_a_request_is_opened_when_it_is_proposed_for(side: Side) -> None:
@@ -66,11 +60,11 @@ def test_a_request_that_waits_for_its_kv_is_opened_and_can_be_guessed_for(side: 
 def test_a_salt_is_told_as_a_digest() -> None:
     """Which only the target's key tells whose it is: equal for equal salts, else different; absent without a salt."""
     sides = [Side(salt_key=key) for key in (b"one", b"two", b"one")]
-    digests = [[opened(side, make_request(number, salt=salt)).salt for number, salt in SALTS] for side in sides]
+    digests = [[side.opened(make_request(number, salt=salt)).salt for number, salt in SALTS] for side in sides]
     assert digests[0] == digests[2] and digests[0][0] is None
     first, second, again = digests[0][1:]
     assert first == again and len({first, second, *digests[1][1:3]}) == 4
-    frame = encode(opened(sides[0], make_request(9, salt="a tenant's secret")))
+    frame = encode(sides[0].opened(make_request(9, salt="a tenant's secret")))
     assert b"secret" not in frame and hashlib.sha256(b"a tenant's secret").digest()[:16] not in frame
 
 
@@ -85,29 +79,29 @@ def test_what_a_pool_was_told_is_named_by_its_key(side: Side) -> None:
     """From an Open on, and what was committed once the session has ended; all of it after a Resync."""
     side.hear(load(capabilities=[PREFIX_KEYS]))
     first = make_request(0, prompt=100)
-    assert opened(side, first).prefix_key is None
+    assert side.opened(first).prefix_key is None
     side.commit(first, *range(10, 70))
     side.drafter.close(first)
     (named,), tokens = prefix_keys(text_root(None), first.tokens)[1:], [*first.tokens, 7]
     second = Request(1, tokens, first.params, 3, frozenset(), 10_000)
-    message = opened(side, second)
+    message = side.opened(second)
     assert (message.prefix_key, message.tokens, message.prompt_tokens) == (named, tokens[128:], 161)
-    other = opened(side, Request(2, tokens, first.params, 3, frozenset(), 10_000, cache_salt="a"))
+    other = side.opened(Request(2, tokens, first.params, 3, frozenset(), 10_000, cache_salt="a"))
     assert other.prefix_key is None and other.tokens == tokens
     side.hear(Resync(message.session, 1, "nothing is known by its prefix_key"))
-    again = opened(side, second)
+    again = side.opened(second)
     assert (again.generation, again.prefix_key, again.tokens) == (2, None, tokens)
 
 
 def test_what_was_kept_back_until_the_end_is_not_named(side: Side) -> None:
     side.hear(load(capabilities=[PREFIX_KEYS]))
     first = make_request(0, prompt=100)
-    opened(side, first)
+    side.opened(first)
     side.commit(first, 10)
     side.commit(first, *range(11, 60))  # it rests: this is not sent
     assert [len(commit.tokens) for commit in side.said(Commit)] == [1]
     side.drafter.close(first)
-    message = opened(side, Request(1, [*first.tokens, 7], first.params, 3, frozenset(), 10_000))
+    message = side.opened(Request(1, [*first.tokens, 7], first.params, 3, frozenset(), 10_000))
     assert message.prefix_key == prefix_keys(text_root(None), first.tokens[:64])[0]
     assert message.tokens == [*first.tokens[64:], 7]
 
@@ -115,7 +109,7 @@ def test_what_was_kept_back_until_the_end_is_not_named(side: Side) -> None:
 @pytest.mark.parametrize("loss", ["silent", "disconnected", "never said so"])
 def test_a_pool_that_may_have_forgotten_is_sent_all_tokens(side: Side, loss: str) -> None:
     side.hear(load(capabilities=[PREFIX_KEYS] if loss != "never said so" else []))
-    opened(side, make_request(0, prompt=100))
+    side.opened(make_request(0, prompt=100))
     if loss == "silent":
         side.now += SILENCE + 0.1
         side.drafter.tick()
@@ -124,15 +118,15 @@ def test_a_pool_that_may_have_forgotten_is_sent_all_tokens(side: Side, loss: str
         side.drafter.tick()
         side.problems.clear()
     side.hear(load(capabilities=[PREFIX_KEYS] if loss != "never said so" else []))
-    message = opened(side, make_request(1, prompt=100))
+    message = side.opened(make_request(1, prompt=100))
     assert message.prefix_key is None and len(message.tokens) == 100
-    named = opened(side, make_request(2, prompt=100))
+    named = side.opened(make_request(2, prompt=100))
     assert (named.prefix_key is None) == (loss == "never said so")
 
 
 def test_what_is_pushed_is_proposed_and_re_rooted(side: Side) -> None:
     request = make_request()
-    message = opened(side, request)
+    message = side.opened(request)
     side.hear(tree(message, 0, 5, *NODES))
     (proposed,) = side.propose(request)
     assert paths_of(proposed) == {(7,): -0.5, (8,): -1.0, (7, 9): -0.75}
@@ -151,21 +145,21 @@ def test_what_is_pushed_is_proposed_and_re_rooted(side: Side) -> None:
 
 def test_a_miss_leaves_nothing_to_verify(side: Side) -> None:
     request = make_request()
-    side.hear(tree(opened(side, request), 0, 5, *NODES))
+    side.hear(tree(side.opened(request), 0, 5, *NODES))
     side.commit(request, 50)
     assert len(side.propose(request)[0]) == 0 and side.drafter.machine.counts.misses == 1
 
 
 def test_no_more_is_proposed_than_may_be_verified(side: Side) -> None:
     request = make_request()
-    side.hear(tree(opened(side, request), 0, 5, *((n, 0, n, -0.1 * n) for n in range(1, 30))))
+    side.hear(tree(side.opened(request), 0, 5, *((n, 0, n, -0.1 * n) for n in range(1, 30))))
     assert len(side.propose(request)[0]) == LIMITS.nodes
     assert len(side.drafter.propose([request], limits(nodes=0))[0]) == 0
 
 
 def test_a_draft_that_does_not_pay_is_told_to_rest(side: Side) -> None:
     request = make_request()
-    opened(side, request)
+    side.opened(request)
     side.commit(request, 1)  # for which it was asked
     side.commit(request, 2)
     side.commit(request, 3)
@@ -180,7 +174,7 @@ def test_a_draft_that_does_not_pay_is_told_to_rest(side: Side) -> None:
 
 def test_a_push_that_comes_twice_counts_once(side: Side) -> None:
     request = make_request()
-    push = tree(opened(side, request), 0, 5, *NODES)
+    push = tree(side.opened(request), 0, 5, *NODES)
     side.hear(push)
     side.hear(push)
     assert side.drops() == {"stale_frames": 1}
@@ -190,12 +184,12 @@ def test_a_push_that_comes_twice_counts_once(side: Side) -> None:
 def test_a_gap_opens_the_session_anew_with_the_same_pool(side: Side) -> None:
     """No Close goes out: the draft keeps what KV it can use."""
     request = make_request()
-    first = opened(side, request)
+    first = side.opened(request)
     side.hear(tree(first, 1, 5, *NODES))
     side.hear(tree(first, 2, 5, (9, 0, 1, -0.1)))
     side.commit(request, 7)
     assert not side.said(Commit) and not side.said(Close)
-    again = opened(side, request)
+    again = side.opened(request)
     assert (again.session, again.generation, again.tokens) == (first.session, 2, request.tokens)
     side.hear(tree(first, 0, 5, *NODES))  # of the older generation
     assert len(side.propose(request)[0]) == 0
@@ -205,9 +199,9 @@ def test_a_gap_opens_the_session_anew_with_the_same_pool(side: Side) -> None:
 
 def test_a_resync_opens_anew(side: Side) -> None:
     request = make_request()
-    first = opened(side, request)
+    first = side.opened(request)
     side.hear(Resync(first.session, first.generation, "base_len"))
-    again = opened(side, request)
+    again = side.opened(request)
     assert again.generation == 2
     side.hear(Resync(first.session, first.generation, "base_len"))  # late
     side.propose(request)
@@ -247,7 +241,7 @@ def test_one_that_served_for_a_while_is_opened_at_once_and_not_too_often(side: S
 
 def test_a_breach_pauses_the_session(side: Side) -> None:
     request, other = make_request(0), make_request(1)
-    message, fine = opened(side, request), opened(side, other)
+    message, fine = side.opened(request), side.opened(other)
     side.hear(tree(message, 0, 5, (1, 0, VOCAB, -0.1), (2, 0, 3, -0.1)))
     assert [(c.session, c.generation) for c in side.said(Close)] == [(message.session, 1)]
     side.hear(tree(fine, 0, 5, *NODES))
@@ -262,7 +256,7 @@ def test_a_breach_pauses_the_session(side: Side) -> None:
 def test_frames_of_sessions_that_are_not_the_pools() -> None:
     side = Side(pools=2)
     request = make_request()
-    message = opened(side, request)
+    message = side.opened(request)
     foreign = [
         tree(message, 0, 5, *NODES),
         Resync(message.session, 1, "mine"),
@@ -281,9 +275,9 @@ def test_frames_of_sessions_that_are_not_the_pools() -> None:
 def test_a_session_that_is_refused_goes_elsewhere_first() -> None:
     side = Side(pools=2)
     request = make_request()
-    message = opened(side, request, b"0")
+    message = side.opened(request, b"0")
     side.hear(Refuse(message.session, message.generation, "context"), b"0")
-    again = opened(side, request, b"1")
+    again = side.opened(request, b"1")
     side.hear(Refuse(again.session, again.generation, "context"), b"1")
     side.propose(request)
     assert not side.said(Open, b"0") and not side.said(Open, b"1")  # nobody wants it: it waits
@@ -351,22 +345,14 @@ def test_closing_frees_both_sides(side: Side) -> None:
 
 def test_a_lost_session_is_closed_too(side: Side) -> None:
     request = make_request()
-    side.hear(tree(opened(side, request), 5, 5, *NODES))
+    side.hear(tree(side.opened(request), 5, 5, *NODES))
     side.drafter.close(request)
     assert len(side.said(Close)) == 1 and not side.pools[0].sessions
 
 
-def test_pools_are_greeted(side: Side) -> None:
-    for _ in range(50):
-        side.drafter.tick()
-        side.hear(load())
-        side.now += 0.1
-    assert 5 <= len(side.said(Hello)) <= 6
-
-
 def test_malformed_frames_have_a_pool_left_alone(side: Side) -> None:
     request = make_request()
-    opened(side, request)
+    side.opened(request)
     for _ in range(MAX_FAULTS):
         side.drafter.receive(Received(b"0", b"\xc1"))
     assert side.drops() == {"malformed_frames": MAX_FAULTS}
@@ -383,7 +369,7 @@ def test_the_courier_and_the_step_loop_at_once() -> None:
     """Frames arrive on one thread while another proposes and commits."""
     side = Side()
     request = make_request(max_tokens=5000)
-    message = opened(side, request)
+    message = side.opened(request)
     stopped = threading.Event()
 
     def deliver() -> None:

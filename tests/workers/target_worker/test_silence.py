@@ -82,12 +82,12 @@ class DeadOnOpen(Chip):
                 self.side.hear(load(), self.peer)
 
 
-def steps(side: Side, chips: list[Chip], request: Request, seconds: float) -> list[int]:
+def steps(side: Side, chips: list[Chip], request: Request, seconds: float, each: float = STEP) -> list[int]:
     """Steps of a target that asks for guesses and commits a token in each; nodes of the tree that each had."""
     nodes = []
     until = side.now + seconds
     while side.now < until:
-        side.now += STEP
+        side.now += each
         side.drafter.tick()
         for chip in chips:
             chip.turn()
@@ -146,8 +146,7 @@ def test_a_silent_pool_is_told_all_when_it_speaks_again() -> None:
 
 def test_any_word_of_a_pool_ends_its_silence() -> None:
     side, request = Side(), make_request()
-    side.propose(request)
-    (opened,) = side.said(Open)
+    opened = side.opened(request)
     side.now += SILENCE + 0.1
     side.drafter.tick()
     assert not side.pools[0].ready
@@ -168,7 +167,7 @@ def test_a_silent_pool_gets_no_new_sessions() -> None:
 def test_a_pool_that_dies_of_every_session_is_opened_less_and_less_often() -> None:
     side, request = Side(), make_request(max_tokens=200_000)
     chip = DeadOnOpen(side, 0.0)
-    steps(side, [chip], request, 4000.0)
+    steps(side, [chip], request, 4000.0, each=0.25)
     gaps = [later - sooner for sooner, later in pairwise(chip.opened)]
     longest = PATIENCE_ALONE * 2**MAX_DOUBLINGS
     assert len(chip.opened) >= 7 and gaps[0] >= PATIENCE_ALONE

@@ -100,14 +100,32 @@ class CheckContext:
         length = len(session.tokens)
         return player.listen(patience, lambda: any(tree.base_len == length for tree in session.trees))
 
+    def expect_tree(self, player: Player, session: PlayedSession, failure: str) -> None:
+        """CheckError, with `failure`, where none comes that knows all tokens."""
+        if not self.guessed(player, session):
+            raise CheckError(failure)
+
     def served(self, player: Player, shift: int = 0) -> PlayedSession:
         """A session over a loop for which a Tree came; drafts that learn from texts get one commit more."""
         session = player.open(self.loop(60, shift))
-        for _ in range(3):
-            if self.guessed(player, session, self.options.patience / 3):
-                return session
-            player.commit(session, self.loop(10, shift))
-        raise CheckError(f"no Tree came for a text that repeats itself, within {self.options.patience:g} s")
+        if not self.guessed_in_turns(player, [session], 3, shift):
+            raise CheckError(f"no Tree came for a text that repeats itself, within {self.options.patience:g} s")
+        return session
+
+    def guessed_in_turns(self, player: Player, sessions: Sequence[PlayedSession], turns: int, shift: int = 0) -> bool:
+        """Whether all sessions get Trees that know all tokens; after each turn in vain they get a commit more."""
+        for _ in range(turns):
+            if all(self.guessed(player, session, self.options.patience / turns) for session in sessions):
+                return True
+            for session in sessions:
+                player.commit(session, self.loop(10, shift))
+        return False
+
+
+def expect_kept(session: PlayedSession, whose: str = "it gave the session back") -> None:
+    """CheckError where the draft has answered Resync or Refuse."""
+    if reasons := session.resyncs + session.refusals:
+        raise CheckError(f"{whose}: {reasons[0]}")
 
 
 @dataclass(frozen=True)

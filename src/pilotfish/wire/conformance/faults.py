@@ -8,9 +8,8 @@ from random import Random
 
 from pilotfish.core.drafting.messages import Close, Commit, Open, Pause, RequestSampling, Resume, TreeFeedback
 from pilotfish.wire.channel import Received, encode
-from pilotfish.wire.conformance.checks import CheckContext, CheckError, check
-from pilotfish.wire.conformance.player import POOL, Player, PlayerChannel
-from pilotfish.wire.conformance.referee import PlayedSession
+from pilotfish.wire.conformance.checks import CheckContext, CheckError, check, expect_kept
+from pilotfish.wire.conformance.player import POOL, PlayerChannel
 
 #: Frames of garbage between two looks at the answers.
 BATCH = 200
@@ -61,19 +60,9 @@ def survives_loss(bench: CheckContext) -> str:
     line.perfect = True
     for session in sessions:
         player.reopen(session)
-    if not _all_guessed(bench, player, sessions):
+    if not bench.guessed_in_turns(player, sessions, 3):
         raise CheckError("once the line was good again, and the sessions opened anew, no Trees came for some")
     return f"of 240 Commits a tenth was lost, a tenth came twice; {reopened} sessions were opened anew"
-
-
-def _all_guessed(bench: CheckContext, player: Player, sessions: list[PlayedSession]) -> bool:
-    for _ in range(3):
-        guessed = [bench.guessed(player, session, bench.options.patience / 3) for session in sessions]
-        if all(guessed):
-            return True
-        for session in sessions:
-            player.commit(session, bench.loop(10))
-    return False
 
 
 @check("faults", "survives-garbage", "A frame that is no message is dropped, and harms nobody.")
@@ -87,13 +76,12 @@ def survives_garbage(bench: CheckContext) -> str:
             vandal.channel.send(POOL, frames())
         vandal.channel.receive(0.0)  # any answer to lies
         player.listen(0.005)
-    if not _settled(bench, player):
+    heard = len(player.heard.loads)
+    if not player.listen(4 * bench.options.patience, lambda: len(player.heard.loads) > heard + 1):
         raise CheckError("the draft said nothing any more")
     player.commit(session, bench.loop(10))
-    if not bench.guessed(player, session):
-        raise CheckError(f"after {bench.options.garbage} mutated frames of another target no Tree came")
-    if session.resyncs or session.refusals:
-        raise CheckError("another target's garbage cost a session")
+    bench.expect_tree(player, session, f"after {bench.options.garbage} mutated frames of another target no Tree came")
+    expect_kept(session, "another target's garbage cost a session")
     bench.served(bench.target())
     return f"{bench.options.garbage} mutated frames of another target; sessions before and after went on"
 
@@ -132,11 +120,6 @@ def mutated(draw: Random, whole: bytes) -> bytes:
     return bytes(frame)
 
 
-def _settled(bench: CheckContext, player: Player) -> bool:
-    heard = len(player.heard.loads)
-    return player.listen(4 * bench.options.patience, lambda: len(player.heard.loads) > heard + 1)
-
-
 @check("faults", "survives-floods", "A draft bounds what it holds, and drops what it must.")
 def survives_floods(bench: CheckContext) -> str:
     player = bench.target()
@@ -164,6 +147,3 @@ def survives_restarts(bench: CheckContext) -> str:
         player.channel.close()
     bench.served(bench.target())
     return "six targets that went without a word"
-
-
-CHECKS = (survives_loss, survives_garbage, survives_floods, survives_restarts)

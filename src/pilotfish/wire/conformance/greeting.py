@@ -9,7 +9,7 @@ import msgspec
 
 from pilotfish.core.drafting.messages import ERRORS, PROTOCOL_VERSION, Commit
 from pilotfish.wire.channel import encode
-from pilotfish.wire.conformance.checks import CheckContext, CheckError, NotApplicableError, check
+from pilotfish.wire.conformance.checks import CheckContext, CheckError, NotApplicableError, check, expect_kept
 from pilotfish.wire.conformance.player import Player
 
 #: A version that no draft speaks.
@@ -77,8 +77,7 @@ def ignores_unknown_fields(bench: CheckContext) -> str:
     session.tokens.extend(told.tokens)
     session.told = len(session.tokens)
     player.send(_with_more(told))
-    if not bench.guessed(player, session):
-        raise CheckError("after a Commit with unknown fields no Tree came")
+    bench.expect_tree(player, session, "after a Commit with unknown fields no Tree came")
     return "in Hello and Commit"
 
 
@@ -94,10 +93,8 @@ def ignores_unknown_messages(bench: CheckContext) -> str:
     for number in range(100):
         player.send(msgspec.msgpack.encode({"type": "greeting", "session": session.number, "number": number}))
     player.commit(session, bench.loop(10))
-    if not bench.guessed(player, session):
-        raise CheckError("after 100 of them no Tree came")
-    if session.resyncs or session.refusals:
-        raise CheckError("it gave the session back")
+    bench.expect_tree(player, session, "after 100 of them no Tree came")
+    expect_kept(session)
     return "100 of them"
 
 
@@ -167,21 +164,5 @@ def follows_reconnects(bench: CheckContext) -> str:
     after.sessions, after.next_number = before.sessions, before.next_number  # it is the same target
     after.greet()
     after.commit(session, bench.loop(10))
-    if not bench.guessed(after, session):
-        raise CheckError("after the target came on another connection no Tree came there")
+    bench.expect_tree(after, session, "after the target came on another connection no Tree came there")
     return "the session went on there"
-
-
-CHECKS = (
-    answers_hello,
-    load_often,
-    refuses_version,
-    refuses_tokenizer,
-    version_range,
-    ignores_unknown_fields,
-    ignores_unknown_messages,
-    names_unknown_messages,
-    before_hello,
-    keeps_targets_apart,
-    follows_reconnects,
-)

@@ -21,7 +21,8 @@ from pilotfish.wire.conformance.checks import (
 from pilotfish.wire.conformance.player import PlayerChannel
 from pilotfish.wire.conformance.referee import RULES, Referee
 
-CHECKS: tuple[Check, ...] = (*greeting.CHECKS, *sessions.CHECKS, *faults.CHECKS, *load.CHECKS)
+#: In the order in which they stand there.
+CHECKS = [one for part in (greeting, sessions, faults, load) for one in vars(part).values() if isinstance(one, Check)]
 #: Of all checks and rules, with the sentence of docs/draft-protocol.md that each is about.
 SENTENCES = {**{check.name: check.sentence for check in CHECKS}, **RULES}
 

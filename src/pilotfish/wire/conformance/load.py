@@ -76,8 +76,8 @@ def long_prompts(bench: CheckContext) -> str:
         elif not session.refusals:
             raise CheckError(f"for a prompt of {length} tokens neither a Tree came nor Refuse")
         player.close(session)
-    if player.delay is not None:
-        bench.figure("one way, by echoes", 1000 * player.delay, "ms")
+    if player.echo.delay is not None:
+        bench.figure("one way, by echoes", 1000 * player.echo.delay, "ms")
     return f"up to {longest} tokens"
 
 
@@ -97,6 +97,3 @@ def noise_repeats(bench: CheckContext) -> str:
     same = "the same" if trees[0] == trees[1] else "others"
     other = "others" if trees[0] != trees[2] else "the same"
     return f"first nodes of the same seed: {same}; of another seed: {other}"
-
-
-CHECKS = (many_sessions, long_prompts, noise_repeats)

@@ -48,7 +48,6 @@ class HeardOfDraft:
     load_times: list[float] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)  # of this target
     errors: list[Error] = field(default_factory=list)
-    pauses: int = 0
 
     @property
     def capabilities(self) -> frozenset[str]:
@@ -70,7 +69,7 @@ class Player:
         self.sessions: dict[int, PlayedSession] = {}
         self.greets = True
         self.watches_silence = True
-        self._echo = EchoClock()
+        self.echo = EchoClock()
         self._echoes: dict[int, float] = {}  # when each was sent
         self.next_number = 1
         self._greeted = -GREETING
@@ -91,23 +90,23 @@ class Player:
         self.listen(self.patience, lambda: bool(self.heard.loads or self.heard.refusals))
         return bool(self.heard.loads)
 
-    def open(self, tokens: Sequence[int], wanted: int = 64, max_length: int = 0, **fields: Any) -> PlayedSession:
+    def open(self, tokens: Sequence[int], wanted: int = 64, **fields: Any) -> PlayedSession:
         now = time.monotonic()
         session = PlayedSession(self.next_number, 1, list(tokens), wanted, now, len(tokens))
         self.next_number += 1
         self.sessions[session.number] = session
-        self._open(session, max_length, **fields)
+        self._open(session, **fields)
         return session
 
-    def reopen(self, session: PlayedSession, **fields: Any) -> None:
+    def reopen(self, session: PlayedSession) -> None:
         session.reopen(time.monotonic())
-        self._open(session, 0, **fields)
+        self._open(session)
 
-    def _open(self, session: PlayedSession, max_length: int, **fields: Any) -> None:
-        length = max_length or len(session.tokens) + 10_000
-        own = {"seed": 7, "sampling": RequestSampling(temperature=0.0), **fields}
-        head = session.number, session.generation, session.tokens, len(session.tokens), length
-        self.say(Open(*head, own.pop("seed"), own.pop("sampling"), session.wanted, **own))
+    def _open(self, session: PlayedSession, **fields: Any) -> None:
+        length = len(session.tokens)
+        head = session.number, session.generation, session.tokens, length, length + 10_000
+        own: dict[str, Any] = {"seed": 7, "sampling": RequestSampling(temperature=0.0), **fields}
+        self.say(Open(*head, wanted=session.wanted, **own))
 
     def commit(self, session: PlayedSession, tokens: Sequence[int], wanted: int | None = None) -> Commit:
         session.wanted = session.wanted if wanted is None else wanted
@@ -140,7 +139,7 @@ class Player:
 
     def _greet(self, now: float) -> None:
         self._greeted = now
-        echo = self._echo.stamp(now)
+        echo = self.echo.stamp(now)
         self._echoes[echo.sent] = now
         self.channel.send(POOL, encode(msgspec.structs.replace(self.hello, echo=echo)))
 
@@ -185,12 +184,7 @@ class Player:
             sent = None if load.echo.heard is None else self._echoes.get(load.echo.heard)
             if load.echo.heard is not None and (sent is None or load.echo.held / 1e6 > now - sent + 0.01):
                 self.referee.breach("echo", f"heard {load.echo.heard}, held {load.echo.held}")
-            self._echo.hear(load.echo, now)
-
-    @property
-    def delay(self) -> float | None:
-        """Seconds one way, by echoes."""
-        return self._echo.delay
+            self.echo.hear(load.echo, now)
 
     def _hear_of_session(self, message: Tree | Progress | Pause | Resume | Resync | Refuse | Any, now: float) -> None:
         kind = type(message).__name__
@@ -209,7 +203,6 @@ class Player:
                 self.referee.breach("progress", f"{message.read} of {len(session.tokens)} tokens are read")
         elif isinstance(message, Pause | Resume):
             self._needs(PAUSES, kind.lower())
-            self.heard.pauses += isinstance(message, Pause)
         elif isinstance(message, Tree):
             self._hear_tree(session, message, now)
 

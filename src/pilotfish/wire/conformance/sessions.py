@@ -6,7 +6,7 @@ import time
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, prefix_keys, text_root
 from pilotfish.core.drafting.messages import PAUSES, PREFIX_KEYS, Commit, Open, Pause, RequestSampling, Resume
-from pilotfish.wire.conformance.checks import CheckContext, CheckError, NotApplicableError, check
+from pilotfish.wire.conformance.checks import CheckContext, CheckError, NotApplicableError, check, expect_kept
 from pilotfish.wire.conformance.player import GRACE, Player
 from pilotfish.wire.conformance.referee import PlayedSession
 
@@ -36,8 +36,7 @@ def follows_commits(bench: CheckContext) -> str:
     player.commit(session, bench.loop(30))
     if not bench.guessed(player, session):
         raise CheckError(f"after 13 Commits the last Tree is of base_len {session.base_len}, not {len(session.tokens)}")
-    if session.resyncs or session.refusals:
-        raise CheckError(f"it gave the session back: {(session.resyncs + session.refusals)[0]}")
+    expect_kept(session)
     return f"13 Commits, {hits} of them on the tree"
 
 
@@ -49,11 +48,9 @@ def ignores_repeats(bench: CheckContext) -> str:
     message = player.commit(session, bench.loop(10))
     opened = Open(session.number, 1, bench.loop(60), 60, 10_000, 7, RequestSampling(temperature=0.0), 64)
     player.say(message, opened, message)
-    if not bench.guessed(player, session):
-        raise CheckError("no Tree came after a Commit that came three times")
+    bench.expect_tree(player, session, "no Tree came after a Commit that came three times")
     player.listen(0.3)
-    if session.resyncs or session.refusals:
-        raise CheckError(f"it gave the session back: {(session.resyncs + session.refusals)[0]}")
+    expect_kept(session)
     if session.trees[-1].sequence < pushes:
         raise CheckError("an Open that came twice began the session anew")
     return "a Commit three times, an Open twice"
@@ -85,11 +82,7 @@ def reopens(bench: CheckContext) -> str:
         session.tokens = bench.loop(60 + 10 * number, number)
         player.reopen(session)
         player.listen(0.05)
-    for _ in range(2):
-        if bench.guessed(player, session, bench.options.patience / 2):
-            break
-        player.commit(session, bench.loop(10, 4))
-    else:
+    if not bench.guessed_in_turns(player, [session], 2, shift=4):
         raise CheckError("after five reopenings no Tree of the last generation came")
     if session.trees[0].sequence != 0:
         raise CheckError(f"the first Tree of generation {session.generation} has sequence {session.trees[0].sequence}")
@@ -126,8 +119,7 @@ def stops_at_wanted(bench: CheckContext) -> str:
     if pushed := sum(len(tree.ids) for tree in session.trees if tree.base_len == length):
         raise CheckError(f"{pushed} nodes came after a Commit that wants none")
     player.commit(session, bench.loop(10), wanted=64)
-    if not bench.guessed(player, session):
-        raise CheckError(f"no Tree came once nodes were wanted again, at length {length + 10}")
+    bench.expect_tree(player, session, f"no Tree came once nodes were wanted again, at length {length + 10}")
     return f"16 wanted: {most}; 0 wanted: none"
 
 
@@ -178,37 +170,16 @@ def prefix_keys_known(bench: CheckContext) -> str:
     player.close(session)
     keys = prefix_keys(text_root(None), text)
     _opened_by(bench, player, keys[1], text, 2 * OBJECT_TOKENS)
-    stranger = _open_by(player, bytes(32), text[:8])
+    stranger = player.open(text[:8], prefix_key=bytes(32))
     if not player.listen(bench.options.patience, lambda: bool(stranger.resyncs)):
         raise CheckError("an Open by a key of nothing got no Resync")
     return "known, and unknown"
 
 
 def _opened_by(bench: CheckContext, player: Player, key: bytes, text: list[int], named: int) -> None:
-    session = _open_by(player, key, text[named:])
+    session = player.open(text[named:], prefix_key=key)
     session.tokens = list(text)
     session.told = len(text)
-    for _ in range(2):
-        if bench.guessed(player, session, bench.options.patience / 2):
-            return
-        player.commit(session, bench.loop(10, len(text) % 10))
-    reasons = session.resyncs or ["no Tree came"]
-    raise CheckError(f"an Open by the key of {named} tokens that were sent: {reasons[0]}")
-
-
-def _open_by(player: Player, key: bytes, rest: list[int]) -> PlayedSession:
-    return player.open(rest, prefix_key=key)
-
-
-CHECKS = (
-    guesses,
-    follows_commits,
-    ignores_repeats,
-    resyncs_gaps,
-    reopens,
-    serves_without_complaint,
-    stops_at_wanted,
-    frees_closed,
-    pauses,
-    prefix_keys_known,
-)
+    if not bench.guessed_in_turns(player, [session], 2, shift=len(text) % 10):
+        reasons = session.resyncs or ["no Tree came"]
+        raise CheckError(f"an Open by the key of {named} tokens that were sent: {reasons[0]}")
