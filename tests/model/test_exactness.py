@@ -20,7 +20,7 @@ from pilotfish.core.trees.tree import ROOT, Forest, Guesses, TokenTree, walk
 from pilotfish.model.cpu.native import load_kernels
 from pilotfish.model.sampling import filtered, sample
 
-NUM_SEEDS = sized(40_000, 200_000)
+NUM_SEEDS = sized(20_000, 200_000)
 LENGTH = 3
 Path = tuple[int, ...]
 Places = np.ndarray  # int64 [n], of seeds that are alike so far

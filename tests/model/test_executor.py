@@ -151,9 +151,9 @@ def test_other_fields_are_honoured(tmp_path: Path, kind: str, options: dict[str,
 def test_logits_are_those_of_transformers(directory: Path, eager: bool) -> None:
     reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     bench = Bench(directory, torch.float32, eager=eager)
-    for length in sized((1, 64, 65, 150), (1, 2, 63, 64, 65, 200)):
+    for length in sized((1, 65, 150), (1, 2, 63, 64, 65, 200)):
         tokens = tokens_of(length, length)
-        tree = random_tree(np.random.default_rng(length), VOCAB, sized(3, 6))
+        tree = random_tree(np.random.default_rng(length), VOCAB, sized(2, 6))
         got = bench.logits(bench.rows(tokens, tree))
         for row, node in enumerate((ROOT, *range(len(tree)))):
             ids = torch.tensor([tokens + tree.path_tokens(node)])
@@ -166,7 +166,7 @@ def test_logits_are_those_of_transformers(directory: Path, eager: bool) -> None:
 def test_a_node_has_the_bits_that_it_has_alone(directory: Path, dtype: torch.dtype) -> None:
     """Tokens decoded along a node's path, a forward of one row each, against a single forward of the tree."""
     bench = Bench(directory, dtype)
-    tokens, tree = tokens_of(70), random_tree(np.random.default_rng(1), VOCAB, sized(6, 15))
+    tokens, tree = tokens_of(70), random_tree(np.random.default_rng(1), VOCAB, sized(4, 15))
     together = bench.logits(bench.rows(tokens, tree))
     for node in range(len(tree)):
         whole = tokens + tree.path_tokens(node)
@@ -186,7 +186,7 @@ def test_a_row_has_the_same_bits_in_any_company(directory: Path, dtype: torch.dt
     tokens = tokens_of(66)
     alone = bench.logits(bench.rows(tokens, empty))[0]
     torch.set_num_threads(threads)
-    for count in range(0, 41, sized(8, 3)):
+    for count in sized((0, 5, 33), range(0, 41, 3)):
         other = bench.rows(tokens_of(1 + count % 5, count), random_tree(np.random.default_rng(count), VOCAB, count))
         mine = bench.rows(tokens, empty)
         assert torch.equal(bench.logits(other, mine)[-1], alone), f"after {other.num_rows} rows"
@@ -198,7 +198,7 @@ def test_a_row_has_the_same_bits_in_any_company(directory: Path, dtype: torch.dt
 def test_chunks_of_a_prompt_give_the_bits_of_the_whole(directory: Path, dtype: torch.dtype) -> None:
     bench, tokens = Bench(directory, dtype), tokens_of(sized(80, 150))
     whole = bench.logits(bench.rows(tokens, TokenTree.empty()))
-    for size in sized((1, 7, 64), (1, 7, 64, 100)):
+    for size in sized((7, 64), (1, 7, 64, 100)):
         slots = np.array(bench.take(len(tokens)), np.int32)
         for start in range(0, len(tokens), size):
             end = min(start + size, len(tokens))
@@ -212,7 +212,7 @@ def test_chunks_of_a_prompt_give_the_bits_of_the_whole(directory: Path, dtype: t
 
 def test_eager_rows_have_the_same_bits_in_a_tree_and_alone(directory: Path) -> None:
     bench = Bench(directory, torch.float32, eager=True)
-    tokens, tree = tokens_of(30), random_tree(np.random.default_rng(1), VOCAB, sized(8, 20))
+    tokens, tree = tokens_of(30), random_tree(np.random.default_rng(1), VOCAB, sized(4, 20))
     together = bench.logits(bench.rows(tokens, tree))
     for node in range(len(tree)):
         alone = bench.logits(bench.rows(tokens + tree.path_tokens(node), TokenTree.empty()))

@@ -209,9 +209,10 @@ def test_a_temperature_near_zero_is_nearly_greedy(temperature: float) -> None:
 def test_samples_follow_the_distribution(params: dict[str, float]) -> None:
     draws, vocab = sized(8_000, 20_000), 30
     logits = random_logits(1, vocab, seed=3)
-    rows = [row(1_000_003 * i, i % 11, **params) for i in range(draws)]
+    shared = SamplingParams(**params)  # type: ignore[arg-type]
+    rows = [RowSampling(shared, 1_000_003 * i, i % 11) for i in range(draws)]
     counts = np.bincount(sample(logits.expand(draws, vocab), sampling_of(rows)), minlength=vocab)
-    expected = reference_probs(logits[0].numpy(), rows[0].params) * draws
+    expected = reference_probs(logits[0].numpy(), shared) * draws
     assert not counts[expected == 0].any()
     likely = expected > 5
     observed = np.append(counts[likely], counts[~likely].sum())

@@ -6,36 +6,30 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from cpp_programs import program
 from sizes import in_soak, sized
 
-from pilotfish.model.cpu import native
-
-STRESS = Path(__file__).parent / "kernels" / "stress.cpp"
 SANITIZED = ["-fsanitize=thread", "-g", "-O1"]
-
-
-def built(tmp_path: Path, *flags: str) -> Path:
-    program = tmp_path / "stress"
-    command = ["c++", *native._FLAGS, *flags, f"-I{native._SOURCES}", str(STRESS), "-o", str(program), "-pthread"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if "cannot find" in done.stderr and "tsan" in done.stderr:
-        pytest.skip("the compiler has no ThreadSanitizer")
-    assert done.returncode == 0, done.stderr
-    return program
 
 
 def run(program: Path, regions: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, str(regions)], capture_output=True, text=True, check=False)
 
 
-def test_every_chunk_is_done_once_and_seen_by_the_next_phase(tmp_path: Path) -> None:
+def test_every_chunk_is_done_once_and_seen_by_the_next_phase() -> None:
     regions = sized(1000, 5000)
-    done = run(built(tmp_path), regions)
+    done = run(program("stress.cpp"), regions)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout == f"{regions} regions, 0 wrong\n"
 
 
 @in_soak
-def test_no_two_threads_meet_without_order(tmp_path: Path) -> None:
-    done = run(built(tmp_path, *SANITIZED), 300)
+def test_no_two_threads_meet_without_order() -> None:
+    try:
+        stress = program("stress.cpp", *SANITIZED)
+    except AssertionError as error:
+        if "cannot find" in str(error) and "tsan" in str(error):
+            pytest.skip("the compiler has no ThreadSanitizer")
+        raise
+    done = run(stress, 300)
     assert done.returncode == 0, done.stdout + done.stderr[:3000]

@@ -21,6 +21,7 @@ from tree_rows import TreeRows, shifted, unread_kv
 
 pytest.importorskip("triton")
 
+from pilotfish.config.cache import cache_folder
 from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.model.attention import Scoring, dense_tree_attention
 from pilotfish.model.cpu import native
@@ -54,8 +55,8 @@ FEATURES: list[dict[str, Any]] = [
 ]
 
 
-def tree_rows(*args: Any, **options: Any) -> TreeRows:
-    return TreeRows(*args, device=DEVICE, **options)
+def tree_rows(*args: Any, heads: tuple[int, int, int] = sized((2, 1, 32), (4, 2, 32)), **options: Any) -> TreeRows:
+    return TreeRows(*args, heads=heads, device=DEVICE, **options)
 
 
 def attend(rows: TreeRows, chosen: list[int], extra_width: int = 0, **features: Any) -> torch.Tensor:
@@ -86,7 +87,7 @@ def check(rows: TreeRows, features: dict[str, Any]) -> None:
     torch.testing.assert_close(got, plain_attention(rows, **features), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize(("prefixes", "kept"), paired([[1], [64], [256], [3, 70, 540]], KEPT), ids=str)
+@pytest.mark.parametrize(("prefixes", "kept"), paired([[1], [64], [256], [3, 70, sized(280, 540)]], KEPT), ids=str)
 def test_it_is_softmax_attention(prefixes: list[int], kept: Kept) -> None:
     dtype, stored = kept
     check(tree_rows(prefixes, nodes=2, dtype=dtype, stored=stored), {})
@@ -103,7 +104,7 @@ def test_any_heads(heads: tuple[int, int, int]) -> None:
     ids=str,
 )
 def test_features(features: dict[str, Any], stored: torch.dtype | None) -> None:
-    check(tree_rows([5, 300], nodes=1, stored=stored), features)
+    check(tree_rows([5, sized(270, 300)], nodes=1, stored=stored), features)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ def test_a_row_has_the_same_bits_in_any_company(kept: Kept, features: dict[str, 
     rows = tree_rows([5, 260], nodes=3, dtype=dtype, stored=stored)
     together = attend(rows, rows.everything, **features)
     rng = np.random.default_rng(0)
-    for count in sized((1, 4), (1, 1, 3, 5)):
+    for count in sized((3,), (1, 1, 3, 5)):
         chosen = rng.permutation(len(rows.rows))[:count].tolist()
         some = attend(rows, chosen, extra_width=300 * (count % 2), **features)
         assert torch.equal(some, together[chosen]), f"rows {chosen}"
@@ -248,10 +249,10 @@ def test_rounding_waits_for_nothing(stored: torch.dtype, monkeypatch: pytest.Mon
 COMPILED = sized("04", "01234")
 
 
-def test_one_binary_a_kernel_compiles_for_ampere_and_hopper(tmp_path: Path) -> None:
+def test_one_binary_a_kernel_compiles_for_ampere_and_hopper() -> None:
     """The compiler may refuse kernels that the interpreter accepts; and a binary for each width could change the order
-    of sums."""
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    of sums. Compiled once from the same sources."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache_folder("triton"))}
     source = Path(triton_attention.__file__).parents[2]
     environment["PYTHONPATH"] = os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])
     script = Path(__file__).with_name("compile_triton.py")

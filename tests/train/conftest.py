@@ -30,15 +30,17 @@ VOCAB, CONTEXT = 300, 512
 
 @pytest.fixture(scope="session", autouse=True)
 def _little_text() -> Iterator[None]:
-    """A target writes 8 rows at a time, and few of held-out text. One thread, as tests have: the number counts for the
+    """A target writes 8 rows at a time, few tokens in each, and few of held-out text. One thread, as tests have: the number counts for the
     last bits."""
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         for module, name, value in (
             (lessons, "SAMPLED_ROWS", 8),
             (lessons, "HELD_OUT_ROWS", 8),
+            (lessons, "PROMPT", 80),
+            (evaluate, "PROMPT", 80),
             (evaluate, "PROMPTS", 4),
-            (evaluate, "CONTINUED", 32),
+            (evaluate, "CONTINUED", 16),
             (evaluate, "ROWS", 16),
         ):
             patch.setattr(module, name, value)

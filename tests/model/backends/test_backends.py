@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from backend_rig import BACKENDS, PAIR, VOCAB, Traffic, compare, own, shared
-from sizes import sized
+from sizes import in_soak, sized
 
 from pilotfish import LLM, SamplingParams
 from pilotfish.config.engine import EngineConfig
@@ -30,7 +30,7 @@ PROMPTS = ["def mean(values):\n", "import os\nfor name in", "class Tree:\n    de
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("seed", range(sized(1, 2)))
 def test_logits_are_those_of_our_own_executor(backend: str, seed: int) -> None:
-    compare(shared(backend), own(), Traffic(seed), sized(40, 300), TOLERANCE[backend])
+    compare(shared(backend), own(), Traffic(seed), sized(25, 300), TOLERANCE[backend])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -38,7 +38,7 @@ def test_children_are_those_of_our_own_executor(backend: str) -> None:
     theirs, ours = shared(backend), own()
     params = SamplingParams(temperature=0.7, bad_token_ids=(11,))
     differing = total = 0
-    for forward in Traffic(8).forwards(40):
+    for forward in Traffic(8).forwards(sized(30, 60)):
         owners = [n for n, s in enumerate(forward) for _ in range(len(s.kept) + len(s.nodes))]
         none, values = np.zeros(0, np.int64), np.zeros(0)
         edits = [LogitEdits(None, none, values, none, none, np.array([11]))] * len(owners)
@@ -51,7 +51,7 @@ def test_children_are_those_of_our_own_executor(backend: str) -> None:
         assert found.log_chances is not None and expected.log_chances is not None
         close = np.isclose(found.log_chances, expected.log_chances, atol=2 * TOLERANCE[backend])
         assert (close | ~same).all() and not (found.tokens == 11).any()
-    assert total > 400 and differing < 0.02 * total  # near ties
+    assert total > 300 and differing < 0.02 * total  # near ties
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -90,6 +90,7 @@ def test_they_guess_as_well_and_change_nothing(backend: str, temperature: float)
     assert found == pytest.approx(expected, rel=0.03) and expected > 0.5
 
 
+@in_soak
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_pool_of_it_drafts_for_a_target(backend: str, tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
@@ -113,14 +114,14 @@ def test_a_pool_of_it_drafts_for_a_target(backend: str, tmp_path: Path) -> None:
     assert [output.outputs[0].token_ids for output in found] == expected
 
 
-@pytest.mark.parametrize(("most_rows", "most_earlier"), [(1000, None), (4, None), (7, 90), (3, 75)])
-def test_rows_and_what_they_see(most_rows: int, most_earlier: int | None) -> None:
+@pytest.mark.parametrize("most_rows", [1000, 4, 3])
+def test_rows_and_what_they_see(most_rows: int) -> None:
     """Each row sees its own path, by whatever column: the reference is a walk along the slots."""
     for forward in Traffic(5).forwards(80):
-        check_rows(forward, list(forwards(forward, 512, most_rows, most_earlier)), most_rows, most_earlier)
+        check_rows(forward, list(forwards(forward, 512, most_rows)), most_rows)
 
 
-def check_rows(forward: list[SequenceRows], parts: list[FlatRows], most_rows: int, most_earlier: int | None) -> None:
+def check_rows(forward: list[SequenceRows], parts: list[FlatRows], most_rows: int) -> None:
     expected = list[tuple[list[int], bool]]()
     for sequence in forward:
         prefix, nodes = sequence.prefix_slots.tolist(), sequence.nodes
@@ -130,7 +131,7 @@ def check_rows(forward: list[SequenceRows], parts: list[FlatRows], most_rows: in
             expected.append(([*prefix, *nodes.paths[n, : nodes.depths[n]].tolist()], True))
     row = 0
     for flat in parts:
-        assert len(flat) <= most_rows and (most_earlier is None or len(flat.earlier) <= most_earlier)
+        assert len(flat) <= most_rows
         columns = [*flat.earlier.tolist(), *flat.slots.tolist()]
         assert len(set(columns)) == len(columns)
         for place in range(len(flat)):
