@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from sizes import in_soak, paired, sized
-from support import DENSE, MIXTURES, VOCAB, native_model, random_tree, tiny_model
+from support import DENSE, MIXTURES, VOCAB, random_tree, tiny_model
 from test_kernels import exact_weight, linear_of
 from transformers import AutoModelForCausalLM
 
@@ -48,10 +48,6 @@ def test_an_int8_weight_is_near_the_weight(dtype: torch.dtype) -> None:
     assert scales.dtype == torch.float32 and scales.shape == (33,)
     error = (exact_weight(linear) - before).abs() / scales.double()[:, None]
     assert error.max() < 0.6 and values.abs().amax() > 100  # rounded, and all of the range is used
-
-
-def test_a_plain_weight_has_no_scales() -> None:
-    assert PackedWeight.of(torch.zeros(2, 2)).scales is None
 
 
 def test_a_tied_head_is_quantized_and_the_embedding_is_not() -> None:
@@ -146,10 +142,8 @@ def test_bytes_are_halved(llama: Path) -> None:
 
 
 def test_a_native_model_keeps_no_other_copy(llama: Path) -> None:
-    module = native_model(llama).module
-    quantized = load_model(llama, torch.float32, CPU, eager=False, quantization="int8").module
-    for model in (module, quantized):
-        assert [name for name, _ in model.named_parameters()] == ["embed_tokens.weight"]
+    module = load_model(llama, torch.float32, CPU, eager=False, quantization="int8").module
+    assert [name for name, _ in module.named_parameters()] == ["embed_tokens.weight"]
 
 
 def test_a_replaced_layer_frees_its_weight_at_once() -> None:

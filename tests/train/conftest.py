@@ -30,8 +30,8 @@ VOCAB, CONTEXT = 300, 512
 
 @pytest.fixture(scope="session", autouse=True)
 def _little_text() -> Iterator[None]:
-    """A target writes 8 rows at a time, few tokens in each, and few of held-out text. One thread, as tests have: the number counts for the
-    last bits."""
+    """A target writes 8 rows at a time, few tokens in each, and few of held-out text. One thread, as tests have: the
+    number counts for the last bits."""
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         for module, name, value in (

@@ -32,7 +32,7 @@ from pilotfish.workers.lm import LMDrafter
 FEW = (5, 60, 300)
 LENGTH = sized(12, 24)
 PARAMS = (
-    SamplingParams(max_tokens=LENGTH, temperature=0.0, allowed_token_ids=FEW),
+    SamplingParams(max_tokens=24, temperature=0.0, allowed_token_ids=FEW),
     SamplingParams(max_tokens=LENGTH, temperature=0.9, seed=3, allowed_token_ids=FEW),
     SamplingParams(max_tokens=LENGTH, temperature=0.8, seed=5, n=2, allowed_token_ids=FEW),
     SamplingParams(max_tokens=LENGTH // 2, temperature=0.0),

@@ -67,12 +67,18 @@ def run(executor: HeadExecutor, size: int) -> list[torch.Tensor]:
 # -- unknown features
 
 
-def test_an_unknown_feature_is_the_last_one_known(eager: bool) -> None:
-    executor, sequence = executor_of(random_head("eagle3"), eager=eager), Drafted.random(12, free_slots())
-    sequence.features[[4, 5, 9]] = np.nan
+@pytest.mark.parametrize(
+    ("lost", "stand_ins"), [([4, 5, 9], [3, 3, 8]), ([0, 1, 2], None), (list(range(11)), None)], ids=str
+)
+def test_an_unknown_feature_is_the_last_one_known_or_zeros(
+    lost: list[int], stand_ins: list[int] | None, eager: bool
+) -> None:
+    files = random_head("eagle3")
+    executor, sequence = executor_of(files, eager=eager), Drafted.random(12, free_slots())
+    sequence.features[lost] = np.nan
     found = logits(executor, sequence.chunk())
-    sequence.features[[4, 5, 9]] = sequence.features[[3, 3, 8]]
-    close(found, Formulas(random_head("eagle3")).drafted(sequence.known, sequence.tokens, ()))
+    sequence.features[lost] = 0.0 if stand_ins is None else sequence.features[stand_ins]
+    close(found, Formulas(files).drafted(sequence.known, sequence.tokens, ()))
 
 
 def test_without_one_in_the_chunk_the_state_before_goes_on(eager: bool) -> None:
@@ -83,15 +89,6 @@ def test_without_one_in_the_chunk_the_state_before_goes_on(eager: bool) -> None:
     found = logits(executor, sequence.chunk(10))
     states = Formulas(files).step(sequence.known[:7], sequence.tokens[1:8])[0][-1:]
     close(found, Formulas(files).drafted(torch.cat([sequence.known[:7], states, states]), sequence.tokens[:10], ()))
-
-
-def test_before_all_features_there_are_zeros(eager: bool) -> None:
-    files = random_head("eagle3")
-    executor, sequence = executor_of(files, eager=eager), Drafted.random(9, free_slots())
-    sequence.features[:3] = np.nan
-    found = logits(executor, sequence.chunk())
-    sequence.features[:3] = 0.0
-    close(found, Formulas(files).drafted(sequence.known, sequence.tokens, ()))
 
 
 def test_no_features_at_all_are_unknown_ones(eager: bool) -> None:
