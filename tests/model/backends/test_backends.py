@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend_rig import BACKENDS, PAIR, VOCAB, Traffic, compare, own, shared
+from backend_rig import BACKENDS, PAIR, VOCAB, Traffic, compare, own, refused, shared
 from sizes import in_soak, sized
 
 from pilotfish import LLM, SamplingParams
@@ -18,6 +18,7 @@ from pilotfish.config.engine import EngineConfig
 from pilotfish.core.drafting.drafter import Drafter, NoDrafter
 from pilotfish.core.sampling.logit_rules import LogitEdits
 from pilotfish.core.scheduling.executor import Sampling, SequenceRows
+from pilotfish.engine.drafts import draft_backends
 from pilotfish.engine.engine import Engine
 from pilotfish.model.backends.flat_rows import FlatRows, forwards
 from pilotfish.workers.lm import LMDrafter
@@ -141,3 +142,45 @@ def check_rows(forward: list[SequenceRows], parts: list[FlatRows], most_rows: in
             assert (place in flat.kept) == kept
             row += 1
     assert row == len(expected)
+
+
+# -- `pilotfish draft --backend`: what cannot be is one line
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--backend", "tensorrt"), "backend: 'tensorrt' is not allowed; expected pilotfish or llama.cpp or openvino"),
+        (("--backend-device", "NPU"), "backend_device: 'NPU' is not allowed; expected nothing with backend pilotfish"),
+        (("--tokenizer", "x"), "tokenizer: 'x' is not allowed; expected nothing: "),
+        (("--backend", "openvino", "--memory", "2"), "memory: 2.0 is not allowed; expected 0.0 with backend openvino"),
+        (
+            ("--backend", "openvino", "--quantization", "int8"),
+            "quantization: 'int8' is not allowed; expected none with",
+        ),
+        (
+            ("--backend", "openvino", "--kv-dtype", "int8"),
+            "kv_dtype: 'int8' is not allowed; expected auto with backend",
+        ),
+        (("--backend", "openvino", "--draft", "eagle3"), "backend: 'openvino' is not allowed; expected pilotfish: "),
+    ],
+)
+def test_options(capfd: pytest.CaptureFixture[str], options: tuple[str, ...], words: str) -> None:
+    assert words in refused(capfd, "--pair", "pycode", *options)
+
+
+@pytest.mark.parametrize(("backend", "extra"), [("openvino", "openvino"), ("llama.cpp", "llama-cpp")])
+def test_an_engine_that_is_not_installed(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, backend: str, extra: str
+) -> None:
+    monkeypatch.setattr(draft_backends, "find_spec", lambda _: None)
+    line = refused(capfd, "--pair", "pycode", "--backend", backend)
+    assert f"backend: {backend} needs" in line and f"pip install 'pilotfish[{extra}]'" in line
+
+
+def test_a_gguf_file_needs_llama_cpp(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "text.gguf").write_text("nonsense")
+    line = refused(capfd, "--draft", tmp_path / "text.gguf", "--backend", "openvino")
+    assert "backend: 'openvino' is not allowed; expected llama.cpp: " in line
+    line = refused(capfd, "--draft", tmp_path / "none.gguf", "--backend", "llama.cpp")
+    assert "draft: " in line and "expected a model directory" in line

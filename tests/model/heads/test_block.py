@@ -1,26 +1,37 @@
-"""Block drafters are what their papers' formulas say: after prompts, commits and anchors anew, with kernels and
-without."""
+"""Block drafters and Medusa's heads are what their papers' formulas say: after prompts, commits and anchors anew, with
+kernels and without."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
-from block_heads import BLOCKS, BlockFormulas, block_head
+from block_heads import BLOCKS, HIDDEN, BlockFormulas, block_head, parallel_head, parallel_log_chances
 from block_rig import Sequenced, executor_of, log_chances
 from msgspec import structs
 
 from pilotfish.model.heads.families.block import BLOCKS as BLOCKS_AT_ONCE
 from pilotfish.model.heads.families.block import BlockExecutor
+from pilotfish.model.heads.families.medusa import MedusaHead
 from pilotfish.model.heads.spec import HeadFiles
 
 PATHS = [[5], [9], [5, 2], [5, 2, 8], [1, 2, 3, 4], [3, 1, 4, 1, 5], [3, 1, 4, 1, 5, 9]]
 
 
-def assert_as_formulas(told: torch.Tensor, files: HeadFiles, sequence: Sequenced, paths: list[list[int]]) -> None:
-    formulas = BlockFormulas(files)
+#: Medusa's heads give three tokens.
+MEDUSAS = [[5], [9], [5, 2], [1, 2, 3], [1, 2, 4], [3, 1, 4, 1]]
+
+
+def expected(files: HeadFiles, sequence: Sequenced, paths: list[list[int]]) -> torch.Tensor:
+    if isinstance(files.spec.head, MedusaHead):
+        return torch.stack([parallel_log_chances(files, sequence.known[-1], len(path) + 1) for path in paths])
     root = sequence.tokens[sequence.computed - 1]
-    expected = torch.stack([formulas.log_chances(sequence.known, root, path) for path in paths])
-    torch.testing.assert_close(told, expected, atol=1e-4, rtol=0.0)
+    return torch.stack([BlockFormulas(files).log_chances(sequence.known, root, path) for path in paths])
+
+
+def assert_as_formulas(told: torch.Tensor, files: HeadFiles, *wanted: tuple[Sequenced, list[list[int]]]) -> None:
+    of_formulas = torch.cat([expected(files, sequence, paths) for sequence, paths in wanted])
+    torch.testing.assert_close(told, of_formulas, atol=1e-4, rtol=0.0)
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["kernels", "torch"])
@@ -30,17 +41,17 @@ def test_formulas(kind: str, eager: bool) -> None:
     files = block_head(kind)
     executor, sequence = executor_of(files, eager=eager), Sequenced.random(13, range(100, 160), seed=1)
     assert not len(log_chances(executor, [sequence.chunk(6, kept=False)]))
-    assert_as_formulas(log_chances(executor, [sequence.chunk()]), files, sequence, [[]])
-    assert_as_formulas(log_chances(executor, [sequence.nodes(PATHS)]), files, sequence, PATHS)
+    assert_as_formulas(log_chances(executor, [sequence.chunk()]), files, (sequence, [[]]))
+    assert_as_formulas(log_chances(executor, [sequence.nodes(PATHS)]), files, (sequence, PATHS))
     sequence.tokens += [17, 4]
-    assert_as_formulas(log_chances(executor, [sequence.chunk()]), files, sequence, [[]])
-    assert_as_formulas(log_chances(executor, [sequence.nodes(PATHS)]), files, sequence, PATHS)
+    assert_as_formulas(log_chances(executor, [sequence.chunk()]), files, (sequence, [[]]))
+    assert_as_formulas(log_chances(executor, [sequence.nodes(PATHS)]), files, (sequence, PATHS))
 
 
-@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("kind", [*BLOCKS, "medusa"])
 def test_batches_are_alone(kind: str) -> None:
     """More blocks than one forward takes, of prompts of many lengths, then nodes at any depth."""
-    files, count = block_head(kind), BLOCKS_AT_ONCE + 2
+    files, count = parallel_head() if kind == "medusa" else block_head(kind), BLOCKS_AT_ONCE + 2
     executor, alone = (executor_of(files, num_slots=40 * count) for _ in range(2))
     sequences = [Sequenced.random(2 + i % 17, range(40 * i, 40 * i + 40), seed=i) for i in range(count)]
     chunks = [sequence.chunk() for sequence in sequences]
@@ -61,7 +72,7 @@ def test_states_are_kept_or_computed_again(monkeypatch: pytest.MonkeyPatch) -> N
     forward = executor.decoder.forward
     monkeypatch.setattr(executor.decoder, "forward", lambda ids, slots: blocks.append(len(ids)) or forward(ids, slots))
     for sequence in sequences[::-1]:
-        assert_as_formulas(log_chances(executor, [sequence.nodes(PATHS)]), files, sequence, PATHS)
+        assert_as_formulas(log_chances(executor, [sequence.nodes(PATHS)]), files, (sequence, PATHS))
     assert blocks == [1]
 
 
@@ -74,4 +85,46 @@ def test_lost_features() -> None:
     told[[1, 5, 6]] = torch.nan
     sequence.features[0], sequence.features[4:6] = 0.0, sequence.features[3]
     told = log_chances(executor, [structs.replace(chunk, features=told)])
-    assert_as_formulas(told, files, sequence, [[]])
+    assert_as_formulas(told, files, (sequence, [[]]))
+
+
+# -- Medusa's
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["kernels", "torch"])
+@pytest.mark.parametrize("reduced", [False, True])
+def test_formulas_of_medusas(eager: bool, reduced: bool) -> None:
+    files = parallel_head(reduced=reduced)
+    executor = executor_of(files, eager=eager)
+    one, other = Sequenced.random(9, range(100), seed=1), Sequenced.random(4, range(100, 200), seed=2)
+    assert_as_formulas(log_chances(executor, [one.chunk(), other.chunk()]), files, (one, [[]]), (other, [[]]))
+    for _ in range(2):
+        told = log_chances(executor, [other.nodes(MEDUSAS), one.nodes(MEDUSAS)])
+        assert_as_formulas(told, files, (other, MEDUSAS), (one, MEDUSAS))
+        one.tokens.append(3)
+        assert_as_formulas(log_chances(executor, [one.chunk()]), files, (one, [[]]))
+
+
+def test_lost_features_of_medusas() -> None:
+    files = parallel_head()
+    executor, sequence = executor_of(files), Sequenced.random(6, range(50), seed=3)
+    chunk = sequence.chunk()
+    assert chunk.features is not None
+    lost = chunk.features.copy()
+    lost[-2:] = np.nan
+    told = log_chances(executor, [structs.replace(chunk, features=lost)])
+    torch.testing.assert_close(told[0], parallel_log_chances(files, sequence.features[2], 1), atol=1e-4, rtol=0.0)
+    sequence.tokens.append(8)
+    later = structs.replace(sequence.chunk(), features=np.full((1, HIDDEN), np.nan, np.float32))
+    assert torch.equal(log_chances(executor, [later]), told)
+    zeros = log_chances(executor_of(files), [later])
+    torch.testing.assert_close(zeros[0], parallel_log_chances(files, torch.zeros(HIDDEN), 1), atol=1e-4, rtol=0.0)
+
+
+def test_slots_of_others() -> None:
+    executor, sequence = executor_of(parallel_head()), Sequenced.random(6, range(50), seed=3)
+    log_chances(executor, [sequence.chunk()])
+    nodes = sequence.nodes(MEDUSAS)
+    assert log_chances(executor, [nodes])[0].isfinite().all()
+    log_chances(executor, [Sequenced.random(6, range(50), seed=4).chunk(kept=False)])
+    assert log_chances(executor, [nodes]).isneginf().all()
