@@ -37,8 +37,8 @@ def _little_text() -> Iterator[None]:
         for module, name, value in (
             (lessons, "SAMPLED_ROWS", 8),
             (lessons, "HELD_OUT_ROWS", 8),
-            (lessons, "PROMPT", 80),
-            (evaluate, "PROMPT", 80),
+            (lessons, "PROMPT", 72),
+            (evaluate, "PROMPT", 72),
             (evaluate, "PROMPTS", 4),
             (evaluate, "CONTINUED", 16),
             (evaluate, "ROWS", 16),
