@@ -95,9 +95,10 @@ def directory(request: pytest.FixtureRequest, tiny_models: dict[str, Path]) -> P
     return tiny_models[request.param]
 
 
-#: Each architecture in one of the types.
+#: Of architectures whose kernels differ, each in one of the types.
+SOME = sized(("llama", "phi3", "gemma2", "gpt_oss"), tuple(KINDS))
 IN_TYPES = pytest.mark.parametrize(
-    ("directory", "dtype"), paired(KINDS, [torch.bfloat16, torch.float32]), indirect=["directory"], ids=str
+    ("directory", "dtype"), paired(SOME, [torch.bfloat16, torch.float32]), indirect=["directory"], ids=str
 )
 
 
@@ -210,6 +211,7 @@ def test_chunks_of_a_prompt_give_the_bits_of_the_whole(directory: Path, dtype: t
         assert torch.equal(logits, whole), f"chunks of {size}"
 
 
+@pytest.mark.parametrize("directory", SOME, indirect=True)
 def test_eager_rows_have_the_same_bits_in_a_tree_and_alone(directory: Path) -> None:
     bench = Bench(directory, torch.float32, eager=True)
     tokens, tree = tokens_of(30), random_tree(np.random.default_rng(1), VOCAB, sized(4, 20))

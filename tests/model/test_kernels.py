@@ -280,7 +280,9 @@ def tree_rows(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS)
 def test_attention_is_the_dense_reference(dtype: torch.dtype, scoring: Scoring, threads: int) -> None:
-    for stored, prefixes in itertools.product(STORED, ([1], [5], [63], [64], [65], [3, 200, 70])):
+    for stored, prefixes in itertools.product(
+        STORED, sized(([1], [64], [3, 200, 70]), ([1], [5], [63], [64], [65], [3, 200, 70]))
+    ):
         rows = tree_rows(prefixes, nodes=12, dtype=dtype, seed=sum(prefixes) + threads, stored=stored)
         got = native_tree_attention(*rows.inputs(rows.everything), scoring)
         expected = dense_tree_attention(*rows.inputs(rows.everything), scoring)

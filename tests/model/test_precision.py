@@ -151,7 +151,7 @@ def test_the_kernels_leave_no_bfloat16_product_to_pytorch(kind: str, tiny_models
 
 
 @pytest.mark.usefixtures("without_instructions")
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", sized(["none"], ["none", "int8"]))
 def test_without_kernels_all_is_multiplied_in_float32(quantization: str, llama: Path, draft: Path) -> None:
     asked = {"dtype": "auto", "eager": True, "quantization": quantization, "budget": "auto"}
     with Products() as products:

@@ -123,7 +123,7 @@ def test_what_lies_before_a_window_is_not_read(features: dict[str, Any], kept: K
 @pytest.mark.parametrize(("kept", "features"), paired(KEPT, [{}, {"window": 40}]), ids=str)
 def test_a_row_has_the_same_bits_in_any_company(kept: Kept, features: dict[str, Any]) -> None:
     dtype, stored = kept
-    rows = tree_rows([5, 260], nodes=3, dtype=dtype, stored=stored)
+    rows = tree_rows([5, 260], nodes=sized(2, 3), dtype=dtype, stored=stored)
     together = attend(rows, rows.everything, **features)
     rng = np.random.default_rng(0)
     for count in sized((3,), (1, 1, 3, 5)):
@@ -189,16 +189,17 @@ def test_cuda_takes_the_kernel_and_others_the_reference() -> None:
 
 
 @pytest.mark.parametrize("kind", sized(["gemma2"], ["qwen3", "gemma2", "gpt_oss"]))
-def test_a_model_runs_on_it(tiny_models: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_runs_on_it(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "load_kernels", lambda: False)
     on_cpu = torch.device("cpu")
-    tree = random_tree(np.random.default_rng(0), VOCAB, 4)
+    tiny_model(kind, num_attention_heads=2, num_key_value_heads=1).save_pretrained(tmp_path)
+    tree = random_tree(np.random.default_rng(0), VOCAB, sized(2, 4))
     slots = np.arange(20, 20 + len(tree), dtype=np.int32)
     rows = SequenceRows(0, list(range(1, 21)), np.arange(20, dtype=np.int32), NodeRows.of(tree, slots), [19])
-    expected = TorchExecutor(load_model(tiny_models[kind], torch.float32, on_cpu, eager=True), 30).forward([rows])
+    expected = TorchExecutor(load_model(tmp_path, torch.float32, on_cpu, eager=True), 30).forward([rows])
     kernels = CUDAKernels(DEVICE)
     kernels.attend = Mock(side_effect=triton_tree_attention)
-    model = replace(load_model(tiny_models[kind], torch.float32, DEVICE, eager=False), kernels=kernels)
+    model = replace(load_model(tmp_path, torch.float32, DEVICE, eager=False), kernels=kernels)
     got = TorchExecutor(replace(model, recordable=False), 30).forward([rows]).cpu()
     assert kernels.attend.call_count == model.config.num_hidden_layers
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)

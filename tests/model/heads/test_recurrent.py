@@ -10,6 +10,7 @@ import torch
 from msgspec import structs
 from recurrent_formulas import HIDDEN, KINDS, Formulas, random_head
 from recurrent_rig import Drafted, executor_of, free_slots, logits
+from sizes import paired
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -17,6 +18,8 @@ from pilotfish.model.heads.executor import HeadExecutor
 from pilotfish.model.heads.parts import Angles
 from pilotfish.model.heads.spec import Decoder
 
+#: Each kind with the kernels or without.
+IN_WAYS = pytest.mark.parametrize(("kind", "eager"), paired([*KINDS], [False, True]))
 #: Two levels of a tree, and a deeper path.
 LEVELS = [[(3,), (9,), (77,)], [(3, 4), (9, 4), (3, 8)], [(3, 4, 5), (9, 4, 1)], [(9, 4, 1, 150)]]
 
@@ -25,7 +28,7 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@IN_WAYS
 def test_logits_are_those_of_the_formulas(kind: str, eager: bool) -> None:
     """After a prompt in pieces, after nodes of a tree, and after a commit with the target's own features."""
     files = random_head(kind)
@@ -41,7 +44,7 @@ def test_logits_are_those_of_the_formulas(kind: str, eager: bool) -> None:
         sequence.commit([3, 4, 100])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@IN_WAYS
 def test_a_row_has_the_same_bits_in_any_company(kind: str, eager: bool) -> None:
     files = random_head(kind)
     together, alone = (run(executor_of(files, eager=eager), size) for size in (8, 1))
