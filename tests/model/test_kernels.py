@@ -24,6 +24,7 @@ SHAPES = [(1, 1), (31, 7), (32, 256), (33, 257), (100, 300), (200, 64), (513, 60
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32
 SCALE = HEAD_DIM**-0.5
 STORED = (None, torch.int8)  # KV as it is computed, or rounded
+PREFIXES: list[list[int]] = sized([[1], [64], [3, 200, 70]], [[1], [5], [63], [64], [65], [3, 200, 70]])
 SINKS = torch.tensor([1.5, -2.0, 0.0, 4.0])
 PLAIN = Scoring(SCALE)
 SCORINGS = {
@@ -280,9 +281,7 @@ def tree_rows(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS)
 def test_attention_is_the_dense_reference(dtype: torch.dtype, scoring: Scoring, threads: int) -> None:
-    for stored, prefixes in itertools.product(
-        STORED, sized(([1], [64], [3, 200, 70]), ([1], [5], [63], [64], [65], [3, 200, 70]))
-    ):
+    for stored, prefixes in itertools.product(STORED, PREFIXES):
         rows = tree_rows(prefixes, nodes=12, dtype=dtype, seed=sum(prefixes) + threads, stored=stored)
         got = native_tree_attention(*rows.inputs(rows.everything), scoring)
         expected = dense_tree_attention(*rows.inputs(rows.everything), scoring)

@@ -19,7 +19,7 @@ from torch import Tensor
 from pilotfish.core.scheduling.executor import SequenceRows
 from pilotfish.errors import EngineError, ModelError, ParameterError
 from pilotfish.model.backends.llama_cpp_model import BATCH, MOST_SEQUENCES, load_gguf, new_context
-from pilotfish.model.backends.logits_executor import LogitsExecutor, no_logits
+from pilotfish.model.backends.logits_executor import LogitsExecutor
 from pilotfish.model.backends.runs import NOWHERE, PathRow, PathRun, Runs, path_rows
 
 #: Cells for runs that are given up but still shared, as a share of the slots.
@@ -61,7 +61,7 @@ class LlamaCppExecutor(LogitsExecutor):
             self._compute(row, found)
         self._decode(found)
         self.runs.end_forward()
-        return torch.from_numpy(found) if kept else no_logits(self.vocab_size)
+        return torch.from_numpy(found)
 
     def _compute(self, row: PathRow, found: Any) -> None:
         if len(self._queue) >= BATCH or self.runs.must_wait(row):

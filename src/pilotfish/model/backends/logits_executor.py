@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from pilotfish.core.scheduling.executor import ANY_DEPTH, ForwardSeconds, Outcome, Sampling, SequenceRows
@@ -42,7 +41,3 @@ class LogitsExecutor(ABC):
         tokens, log_chances = draw(logits[:, : self._given], broken, sampling)
         seconds = ForwardSeconds(model=computed - began, sample=time.perf_counter() - computed)
         return Outcome(tokens, log_chances, broken, partial(token_logprobs, logits), seconds)
-
-
-def no_logits(vocab_size: int) -> Tensor:
-    return torch.zeros((0, vocab_size))

@@ -16,7 +16,7 @@ from torch import Tensor
 from pilotfish.core.scheduling.executor import SequenceRows
 from pilotfish.errors import ModelError, ParameterError
 from pilotfish.model.backends.flat_rows import FlatRows, forwards
-from pilotfish.model.backends.logits_executor import LogitsExecutor, no_logits
+from pilotfish.model.backends.logits_executor import LogitsExecutor
 from pilotfish.model.backends.openvino_model import UNSEEN, converted, refuse_untraceable
 from pilotfish.model.loading.loader import load_model
 from pilotfish.model.loading.metadata import one_line
@@ -48,8 +48,7 @@ class OpenVINOExecutor(LogitsExecutor):
 
     def logits(self, rows: Sequence[SequenceRows]) -> Tensor:
         parts = [self._run(flat) for flat in forwards(rows, self.num_slots, MOST_ROWS)]
-        kept = [part for part in parts if len(part)]
-        return torch.from_numpy(np.concatenate(kept)) if kept else no_logits(self.vocab_size)
+        return torch.from_numpy(np.concatenate(parts))
 
     def _run(self, flat: FlatRows) -> NDArray[np.float32]:
         inputs = (
