@@ -2,21 +2,16 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command_runs import Refused, Run
 from head_files import write_eagle3
-from sizes import in_soak
 from support import edit_config
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from pilotfish.engine.pairs import resolve_pair
-from pilotfish.model.cpu.native import load_kernels
 from pilotfish.model.heads.target import TargetFacts
 
 
@@ -165,58 +160,3 @@ def test_a_head_that_is_refused(pilotfish: Run, refused: Refused, llama: Path, h
     assert "is of a vocabulary of 511" in result.stdout and result.stdout.rstrip().endswith("would not run")
     assert "target: None is not allowed; expected the directory of its model" in refused("models", "check", head)
     assert "DIRECTORY is the target itself" in refused("models", "check", llama, "--target", llama)
-
-
-# -- without torch
-
-#: Checks directories in a process of its own, as the command line does, and ends where torch was needed.
-WITHOUT_TORCH = """
-import sys
-from pilotfish.cli import main
-for directory in sys.argv[1:]:
-    sys.argv = ["pilotfish", "models", "check", directory, "--kv-slots", "1024", "--json"]
-    assert main() == 0 and sys.modules["torch"] is None
-"""
-
-
-def ran(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def settled(row: dict[str, Any]) -> dict[str, Any]:
-    """Without what depends on the process that asks, and on the moment."""
-    memory = {name: x for name, x in row["memory"].items() if name not in ("limit", "runtime", "total")}
-    return {**row, "memory": memory}
-
-
-@pytest.mark.skipif(not load_kernels(), reason="no C++ compiler")
-def test_what_is_whole_needs_no_torch(pilotfish: Run, tiny_models: dict[str, Path]) -> None:
-    directories = [*tiny_models.values(), resolve_pair("pycode").target.parent]
-    done = ran("-c", WITHOUT_TORCH, *directories)
-    assert (done.returncode, done.stderr) == (0, "")
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    for directory, row in zip(directories, rows, strict=True):
-        (whole,) = pilotfish("models", "check", directory, "--kv-slots", 1024, "--json").rows
-        assert settled(row) == settled(whole)
-        assert row["memory"]["runtime"] > 250 << 20
-
-
-def test_what_is_wrong_is_told_with_torch(pilotfish: Run, llama: Path, tmp_path: Path) -> None:
-    """All of it once."""
-    copy, draft = copy_of(llama, tmp_path / "target"), copy_of(llama, tmp_path / "draft")
-    (copy / "generation_config.json").write_text('{"num_beams": 4}')
-    edit_config(draft, intermediate_size=64)
-    asked = ("models", "check", copy, "--draft", draft, "--json")
-    done, told = ran("-m", "pilotfish", *asked), pilotfish(*asked)
-    assert (done.returncode, done.stdout) == (told.code, told.stdout) and told.code == 2
-    assert "has shape [64, 96]" in done.stdout
-    assert len(done.stderr.splitlines()) == 1 and "num_beams 4 is not supported" in done.stderr
-
-
-@in_soak
-def test_a_head_is_told_with_torch(pilotfish: Run, llama: Path, head: Path) -> None:
-    asked = ("models", "check", head, "--target", llama, "--kv-slots", 1024, "--json")
-    done = ran("-m", "pilotfish", *asked)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert settled(json.loads(done.stdout)) == settled(pilotfish(*asked).rows[0])
