@@ -9,7 +9,7 @@ from typing import Any
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.drafting.vocabulary import why_unequal
-from pilotfish.engine.memory import MemoryPlan, plan_memory, planned_device, precision_here
+from pilotfish.engine.memory import MemoryPlan, device_of, plan_memory, precision_here
 from pilotfish.errors import InputError, ModelError
 from pilotfish.grammar.compile import why_no_grammar
 from pilotfish.model.cpu.native import runs_native
@@ -91,7 +91,7 @@ def load_draft_tokenizer(draft: Path, target: Path, own: Any) -> Any:
 
 def model_facts(directory: Path, config: EngineConfig) -> ModelFacts:
     """InputError if the model would not run."""
-    device, fields, precision = planned_device(config), load_config(directory), precision_here(config, directory)
+    device, fields, precision = device_of(config), load_config(directory), precision_here(config, directory)
     check_quantization(config.quantization, precision.dtype, device)
     check_weights(directory, fields)
     files = weight_files(directory)

@@ -145,7 +145,7 @@ def test_a_draft_worker_changes_nothing_either(
 
 @TWO_HEADS
 def test_requests_give_way_to_each_other(llama: Path, head: Path, expected: list[list[int]]) -> None:
-    with make_engine(llama, draft=head, mode="sync", drafter="lm", kv_slots=sized(80, 120)) as engine:
+    with make_engine(llama, draft=head, mode="sync", drafter="lm", kv_slots=sized(100, 120)) as engine:
         assert run(engine, PROMPTS, PARAMS) == expected
         assert engine.worker.scheduler.preemptions > 0
         assert_idle(engine)
