@@ -37,8 +37,8 @@ def _little_text() -> Iterator[None]:
         for module, name, value in (
             (lessons, "SAMPLED_ROWS", 8),
             (lessons, "HELD_OUT_ROWS", 8),
-            (lessons, "PROMPT", 72),
-            (evaluate, "PROMPT", 72),
+            (lessons, "PROMPT", 96),
+            (evaluate, "PROMPT", 96),
             (evaluate, "PROMPTS", 4),
             (evaluate, "CONTINUED", 16),
             (evaluate, "ROWS", 16),
@@ -133,8 +133,8 @@ def watched() -> Watched:
 @pytest.fixture(scope="session")
 def tiny(sources: Path) -> PairRecipe:
     text = {"sources": (sources,), "held_out": ("beta",), "vocab_size": VOCAB, "context": 256}
-    steps = {"target_tokens": 1920, "draft_tokens": 1152, "sampled_tokens": 96, "checkpoint_every": 4}
-    return PairRecipe(**text, target=TINY, draft=TINY, sequence_length=96, batch_rows=2, **steps)
+    steps = {"target_tokens": 2560, "draft_tokens": 1536, "sampled_tokens": 128, "checkpoint_every": 4}
+    return PairRecipe(**text, target=TINY, draft=TINY, sequence_length=128, batch_rows=2, **steps)
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ def test_every_kind_learns_and_in_the_soak_a_second_run_has_the_same_bits(
 
 def test_a_language_model_is_distilled_on_data_of_the_user_s_own(target: Path, tmp_path: Path) -> None:
     """A new one of a shape, then that one further. Prompts, which the target answers, and answers that were logged."""
-    lines = [{"prompt": f"def alpha_{number}(value):\n"} for number in range(24)]
+    lines = [{"prompt": f"def alpha_{number}(value):\n" * 8} for number in range(24)]
     lines += [{"prompt": f"def beta_{number}", "response": "(value):\n    return value\n" * 9} for number in range(24)]
     (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, lines)))
     data = {**SMALL, "tokens": 128 * 2 * 10, "data": (tmp_path / "log.jsonl",)}

@@ -79,7 +79,7 @@ def test_each_phase_is_told(finished_pair: FinishedPair) -> None:
         r"\(not measured yet: the target's text, evaluation\)",
         watched.estimate,
     )
-    assert watched.counted("the target's text", "768", "tokens") > 1
+    assert watched.counted("the target's text", "1,024", "tokens") > 1
 
 
 def test_an_interrupted_run_ends_in_the_same_weights(
