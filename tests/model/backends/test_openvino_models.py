@@ -1,4 +1,4 @@
-"""What OpenVINO runs: models of each architecture without windows."""
+"""What OpenVINO runs: models of each architecture without windows. In the suite the bundled draft (`test_backends`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from backend_rig import Traffic, compare, own
-from sizes import sized
+from sizes import in_soak
 from support import DENSE, VOCAB, write_model
 
 pytest.importorskip("openvino")
@@ -30,7 +30,7 @@ def made(directory: Path, dtype: str = "float32", device: str = "CPU") -> OpenVI
     return OpenVINOExecutor(directory, device, dtype, 512, 1, VOCAB)
 
 
-@pytest.fixture(scope="module", params=sized(("gemma2",), DENSE))
+@pytest.fixture(scope="module", params=DENSE)
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Of a model that is converted once, which takes seconds."""
     model = write_model(tmp_path_factory.mktemp("model"), request.param, **NO_WINDOWS.get(request.param, {}))
@@ -40,12 +40,14 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         yield model
 
 
+@in_soak
 def test_architectures(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In forwards of few rows: what is more goes in several."""
     monkeypatch.setattr(openvino_executor, "MOST_ROWS", 9)
     compare(made(directory), own(512, directory), Traffic(6, vocab=VOCAB), 25)
 
 
+@in_soak
 def test_bfloat16_is_near(directory: Path) -> None:
     theirs, ours = made(directory, "bfloat16"), own(512, directory)
     for forward in Traffic(2, vocab=VOCAB).forwards(10):
