@@ -118,7 +118,6 @@ def mirror_trees(world: World, widths: tuple[int, ...]) -> Trees:
 
 @functools.cache
 def build(levels: tuple[tuple[Path, ...], ...]) -> TokenTree:
-    """The tree of these paths, from below the root."""
     tree, nodes = Guesses(), {(): ROOT}
     for path in itertools.chain.from_iterable(levels[1:]):
         nodes[path] = tree.add(nodes[path[:-1]], path[-1], -1.0)
@@ -194,7 +193,6 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def worlds() -> dict[int, World]:
-    """By vocabulary; their samples are computed once."""
     assert load_kernels(), "these tests need a C++ compiler"
     return {vocab: World(vocab, params) for vocab, params in CASES.items()}
 

@@ -67,8 +67,6 @@ OTHER_FIELDS: list[tuple[str, dict[str, Any]]] = [
 
 
 class Bench:
-    """An executor, and slots handed out at random."""
-
     def __init__(self, directory: Path, dtype: torch.dtype, *, eager: bool = False, seed: int = 0) -> None:
         model = (
             load_model(directory, dtype, torch.device("cpu"), eager=True) if eager else native_model(directory, dtype)
@@ -138,7 +136,6 @@ def test_other_attention_shapes_are_those_of_transformers(tmp_path: Path, option
 @pytest.mark.parametrize("eager", sized([False], [False, True]))
 @pytest.mark.parametrize(("kind", "options"), OTHER_FIELDS, ids=str)
 def test_other_fields_are_honoured(tmp_path: Path, kind: str, options: dict[str, Any], eager: bool) -> None:
-    """Each gives the logits of transformers, and others than the tiny model without the field."""
     reference, usual = tiny_model(kind, **options), tiny_model(kind)
     reference.save_pretrained(tmp_path)
     bench, tokens = Bench(tmp_path, torch.float32, eager=eager), tokens_of(3 * WINDOW)
@@ -165,7 +162,6 @@ def test_logits_are_those_of_transformers(directory: Path, eager: bool) -> None:
 
 @IN_TYPES
 def test_a_node_has_the_bits_that_it_has_alone(directory: Path, dtype: torch.dtype) -> None:
-    """Tokens decoded along a node's path, a forward of one row each, against a single forward of the tree."""
     bench = Bench(directory, dtype)
     tokens, tree = tokens_of(70), random_tree(np.random.default_rng(1), VOCAB, sized(4, 15))
     together = bench.logits(bench.rows(tokens, tree))

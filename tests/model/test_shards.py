@@ -43,8 +43,6 @@ OTHERS: list[tuple[str, int, dict[str, Any]]] = [
 
 
 class Ranks:
-    """All ranks of a model, each with its shard and its KV."""
-
     def __init__(self, directory: Path, ranks: int, dtype: torch.dtype = torch.float32, *, eager: bool = False) -> None:
         models = [load_model(directory, dtype, CPU, eager=eager, group=group) for group in thread_groups(ranks)]
         self.executors = [TorchExecutor(model, SLOTS) for model in models]

@@ -117,7 +117,6 @@ def test_a_pool_of_it_drafts_for_a_target(backend: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("most_rows", [1000, 4, 3])
 def test_rows_and_what_they_see(most_rows: int) -> None:
-    """Each row sees its own path, by whatever column: the reference is a walk along the slots."""
     for forward in Traffic(5).forwards(80):
         check_rows(forward, list(forwards(forward, 512, most_rows)), most_rows)
 

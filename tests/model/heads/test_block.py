@@ -37,7 +37,6 @@ def assert_as_formulas(told: torch.Tensor, files: HeadFiles, *wanted: tuple[Sequ
 @pytest.mark.parametrize("eager", [False, True], ids=["kernels", "torch"])
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_formulas(kind: str, eager: bool) -> None:
-    """A prompt in two chunks, its nodes, a commit of two tokens, nodes below the new root."""
     files = block_head(kind)
     executor, sequence = executor_of(files, eager=eager), Sequenced.random(13, range(100, 160), seed=1)
     assert not len(log_chances(executor, [sequence.chunk(6, kept=False)]))
@@ -50,7 +49,6 @@ def test_formulas(kind: str, eager: bool) -> None:
 
 @pytest.mark.parametrize("kind", [*BLOCKS, "medusa"])
 def test_batches_are_alone(kind: str) -> None:
-    """More blocks than one forward takes, of prompts of many lengths, then nodes at any depth."""
     files, count = parallel_head() if kind == "medusa" else block_head(kind), BLOCKS_AT_ONCE + 2
     executor, alone = (executor_of(files, num_slots=40 * count) for _ in range(2))
     sequences = [Sequenced.random(2 + i % 17, range(40 * i, 40 * i + 40), seed=i) for i in range(count)]
@@ -61,7 +59,6 @@ def test_batches_are_alone(kind: str) -> None:
 
 
 def test_states_are_kept_or_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes below a root whose state was given up are what they would have been; others cost no block."""
     files = block_head("dspark")
     monkeypatch.setattr("pilotfish.model.heads.roots.ROOTS", 2)
     executor = executor_of(files)

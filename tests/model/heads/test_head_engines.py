@@ -48,7 +48,6 @@ def eagle3(directory: Path, target: TargetFacts) -> Path:
 
 
 def reduced_eagle3(directory: Path, target: TargetFacts) -> Path:
-    """Of fewer tokens than the target's, narrower, and of two layers."""
     return write_eagle3(
         directory, "modelopt", target=target, layers=(1, 2), draft_vocab=400, hidden=32, depth=2, fc_norm=True
     )

@@ -54,8 +54,6 @@ def heads(target: TargetFacts, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 @dataclass(frozen=True)
 class PeagleFormulas:
-    """EAGLE-3's layers over one sequence: known tokens, then masks."""
-
     files: HeadFiles
 
     @property
@@ -87,7 +85,6 @@ def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def assert_as_formulas(executor: HeadExecutor, files: HeadFiles, sequence: Drafted, chunk: SequenceRows) -> None:
-    """After the last token and after nodes below it."""
     levels = PeagleFormulas(files).levels(sequence.known, sequence.tokens)
     expected = torch.cat([levels, torch.full_like(levels[:1], torch.nan)])
     found = torch.cat([logits(executor, chunk), logits(executor, sequence.level(PATHS))])

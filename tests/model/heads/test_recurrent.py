@@ -30,7 +30,6 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 @IN_WAYS
 def test_logits_are_those_of_the_formulas(kind: str, eager: bool) -> None:
-    """After a prompt in pieces, after nodes of a tree, and after a commit with the target's own features."""
     files = random_head(kind)
     executor, sequence = executor_of(files, eager=eager), Drafted.random(21, free_slots())
     formulas = Formulas(files, first_position=1)  # constant shifts of positions change nothing
