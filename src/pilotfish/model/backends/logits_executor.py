@@ -14,15 +14,13 @@ from pilotfish.model.sampling import draw, non_finite_rows
 
 
 class LogitsExecutor(ABC):
+    deepest = ANY_DEPTH
+
     def __init__(self, num_slots: int, context: int, vocab_size: int, given: int) -> None:
         """Tokens from `given` on are never drawn."""
         self.num_slots, self.context, self.vocab_size = num_slots, context, vocab_size
         self._given = given
         load_kernels()  # of sampling; without them it is slower
-
-    @property
-    def deepest(self) -> int:
-        return ANY_DEPTH
 
     def padded(self, rows: int) -> int:
         return rows
