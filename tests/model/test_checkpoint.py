@@ -56,7 +56,7 @@ def having(name: str, tensor: torch.Tensor) -> Callable[[Tensors], object]:
     return lambda tensors: tensors.update({name: tensor})
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME)
 def test_what_transformers_writes_is_whole(kind: str, tiny_models: dict[str, Path]) -> None:
     assert problems(tiny_models[kind]) == []
 

@@ -31,6 +31,8 @@ from pilotfish.model.loading.shards import Shard, load_shard
 
 SLOTS = 600
 CPU = torch.device("cpu")
+#: Those that are divided in ways of their own.
+SOME = sized(("llama", "phi3", "olmo2", "gemma2", "qwen3_moe", "gpt_oss"), tuple(KINDS))
 #: Ranks of the model, and whether they run without kernels.
 CASES = sized([(4, False)], [(2, False), (2, True), (4, False), (4, True)])
 #: Fields of single architectures, with other values than the tiny models have, and ranks.
@@ -66,7 +68,7 @@ def alone(directory: Path, *rows: SequenceRows, eager: bool = False) -> Tensor:
 
 
 @pytest.mark.parametrize(("ranks", "eager"), CASES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SOME)
 def test_logits_are_those_of_one_rank(tiny_models: dict[str, Path], kind: str, ranks: int, eager: bool) -> None:
     """At four ranks two have the same KV head."""
     rows = rows_of(40, 12)

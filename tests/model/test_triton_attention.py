@@ -95,7 +95,7 @@ def test_it_is_softmax_attention(prefixes: list[int], kept: Kept) -> None:
 
 @pytest.mark.parametrize("heads", OTHER_HEADS, ids=str)
 def test_any_heads(heads: tuple[int, int, int]) -> None:
-    check(tree_rows([5, 70], nodes=2, heads=heads), {"softcap": 3.0, "sinks": True})
+    check(tree_rows([5, 70], nodes=sized(1, 2), heads=heads), {"softcap": 3.0, "sinks": True})
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_row_has_the_same_bits_in_any_company(kept: Kept, features: dict[str, 
 
 @pytest.mark.parametrize(("dtype", "stored"), sized(KEPT[1:3], KEPT), ids=str)
 def test_where_the_keys_lie_does_not_matter(dtype: torch.dtype, stored: torch.dtype | None) -> None:
-    one, other = (tree_rows([70, 9], nodes=2, dtype=dtype, stored=stored) for _ in range(2))
+    one, other = (tree_rows([70, 9], nodes=sized(1, 2), dtype=dtype, stored=stored) for _ in range(2))
     other = shifted(other)
     assert torch.equal(attend(one, one.everything), attend(other, other.everything))
 
