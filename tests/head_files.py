@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from pilotfish.errors import ModelError, ParameterError
+from pilotfish.model.heads.files import read_head
 from pilotfish.model.heads.target import TargetFacts
 
 #: A head's shape; the target's own is `TargetFacts`.
@@ -415,3 +418,11 @@ def write_head(directory: Path, config: Mapping[str, Any], tensors: Mapping[str,
     write_config(directory, config)
     save_file(dict(tensors), directory / "model.safetensors", metadata={"format": "pt"})
     return directory
+
+
+def refusal(head: Path, target: TargetFacts) -> str:
+    """Why it cannot be read, in one line."""
+    with pytest.raises((ModelError, ParameterError)) as caught:
+        read_head(head, target)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)

@@ -1,26 +1,17 @@
 """`models check`: would it run, what would it take, why not."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from command_runs import Refused, Run
 from head_files import write_eagle3
-from sizes import in_soak, sized
-from support import edit_config, write_model
+from support import edit_config
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from pilotfish.cli import models as models_command
 from pilotfish.engine.pairs import resolve_pair
-from pilotfish.model.cpu.native import load_kernels
 from pilotfish.model.heads.target import TargetFacts
 
 
@@ -40,13 +31,8 @@ def test_a_pair_is_looked_at_together(pilotfish: Run) -> None:
     assert result.stdout.rstrip().endswith("would run")
 
 
-@pytest.fixture(scope="module")
-def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("gemma2"), "gemma2")
-
-
-def test_windows_are_named(pilotfish: Run, windowed: Path) -> None:
-    (row,) = pilotfish("models", "check", windowed, "--json").rows
+def test_windows_are_named(pilotfish: Run, tiny_models: dict[str, Path]) -> None:
+    (row,) = pilotfish("models", "check", tiny_models["gemma2"], "--json").rows
     assert sorted(row["target"]["layers"].split(", ")) == ["1 full", "1 of window 16"]
 
 
@@ -88,8 +74,10 @@ def test_weights_that_are_missing_or_cut_off_are_found(pilotfish: Run, llama: Pa
     ("changes", "reason"),
     [
         ({"num_hidden_layers": 1}, "tensor model.layers.1."),
+        ({"mlp_bias": True}, "lacks tensor model.layers.0.mlp.down_proj.bias"),
         ({"intermediate_size": 64}, "has shape [64, 96]; [64, 64] is needed"),
         ({"max_position_embeddings": 0}, "max_position_embeddings: 0 is not allowed; expected an integer of at least"),
+        ({"eos_token_id": 512}, "eos_token_id: 512 is not allowed; expected token ids 0 to 511"),
         ({"architectures": None}, "architectures is None; a list of one of LlamaForCausalLM"),
     ],
 )
@@ -172,81 +160,3 @@ def test_a_head_that_is_refused(pilotfish: Run, refused: Refused, llama: Path, h
     assert "is of a vocabulary of 511" in result.stdout and result.stdout.rstrip().endswith("would not run")
     assert "target: None is not allowed; expected the directory of its model" in refused("models", "check", head)
     assert "DIRECTORY is the target itself" in refused("models", "check", llama, "--target", llama)
-
-
-# -- without torch
-
-#: Checks directories in a process of its own, as the command line does, and ends where torch was needed.
-WITHOUT_TORCH = """
-import sys
-from pilotfish.cli import main
-for directory in sys.argv[1:]:
-    sys.argv = ["pilotfish", "models", "check", directory, "--kv-slots", "1024", "--json"]
-    assert main() == 0 and sys.modules["torch"] is None
-"""
-
-
-def ran(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def settled(row: dict[str, Any]) -> dict[str, Any]:
-    """Without what depends on the process that asks, and on the moment."""
-    memory = {name: x for name, x in row["memory"].items() if name not in ("limit", "runtime", "total")}
-    return {**row, "memory": memory}
-
-
-@pytest.mark.skipif(not load_kernels(), reason="no C++ compiler")
-def test_what_is_whole_needs_no_torch(
-    pilotfish: Run, request: pytest.FixtureRequest, llama: Path, windowed: Path
-) -> None:
-    all_kinds = sized(lambda: [llama, windowed], lambda: request.getfixturevalue("tiny_models").values())
-    directories = [*all_kinds(), resolve_pair("pycode").target.parent]
-    done = ran("-c", WITHOUT_TORCH, *directories)
-    assert (done.returncode, done.stderr) == (0, "")
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    for directory, row in zip(directories, rows, strict=True):
-        (whole,) = pilotfish("models", "check", directory, "--kv-slots", 1024, "--json").rows
-        assert settled(row) == settled(whole)
-        assert row["memory"]["runtime"] > 250 << 20
-
-
-@pytest.mark.parametrize(("report", "again"), [(None, True), (False, True), (True, False)])
-def test_what_is_not_whole_is_looked_at_again_with_torch(
-    report: bool | None, again: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever fails where torch is left out, and whatever would not run."""
-
-    def look() -> Any:
-        if report is None:
-            raise ImportError("torch")
-        return SimpleNamespace(would_run=report)
-
-    def started_again(*_: object) -> None:
-        raise InterruptedError
-
-    monkeypatch.setattr(os, "execv", started_again)
-    with pytest.raises(InterruptedError) if again else nullcontext():
-        assert models_command._found_without_torch(look).would_run
-
-
-@in_soak
-def test_what_is_wrong_is_told_with_torch(pilotfish: Run, llama: Path, tmp_path: Path) -> None:
-    """All of it once."""
-    copy, draft = copy_of(llama, tmp_path / "target"), copy_of(llama, tmp_path / "draft")
-    (copy / "generation_config.json").write_text('{"num_beams": 4}')
-    edit_config(draft, intermediate_size=64)
-    asked = ("models", "check", copy, "--draft", draft, "--json")
-    done, told = ran("-m", "pilotfish", *asked), pilotfish(*asked)
-    assert (done.returncode, done.stdout) == (told.code, told.stdout) and told.code == 2
-    assert "has shape [64, 96]" in done.stdout
-    assert len(done.stderr.splitlines()) == 1 and "num_beams 4 is not supported" in done.stderr
-
-
-@in_soak
-def test_a_head_is_told_with_torch(pilotfish: Run, llama: Path, head: Path) -> None:
-    asked = ("models", "check", head, "--target", llama, "--kv-slots", 1024, "--json")
-    done = ran("-m", "pilotfish", *asked)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert settled(json.loads(done.stdout)) == settled(pilotfish(*asked).rows[0])

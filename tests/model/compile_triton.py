@@ -16,9 +16,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from pilotfish.model.attention import AttentionMetadata, Scoring
-from pilotfish.model.cuda import triton_attention, triton_kernels
-from pilotfish.model.kv_planes import empty_kv
+from pilotfish.model.loading.serving_imports import import_for_serving
+
+import_for_serving()  # takes less time
+
+from pilotfish.model.attention import AttentionMetadata, Scoring  # noqa: E402
+from pilotfish.model.cuda import triton_attention, triton_kernels  # noqa: E402
+from pilotfish.model.kv_planes import empty_kv  # noqa: E402
 
 CPU = torch.device("cpu")
 #: rows, prefix width, path width, and by how much the addresses of indices are off what a GPU likes.

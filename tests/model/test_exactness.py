@@ -20,7 +20,7 @@ from pilotfish.core.trees.tree import ROOT, Forest, Guesses, TokenTree, walk
 from pilotfish.model.cpu.native import load_kernels
 from pilotfish.model.sampling import filtered, sample
 
-NUM_SEEDS = sized(40_000, 200_000)
+NUM_SEEDS = sized(20_000, 200_000)
 LENGTH = 3
 Path = tuple[int, ...]
 Places = np.ndarray  # int64 [n], of seeds that are alike so far
@@ -118,7 +118,6 @@ def mirror_trees(world: World, widths: tuple[int, ...]) -> Trees:
 
 @functools.cache
 def build(levels: tuple[tuple[Path, ...], ...]) -> TokenTree:
-    """The tree of these paths, from below the root."""
     tree, nodes = Guesses(), {(): ROOT}
     for path in itertools.chain.from_iterable(levels[1:]):
         nodes[path] = tree.add(nodes[path[:-1]], path[-1], -1.0)
@@ -194,7 +193,6 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def worlds() -> dict[int, World]:
-    """By vocabulary; their samples are computed once."""
     assert load_kernels(), "these tests need a C++ compiler"
     return {vocab: World(vocab, params) for vocab, params in CASES.items()}
 

@@ -67,8 +67,6 @@ OTHER_FIELDS: list[tuple[str, dict[str, Any]]] = [
 
 
 class Bench:
-    """An executor, and slots handed out at random."""
-
     def __init__(self, directory: Path, dtype: torch.dtype, *, eager: bool = False, seed: int = 0) -> None:
         model = (
             load_model(directory, dtype, torch.device("cpu"), eager=True) if eager else native_model(directory, dtype)
@@ -95,9 +93,10 @@ def directory(request: pytest.FixtureRequest, tiny_models: dict[str, Path]) -> P
     return tiny_models[request.param]
 
 
-#: Each architecture in one of the types.
+#: Of architectures whose kernels differ, each in one of the types.
+SOME = sized(("llama", "phi3", "gemma2", "gpt_oss"), tuple(KINDS))
 IN_TYPES = pytest.mark.parametrize(
-    ("directory", "dtype"), paired(KINDS, [torch.bfloat16, torch.float32]), indirect=["directory"], ids=str
+    ("directory", "dtype"), paired(SOME, [torch.bfloat16, torch.float32]), indirect=["directory"], ids=str
 )
 
 
@@ -137,7 +136,6 @@ def test_other_attention_shapes_are_those_of_transformers(tmp_path: Path, option
 @pytest.mark.parametrize("eager", sized([False], [False, True]))
 @pytest.mark.parametrize(("kind", "options"), OTHER_FIELDS, ids=str)
 def test_other_fields_are_honoured(tmp_path: Path, kind: str, options: dict[str, Any], eager: bool) -> None:
-    """Each gives the logits of transformers, and others than the tiny model without the field."""
     reference, usual = tiny_model(kind, **options), tiny_model(kind)
     reference.save_pretrained(tmp_path)
     bench, tokens = Bench(tmp_path, torch.float32, eager=eager), tokens_of(3 * WINDOW)
@@ -151,9 +149,9 @@ def test_other_fields_are_honoured(tmp_path: Path, kind: str, options: dict[str,
 def test_logits_are_those_of_transformers(directory: Path, eager: bool) -> None:
     reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     bench = Bench(directory, torch.float32, eager=eager)
-    for length in sized((1, 64, 65, 150), (1, 2, 63, 64, 65, 200)):
+    for length in sized((1, 65, 150), (1, 2, 63, 64, 65, 200)):
         tokens = tokens_of(length, length)
-        tree = random_tree(np.random.default_rng(length), VOCAB, sized(3, 6))
+        tree = random_tree(np.random.default_rng(length), VOCAB, sized(2, 6))
         got = bench.logits(bench.rows(tokens, tree))
         for row, node in enumerate((ROOT, *range(len(tree)))):
             ids = torch.tensor([tokens + tree.path_tokens(node)])
@@ -164,9 +162,8 @@ def test_logits_are_those_of_transformers(directory: Path, eager: bool) -> None:
 
 @IN_TYPES
 def test_a_node_has_the_bits_that_it_has_alone(directory: Path, dtype: torch.dtype) -> None:
-    """Tokens decoded along a node's path, a forward of one row each, against a single forward of the tree."""
     bench = Bench(directory, dtype)
-    tokens, tree = tokens_of(70), random_tree(np.random.default_rng(1), VOCAB, sized(6, 15))
+    tokens, tree = tokens_of(70), random_tree(np.random.default_rng(1), VOCAB, sized(4, 15))
     together = bench.logits(bench.rows(tokens, tree))
     for node in range(len(tree)):
         whole = tokens + tree.path_tokens(node)
@@ -186,7 +183,7 @@ def test_a_row_has_the_same_bits_in_any_company(directory: Path, dtype: torch.dt
     tokens = tokens_of(66)
     alone = bench.logits(bench.rows(tokens, empty))[0]
     torch.set_num_threads(threads)
-    for count in range(0, 41, sized(8, 3)):
+    for count in sized((0, 5, 33), range(0, 41, 3)):
         other = bench.rows(tokens_of(1 + count % 5, count), random_tree(np.random.default_rng(count), VOCAB, count))
         mine = bench.rows(tokens, empty)
         assert torch.equal(bench.logits(other, mine)[-1], alone), f"after {other.num_rows} rows"
@@ -198,7 +195,7 @@ def test_a_row_has_the_same_bits_in_any_company(directory: Path, dtype: torch.dt
 def test_chunks_of_a_prompt_give_the_bits_of_the_whole(directory: Path, dtype: torch.dtype) -> None:
     bench, tokens = Bench(directory, dtype), tokens_of(sized(80, 150))
     whole = bench.logits(bench.rows(tokens, TokenTree.empty()))
-    for size in sized((1, 7, 64), (1, 7, 64, 100)):
+    for size in sized((7, 64), (1, 7, 64, 100)):
         slots = np.array(bench.take(len(tokens)), np.int32)
         for start in range(0, len(tokens), size):
             end = min(start + size, len(tokens))
@@ -210,9 +207,10 @@ def test_chunks_of_a_prompt_give_the_bits_of_the_whole(directory: Path, dtype: t
         assert torch.equal(logits, whole), f"chunks of {size}"
 
 
+@pytest.mark.parametrize("directory", SOME, indirect=True)
 def test_eager_rows_have_the_same_bits_in_a_tree_and_alone(directory: Path) -> None:
     bench = Bench(directory, torch.float32, eager=True)
-    tokens, tree = tokens_of(30), random_tree(np.random.default_rng(1), VOCAB, sized(8, 20))
+    tokens, tree = tokens_of(30), random_tree(np.random.default_rng(1), VOCAB, sized(4, 20))
     together = bench.logits(bench.rows(tokens, tree))
     for node in range(len(tree)):
         alone = bench.logits(bench.rows(tokens + tree.path_tokens(node), TokenTree.empty()))

@@ -22,7 +22,6 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
 
 
 def blocks(kind: str, options: dict[str, Any], native: bool) -> tuple[torch.nn.Module, torch.nn.Module]:
-    """transformers' mixture, and ours with the same weights."""
     reference, ours = (
         tiny_model(kind, experts_implementation=implementation, **options).eval()
         for implementation in ("eager", "pilotfish")

@@ -56,7 +56,6 @@ def states_of(model: torch.nn.Module, text: Sequence[int]) -> dict[int, Tensor]:
 
 @pytest.mark.parametrize(("kind", "eager"), paired(KINDS, [True, False]))
 def test_each_row_has_the_hidden_states_of_transformers(kind: str, eager: bool, tmp_path: Path) -> None:
-    """Of a prompt and of a tree's nodes, each along its own path. Logits keep the bits that they have without a tap."""
     reference = tiny_model(kind).eval()
     reference.save_pretrained(tmp_path)
     model = load_model(tmp_path, torch.float32, CPU, eager=eager)

@@ -115,7 +115,6 @@ def test_a_recorded_batch_is_not_the_callers(recorded: TorchExecutor) -> None:
 def test_more_rows_than_a_forward_takes_run_as_several(
     plain: TorchExecutor, recorded: TorchExecutor, recorder: Recorder
 ) -> None:
-    """A prompt, then the rest of another and both their trees: cut within a prompt and within a tree."""
     for rows in ([sequence(150, 0, 0)], [sequence(150, 30, 0, start=149), sequence(50, 40, 1)]):
         batches = recorded.prepare(rows)
         assert len(batches) > 1 and {len(batch.input_ids) for batch in batches} == {ROWS}

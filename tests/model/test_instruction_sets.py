@@ -1,5 +1,5 @@
-"""The kernels without torch for another instruction set than this processor's best, and for others under an emulator.
-`make soak` has every one, and their tests with torch."""
+"""Programs without torch: the kernels for another instruction set than this processor's best, others under an emulator,
+and the threads that compute them. `make soak` has every set, and the kernels' tests with torch."""
 
 from __future__ import annotations
 
@@ -9,26 +9,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from cpp_programs import SOURCES, program
 from instruction_sets import others, usable
 from sizes import in_soak, sized
 
 from pilotfish.errors import ParameterError
 from pilotfish.model.cpu import native
 
-HERE = Path(__file__).parent
-CHECK = HERE / "kernels" / "check.cpp"
-FLAGS = [*native._FLAGS, "-Wall", "-Werror", "-Wno-maybe-uninitialized", f"-I{native._SOURCES}"]
-EMULATED_TILES = f'-DPILOTFISH_EMULATED_TILES="{HERE / "kernels" / "emulated_tiles.h"}"'
+WARNINGS = ("-Wall", "-Werror", "-Wno-maybe-uninitialized")
+EMULATED_TILES = f'-DPILOTFISH_EMULATED_TILES="{SOURCES / "emulated_tiles.h"}"'
 #: Compiler and emulator of other machines, from Debian's packages of these names.
 CROSS = {"aarch64": ("aarch64-linux-gnu-g++", "qemu-aarch64")}
 
 
-def compiled(tmp_path: Path, compiler: str, *flags: str) -> Path:
-    program = tmp_path / "check"
-    command = [compiler, *FLAGS, *flags, str(CHECK), "-o", str(program), "-pthread"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return program
+def compiled(*flags: str, compiler: str = "c++") -> Path:
+    return program("check.cpp", *WARNINGS, *flags, compiler=compiler)
 
 
 def check(*command: str | Path) -> None:
@@ -42,33 +37,32 @@ ANOTHER = [name for name in others() if name == "avx2"] or usable()[-1:]
 
 
 @pytest.mark.parametrize("name", sized(ANOTHER, usable()))
-def test_the_kernels_without_torch_are_right_on(name: str, tmp_path: Path) -> None:
-    check(compiled(tmp_path, "c++", *native._flags()[name]))
+def test_the_kernels_without_torch_are_right_on(name: str) -> None:
+    check(compiled(*native._flags()[name], sized("-O1", "-O3")))
 
 
 LACKING = [name for name in native._flags() if name not in usable()]
 
 
 @pytest.mark.parametrize("name", sized(LACKING[:1], LACKING))
-def test_the_kernels_compile_for_what_this_processor_lacks(name: str, tmp_path: Path) -> None:
-    compiled(tmp_path, "c++", *native._flags()[name], sized("-O0", "-O3"))
+def test_the_kernels_compile_for_what_this_processor_lacks(name: str) -> None:
+    compiled(*native._flags()[name], sized("-O0", "-O3"))
 
 
 @in_soak
-def test_amx_is_right_with_emulated_tiles(tmp_path: Path) -> None:
-    check(compiled(tmp_path, "c++", EMULATED_TILES))
+def test_amx_is_right_with_emulated_tiles() -> None:
+    check(compiled(EMULATED_TILES))
 
 
 @pytest.mark.parametrize("machine", CROSS)
 @in_soak
-def test_the_kernels_are_right_on_another_machine(machine: str, tmp_path: Path) -> None:
+def test_the_kernels_are_right_on_another_machine(machine: str) -> None:
     compiler, emulator = CROSS[machine]
     for tool in (compiler, emulator):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
-    for name, flags in native.INSTRUCTION_SETS[machine].items():
-        (tmp_path / name).mkdir()
-        check(emulator, compiled(tmp_path / name, compiler, "-static", *flags))
+    for flags in native.INSTRUCTION_SETS[machine].values():
+        check(emulator, compiled("-static", *flags, compiler=compiler))
 
 
 def test_the_best_that_the_processor_has_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,3 +96,31 @@ def test_torch_sees_the_same_in_this_processor() -> None:
         "avx2": torch.cpu._is_avx2_supported(),
     }
     assert {name: native._has(name) for name in seen} == seen
+
+
+# -- the team of threads that computes kernels (src/pilotfish/model/cpu/kernels/team.h)
+
+SANITIZED = ["-fsanitize=thread", "-g", "-O1"]
+
+
+def run(program: Path, regions: int) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([program, str(regions)], capture_output=True, text=True, check=False)
+
+
+def test_every_chunk_is_done_once_and_seen_by_the_next_phase() -> None:
+    regions = sized(1000, 5000)
+    done = run(program("stress.cpp"), regions)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == f"{regions} regions, 0 wrong\n"
+
+
+@in_soak
+def test_no_two_threads_meet_without_order() -> None:
+    try:
+        stress = program("stress.cpp", *SANITIZED)
+    except AssertionError as error:
+        if "cannot find" in str(error) and "tsan" in str(error):
+            pytest.skip("the compiler has no ThreadSanitizer")
+        raise
+    done = run(stress, 300)
+    assert done.returncode == 0, done.stdout + done.stderr[:3000]

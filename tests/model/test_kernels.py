@@ -24,6 +24,7 @@ SHAPES = [(1, 1), (31, 7), (32, 256), (33, 257), (100, 300), (200, 64), (513, 60
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32
 SCALE = HEAD_DIM**-0.5
 STORED = (None, torch.int8)  # KV as it is computed, or rounded
+PREFIXES: list[list[int]] = sized([[1], [64], [3, 200, 70]], [[1], [5], [63], [64], [65], [3, 200, 70]])
 SINKS = torch.tensor([1.5, -2.0, 0.0, 4.0])
 PLAIN = Scoring(SCALE)
 SCORINGS = {
@@ -87,7 +88,7 @@ def test_linear_gives_a_row_the_same_bits_in_any_company(
     torch.set_num_threads(1)
     alone = packed(row[None])[0]
     torch.set_num_threads(threads)
-    for rows in range(1, 41):
+    for rows in range(1, 41, sized(3, 1)):
         x, at = torch.randn(rows, inputs).to(dtype), 7 * rows % 11 % rows
         x[at] = x[-1] = row
         y = packed(x)
@@ -280,7 +281,7 @@ def tree_rows(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS)
 def test_attention_is_the_dense_reference(dtype: torch.dtype, scoring: Scoring, threads: int) -> None:
-    for stored, prefixes in itertools.product(STORED, ([1], [5], [63], [64], [65], [3, 200, 70])):
+    for stored, prefixes in itertools.product(STORED, PREFIXES):
         rows = tree_rows(prefixes, nodes=12, dtype=dtype, seed=sum(prefixes) + threads, stored=stored)
         got = native_tree_attention(*rows.inputs(rows.everything), scoring)
         expected = dense_tree_attention(*rows.inputs(rows.everything), scoring)
@@ -349,7 +350,7 @@ def test_attention_gives_a_row_the_same_bits_in_any_company(
     every = rows.everything
     together = attend(*rows.inputs(every), SCORINGS[scoring])  # fills the pools for what follows
     rng = np.random.default_rng(0)
-    for count in itertools.chain(range(1, len(every)), [len(every)] * 3):
+    for count in itertools.chain(range(1, len(every), sized(7, 1)), [len(every)] * sized(1, 3)):
         chosen = sorted(rng.choice(every, count, replace=False).tolist())
         some = attend(*rows.inputs(chosen, extra_width=count % 3), SCORINGS[scoring])
         assert torch.equal(some, together[chosen]), f"{count} rows"

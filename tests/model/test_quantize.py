@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sizes import in_soak
-from support import DENSE, MIXTURES, VOCAB, native_model, random_tree, tiny_model
+from sizes import in_soak, paired, sized
+from support import DENSE, MIXTURES, VOCAB, random_tree, tiny_model
 from test_kernels import exact_weight, linear_of
 from transformers import AutoModelForCausalLM
 
@@ -28,10 +28,9 @@ from pilotfish.model.loading.loader import load_model
 from pilotfish.model.loading.quantize import quantize
 
 DTYPES = (torch.float32, torch.bfloat16)
-
-
 CPU = torch.device("cpu")
-
+#: Of each architecture one, without kernels or with them.
+IN_WAYS = pytest.mark.parametrize(("kind", "eager"), paired(DENSE, [False, True]))
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -49,10 +48,6 @@ def test_an_int8_weight_is_near_the_weight(dtype: torch.dtype) -> None:
     assert scales.dtype == torch.float32 and scales.shape == (33,)
     error = (exact_weight(linear) - before).abs() / scales.double()[:, None]
     assert error.max() < 0.6 and values.abs().amax() > 100  # rounded, and all of the range is used
-
-
-def test_a_plain_weight_has_no_scales() -> None:
-    assert PackedWeight.of(torch.zeros(2, 2)).scales is None
 
 
 def test_a_tied_head_is_quantized_and_the_embedding_is_not() -> None:
@@ -105,8 +100,7 @@ def rows_of(tokens: list[int], tree: TokenTree, slots: np.ndarray) -> SequenceRo
     return SequenceRows(0, tokens, slots[: len(tokens)], nodes, kept=[len(tokens) - 1])
 
 
-@pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("kind", DENSE)
+@IN_WAYS
 def test_logits_are_those_of_dequantized_weights(tiny_models: dict[str, Path], kind: str, eager: bool) -> None:
     reference = AutoModelForCausalLM.from_pretrained(tiny_models[kind], dtype=torch.float32).eval()
     for module in reference.modules():
@@ -126,12 +120,11 @@ def test_logits_are_those_of_dequantized_weights(tiny_models: dict[str, Path], k
         assert (plain(torch.tensor([tokens])).logits[0, -1] - expected).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("kind", DENSE)
+@IN_WAYS
 def test_a_node_has_the_bits_that_it_has_alone(tiny_models: dict[str, Path], kind: str, eager: bool) -> None:
     executor = TorchExecutor(load_model(tiny_models[kind], torch.float32, CPU, eager=eager, quantization="int8"), 400)
     rng = np.random.default_rng(1)
-    tokens, tree = rng.integers(0, VOCAB, 30).tolist(), random_tree(rng, VOCAB, 20)
+    tokens, tree = rng.integers(0, VOCAB, 30).tolist(), random_tree(rng, VOCAB, sized(6, 20))
     together = executor.forward([rows_of(tokens, tree, rng.permutation(400))])
     for node in range(len(tree)):
         whole = tokens + tree.path_tokens(node)
@@ -149,10 +142,8 @@ def test_bytes_are_halved(llama: Path) -> None:
 
 
 def test_a_native_model_keeps_no_other_copy(llama: Path) -> None:
-    module = native_model(llama).module
-    quantized = load_model(llama, torch.float32, CPU, eager=False, quantization="int8").module
-    for model in (module, quantized):
-        assert [name for name, _ in model.named_parameters()] == ["embed_tokens.weight"]
+    module = load_model(llama, torch.float32, CPU, eager=False, quantization="int8").module
+    assert [name for name, _ in module.named_parameters()] == ["embed_tokens.weight"]
 
 
 def test_a_replaced_layer_frees_its_weight_at_once() -> None:

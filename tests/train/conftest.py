@@ -30,15 +30,17 @@ VOCAB, CONTEXT = 300, 512
 
 @pytest.fixture(scope="session", autouse=True)
 def _little_text() -> Iterator[None]:
-    """A target writes 8 rows at a time, and few of held-out text. One thread, as tests have: the number counts for the
-    last bits."""
+    """A target writes 8 rows at a time, few tokens in each, and few of held-out text. One thread, as tests have: the
+    number counts for the last bits."""
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         for module, name, value in (
             (lessons, "SAMPLED_ROWS", 8),
             (lessons, "HELD_OUT_ROWS", 8),
+            (lessons, "PROMPT", 96),
+            (evaluate, "PROMPT", 96),
             (evaluate, "PROMPTS", 4),
-            (evaluate, "CONTINUED", 32),
+            (evaluate, "CONTINUED", 16),
             (evaluate, "ROWS", 16),
         ):
             patch.setattr(module, name, value)
@@ -131,8 +133,8 @@ def watched() -> Watched:
 @pytest.fixture(scope="session")
 def tiny(sources: Path) -> PairRecipe:
     text = {"sources": (sources,), "held_out": ("beta",), "vocab_size": VOCAB, "context": 256}
-    steps = {"target_tokens": 1920, "draft_tokens": 1152, "sampled_tokens": 96, "checkpoint_every": 4}
-    return PairRecipe(**text, target=TINY, draft=TINY, sequence_length=96, batch_rows=2, **steps)
+    steps = {"target_tokens": 2560, "draft_tokens": 1536, "sampled_tokens": 128, "checkpoint_every": 4}
+    return PairRecipe(**text, target=TINY, draft=TINY, sequence_length=128, batch_rows=2, **steps)
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,6 @@ def fresh(name: str) -> Trainee:
 
 
 def trainee(name: str) -> Trainee:
-    """All its weights at random, norms too."""
     made = fresh(name).eval()
     for seed, parameter in enumerate(made.parameters()):
         flat = parameter.ndim == 1

@@ -6,13 +6,12 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 import torch
 from conftest import TINY, Watched
 from safetensors.torch import load_file
-from sizes import sized
+from sizes import in_soak, sized
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from pilotfish.errors import InputError, ModelError, ParameterError
@@ -60,14 +59,11 @@ def finished(target: Path, sources: Path, tmp_path_factory: pytest.TempPathFacto
     return FinishedHead(folder, run(recipe(target, sources, "eagle3", **TWICE), folder, watched), watched)
 
 
-def test_a_run_leaves_its_log_and_its_curves(finished: FinishedHead) -> None:
+def test_a_run_leaves_its_log(finished: FinishedHead) -> None:
     lines = [json.loads(line) for line in (finished.folder / "run" / "eagle3" / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [10, 20]
     assert lines[1]["loss"] < lines[0]["loss"]
     assert all(len(line["acceptance"]) == 3 for line in lines)
-    drawing = ElementTree.parse(finished.folder / "run" / "curves.svg").getroot()
-    legend = [text.text for text in drawing.iter() if text.text and "depth" in text.text]
-    assert legend[1:] == ["depth 1", "depth 2", "depth 3"]
 
 
 def test_figures_are_plausible(finished: FinishedHead) -> None:
@@ -103,9 +99,11 @@ def test_each_phase_is_told(finished: FinishedHead) -> None:
     assert any(re.match(r"evaluation: \d+ of 16 rows, .+ left$", line) for line in watched.lines)
 
 
+@in_soak
 def test_an_interrupted_run_ends_in_the_same_bits(
     finished: FinishedHead, target: Path, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """As those of a pair do."""
     advance = Trainer._advance
 
     def interrupted(self: Trainer, *args: Any) -> Any:
@@ -175,7 +173,7 @@ def test_every_kind_learns_and_in_the_soak_a_second_run_has_the_same_bits(
 
 def test_a_language_model_is_distilled_on_data_of_the_user_s_own(target: Path, tmp_path: Path) -> None:
     """A new one of a shape, then that one further. Prompts, which the target answers, and answers that were logged."""
-    lines = [{"prompt": f"def alpha_{number}(value):\n"} for number in range(24)]
+    lines = [{"prompt": f"def alpha_{number}(value):\n" * 8} for number in range(24)]
     lines += [{"prompt": f"def beta_{number}", "response": "(value):\n    return value\n" * 9} for number in range(24)]
     (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, lines)))
     data = {**SMALL, "tokens": 128 * 2 * 10, "data": (tmp_path / "log.jsonl",)}
@@ -188,7 +186,7 @@ def test_a_language_model_is_distilled_on_data_of_the_user_s_own(target: Path, t
         divergences.append(result.divergence)
         draft = AutoModelForCausalLM.from_pretrained(out / "draft")
         assert draft.config.vocab_size == 300 and draft.config.num_hidden_layers == 1
-        assert (out / "draft" / "tokenizer.json").is_file() and (out / "run" / "curves.svg").is_file()
+        assert (out / "draft" / "tokenizer.json").is_file()
     assert divergences[1] < divergences[0]
     assert [phase for phase in watched.phases if phase != "evaluation"] == [
         "loading the models",

@@ -79,7 +79,7 @@ def test_each_phase_is_told(finished_pair: FinishedPair) -> None:
         r"\(not measured yet: the target's text, evaluation\)",
         watched.estimate,
     )
-    assert watched.counted("the target's text", "768", "tokens") > 1
+    assert watched.counted("the target's text", "1,024", "tokens") > 1
 
 
 def test_an_interrupted_run_ends_in_the_same_weights(
@@ -105,7 +105,6 @@ def test_an_interrupted_run_ends_in_the_same_weights(
 def test_what_is_damaged_in_a_run_is_made_anew(
     finished_pair: FinishedPair, tiny: PairRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Files that were cut, as by a disk that was full; the run ends in the same weights."""
     shutil.copytree(finished_pair.folder / "run", tmp_path / "run")
     damaged = ("training.npy", "tokenizer/tokenizer.json", "target/checkpoint.pt")
     for name in damaged:

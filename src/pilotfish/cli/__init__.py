@@ -59,13 +59,12 @@ def commands() -> Callable[..., Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. Errors are one line on stderr. Without `argv` the process belongs to
-    the command, which then finds true as its context's object."""
+    """Run one command and return its exit code. Errors are one line on stderr."""
     if logging.lastResort is not None:  # prints the log of commands that configure none
         logging.lastResort.setFormatter(OneLineFormatter())
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
-        code: int = commands()(arguments, prog_name="pilotfish", standalone_mode=False, obj=argv is None) or 0
+        code: int = commands()(arguments, prog_name="pilotfish", standalone_mode=False) or 0
         return _fail("interrupted", 1) if code == INTERRUPTED else code
     except TyperException as error:
         return _fail(error.format_message() or "Missing command.", 2)  # a group without one has shown its help

@@ -1,33 +1,21 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
-import os
-import sys
-from collections.abc import Callable
-from functools import partial
-from logging.handlers import MemoryHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pilotfish import torchless
 from pilotfish.cli.options import JsonOption, model_directory
 from pilotfish.cli.show import facts_table, print_json, print_line, print_table
 from pilotfish.command import Given, taking
 from pilotfish.config.engine import EngineConfig
-from pilotfish.errors import InputError, ParameterError
+from pilotfish.errors import ParameterError
 from pilotfish.options import pick
 
 if TYPE_CHECKING:
     from pilotfish.engine.checks import CheckReport, ModelFacts
     from pilotfish.model.heads.files import HeadFacts
-
-#: Values of options with which a whole model is checked without torch.
-USUAL = {"device": "cpu", "quantization": "none", "eager": False, "tensor_parallel": 1}
-#: This command again, from its beginning.
-AGAIN = "import sys, pilotfish, torch; from pilotfish.cli import main; sys.exit(main())"
 
 app = typer.Typer(help="Look at models before serving them.", no_args_is_help=True, callback=lambda: None)
 
@@ -42,7 +30,6 @@ app = typer.Typer(help="Look at models before serving them.", no_args_is_help=Tr
 )
 def check(
     engine: Given,
-    context: typer.Context,
     directory: Annotated[
         Path, typer.Argument(help="A model; a pair: a directory of target and draft; a trained head.")
     ],
@@ -53,36 +40,9 @@ def check(
     """Say whether DIRECTORY would run, how much memory it takes, and why not. Exit 0: it would; 2: it would not."""
     if not directory.is_dir():
         raise ParameterError("directory", str(directory), "a model directory in Hugging Face format, or one of a pair")
-    if context.obj and all(engine.get(name, value) == value for name, value in USUAL.items()):
-        torchless.leave_out()
-    look = partial(_report, engine, directory, draft, target)
-    report = _found_without_torch(look) if torchless.is_left_out() else look()
+    report = _report(engine, directory, draft, target)
     print_json(_record(report)) if json else _print(report)
     raise typer.Exit(0 if report.would_run else 2)
-
-
-def _found_without_torch(look: Callable[[], CheckReport]) -> CheckReport:
-    """torch takes seconds to import, and is needed only to say what is wrong with a model."""
-    root = logging.getLogger()
-    log = MemoryHandler(sys.maxsize, logging.CRITICAL + 1, None if root.handlers else logging.lastResort, False)
-    log.setLevel(logging.WARNING)
-    root.addHandler(log)  # holds messages that would come twice
-    try:
-        report = look()
-    except InputError:
-        raise
-    except Exception:  # code that needs torch finds none
-        _start_again()
-    finally:
-        root.removeHandler(log)
-    if not report.would_run:
-        _start_again()
-    log.flush()
-    return report
-
-
-def _start_again() -> NoReturn:
-    os.execv(sys.executable, [sys.executable, "-c", AGAIN, *sys.argv[1:]])
 
 
 def _report(engine: Given, directory: Path, draft: Path | None, target: Path | None) -> CheckReport:

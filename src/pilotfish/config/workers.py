@@ -47,7 +47,7 @@ class DraftConfig:
     children: Annotated[int, option("Children that an expanded node gets.", 1, 64)] = 12
     backend: Annotated[Backend, option("Whose engine runs the draft: pilotfish, llama.cpp or openvino.")] = "pilotfish"
     backend_device: Annotated[
-        str, option("The engine's: CPU, GPU, NPU of openvino; cpu or gpu of llama.cpp.", shown="its CPU")
+        str, option("The engine's: CPU, GPU of openvino; cpu or gpu of llama.cpp.", shown="its CPU")
     ] = ""
     tokenizer: Annotated[Path, option("Directory of a GGUF file's tokenizer.", shown="beside it")] | None = None
 

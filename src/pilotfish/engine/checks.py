@@ -1,5 +1,3 @@
-"""Imports torch for trained heads, for devices other than the CPU, and where weight files' headers show an error."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -7,22 +5,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.drafting.vocabulary import why_unequal
-from pilotfish.engine.memory import MemoryPlan, plan_memory, planned_device, precision_here
+from pilotfish.engine.memory import MemoryPlan, device_of, plan_memory, precision_here
 from pilotfish.errors import InputError, ModelError
 from pilotfish.grammar.compile import why_no_grammar
 from pilotfish.model.cpu.native import runs_native
+from pilotfish.model.heads.files import HeadFacts, head_facts
 from pilotfish.model.heads.target import TargetFacts
 from pilotfish.model.heads.weights import is_head
+from pilotfish.model.loading.checkpoint import check_weights
 from pilotfish.model.loading.configuration import layer_windows, load_config
 from pilotfish.model.loading.metadata import load_tokenizer, read_generation_config
-from pilotfish.model.loading.tensors import is_whole, weight_files
-
-if TYPE_CHECKING:
-    from pilotfish.model.heads.files import HeadFacts
+from pilotfish.model.loading.quantize import check_quantization
+from pilotfish.model.loading.tensors import weight_files
 
 
 @dataclass(frozen=True)
@@ -68,8 +66,6 @@ def check_models(config: EngineConfig) -> CheckReport:
         report.target = model_facts(config.target, config)
     with report.noting_problems():
         if config.draft is not None and is_head(config.draft):
-            from pilotfish.model.heads.files import head_facts
-
             report.head = head_facts(config.draft, TargetFacts.read(config.target), config.draft_layers or None)
         elif config.draft is not None:
             report.draft = model_facts(config.draft, config)
@@ -95,15 +91,9 @@ def load_draft_tokenizer(draft: Path, target: Path, own: Any) -> Any:
 
 def model_facts(directory: Path, config: EngineConfig) -> ModelFacts:
     """InputError if the model would not run."""
-    device, fields, precision = planned_device(config), load_config(directory), precision_here(config, directory)
-    if config.quantization != "none":
-        from pilotfish.model.loading.quantize import check_quantization
-
-        check_quantization(config.quantization, precision.dtype, device)
-    if not is_whole(directory, fields):
-        from pilotfish.model.loading.checkpoint import check_weights
-
-        check_weights(directory, fields)
+    device, fields, precision = device_of(config), load_config(directory), precision_here(config, directory)
+    check_quantization(config.quantization, precision.dtype, device)
+    check_weights(directory, fields)
     files = weight_files(directory)
     generation = read_generation_config(directory, fields.eos_token_id, fields.vocab_size)
     native, windows = runs_native(fields.head_dim, device, eager=config.eager), Counter(layer_windows(fields))

@@ -13,7 +13,6 @@ from pilotfish.config.engine import EngineConfig
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import NO_NODES, Sampling, SequenceRows
 from pilotfish.errors import ParameterError
-from pilotfish.model.cpu.native import DtypeLike
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.heads.executor import HeadSetup
 from pilotfish.model.heads.files import read_head, read_spec
@@ -68,7 +67,7 @@ class ConfiguredHead:
             return [files]
         return [files, read_head(self.directory, self.target, files.spec.other_layers)]
 
-    def footprint(self, dtype: DtypeLike) -> Footprint:
+    def footprint(self, dtype: torch.dtype) -> Footprint:
         """Of its executor; the projection of hidden states stays with the target."""
         spec, size = self.spec(), dtype.itemsize
         memory, vocab = spec.head.memory(), spec.draft_vocab
@@ -76,7 +75,7 @@ class ConfiguredHead:
         weights = size * (parameters + memory.roots)
         return Footprint(parameters, weights, size * memory.slot + _TOKEN, size * (memory.row + vocab) + 8 * vocab, 0)
 
-    def tapped(self, target: Footprint, dtype: DtypeLike) -> Footprint:
+    def tapped(self, target: Footprint, dtype: torch.dtype) -> Footprint:
         projection = self.spec().projection
         shapes = projection.shapes(self.target.hidden)
         states = len(projection.layers) * self.target.hidden + projection.width

@@ -1,37 +1,28 @@
-"""Imports torch to load, and for heads and devices other than the CPU."""
-
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
 
 from pilotfish.config.engine import EngineConfig
+from pilotfish.engine.heads import ConfiguredHead
 from pilotfish.engine.processes.host_memory import GIB, SHARE, free_memory, status_bytes
 from pilotfish.errors import ModelError, ParameterError
-from pilotfish.model.cpu.native import DeviceLike
+from pilotfish.model.collective import Group
 from pilotfish.model.heads.weights import is_head
 from pilotfish.model.loading.configuration import load_config
 from pilotfish.model.loading.footprint import Footprint, footprint
+from pilotfish.model.loading.loader import LoadedModel, load_model
 from pilotfish.model.loading.precision import Precision, precision_of
-from pilotfish.torchless import is_left_out
-
-if TYPE_CHECKING:
-    import torch
-
-    from pilotfish.engine.heads import ConfiguredHead
-    from pilotfish.model.collective import Group
-    from pilotfish.model.loading.loader import LoadedModel
+from pilotfish.model.loading.quantize import load_torchao
 
 #: The fewest KV slots that are worth a start.
 MIN_SLOTS = 256
 #: The most where memory is shared with everything else and no limit is given: on a CPU.
 SHARED_SLOTS = 65536
-#: Bytes of a process without a model, as `anonymous_memory` tells them, with all that loads and runs one.
-WITH_TORCH = 306 << 20
 
 
 @dataclass(frozen=True)
@@ -118,17 +109,17 @@ def plan_memory(config: EngineConfig, segments: int = 0, head: ConfiguredHead | 
 
 def _useful_slots(config: EngineConfig, target: Path) -> int:
     context: int = load_config(target, config.max_model_len).context
-    shared = config.memory == 0 and planned_device(config).type == "cpu"
+    shared = config.memory == 0 and device_of(config).type == "cpu"
     return min(config.max_requests * context, SHARED_SLOTS if shared else 1 << 62)
 
 
 def _without_slots(config: EngineConfig, segments: int = 0, head: ConfiguredHead | None = None) -> MemoryPlan:
-    device = planned_device(config)
+    device = device_of(config)
 
     def of(directory: Path, max_model_len: int = 0, ranks: int = 1) -> Footprint:
         return footprint(
             directory,
-            precision_here(config, directory),
+            precision_here(config, directory).dtype,
             device,
             eager=config.eager,
             quantization=config.quantization,
@@ -138,23 +129,19 @@ def _without_slots(config: EngineConfig, segments: int = 0, head: ConfiguredHead
         )
 
     if config.quantization != "none":
-        from pilotfish.model.loading.quantize import load_torchao
-
         load_torchao()  # before the runtime is measured
-    runtime = _runtime() if device.type == "cpu" else 0
+    runtime = anonymous_memory() if device.type == "cpu" else 0
     host = round(config.kv_host_memory * GIB) + segments if device.type == "cpu" else 0
     limit = round(config.memory * GIB) or _unlimited(config, device, runtime, host)
     if head is not None:
-        target, draft = head.footprint(precision_here(config, head.target.directory)), None
+        target, draft = head.footprint(precision_here(config, head.target.directory).dtype), None
     else:
         target, draft = of(config.target, config.max_model_len, config.tensor_parallel), None
         if config.mode == "sync" and "lm" in config.drafters and config.draft is not None:
             draft = _of_draft(config, of)
         if config.features is not None:
-            from pilotfish.engine.heads import ConfiguredHead
-
             tapped = ConfiguredHead.of(config, config.features, config.target)
-            target = tapped.tapped(target, precision_here(config, config.target))
+            target = tapped.tapped(target, precision_here(config, config.target).dtype)
     return MemoryPlan(limit, runtime, target, draft, config.max_rows, 0, host, config.tensor_parallel)
 
 
@@ -162,17 +149,10 @@ def _of_draft(config: EngineConfig, of: Callable[[Path], Footprint]) -> Footprin
     assert config.draft is not None  # whoever asks has one
     if not is_head(config.draft):
         return of(config.draft)
-    from pilotfish.engine.heads import ConfiguredHead
-
-    return ConfiguredHead.of(config, config.draft, config.target).footprint(precision_here(config, config.target))
+    return ConfiguredHead.of(config, config.draft, config.target).footprint(precision_here(config, config.target).dtype)
 
 
-def _runtime() -> int:
-    """This process may not have loaded yet what a model needs."""
-    return max(anonymous_memory(), 0 if "pilotfish.model.loading.loader" in sys.modules else WITH_TORCH)
-
-
-def _unlimited(config: EngineConfig, device: DeviceLike, runtime: int, host: int) -> int:
+def _unlimited(config: EngineConfig, device: torch.device, runtime: int, host: int) -> int:
     if config.allotted:
         return config.allotted + host
     ranks = config.tensor_parallel if device.type == "cpu" else 1
@@ -214,8 +194,6 @@ def _alternatives(
 def load_configured(
     config: EngineConfig, directory: Path, max_model_len: int = 0, group: Group | None = None
 ) -> LoadedModel:
-    from pilotfish.model.loading.loader import load_model
-
     return load_model(
         directory,
         precision_here(config, directory).dtype,
@@ -229,13 +207,11 @@ def load_configured(
 
 
 def precision_here(config: EngineConfig, directory: Path) -> Precision:
-    return precision_of(config.dtype, load_config(directory), planned_device(config), eager=config.eager)
+    return precision_of(config.dtype, load_config(directory), device_of(config), eager=config.eager)
 
 
 def device_named(name: str, field: str = "device") -> torch.device:
     """ParameterError, naming `field`, if this machine lacks it."""
-    import torch
-
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -246,31 +222,17 @@ def device_named(name: str, field: str = "device") -> torch.device:
 
 
 def device_of(config: EngineConfig) -> torch.device:
-    import torch
-
     device = device_named(config.device)
     if device.type == "cuda" and config.tensor_parallel > (devices := torch.cuda.device_count()):
         raise ParameterError("tensor_parallel", config.tensor_parallel, f"at most {devices}, the GPUs of this machine")
     return device
 
 
-@dataclass(frozen=True)
-class _Processor:
-    type: str = "cpu"
-
-
-def planned_device(config: EngineConfig) -> DeviceLike:
-    """As `device_of`, but needs no torch for the CPU."""
-    return _Processor() if is_left_out() and config.device == "cpu" else device_of(config)
-
-
 def anonymous_memory() -> int:
     return status_bytes(Path("/proc/self/status"), "RssAnon")
 
 
-def available_memory(device: DeviceLike) -> int:
+def available_memory(device: torch.device) -> int:
     if device.type != "cuda":
         return free_memory()
-    import torch
-
     return torch.cuda.mem_get_info(str(device))[0]

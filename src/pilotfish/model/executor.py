@@ -25,6 +25,8 @@ Together = Callable[[Batch], AbstractContextManager[None]]
 class TorchExecutor:
     """A row's logits do not depend on the rows that share its forward (`Buckets`; bfloat16 on CUDA excepted)."""
 
+    deepest = ANY_DEPTH
+
     def __init__(
         self,
         model: LoadedModel,
@@ -56,10 +58,6 @@ class TorchExecutor:
         self._forward: Callable[[Batch], Tensor] = self._run_model
         if model.recordable:
             self._forward = model.kernels.recorded(self._run_model)
-
-    @property
-    def deepest(self) -> int:
-        return ANY_DEPTH
 
     def padded(self, rows: int) -> int:
         return self.buckets.pad_rows(rows)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +18,6 @@ from pilotfish.config.fields import KVDType
 from pilotfish.core.cache.slots import Slots
 from pilotfish.core.features.features import Features
 from pilotfish.errors import ParameterError
-from pilotfish.model.cpu.native import DeviceLike, DtypeLike
-
-E = TypeVar("E", bound=DtypeLike)
 
 #: Of the elements of 8 bits: what the largest magnitude of a head becomes.
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
@@ -110,7 +107,7 @@ def rounded(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return (steps.round() if dtype == torch.int8 else steps).to(dtype), scales
 
 
-def element_type(asked: KVDType, dtype: E, device: DeviceLike) -> E | torch.dtype:
+def element_type(asked: KVDType, dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """The type of keys and values of a model in `dtype`. ParameterError if the device cannot read it."""
     if asked == "auto":
         return dtype

@@ -18,7 +18,6 @@ from pilotfish.errors import ModelError
 from pilotfish.model.loading.configuration import load_config
 from pilotfish.model.loading.loader import load_weights
 from pilotfish.progress import PhaseProgress, PlannedPhase
-from pilotfish.train.curves import draw_run
 from pilotfish.train.evaluate import (
     EVALUATION,
     PLANNED,
@@ -60,7 +59,6 @@ def train_distil(
     progress.plan(plan_lessons(recipe, run), trained, *PLANNED)
     lessons = write_lessons(texts, recipe, target, run, progress)
     trainer.run(partial(mixed, lessons.windows), progress)
-    draw_run(trainer.log, run / "curves.svg", "draft")
     held_out, length = lessons.held_out.text, recipe.sequence_length
     if len(held_out) <= length:  # there are prompts alone
         held_out = joined_text(lessons.written(1.0))
@@ -96,7 +94,6 @@ def redistil(
     progress.plan(scored, trained, scored)
     present = evaluate_captured(target.module, draft, held_out, length, progress)
     trainer.run(windows.batch, progress)
-    draw_run(trainer.log, run / "curves.svg", "draft")
     new = evaluate_captured(target.module, draft, held_out, length, progress)
     made = Redistillation(present, new, margin)
     if made.better:

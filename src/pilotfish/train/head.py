@@ -19,7 +19,6 @@ from torch import Tensor
 from pilotfish.errors import ParameterError
 from pilotfish.model.heads.spec import Head
 from pilotfish.progress import PhaseProgress, PlannedPhase
-from pilotfish.train.curves import draw_run
 from pilotfish.train.evaluate import EVALUATION, HeadEvaluation, evaluate_head
 from pilotfish.train.head_shapes import head_of, trainee_of
 from pilotfish.train.heads.trainee import Trainee
@@ -40,7 +39,7 @@ OF_TOKENS = ("markov", "confidence", "lm_head")
 def train_head(
     recipe: HeadRecipe, out: Path, run: Path, progress: PhaseProgress, device: str = "auto"
 ) -> HeadEvaluation:
-    """Into `out/head`; `run` keeps what resuming needs, and the curves."""
+    """Into `out/head`; `run` keeps what resuming needs."""
     with progress.phase("loading the target"):
         target = TaughtTarget(recipe.target, training_device(device))
     if recipe.draft_vocab >= target.config.vocab_size:
@@ -59,7 +58,6 @@ def train_head(
     training = HeadTraining.of(recipe, head, target, most_frequent(text, recipe.draft_vocab))
     trainer = training.trainer(run)
     trainer.run(lambda step: training.batch(mixed(lessons.windows, step), step), progress)
-    draw_run(trainer.log, run / "curves.svg", recipe.kind)
     result = evaluate_head(training.trainee, training.teacher, lessons, recipe.depth, progress)
     with progress.phase("writing the head"):
         files = trained_files(training.trainee, head, recipe, target, training.teacher.draft_ids)

@@ -1,19 +1,22 @@
-"""What OpenVINO runs: models of each architecture without windows, also on a device that takes fixed sizes alone."""
+"""What OpenVINO runs: models of each architecture without windows. In the suite the bundled draft (`test_backends`)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from backend_rig import Traffic, compare, own
-from sizes import sized
+from sizes import in_soak
 from support import DENSE, VOCAB, write_model
 
 pytest.importorskip("openvino")
 from pilotfish.errors import ModelError, ParameterError
-from pilotfish.model.backends.openvino_executor import OpenVINOExecutor, Sizes
+from pilotfish.model.backends import openvino_executor, openvino_model
+from pilotfish.model.backends.openvino_executor import OpenVINOExecutor
+from pilotfish.model.loading.loader import load_model
 
 #: Where a tiny model's own configuration has windows.
 NO_WINDOWS: dict[str, dict[str, Any]] = {
@@ -23,28 +26,30 @@ NO_WINDOWS: dict[str, dict[str, Any]] = {
 }
 
 
-def made(directory: Path, sizes: Sizes | None = None, device: str = "CPU") -> OpenVINOExecutor:
-    return OpenVINOExecutor(directory, device, "float32", 512, 1, VOCAB, sizes)
+def made(directory: Path, dtype: str = "float32", device: str = "CPU") -> OpenVINOExecutor:
+    return OpenVINOExecutor(directory, device, dtype, 512, 1, VOCAB)
 
 
-@pytest.mark.parametrize("kind", sized(("gemma2",), DENSE))
-def test_architectures(kind: str, tmp_path: Path) -> None:
-    directory = write_model(tmp_path, kind, **NO_WINDOWS.get(kind, {}))
-    compare(made(directory), own(512, directory), Traffic(4, vocab=VOCAB), 25)
+@pytest.fixture(scope="module", params=DENSE)
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Of a model that is converted once, which takes seconds."""
+    model = write_model(tmp_path_factory.mktemp("model"), request.param, **NO_WINDOWS.get(request.param, {}))
+    converted = openvino_model.converted(load_model(model, torch.float32, torch.device("cpu"), eager=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(openvino_executor, "converted", lambda _: converted)
+        yield model
 
 
-def test_fixed_sizes_give_the_same_logits(tmp_path: Path) -> None:
-    """As on an NPU: rows and earlier tokens are padded, and what is more than the largest size goes in several."""
-    directory = write_model(tmp_path, "qwen2")
-    executor = made(directory, Sizes((4, 9), (24, 75)))
-    assert (executor.context, executor.padded(3), executor.padded(5)) == (75, 4, 9)
-    compare(executor, own(512, directory), Traffic(6, vocab=VOCAB), 40)
+@in_soak
+def test_architectures(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In forwards of few rows: what is more goes in several."""
+    monkeypatch.setattr(openvino_executor, "MOST_ROWS", 9)
+    compare(made(directory), own(512, directory), Traffic(6, vocab=VOCAB), 25)
 
 
-def test_bfloat16_is_near(tmp_path: Path) -> None:
-    directory = write_model(tmp_path, "llama")
-    theirs = OpenVINOExecutor(directory, "CPU", "bfloat16", 512, 1, VOCAB)
-    ours = own(512, directory)
+@in_soak
+def test_bfloat16_is_near(directory: Path) -> None:
+    theirs, ours = made(directory, "bfloat16"), own(512, directory)
     for forward in Traffic(2, vocab=VOCAB).forwards(10):
         found, expected = theirs.logits(forward), ours.forward(forward)
         assert torch.nn.functional.cosine_similarity(found, expected).min() > 0.99

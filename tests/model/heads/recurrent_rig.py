@@ -1,4 +1,4 @@
-"""Sequences over the slots of a recurrent head, with features of their tokens."""
+"""Sequences over the slots of a head, with features of their tokens."""
 
 from __future__ import annotations
 
@@ -35,24 +35,28 @@ class Drafted:
     node_slots: dict[tuple[int, ...], int] = field(default_factory=dict)  # by the tokens of a path
 
     @classmethod
-    def random(cls, length: int, free: Iterator[int], seed: int = 0) -> Drafted:
+    def random(
+        cls, length: int, free: Iterator[int], seed: int = 0, *, vocab: int = VOCAB, hidden: int = HIDDEN
+    ) -> Drafted:
         rng = np.random.default_rng(seed)
-        features = rng.normal(size=(length + 16, HIDDEN)).astype(np.float32)
-        return cls(rng.integers(0, VOCAB, length).tolist(), features, free)
+        features = rng.normal(size=(length + 16, hidden)).astype(np.float32)
+        return cls(rng.integers(0, vocab, length).tolist(), features, free)
 
     def chunk(self, end: int | None = None) -> SequenceRows:
         """Tokens that have no row yet, up to `end`; the last is kept, unless it is the first."""
         start, end = len(self.slots), len(self.tokens) if end is None else end
         self.slots += [next(self.free) for _ in range(end - start)]
-        unknown = np.full((1, HIDDEN), np.nan, np.float32)
+        unknown = np.full((1, self.features.shape[1]), np.nan, np.float32)
         before = np.concatenate([unknown, self.features])[start:end]
         slots = np.array(self.slots, np.int32)
         kept = [end - start - 1] if end > 1 else []
         return SequenceRows(start, self.tokens[start:end], slots, NO_NODES, kept, before)
 
     def level(self, paths: Sequence[tuple[int, ...]]) -> SequenceRows:
-        """Nodes, whose parents have had their rows; where they had their own, too, again in the same slots."""
-        self.node_slots |= {path: next(self.free) for path in paths if path not in self.node_slots}
+        """Nodes; where they had their rows before, again in the same slots."""
+        for above in (path[:depth] for path in paths for depth in range(1, len(path) + 1)):
+            if above not in self.node_slots:
+                self.node_slots[above] = next(self.free)
         depths = np.array([len(path) for path in paths])
         slots = np.zeros((len(paths), max(depths)), np.int32)
         for row, path in enumerate(paths):

@@ -1,77 +1,127 @@
-"""Block drafters are what their papers' formulas say: after prompts, commits and anchors anew, with kernels and
-without."""
+"""Block drafters and Medusa's heads are what their papers' formulas say: after prompts, commits and anchors anew, with
+kernels and without."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
-from block_heads import BLOCKS, BlockFormulas, block_head
-from block_rig import Sequenced, executor_of, log_chances
+from block_heads import BLOCKS, HIDDEN, BlockFormulas, block_head, parallel_head, parallel_log_chances
+from block_rig import executor_of, log_chances, sequenced
 from msgspec import structs
+from recurrent_rig import Drafted
 
 from pilotfish.model.heads.families.block import BLOCKS as BLOCKS_AT_ONCE
 from pilotfish.model.heads.families.block import BlockExecutor
+from pilotfish.model.heads.families.medusa import MedusaHead
 from pilotfish.model.heads.spec import HeadFiles
 
-PATHS = [[5], [9], [5, 2], [5, 2, 8], [1, 2, 3, 4], [3, 1, 4, 1, 5], [3, 1, 4, 1, 5, 9]]
+PATHS: list[tuple[int, ...]] = [(5,), (9,), (5, 2), (5, 2, 8), (1, 2, 3, 4), (3, 1, 4, 1, 5), (3, 1, 4, 1, 5, 9)]
+ROOT: list[tuple[int, ...]] = [()]
+#: Medusa's heads give three tokens.
+MEDUSAS: list[tuple[int, ...]] = [(5,), (9,), (5, 2), (1, 2, 3), (1, 2, 4), (3, 1, 4, 1)]
 
 
-def assert_as_formulas(told: torch.Tensor, files: HeadFiles, sequence: Sequenced, paths: list[list[int]]) -> None:
-    formulas = BlockFormulas(files)
-    root = sequence.tokens[sequence.computed - 1]
-    expected = torch.stack([formulas.log_chances(sequence.known, root, path) for path in paths])
-    torch.testing.assert_close(told, expected, atol=1e-4, rtol=0.0)
+def expected(files: HeadFiles, sequence: Drafted, paths: list[tuple[int, ...]]) -> torch.Tensor:
+    if isinstance(files.spec.head, MedusaHead):
+        return torch.stack([parallel_log_chances(files, sequence.known[-1], len(path) + 1) for path in paths])
+    formulas, root = BlockFormulas(files), sequence.tokens[-1]
+    return torch.stack([formulas.log_chances(sequence.known, root, [*path]) for path in paths])
+
+
+def assert_as_formulas(told: torch.Tensor, files: HeadFiles, *wanted: tuple[Drafted, list[tuple[int, ...]]]) -> None:
+    of_formulas = torch.cat([expected(files, sequence, paths) for sequence, paths in wanted])
+    torch.testing.assert_close(told, of_formulas, atol=1e-4, rtol=0.0)
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["kernels", "torch"])
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_formulas(kind: str, eager: bool) -> None:
-    """A prompt in two chunks, its nodes, a commit of two tokens, nodes below the new root."""
     files = block_head(kind)
-    executor, sequence = executor_of(files, eager=eager), Sequenced.random(13, range(100, 160), seed=1)
-    assert not len(log_chances(executor, [sequence.chunk(6, kept=False)]))
-    assert_as_formulas(log_chances(executor, [sequence.chunk()]), files, sequence, [[]])
-    assert_as_formulas(log_chances(executor, [sequence.nodes(PATHS)]), files, sequence, PATHS)
-    sequence.tokens += [17, 4]
-    assert_as_formulas(log_chances(executor, [sequence.chunk()]), files, sequence, [[]])
-    assert_as_formulas(log_chances(executor, [sequence.nodes(PATHS)]), files, sequence, PATHS)
+    executor, sequence = executor_of(files, eager=eager), sequenced(13, range(100, 160), seed=1)
+    assert not len(log_chances(executor, [structs.replace(sequence.chunk(6), kept=[])]))
+    assert_as_formulas(log_chances(executor, [sequence.chunk()]), files, (sequence, ROOT))
+    assert_as_formulas(log_chances(executor, [sequence.level(PATHS)]), files, (sequence, PATHS))
+    sequence.commit([17, 4])
+    assert_as_formulas(log_chances(executor, [sequence.chunk()]), files, (sequence, ROOT))
+    assert_as_formulas(log_chances(executor, [sequence.level(PATHS)]), files, (sequence, PATHS))
 
 
-@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("kind", [*BLOCKS, "medusa"])
 def test_batches_are_alone(kind: str) -> None:
-    """More blocks than one forward takes, of prompts of many lengths, then nodes at any depth."""
-    files, count = block_head(kind), BLOCKS_AT_ONCE + 2
+    files, count = parallel_head() if kind == "medusa" else block_head(kind), BLOCKS_AT_ONCE + 2
     executor, alone = (executor_of(files, num_slots=40 * count) for _ in range(2))
-    sequences = [Sequenced.random(2 + i % 17, range(40 * i, 40 * i + 40), seed=i) for i in range(count)]
+    sequences = [sequenced(2 + i % 17, range(40 * i, 40 * i + 40), seed=i) for i in range(count)]
     chunks = [sequence.chunk() for sequence in sequences]
-    nodes = [sequence.nodes(PATHS[i % 5 :]) for i, sequence in enumerate(sequences)]
+    nodes = [sequence.level(PATHS[i % 5 :]) for i, sequence in enumerate(sequences)]
     for rows in (chunks, nodes):
         assert torch.equal(log_chances(executor, rows), torch.cat([log_chances(alone, [s]) for s in rows]))
 
 
 def test_states_are_kept_or_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes below a root whose state was given up are what they would have been; others cost no block."""
     files = block_head("dspark")
     monkeypatch.setattr("pilotfish.model.heads.roots.ROOTS", 2)
     executor = executor_of(files)
     assert isinstance(executor, BlockExecutor)
-    sequences = [Sequenced.random(5 + i, range(40 * i, 40 * i + 40), seed=i) for i in range(3)]
+    sequences = [sequenced(5 + i, range(40 * i, 40 * i + 40), seed=i) for i in range(3)]
     log_chances(executor, [sequence.chunk() for sequence in sequences])
     blocks = list[int]()
     forward = executor.decoder.forward
     monkeypatch.setattr(executor.decoder, "forward", lambda ids, slots: blocks.append(len(ids)) or forward(ids, slots))
     for sequence in sequences[::-1]:
-        assert_as_formulas(log_chances(executor, [sequence.nodes(PATHS)]), files, sequence, PATHS)
+        assert_as_formulas(log_chances(executor, [sequence.level(PATHS)]), files, (sequence, PATHS))
     assert blocks == [1]
 
 
 def test_lost_features() -> None:
     files = block_head("dspark")
-    executor, sequence = executor_of(files), Sequenced.random(9, range(50), seed=3)
+    executor, sequence = executor_of(files), sequenced(9, range(50), seed=3)
     chunk = sequence.chunk()
     assert chunk.features is not None
     told = chunk.features.copy()
     told[[1, 5, 6]] = torch.nan
     sequence.features[0], sequence.features[4:6] = 0.0, sequence.features[3]
     told = log_chances(executor, [structs.replace(chunk, features=told)])
-    assert_as_formulas(told, files, sequence, [[]])
+    assert_as_formulas(told, files, (sequence, ROOT))
+
+
+# -- Medusa's
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["kernels", "torch"])
+@pytest.mark.parametrize("reduced", [False, True])
+def test_formulas_of_medusas(eager: bool, reduced: bool) -> None:
+    files = parallel_head(reduced=reduced)
+    executor = executor_of(files, eager=eager)
+    one, other = sequenced(9, range(100), seed=1), sequenced(4, range(100, 200), seed=2)
+    assert_as_formulas(log_chances(executor, [one.chunk(), other.chunk()]), files, (one, ROOT), (other, ROOT))
+    for _ in range(2):
+        told = log_chances(executor, [other.level(MEDUSAS), one.level(MEDUSAS)])
+        assert_as_formulas(told, files, (other, MEDUSAS), (one, MEDUSAS))
+        one.commit([3])
+        assert_as_formulas(log_chances(executor, [one.chunk()]), files, (one, ROOT))
+
+
+def test_lost_features_of_medusas() -> None:
+    files = parallel_head()
+    executor, sequence = executor_of(files), sequenced(6, range(50), seed=3)
+    chunk = sequence.chunk()
+    assert chunk.features is not None
+    lost = chunk.features.copy()
+    lost[-2:] = np.nan
+    told = log_chances(executor, [structs.replace(chunk, features=lost)])
+    torch.testing.assert_close(told[0], parallel_log_chances(files, sequence.known[2], 1), atol=1e-4, rtol=0.0)
+    sequence.commit([8])
+    later = structs.replace(sequence.chunk(), features=np.full((1, HIDDEN), np.nan, np.float32))
+    assert torch.equal(log_chances(executor, [later]), told)
+    zeros = log_chances(executor_of(files), [later])
+    torch.testing.assert_close(zeros[0], parallel_log_chances(files, torch.zeros(HIDDEN), 1), atol=1e-4, rtol=0.0)
+
+
+def test_slots_of_others() -> None:
+    executor, sequence = executor_of(parallel_head()), sequenced(6, range(50), seed=3)
+    log_chances(executor, [sequence.chunk()])
+    nodes = sequence.level(MEDUSAS)
+    assert log_chances(executor, [nodes])[0].isfinite().all()
+    log_chances(executor, [structs.replace(sequenced(6, range(50), seed=4).chunk(), kept=[])])
+    assert log_chances(executor, [nodes]).isneginf().all()

@@ -17,12 +17,10 @@ from head_files import (
     KV_HEADS,
     MASK,
     change_config,
-    change_tensors,
     write_block,
 )
 from safetensors.torch import load_file, save_file
 
-from pilotfish.errors import ModelError
 from pilotfish.model.heads.families.block import BlockHead
 from pilotfish.model.heads.files import read_head, read_spec
 from pilotfish.model.heads.spec import FINAL, Decoder, HeadSpec, Projection
@@ -171,48 +169,3 @@ def test_the_last_output_is_the_final_state_where_transformers_made_it(target: T
     ours = block(write_block(tmp_path / "b", "dflash", "speculators", target=target, layers=layers), target)
     assert theirs.projection.layers == (1, 4, FINAL)
     assert ours.projection.layers == (1, 4, 8)
-
-
-@pytest.mark.parametrize(
-    ("dialect", "fields", "told"),
-    [
-        ("speculators", {"speculators_model_type": "dflash2"}, "speculators_model_type: 'dflash2' is not allowed"),
-        ("speculators", {"mask_token_id": 512}, "has a mask_token_id of 512; its target's vocabulary is 512"),
-        ("speculators", {"mask_token_id": None}, "mask_token_id: None is not allowed"),
-        ("speculators", {"mask_token_id": float("nan")}, "mask_token_id: nan is not allowed"),
-        ("speculators", {"block_size": 1}, "block_size: 1 is not allowed; expected an integer of at least 2"),
-        ("speculators", {"aux_hidden_state_layer_ids": None}, "names no layers of its target"),
-        (
-            "speculators",
-            {"markov_head_type": "rnn"},
-            "markov_head_type: 'rnn' is not allowed; expected vanilla or gated",
-        ),
-        ("speculators", {"markov_head_type": "gated"}, "lacks tensor markov.gate.weight"),
-        ("speculators", {"enable_confidence_head": False}, "has a tensor of a confidence head, and says otherwise"),
-        (
-            "speculators",
-            {"confidence_head_with_markov": False},
-            "confidence_head.proj.weight of shape [1, 80]; [1, 64]",
-        ),
-        ("speculators", {"markov_rank": 8}, "of shape [1, 80]; [1, 72] is needed"),
-        ("deepspec", {"num_target_layers": 9}, "num_target_layers: 9 is not allowed; expected 8"),
-        ("z-lab", {"markov_rank": 8}, "dflash_config.markov_rank: 16 is not allowed; expected 8, as outside"),
-        ("z-lab", {"input_embedding_scale": 2.0}, "input_embedding_scale: 2.0 is not allowed"),
-        ("z-lab", {"conv_kernel_size": 2}, "conv_kernel_size: 2 is not allowed; expected no such field"),
-    ],
-)
-def test_fields_that_are_refused(
-    dialect: str, fields: dict[str, Any], told: str, target: TargetFacts, tmp_path: Path
-) -> None:
-    head = write_block(tmp_path, "dspark", dialect, target=target)
-    change_config(head, **fields)
-    with pytest.raises(ModelError) as caught:
-        read_head(head, target)
-    assert told in str(caught.value)
-
-
-def test_a_candidate_selector_is_refused(target: TargetFacts, tmp_path: Path) -> None:
-    head = write_block(tmp_path, "dflash", "z-lab", target=target)
-    change_tensors(head, {"candidate_selector.hidden_projection.weight": torch.ones(4, 64)})
-    with pytest.raises(ModelError, match=r"candidate_selector.hidden_projection.weight, which has no place"):
-        read_head(head, target)

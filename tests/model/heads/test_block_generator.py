@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from block_heads import HIDDEN, VOCAB, block_head
-from block_rig import Sequenced, executor_of, log_chances
+from block_rig import executor_of, log_chances, sequenced
+from recurrent_rig import Drafted
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -78,22 +79,22 @@ def test_generator(window: int) -> None:
     )
     limits = SimpleNamespace(max_length=1000, do_sample=False)
     generator = generation.DFlashTokenCandidateGenerator(assistant, embedding, head, limits)
-    executor, sequence = executor_of(files), Sequenced.random(13, range(100, 200), seed=1)
+    executor, sequence = executor_of(files), sequenced(13, range(100, 200), seed=1)
     for committed in ([], [7, 3, 11], [2], [5, 5, 1, 8, 0]):
-        sequence.tokens += committed
+        sequence.commit(committed)
         states = model(torch.tensor([sequence.tokens]), output_hidden_states=True).hidden_states
-        sequence.features = assistant.encoder(torch.cat([states[i + 1] for i in LAYERS], dim=-1))[0]
+        sequence.features = assistant.encoder(torch.cat([states[i + 1] for i in LAYERS], dim=-1))[0].numpy()
         theirs = candidates(generator, sequence, states, len(committed) - 1)
         ours = [log_chances(executor, [sequence.chunk()])]
-        ours.append(log_chances(executor, [sequence.nodes([[1] * depth for depth in range(1, block - 1)])]))
+        ours.append(log_chances(executor, [sequence.level([(1,) * depth for depth in range(1, block - 1)])]))
         torch.testing.assert_close(torch.cat(ours), theirs.double().log_softmax(dim=-1), atol=1e-4, rtol=0.0)
 
 
-def candidates(generator: Any, sequence: Sequenced, states: tuple[Tensor, ...], accepted: int) -> Tensor:
+def candidates(generator: Any, sequence: Drafted, states: tuple[Tensor, ...], accepted: int) -> Tensor:
     """Logits [block - 1, VOCAB]. It is told the states of what the target ran last: the prompt, then the root before
     and the accepted tokens."""
     length = len(sequence.tokens)
-    ran = slice(max(sequence.computed - 1, 0), length - 1)
+    ran = slice(max(len(sequence.slots) - 1, 0), length - 1)
     told = SimpleNamespace(hidden_states=[x[:, ran] for x in states])
     rows = {"position_ids": torch.arange(length)[None], "attention_mask": torch.ones(1, length, dtype=torch.long)}
     _, logits = generator.get_candidates(

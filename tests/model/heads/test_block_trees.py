@@ -55,7 +55,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("temperature", sized([0.8], [0.0, 0.8]))
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("kind", sized(("dspark", "reduced", "medusa"), tuple(HEADS)))
 def test_trees(kind: str, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
     files, formulas = HEADS[kind]
     head = files.spec.head

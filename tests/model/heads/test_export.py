@@ -113,7 +113,8 @@ def test_the_library_itself_loads_what_was_written(name: str, target: TargetFact
     from speculators import SpeculatorModel, SpeculatorModelConfig
 
     files = written(name, tmp_path / "before", target)
-    export_head(files, tmp_path / "after", target, verifier=str(target.directory))
+    trained_on = dataclasses.replace(files.trained_on, name=str(target.directory))
+    export_head(dataclasses.replace(files, trained_on=trained_on), tmp_path / "after", target)
     config = SpeculatorModelConfig.from_pretrained(tmp_path / "after")
     assert config.speculators_model_type == files.spec.kind
     model = SpeculatorModel.from_pretrained(str(tmp_path / "after"), config=config)

@@ -30,12 +30,13 @@ from pilotfish.workers.lm import LMDrafter
 
 #: Random heads are right by chance: often, where few tokens are allowed.
 FEW = (5, 60, 300)
+LENGTH = sized(12, 24)
 PARAMS = (
     SamplingParams(max_tokens=24, temperature=0.0, allowed_token_ids=FEW),
-    SamplingParams(max_tokens=24, temperature=0.9, seed=3, allowed_token_ids=FEW),
-    SamplingParams(max_tokens=24, temperature=0.8, seed=5, n=2, allowed_token_ids=FEW),
-    SamplingParams(max_tokens=12, temperature=0.0),
-    SamplingParams(max_tokens=16, temperature=0.7, seed=1, structured_outputs=Constraint.regex("[ab]{4,9}")),
+    SamplingParams(max_tokens=LENGTH, temperature=0.9, seed=3, allowed_token_ids=FEW),
+    SamplingParams(max_tokens=LENGTH, temperature=0.8, seed=5, n=2, allowed_token_ids=FEW),
+    SamplingParams(max_tokens=LENGTH // 2, temperature=0.0),
+    SamplingParams(max_tokens=LENGTH, temperature=0.7, seed=1, structured_outputs=Constraint.regex("[ab]{4,9}")),
 )
 PROMPTS = (SNIPPETS[0], SNIPPETS[1], SNIPPETS[2], [7], SNIPPETS[0][:60])
 ROWS = torch.zeros(64, 100)
@@ -47,7 +48,6 @@ def eagle3(directory: Path, target: TargetFacts) -> Path:
 
 
 def reduced_eagle3(directory: Path, target: TargetFacts) -> Path:
-    """Of fewer tokens than the target's, narrower, and of two layers."""
     return write_eagle3(
         directory, "modelopt", target=target, layers=(1, 2), draft_vocab=400, hidden=32, depth=2, fc_norm=True
     )
@@ -93,6 +93,8 @@ HEADS: dict[str, Writer] = {
 OF_EACH_EXECUTOR = pytest.mark.parametrize(
     "head", sized(("eagle3", "peagle", "dspark", "medusa"), tuple(HEADS)), indirect=True, scope="module"
 )
+#: One with KV, states and features of its own, and one without.
+TWO_HEADS = pytest.mark.parametrize("head", sized(("eagle3", "medusa"), tuple(HEADS)), indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +129,7 @@ def test_the_output_is_the_targets(drafting: Engine, expected: list[list[int]]) 
     assert accepted(drafting, PROMPTS[0], PARAMS[0]) > 0
 
 
-@OF_EACH_EXECUTOR
+@TWO_HEADS
 @pytest.mark.parametrize("dtype", sized(["float32"], ["float32", "int8", "fp8"]))
 def test_a_draft_worker_changes_nothing_either(
     llama: Path, head: Path, dtype: str, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
@@ -140,9 +142,9 @@ def test_a_draft_worker_changes_nothing_either(
         assert dtype != "float32" or accepted(engine, PROMPTS[0], PARAMS[0]) > 0
 
 
-@pytest.mark.parametrize("head", sized(("eagle3", "medusa"), tuple(HEADS)), indirect=True, scope="module")
+@TWO_HEADS
 def test_requests_give_way_to_each_other(llama: Path, head: Path, expected: list[list[int]]) -> None:
-    with make_engine(llama, draft=head, mode="sync", drafter="lm", kv_slots=120) as engine:
+    with make_engine(llama, draft=head, mode="sync", drafter="lm", kv_slots=sized(100, 120)) as engine:
         assert run(engine, PROMPTS, PARAMS) == expected
         assert engine.worker.scheduler.preemptions > 0
         assert_idle(engine)

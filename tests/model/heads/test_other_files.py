@@ -14,15 +14,14 @@ from head_files import (
     HEADS,
     KV_HEADS,
     MTP_DIALECTS,
-    change_config,
     change_tensors,
+    refusal,
     write_eagle1,
     write_medusa,
     write_mtp,
 )
 from safetensors.torch import load_file
 
-from pilotfish.errors import ModelError
 from pilotfish.model.heads.families.medusa import MedusaHead
 from pilotfish.model.heads.families.recurrent import RecurrentHead
 from pilotfish.model.heads.files import read_head, read_spec
@@ -123,48 +122,6 @@ def test_one_lm_head_for_all_of_medusas(target: TargetFacts, tmp_path: Path) -> 
     change_tensors(head, {**{f"lm_heads.{i}.weight": None for i in range(3)}, "lm_head.weight": one})
     tensors = read_head(head, target).tensors
     assert all(torch.equal(tensors[f"heads.{i}.lm_head.weight"], one) for i in range(3))
-
-
-def refusal(head: Path, target: TargetFacts) -> str:
-    with pytest.raises(ModelError) as caught:
-        read_head(head, target)
-    return str(caught.value)
-
-
-def test_mtp_that_is_refused(target: TargetFacts, tmp_path: Path) -> None:
-    head = write_mtp(tmp_path, "qwen", target=target)
-    change_tensors(head, {"mtp.layers.0.mlp.experts.0.up_proj.weight": torch.ones(4, 64)})
-    assert "experts and latent attention are not supported" in refusal(head, target)
-    change_tensors(head, {"mtp.layers.0.mlp.experts.0.up_proj.weight": None, "mtp.layers.1.x.weight": torch.ones(4)})
-    assert "mtp.layers.1.x.weight, which has no place" in refusal(head, target)
-    other = write_mtp(tmp_path / "two", "deepseek", target=target)
-    change_config(other, num_nextn_predict_layers=2)
-    assert "num_nextn_predict_layers: 2 is not allowed" in refusal(other, target)
-    change_config(other, num_nextn_predict_layers=1)
-    change_tensors(other, {"model.layers.9.eh_proj.weight": torch.ones(64, 128)})
-    assert "has 2 MTP modules" in refusal(other, target)
-
-
-def test_eagle1_that_is_refused(target: TargetFacts, tmp_path: Path) -> None:
-    head = write_eagle1(tmp_path, target=target, normed=True)
-    change_config(head, bias=False)
-    assert "bias: False is not allowed; expected True" in refusal(head, target)
-    change_config(head, bias=True)
-    change_tensors(head, {"embedding_layernorm.weight": None})
-    assert "both are needed" in refusal(head, target)
-
-
-def test_medusa_that_is_refused(target: TargetFacts, tmp_path: Path) -> None:
-    head = write_medusa(tmp_path / "a", "vllm", target=target, draft_vocab=100)
-    change_tensors(head, {"token_map": None})
-    assert "lacks tensor d2t: its vocabulary is 100" in refusal(head, target)
-    change_config(head, truncated_vocab_size=101)
-    assert "truncated_vocab_size: 101 is not allowed; expected 100" in refusal(head, target)
-    pickled = write_medusa(tmp_path / "b", target=target)
-    tensors = torch.load(pickled / "medusa_lm_head.pt")
-    del tensors["1.0.linear.weight"]
-    torch.save(tensors, pickled / "medusa_lm_head.pt")
-    assert "lacks tensor heads.1.blocks.0.weight" in refusal(pickled, target)
 
 
 class Spy:

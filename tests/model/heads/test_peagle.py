@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from head_files import MASK, PEAGLE_DIALECTS, change_config, change_tensors, write_eagle3, write_peagle
+from head_files import MASK, PEAGLE_DIALECTS, change_config, change_tensors, write_peagle
 from msgspec import structs
 from recurrent_formulas import Formulas
 from recurrent_rig import Drafted, executor_of, free_slots, logits
 from torch import Tensor
 
 from pilotfish.core.scheduling.executor import SequenceRows
-from pilotfish.errors import ModelError
 from pilotfish.model.heads.executor import HeadExecutor
 from pilotfish.model.heads.families.masked import CHAINS, MaskedExecutor, MaskedHead
 from pilotfish.model.heads.files import read_head, read_spec
@@ -55,8 +54,6 @@ def heads(target: TargetFacts, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 @dataclass(frozen=True)
 class PeagleFormulas:
-    """EAGLE-3's layers over one sequence: known tokens, then masks."""
-
     files: HeadFiles
 
     @property
@@ -88,7 +85,6 @@ def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def assert_as_formulas(executor: HeadExecutor, files: HeadFiles, sequence: Drafted, chunk: SequenceRows) -> None:
-    """After the last token and after nodes below it."""
     levels = PeagleFormulas(files).levels(sequence.known, sequence.tokens)
     expected = torch.cat([levels, torch.full_like(levels[:1], torch.nan)])
     found = torch.cat([logits(executor, chunk), logits(executor, sequence.level(PATHS))])
@@ -196,71 +192,3 @@ def test_what_it_shares_is_the_targets(target: TargetFacts, tmp_path: Path) -> N
     assert files.d2t is not None
     assert torch.equal(files.tensors["lm_head.weight"], target.lm_head()[files.d2t])
     assert torch.equal(files.tensors["embed_tokens.weight"], target.embedding())
-
-
-PROPOSALS = "speculators_config.proposal_methods"
-
-
-@pytest.mark.parametrize(
-    ("dialect", "fields", "told"),
-    [
-        ("speculators", {"mask_token_id": None}, "names no token of its mask: mask_token_id in"),
-        ("speculators", {"mask_token_id": 512}, "mask_token_id: 512 is not allowed; expected at most 511"),
-        ("speculators", {"speculators_model_type": "eagle3"}, "'eagle3' is not allowed; expected one of peagle"),
-        ("speculators", {"speculators_config": {}}, f"{PROPOSALS}: None is not allowed; expected a list"),
-        (
-            "speculators",
-            {"speculators_config": {"proposal_methods": [{"speculative_tokens": 1}]}},
-            f"{PROPOSALS}[0].speculative_tokens: 1 is not allowed; expected an integer of at least 2",
-        ),
-        ("speculators", {"pard_token": 3}, "pard_token: 3 is not allowed; expected no such field in a head of peagle"),
-        ("speculators", {"norm_output": 2}, "norm_output: 2 is not allowed; expected true or false"),
-        ("speculators", {"para_num": 8}, "para_num: 8 is not allowed; expected no such field in a head of peagle"),
-        ("vllm", {"pard_token": 3}, "ptd_token_id: 500 is not allowed; expected 3, as pard_token says"),
-        ("vllm", {"parallel_drafting": False}, "parallel_drafting: False is not allowed; expected True"),
-        ("vllm", {"num_depths": 1 << 40}, "num_depths: 1099511627776 is not allowed; expected at most 256"),
-        (
-            "vllm",
-            {"layer_types": ["sliding_attention"], "sliding_window": 3},
-            "has a window of 3, less than the 4 tokens of a forward",
-        ),
-        ("vllm", {"eagle_config": {"next_layer_regular": False, "x": 1}}, "eagle_config.x: 1 is not allowed"),
-    ],
-)
-def test_fields_that_are_refused(
-    dialect: str, fields: dict[str, Any], told: str, target: TargetFacts, tmp_path: Path
-) -> None:
-    head = write_peagle(tmp_path, dialect, target=target)
-    change_config(head, **fields)
-    assert told in refusal(head, target)
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"mask_hidden": None}, "lacks tensor mask_hidden"),
-        ({"mask_hidden": torch.ones(1, 1, 64)}, "has tensor mask_hidden of shape [1, 1, 64]; [1, 1, 192] is needed"),
-        ({"mask_hidden": torch.full((1, 1, 192), torch.nan)}, "tensor mask_hidden in"),
-        ({"mask_states": torch.ones(3)}, "has tensor mask_states, which has no place in a head of peagle"),
-    ],
-)
-@pytest.mark.parametrize("dialect", PEAGLE_DIALECTS)
-def test_tensors_that_are_refused(
-    dialect: str, changes: dict[str, Any], told: str, target: TargetFacts, tmp_path: Path
-) -> None:
-    head = write_peagle(tmp_path, dialect, target=target)
-    change_tensors(head, changes)
-    assert told in refusal(head, target)
-
-
-def test_a_head_of_eagle3_has_no_mask(target: TargetFacts, tmp_path: Path) -> None:
-    head = write_eagle3(tmp_path, target=target)
-    change_tensors(head, {"mask_hidden": torch.ones(1, 1, 192)})
-    assert "'eagle3' is not allowed; expected one of peagle" in refusal(head, target)
-
-
-def refusal(head: Path, target: TargetFacts) -> str:
-    with pytest.raises(ModelError) as caught:
-        read_head(head, target)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)

@@ -10,6 +10,7 @@ import torch
 from msgspec import structs
 from recurrent_formulas import HIDDEN, KINDS, Formulas, random_head
 from recurrent_rig import Drafted, executor_of, free_slots, logits
+from sizes import paired
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -17,6 +18,8 @@ from pilotfish.model.heads.executor import HeadExecutor
 from pilotfish.model.heads.parts import Angles
 from pilotfish.model.heads.spec import Decoder
 
+#: Each kind with the kernels or without.
+IN_WAYS = pytest.mark.parametrize(("kind", "eager"), paired([*KINDS], [False, True]))
 #: Two levels of a tree, and a deeper path.
 LEVELS = [[(3,), (9,), (77,)], [(3, 4), (9, 4), (3, 8)], [(3, 4, 5), (9, 4, 1)], [(9, 4, 1, 150)]]
 
@@ -25,9 +28,8 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@IN_WAYS
 def test_logits_are_those_of_the_formulas(kind: str, eager: bool) -> None:
-    """After a prompt in pieces, after nodes of a tree, and after a commit with the target's own features."""
     files = random_head(kind)
     executor, sequence = executor_of(files, eager=eager), Drafted.random(21, free_slots())
     formulas = Formulas(files, first_position=1)  # constant shifts of positions change nothing
@@ -41,7 +43,7 @@ def test_logits_are_those_of_the_formulas(kind: str, eager: bool) -> None:
         sequence.commit([3, 4, 100])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@IN_WAYS
 def test_a_row_has_the_same_bits_in_any_company(kind: str, eager: bool) -> None:
     files = random_head(kind)
     together, alone = (run(executor_of(files, eager=eager), size) for size in (8, 1))
@@ -67,12 +69,18 @@ def run(executor: HeadExecutor, size: int) -> list[torch.Tensor]:
 # -- unknown features
 
 
-def test_an_unknown_feature_is_the_last_one_known(eager: bool) -> None:
-    executor, sequence = executor_of(random_head("eagle3"), eager=eager), Drafted.random(12, free_slots())
-    sequence.features[[4, 5, 9]] = np.nan
+@pytest.mark.parametrize(
+    ("lost", "stand_ins"), [([4, 5, 9], [3, 3, 8]), ([0, 1, 2], None), (list(range(11)), None)], ids=str
+)
+def test_an_unknown_feature_is_the_last_one_known_or_zeros(
+    lost: list[int], stand_ins: list[int] | None, eager: bool
+) -> None:
+    files = random_head("eagle3")
+    executor, sequence = executor_of(files, eager=eager), Drafted.random(12, free_slots())
+    sequence.features[lost] = np.nan
     found = logits(executor, sequence.chunk())
-    sequence.features[[4, 5, 9]] = sequence.features[[3, 3, 8]]
-    close(found, Formulas(random_head("eagle3")).drafted(sequence.known, sequence.tokens, ()))
+    sequence.features[lost] = 0.0 if stand_ins is None else sequence.features[stand_ins]
+    close(found, Formulas(files).drafted(sequence.known, sequence.tokens, ()))
 
 
 def test_without_one_in_the_chunk_the_state_before_goes_on(eager: bool) -> None:
@@ -83,15 +91,6 @@ def test_without_one_in_the_chunk_the_state_before_goes_on(eager: bool) -> None:
     found = logits(executor, sequence.chunk(10))
     states = Formulas(files).step(sequence.known[:7], sequence.tokens[1:8])[0][-1:]
     close(found, Formulas(files).drafted(torch.cat([sequence.known[:7], states, states]), sequence.tokens[:10], ()))
-
-
-def test_before_all_features_there_are_zeros(eager: bool) -> None:
-    files = random_head("eagle3")
-    executor, sequence = executor_of(files, eager=eager), Drafted.random(9, free_slots())
-    sequence.features[:3] = np.nan
-    found = logits(executor, sequence.chunk())
-    sequence.features[:3] = 0.0
-    close(found, Formulas(files).drafted(sequence.known, sequence.tokens, ()))
 
 
 def test_no_features_at_all_are_unknown_ones(eager: bool) -> None:

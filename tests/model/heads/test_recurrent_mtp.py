@@ -79,7 +79,6 @@ def files_of(target: Any, mtp: Any) -> HeadFiles:
 
 @torch.inference_mode()
 def test_logits_are_those_of_transformers_own_module() -> None:
-    """After a prompt, and down a path whose states are its own."""
     target, mtp = glm_with_mtp()
     files = files_of(target, mtp)
     for eager in (False, True):

@@ -85,7 +85,6 @@ def test_tokens_that_the_target_lacks_are_never_given() -> None:
 
 
 def test_the_kernel_and_its_reference_give_the_same_columns() -> None:
-    """Of few and of nearly all tokens of a vocabulary that is no multiple of anything."""
     assert load_kernels()
     generator = torch.Generator().manual_seed(0)
     for count in (1, 7, 64, 1900, 2047):

@@ -21,7 +21,6 @@ from pilotfish.model.heads.target import DIGEST, SAMPLED, TargetFacts, TrainedOn
 
 @pytest.fixture(scope="module")
 def tuned(target: TargetFacts, tmp_path_factory: pytest.TempPathFactory) -> TargetFacts:
-    """Of the same sizes, with other embeddings."""
     return copied(target, tmp_path_factory.mktemp("tuned"), 1.5)
 
 

@@ -84,17 +84,13 @@ def _see(sees: NDArray[np.bool_], sequence: SequenceRows, column: Ints) -> None:
 # -- forwards of a bounded size
 
 
-def forwards(
-    sequences: Sequence[SequenceRows], num_slots: int, most_rows: int, most_earlier: int | None = None
-) -> Iterator[FlatRows]:
+def forwards(sequences: Sequence[SequenceRows], num_slots: int, most_rows: int) -> Iterator[FlatRows]:
     count = sum(sequence.num_rows for sequence in sequences)
     if count <= most_rows:
-        flat = FlatRows.of(sequences, num_slots)
-        if count == 1 or most_earlier is None or len(flat.earlier) <= most_earlier:
-            yield flat
-            return
+        yield FlatRows.of(sequences, num_slots)
+        return
     for half in _halves(sequences, (count + 1) // 2):
-        yield from forwards(half, num_slots, most_rows, most_earlier)
+        yield from forwards(half, num_slots, most_rows)
 
 
 def _halves(sequences: Sequence[SequenceRows], first: int) -> tuple[list[SequenceRows], list[SequenceRows]]:

@@ -7,7 +7,7 @@ token sees its sequence's cells. So each path is a sequence that shares cells wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from torch import Tensor
 from pilotfish.core.scheduling.executor import SequenceRows
 from pilotfish.errors import EngineError, ModelError, ParameterError
 from pilotfish.model.backends.llama_cpp_model import BATCH, MOST_SEQUENCES, load_gguf, new_context
-from pilotfish.model.backends.logits_executor import LogitsExecutor, no_logits
-from pilotfish.model.backends.runs import NOWHERE, PathRow, PathRun, Runs
+from pilotfish.model.backends.logits_executor import LogitsExecutor
+from pilotfish.model.backends.runs import NOWHERE, PathRow, PathRun, Runs, path_rows
 
 #: Cells for runs that are given up but still shared, as a share of the slots.
 SPARE = 0.25
@@ -61,7 +61,7 @@ class LlamaCppExecutor(LogitsExecutor):
             self._compute(row, found)
         self._decode(found)
         self.runs.end_forward()
-        return torch.from_numpy(found) if kept else no_logits(self.vocab_size)
+        return torch.from_numpy(found)
 
     def _compute(self, row: PathRow, found: Any) -> None:
         if len(self._queue) >= BATCH or self.runs.must_wait(row):
@@ -94,17 +94,3 @@ class LlamaCppExecutor(LogitsExecutor):
 
     def _remove(self, number: int) -> None:
         llama_cpp.llama_memory_seq_rm(self._memory, number, -1, -1)
-
-
-def path_rows(rows: Sequence[SequenceRows]) -> Iterator[PathRow]:
-    kept = 0
-    for sequence in rows:
-        prefix, nodes = sequence.prefix_slots.tolist(), sequence.nodes
-        wanted = {offset: kept + place for place, offset in enumerate(sequence.kept)}
-        kept += len(wanted)
-        for offset, token in enumerate(sequence.tokens):
-            yield PathRow(int(token), sequence.start + offset, prefix, kept=wanted.get(offset, NOWHERE))
-        for place, (token, depth) in enumerate(zip(nodes.tokens.tolist(), nodes.depths.tolist(), strict=True)):
-            below = nodes.paths[place, :depth].tolist()
-            yield PathRow(token, len(prefix) - 1 + depth, prefix, below, kept + place)
-        kept += len(nodes)

@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from pilotfish.core.scheduling.executor import ANY_DEPTH, ForwardSeconds, Outcome, Sampling, SequenceRows
@@ -15,15 +14,13 @@ from pilotfish.model.sampling import draw, non_finite_rows
 
 
 class LogitsExecutor(ABC):
+    deepest = ANY_DEPTH
+
     def __init__(self, num_slots: int, context: int, vocab_size: int, given: int) -> None:
         """Tokens from `given` on are never drawn."""
         self.num_slots, self.context, self.vocab_size = num_slots, context, vocab_size
         self._given = given
         load_kernels()  # of sampling; without them it is slower
-
-    @property
-    def deepest(self) -> int:
-        return ANY_DEPTH
 
     def padded(self, rows: int) -> int:
         return rows
@@ -42,7 +39,3 @@ class LogitsExecutor(ABC):
         tokens, log_chances = draw(logits[:, : self._given], broken, sampling)
         seconds = ForwardSeconds(model=computed - began, sample=time.perf_counter() - computed)
         return Outcome(tokens, log_chances, broken, partial(token_logprobs, logits), seconds)
-
-
-def no_logits(vocab_size: int) -> Tensor:
-    return torch.zeros((0, vocab_size))

@@ -12,10 +12,12 @@ become places of the heir; the others are computed again when a row needs them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import Struct
+
+from pilotfish.core.scheduling.executor import SequenceRows
 
 NOWHERE = -1
 #: Tokens that are soon computed again.
@@ -45,6 +47,20 @@ class PathRow(Struct, frozen=True):
     def ancestor(self, position: int, token: int) -> PathRow:
         below = self.below[: max(len(self.below) - (self.position - position), 0)]
         return PathRow(token, position, self.prefix, below)
+
+
+def path_rows(rows: Sequence[SequenceRows]) -> Iterator[PathRow]:
+    kept = 0
+    for sequence in rows:
+        prefix, nodes = sequence.prefix_slots.tolist(), sequence.nodes
+        wanted = {offset: kept + place for place, offset in enumerate(sequence.kept)}
+        kept += len(wanted)
+        for offset, token in enumerate(sequence.tokens):
+            yield PathRow(int(token), sequence.start + offset, prefix, kept=wanted.get(offset, NOWHERE))
+        for place, (token, depth) in enumerate(zip(nodes.tokens.tolist(), nodes.depths.tolist(), strict=True)):
+            below = nodes.paths[place, :depth].tolist()
+            yield PathRow(token, len(prefix) - 1 + depth, prefix, below, kept + place)
+        kept += len(nodes)
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""The C++ kernels (`torch.ops.pilotfish`). Imports torch to run them, not to tell whether they would run."""
+"""The C++ kernels (`torch.ops.pilotfish`)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ import platform
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+
+import torch
 
 from pilotfish.config.cache import cache_folder, made_once
 from pilotfish.errors import ParameterError
-from pilotfish.torchless import is_left_out
-
-if TYPE_CHECKING:
-    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -89,24 +86,14 @@ def _may_use_tiles() -> bool:
     return bool(ctypes.CDLL(None).syscall(*call) == 0)
 
 
-class DeviceLike(Protocol):
-    @property
-    def type(self) -> str: ...
-
-
-class DtypeLike(Protocol):
-    @property
-    def itemsize(self) -> int: ...
-
-
-def runs_native(head_dim: int, device: DeviceLike, *, eager: bool) -> bool:
+def runs_native(head_dim: int, device: torch.device, *, eager: bool) -> bool:
     """Builds the kernels if they are not built yet."""
     return not eager and device.type == "cpu" and head_dim % PANEL == 0 and load_kernels()
 
 
 def load_kernels() -> bool:
-    """Builds (under a minute, once, in $PILOTFISH_CACHE) and loads the kernels, or logs why not. Without torch: whether
-    they are built. ParameterError as `instruction_set`."""
+    """Builds (under a minute, once, in $PILOTFISH_CACHE) and loads the kernels, or logs why not. ParameterError as
+    `instruction_set`."""
     return _loaded() is not None
 
 
@@ -118,10 +105,6 @@ def _loaded() -> Path | None:
         return None
     try:
         library = made_once(cache_folder("kernels") / build_digest() / f"{_LIBRARY}.so", _build)
-        if is_left_out():
-            return library
-        import torch
-
         if not hasattr(torch.ops.pilotfish, "linear"):  # as it is not where another process has built them
             torch.ops.load_library(library)  # type: ignore[no-untyped-call]
     except (RuntimeError, OSError) as error:
@@ -141,7 +124,7 @@ def built_by() -> str:
 
 def _build(library: Path) -> None:
     """Each process builds in its own directory: a shared lock would outlive an owner that is killed."""
-    from torch.utils import cpp_extension
+    from torch.utils import cpp_extension  # slow
 
     flags, source = [*_FLAGS, *_flags()[instruction_set()]], str(_SOURCES / "ops.cpp")
     place = str(library.parent)
@@ -154,11 +137,11 @@ def build_digest() -> str:
     return hashlib.sha256("\0".join((*sources, *flags, importlib.metadata.version("torch"))).encode()).hexdigest()[:16]
 
 
-def step_inputs(dtype: DtypeLike) -> int:
+def step_inputs(dtype: torch.dtype) -> int:
     return 2 if dtype.itemsize == 2 else 1
 
 
-def input_multiple(dtype: DtypeLike) -> int:
+def input_multiple(dtype: torch.dtype) -> int:
     """The multiple that packed weights are padded to: whole steps, on AMX whole tiles of them."""
     step = step_inputs(dtype)
     return 16 * step if step == 2 and instruction_set() == "amx" else step
@@ -167,8 +150,6 @@ def input_multiple(dtype: DtypeLike) -> int:
 def pack_weight(weight: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """[N, K] -> [ceil(N / 32), steps, 32, inputs of a step] (kernels/linear.h). `dtype`: the inputs', by default the
     weight's."""
-    import torch
-
     outputs, depth = weight.shape
     step, whole = step_inputs(dtype or weight.dtype), input_multiple(dtype or weight.dtype)
     padded = torch.nn.functional.pad(weight, (0, -depth % whole, 0, -outputs % PANEL))

@@ -247,7 +247,6 @@ class PlainDecoder(torch.nn.Module):
         head = self.lm_head.weight
         decoder.set_head(head.panels, head.scales, self.lm_head.bias, self.lm_head.out_features)
         self._decoder = decoder
-        self.seconds: Tensor | None = None  # float64 [parts of a forward (kernels/decoder.h)]: each forward adds to it
         self._captured: tuple[list[int], Tensor | None] = ([], None)  # layers, and where their states go
 
     @staticmethod
@@ -288,8 +287,7 @@ class PlainDecoder(torch.nn.Module):
         """`logits` float32 [1, kept rows, vocab]. Writes KV to the pool."""
         planes = [plane for layer in kv for plane in layer]
         written = None if progress is None else torch.from_numpy(progress.written)
-        counted = planes, self.seconds, written
         logits = self._decoder.forward(
-            input_ids[0], logits_to_keep, *vars(metadata).values(), *counted, *self._captured
+            input_ids[0], logits_to_keep, *vars(metadata).values(), planes, written, *self._captured
         )
         return SimpleNamespace(logits=logits[None])

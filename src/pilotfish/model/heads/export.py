@@ -23,20 +23,12 @@ _CLASSES = {"eagle3": "Eagle3Speculator", "dspark": "DSparkSpeculator", "mtp": "
 _NAMES = {"eagle3": eagle.LAYERS, "dspark": block_layouts.NAMES, "mtp": mtp.SPECULATORS}
 
 
-def export_head(
-    files: HeadFiles,
-    directory: Path,
-    target: TargetFacts,
-    *,
-    verifier: str | None = None,
-    tokens: int = 0,
-    lean: bool = False,
-) -> None:
-    """`verifier` is the target's public name, `tokens` how many tokens others guess (0: as commonly). Leaves out the
-    target's own tensors; for EAGLE-3 only if `lean`, as the library's own loader leaves memory there uninitialized."""
+def export_head(files: HeadFiles, directory: Path, target: TargetFacts, *, tokens: int = 3, lean: bool = False) -> None:
+    """`tokens` is how many tokens others guess. Leaves out the target's own tensors; for EAGLE-3 only if `lean`, as the
+    library's own loader leaves memory there uninitialized."""
     directory.mkdir(parents=True, exist_ok=True)
     tensors = dict(_tensors(files, target, lean))
-    config = _config(files, target, verifier, tokens)
+    config = _config(files, target, tokens)
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
@@ -64,11 +56,11 @@ def _shared(files: HeadFiles, target: TargetFacts) -> set[str]:
     return {name for name, theirs in candidates.items() if torch.equal(own[name], theirs().to(own[name].dtype))}
 
 
-def _config(files: HeadFiles, target: TargetFacts, verifier: str | None, tokens: int) -> dict[str, Any]:
+def _config(files: HeadFiles, target: TargetFacts, tokens: int) -> dict[str, Any]:
     spec, head = files.spec, files.spec.head
     assert isinstance(head, RecurrentHead | BlockHead)
-    greedy = {"proposal_type": "greedy", "speculative_tokens": tokens or _tokens(head)}
-    about = {"name_or_path": verifier or files.trained_on.name or None, "architectures": [target.architecture]}
+    greedy = {"proposal_type": "greedy", "speculative_tokens": tokens}
+    about = {"name_or_path": files.trained_on.name or None, "architectures": [target.architecture]}
     fields: dict[str, Any] = {
         "architectures": [_CLASSES[spec.kind]],
         "speculators_model_type": spec.kind,
@@ -84,10 +76,6 @@ def _config(files: HeadFiles, target: TargetFacts, verifier: str | None, tokens:
     }
     own = _block_fields(head, spec) if isinstance(head, BlockHead) else _recurrent_fields(head, spec)
     return fields | own | files.trained_on.fields()
-
-
-def _tokens(head: RecurrentHead | BlockHead) -> int:
-    return 3 if isinstance(head, RecurrentHead) else head.block - head.first
 
 
 def _recurrent_fields(head: RecurrentHead, spec: HeadSpec) -> dict[str, Any]:

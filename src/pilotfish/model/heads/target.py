@@ -3,15 +3,15 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from pilotfish.errors import ModelError
 from pilotfish.model.heads.fields import HeadFields
 from pilotfish.model.heads.weights import read_rows, read_tensor_headers, read_tensors, tensor_files
 from pilotfish.model.loading.metadata import read_object
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: The field of config.json that heads trained here carry. Loaders of others ignore it.
 DIGEST = "target_embedding_digest"
@@ -51,8 +51,6 @@ class TargetFacts:
     def digest(self) -> str:
         """Tells targets of equal sizes apart: SHA-256 of up to `SAMPLED` evenly spread rows of the embedding, as
         bfloat16, so that a copy in another type has the same. "" without an embedding by a known name."""
-        import torch
-
         headers = read_tensor_headers(tensor_files(self.directory))
         name = next((name for name in _EMBEDDINGS if name in headers), None)
         if name is None or not headers[name].shape:

@@ -1,4 +1,4 @@
-"""Reads no weights; imports torch only for several ranks or CUDA."""
+"""Reads no weights."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from pilotfish.config.fields import KVDType, Quantization
 from pilotfish.model.cpu import native
-from pilotfish.model.cpu.native import DeviceLike, DtypeLike, runs_native
+from pilotfish.model.cpu.native import runs_native
+from pilotfish.model.kv_planes import element_type
 from pilotfish.model.loading.configuration import ARCHITECTURES, load_config
+from pilotfish.model.loading.shards import Shard, part_config, refuse_indivisible
 from pilotfish.model.loading.tensors import expert_sizes, model_weights
 
 #: Bytes per weight of the layer that torchao quantizes: its own, and copies in float32.
@@ -29,8 +33,8 @@ class Footprint:
 
 def footprint(
     directory: Path,
-    dtype: DtypeLike,
-    device: DeviceLike,
+    dtype: torch.dtype,
+    device: torch.device,
     *,
     eager: bool,
     quantization: Quantization = "none",
@@ -40,7 +44,8 @@ def footprint(
 ) -> Footprint:
     """Of rank 0, which has all logits. Raises `load_model`'s errors that need no weights."""
     config = load_config(directory, max_model_len)
-    part = config if ranks == 1 else _first_part(config, ranks)
+    refuse_indivisible(config, ranks)
+    part = part_config(config, Shard(0, ranks))
     size, packed = dtype.itemsize, runs_native(config.head_dim, device, eager=eager)
     linears = [weight for weight in model_weights(part) if weight.linear]
     inner = max(weight.shape[0] for weight in linears[:-1])  # all but the head
@@ -49,7 +54,7 @@ def footprint(
     return Footprint(
         parameters=_parameters(config),
         weights=_weight_bytes(part, dtype, packed=packed, quantized=quantization != "none") + angles,
-        slot=slot_bytes(part, _element_size(kv_dtype, dtype, device)),
+        slot=slot_bytes(part, element_type(kv_dtype, dtype, device).itemsize),
         row=size * (8 * config.hidden_size + (1 if packed else 3) * inner + config.vocab_size)
         + _SAMPLING * config.vocab_size
         + size * (ranks > 1) * (ranks * config.hidden_size + 2 * config.vocab_size),  # everybody's parts
@@ -57,19 +62,12 @@ def footprint(
     )
 
 
-def _first_part(config: Any, ranks: int) -> Any:
-    from pilotfish.model.loading.shards import Shard, part_config, refuse_indivisible
-
-    refuse_indivisible(config, ranks)
-    return part_config(config, Shard(0, ranks))
-
-
 def _parameters(config: Any) -> int:
     *weights, head = model_weights(config)
     return sum(weight.numel for weight in weights) + (0 if config.tie_word_embeddings else head.numel)
 
 
-def _weight_bytes(config: Any, dtype: DtypeLike, *, packed: bool, quantized: bool) -> int:
+def _weight_bytes(config: Any, dtype: torch.dtype, *, packed: bool, quantized: bool) -> int:
     """Packed and quantized heads are never the embedding; a quantized weight takes a byte, and an output a float32
     scale. Packed weights are padded to whole panels and tiles, counted for experts only, as theirs are small."""
     size, weights = dtype.itemsize, model_weights(config)
@@ -79,15 +77,6 @@ def _weight_bytes(config: Any, dtype: DtypeLike, *, packed: bool, quantized: boo
     multiples = 2 * [native.PANEL] + [native.input_multiple(dtype)]  # of gate, up and down
     padding = sum(x.count * config.hidden_size * (-x.inner % of) for x in mixtures for of in multiples)
     return int(size * (sum(weight.numel for weight in weights) - tied + padding) - saved)
-
-
-def _element_size(kv_dtype: KVDType, dtype: DtypeLike, device: DeviceLike) -> int:
-    if kv_dtype != "fp8":
-        return 1 if kv_dtype == "int8" else dtype.itemsize
-    from pilotfish.model.kv_planes import element_type  # asks the device
-
-    size: int = element_type(kv_dtype, dtype, device).itemsize
-    return size
 
 
 def slot_bytes(config: Any, size: int) -> int:

@@ -27,7 +27,6 @@ VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 NO_LIMIT = 1 << 62
 #: Fields of generation_config.json; the file explains them.
 _FIELDS = tomllib.loads(Path(__file__).with_name("generation_config.toml").read_text("utf-8"))
-GENERATION_FIELDS = (*_FIELDS["defaults"], *_FIELDS["unsupported"])
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, cast
+
+import torch
 
 from pilotfish.config.fields import DType
 from pilotfish.errors import ParameterError
-from pilotfish.model.cpu.native import DeviceLike, runs_native
-
-if TYPE_CHECKING:
-    import torch
+from pilotfish.model.cpu.native import runs_native
 
 #: oneDNN's sets of instructions that have none for products of bfloat16, or convert it only.
 _WITHOUT_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
@@ -26,19 +25,13 @@ class Precision:
 
     @property
     def dtype(self) -> torch.dtype:
-        from pilotfish.model.loading.loader import DTYPES
-
-        return DTYPES[self.name]
-
-    @property
-    def itemsize(self) -> int:
-        return 4 if self.name == "float32" else 2
+        return cast(torch.dtype, getattr(torch, self.name))
 
     def __str__(self) -> str:
         return f"dtype: {self.name}" + (f" ({self.why})" if self.why else "")
 
 
-def precision_of(asked: DType, config: Any, device: DeviceLike, *, eager: bool) -> Precision:
+def precision_of(asked: DType, config: Any, device: torch.device, *, eager: bool) -> Precision:
     """ParameterError for bfloat16 that PyTorch would emulate, a hundred times slower than float32."""
     if asked == "float32":
         return Precision(asked, why="")
@@ -50,17 +43,15 @@ def precision_of(asked: DType, config: Any, device: DeviceLike, *, eager: bool) 
     return Precision(asked, why="")
 
 
-def quickest(device: DeviceLike, *, kernels: bool) -> Precision:
+def quickest(device: torch.device, *, kernels: bool) -> Precision:
     """Without bfloat16 instructions the kernels widen it to float32 in registers, at float32's speed."""
     if kernels:
         return Precision("bfloat16", _KERNELS)
     return Precision("bfloat16", _INSTRUCTIONS) if multiplies_bfloat16(device) else Precision("float32", _NEITHER)
 
 
-def multiplies_bfloat16(device: DeviceLike) -> bool:
+def multiplies_bfloat16(device: torch.device) -> bool:
     """Whether PyTorch has instructions for it. On a CPU oneDNN multiplies, limited by its own variable."""
-    import torch
-
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or ""
@@ -68,8 +59,6 @@ def multiplies_bfloat16(device: DeviceLike) -> bool:
     return has_instructions and limit.upper() not in _WITHOUT_BFLOAT16
 
 
-def library_dtype(dtype: torch.dtype, device: DeviceLike) -> torch.dtype:
-    import torch
-
+def library_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     slow = dtype == torch.bfloat16 and not multiplies_bfloat16(device)
     return torch.float32 if slow else dtype

@@ -10,14 +10,13 @@ import torch
 
 from pilotfish.config.fields import Quantization
 from pilotfish.errors import ParameterError
-from pilotfish.model.cpu.native import DeviceLike
 from pilotfish.model.loading.metadata import quiet
 
 #: The first with FP8 matrix units: Ada and Hopper.
 FP8_CAPABILITY = (8, 9)
 
 
-def check_quantization(quantization: Quantization, dtype: torch.dtype, device: DeviceLike) -> None:
+def check_quantization(quantization: Quantization, dtype: torch.dtype, device: torch.device) -> None:
     """ParameterError if the device cannot multiply such weights."""
     if quantization != "fp8":
         return

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import isfinite, prod
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from pilotfish.errors import ModelError
 from pilotfish.model.loading.configuration import ARCHITECTURES
-from pilotfish.model.loading.metadata import GENERATION_FIELDS, read_object
+from pilotfish.model.loading.metadata import read_object
 
-_HEAD = "lm_head.weight"
 _NORMS = ("input_layernorm", "post_attention_layernorm")
-#: Dtypes of weights that can be served, as safetensors write them.
-_FLOATS = ("F32", "F16", "BF16")
-_FLOAT_NAMES = ("None", "float32", "float16", "bfloat16")
-#: Kinds of rotary embeddings that need nothing but numbers.
-_ROPES = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
 @dataclass(frozen=True)
@@ -83,7 +77,7 @@ def model_weights(config: Any) -> list[Weight]:
     for layer in range(config.num_hidden_layers):
         parts = (*_attention(config, about), *_feed_forward(config, about, layer), *_norms(about, hidden))
         weights += [replace(part, name=f"model.layers.{layer}.{part.name}") for part in parts]
-    head = Weight(_HEAD, (config.vocab_size, hidden), linear=True)
+    head = Weight("lm_head.weight", (config.vocab_size, hidden), linear=True)
     return [*weights, Weight("model.norm.weight", (hidden,)), head]
 
 
@@ -152,50 +146,3 @@ def _linear(name: str, outputs: int, inputs: int, *, bias: Any) -> Iterator[Weig
 
 def _norms(about: Mapping[str, Any], hidden: int) -> Iterator[Weight]:
     return (Weight(f"{name}.weight", (hidden,)) for name in about.get("norms", _NORMS))
-
-
-# -- both compared
-
-
-def is_whole(directory: Path, config: Any) -> bool:
-    """After False `check_weights` decides."""
-    try:
-        headers = {name: x for file in weight_files(directory) for name, x in safetensors_headers(file).items()}
-        needed = {weight.name: weight.shape for weight in model_weights(config)}
-    except (OSError, SafetensorError, ArithmeticError, TypeError):
-        return False
-    if config.tie_word_embeddings and _HEAD not in headers:
-        del needed[_HEAD]
-    shapes = {name: header.shape for name, header in headers.items()}
-    return shapes == needed and all(x.dtype in _FLOATS for x in headers.values()) and _is_usual(config)
-
-
-def _is_usual(config: Any) -> bool:
-    padding, kinds = getattr(config, "pad_token_id", None), getattr(config, "layer_types", None)
-    return (
-        str(config.dtype).removeprefix("torch.") in _FLOAT_NAMES
-        and (padding is None or padding in range(config.vocab_size))
-        and (kinds is None or len(kinds) == config.num_hidden_layers)
-        and getattr(config, "_attn_implementation_internal", None) is None
-        and getattr(config, "_experts_implementation_internal", None) is None
-        and _is_positive(getattr(config, "query_pre_attn_scalar", 1))
-        and all(getattr(config, name, None) is None for name in GENERATION_FIELDS)
-        and _is_usual_rope(getattr(config, "rope_parameters", None))
-    )
-
-
-def _is_usual_rope(parameters: Any) -> bool:
-    if not isinstance(parameters, dict):
-        return False
-    if any(isinstance(x, dict) for x in parameters.values()):
-        return all(isinstance(x, dict) and _is_usual_rope(x) for x in parameters.values())
-    numbers = [x for name, x in parameters.items() if name != "rope_type" and not isinstance(x, bool)]
-    return (
-        parameters.get("rope_type") in _ROPES
-        and all(map(_is_positive, numbers))
-        and parameters.get("rope_theta", 0) > 1
-    )
-
-
-def _is_positive(x: Any) -> bool:
-    return isinstance(x, int | float) and isfinite(x) and x > 0

@@ -64,38 +64,16 @@ struct RowNormed {};
 struct Joined {};
 struct Kept {};
 
-// What a forward spends its time on.
-enum Part { kEmbedding, kNorms, kLinear, kRotate, kAttention, kGatedMlp, kHead, kParts };
-
-// Adds the time since the last lap to a part, unless `seconds` is null.
-struct Stopwatch {
-  using Clock = std::chrono::steady_clock;
-
-  double* seconds;
-  Clock::time_point last;
-
-  explicit Stopwatch(double* seconds) : seconds(seconds) {
-    if (seconds) last = Clock::now();
-  }
-
-  void lap(Part part) {
-    if (!seconds) return;
-    const Clock::time_point now = Clock::now();
-    seconds[part] += std::chrono::duration<double>(now - last).count();
-    last = now;
-  }
-};
-
 // One forward. Buffers are the calling thread's; `run` is called by every member.
 template <typename T>
 class Forward {
  public:
-  // ids [rows]; keep [num_kept], rows whose logits are wanted; `rows` without scoring, which the layers have. Adds the
-  // seconds of each part to `seconds` [kParts], and counts in `written` the layers whose keys and values are in their
-  // slots, for other threads to read; either may be null. Writes the states of `captured`.
+  // ids [rows]; keep [num_kept], rows whose logits are wanted; `rows` without scoring, which the layers have. Counts
+  // in `written`, unless it is null, the layers whose keys and values are in their slots, for other threads to read.
+  // Writes the states of `captured`.
   Forward(const DecoderShape<T>& shape, const AttentionInputs& rows, const int64_t* ids, const int64_t* keep,
-          int64_t num_kept, double* seconds = nullptr, int32_t* written = nullptr, Captured<T> captured = {})
-      : shape_(shape), seconds_(seconds), written_(written), captured_(std::move(captured)), rows_(rows), groups_(groups_of(rows)), ids_(ids), keep_(keep),
+          int64_t num_kept, int32_t* written = nullptr, Captured<T> captured = {})
+      : shape_(shape), written_(written), captured_(std::move(captured)), rows_(rows), groups_(groups_of(rows)), ids_(ids), keep_(keep),
         width_((shape.query_heads + 2 * shape.kv_heads) * shape.head_dim),
         residual_(scratch<Residual, T>(rows.rows * shape.hidden)), update_(scratch<Update, T>(rows.rows * shape.hidden)),
         heads_(scratch<Heads, T>(rows.rows * width_)), normed_(rows.rows, shape.hidden),
@@ -104,34 +82,23 @@ class Forward {
 
   // logits [num_kept, vocab], rounded to T.
   void run(Member& member, float* logits) {
-    Stopwatch watch(member.leads() ? seconds_ : nullptr);
     embed(member);
-    watch.lap(kEmbedding);
     int32_t layers = 0;
     for (const DecoderLayer<T>& layer : shape_.layers) {
       norm(member, layer.attention_norm, layers);
-      watch.lap(kNorms);
       multiply_all<T>(member, normed_, layer.qkv.weight, layer.qkv.bias, heads_);
-      watch.lap(kLinear);
       rotate(member, layer);
       ++layers;
       if (written_ && member.leads()) __atomic_store_n(written_, layers, __ATOMIC_RELEASE);
-      watch.lap(kRotate);
       attention(member, layer);
-      watch.lap(kAttention);
       multiply_all<T>(member, attended_, layer.out.weight, layer.out.bias, update_);
-      watch.lap(kLinear);
       norm(member, layer.mlp_norm, kNoState);
-      watch.lap(kNorms);
       gate_all(member, normed_, layer.gate, layer.up, inner_);
       multiply_all<T>(member, inner_, layer.down, nullptr, update_);
-      watch.lap(kGatedMlp);
     }
     keep(member);
     if (captures(layers) || captures(kFinal)) capture_last(member);
-    watch.lap(kNorms);
     multiply_all<T>(member, kept_, shape_.head.weight, shape_.head.bias, logits);
-    watch.lap(kHead);
   }
 
  private:
@@ -234,7 +201,6 @@ class Forward {
   }
 
   const DecoderShape<T>& shape_;
-  double* const seconds_;
   int32_t* const written_;
   const Captured<T> captured_;
   const AttentionInputs rows_;

@@ -445,23 +445,19 @@ class Decoder : public torch::CustomClassHolder {
   }
 
   // input_ids int64 [rows], keep int64 [kept rows]; rows as in `rows_of`; of each layer in order the keys, the
-  // values and, of int8, their scales -> logits float32 [kept rows, vocab], rounded to the embedding's dtype. Adds the
-  // seconds of the parts of a forward (decoder.h) to `seconds`, float64 [parts], and counts layers in `written`, int32
-  // [1]. Writes the hidden states of `layers` (decoder.h) to `states`, [rows, layers.size() * hidden] of the embedding's
+  // values and, of int8, their scales -> logits float32 [kept rows, vocab], rounded to the embedding's dtype. Counts
+  // layers in `written`, int32 [1]. Writes the hidden states of `layers` (decoder.h) to `states`, [rows, layers.size() * hidden] of the embedding's
   // dtype.
   Tensor forward(const Tensor& input_ids, const Tensor& keep, const Tensor& row_slots, const Tensor& row_sequences,
                  const Tensor& row_positions, const Tensor& row_prefixes, const Tensor& prefix_slots,
-                 const Tensor& path_slots, std::vector<Tensor> planes, const std::optional<Tensor>& seconds,
-                 const std::optional<Tensor>& written, std::vector<int64_t> layers,
-                 const std::optional<Tensor>& states) {
+                 const Tensor& path_slots, std::vector<Tensor> planes, const std::optional<Tensor>& written,
+                 std::vector<int64_t> layers, const std::optional<Tensor>& states) {
     AttentionInputs in = rows_of(row_slots, row_sequences, row_positions, row_prefixes, prefix_slots, path_slots);
     TORCH_CHECK(input_ids.scalar_type() == at::kLong && keep.scalar_type() == at::kLong && input_ids.numel() == in.rows &&
                     input_ids.is_contiguous() && keep.is_contiguous(),
                 "decoder: int64 ids, one a row, and kept rows");
     TORCH_CHECK(planes.size() == 2 * layers_.size() || planes.size() == 4 * layers_.size(),
                 "decoder: two planes a layer, or four");
-    TORCH_CHECK(!seconds || (seconds->scalar_type() == at::kDouble && seconds->numel() == kParts), "decoder: ",
-                int{kParts}, " seconds");
     TORCH_CHECK(!written || (written->scalar_type() == at::kInt && written->numel() == 1), "decoder: one int32 written");
     check_states(layers, states, in.rows);
     in.query_heads = query_heads_;
@@ -471,7 +467,7 @@ class Decoder : public torch::CustomClassHolder {
     Tensor logits = at::empty({keep.numel(), head_.outputs}, embedding_.options().dtype(at::kFloat));
     dispatch(embedding_, [&]<typename T>(T) {
       const DecoderShape<T> shape = shape_with<T>(planes);
-      Forward<T> forward(shape, in, data<int64_t>(input_ids), data<int64_t>(keep), keep.numel(), data<double>(seconds),
+      Forward<T> forward(shape, in, data<int64_t>(input_ids), data<int64_t>(keep), keep.numel(),
                          data<int32_t>(written), {layers, data<T>(states)});
       run(std::numeric_limits<int64_t>::max(), [&](Member& member) { forward.run(member, data<float>(logits)); });
     });

@@ -18,8 +18,6 @@ _NUMBERS = (
     *("factor", "original_max_position_embeddings", "attention_factor"),
     *("beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"),
 )
-#: Of which the first must be above the second, and what they are where nothing is said.
-_ORDERED = {"llama3": ("high_freq_factor", "low_freq_factor", 0.0, 0.0), "yarn": ("beta_fast", "beta_slow", 32.0, 1.0)}
 
 
 def read_rope(fields: HeadFields, window: int, head_dim: int) -> dict[str, Any]:
@@ -59,11 +57,6 @@ def _check_numbers(scaling: HeadFields, kind: str) -> None:
     for name in ("mscale", "mscale_all_dim"):
         if scaling.take(name) != 0:  # as good as none
             scaling.number(name, 1.0)
-    if kind in _ORDERED:
-        larger, smaller, *usual = _ORDERED[kind]
-        least = scaling.number(smaller, usual[1] or 1.0)
-        if scaling.number(larger, usual[0] or 1.0) <= least:
-            raise scaling.refused(larger, f"a number above {smaller}, {least:g}")
 
 
 def _rotated(fields: HeadFields, scaling: HeadFields, head_dim: int) -> float:

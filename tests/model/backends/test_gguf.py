@@ -1,4 +1,5 @@
-"""Drafts that are GGUF files, and drafts that llama.cpp cannot run: one line."""
+"""llama.cpp computes what transformers computes, from files that we wrote of the same weights; and drafts that it
+cannot run are one line. Skipped where it is not installed."""
 
 from __future__ import annotations
 
@@ -7,17 +8,22 @@ import shutil
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from backend_rig import PAIR, VOCAB, Traffic, compare, made, own, refused
 from sizes import in_soak
 from support import write_model, write_tokenizer
+from transformers import AutoModelForCausalLM
 
 pytest.importorskip("llama_cpp")
 pytest.importorskip("gguf")
 from pilotfish.config.engine import EngineConfig
+from pilotfish.config.fields import GGUFWeights
 from pilotfish.config.workers import DraftConfig
 from pilotfish.core.drafting.draft_sessions import SessionTable
 from pilotfish.engine.drafts.draft_pool import make_worker
+from pilotfish.errors import ModelError
 from pilotfish.model.backends import llama_cpp_executor
 from pilotfish.model.backends.gguf_file import gguf_of
 
@@ -81,12 +87,6 @@ def test_a_tokenizer_of_another_model(capfd: pytest.CaptureFixture[str], file: P
     assert f"tokenizer: {file.parent} has no tokenizer.json" in refused(capfd, "--draft", file, *OWN)
 
 
-def test_a_model_that_is_not_converted(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    directory = write_model(tmp_path / "olmo", "olmo2")
-    line = refused(capfd, "--draft", directory, *OWN)
-    assert "model type olmo2 is not converted to GGUF here" in line
-
-
 def test_there_is_no_gpu(capfd: pytest.CaptureFixture[str], file: Path) -> None:
     import llama_cpp
 
@@ -94,3 +94,58 @@ def test_there_is_no_gpu(capfd: pytest.CaptureFixture[str], file: Path) -> None:
         pytest.skip("llama.cpp was built for a GPU here")
     line = refused(capfd, "--draft", file, *OWN, "--backend-device", "gpu")
     assert "backend_device: 'gpu' is not allowed; expected cpu: llama.cpp was built for no other device here" in line
+
+
+# -- files
+
+TOKENS = [7, 99, 250, 3, 41, 41, 180, 7, 99, 250]
+ALLOWED = {"qwen3": {"use_sliding_window": False, "layer_types": ["full_attention", "full_attention"]}}
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    kind = request.param
+    return write_model(tmp_path_factory.mktemp(kind), kind, head_dim=16, **ALLOWED.get(kind, {}))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PILOTFISH_CACHE", str(tmp_path / "cache"))
+
+
+def logits_of(model: Path) -> np.ndarray:
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    with torch.inference_mode():
+        return reference(torch.tensor([TOKENS])).logits[0].numpy()
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize(("weights", "error"), [("f32", 1e-4), ("f16", 0.02), ("bf16", 0.15)])
+def test_llama_cpp_has_transformers_logits(model: Path, weights: GGUFWeights, error: float) -> None:
+    import llama_cpp
+
+    kind = llama_cpp.GGML_TYPE_F32
+    options = {"n_ctx": 64, "n_threads": 1, "logits_all": True, "verbose": False, "type_k": kind, "type_v": kind}
+    llama = llama_cpp.Llama(str(gguf_of(model, weights)), **options)
+    llama.eval(TOKENS)
+    got, expected = llama.scores[: len(TOKENS)], logits_of(model)
+    assert np.abs(got - expected).max() < error * np.abs(expected).max()
+    norms = np.linalg.norm(got, axis=-1) * np.linalg.norm(expected, axis=-1)
+    assert ((got * expected).sum(axis=-1) / norms).min() > 1 - error
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_model_is_converted_once(model: Path) -> None:
+    first = gguf_of(model, "bf16")
+    written = first.stat().st_mtime_ns
+    assert gguf_of(model, "bf16") == first and first.stat().st_mtime_ns == written
+    assert gguf_of(model, "f32") != first and len(list(first.parent.glob("*.gguf"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("mistral", "sliding windows"), ("qwen3", "sliding windows"), ("olmo2", "model type olmo2")],
+)
+def test_what_is_not_converted(kind: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=reason):
+        gguf_of(write_model(tmp_path / kind, kind), "f32")
