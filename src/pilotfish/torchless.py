@@ -11,7 +11,3 @@ def leave_out() -> None:
     if "torch" not in sys.modules:
         sys.modules["torch"] = None  # type: ignore[assignment]  # its import fails
         os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # that no models can be loaded
-
-
-def is_left_out() -> bool:
-    return sys.modules.get("torch", sys) is None
