@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,10 @@ if not torch.cuda.is_available():
 from hypothesis import settings
 from support import KINDS, write_model
 from xdist.scheduler import LoadFileScheduling
+
+# Where this is switched off, as in many containers, each process compiles the package anew, and pytest all tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 settings.register_profile("pilotfish", deadline=None, derandomize=True, database=None, max_examples=sized(30, 50))
 settings.load_profile("pilotfish")

@@ -172,3 +172,8 @@ def alive(pid: int) -> bool:
 def resident(pid: int) -> int:
     """Bytes of memory."""
     return 4096 * int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+
+
+def nothing_left(directory: Path, pids: list[int]) -> bool:
+    """Of a server and its workers, whose temporary files were there."""
+    return not any(map(alive, pids)) and not list(directory.glob("pilotfish-*"))

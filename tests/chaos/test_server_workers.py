@@ -1,4 +1,4 @@
-"""A server whose workers are killed: what its clients see."""
+"""A server whose workers are killed, and that ends itself: what its clients see."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from http_clients import LIMIT, Client, alive, balanced, completion, texts
+from http_clients import LIMIT, Client, alive, balanced, completion, nothing_left, texts
 from live import LiveServer
 from sizes import sized
 from workers import eventually
@@ -107,3 +108,23 @@ def test_no_client_notices_what_happens_to_a_draft(
     assert all(answer.whole for answer in answers)
     assert [answer.text for answer in answers] == long_texts
     eventually(lambda: balanced(server))
+
+
+def test_a_server_that_is_told_to_end_serves_those_inside(server: LiveServer, server_directory: Path) -> None:
+    """The last one of the files that share this server."""
+    bodies = [completion(i, max_tokens=120, stream=True) for i in range(6)]
+    expected = texts(server, bodies)
+    workers = server.pids("target") + server.pids("draft 0")
+    assert len(workers) == 2 and list(server_directory.glob("pilotfish-*"))
+    inside = [Client(server, body) for body in bodies]
+    eventually(lambda: server.metric("pilotfish_requests_in_flight") == len(bodies))
+    server.process.send_signal(signal.SIGTERM)
+    eventually(lambda: server.get("/ready")[0] == 503)
+    assert "draining" in server.get("/ready")[1]["reason"]
+    late = Client(server, completion(stream=True)).answer
+    assert (late.status, late.error["code"], late.error["type"]) == (503, "draining", "service_unavailable")
+    assert int(late.headers["retry-after"]) >= 1
+    assert [client.answer.text for client in inside] == expected
+    assert all(client.answer.whole for client in inside)
+    assert server.process.wait(LIMIT) == 0
+    assert nothing_left(server_directory, workers)

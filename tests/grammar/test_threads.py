@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from pycode_grammars import EOS, VOCAB, grammars, ids, new_grammars
 from sizes import sized
-from test_state import AMBIGUOUS, LIMIT, SCHEMA, going_on, legal, replayed
+from test_state import AMBIGUOUS, SCHEMA, going_on, legal, replayed, steps_to_the_limit
 
 from pilotfish.core.sampling.constraint import Constraint, MaskedPaths, masks_when_asked, words
 from pilotfish.errors import ParameterError
@@ -122,8 +122,8 @@ def test_a_draft_may_have_another_number_of_embeddings(threads: GrammarThreads, 
 
 
 def test_a_guess_that_reaches_a_limit_ends_no_output(threads: GrammarThreads) -> None:
-    a = ids("a")[0]
-    states = [at([a] * (LIMIT - 3), AMBIGUOUS), at([a] * (LIMIT + 1), AMBIGUOUS), at([], CHOICE)]
+    a, limit = ids("a")[0], steps_to_the_limit()
+    states = [at([a] * (limit - 3), AMBIGUOUS), at([a] * (limit + 1), AMBIGUOUS), at([], CHOICE)]
     paths = [[], [a], *([a] * depth for depth in range(2, 20))]
     bits = threads.masks(
         [MaskedPaths(state, paths if place == 0 else [[]]) for place, state in enumerate(states)], VOCAB

@@ -123,7 +123,9 @@ def test_a_full_queue(engine: Engine) -> None:
         return admit(*arguments)
 
     server.admission.admit = hold  # type: ignore[method-assign]
-    assert server.client.post(COMPLETIONS, {"prompt": "x", "n": 8}).status == 429
+    refused = server.client.post(COMPLETIONS, {"prompt": "x", "n": 8})
+    assert (refused.status, refused.error["code"], refused.error["type"]) == (429, "queue_full", "rate_limit_error")
+    assert "max_queued_requests" in refused.error["message"] and 1 <= int(refused.headers["retry-after"]) <= 60
     held[0].release(0)
     server.admission.admit = admit  # type: ignore[method-assign]
     assert server.client.post(COMPLETIONS, {"prompt": "x", "n": 8}).status == 200

@@ -131,6 +131,8 @@ def test_a_key_that_nobody_has(fleet: Fleet, mode: str, secret: str) -> None:
             check(caught.value, 401, "authentication_error", None, "invalid_api_key")
             assert secret not in str(caught.value)
             assert caught.value.response.headers["www-authenticate"] == "Bearer"
+    log = fleet.servers[mode].log
+    assert log and not any(one in log for one in (secret, *SECRETS.values()))
 
 
 def test_a_key_with_a_salt_takes_no_other(fleet: Fleet, mode: str) -> None:
