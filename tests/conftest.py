@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,10 @@ from xdist.scheduler import LoadFileScheduling
 
 from pilotfish.kv import tiers
 from pilotfish.kv.tiers import KVTiers
+
+# Where this is switched off, as in many containers, each process compiles the package anew, and pytest all tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 settings.register_profile("pilotfish", deadline=None, derandomize=True, database=None, max_examples=sized(30, 50))
 settings.load_profile("pilotfish")

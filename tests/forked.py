@@ -17,6 +17,7 @@ from pilotfish.engine.processes.process import Ending, WorkerSpec
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
     [
+        "slim_imports",
         "pytest",
         "support",
         "pilotfish.engine.drafts.draft_pool",

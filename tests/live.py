@@ -41,11 +41,12 @@ class HttpServer:
         request = urllib.request.Request(self.url + path, data, {"content-type": "application/json", **headers})
         return self._answer(request)
 
-    def metric(self, name: str) -> float:
-        """The sum of a metric's samples; the name as in the text format, without labels."""
-        lines = [line for line in self.get("/metrics")[1].splitlines() if line.startswith((f"{name}{{", f"{name} "))]
-        assert lines, f"there is no metric {name}"
-        return sum(float(line.rpartition(" ")[2]) for line in lines)
+    def metric(self, *names: str) -> float:
+        """The sum of the metrics' samples; names as in the text format, without labels."""
+        lines = self.get("/metrics")[1].splitlines()
+        found = [[line for line in lines if line.startswith((f"{name}{{", f"{name} "))] for name in names]
+        assert all(found), f"one of {names} is no metric"
+        return sum(float(line.rpartition(" ")[2]) for samples in found for line in samples)
 
     @staticmethod
     def _answer(request: urllib.request.Request) -> tuple[int, Any]:

@@ -96,7 +96,7 @@ class Pod:
 
 
 def documents(file: Path) -> list[dict[str, Any]]:
-    return [content for content in yaml.safe_load_all(file.read_text()) if content]
+    return [content for content in yaml.load_all(file.read_text(), yaml.CSafeLoader) if content]
 
 
 MANIFESTS = [

@@ -58,8 +58,18 @@ def pool(quick: None, tmp_path: Path) -> Iterator[Any]:  # noqa: ARG001
 
 
 @pytest.fixture(scope="session")
-def server(llama: Path, draft: Path) -> Iterator[LiveServer]:
+def server_directory() -> Iterator[Path]:
+    """Where `server` makes its own."""
+    with tempfile.TemporaryDirectory(prefix="chaos-") as made:
+        yield Path(made)
+
+
+@pytest.fixture(scope="session")
+def server(llama: Path, draft: Path, server_directory: Path) -> Iterator[LiveServer]:
     """A server whose target takes a while for each step, and runs four sequences at a time."""
     options = {"max_requests": 4, "pace": "target=4ms", "read_timeout": 2, "write_timeout": 1}
-    with LiveServer(llama, draft=draft, mode="async", **options) as server:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(server_directory))
+        server = LiveServer(llama, draft=draft, mode="async", **options)
+    with server:
         yield server

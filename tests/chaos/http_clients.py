@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -155,10 +156,13 @@ def reset(bare: socket.socket) -> None:
 # -- a server
 
 
-def balanced(server: LiveServer) -> bool:
-    """Whether nothing of any request is left."""
+def settle(server: LiveServer, limit: float = 20.0) -> None:
+    """Until nothing of any request is left."""
     names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
-    return not any(map(server.metric, (*names, "pilotfish_requests_in_flight")))
+    deadline = monotonic() + limit
+    while server.metric(*names, "pilotfish_requests_in_flight"):
+        assert monotonic() < deadline
+        sleep(0.05)  # the page takes the server 10 ms
 
 
 def alive(pid: int) -> bool:
@@ -172,3 +176,8 @@ def alive(pid: int) -> bool:
 def resident(pid: int) -> int:
     """Bytes of memory."""
     return 4096 * int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+
+
+def nothing_left(directory: Path, pids: list[int]) -> bool:
+    """Of a server and its workers, whose temporary files were there."""
+    return not any(map(alive, pids)) and not list(directory.glob("pilotfish-*"))

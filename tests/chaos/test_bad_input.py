@@ -90,9 +90,6 @@ def keys(tmp_path: Path) -> Callable[[str], Path]:
     return new
 
 
-# -- a target's options
-
-
 def test_an_unreachable_pool(refused: Refused, tmp_path: Path) -> None:
     where = endpoint_in(tmp_path)
     assert refused("--draft-pool", where) == f"draft_pool: nobody answers at {where}"
@@ -168,15 +165,11 @@ def test_keys_that_do_not_fit(refused: Refused, keys: Callable[[str], Path], tmp
     ("options", "begins"),
     [
         (("--cores", "4000"), "cores: '4000'"),
-        (("--draft-cores", "4000"), "draft_cores: '4000'"),
-        (("--draft-cores", "x"), "draft_cores: 'x'"),
         (("--draft-device", "x"), "draft_device: 'x'"),
         (("--cores", "0", "--draft-cores", "0"), "draft_cores: '0' is not allowed; expected other cores than"),
-        (("--draft-workers", "0"), "draft_workers: 0"),
         (("--draft", "/no/such/draft"), "draft: '/no/such/draft'"),
         (("--draft-pool", "nonsense"), "draft_pool: 'nonsense'"),
         (("--draft-pool", "tcp://localhost:99999"), "draft_pool: 'tcp://localhost:99999'"),
-        (("--draft-pool", "tcp://192.0.2.1:5"), "draft_pool: 'tcp://192.0.2.1:5'"),
         (("--draft-pool", "ipc:///x", "--mode", "sync"), "mode: 'sync' is not allowed; expected async with draft_pool"),
         (("--drafter", "ngram"), "drafter: 'ngram'"),
     ],
@@ -192,42 +185,6 @@ def test_an_optional_draft(generate: Generate, tmp_path: Path, caplog: pytest.Lo
     where = endpoint_in(tmp_path)
     assert generate("--draft-pool", where, "--draft-optional") == (0, "")
     assert caplog.messages == [f"draft_pool: nobody answers at {where}; the target serves without it"]
-
-
-# -- a pool's options
-
-
-@pytest.mark.parametrize(
-    ("options", "begins"),
-    [
-        (("--listen", "nonsense"), "listen: 'nonsense'"),
-        (("--listen", "tcp://0.0.0.0:0"), "listen: 'tcp://0.0.0.0:0'"),
-        (("--listen", "ipc:///no/such/directory/pool"), "listen: 'ipc:///no/such/directory/pool'"),
-        (("--draft", "/no/such/draft"), "draft: '/no/such/draft'"),
-        (("--cores", "4000"), "cores: '4000'"),
-        (("--key", "/no/such/key"), "allow: None"),
-        (("--allow", "/no/such/list"), "key: None"),
-        (("--children", "0"), "children: 0"),
-    ],
-)
-def test_pools_that_cannot_be(
-    options: tuple[str, ...], begins: str, draft: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [*(() if "--draft" in options else ("--draft", str(draft))), *options]
-    listen = () if "--listen" in options else ("--listen", endpoint_in(tmp_path))
-    assert main(["draft", *arguments, *listen]) == 2
-    out, err = capfd.readouterr()
-    assert out == "" and err.startswith(f"pilotfish: {begins}") and err.count("\n") == 1
-
-
-def test_a_port_in_use(draft: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        where = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        assert main(["draft", "--draft", str(draft), "--listen", where]) == 2
-    err = capfd.readouterr().err
-    assert err.startswith(f"pilotfish: listen: '{where}'") and "Address already in use" in err and err.count("\n") == 1
 
 
 def test_nothing_is_left_behind_by_failures(

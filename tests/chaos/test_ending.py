@@ -11,7 +11,7 @@ from pathlib import Path
 from time import sleep
 
 import pytest
-from sizes import paired
+from sizes import in_soak, paired
 from workers import LIMIT, Start, eventually
 
 
@@ -47,6 +47,7 @@ def target(llama: Path, draft: Path, tmp_path: Path) -> Iterator[subprocess.Pope
         process.kill()
 
 
+@in_soak
 def test_a_target_that_is_killed_leaves_nothing(target: subprocess.Popen[bytes], tmp_path: Path) -> None:
     eventually(lambda: any(path.name.startswith("draft-") for path in tmp_path.glob("pilotfish-*/*")), 60)
     children = Path(f"/proc/{target.pid}/task").glob("*/children")

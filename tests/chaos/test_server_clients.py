@@ -8,7 +8,7 @@ from collections.abc import Callable
 from time import sleep
 
 import pytest
-from http_clients import LIMIT, Client, answer, ask, balanced, completion, dial, message, reset, resident
+from http_clients import LIMIT, Client, answer, ask, completion, dial, message, reset, resident, settle
 from live import LiveServer
 from sizes import sized
 from workers import eventually
@@ -22,7 +22,7 @@ BULKY = completion(max_tokens=1500, n=4, logprobs=20, stream=True)
 def test_what_a_client_that_goes_away_held_is_free(
     stream: bool, leave: Callable[[socket.socket], None], server: LiveServer
 ) -> None:
-    eventually(lambda: balanced(server))
+    settle(server)
     for first in sized((0, 5), (0, 5, 10)):
         waiting = [dial(server) for _ in range(5)]
         ended = server.metric("pilotfish_requests_total") if first else 0.0
@@ -33,7 +33,7 @@ def test_what_a_client_that_goes_away_held_is_free(
             assert waiting[0].recv(1 << 16).startswith(b"HTTP/1.1 200")
         for client in waiting:
             leave(client)
-        eventually(lambda: balanced(server), 5)
+        settle(server, 5)
         assert server.metric("pilotfish_requests_total") >= ended + 5
 
 
@@ -42,7 +42,7 @@ def test_of_requests_sent_at_once_all_end_with_their_client(server: LiveServer) 
     client.sendall(message(completion(max_tokens=1500, stream=True)) * 3)
     assert client.recv(1 << 16).startswith(b"HTTP/1.1 200")
     reset(client)
-    eventually(lambda: balanced(server), 5)
+    settle(server, 5)
 
 
 def test_requests_sent_at_once_are_answered_in_order(server: LiveServer) -> None:
@@ -65,7 +65,7 @@ def test_a_slow_reader_gets_all_and_keeps_nobody_waiting(server: LiveServer) -> 
             assert ask(server, completion(2)).text == other
         while b"[DONE]" not in data:
             data += client.recv(1 << 16)
-    eventually(lambda: balanced(server))
+    settle(server)
     chunks = [json.loads(line[6:]) for line in data.split(b"\r\n") if line.startswith(b'data: {"id"')]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected
 
@@ -78,7 +78,7 @@ def test_a_reader_that_takes_nothing_is_sent_away(server: LiveServer) -> None:
         client.sendall(message(BULKY))
         eventually(lambda: server.metric("vllm:num_requests_running") == 4)
         other = Client(server, completion(2))
-        eventually(lambda: balanced(server), LIMIT)
+        settle(server, LIMIT)
         assert resident(server.process.pid) - before < 64 << 20
         data = b"".join(iter(lambda: client.recv(1 << 20), b""))
         assert data.startswith(b"HTTP/1.1 200") and b"[DONE]" not in data

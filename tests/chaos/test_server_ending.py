@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from http_clients import LIMIT, Client, alive, completion, texts
+from http_clients import LIMIT, Client, completion, nothing_left
 from live import LiveServer
 from sizes import in_soak
 from support import make_engine, run
@@ -19,9 +19,7 @@ from workers import eventually
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
 
-BODIES = [completion(i, max_tokens=120, stream=True) for i in range(6)]
 ENDLESS = completion(max_tokens=1900, n=2, stream=True)
-SLOW = {"max_requests": 4, "pace": "target=4ms"}
 
 
 @pytest.fixture(autouse=True)
@@ -30,39 +28,16 @@ def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
-def begin(server: LiveServer, body: dict[str, object], count: int = 1) -> list[Client]:
-    clients = [Client(server, body) for _ in range(count)]
-    assert all(client.begun.wait(LIMIT) for client in clients)
-    return clients
-
-
-def nothing_left(directory: Path, pids: list[int]) -> bool:
-    return not any(map(alive, pids)) and not list(directory.glob("pilotfish-*"))
-
-
-def test_a_server_that_is_told_to_end_serves_those_inside(llama: Path, draft: Path, tmp_path: Path) -> None:
-    with LiveServer(llama, draft=draft, mode="async", **SLOW) as server:
-        expected = texts(server, BODIES)
-        workers = server.pids("target") + server.pids("draft 0")
-        assert len(workers) == 2 and list(tmp_path.glob("pilotfish-*"))
-        inside = [Client(server, body) for body in BODIES]
-        eventually(lambda: server.metric("pilotfish_requests_in_flight") == len(BODIES))
-        server.process.send_signal(signal.SIGTERM)
-        eventually(lambda: server.get("/ready")[0] == 503)
-        assert "draining" in server.get("/ready")[1]["reason"]
-        late = Client(server, completion(stream=True)).answer
-        assert (late.status, late.error["code"], late.error["type"]) == (503, "draining", "service_unavailable")
-        assert int(late.headers["retry-after"]) >= 1
-        assert [client.answer.text for client in inside] == expected
-        assert all(client.answer.whole for client in inside)
-        assert server.process.wait(LIMIT) == 0
-    assert nothing_left(tmp_path, workers)
+def begin(server: LiveServer) -> Client:
+    client = Client(server, ENDLESS)
+    assert client.begun.wait(LIMIT)
+    return client
 
 
 @in_soak
 def test_what_takes_longer_than_the_drain_ends_with_an_error(llama: Path, tmp_path: Path) -> None:
     with LiveServer(llama, mode="off", drain_timeout=1, pace="target=20ms") as server:
-        (client,), workers = begin(server, ENDLESS), server.pids("target")
+        client, workers = begin(server), server.pids("target")
         server.process.send_signal(signal.SIGTERM)
         answer = client.answer
         assert answer.status == 200 and answer.events[-1] == "[DONE]"
@@ -74,7 +49,7 @@ def test_what_takes_longer_than_the_drain_ends_with_an_error(llama: Path, tmp_pa
 @in_soak
 def test_a_second_signal_does_not_wait(llama: Path, tmp_path: Path) -> None:
     with LiveServer(llama, mode="off", drain_timeout=600, pace="target=1s") as server:
-        begin(server, ENDLESS)
+        begin(server)
         workers = server.pids("target")
         server.process.send_signal(signal.SIGTERM)
         eventually(lambda: server.get("/ready")[0] == 503)
@@ -84,14 +59,15 @@ def test_a_second_signal_does_not_wait(llama: Path, tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_killed_leaves_nothing(llama: Path, draft: Path, tmp_path: Path) -> None:
-    with LiveServer(llama, draft=draft, mode="async", **SLOW) as server:
-        begin(server, ENDLESS)
+    with LiveServer(llama, draft=draft, mode="async", pace="target=4ms") as server:
+        begin(server)
         workers = server.pids("target") + server.pids("draft 0")
         assert len(workers) == 2
         server.kill()
         eventually(lambda: nothing_left(tmp_path, workers))
 
 
+@in_soak
 def test_a_server_that_is_told_to_end_while_its_target_starts_leaves_nothing(
     llama: Path, draft: Path, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""A server whose workers are killed: what its clients see."""
+"""A server whose workers are killed, and that ends itself: what its clients see."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from http_clients import LIMIT, Client, alive, balanced, completion, texts
+from http_clients import LIMIT, Client, alive, completion, nothing_left, settle, texts
 from live import LiveServer
 from sizes import sized
 from workers import eventually
@@ -50,7 +51,7 @@ def test_a_killed_target_is_told_of_and_started_again(server: LiveServer) -> Non
     eventually(lambda: server.get("/ready")[0] == 200, LIMIT)
     assert texts(server, SHORT) == expected
     assert server.metric("pilotfish_target_restarts_total") == restarts + 1
-    eventually(lambda: balanced(server))
+    settle(server)
 
 
 def test_streams_outlive_a_target_that_stands_still_for_a_while(server: LiveServer) -> None:
@@ -79,7 +80,7 @@ def test_streams_outlive_a_target_that_stands_still_for_a_while(server: LiveServ
     first = lines[messages.index("ready")]
     assert (first["mode"], first["dtype"], first["kv_slots"], first["max_requests"]) == ("async", "float32", 4096, 4)
     assert first["model"] and first["version"]
-    eventually(lambda: balanced(server))
+    settle(server)
 
 
 def kill(pid: int) -> None:
@@ -106,4 +107,25 @@ def test_no_client_notices_what_happens_to_a_draft(
             os.kill(draft, signal.SIGCONT)
     assert all(answer.whole for answer in answers)
     assert [answer.text for answer in answers] == long_texts
-    eventually(lambda: balanced(server))
+    settle(server)
+
+
+def test_a_server_that_is_told_to_end_serves_those_inside(
+    server: LiveServer, server_directory: Path, long_texts: list[str]
+) -> None:
+    """The last one of the files that share this server."""
+    eventually(lambda: len(server.pids("draft 0")) == 1, LIMIT)
+    workers = server.pids("target") + server.pids("draft 0")
+    assert len(workers) == 2 and list(server_directory.glob("pilotfish-*"))
+    inside = [Client(server, {**body, "stream": True}) for body in LONG]
+    eventually(lambda: server.metric("pilotfish_requests_in_flight") == len(LONG))
+    server.process.send_signal(signal.SIGTERM)
+    eventually(lambda: server.get("/ready")[0] == 503)
+    assert "draining" in server.get("/ready")[1]["reason"]
+    late = Client(server, completion(stream=True)).answer
+    assert (late.status, late.error["code"], late.error["type"]) == (503, "draining", "service_unavailable")
+    assert int(late.headers["retry-after"]) >= 1
+    assert [client.answer.text for client in inside] == long_texts
+    assert all(client.answer.whole for client in inside)
+    assert server.process.wait(LIMIT) == 0
+    assert nothing_left(server_directory, workers)

@@ -69,7 +69,8 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[dict[str, Any]]
     return lambda: [vars(record)["fields"] for record in caplog.records if record.name == "pilotfish.access"]
 
 
-def test_without_a_known_key_nobody_comes_in(keyed: Server) -> None:
+def test_without_a_known_key_nobody_comes_in(keyed: Server, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
     for headers in ({}, {"authorization": "Bearer wrong-secret-of-sixteen"}, {"authorization": SECRET}):
         answer = keyed.client.post(COMPLETIONS, {"prompt": "x"}, **headers)
         assert answer.status == 401 and answer.headers["www-authenticate"] == "Bearer"
@@ -77,6 +78,8 @@ def test_without_a_known_key_nobody_comes_in(keyed: Server) -> None:
         assert keyed.client.get("/v1/models", **headers).status == 401
     assert not keyed.engine.submitted
     assert keyed.sample('pilotfish_requests_rejected_total{code="401",model_name="tiny"}') == 3
+    logged = str([vars(record) for record in caplog.records])
+    assert "401" in logged and SECRET not in logged and "wrong-secret" not in logged
 
 
 def test_a_key_in_the_header_of_anthropics_clients(keyed: Server) -> None:
@@ -129,7 +132,9 @@ def test_a_full_queue(engine: Engine) -> None:
         return admit(*arguments)
 
     server.admission.admit = hold  # type: ignore[method-assign]
-    assert server.client.post(COMPLETIONS, {"prompt": "x", "n": 8}).status == 429
+    refused = server.client.post(COMPLETIONS, {"prompt": "x", "n": 8})
+    assert (refused.status, refused.error["code"], refused.error["type"]) == (429, "queue_full", "rate_limit_error")
+    assert "max_queued_requests" in refused.error["message"] and 1 <= int(refused.headers["retry-after"]) <= 60
     held[0].release(0)
     server.admission.admit = admit  # type: ignore[method-assign]
     assert server.client.post(COMPLETIONS, {"prompt": "x", "n": 8}).status == 200
