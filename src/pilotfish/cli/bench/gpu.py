@@ -8,11 +8,19 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from harness import Options, run
-from random_models import CONTEXT, HEAD_DIM, SHAPES, VOCAB, WARM_UP, context_and_tree, random_model, step_rows
 from torch.nn import functional as F
 from transformers import LlamaConfig
 
+from pilotfish.cli.bench.options import BenchOptions
+from pilotfish.cli.bench.random_models import (
+    CONTEXT,
+    HEAD_DIM,
+    SHAPES,
+    VOCAB,
+    context_and_tree,
+    random_model,
+    step_rows,
+)
 from pilotfish.cli.bench.report import ProgressBar, Report, Row, timed
 from pilotfish.errors import InputError
 from pilotfish.model.attention import AttentionMetadata, Scoring, TreeAttention, dense_tree_attention, key_slots
@@ -25,18 +33,19 @@ from pilotfish.model.loading.loader import LoadedModel
 from pilotfish.model.loading.precision import precision_of
 
 ROWS = (1, 8, 16, 64)
+WARM_UP = 3  # forwards
 SLOTS = CONTEXT + max(ROWS)
 CALLS = 50  # of an attention in one measurement
 COPY_BYTES = 2**30
 SCALE = HEAD_DIM**-0.5
 
 
-def run_gpu(options: Options, progress: ProgressBar) -> Report:
+def run_gpu(options: BenchOptions, progress: ProgressBar) -> Report:
     """Reports medians of `repeats` measurements. InputError where there is no CUDA device."""
     if not torch.cuda.is_available():
-        raise InputError("there is no CUDA device here")
+        raise InputError("bench gpu: there is no CUDA device here")
     device, repeats = torch.device("cuda"), options.repeats
-    precision = precision_of(options.dtype, SHAPES["88m"], device, eager=False)
+    precision = precision_of(options.engine["dtype"], SHAPES["88m"], device, eager=False)
     progress.total, steps, attention = len(SHAPES), list[Row](), list[Row]()
     for name, shape in SHAPES.items():
         model = random_model(shape, precision.dtype, device)
@@ -130,7 +139,3 @@ def tree_mask(place: AttentionMetadata) -> torch.Tensor:
     for row, slots, position in zip(seen, key_slots(place), place.row_positions.tolist(), strict=True):
         row[slots[: position + 1]] = True
     return seen
-
-
-if __name__ == "__main__":
-    run(run_gpu, "dtype", repeats=50)
