@@ -43,7 +43,7 @@ SCALE = HEAD_DIM**-0.5
 def run_gpu(options: BenchOptions, progress: ProgressBar) -> Report:
     """Reports medians of `repeats` measurements. InputError where there is no CUDA device."""
     if not torch.cuda.is_available():
-        raise InputError("bench gpu: there is no CUDA device here")
+        raise InputError("there is no CUDA device here")
     device, repeats = torch.device("cuda"), options.repeats
     precision = precision_of(options.engine["dtype"], SHAPES["88m"], device, eager=False)
     progress.total, steps, attention = len(SHAPES), list[Row](), list[Row]()
