@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from command_runs import PLAIN, Configured, Refused, Result, Run, Serve
+from inline_drafts import inline_drafts
 
 from pilotfish.cli import generate as generate_command
 from pilotfish.cli import main, workers
@@ -47,6 +48,19 @@ def refused(pilotfish: Run) -> Refused:
         return line.removeprefix("pilotfish: ")
 
     return refuse
+
+
+@pytest.fixture
+def line(refused: Refused, llama: Path) -> Refused:
+    """The one line with which `generate` on the tiny model refuses these options."""
+    return lambda *options: refused("generate", "--target", llama, *PLAIN, "--prompt", "a b c d", *options)
+
+
+@pytest.fixture
+def drafts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Draft workers are in this process."""
+    with inline_drafts(monkeypatch):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,9 @@
 """`pilotfish draft`, `prefill` and `target`, by hand and as an engine or a server starts them; their processes."""
 
 import os
-import secrets
 import signal
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import fields
@@ -17,26 +14,16 @@ import msgspec
 import pytest
 from attending import LIMIT, TARGET, AttendingServer
 from command_runs import Refused, Run
-from sizes import in_soak
 from support import make_engine, run, write_model
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.text import config_text
 from pilotfish.config.workers import DraftConfig, PrefillConfig, TargetConfig
-from pilotfish.core.prefilling.prefill_messages import (
-    PREFILL_VERSION,
-    OrderFailed,
-    PrefillHello,
-    PrefillOrder,
-    PrefillRefuse,
-)
-from pilotfish.core.prefilling.segments import KVIdentity, KVLayout
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.memory import plan_memory
 from pilotfish.engine.pairs import resolve_pair
 from pilotfish.engine.pools.remote_pools import worker_command
 from pilotfish.engine.processes.host_memory import GIB
-from pilotfish.wire.channel import decode_from_prefill, encode
 from pilotfish.wire.curve_keys import TargetKeys, new_key_pair, write_key_pair
 from pilotfish.wire.serving import Declined
 from pilotfish.wire.sockets import DialingChannel
@@ -195,34 +182,6 @@ def ended(process: subprocess.Popen[str]) -> str:
     lines = process.stderr.read()
     assert "Traceback" not in lines and "leak" not in lines
     return lines
-
-
-@in_soak
-def test_a_prefill_process_refuses_other_models_and_ends_in_order(llama: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix="prefill-") as made:  # its name is short: a socket is in it
-        directory = Path(made)
-        listen = ("--listen", f"ipc://{directory}/pool", "--trace", directory / "trace.json")
-        with process_of("prefill", "--model", llama, *listen, "--kv-slots", 256) as (process, endpoint):
-            assert endpoint == f"ipc://{directory}/pool"
-            identity = KVIdentity({"model": "another"}, KVLayout(2, 0, 2, [128, 128]))
-            with closing(DialingChannel([endpoint], secrets.token_bytes(8))) as channel:
-                away = ask(channel, PrefillHello(PREFILL_VERSION, identity, "m"))
-                assert isinstance(away, PrefillRefuse) and away.reason.startswith("model: llama of 2 layers, ")
-                assert away.reason.endswith(", not another")
-                assert isinstance(ask(channel, PrefillOrder(1, [1], 0)), OrderFailed)
-            os.kill(process.pid, signal.SIGTERM)
-            assert "turned a target away: model: " in ended(process)
-        assert [path.name for path in directory.iterdir()] == ["trace.json.prefill-7.part"]
-
-
-def ask(channel: DialingChannel, message: msgspec.Struct) -> object:
-    """The answer."""
-    deadline = time.monotonic() + LIMIT
-    while time.monotonic() < deadline:
-        channel.send(b"0", encode(message))
-        for received in channel.receive(0.2):
-            return decode_from_prefill(received.frame)
-    raise AssertionError("no answer")
 
 
 def test_a_target_process_serves_two_servers_that_hold_its_keys_and_ends_in_order(llama: Path, tmp_path: Path) -> None:

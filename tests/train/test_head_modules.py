@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sizes import sized
 from torch import Tensor
 
 from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
@@ -125,17 +124,3 @@ def test_blocks_of_a_row_know_nothing_of_each_other() -> None:
         for depth in range(DEPTH):
             torch.testing.assert_close(alone.logits[depth][0, 0], together.logits[depth][0, place - 1])
             torch.testing.assert_close(alone.confidence[depth][0, 0], together.confidence[depth][0, place - 1])
-
-
-@pytest.mark.parametrize("name", sized(["eagle3"], HEADS))
-def test_a_head_can_learn_a_batch_by_heart(name: str) -> None:
-    made, given = fresh(name), lesson(name, rows=2)
-    optimizer = torch.optim.AdamW(made.parameters(), 1e-2)
-    rows = torch.arange(2)[:, None]
-    for _ in range(60):
-        logits = torch.stack(made(given).logits, 2)
-        wanted = torch.stack([given.tokens.roll(-1, 1)[rows, given.places + depth] for depth in range(DEPTH)], 2)
-        torch.nn.functional.cross_entropy(logits.flatten(0, 2), wanted.flatten()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert (logits.argmax(-1) == wanted).float().mean() > 0.95

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import TINY, Watched
 from safetensors.torch import load_file
-from sizes import in_soak, sized
+from sizes import sized
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from pilotfish.errors import InputError, ModelError, ParameterError
@@ -24,7 +24,6 @@ from pilotfish.train.export import export_model
 from pilotfish.train.head import train_head
 from pilotfish.train.models import build_model
 from pilotfish.train.recipes import DistilRecipe, HeadRecipe, LlamaSize, head_recipe
-from pilotfish.train.trainer import Trainer
 from pilotfish.train.write_head import write_head
 
 SMALL = {"sequence_length": 128, "batch_rows": 2, "tokens": 128 * 2 * 20, "sampled_tokens": 8 * 128}
@@ -97,27 +96,6 @@ def test_each_phase_is_told(finished: FinishedHead) -> None:
     steps = [line for line in watched.lines if line.startswith("training eagle3 · loss ")]
     assert len(steps) > 1 and all(re.search(r": \d+ of 20 steps, .+ with what follows", line) for line in steps)
     assert any(re.match(r"evaluation: \d+ of 16 rows, .+ left$", line) for line in watched.lines)
-
-
-@in_soak
-def test_an_interrupted_run_ends_in_the_same_bits(
-    finished: FinishedHead, target: Path, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As those of a pair do."""
-    advance = Trainer._advance
-
-    def interrupted(self: Trainer, *args: Any) -> Any:
-        if self.step == 12:
-            raise KeyboardInterrupt
-        return advance(self, *args)
-
-    monkeypatch.setattr(Trainer, "_advance", interrupted)
-    every_five = recipe(target, sources, "eagle3", **TWICE, checkpoint_every=5)
-    with pytest.raises(KeyboardInterrupt):
-        run(every_five, tmp_path)
-    monkeypatch.setattr(Trainer, "_advance", advance)
-    assert run(every_five, tmp_path) == finished.result
-    assert weights(tmp_path / "out" / "head") == weights(finished.folder / "out" / "head")
 
 
 def test_the_head_that_is_written_is_the_one_that_was_trained(

@@ -12,7 +12,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from bench_runs import Measure
+from command_runs import Measure
 from msgspec.structs import replace
 
 from pilotfish.cli.bench.compare import compare, pilotfish_peer

@@ -1,13 +1,11 @@
 """Parity finds nothing where there is nothing, and finds errors that there are."""
 
 import os
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from bench_runs import Measure
-from inline_drafts import inline_drafts
+from command_runs import Measure
 
 from pilotfish.cli.bench import parity
 from pilotfish.cli.bench.parity import (
@@ -21,19 +19,11 @@ from pilotfish.cli.bench.parity import (
     run_parity,
 )
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.drafting.drafter import DraftLimits, NoDrafter
+from pilotfish.core.drafting.drafter import NoDrafter
 from pilotfish.core.scheduling import scheduler
-from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.tree import Forest, Guesses, Ints, Verdict, walk
-from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.errors import EngineError
 from pilotfish.workers.ngram import NgramDrafter
-
-
-@pytest.fixture
-def _drafts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with inline_drafts(monkeypatch):
-        yield
 
 
 def _accepts_first_child(forest: Forest, sampled: Ints) -> list[Verdict]:
@@ -96,7 +86,7 @@ def test_a_drafter_that_fails_is_not_measured(measure: Measure, monkeypatch: pyt
 # -- mode async
 
 
-@pytest.mark.usefixtures("_drafts")
+@pytest.mark.usefixtures("drafts")
 def test_no_differences_in_mode_async(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parity, "SETUPS", (SETUPS[0], SETUPS[3]))  # one draft unpaced, three paced
     report = measure(run_parity, "parity", compared="async", thread_counts="1", max_tokens=6, limit=1)
@@ -118,23 +108,3 @@ def test_what_each_side_runs_on(config: EngineConfig) -> None:
     assert (one.mode, one.nodes, one.draft_workers, one.threads) == ("async", ASYNC_NODES, 3, 1)
     assert one.budget == "fixed"  # an adaptive one may rest, and shows nothing then
     assert one.core_set == {every[0]} and all_cores.core_set == set(every)
-
-
-@pytest.mark.usefixtures("_drafts")
-def test_a_wrong_rule_is_found_in_mode_async(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parity, "SETUPS", SETUPS[:1])
-    monkeypatch.setattr(scheduler, "walk", _accepts_first_child)
-    report = measure(run_parity, "parity", compared="async", thread_counts="1", max_tokens=6, limit=1)
-    assert report.failed and len(report.results["differences"]) == report.results["differing"] > 0
-
-
-@pytest.mark.usefixtures("_drafts")
-def test_a_draft_that_sends_nothing_proves_nothing(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
-    def silent(_: RemoteDrafter, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
-        return NoDrafter().propose(requests, limits)
-
-    monkeypatch.setattr(parity, "SETUPS", SETUPS[:1])
-    monkeypatch.setattr(RemoteDrafter, "propose", silent)
-    report = measure(run_parity, "parity", compared="async", thread_counts="1", max_tokens=4, limit=1)
-    assert report.results["differing"] == 0 and report.failed
-    assert all(outcome["vacuous"] for outcome in report.results["outcomes"])

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from bench_runs import Measure
+from command_runs import Measure
 from hypothesis import given
 from hypothesis import strategies as st
 from inline_drafts import inline_drafts

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
-from bench_runs import Measure
-from inline_drafts import inline_drafts
+from command_runs import Measure
 from test_parity import _accepts_first_child
-from typer.testing import CliRunner
 
-from pilotfish.cli.bench.commands import app
 from pilotfish.cli.bench.options import BENCHES
 from pilotfish.cli.bench.tasks.success import chosen_tasks, run_eval
 from pilotfish.cli.bench.workload import parse_choices
@@ -21,14 +17,9 @@ from pilotfish.config.fields import Mode
 from pilotfish.core.scheduling import scheduler
 from pilotfish.errors import ParameterError
 
+pytestmark = pytest.mark.usefixtures("drafts")
 MODES = ("off", "sync", "async")
 SHORT = {"each": 2, "max_tokens": 32, "kv_slots": 4096, "threads": 1}
-
-
-@pytest.fixture(autouse=True)
-def _drafts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with inline_drafts(monkeypatch):
-        yield
 
 
 @pytest.fixture
@@ -95,12 +86,3 @@ def test_what_is_refused(problems: Path) -> None:
             parse_choices("modes", modes, get_args(Mode))
     with pytest.raises(ParameterError, match=r"^humaneval: .* expected --allow-code-execution with it"):
         chosen_tasks(BENCHES["eval"].options(humaneval=str(problems)))
-
-
-def test_the_command(llama: Path, draft: Path, problems: Path) -> None:
-    options = ["--target", str(llama), "--draft", str(draft), "--limit", "1", "--max-tokens", "8", "--modes", "off"]
-    code = ["--allow-code-execution", "--humaneval", str(problems)]
-    result = CliRunner().invoke(app, ["eval", *options, *code, "--kv-slots", "4096", "--json"])
-    assert result.exit_code == 0, result.exception
-    found: dict[str, Any] = json.loads(result.stdout)
-    assert found["modes"] == "off" and found["dtype"] == "float32" and len(found["categories"]) == 5
