@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from collections.abc import Callable
+from socketserver import StreamRequestHandler, ThreadingTCPServer
 from typing import Any
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
@@ -43,55 +43,41 @@ GOOD = sse(chunk("a b"), chunk(" c"), chunk(finish="stop"), usage(3))
 Script = Callable[[int, dict[str, Any]], bytes | None]
 
 
-class ScriptedServer:
+class ScriptedServer(ThreadingTCPServer):
     """A server in a thread that answers as a script says, and leaves connections open or closes them."""
 
+    daemon_threads = True
+
     def __init__(self, script: Script, *, closes: bool = True, models: bytes = plain("200 OK", MODELS)) -> None:
-        self.url, self.bodies, self.heads = "", list[dict[str, Any]](), list[bytes]()
-        self._script, self._closes, self._models = script, closes, models
-        self._loop, self._ready = asyncio.new_event_loop(), threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        super().__init__(("127.0.0.1", 0), Answering)
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        self.script, self.closes, self.models = script, closes, models
+        self.bodies, self.heads = list[dict[str, Any]](), list[bytes]()
 
     def __enter__(self) -> ScriptedServer:
-        self._thread.start()
-        assert self._ready.wait(10)
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._over.set)
-        self._thread.join(10)
+        self.shutdown()
+        self.server_close()
 
-    def _run(self) -> None:
-        self._loop.run_until_complete(self._serve())
-        self._loop.close()
 
-    async def _serve(self) -> None:
-        self._over = asyncio.Event()
-        self._server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        self._ready.set()
-        await self._over.wait()
-        self._server.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+class Answering(StreamRequestHandler):
+    server: ScriptedServer
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        self.heads.append(head)
+    def handle(self) -> None:
+        head = b"".join(iter(self.rfile.readline, b"\r\n"))
+        self.server.heads.append(head)
         if head.startswith(b"GET"):
-            answer: bytes | None = self._models if b"/v1/models" in head else plain("404 Not Found", {})
-        else:
-            size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-            self.bodies.append(json.loads(await reader.readexactly(size)))
-            answer = self._script(len(self.bodies) - 1, self.bodies[-1])
+            self.wfile.write(self.server.models if b"/v1/models" in head else plain("404 Not Found", {}))
+            return
+        size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        self.server.bodies.append(json.loads(self.rfile.read(size)))
+        answer = self.server.script(len(self.server.bodies) - 1, self.server.bodies[-1])
         if answer is None:
-            self._server.close()
-        writer.write(answer or b"")
-        await writer.drain()
-        if self._closes or answer is None or head.startswith(b"GET"):
-            writer.close()
-        else:
-            await reader.read()  # until the client closes
-            writer.close()
+            self.server.__exit__()
+            return
+        self.wfile.write(answer)
+        if not self.server.closes:
+            self.rfile.read()  # until the client closes

@@ -13,8 +13,16 @@ from support import write_tokenizer
 
 from pilotfish.cli.bench.options import BENCHES
 from pilotfish.cli.bench.report import ProgressBar
-from pilotfish.cli.bench.tasks.cascade import confidence_of, report_of, run_cascade
-from pilotfish.cli.bench.tasks.thresholds import CascadedTask, chosen, halves, outcome, outcomes
+from pilotfish.cli.bench.tasks.cascade import (
+    CascadedTask,
+    chosen,
+    confidence_of,
+    halves,
+    outcome,
+    outcomes,
+    report_of,
+    run_cascade,
+)
 from pilotfish.errors import ModelError, ParameterError
 
 tasks_of = st.lists(

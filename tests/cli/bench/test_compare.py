@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from pilotfish.cli.bench.compare import compare, pilotfish_peer
 from pilotfish.cli.bench.compare.compare import INSTALL, LIBRARIES, converted, run_compare
-from pilotfish.cli.bench.compare.figures import TRANSFORMERS, Contender, ratios_of, speed_row
+from pilotfish.cli.bench.compare.figures import PILOTFISH, TRANSFORMERS, Contender, headline, ratios_of, speed_row
 from pilotfish.cli.bench.compare.peer import (
     LOOKUP,
     PLAIN,
@@ -29,7 +29,6 @@ from pilotfish.cli.bench.compare.peer import (
     answer_all,
 )
 from pilotfish.cli.bench.report import Spread
-from pilotfish.cli.pages.headline import PILOTFISH, headline
 from pilotfish.errors import EngineError, ParameterError, PromptError
 
 TINY = {"threads": 1, "max_tokens": 6, "repeats": 1, "modes": "off,sync", "levels": 3}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pilotfish.cli.bench.contestants import OFF, Run, drafting, periods_of, take_turns
-from pilotfish.cli.bench.modes.levels import levels_of, read_levels
+from pilotfish.cli.bench.modes.engines import levels_of, read_levels
 from pilotfish.cli.bench.workload import Prompt, jobs_at
 from pilotfish.config.engine import EngineConfig
 from pilotfish.engine.engine import Engine

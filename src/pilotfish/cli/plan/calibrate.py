@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from pilotfish.cli.bench.contestants import OFF, PLAIN, Contestant, Run, contestant_of, has_prompt_rows, overruns
-from pilotfish.cli.bench.modes.levels import Level, read_levels
+from pilotfish.cli.bench.modes.engines import Level, read_levels
 from pilotfish.cli.bench.options import BenchOptions
 from pilotfish.cli.bench.report import ProgressBar, Report, cpu_name
 from pilotfish.cli.bench.workload import Job, Workload, parse_numbers
