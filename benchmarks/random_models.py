@@ -13,12 +13,10 @@ from harness import every_round
 from transformers import LlamaConfig
 
 from pilotfish.cli.bench.contestants import take_turns
-from pilotfish.cli.bench.random_models import step_rows, write_random_model
+from pilotfish.cli.bench.gpu import WARM_UP, step_rows, write_random_model
 from pilotfish.cli.bench.report import timed
 from pilotfish.engine.pairs import resolve_pair
 from pilotfish.model.executor import TorchExecutor
-
-WARM_UP = 3  # forwards
 
 
 def write_served_model(shape: LlamaConfig, dtype: torch.dtype, directory: Path) -> None:

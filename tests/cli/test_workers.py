@@ -73,15 +73,6 @@ def test_a_server_starts_a_target_from_its_own_configuration(
     assert started == [TargetConfig(engine=config, listen=LISTEN)]
 
 
-def test_options_of_a_draft_pool(pilotfish: Run, draft: Path, started: list[Any], tmp_path: Path) -> None:
-    options = ("--memory", 2, "--kv-slots", 512, "--leaves", 9, "--children", 3, "--name", "a", "--insecure")
-    options += ("--revision", "monday")
-    assert pilotfish("draft", "--draft", draft, "--listen", LISTEN, "--key", tmp_path, *options).code == 0
-    model = EngineConfig(target=draft, memory=2.0, kv_slots=512)
-    own = {"revision": "monday", "key": tmp_path, "insecure": True, "leaves": 9, "children": 3}
-    assert started == [DraftConfig(model=model, listen=LISTEN, name="a", **own)]
-
-
 def test_options_of_a_prefill_pool(pilotfish: Run, llama: Path, started: list[Any], tmp_path: Path) -> None:
     options = ("--kv-slots", 512, "--max-queued-tokens", "8K", "--segment-bytes", "64K", "--segment-memory", 0.5)
     options += ("--lease", 3, "--name", "a", "--insecure", "--key", tmp_path, "--max-model-len", "1k")
@@ -89,15 +80,6 @@ def test_options_of_a_prefill_pool(pilotfish: Run, llama: Path, started: list[An
     own = {"segment_bytes": 1 << 16, "segment_memory": 0.5, "max_queued_tokens": 8192, "lease": 3.0}
     model = EngineConfig(target=llama, kv_slots=512, max_model_len=1000, max_rows=2048)
     assert started == [PrefillConfig(model=model, listen=LISTEN, name="a", insecure=True, key=tmp_path, **own)]
-
-
-def test_options_of_a_target(pilotfish: Run, llama: Path, draft: Path, started: list[Any], tmp_path: Path) -> None:
-    options = ("--draft", draft, "--mode", "async", "--max-requests", 5, "--max-rows", 64, "--kv-slots", 512)
-    own = ("--listen", LISTEN, "--name", "a", "--key", tmp_path, "--allow", tmp_path, "--insecure")
-    assert pilotfish("target", "--model", llama, *options, *own).code == 0
-    given = {"mode": "async", "max_requests": 5, "max_rows": 64, "kv_slots": 512, "insecure": True}
-    engine = EngineConfig(target=llama, draft=draft, **given)
-    assert started == [TargetConfig(engine=engine, listen=LISTEN, name="a", key=tmp_path, allow=tmp_path)]
 
 
 def test_a_draft_of_a_pair_by_name(pilotfish: Run, refused: Refused, started: list[DraftConfig]) -> None:

@@ -1,24 +1,17 @@
 """Parity finds nothing where there is nothing, and finds errors that there are."""
 
-import os
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from command_runs import Measure
 
 from pilotfish.cli.bench import parity
 from pilotfish.cli.bench.parity import (
-    ASYNC_NODES,
     CASES,
-    PACE,
     PARITY_SETTINGS,
     SETUPS,
     ParityCase,
-    async_config,
     run_parity,
 )
-from pilotfish.config.engine import EngineConfig
 from pilotfish.core.drafting.drafter import NoDrafter
 from pilotfish.core.scheduling import scheduler
 from pilotfish.core.trees.tree import Forest, Guesses, Ints, Verdict, walk
@@ -96,15 +89,3 @@ def test_no_differences_in_mode_async(measure: Measure, monkeypatch: pytest.Monk
     drafters = ("async, 1 draft", "async, 3 drafts, paced")
     expected = [(name, n) for d in drafters for name, n in ((d, 8), (f"{d}, preempted", 8), (d, 1))]
     assert [(outcome["drafter"], outcome["concurrency"]) for outcome in outcomes] == expected
-
-
-def test_what_each_side_runs_on(config: EngineConfig) -> None:
-    every = sorted(os.sched_getaffinity(0))
-    assert set(SETUPS) == {(1, ""), (3, ""), (1, PACE), (3, PACE)}
-    one, all_cores = (
-        async_config(replace(config, threads=threads), *setup)
-        for threads, setup in ((1, (3, PACE)), (len(every), (1, "")))
-    )
-    assert (one.mode, one.nodes, one.draft_workers, one.threads) == ("async", ASYNC_NODES, 3, 1)
-    assert one.budget == "fixed"  # an adaptive one may rest, and shows nothing then
-    assert one.core_set == {every[0]} and all_cores.core_set == set(every)

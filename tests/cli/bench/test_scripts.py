@@ -15,10 +15,9 @@ from typer.testing import CliRunner
 
 from pilotfish.cli.bench import protocol
 from pilotfish.cli.bench.commands import app
-from pilotfish.cli.bench.gpu import attention_contest
+from pilotfish.cli.bench.gpu import attention_contest, llama, random_model
 from pilotfish.cli.bench.options import BENCHES
 from pilotfish.cli.bench.protocol import ASKED, LEVELS, Costs, DraftExchange, costs_of, run_protocol
-from pilotfish.cli.bench.random_models import llama, random_model
 from pilotfish.cli.bench.report import MEBIBYTE, ProgressBar
 from pilotfish.errors import InputError
 

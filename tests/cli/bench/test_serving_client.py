@@ -213,12 +213,6 @@ def test_a_model_must_be_named_where_none_is_listed(models: bytes, said: str) ->
         assert serve(server.url, model="m", requests=1).results["model"] == "m"
 
 
-@pytest.mark.parametrize("url", ["", "localhost:80", "ftp://a", "http://"])
-def test_urls_that_are_none(url: str) -> None:
-    with pytest.raises(ParameterError, match=r"base_url: .* an http:// or https:// URL"):
-        serve(url)
-
-
 def test_a_trace_that_is_too_short(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('{"timestamp": 0, "input_length": 1, "output_length": 1, "hash_ids": [1]}\n')
@@ -227,12 +221,6 @@ def test_a_trace_that_is_too_short(tmp_path: Path) -> None:
 
 
 # -- what is made of answers: when tokens came, latencies, throughput, goodput, speculation
-
-
-# -- what comes through the socket
-
-
-# -- arithmetic
 
 
 def answer_of(*events: dict[str, Any], **line: bytes) -> Answer:
