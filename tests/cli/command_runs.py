@@ -31,5 +31,4 @@ class Result:
 Run = Callable[..., Result]
 Refused = Callable[..., str]
 Configured = Callable[..., ServerSetup]
-Serve = Callable[..., str]
 Measure = Callable[..., Report]

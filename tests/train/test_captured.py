@@ -92,14 +92,6 @@ def test_a_draft_learns_the_traffic_of_a_target_that_has_changed(served: Served,
     assert (tmp_path / "draft" / "model.safetensors").is_file() and (tmp_path / "draft" / "tokenizer.json").is_file()
     names = [path.name for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert sorted(names) == ["checkpoint.pt", "log.jsonl", "recipe.json"], "no tokens of any row"
-    assert watched.phases == [
-        "loading the models",
-        "reading captured rows",
-        "measuring a step of training draft",
-        "evaluation",
-        "training draft",
-        "writing the draft",
-    ]
     told = r"at this pace about .+ to go: evaluation .+, training draft 40 s, evaluation .+ s"
     assert re.fullmatch(told, watched.estimate)
     outputs = [line for line in watched.lines if line.startswith("evaluation: ")]

@@ -98,23 +98,6 @@ def test_guesses_are_those_of_the_executor(name: str) -> None:
         torch.testing.assert_close(guessed, drafted(name, made, given, place), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", HEADS)
-@torch.no_grad()
-def test_a_guess_depends_on_nothing_after_it(name: str) -> None:
-    """Features from the last committed token on, and tokens after the guess before, are not known."""
-    made, given, place = trainee(name), lesson(name), 5
-    before = made(given)
-    for depth in range(DEPTH):
-        tokens, states = given.tokens.clone(), given.states.clone()
-        tokens[:, place + depth + 1 :] = 1
-        states[:, place:] = 7.0
-        after = made(Lesson(tokens, given.positions, given.places, states))
-        assert torch.equal(after.logits[depth][0, place - 1], before.logits[depth][0, place - 1])
-        states[:, place - 1] = 7.0  # the feature of the token before counts
-        after = made(Lesson(tokens, given.positions, given.places, states))
-        assert not torch.allclose(after.logits[depth][0, place - 1], before.logits[depth][0, place - 1])
-
-
 @torch.no_grad()
 def test_blocks_of_a_row_know_nothing_of_each_other() -> None:
     made, given = trainee("dspark"), lesson("dspark")

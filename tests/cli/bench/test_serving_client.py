@@ -112,7 +112,7 @@ def test_servers_that_tell_of_each_event_are_asked_to() -> None:
     told = [{**chunk(text), "usage": {"completion_tokens": n}} for text, n in (("", 0), ("a", 3), ("b", 4))]
     metrics = {"speculative_decoding": {"num_spec_steps": 2, "num_draft_tokens": 6, "num_accepted_draft_tokens": 3}}
     last = {**usage(4), "metrics": metrics}
-    with ScriptedServer(lambda *_: chunked(sse(*told, chunk(finish="stop"), last), 4096), models=models) as server:
+    with ScriptedServer(lambda *_: chunked(sse(*told, chunk(finish="stop"), last), 4096), got=models) as server:
         report = serve(server.url, requests=2)
     assert server.bodies[0]["stream_options"]["continuous_usage_stats"] and server.bodies[0]["speculation"]
     assert all(len(row["times"]) == 4 for row in rows_of(report))
@@ -207,7 +207,7 @@ def test_a_request_that_does_not_end_has_failed() -> None:
     ],
 )
 def test_a_model_must_be_named_where_none_is_listed(models: bytes, said: str) -> None:
-    with ScriptedServer(lambda *_: chunked(GOOD), models=models) as server:
+    with ScriptedServer(lambda *_: chunked(GOOD), got=models) as server:
         with pytest.raises(EngineError, match=said):
             serve(server.url)
         assert serve(server.url, model="m", requests=1).results["model"] == "m"

@@ -21,8 +21,6 @@ SPEEDS = ("tokens/s", "tokens a verify step", "nodes", "hits", "equal to off", "
 
 @dataclass(frozen=True)
 class Plot:
-    """A drawing, or several of one kind, and what belongs to it."""
-
     title: str
     takeaway: str
     charts: list[Element]

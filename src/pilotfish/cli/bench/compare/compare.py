@@ -40,8 +40,6 @@ HEAD = "the draft is a trained head, which it cannot load"
 
 @dataclass(frozen=True)
 class Library:
-    """Another engine."""
-
     engine: str
     peer: str  # the module that runs it
     module: str = ""  # the package's of the extra
@@ -63,8 +61,6 @@ LIBRARIES = {
 
 @dataclass
 class Players:
-    """Who plays, by contestant, and who does not."""
-
     cores: frozenset[int]
     sampled: bool
     stack: ExitStack

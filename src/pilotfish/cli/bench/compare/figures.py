@@ -21,8 +21,6 @@ Rounds = Mapping[str, Sequence[Generated]]
 
 @dataclass(frozen=True)
 class Contender:
-    """One way of generating of one engine."""
-
     engine: str
     way: str
     precision: str

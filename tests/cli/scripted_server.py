@@ -44,14 +44,22 @@ Script = Callable[[int, dict[str, Any]], bytes | None]
 
 
 class ScriptedServer(ThreadingTCPServer):
-    """A server in a thread that answers as a script says, and leaves connections open or closes them."""
+    """A server in a thread that answers POSTs as a script says, and leaves connections open or closes them; `got` is
+    its answer to GET `route`."""
 
     daemon_threads = True
 
-    def __init__(self, script: Script, *, closes: bool = True, models: bytes = plain("200 OK", MODELS)) -> None:
+    def __init__(
+        self,
+        script: Script = lambda *_: None,
+        *,
+        closes: bool = True,
+        route: bytes = b"/v1/models",
+        got: bytes = plain("200 OK", MODELS),
+    ) -> None:
         super().__init__(("127.0.0.1", 0), Answering)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
-        self.script, self.closes, self.models = script, closes, models
+        self.script, self.closes, self.route, self.got = script, closes, route, got
         self.bodies, self.heads = list[dict[str, Any]](), list[bytes]()
 
     def __enter__(self) -> ScriptedServer:
@@ -70,7 +78,7 @@ class Answering(StreamRequestHandler):
         head = b"".join(iter(self.rfile.readline, b"\r\n"))
         self.server.heads.append(head)
         if head.startswith(b"GET"):
-            self.wfile.write(self.server.models if b"/v1/models" in head else plain("404 Not Found", {}))
+            self.wfile.write(self.server.got if self.server.route in head else plain("404 Not Found", {}))
             return
         size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
         self.server.bodies.append(json.loads(self.rfile.read(size)))
