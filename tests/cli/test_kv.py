@@ -84,17 +84,7 @@ def test_bad_usage_is_one_line(refused: Refused, tmp_path: Path, command: str) -
 # -- --kv-host-memory and --kv-disk: what cannot be is one line, and leaves a directory as it was
 
 
-@pytest.mark.parametrize("name", ["kv-host-memory", "kv-disk-size"])
-def test_sizes_that_cannot_be(line: Refused, tmp_path: Path, name: str) -> None:
-    said = line("--kv-disk", tmp_path / "kv", f"--{name}", "0.0001")
-    assert said.startswith(f"{name.replace('-', '_')}: 0.0001 is not allowed; expected at least 0.0")
-    assert said.endswith(" GiB: a sequence of 2048 tokens takes that") and not (tmp_path / "kv").exists()
-
-
-def test_tiers_below_no_prefix_cache_and_sizes_of_no_directory(line: Refused) -> None:
-    for option, value in (("--kv-host-memory", "1"), ("--kv-disk", "kv")):
-        said = line("--no-prefix-cache", option, value)
-        assert said == f"prefix_cache: False is not allowed; expected true with {option[2:].replace('-', '_')}"
+def test_a_size_of_no_directory(line: Refused) -> None:
     assert line("--kv-disk-size", "3") == "kv_disk_size: 3.0 is not allowed; expected 0 without kv_disk"
 
 
