@@ -13,8 +13,7 @@ from typing import Any
 
 from pilotfish.cli.bench.contestants import Contestant, Result, Run, take_turns
 from pilotfish.cli.bench.options import BenchOptions
-from pilotfish.cli.bench.provenance import provenance
-from pilotfish.cli.bench.report import ProgressBar, Report, cpu_name, describe_machine
+from pilotfish.cli.bench.report import ProgressBar, Report, cpu_name, describe_machine, provenance
 from pilotfish.cli.bench.workload import Job, Prompt, Workload
 from pilotfish.cli.demo import runs
 from pilotfish.config.engine import EngineConfig

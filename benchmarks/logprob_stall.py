@@ -21,10 +21,11 @@ from typing import Any
 
 from harness import Options, run
 from programs import Program, start_server
-from random_models import llama, write_served_model
+from random_models import write_served_model
 from transformers import AutoTokenizer
 
 from pilotfish.cli.bench.contestants import take_turns
+from pilotfish.cli.bench.gpu import llama
 from pilotfish.cli.bench.report import ProgressBar, Report, Row, Spread, ratios
 from pilotfish.cli.bench.serving.client import COMPLETIONS, Exchange, exchange
 from pilotfish.config.engine import EngineConfig

@@ -38,7 +38,7 @@ settings.load_profile("pilotfish")
 #: How the names of files begin that share answers of live servers or parsed sources, or that must not run at once:
 #: these look for each other's sandboxed processes.
 SHARING = (
-    ("tests/cli/bench/test_sandbox", "tests/cli/bench/test_success", "tests/cli/bench/test_tasks"),
+    ("tests/cli/bench/test_sandbox", "tests/cli/bench/test_parity", "tests/cli/bench/test_tasks"),
     ("tests/server/test_openai_", "tests/server/test_messages_live"),
     ("tests/chaos/test_server_",),
     ("tests/test_house", "tests/test_layers"),

@@ -36,11 +36,11 @@ def write_target(directory: Path, *, hidden: int = 64, vocab: int = 512, layers:
 class Drawing:
     """Random tensors in order."""
 
-    def __init__(self, seed: int, dtype: torch.dtype = torch.float32) -> None:
-        self._generator, self._dtype = torch.Generator().manual_seed(seed), dtype
+    def __init__(self, seed: int = 0) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
 
     def __call__(self, *shape: int, mean: float = 0.0) -> Tensor:
-        return (mean + 0.2 * torch.randn(*shape, generator=self._generator)).to(self._dtype)
+        return mean + 0.2 * torch.randn(*shape, generator=self._generator)
 
 
 def write_config(directory: Path, fields: Mapping[str, Any]) -> None:
@@ -81,9 +81,9 @@ def layer_tensors(
     return tensors
 
 
-def vocabulary_tensors(draft_vocab: int, vocab: int, *, seed: int = 3) -> dict[str, Tensor]:
+def vocabulary_tensors(draft_vocab: int, vocab: int) -> dict[str, Tensor]:
     """d2t as it is published: differences; and t2d."""
-    ids = torch.randperm(vocab, generator=torch.Generator().manual_seed(seed))[:draft_vocab].sort().values
+    ids = torch.randperm(vocab, generator=torch.Generator().manual_seed(3))[:draft_vocab].sort().values
     listed = torch.zeros(vocab, dtype=torch.bool)
     listed[ids] = True
     return {"d2t": ids - torch.arange(draft_vocab), "t2d": listed}
@@ -138,13 +138,11 @@ def write_eagle3(
     draft_vocab: int = 0,
     hidden: int = 0,
     depth: int = 1,
-    dtype: torch.dtype = torch.float32,
-    seed: int = 0,
     **fields: Any,
 ) -> Path:
     """`layers` in our numbers; `draft_vocab` and `hidden` are the target's where they are 0; `fields` are further ones
     of its configuration, whose tensors come along."""
-    draw, hidden, width = Drawing(seed, dtype), hidden or target.hidden, target.hidden
+    draw, hidden, width = Drawing(), hidden or target.hidden, target.hidden
     prefix = "midlayer." if dialect == "safeailab" else "layers.0."
     first = layer_tensors(draw, hidden, columns=2 * hidden, qk_norm=dialect == "deepspec")
     tensors = {f"{prefix}{name}": x for name, x in first.items()}
@@ -238,12 +236,10 @@ def write_block(
     rank: int = 16,
     gated: bool = False,
     confidence: str = "markov",
-    dtype: torch.dtype = torch.float32,
-    seed: int = 0,
     **fields: Any,
 ) -> Path:
     """DFlash or DSpark; `rank`, `gated` and `confidence` are of the latter."""
-    draw, hidden = Drawing(seed, dtype), target.hidden
+    draw, hidden = Drawing(), target.hidden
     tensors: dict[str, Tensor] = {}
     for i in range(depth):
         tensors |= {f"layers.{i}.{name}": x for name, x in layer_tensors(draw, hidden, qk_norm=True).items()}
@@ -333,21 +329,18 @@ def write_mtp(
     *,
     target: TargetFacts,
     model_type: str = "qwen3",
-    qk_norm: bool = True,
     gated: bool = False,
     whole: bool = False,
-    dtype: torch.dtype = torch.float32,
-    seed: int = 0,
     **fields: Any,
 ) -> Path:
     """One module; with `whole` among the tensors of the model that it belongs to."""
-    draw, hidden = Drawing(seed, dtype), target.hidden
+    draw, hidden = Drawing(), target.hidden
     prefixes = {"deepseek": f"model.layers.{target.layers}.", "qwen": "mtp.", "mimo": "model.mtp_layers.0."}
     prefix = prefixes.get(dialect, "mtp_layers.0.")
     product, of_hidden, of_embedding, last, inner = _MTP_NAMES[dialect]
     tensors = {f"{prefix}{product}.weight": draw(hidden, 2 * hidden)}
     tensors |= {f"{prefix}{x}.weight": draw(hidden, mean=1.0) for x in (of_hidden, of_embedding, last)}
-    layer = layer_tensors(draw, hidden, qk_norm=qk_norm, gated=gated)
+    layer = layer_tensors(draw, hidden, qk_norm=True, gated=gated)
     tensors |= {f"{prefix}{inner}{name}": x for name, x in layer.items()}
     if dialect == "deepseek":
         tensors |= {f"{prefix}{x}.weight": draw(target.vocab, hidden) for x in ("embed_tokens", "shared_head.head")}
@@ -362,10 +355,10 @@ def write_mtp(
 
 
 def write_eagle1(
-    directory: Path, *, target: TargetFacts, bias: bool = True, normed: bool = False, seed: int = 0, **fields: Any
+    directory: Path, *, target: TargetFacts, bias: bool = True, normed: bool = False, **fields: Any
 ) -> Path:
     """`normed` is HASS's."""
-    draw, hidden = Drawing(seed), target.hidden
+    draw, hidden = Drawing(), target.hidden
     tensors = {f"layers.0.{name}": x for name, x in layer_tensors(draw, hidden).items()}
     del tensors["layers.0.input_layernorm.weight"]
     tensors["fc.weight"], tensors["embed_tokens.weight"] = draw(hidden, 2 * hidden), draw(target.vocab, hidden)
@@ -382,16 +375,14 @@ def write_medusa(
     dialect: str = "medusa",
     *,
     target: TargetFacts,
-    heads: int = 3,
     blocks: int = 1,
     draft_vocab: int = 0,
-    seed: int = 0,
     **fields: Any,
 ) -> Path:
-    """The authors' file is a pickle, of a configuration that says 2 heads."""
-    draw, hidden, rows = Drawing(seed), target.hidden, draft_vocab or target.vocab
+    """Of three heads. The authors' file is a pickle, of a configuration that says 2."""
+    draw, hidden, rows = Drawing(), target.hidden, draft_vocab or target.vocab
     tensors: dict[str, Tensor] = {}
-    for i in range(heads):
+    for i in range(3):
         for j in range(blocks):
             name = f"{i}.{j}.linear" if dialect == "medusa" else f"blocks.{i}.layers.{j}"
             tensors[f"{name}.weight"] = draw(hidden, hidden)
@@ -401,7 +392,7 @@ def write_medusa(
     if draft_vocab:
         tensors["token_map"] = vocabulary_tensors(draft_vocab, target.vocab)["d2t"] + torch.arange(draft_vocab)
     if dialect == "vllm":
-        own = {"num_heads": heads, "num_hidden_layers": blocks, "medusa_fc_bias": False}
+        own = {"num_heads": 3, "num_hidden_layers": blocks, "medusa_fc_bias": False}
         reduced = {"truncated_vocab_size": draft_vocab} if draft_vocab else {}
         shape = {"hidden_size": hidden, "vocab_size": target.vocab}
         config = {"model_type": "medusa", "architectures": ["MedusaModel"], **shape, **own, **reduced}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pilotfish.cli.bench.report import Report
 from pilotfish.server.application import ServerSetup
 
 #: The tiny model in float32, on one thread.
@@ -30,4 +31,4 @@ class Result:
 Run = Callable[..., Result]
 Refused = Callable[..., str]
 Configured = Callable[..., ServerSetup]
-Serve = Callable[..., str]
+Measure = Callable[..., Report]

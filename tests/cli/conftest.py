@@ -1,15 +1,14 @@
 """Commands run in this process, so that one import of torch serves all tests."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command_runs import PLAIN, Configured, Refused, Result, Run, Serve
+from command_runs import PLAIN, Configured, Refused, Result, Run
+from inline_drafts import inline_drafts
 
 from pilotfish.cli import generate as generate_command
 from pilotfish.cli import main, workers
@@ -47,6 +46,19 @@ def refused(pilotfish: Run) -> Refused:
         return line.removeprefix("pilotfish: ")
 
     return refuse
+
+
+@pytest.fixture
+def line(refused: Refused, llama: Path) -> Refused:
+    """The one line with which `generate` on the tiny model refuses these options."""
+    return lambda *options: refused("generate", "--target", llama, *PLAIN, "--prompt", "a b c d", *options)
+
+
+@pytest.fixture
+def drafts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Draft workers are in this process."""
+    with inline_drafts(monkeypatch):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -109,30 +121,3 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(draft_pool, "run_pool", lambda config, _: seen.append(config))
     monkeypatch.setattr(prefill_pool, "run_prefill_pool", lambda config, _: seen.append(config))
     return seen
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    """Starts a server with one answer to GET `route` for whoever has the key; its URL."""
-    servers: list[HTTPServer] = []
-
-    def start(body: bytes, route: str, status: int = 200, key: str = "") -> str:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                known = not key or self.headers["authorization"] == f"Bearer {key}"
-                self.send_response((status if self.path == route else 404) if known else 401)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                """Nothing."""
-
-        servers.append(HTTPServer(("127.0.0.1", 0), Handler))
-        threading.Thread(target=servers[-1].serve_forever, args=(0.01,), daemon=True).start()
-        return f"http://127.0.0.1:{servers[-1].server_port}"
-
-    yield start
-    for one in servers:
-        one.shutdown()
-        one.server_close()

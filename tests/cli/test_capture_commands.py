@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_runs import Configured, Refused, Run
+from command_runs import Refused, Run
 
 from pilotfish.operate.capture.folder import ClaimedFolder, found_rows
 from pilotfish.operate.capture.rows import CapturedRow, framed, token_bytes
@@ -92,14 +92,6 @@ def test_what_is_no_such_folder_is_refused(refused: Refused, tmp_path: Path, com
 # -- serve
 
 
-def test_options_of_serve(configured: Configured, llama: Path, tmp_path: Path) -> None:
-    given = ("--capture", tmp_path, "--capture-tags", "a,b", "--capture-days", 2, "--capture-size", 0.5)
-    server = configured("--target", llama, *given).server
-    told = server.capture, server.capture_tags, server.capture_days, server.capture_size
-    assert told == (tmp_path, ("a", "b"), 2, 0.5)
-    assert configured("--target", llama).server.capture is None
-
-
 def test_serve_refuses_a_folder_that_it_cannot_use(refused: Refused, llama: Path, directory: Path) -> None:
     for path, why in ((llama, "capture.json"), (llama / "config.json", "capture"), (directory, "no other server")):
         line = refused("serve", "--target", llama, "--port", 0, "--capture", path)
@@ -142,6 +134,7 @@ def test_the_verdict(
     ("options", "named"),
     [
         (("--draft", "d", "--from", "a", "--data", "b"), "from"),
+        (("--draft", "d", "--from", "a", "--source", "b"), "from"),
         (("--draft", "1,64,2,1,64", "--from", "a"), "draft"),
         (("--draft", "d", "--margin", 0.1), "margin"),
         (("--draft", "d", "--from", "a", "--margin", -1), "margin"),

@@ -188,12 +188,6 @@ def test_a_model_without_template_needs_raw(chat: Any, generate: Any, llama: Pat
     assert "chat template" in refused.stderr and "--raw" in refused.stderr and refused.stderr.count("\n") == 1
 
 
-def test_impossible_options(chat: Any) -> None:
-    for options in (["--max-tokens", 0], ["--json"], ["a"]):
-        result = chat("a\n", *options, seed=None)
-        assert (result.code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
-
-
 def test_the_command_line_then_the_model_say_how_long_answers_are(
     pilotfish: Any, chatty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,12 +268,6 @@ def test_without_colours_there_is_the_text_alone(
     out = capfd.readouterr().out
     text = printable_output(talk.turns[0].sample.text)
     assert f"{text}\n12 tokens" in out and out.rstrip().endswith("length") and "\x1b" not in out
-
-
-@pytest.mark.parametrize("keys", [[EOFError], [KeyboardInterrupt] * 2, [KeyboardInterrupt, EOFError]])
-def test_both_keys_leave_at_the_sign(engine: Engine, typed: Type, keys: list[type[BaseException]]) -> None:
-    typed(*keys, "not read")
-    assert asked_at_a_terminal(engine) == []
 
 
 def test_the_first_ctrl_c_at_the_sign_warns(engine: Engine, typed: Type, capfd: pytest.CaptureFixture[str]) -> None:

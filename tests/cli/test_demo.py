@@ -3,7 +3,6 @@
 import json
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 from command_runs import Run as Pilotfish
-from inline_drafts import inline_drafts
-from sizes import in_soak
 
 from pilotfish.cli.bench.contestants import Run
 from pilotfish.cli.demo import runs, scenes
@@ -23,7 +20,6 @@ from pilotfish.config.hardware.pace import Pace
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import RequestStats
 from pilotfish.engine import pairs
-from pilotfish.engine.drafts.remote_drafts import RemoteDrafts
 from pilotfish.engine.engine import Engine
 from pilotfish.model.pacer import Pacer
 
@@ -37,12 +33,6 @@ def config(llama: Path, draft: Path) -> EngineConfig:
     return EngineConfig(
         target=llama, draft=draft, mode="async", budget="fixed", dtype="float32", threads=1, kv_slots=4096
     )
-
-
-@pytest.fixture
-def drafts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with inline_drafts(monkeypatch):
-        yield
 
 
 @pytest.fixture(autouse=True)
@@ -98,24 +88,6 @@ def test_json_is_one_object_with_every_mode_of_both_scenes(
         assert block["sync"]["accepted_by_origin"].keys() <= {"lm", "ngram"}
         assert block["async"]["accepted_by_origin"].keys() <= {"draft 0", "ngram"}
         assert block["off"]["accepted_by_origin"] == {}
-
-
-@in_soak
-def test_a_draft_in_a_process_of_its_own(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How late its levels are is read off its timeline."""
-    pids: list[int | None] = []
-    close = RemoteDrafts.close
-
-    def closed(drafts: RemoteDrafts) -> None:
-        pids.extend(state.pid for state in drafts.workers() if state.status == "running")
-        close(drafts)
-
-    monkeypatch.setattr(RemoteDrafts, "close", closed)
-    work = Work(replace(PARAMS, max_tokens=16))
-    timing = time_modes(replace(config, pace="target=20ms,draft=1us"), work, 1, quiet=True)
-    assert len(pids) == 1 and pids[0] not in (None, os.getpid())
-    (own,) = [pacer for pacer in timing.pacing if pacer.role == "async draft 0"]
-    assert own.forwards == own.overruns == len(own.taken) > 0 and min(own.taken) > 1 and not timing.valid
 
 
 def test_levels_before_the_runs_count_for_nothing(config: EngineConfig, tmp_path: Path) -> None:

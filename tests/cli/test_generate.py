@@ -72,15 +72,6 @@ def test_the_drafts_of_mode_async_are_told_apart(
         assert not {"malformed_frames", "dropped_nodes"} & {reason for pool in row["pools"].values() for reason in pool}
 
 
-def test_a_salt_lets_rows_be_drafted_from_earlier_ones(generate, prompts: Callable[..., Path]) -> None:
-    path = prompts(*({"id": i, "prompt": "def f(x):"} for i in range(2)))
-    fixed = ("--prompts", path, "--seed", 3, "--max-tokens", 24, "--drafter", "suffix")
-    without, salted = generate(*fixed).rows, generate(*fixed, "--cache-salt", "a").rows
-    assert [row["token_ids"] for row in without] == [row["token_ids"] for row in salted]
-    accepted = [row["stats"]["accepted_tokens"] for row in (*without, *salted)]
-    assert accepted[:3] == [accepted[0]] * 3 and accepted[3] > accepted[0] + 8
-
-
 def test_mode_off_needs_no_draft_and_loads_none(generate, tmp_path: Path) -> None:
     result = generate("--prompt", "a", "--mode", "off", "--draft", tmp_path)
     assert result.code == 0 and result.rows[0]["stats"]["draft_tokens"] == 0
@@ -97,26 +88,11 @@ def test_samples_are_numbered_and_seeded(generate) -> None:
         assert again["token_ids"] == row["token_ids"] and "index" not in again
 
 
-def test_stops_end_the_output(generate) -> None:
-    plain = generate("--prompt", "a", "--seed", 1).rows[0]
-    by_id = generate("--prompt", "a", "--seed", 1, "--stop-token-id", plain["token_ids"][3]).rows[0]
-    assert by_id["finish_reason"] == "stop" and len(by_id["token_ids"]) <= 4
-    text = plain["text"][2:5]
-    by_text = generate("--prompt", "a", "--seed", 1, "--stop", "\0", "--stop", text).rows[0]
-    assert by_text["finish_reason"] == "stop" and by_text["text"] == plain["text"][: plain["text"].index(text)]
-
-
 def test_rows_of_a_file(generate, prompts: Callable[..., Path]) -> None:
     path = prompts({"id": "one", "prompt": "a"}, {"id": 2, "turns": ["a"], "category": "code"}, " ")
     result = generate("--prompts", path, "--seed", 1)
     assert result.code == 0 and [row["id"] for row in result.rows] == ["one", 2]
     assert result.rows[0]["token_ids"] == result.rows[1]["token_ids"]
-
-
-def test_concurrency_changes_no_token(generate, prompts: Callable[..., Path]) -> None:
-    path = prompts(*({"id": i, "prompt": "ab" * (i + 1)} for i in range(5)))
-    alone, together = (generate("--prompts", path, "--seed", 1, "--concurrency", c).rows for c in (1, 4))
-    assert sorted((row["id"], row["token_ids"]) for row in together) == [(r["id"], r["token_ids"]) for r in alone]
 
 
 def test_a_bad_row_harms_no_other(generate, prompts: Callable[..., Path]) -> None:
@@ -193,17 +169,13 @@ def test_a_row_whose_logits_overflow_fails_alone(
     ("field", "options"),
     [
         ("logit_bias", ["--logit-bias", "a=1"]),
-        ("mode", ["--mode", "async"]),
         ("draft", ["--draft", "/nowhere"]),
         ("cache_salt", ["--cache-salt", ""]),
-        ("quantization", ["--quantization", "fp8"]),
-        ("kv_dtype", ["--kv-cache-dtype", "fp8_e5m2"]),
         ("concurrency", ["--concurrency", "0"]),
         ("profile", ["--profile", "/nowhere/at/all.json"]),
         ("pair", ["--pair", "pycode"]),
         ("choice: it cannot be combined with --regex; give one of them", ["--regex", "a", "--choice", "b"]),
         ("json_schema: 'nowhere' is not allowed; expected a file that can be", ["--json-schema", "nowhere"]),
-        ("structured_outputs: the regular expression cannot be read: ", ["--regex", "a{3"]),
         ("structured_outputs", ["--choice", ""]),
         ("Invalid value for '--temperature'", ["--temperature", "warm"]),
         ("No such option: --surprise", ["--surprise"]),
@@ -282,19 +254,6 @@ def test_outputs_are_what_was_asked_for(generate, draft: Path, tmp_path: Path) -
         assert drafted["token_ids"] == off["token_ids"]
 
 
-def test_members_may_be_none_at_all(generate, tmp_path: Path) -> None:
-    """Then guesses are n-grams'. What is no file of members is one line."""
-    fixed = ("--prompt", "a b a b a b", "--seed", 5)
-    off, path = generate(*fixed).rows[0], tmp_path / "members.json"
-    path.write_text("{}")
-    result = generate(*fixed, "--members", path)
-    assert result.code == 0 and result.rows[0]["token_ids"] == off["token_ids"]
-    path.write_text('{"draft_pool": []}')
-    result = generate(*fixed, "--members", path)
-    assert (result.code, result.stdout) == (2, "")
-    assert result.stderr == f"pilotfish: members: {path}: Object contains unknown field `draft_pool`\n"
-
-
 # -- --pace; overruns are the fake's: no test depends on the speed of its machine
 
 
@@ -313,16 +272,6 @@ def overruns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(Engine, "pacing", pacing)
     return counts
-
-
-@pytest.mark.usefixtures("overruns")
-def test_json_stays_what_it_is(generate, draft: Path) -> None:
-    fixed = ("--prompt", "a", "--seed", 1, "--draft", draft)
-    plain, paced = generate(*fixed), generate(*fixed, "--pace", BOTH)
-    assert (paced.code, paced.stderr) == (0, "")
-    (row,), (paced_row,) = plain.rows, paced.rows
-    assert paced_row["token_ids"] == row["token_ids"] and paced_row.keys() == row.keys()
-    assert paced_row["stats"].keys() == row["stats"].keys()
 
 
 def test_too_many_overruns_are_told_on_stderr(generate, overruns: list[int]) -> None:

@@ -28,23 +28,13 @@ def test_a_new_key_and_how_to_use_it(pilotfish: Run, tmp_path: Path) -> None:
     assert load_allowlist(Path("allow"))[identity.public].tenant == "TENANT"
 
 
-def test_a_key_is_never_replaced(pilotfish: Run, refused: Refused) -> None:
-    assert pilotfish("keys", "new", "pool").code == 0
-    before = Path("pool.key").read_text()
-    assert "name: 'pool.key' is not allowed" in refused("keys", "new", "pool")
-    assert Path("pool.key").read_text() == before
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["new", ""], "name: '' is not allowed"),
         (["new", "no/such/place"], "No such file or directory"),
-        (["new"], "Missing argument"),
         (["show", "nowhere.key"], "file: nowhere.key cannot be read"),
-        (["show"], "Missing argument"),
         (["api", "two words"], "name: 'two words' is not allowed"),
-        (["api"], "Missing argument"),
     ],
 )
 def test_bad_usage_is_one_line(refused: Refused, arguments: list[str], message: str) -> None:

@@ -1,11 +1,10 @@
 """`pilotfish kv`: what a directory holds, whether it is whole, its end; the options that name one."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_runs import PLAIN, Refused, Run
+from command_runs import Refused, Run
 from kv_objects import FILE_BYTES, OBJECT_BYTES, SHAPE, flip, some_kv, store_in
 
 from pilotfish.kv.directory import object_path
@@ -85,30 +84,11 @@ def test_bad_usage_is_one_line(refused: Refused, tmp_path: Path, command: str) -
 # -- --kv-host-memory and --kv-disk: what cannot be is one line, and leaves a directory as it was
 
 
-Line = Callable[..., str]
-
-
-@pytest.fixture
-def line(refused: Refused, llama: Path) -> Line:
-    """The one line with which these options are refused."""
-    return lambda *options: refused("generate", "--target", llama, *PLAIN, "--prompt", "a", *options)
-
-
-@pytest.mark.parametrize("name", ["kv-host-memory", "kv-disk-size"])
-def test_sizes_that_cannot_be(line: Line, tmp_path: Path, name: str) -> None:
-    said = line("--kv-disk", tmp_path / "kv", f"--{name}", "0.0001")
-    assert said.startswith(f"{name.replace('-', '_')}: 0.0001 is not allowed; expected at least 0.0")
-    assert said.endswith(" GiB: a sequence of 2048 tokens takes that") and not (tmp_path / "kv").exists()
-
-
-def test_tiers_below_no_prefix_cache_and_sizes_of_no_directory(line: Line) -> None:
-    for option, value in (("--kv-host-memory", "1"), ("--kv-disk", "kv")):
-        said = line("--no-prefix-cache", option, value)
-        assert said == f"prefix_cache: False is not allowed; expected true with {option[2:].replace('-', '_')}"
+def test_a_size_of_no_directory(line: Refused) -> None:
     assert line("--kv-disk-size", "3") == "kv_disk_size: 3.0 is not allowed; expected 0 without kv_disk"
 
 
-def test_a_directory_of_others(line: Line, tmp_path: Path) -> None:
+def test_a_directory_of_others(line: Refused, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     assert "'notes.txt'" in line("--kv-disk", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

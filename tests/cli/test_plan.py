@@ -9,7 +9,7 @@ import pytest
 from command_runs import Refused, Run
 
 from pilotfish.cli.bench import contestants
-from pilotfish.cli.bench.modes.levels import Level
+from pilotfish.cli.bench.modes.engines import Level
 from pilotfish.cli.plan.calibrate import SYNC, Measured, host_costs
 from pilotfish.config.engine import EngineConfig
 from pilotfish.engine.pairs import resolve_pair

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_runs import PLAIN, Refused, Run
+from command_runs import Refused, Run
 from inline_prefills import prefill_worker
 from support import edit_tensors, write_model
 
@@ -19,7 +19,6 @@ from pilotfish.wire.curve_keys import PoolClient, PoolKeys, new_key_pair, write_
 from pilotfish.wire.sockets import ListeningChannel
 
 LIMIT = 60.0
-Line = Callable[..., str]
 
 
 @pytest.fixture
@@ -30,12 +29,6 @@ def where(tmp_path: Path) -> str:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_pools, "ANSWER", LIMIT)
-
-
-@pytest.fixture
-def line(refused: Refused, llama: Path) -> Line:
-    """The one line that is said of options that cannot be used."""
-    return lambda *options: refused("generate", "--target", llama, *PLAIN, "--prompt", "a b c d", *options)
 
 
 OTHER = " is not allowed; expected "
@@ -56,7 +49,7 @@ THRESHOLDS = "auto, or a number of tokens, as in 2048 or 2K"
         ("--prefill-pool ipc:///x --prefill-key /no/file", f"prefill_pool_key: []{OTHER}one public key for each of 1"),
     ],
 )
-def test_options_that_cannot_be(line: Line, options: str, said: str) -> None:
+def test_options_that_cannot_be(line: Refused, options: str, said: str) -> None:
     assert line(*options.split()).startswith(said)
 
 
@@ -92,7 +85,7 @@ def other_tokenizer(llama: Path, tmp_path: Path) -> Path:
     ],
 )
 def test_a_pool_of_another_model(
-    line: Line, llama: Path, tmp_path: Path, where: str, other: Callable[[Path, Path], Path], said: str
+    line: Refused, llama: Path, tmp_path: Path, where: str, other: Callable[[Path, Path], Path], said: str
 ) -> None:
     with prefill_worker(served(other(llama, tmp_path)), where):
         assert re.match(f"prefill_pool: {where}: {said}", line("--prefill-pool", where))
@@ -118,7 +111,7 @@ def locked(where: str) -> Iterator[str]:
             thread.join()
 
 
-def test_keys_that_do_not_fit(line: Line, tmp_path: Path, where: str) -> None:
+def test_keys_that_do_not_fit(line: Refused, tmp_path: Path, where: str) -> None:
     own, key = new_key_pair(), tmp_path / "target.key"
     write_key_pair(own, key)
     with locked(where) as public:
@@ -129,7 +122,7 @@ def test_keys_that_do_not_fit(line: Line, tmp_path: Path, where: str) -> None:
         assert said == f"prefill_pool: {where} broke off: it wants a key, or is no prefill pool"
 
 
-def test_a_model_that_hands_nothing_over(line: Line, tmp_path: Path, where: str) -> None:
+def test_a_model_that_hands_nothing_over(line: Refused, tmp_path: Path, where: str) -> None:
     windowed = write_model(tmp_path / "windowed", "mistral", sliding_window=16)
     said = line("--target", windowed, "--prefill-pool", where)
     assert said.startswith(f"prefill_pool: ('{where}',) is not allowed; expected none for a model")

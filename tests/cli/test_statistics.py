@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from command_runs import Refused, Run, Serve
+from command_runs import Refused, Run
 from explained_traffic import HOUR, Traffic, counted
+from scripted_server import ScriptedServer, plain
 
 from pilotfish.cli.rollout.explain import span_of
 from pilotfish.errors import ParameterError
@@ -91,19 +92,22 @@ def test_sources_that_cannot_be_used(
 
 
 def test_servers_and_files_say_the_same(
-    pilotfish: Run, refused: Refused, rolled: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+    pilotfish: Run, refused: Refused, rolled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (from_file,) = pilotfish(*REPORT, "--from", rolled, "--json").rows
-    url = serve(rolled.read_bytes(), "/v1/rollout", key="secret")
     monkeypatch.setenv("ROLLOUT_KEY", "secret")
-    for suffix in ("", "/", "/v1"):
-        asked = pilotfish(*REPORT, "--url", url + suffix, "--api-key-env", "ROLLOUT_KEY", "--json")
-        assert asked.rows == [from_file]
-    line = refused(*REPORT, "--url", url)
-    assert "HTTP 401" in line and "--api-key-env" in line
-    missing = refused(*REPORT, "--url", serve(b"{}", "/v1/rollout", 404))
-    assert "HTTP 404; this server keeps no such" in missing
-    assert "holds no such statistics" in refused(*REPORT, "--url", serve(b"<html>", "/v1/rollout"))
+    with ScriptedServer(route=b" /v1/rollout ", got=plain("200 OK", rolled.read_bytes())) as server:
+        for suffix in ("", "/", "/v1"):
+            asked = pilotfish(*REPORT, "--url", server.url + suffix, "--api-key-env", "ROLLOUT_KEY", "--json")
+            assert asked.rows == [from_file]
+    assert all(b"uthorization: Bearer secret" in head for head in server.heads)
+    for answer, why in (
+        (plain("401 Unauthorized", b"{}"), "HTTP 401; --api-key-env"),
+        (plain("404 Not Found", b"{}"), "HTTP 404; this server keeps no such"),
+        (plain("200 OK", b"<html>"), "holds no such statistics"),
+    ):
+        with ScriptedServer(route=b" /v1/rollout ", got=answer) as server:
+            assert why in refused(*REPORT, "--url", server.url)
 
 
 def test_what_holds_no_statistics(refused: Refused, tmp_path: Path) -> None:

@@ -75,12 +75,10 @@ def test_a_draft_starts_from_a_model_or_a_shape(pilotfish, calls: list[Any]) -> 
     [
         ("pair", "--target-shape", "1,2"),
         ("pair", "--draft-shape", "a,b,c,d,e"),
-        ("pair", "--vocab-size", 3),
         ("pair", "--threads", -1),
         ("pair", "--source", "/nowhere"),
         ("head", "--kind", "eagle9"),
         ("head", "--kind", "eagle3", "--feature-layers", "a"),
-        ("head", "--kind", "mtp", "--depth", 0),
         ("head", "--kind", "mtp", "--target", "/nowhere"),
         ("distil", "--draft", "1,2"),
         ("distil", "--draft", "1,64,3,2,64"),

@@ -74,7 +74,6 @@ def test_dtypes_by_other_names(configured: Configured, refused: Refused, llama: 
     [
         ["MODEL", "--served-model-name", "a", "b"],
         ["MODEL", "--served-model-name", "a", "--served-model-name", "b"],
-        ["MODEL", "--served_model_name=a", "--served-model-name=b"],
         ["--served-model-name", "a", "b", "--model", "MODEL"],
         ["--port", "0", "--json", "MODEL", "--served-model-name", "a", "b"],
         ["--served-model-name", "a", "--served-model-name", "b", "MODEL"],
@@ -163,9 +162,7 @@ def test_eager_is_what_a_cpu_does_anyway(configured: Configured, refused: Refuse
     [
         (["--seed", "0"], "--seed '0': requests have seeds of their own; one that gives none"),
         (["--seed=1"], "--seed '1': requests"),
-        (["--seed"], "--seed: requests"),
         (["-pp", "2"], "--pipeline-parallel-size '2': --tensor-parallel-size is the one way to divide a model; 1 is"),
-        (["--pipeline_parallel_size=2"], "--pipeline-parallel-size '2': --tensor-parallel-size"),
         (["--swap-space", "-1"], "--swap-space '-1': requests are not swapped"),
         (["--no-enable-chunked-prefill"], "--no-enable-chunked-prefill: prompts are always"),
         (["--enable-chunked-prefill=False"], "--enable-chunked-prefill: it takes no value, but was given 'False': "),

@@ -1,12 +1,9 @@
 """`pilotfish draft`, `prefill` and `target`, by hand and as an engine or a server starts them; their processes."""
 
 import os
-import secrets
 import signal
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import fields
@@ -17,26 +14,16 @@ import msgspec
 import pytest
 from attending import LIMIT, TARGET, AttendingServer
 from command_runs import Refused, Run
-from sizes import in_soak
 from support import make_engine, run, write_model
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.text import config_text
 from pilotfish.config.workers import DraftConfig, PrefillConfig, TargetConfig
-from pilotfish.core.prefilling.prefill_messages import (
-    PREFILL_VERSION,
-    OrderFailed,
-    PrefillHello,
-    PrefillOrder,
-    PrefillRefuse,
-)
-from pilotfish.core.prefilling.segments import KVIdentity, KVLayout
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.memory import plan_memory
 from pilotfish.engine.pairs import resolve_pair
 from pilotfish.engine.pools.remote_pools import worker_command
 from pilotfish.engine.processes.host_memory import GIB
-from pilotfish.wire.channel import decode_from_prefill, encode
 from pilotfish.wire.curve_keys import TargetKeys, new_key_pair, write_key_pair
 from pilotfish.wire.serving import Declined
 from pilotfish.wire.sockets import DialingChannel
@@ -86,15 +73,6 @@ def test_a_server_starts_a_target_from_its_own_configuration(
     assert started == [TargetConfig(engine=config, listen=LISTEN)]
 
 
-def test_options_of_a_draft_pool(pilotfish: Run, draft: Path, started: list[Any], tmp_path: Path) -> None:
-    options = ("--memory", 2, "--kv-slots", 512, "--leaves", 9, "--children", 3, "--name", "a", "--insecure")
-    options += ("--revision", "monday")
-    assert pilotfish("draft", "--draft", draft, "--listen", LISTEN, "--key", tmp_path, *options).code == 0
-    model = EngineConfig(target=draft, memory=2.0, kv_slots=512)
-    own = {"revision": "monday", "key": tmp_path, "insecure": True, "leaves": 9, "children": 3}
-    assert started == [DraftConfig(model=model, listen=LISTEN, name="a", **own)]
-
-
 def test_options_of_a_prefill_pool(pilotfish: Run, llama: Path, started: list[Any], tmp_path: Path) -> None:
     options = ("--kv-slots", 512, "--max-queued-tokens", "8K", "--segment-bytes", "64K", "--segment-memory", 0.5)
     options += ("--lease", 3, "--name", "a", "--insecure", "--key", tmp_path, "--max-model-len", "1k")
@@ -102,15 +80,6 @@ def test_options_of_a_prefill_pool(pilotfish: Run, llama: Path, started: list[An
     own = {"segment_bytes": 1 << 16, "segment_memory": 0.5, "max_queued_tokens": 8192, "lease": 3.0}
     model = EngineConfig(target=llama, kv_slots=512, max_model_len=1000, max_rows=2048)
     assert started == [PrefillConfig(model=model, listen=LISTEN, name="a", insecure=True, key=tmp_path, **own)]
-
-
-def test_options_of_a_target(pilotfish: Run, llama: Path, draft: Path, started: list[Any], tmp_path: Path) -> None:
-    options = ("--draft", draft, "--mode", "async", "--max-requests", 5, "--max-rows", 64, "--kv-slots", 512)
-    own = ("--listen", LISTEN, "--name", "a", "--key", tmp_path, "--allow", tmp_path, "--insecure")
-    assert pilotfish("target", "--model", llama, *options, *own).code == 0
-    given = {"mode": "async", "max_requests": 5, "max_rows": 64, "kv_slots": 512, "insecure": True}
-    engine = EngineConfig(target=llama, draft=draft, **given)
-    assert started == [TargetConfig(engine=engine, listen=LISTEN, name="a", key=tmp_path, allow=tmp_path)]
 
 
 def test_a_draft_of_a_pair_by_name(pilotfish: Run, refused: Refused, started: list[DraftConfig]) -> None:
@@ -198,34 +167,6 @@ def ended(process: subprocess.Popen[str]) -> str:
     lines = process.stderr.read()
     assert "Traceback" not in lines and "leak" not in lines
     return lines
-
-
-@in_soak
-def test_a_prefill_process_refuses_other_models_and_ends_in_order(llama: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix="prefill-") as made:  # its name is short: a socket is in it
-        directory = Path(made)
-        listen = ("--listen", f"ipc://{directory}/pool", "--trace", directory / "trace.json")
-        with process_of("prefill", "--model", llama, *listen, "--kv-slots", 256) as (process, endpoint):
-            assert endpoint == f"ipc://{directory}/pool"
-            identity = KVIdentity({"model": "another"}, KVLayout(2, 0, 2, [128, 128]))
-            with closing(DialingChannel([endpoint], secrets.token_bytes(8))) as channel:
-                away = ask(channel, PrefillHello(PREFILL_VERSION, identity, "m"))
-                assert isinstance(away, PrefillRefuse) and away.reason.startswith("model: llama of 2 layers, ")
-                assert away.reason.endswith(", not another")
-                assert isinstance(ask(channel, PrefillOrder(1, [1], 0)), OrderFailed)
-            os.kill(process.pid, signal.SIGTERM)
-            assert "turned a target away: model: " in ended(process)
-        assert [path.name for path in directory.iterdir()] == ["trace.json.prefill-7.part"]
-
-
-def ask(channel: DialingChannel, message: msgspec.Struct) -> object:
-    """The answer."""
-    deadline = time.monotonic() + LIMIT
-    while time.monotonic() < deadline:
-        channel.send(b"0", encode(message))
-        for received in channel.receive(0.2):
-            return decode_from_prefill(received.frame)
-    raise AssertionError("no answer")
 
 
 def test_a_target_process_serves_two_servers_that_hold_its_keys_and_ends_in_order(llama: Path, tmp_path: Path) -> None:

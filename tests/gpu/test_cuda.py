@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gpu_steps import run_gpu
-from harness import Options
 from support import KINDS, SETTINGS, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, random_tree, run
 
+from pilotfish.cli.bench.gpu import run_gpu
+from pilotfish.cli.bench.options import BENCHES
 from pilotfish.cli.bench.report import ProgressBar
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.cache.slots import Slots
@@ -272,6 +272,6 @@ def test_bfloat16_outputs_match_at_some_rate(engines: Any, drafter: str, record_
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_bench_runs(dtype: str) -> None:
-    results = run_gpu(Options(dtype=dtype, repeats=1), ProgressBar()).results
+    results = run_gpu(BENCHES["gpu"].options(dtype=dtype, repeats=1), ProgressBar()).results
     assert len(results["steps"]) == 2 * len(results["attention"]) > 0
     assert all(step["milliseconds"] > 0 for step in results["steps"])

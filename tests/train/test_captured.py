@@ -1,6 +1,5 @@
 """Drafts that learn captured traffic: what is held out, what is refused, and that it helps."""
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,8 +14,8 @@ from conftest import CONTEXT, VOCAB, strong_model
 from transformers import GenerationConfig
 
 from pilotfish.core.drafting.vocabulary import text_digest
-from pilotfish.errors import InputError, ParameterError
-from pilotfish.operate.capture.folder import ClaimedFolder, found_rows
+from pilotfish.errors import InputError
+from pilotfish.operate.capture.folder import ClaimedFolder
 from pilotfish.operate.capture.rows import CapturedRow, token_bytes
 from pilotfish.operate.capture.store import CaptureStore, Retention
 from pilotfish.progress import PhaseProgress
@@ -93,14 +92,6 @@ def test_a_draft_learns_the_traffic_of_a_target_that_has_changed(served: Served,
     assert (tmp_path / "draft" / "model.safetensors").is_file() and (tmp_path / "draft" / "tokenizer.json").is_file()
     names = [path.name for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert sorted(names) == ["checkpoint.pt", "log.jsonl", "recipe.json"], "no tokens of any row"
-    assert watched.phases == [
-        "loading the models",
-        "reading captured rows",
-        "measuring a step of training draft",
-        "evaluation",
-        "training draft",
-        "writing the draft",
-    ]
     told = r"at this pace about .+ to go: evaluation .+, training draft 40 s, evaluation .+ s"
     assert re.fullmatch(told, watched.estimate)
     outputs = [line for line in watched.lines if line.startswith("evaluation: ")]
@@ -169,29 +160,3 @@ def test_rows_that_teach_nothing_are_refused(served: Served, tmp_path: Path, row
     with pytest.raises(InputError, match=told) as refused:
         read_captured(served.recipe(captured=(tmp_path / "captured",)), served.taught)
     assert "\n" not in str(refused.value)
-
-
-def test_a_tail_that_was_torn_is_not_missed(served: Served, tmp_path: Path) -> None:
-    target, digest = served.taught, text_digest(served.taught.tokenizer)
-    capture(tmp_path / "torn", [row(number, digest, [5] * 60) for number in range(40)])
-    (file,) = found_rows(tmp_path / "torn")
-    os.truncate(file.path, file.size - 5)
-    windows, _ = read_captured(served.recipe(captured=(tmp_path / "torn",)), target)
-    assert len(windows.tokens) == (39 - LEAST) * 60
-
-
-def test_a_folder_that_is_none_is_refused(served: Served, tmp_path: Path) -> None:
-    with pytest.raises(ParameterError, match=r"capture\.json"):
-        read_captured(served.recipe(captured=(tmp_path,)), served.taught)
-
-
-def test_rows_are_not_mixed_with_other_text_and_need_a_present_draft(tmp_path: Path) -> None:
-    known: dict[str, Any] = {"target": tmp_path, "captured": (tmp_path,)}
-    for wrong, named in (
-        ({"draft": tmp_path, "data": (tmp_path,)}, "from"),
-        ({"draft": tmp_path, "sources": (tmp_path,)}, "from"),
-        ({"shape": SIZE}, "draft"),
-    ):
-        with pytest.raises(ParameterError) as refused:
-            DistilRecipe(**known, **wrong)
-        assert refused.value.field == named

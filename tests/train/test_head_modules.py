@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sizes import sized
 from torch import Tensor
 
 from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
@@ -99,23 +98,6 @@ def test_guesses_are_those_of_the_executor(name: str) -> None:
         torch.testing.assert_close(guessed, drafted(name, made, given, place), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", HEADS)
-@torch.no_grad()
-def test_a_guess_depends_on_nothing_after_it(name: str) -> None:
-    """Features from the last committed token on, and tokens after the guess before, are not known."""
-    made, given, place = trainee(name), lesson(name), 5
-    before = made(given)
-    for depth in range(DEPTH):
-        tokens, states = given.tokens.clone(), given.states.clone()
-        tokens[:, place + depth + 1 :] = 1
-        states[:, place:] = 7.0
-        after = made(Lesson(tokens, given.positions, given.places, states))
-        assert torch.equal(after.logits[depth][0, place - 1], before.logits[depth][0, place - 1])
-        states[:, place - 1] = 7.0  # the feature of the token before counts
-        after = made(Lesson(tokens, given.positions, given.places, states))
-        assert not torch.allclose(after.logits[depth][0, place - 1], before.logits[depth][0, place - 1])
-
-
 @torch.no_grad()
 def test_blocks_of_a_row_know_nothing_of_each_other() -> None:
     made, given = trainee("dspark"), lesson("dspark")
@@ -125,17 +107,3 @@ def test_blocks_of_a_row_know_nothing_of_each_other() -> None:
         for depth in range(DEPTH):
             torch.testing.assert_close(alone.logits[depth][0, 0], together.logits[depth][0, place - 1])
             torch.testing.assert_close(alone.confidence[depth][0, 0], together.confidence[depth][0, place - 1])
-
-
-@pytest.mark.parametrize("name", sized(["eagle3"], HEADS))
-def test_a_head_can_learn_a_batch_by_heart(name: str) -> None:
-    made, given = fresh(name), lesson(name, rows=2)
-    optimizer = torch.optim.AdamW(made.parameters(), 1e-2)
-    rows = torch.arange(2)[:, None]
-    for _ in range(60):
-        logits = torch.stack(made(given).logits, 2)
-        wanted = torch.stack([given.tokens.roll(-1, 1)[rows, given.places + depth] for depth in range(DEPTH)], 2)
-        torch.nn.functional.cross_entropy(logits.flatten(0, 2), wanted.flatten()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert (logits.argmax(-1) == wanted).float().mean() > 0.95

@@ -8,7 +8,6 @@ import torch
 
 from pilotfish.progress import PlannedPhase
 from pilotfish.train.models import WrittenTokens
-from pilotfish.train.text.data import TokenBatch
 from pilotfish.train.trainer import Learnt, Muon, Schedule, Trainer, orthogonalise
 
 
@@ -24,17 +23,6 @@ def test_a_step_is_as_large_as_adamws() -> None:
     matrix.grad = torch.randn(64, 64)
     Muon([matrix], 0.01, momentum=0.95, weight_decay=0.0).step()
     assert matrix.detach().square().mean().sqrt().item() == pytest.approx(0.002, rel=0.2)
-
-
-def test_it_finds_the_least_squares_solution() -> None:
-    torch.manual_seed(0)
-    matrix, wanted = torch.nn.Parameter(torch.zeros(8, 8)), torch.randn(8, 8)
-    for step in range(200):
-        (matrix - wanted).square().sum().backward()
-        optimizer = Muon([matrix], 0.2 * (1 - step / 200), momentum=0.0, weight_decay=0.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    assert (matrix - wanted).abs().max() < 0.05
 
 
 # -- what a step takes
@@ -76,16 +64,6 @@ def test_of_a_run_that_goes_on_the_rest_is_planned(watched: Any, tmp_path: Path)
     assert trainer(tmp_path / "draft").plan(batch, watched).units == 2
     trainer(tmp_path / "draft").run(lambda _: batch, watched)
     assert trainer(tmp_path / "draft").plan(batch, watched) == PlannedPhase("training draft", 0)
-
-
-def test_a_step_that_takes_long_is_measured_once(tmp_path: Path) -> None:
-    slow, clock = trainer(tmp_path), iter([0.0, 60.0])
-    assert slow._measured([torch.eye(8)], lambda: next(clock)) == 60.0
-
-
-def test_a_blank_batch_has_the_shape_of_others() -> None:
-    blank = TokenBatch.blank(3, 5)
-    assert blank.tokens.shape == (3, 6) and blank.positions.tolist() == [[0, 1, 2, 3, 4]] * 3
 
 
 def test_answers_that_end_early_are_counted_to_the_end() -> None:

@@ -3,7 +3,7 @@ import re
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from http.client import HTTPException
 from pathlib import Path
@@ -100,10 +100,9 @@ def read_statistics(
 
 def _asked(kind: type[T], url: str, route: str, api_key_env: str) -> T:
     base = server_url("url", url)
-    request = urllib.request.Request(base + route, headers=key_headers(api_key_env))
+    headers = key_headers(api_key_env)
     try:
-        with urllib.request.urlopen(request, timeout=PATIENCE) as response:
-            body: bytes = response.read(MOST_BYTES)
+        body = fetched(base + route, headers)
     except urllib.error.HTTPError as error:
         error.close()
         raise InputError(f"url: {base}{route} answers HTTP {error.code}{_HINTS.get(error.code, '')}") from error
@@ -111,6 +110,12 @@ def _asked(kind: type[T], url: str, route: str, api_key_env: str) -> T:
         reason = getattr(error, "reason", error)
         raise InputError(f"url: {base} cannot be reached: {getattr(reason, 'strerror', None) or reason}") from error
     return _decoded(kind, body, base + route)
+
+
+def fetched(url: str, headers: Mapping[str, str]) -> bytes:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=dict(headers)), timeout=PATIENCE) as response:
+        body: bytes = response.read(MOST_BYTES)
+        return body
 
 
 def server_url(field: str, url: str) -> str:

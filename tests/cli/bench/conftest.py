@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_runs import Measure
+from command_runs import Measure
 from support import SNIPPETS
 
 from pilotfish.cli.bench import report

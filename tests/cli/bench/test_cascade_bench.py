@@ -6,17 +6,24 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from bench_runs import Measure
+from command_runs import Measure
 from hypothesis import given
 from hypothesis import strategies as st
 from support import write_tokenizer
 
 from pilotfish.cli.bench.options import BENCHES
 from pilotfish.cli.bench.report import ProgressBar
-from pilotfish.cli.bench.tasks.cascade import confidence_of, report_of, run_cascade
-from pilotfish.cli.bench.tasks.thresholds import CascadedTask, chosen, halves, outcome, outcomes
+from pilotfish.cli.bench.tasks.cascade import (
+    CascadedTask,
+    chosen,
+    confidence_of,
+    halves,
+    outcome,
+    outcomes,
+    report_of,
+    run_cascade,
+)
 from pilotfish.errors import ModelError, ParameterError
-from pilotfish.operate.cascade_policy import NOBODY
 
 tasks_of = st.lists(
     st.builds(CascadedTask, st.sampled_from(("exact", "json")), st.floats(-9, 0), st.booleans(), st.booleans()),
@@ -36,15 +43,6 @@ SURE = [task(-0.1, True), task(-0.2, True), task(-0.4, True, False), task(-0.6, 
 def test_a_threshold_says_who_answers() -> None:
     found = outcome(SURE, -0.4)
     assert (found.answered_by_small, found.success, found.small_success, found.large_success) == (0.6, 1.0, 0.6, 0.8)
-
-
-def test_the_lowest_threshold_is_chosen_that_loses_little_enough() -> None:
-    found = outcomes(SURE)
-    assert [one.threshold for one in found] == [-0.9, -0.6, -0.4, -0.2, -0.1, NOBODY]
-    assert [one.success for one in found] == [0.6, 0.8, 1.0, 0.8, 0.8, 0.8]
-    assert chosen(found, 0.0).threshold == -0.6 and chosen(found, 0.2).threshold == -0.9
-    hopeless = [task(-0.1, False), task(-0.2, False)]
-    assert chosen(outcomes(hopeless), 0.01).threshold == NOBODY
 
 
 @given(tasks_of, st.floats(0, 0.5))

@@ -22,7 +22,7 @@ from sizes import sized
 from pilotfish.core.cache.prefix_cache import PROVEN_SHARE, PrefixCache
 from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting.drafter import NoDrafter
-from pilotfish.core.routing.router import ReplicaLoad, Router, RouteRequest
+from pilotfish.core.routing.router import ReplicaLoad, Router
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.budget import FixedBudget
 from pilotfish.core.scheduling.request import Request
@@ -113,17 +113,6 @@ def fleet(targets: int, **parts: Any) -> FleetPlan:
     return FleetPlan(**{"targets": targets, "target": target(), "server": FREE, "acceptance": EXACT, **parts})
 
 
-def test_power_of_two_avoids_the_one_with_most_requests() -> None:
-    routing, request, replicas = PowerOfTwo(), RouteRequest(10), list("abcd")
-    routes = [routing.choose(request, replicas) for _ in range(400)]
-    counts = [sum(route.replica == replica for route in routes) for replica in replicas]
-    assert max(counts) - min(counts) <= 8
-    for route in routes:
-        routing.ended(route)
-    busy = routing.choose(request, replicas).replica
-    assert all(routing.choose(request, [busy, other]).replica == other for other in replicas if other != busy)
-
-
 def test_requests_go_where_their_prefix_is() -> None:
     """So that more is found, and the first token comes sooner; what routing believed is what was there."""
     requests = list(traffic(16.0, tenants=30, system_tokens=400))
@@ -175,26 +164,6 @@ def test_a_server_that_has_enough_to_do_refuses_and_is_late() -> None:
     assert one.first_token.p50 > two.first_token.p50 > 0.1
 
 
-def test_what_comes_before_the_end_of_the_warm_up_does_not_count() -> None:
-    requests = list(traffic(8.0))
-    figures = simulate(fleet(2, warm_up=30.0), requests, RoundRobin)
-    assert figures.requests == sum(one.at >= 30 for one in requests)
-    assert figures.seconds == pytest.approx(requests[-1].at - 30)
-    assert figures.busy_targets <= 1
-
-
-def test_traffic_is_what_was_asked_for() -> None:
-    asked = ConversationTraffic(rate=10.0, seconds=3000.0, tenants=4)
-    requests = list(asked)
-    late = [one for one in requests if one.at > 1500]
-    assert [one.at for one in requests] == sorted(one.at for one in requests)
-    assert len(late) / 1500 == pytest.approx(10.0, rel=0.1)
-    assert len({one.runs[0] for one in requests}) == 4
-    assert all(one.ends == tuple(sorted(one.ends)) and len(one.ends) == len(one.runs) for one in requests)
-    sessions = {one.session for one in requests}
-    assert len(requests) / len(sessions) == pytest.approx(asked.turns, rel=0.1)
-
-
 TRACE = [
     RecordedRequest(0.0, 1200, 10, (0, 1, 2)),
     RecordedRequest(1.0, 1100, 10, (0, 3, 4)),
@@ -210,14 +179,6 @@ def test_runs_of_a_trace_are_blocks_that_come_one_after_the_other() -> None:
     assert first.runs[:2] == third.runs[:2] and first.runs[0] == second.runs[0] == fourth.runs[0]
     assert first.session == third.session != second.session
     assert third.output == 1 and len({one.output_run for one in requests}) == 4
-
-
-def test_copies_of_a_trace_share_what_all_requests_begin_with() -> None:
-    requests = list(RecordedTraffic(TRACE, 2.5, 80.0, 512))
-    assert [one.at for one in requests] == sorted(one.at for one in requests)
-    assert 2 * 40 <= len(requests) <= 3 * 41
-    assert len({one.runs[0] for one in requests}) == 1
-    assert len({one.runs[1] for one in requests if len(one.runs) > 1}) > 2 * 2 * 9
 
 
 # -- the cache of runs, over tokens and slots
@@ -289,22 +250,6 @@ def test_it_finds_what_the_engines_cache_finds(capacity: int, proven_share: floa
             found, known, prompts = found + own, known + expected, prompts + len(prompt)
         cache.check()
     assert found == pytest.approx(known, abs=prompts / 200) and known > prompts / 10
-
-
-def test_what_a_request_owns_is_not_evicted() -> None:
-    requests = runs(0)
-    cache = RunCache(max(r.tokens + r.output for r in requests), ignored)
-    first, rest = requests[0], requests[1:]
-    found, path = cache.admit(first)
-    cache.computed(first, found, path)
-    for request in rest:
-        if cache.room(request):
-            serve(cache, request)
-        cache.check()
-        assert cache.known(first) == first.tokens - 1
-    cache.ended(first, path)
-    cache.check()
-    assert cache.live == 0
 
 
 def test_whoever_is_told_of_changes_knows_what_there_is() -> None:

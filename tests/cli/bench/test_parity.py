@@ -1,39 +1,24 @@
-"""Parity finds nothing where there is nothing, and finds errors that there are."""
+"""Parity and task success: nothing is found where there is nothing, and errors that there are."""
 
-import os
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import json
+from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
-from bench_runs import Measure
-from inline_drafts import inline_drafts
+from command_runs import Measure
 
 from pilotfish.cli.bench import parity
-from pilotfish.cli.bench.parity import (
-    ASYNC_NODES,
-    CASES,
-    PACE,
-    PARITY_SETTINGS,
-    SETUPS,
-    ParityCase,
-    async_config,
-    run_parity,
-)
-from pilotfish.config.engine import EngineConfig
-from pilotfish.core.drafting.drafter import DraftLimits, NoDrafter
+from pilotfish.cli.bench.options import BENCHES
+from pilotfish.cli.bench.parity import CASES, PARITY_SETTINGS, SETUPS, ParityCase, run_parity
+from pilotfish.cli.bench.tasks.success import chosen_tasks, run_eval
+from pilotfish.cli.bench.workload import parse_choices
+from pilotfish.config.fields import Mode
+from pilotfish.core.drafting.drafter import NoDrafter
 from pilotfish.core.scheduling import scheduler
-from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.tree import Forest, Guesses, Ints, Verdict, walk
-from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
-from pilotfish.errors import EngineError
+from pilotfish.errors import EngineError, ParameterError
 from pilotfish.workers.ngram import NgramDrafter
-
-
-@pytest.fixture
-def _drafts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with inline_drafts(monkeypatch):
-        yield
 
 
 def _accepts_first_child(forest: Forest, sampled: Ints) -> list[Verdict]:
@@ -96,7 +81,7 @@ def test_a_drafter_that_fails_is_not_measured(measure: Measure, monkeypatch: pyt
 # -- mode async
 
 
-@pytest.mark.usefixtures("_drafts")
+@pytest.mark.usefixtures("drafts")
 def test_no_differences_in_mode_async(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parity, "SETUPS", (SETUPS[0], SETUPS[3]))  # one draft unpaced, three paced
     report = measure(run_parity, "parity", compared="async", thread_counts="1", max_tokens=6, limit=1)
@@ -108,33 +93,69 @@ def test_no_differences_in_mode_async(measure: Measure, monkeypatch: pytest.Monk
     assert [(outcome["drafter"], outcome["concurrency"]) for outcome in outcomes] == expected
 
 
-def test_what_each_side_runs_on(config: EngineConfig) -> None:
-    every = sorted(os.sched_getaffinity(0))
-    assert set(SETUPS) == {(1, ""), (3, ""), (1, PACE), (3, PACE)}
-    one, all_cores = (
-        async_config(replace(config, threads=threads), *setup)
-        for threads, setup in ((1, (3, PACE)), (len(every), (1, "")))
-    )
-    assert (one.mode, one.nodes, one.draft_workers, one.threads) == ("async", ASYNC_NODES, 3, 1)
-    assert one.budget == "fixed"  # an adaptive one may rest, and shows nothing then
-    assert one.core_set == {every[0]} and all_cores.core_set == set(every)
+# -- task success: modes succeed alike, and where their outputs differ the report fails
 
 
-@pytest.mark.usefixtures("_drafts")
-def test_a_wrong_rule_is_found_in_mode_async(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parity, "SETUPS", SETUPS[:1])
+MODES = ("off", "sync", "async")
+SHORT = {"each": 2, "max_tokens": 32, "kv_slots": 4096, "threads": 1}
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> Path:
+    """The first is solved as it is, the second is not."""
+    path, test = tmp_path / "problems.jsonl", "def check(f):\n    assert f() == 0"
+    rows = [{"task_id": f"own/{i}", "prompt": f"def f():\n    return {i}\n", "test": test} for i in range(2)]
+    path.write_text("\n".join(json.dumps({**row, "entry_point": "f"}) for row in rows))
+    return path
+
+
+@pytest.mark.usefixtures("drafts")
+def test_modes_succeed_alike(measure: Measure, problems: Path) -> None:
+    given = {**SHORT, "max_tokens": 96, "allow_code_execution": True, "humaneval": str(problems)}
+    report = measure(run_eval, "eval", **given, modes=",".join(MODES))
+    rows = report.results["categories"]
+    assert [row["category"] for row in rows] == ["exact", "json", "tools", "code", "humaneval"]
+    assert [row["tasks"] for row in rows] == [2, 2, 2, 2, 2] and not report.failed
+    assert report.results["unequal"] == sum(row["unequal"] for row in rows) == 0
+    assert rows[1]["off_successes"] and rows[2]["off_successes"]
+    for row in rows:
+        assert len({row[f"{mode}_successes"] for mode in MODES}) == 1
+        assert row["off_tokens_per_verify_step"] == 1 <= row["sync_tokens_per_verify_step"]
+    assert any(row["sync_tokens_per_verify_step"] > 1 for row in rows)
+    outcomes = report.results["outcomes"]
+    for outcome in outcomes:
+        assert outcome["equal"] and len({outcome[mode] for mode in MODES}) == 1
+        assert outcome["off"] == (outcome["reason"] == "")
+        if outcome["category"] in ("json", "tools"):  # what the grammar let end is valid
+            assert outcome["off"] or outcome["cut_off"]
+    for row in rows:
+        own = [outcome for outcome in outcomes if outcome["category"] == row["category"]]
+        assert row["off_successes"] == sum(outcome["off"] for outcome in own)
+        assert row["off_success_rate"] == row["off_successes"] / len(own)
+    assert isinstance(report.results["programs_confined_to_their_directory"], bool)
+
+
+def test_outputs_that_differ_are_found(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "walk", _accepts_first_child)
-    report = measure(run_parity, "parity", compared="async", thread_counts="1", max_tokens=6, limit=1)
-    assert report.failed and len(report.results["differences"]) == report.results["differing"] > 0
+    report = measure(run_eval, "eval", **SHORT, modes="off,sync")
+    assert (
+        report.failed and report.results["unequal"] == sum(row["unequal"] for row in report.results["categories"]) > 0
+    )
+    assert report.results["unequal"] == sum(not outcome["equal"] for outcome in report.results["outcomes"])
+    low = measure(run_eval, "eval", **{**SHORT, "each": 1}, modes="off,sync", dtype="bfloat16")
+    assert low.results["unequal"] and not low.failed  # equality is promised in float32
 
 
-@pytest.mark.usefixtures("_drafts")
-def test_a_draft_that_sends_nothing_proves_nothing(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
-    def silent(_: RemoteDrafter, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
-        return NoDrafter().propose(requests, limits)
+def test_code_is_left_out_unless_it_may_run(measure: Measure) -> None:
+    report = measure(run_eval, "eval", **{**SHORT, "each": 1}, modes="off")
+    assert [row["category"] for row in report.results["categories"]] == ["exact", "json", "tools"]
+    assert report.results["left_out"] == "code: --allow-code-execution runs it"
+    assert "programs_confined_to_their_directory" not in report.results
 
-    monkeypatch.setattr(parity, "SETUPS", SETUPS[:1])
-    monkeypatch.setattr(RemoteDrafter, "propose", silent)
-    report = measure(run_parity, "parity", compared="async", thread_counts="1", max_tokens=4, limit=1)
-    assert report.results["differing"] == 0 and report.failed
-    assert all(outcome["vacuous"] for outcome in report.results["outcomes"])
+
+def test_what_is_refused(problems: Path) -> None:
+    for modes in ("", "off,off", "fast", "off, sync"):
+        with pytest.raises(ParameterError, match=r"^modes: .* expected some of off, sync, async, separated by commas$"):
+            parse_choices("modes", modes, get_args(Mode))
+    with pytest.raises(ParameterError, match=r"^humaneval: .* expected --allow-code-execution with it"):
+        chosen_tasks(BENCHES["eval"].options(humaneval=str(problems)))

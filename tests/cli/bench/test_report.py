@@ -49,8 +49,6 @@ def test_ratios_pair_what_belongs_to_one_round() -> None:
         ([[1, 1, 1, 1, 1, 1]], 1 / 3),
         ([[1, 2, 1, 2, 1, 2, 1]], 1 / 2),
         ([[1, 2, 3, 4], [1, 2, 3, 4]], 1.0),  # outputs that equal each other do not repeat themselves
-        ([[1, 1, 1, 1, 1], [1, 2, 3, 4, 5]], 3 / 4),
-        ([[1, 2, 3]], 1.0),
         ([], 1.0),
     ],
 )
@@ -75,14 +73,8 @@ def test_a_report_is_shown_and_written(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_numbers_have_four_digits() -> None:
-    assert [text_of(value) for value in (0.98765, 12.3456, 1234.56, 98765.4, 3, None)] == [
-        "0.9877",
-        "12.35",
-        "1235",
-        "98765",
-        "3",
-        "",
-    ]
+    shown = [text_of(value) for value in (0.98765, 12.3456, 1234.56, 98765.4, 3, None)]
+    assert shown == ["0.9877", "12.35", "1235", "98765", "3", ""]
 
 
 def test_the_machine_is_described(tmp_path: Path) -> None:

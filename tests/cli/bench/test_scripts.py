@@ -1,4 +1,4 @@
-"""The scripts of benchmarks/: how each is used, and parts of some; no test says how fast."""
+"""The scripts of benchmarks/, how each is used; benches of a GPU and of the draft protocol. No test says how fast."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import draft_protocol
 import pytest
 import torch
-from draft_protocol import ASKED, LEVELS, Costs, DraftExchange, costs_of, run_protocol
-from gpu_steps import attention_contest, run_gpu
-from harness import Options
 from programs import children, memory_bytes
-from random_models import llama, random_model
+from typer.testing import CliRunner
 
+from pilotfish.cli.bench import protocol
+from pilotfish.cli.bench.commands import app
+from pilotfish.cli.bench.gpu import attention_contest, llama, random_model
+from pilotfish.cli.bench.options import BENCHES
+from pilotfish.cli.bench.protocol import ASKED, LEVELS, Costs, DraftExchange, costs_of, run_protocol
 from pilotfish.cli.bench.report import MEBIBYTE, ProgressBar
 from pilotfish.errors import InputError
 
@@ -51,8 +52,8 @@ def test_what_a_process_takes() -> None:
 
 def test_without_a_gpu_it_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InputError, match=r"^there is no CUDA device here$"):
-        run_gpu(Options(dtype="auto", repeats=1), ProgressBar())
+    result = CliRunner().invoke(app, ["gpu"])
+    assert isinstance(result.exception, InputError) and str(result.exception) == "there is no CUDA device here"
 
 
 @pytest.mark.parametrize("rows", [1, 9])
@@ -89,8 +90,8 @@ def test_both_sides_work(name: str) -> None:
 
 
 def test_feedback_costs_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_protocol, "STEPS", 4)
-    rows = run_protocol(Options(sequences=[1, 2], repeats=1), ProgressBar()).results["costs"]
+    monkeypatch.setattr(protocol, "STEPS", 4)
+    rows = run_protocol(BENCHES["protocol"].options(concurrencies="1,2", repeats=1), ProgressBar()).results["costs"]
     assert [(row["sequences"], row["asks for"]) for row in rows] == [(n, name) for n in (1, 2) for name in ASKED]
     six, _, feedback = rows[3:]
     assert feedback["bytes_a_step"] > six["bytes_a_step"] > rows[0]["bytes_a_step"] > 0

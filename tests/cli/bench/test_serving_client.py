@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from pilotfish.cli.bench.commands import app
 from pilotfish.cli.bench.report import ProgressBar, Report
 from pilotfish.cli.bench.serving.acceptance import Accepted, accepted_of, counted, total_accepted
-from pilotfish.cli.bench.serving.client import Answer, Event
+from pilotfish.cli.bench.serving.client import Answer
 from pilotfish.cli.bench.serving.command import run_serve
 from pilotfish.cli.bench.serving.figures import goodput, latency_rows, spread_of, throughput_row
 from pilotfish.cli.bench.serving.options import ServeBenchOptions
@@ -112,7 +112,7 @@ def test_servers_that_tell_of_each_event_are_asked_to() -> None:
     told = [{**chunk(text), "usage": {"completion_tokens": n}} for text, n in (("", 0), ("a", 3), ("b", 4))]
     metrics = {"speculative_decoding": {"num_spec_steps": 2, "num_draft_tokens": 6, "num_accepted_draft_tokens": 3}}
     last = {**usage(4), "metrics": metrics}
-    with ScriptedServer(lambda *_: chunked(sse(*told, chunk(finish="stop"), last), 4096), models=models) as server:
+    with ScriptedServer(lambda *_: chunked(sse(*told, chunk(finish="stop"), last), 4096), got=models) as server:
         report = serve(server.url, requests=2)
     assert server.bodies[0]["stream_options"]["continuous_usage_stats"] and server.bodies[0]["speculation"]
     assert all(len(row["times"]) == 4 for row in rows_of(report))
@@ -207,16 +207,10 @@ def test_a_request_that_does_not_end_has_failed() -> None:
     ],
 )
 def test_a_model_must_be_named_where_none_is_listed(models: bytes, said: str) -> None:
-    with ScriptedServer(lambda *_: chunked(GOOD), models=models) as server:
+    with ScriptedServer(lambda *_: chunked(GOOD), got=models) as server:
         with pytest.raises(EngineError, match=said):
             serve(server.url)
         assert serve(server.url, model="m", requests=1).results["model"] == "m"
-
-
-@pytest.mark.parametrize("url", ["", "localhost:80", "ftp://a", "http://"])
-def test_urls_that_are_none(url: str) -> None:
-    with pytest.raises(ParameterError, match=r"base_url: .* an http:// or https:// URL"):
-        serve(url)
 
 
 def test_a_trace_that_is_too_short(tmp_path: Path) -> None:
@@ -227,44 +221,6 @@ def test_a_trace_that_is_too_short(tmp_path: Path) -> None:
 
 
 # -- what is made of answers: when tokens came, latencies, throughput, goodput, speculation
-
-
-# -- what comes through the socket
-
-
-def answer_in(*data: bytes) -> Answer:
-    return Answer(((float(i), part) for i, part in enumerate(data)), sent=-1.0, closed=9.0)
-
-
-STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nConnection: close\r\n\r\n"
-
-
-def test_events_are_read_wherever_the_socket_cuts_them() -> None:
-    answer = answer_in(STREAM + b'data: {"a"', b": 1}\n", b'\ndata: {"b": 2}\n\n', b"data: [DONE]\n\n")
-    assert [(event.at, event.data) for event in answer.events] == [(2.0, {"a": 1}), (2.0, {"b": 2})]
-    assert answer.status == 200 and answer.sent == -1.0 and not usage_of(answer)
-
-
-def test_a_stream_ends_by_its_last_event() -> None:
-    chunked = STREAM.replace(b"Connection: close", b"Transfer-Encoding: chunked")
-    body = b'data: {"usage": {"completion_tokens": 7}}\n\n'
-    chunk = b"%x\r\n%b\r\n" % (len(body), body)
-    done = b"e\r\ndata: [DONE]\n\n\r\n"
-    assert answer_in(chunked + chunk + done + b"0\r\n\r\n").ended
-    assert not answer_in(chunked + chunk + b"0\r\n\r\n").ended
-    cut = answer_in(chunked + chunk)
-    assert not cut.ended and usage_of(cut) == {"completion_tokens": 7}
-
-
-def test_a_body_is_one_event() -> None:
-    head = b"HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
-    answer = answer_in(head, b'{"a": ', b"12}"[:3])
-    assert (answer.status, answer.ended, answer.events) == (404, True, [Event(2.0, {"a": 12})])
-    assert not answer_in(head, b'{"a"').ended
-    assert answer_in().status == 0
-
-
-# -- arithmetic
 
 
 def answer_of(*events: dict[str, Any], **line: bytes) -> Answer:

@@ -117,8 +117,6 @@ def test_a_prompt_file_is_sent_again_under_other_ids(tmp_path: Path) -> None:
         ('{"id": 1, "prompt": "a"}\n{\n', "p.jsonl:2: row: it is not JSON"),
         ('{"id": 1, "prompt": ""}\n', "p.jsonl:1: a text is empty"),
         ("", "no rows"),
-        ('{"id": 1, "turns": "text"}', r"p.jsonl:1: "),
-        ('{"turns": ["a"]}', r"p.jsonl:1: "),
     ],
 )
 def test_files_that_cannot_be_sent(tmp_path: Path, text: str, said: str) -> None:

@@ -104,11 +104,9 @@ def test_every_task_has_a_name_of_its_own() -> None:
     ("category", "name", "text", "reason"),
     [
         ("exact", "add", "8", "not '9' but '8'"),
-        ("exact", "add", "9, of course", "not '9' but"),
         ("json", "person", '{"name": "Rui", "age": 41}', '"city" is a required property'),
         ("json", "person", '{"name": "Rui", "age": 141, "city": "Lisbon"}', "141 is greater than the maximum of 130"),
         ("json", "person", '{"name": "Rui", "age": 41, "city": "Lis', "no JSON: Input data was truncated"),
-        ("json", "person", '{"name": "Rui", "age": 41, "city": "Lisbon"} done', "no JSON: JSON is malformed"),
         ("json", "matrix", "[[1, 0], [0, NaN]]", "no JSON"),
         ("json", "shape", '{"kind": "circle", "width": 3}', "not valid under any of the schemas"),
         ("tools", "weather", "It rains.", "no call"),
@@ -119,8 +117,6 @@ def test_every_task_has_a_name_of_its_own() -> None:
         ("tools", "no arguments", call("get_time", {"zone": 1}), "get_time: Additional properties are not allowed"),
         ("tools", "no arguments", call("get_time", {}) + "\n" + call("get_place", {}), "get_place: there is no"),
         ("code", "add", "    return a - b", "AssertionError"),
-        ("code", "add", "    return a +", "SyntaxError"),
-        ("code", "add", "    return c", "NameError: name 'c' is not defined"),
         ("code", "add", "    return a + b\nimport sys\nsys.exit()", "it ended itself with exit code 0"),
     ],
 )
@@ -151,14 +147,6 @@ def test_models_with_templates_are_asked_in_chats() -> None:
     assert tools is None and "get_weather" in messages[0]["content"]
     assert own_messages == [{"role": "user", "content": "What is the weather in Porto?"}]
     assert own_tools[0]["function"]["name"] == "get_weather"
-
-
-def test_equal_programs_run_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    judge, ran = Judge(Tokenizer(), Sandbox()), list[str]()
-    run = Sandbox.run
-    monkeypatch.setattr(Sandbox, "run", lambda self, source: ran.append(source) or run(self, source))
-    assert [judge.run(source) for source in ("x = 1", "assert 0", "x = 1")] == ["", "AssertionError", ""]
-    assert ran == ["x = 1", "assert 0"]
 
 
 def test_without_a_validator_nothing_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:

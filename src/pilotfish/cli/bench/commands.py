@@ -29,8 +29,7 @@ app = typer.Typer(
 
 
 def _run(bench: Bench, given: Given) -> None:
-    from pilotfish.cli.bench.provenance import provenance
-    from pilotfish.cli.bench.report import ProgressBar, Report, describe_machine
+    from pilotfish.cli.bench.report import ProgressBar, Report, describe_machine, provenance
 
     options = bench.options(**given)
     module, _, function = bench.measure.rpartition(".")

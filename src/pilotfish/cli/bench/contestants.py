@@ -169,8 +169,6 @@ def overruns(engine: Engine) -> float:
 
 @dataclass(frozen=True)
 class Contestant:
-    """A drafter and a budget, made for each run."""
-
     drafter: Callable[[], Drafter]
     budget: Callable[[], Budget]
 

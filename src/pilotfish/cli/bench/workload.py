@@ -93,7 +93,6 @@ def parse_choices(field: str, text: str, known: Sequence[Choice]) -> list[Choice
 
 
 def parse_numbers(field: str, text: str) -> list[int]:
-    """Positive integers separated by commas."""
     parts = text.split(",")
     if not all(part.isdigit() and int(part) > 0 for part in parts):
         raise ParameterError(field, text, "positive integers separated by commas")

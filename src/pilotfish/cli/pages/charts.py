@@ -116,11 +116,8 @@ def bar_chart(
     thick, gap, left = 11, 12, 104
     height = TOP + BOTTOM + len(groups) * (thick * len(series) + gap)
     room = WIDTH - left - RIGHT
-    parts = [
-        line(left + axis.share(t) * room, TOP, left + axis.share(t) * room, height - BOTTOM, "grid") for t in axis.ticks
-    ]
-    parts += [text(left + axis.share(t) * room, height - BOTTOM + 16, number(t), "middle") for t in axis.ticks]
-    parts.append(text(left + room / 2, height - 5, axis.label, "middle", "label"))
+    label = text(left + room / 2, height - 5, axis.label, "middle", "label")
+    parts = [*ruled(axis, left, room, TOP, height - BOTTOM), label]
     for place, group in enumerate(groups):
         top = TOP + place * (thick * len(series) + gap) + gap / 2
         shown = group if len(group) <= LABEL else group[: LABEL - 1] + "…"
@@ -130,6 +127,13 @@ def bar_chart(
             hint = tag("title", f"{name}, {group}: {values[place]:.2f}")
             parts.append(rect(left, top + index * thick, wide, thick - 2, f"bar {style}", hint))
     return svg(title, WIDTH, height, *parts)
+
+
+def ruled(axis: Axis, left: float, room: float, top: float, bottom: float) -> list[Element]:
+    """Behind horizontal bars: a line at each tick, and its number below."""
+    places = [(left + axis.share(tick) * room, number(tick)) for tick in axis.ticks]
+    lines = [line(x, top, x, bottom, "grid") for x, _ in places]
+    return [*lines, *(text(x, bottom + 16, shown, "middle") for x, shown in places)]
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -18,10 +18,8 @@ def page(result: SavedResult) -> str:
 
 
 def _models(result: SavedResult) -> str:
-    names = [
-        "/".join(Path(model).parts[-2:]) for model in (result.target, result.draft) if model not in (None, "", "None")
-    ]
-    return " with ".join(names)
+    models = [model for model in (result.target, result.draft) if model not in (None, "", "None")]
+    return " with ".join("/".join(Path(str(model)).parts[-2:]) for model in models)
 
 
 def _heading(drawn: Drawn, title: str) -> list[Element]:
@@ -30,14 +28,8 @@ def _heading(drawn: Drawn, title: str) -> list[Element]:
         words = f"{result.pace}. Times are those of emulated devices; tokens and acceptance are real."
         parts.append(tag("p", tag("b", "Paced: "), words, class_="notice"))
     if result.invalid:
-        parts.append(
-            tag(
-                "p",
-                tag("b", "Invalid: "),
-                f"{result.invalid}. No speed on this page is that of the devices.",
-                class_="alarm",
-            )
-        )
+        words = f"{result.invalid}. No speed on this page is that of the devices."
+        parts.append(tag("p", tag("b", "Invalid: "), words, class_="alarm"))
     if OFF not in drawn.styles:
         parts.append(tag("p", "Off was not measured here: no speed-up can be told.", class_="notice"))
     unequal = [one for one in result.settings if one.equal_outputs is not None and one.equal_outputs < 1]
@@ -76,18 +68,11 @@ def _sections(drawn: Drawn) -> list[Element]:
 
 def _section(plot: Plot) -> Element:
     notes = [tag("p", plot.note)] if plot.note else []
-    return tag(
-        "section",
-        tag("h3", plot.title),
-        tag("p", plot.takeaway, class_="takeaway"),
-        tag(
-            "div",
-            *(tag("figure", chart) for chart in plot.charts),
-            class_="charts" if len(plot.charts) > 1 else "chart",
-        ),
-        tag("details", tag("summary", "Numbers"), *notes, table(plot.columns, plot.rows)),
-        class_="whole" if plot.wide else None,
-    )
+    style = "charts" if len(plot.charts) > 1 else "chart"
+    figures = tag("div", *(tag("figure", chart) for chart in plot.charts), class_=style)
+    numbers = tag("details", tag("summary", "Numbers"), *notes, table(plot.columns, plot.rows))
+    parts = tag("h3", plot.title), tag("p", plot.takeaway, class_="takeaway"), figures, numbers
+    return tag("section", *parts, class_="whole" if plot.wide else None)
 
 
 def _conditions(result: SavedResult) -> Element:

@@ -16,12 +16,11 @@ DRAWN = 5
 #: Of the values of a distribution, what the axis reaches to.
 SHOWN_SHARE = 0.99
 PERCENTILES = (0.5, 0.9, 0.95, 0.99)
+SPEEDS = ("tokens/s", "tokens a verify step", "nodes", "hits", "equal to off", "overruns")
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A drawing, or several of one kind, and what belongs to it."""
-
     title: str
     takeaway: str
     charts: list[Element]
@@ -131,16 +130,7 @@ def _throughput(drawn: Drawn) -> Plot | None:
     series = [Series(name, style, points[name]) for name, style in drawn.styles.items() if points[name]]
     highest = max(speed for found in points.values() for _, speed in found)
     axis = Axis.up_to("tokens a second, all together", highest)
-    columns = [
-        "setting",
-        drawn.load_label,
-        "tokens/s",
-        "tokens a verify step",
-        "nodes",
-        "hits",
-        "equal to off",
-        "overruns",
-    ]
+    columns = ["setting", drawn.load_label, *SPEEDS]
     rows = [_speed_row(one) for name in drawn.result.names for one in drawn.rows(name)]
     fastest = max((one for one in drawn.result.settings), key=lambda one: one.speed)
     takeaway = f"The most is {fastest.speed:.0f} tokens a second, by {fastest.setting} at {drawn.at(fastest.load)}."

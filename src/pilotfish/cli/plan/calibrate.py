@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from pilotfish.cli.bench.contestants import OFF, PLAIN, Contestant, Run, contestant_of, has_prompt_rows, overruns
-from pilotfish.cli.bench.modes.levels import Level, read_levels
+from pilotfish.cli.bench.modes.engines import Level, read_levels
 from pilotfish.cli.bench.options import BenchOptions
 from pilotfish.cli.bench.report import ProgressBar, Report, cpu_name
 from pilotfish.cli.bench.workload import Job, Workload, parse_numbers
@@ -75,17 +75,13 @@ def run_calibrate(options: BenchOptions, progress: ProgressBar) -> Report:
 
 
 def _measured(config: EngineConfig, rounds: Mapping[int, Sequence[Job]], progress: ProgressBar) -> list[Measured]:
-    measured = []
+    measured, (levels, width, nodes) = list[Measured](), SYNC
     with Engine(config) as engine:
-        players = {OFF: PLAIN, "sync": _sync(engine), "async": contestant_of(engine)}
+        sync = Contestant(partial(engine.drafters.make_lm, width), partial(FixedBudget, nodes, levels))
+        players = {OFF: PLAIN, "sync": sync, "async": contestant_of(engine)}
         for (concurrency, jobs), (name, player) in product(rounds.items(), players.items()):
             measured.append(Measured(name, _run(engine, player, jobs, concurrency, progress), concurrency))
     return measured
-
-
-def _sync(engine: Engine) -> Contestant:
-    levels, width, nodes = SYNC
-    return Contestant(partial(engine.drafters.make_lm, width), partial(FixedBudget, nodes, levels))
 
 
 def _run(engine: Engine, player: Contestant, jobs: Sequence[Job], concurrency: int, progress: ProgressBar) -> Run:

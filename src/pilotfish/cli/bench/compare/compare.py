@@ -16,14 +16,13 @@ from xml.etree.ElementTree import tostring
 import msgspec
 import torch
 
-from pilotfish.cli.bench.compare.figures import TRANSFORMERS, Contender, ratios_of, speed_row
+from pilotfish.cli.bench.compare.figures import PILOTFISH, TRANSFORMERS, Contender, headline, ratios_of, speed_row
 from pilotfish.cli.bench.compare.peer import DRAFT, OURS, Generated, Peer, PeerSetup, Question
 from pilotfish.cli.bench.contestants import take_turns
 from pilotfish.cli.bench.options import BenchOptions
 from pilotfish.cli.bench.report import ProgressBar, Report, Row
 from pilotfish.cli.bench.workload import parse_choices
 from pilotfish.cli.pages.document import write_file
-from pilotfish.cli.pages.headline import PILOTFISH, headline
 from pilotfish.config.fields import GGUFWeights, Mode, available_cores
 from pilotfish.config.text import config_text
 from pilotfish.engine.memory import precision_here
@@ -41,8 +40,6 @@ HEAD = "the draft is a trained head, which it cannot load"
 
 @dataclass(frozen=True)
 class Library:
-    """Another engine."""
-
     engine: str
     peer: str  # the module that runs it
     module: str = ""  # the package's of the extra
@@ -64,8 +61,6 @@ LIBRARIES = {
 
 @dataclass
 class Players:
-    """Who plays, by contestant, and who does not."""
-
     cores: frozenset[int]
     sampled: bool
     stack: ExitStack

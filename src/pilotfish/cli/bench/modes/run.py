@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 
 from pilotfish.cli.bench.contestants import OutputTimes, Run, joined, speed_of
-from pilotfish.cli.bench.modes.engines import Engines
-from pilotfish.cli.bench.modes.levels import Level, levels_during, levels_of
+from pilotfish.cli.bench.modes.engines import Engines, Level, levels_during, levels_of
 from pilotfish.cli.bench.modes.settings import grid_of
 from pilotfish.cli.bench.options import BenchOptions
 from pilotfish.cli.bench.report import ProgressBar, Report, Row

@@ -66,12 +66,8 @@ class Setting:
         return {"setting": self.name, "mode": self.mode, **shown, **{k: v for k, v in cores.items() if v}}
 
 
-def settings_of(values: Mapping[str, Sequence[Any]], modes: Sequence[Mode]) -> list[Setting]:
-    """Off, and all settings of `modes` over `values` of fields. A name says the mode and what differs within it."""
-    return [Setting(OFF, "off", {}), *(one for mode in modes if mode != OFF for one in _of_mode(mode, values))]
-
-
-def _of_mode(mode: Mode, values: Mapping[str, Sequence[Any]]) -> Iterator[Setting]:
+def settings_of(mode: Mode, values: Mapping[str, Sequence[Any]]) -> Iterator[Setting]:
+    """All over `values` of fields. A name says the mode and what differs within it."""
     names = FIELDS[mode]
     for chosen in product(*(dict.fromkeys(values[name]) for name in names)):
         fields = dict(zip(names, chosen, strict=True))
@@ -88,7 +84,7 @@ def word_of(field: str, value: Any) -> str:
 
 
 def grid_of(options: BenchOptions) -> list[Setting]:
-    """All settings that the options list. ParameterError for an entry that is none."""
+    """Off, and all settings that the options list. ParameterError for an entry that is none."""
     values: dict[str, Sequence[Any]] = {
         "draft": options.compared_drafts() if options.drafts else [options.models().draft],
         "drafter": _drafters(options.drafters),
@@ -99,7 +95,8 @@ def grid_of(options: BenchOptions) -> list[Setting]:
         "budget": parse_choices("budget", options.budgets, get_args(BudgetKind)),
         "cores": [split_of(text) for text in options.splits.split()] or [("", "")],
     }
-    settings = settings_of(values, parse_choices("modes", options.modes, get_args(Mode)))
+    modes = [mode for mode in parse_choices("modes", options.modes, get_args(Mode)) if mode != OFF]
+    settings = [Setting(OFF, "off", {}), *(one for mode in modes for one in settings_of(mode, values))]
     base = options.engine_config()
     for setting in settings:
         replace(base, **setting.changes())  # which refuses what an engine does not take, before any is loaded

@@ -14,8 +14,7 @@ from pilotfish.cli.bench.modes.engines import Engines
 from pilotfish.cli.bench.modes.run import UNSHOWN, drawn, invalid, latency_rows, measured_rows
 from pilotfish.cli.bench.modes.settings import Setting, even_splits, grid_of
 from pilotfish.cli.bench.options import BenchOptions
-from pilotfish.cli.bench.provenance import write_toml
-from pilotfish.cli.bench.report import ProgressBar, Report, Row, Spread
+from pilotfish.cli.bench.report import ProgressBar, Report, Row, Spread, write_toml
 from pilotfish.cli.bench.workload import Job, Workload
 from pilotfish.config.engine import EngineConfig
 

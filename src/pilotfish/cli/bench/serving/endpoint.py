@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,12 +13,10 @@ import msgspec
 from pilotfish.cli.bench.serving.client import CHATS, COMPLETIONS, Exchange, exchange
 from pilotfish.cli.bench.serving.options import ServeBenchOptions
 from pilotfish.cli.bench.serving.requests import Message, ServerRequest, joined, said
-from pilotfish.cli.reading import key_headers, server_url
+from pilotfish.cli.reading import PATIENCE, fetched, key_headers, server_url
 from pilotfish.errors import EngineError
 
 MODELS, METRICS = "/v1/models", "/metrics"
-#: Seconds that a server may take for the list of its models, or for its metrics.
-PATIENCE = 20.0
 #: Servers by what they call themselves in the list of models; both tell the tokens of each event if they are asked.
 OURS, VLLM = "pilotfish", "vllm"
 
@@ -74,7 +71,7 @@ class ServedEndpoint:
     def metrics(self) -> str:
         """In Prometheus' text format; empty where it has none."""
         try:
-            return _get(self.url + METRICS, self.headers).decode(errors="replace")
+            return fetched(self.url + METRICS, self.headers).decode(errors="replace")
         except (OSError, ValueError):
             return ""
 
@@ -93,7 +90,7 @@ def _listed(url: str, headers: Mapping[str, str], *, needed: bool) -> list[dict[
     """The server's models. A server that has no list will do where the model is given."""
     models, why = list[dict[str, Any]](), "lists no model"
     try:
-        answer = msgspec.json.decode(_get(url + MODELS, headers), type=dict[str, Any])
+        answer = msgspec.json.decode(fetched(url + MODELS, headers), type=dict[str, Any])
         models = [one for one in answer.get("data") or () if isinstance(one, dict) and "id" in one]
     except urllib.error.HTTPError as error:
         why = f"answers HTTP {error.code}"
@@ -106,9 +103,3 @@ def _listed(url: str, headers: Mapping[str, str], *, needed: bool) -> list[dict[
     if needed and not models:
         raise EngineError(f"endpoint: {url}{MODELS} {why}; --model names one")
     return models
-
-
-def _get(url: str, headers: Mapping[str, str]) -> bytes:
-    with urllib.request.urlopen(urllib.request.Request(url, headers=dict(headers)), timeout=PATIENCE) as response:
-        body: bytes = response.read()
-        return body

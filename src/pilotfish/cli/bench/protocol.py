@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-from harness import Options, run
 
 from pilotfish.cli.bench.contestants import take_turns
+from pilotfish.cli.bench.options import BenchOptions
 from pilotfish.cli.bench.report import ProgressBar, Report, Row, Spread, ratios
+from pilotfish.cli.bench.workload import parse_numbers
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import DraftConfig
 from pilotfish.core.cache.slots import SlotPool
@@ -55,11 +56,12 @@ ASKED = {
 }
 
 
-def run_protocol(options: Options, progress: ProgressBar) -> Report:
+def run_protocol(options: BenchOptions, progress: ProgressBar) -> Report:
     """Runs `repeats` rounds of each kind, in turns, after one to warm up."""
-    progress.total = len(options.sequences) * len(ASKED) * (options.repeats + 1)
+    numbers = parse_numbers("concurrency", options.concurrencies)
+    progress.total = len(numbers) * len(ASKED) * (options.repeats + 1)
     rows: list[Row] = []
-    for number in options.sequences:
+    for number in numbers:
         kinds = {name: partial(_play, number, asked) for name, asked in ASKED.items()}
         rounds = take_turns(kinds, range(options.repeats + 1), done=progress)
         first = next(iter(rounds.values()))
@@ -209,7 +211,3 @@ def _accepted(tree: Guesses) -> list[int]:
         parent = int(below[0])
         tokens.append(int(nodes.tokens[parent]))
     return tokens or [1]
-
-
-if __name__ == "__main__":
-    run(run_protocol, sequences=[1, 8, 32], repeats=10)
