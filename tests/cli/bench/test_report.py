@@ -22,7 +22,6 @@ from pilotfish.cli.bench.report import (
     text_of,
 )
 from pilotfish.cli.bench.workload import Prompt, load_prompts, parse_numbers
-from pilotfish.cli.pages.charts import percentile
 from pilotfish.engine.pairs import PairDirs
 from pilotfish.errors import InputError
 from pilotfish.model.loading import precision
@@ -57,7 +56,6 @@ def test_distinct_4grams(sequences: list[list[int]], share: float) -> None:
 
 
 def test_shares() -> None:
-    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0 and percentile([1.0, 2.0], 0.99) == 2.0
     assert equal_share([[1], [2]], [[1], [3]]) == 0.5
 
 

@@ -1,2 +1,2 @@
 """Benches that users run: a command each, as `benches.toml` lists them. In come options of the command line; out go
-tables, JSON and a page. `commands.py` runs them all."""
+tables and JSON. `commands.py` runs them all."""

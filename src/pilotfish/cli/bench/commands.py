@@ -6,16 +6,11 @@ import dataclasses
 import importlib
 import sys
 from functools import partial
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from pilotfish.cli.bench.options import BENCHES, Bench
 from pilotfish.cli.pages.document import write_file
-from pilotfish.cli.pages.result import page
-from pilotfish.cli.pages.saved_result import saved_result
-from pilotfish.cli.reading import read_bytes
 from pilotfish.command import Given, taking
 from pilotfish.errors import EngineError
 
@@ -45,20 +40,9 @@ def _run(bench: Bench, given: Given) -> None:
         sys.stdout.write(report.as_json())
     else:
         report.show()
-    if options.html is not None:
-        write_file(page(saved_result(report.as_json(), bench.measure)), options.html)
     if report.error:
         raise EngineError(report.error)
     raise typer.Exit(int(report.failed))
-
-
-@app.command("page")
-def draw(
-    result: Annotated[Path, typer.Argument(metavar="RESULT.json", help="What bench run, tune or serve wrote.")],
-    html: Annotated[Path, typer.Option(help="Write the page to this file.")],
-) -> None:
-    """Draw the page of a saved result: one HTML file, which needs no network."""
-    write_file(page(saved_result(read_bytes("result", result), str(result))), html)
 
 
 def add_commands(group: typer.Typer, name: str) -> None:

@@ -11,9 +11,10 @@ from functools import partial
 from itertools import pairwise, zip_longest
 from typing import Protocol, TypeVar
 
+import numpy as np
+
 from pilotfish.cli.bench.report import Row, Spread, distinct_ngrams, equal_share, ratios
 from pilotfish.cli.bench.workload import Job
-from pilotfish.cli.pages.charts import percentile
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.fields import drafter_kinds
 from pilotfish.core.drafting.drafter import Drafter, DraftLimits, NoDrafter
@@ -146,7 +147,7 @@ def periods_of(runs: Sequence[Sequence[StepRecord]]) -> Row:
         return {}
     periods = [1000 * (step.ended - before.ended) for before, step in pairs]
     mean, forward = statistics.mean(periods), statistics.mean(1000 * (s.verified - s.prepared) for _, s in pairs)
-    p50, p99 = (percentile(periods, share) for share in (0.5, 0.99))
+    p50, p99 = np.percentile(periods, (50, 99)).tolist()
     return {"period_ms": mean, "p50_ms": p50, "p99_ms": p99, "between_ms": mean - forward}
 
 

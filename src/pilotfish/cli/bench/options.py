@@ -58,7 +58,6 @@ class BenchOptions:
         "draft,eagle3,dspark"
     )
     to: Annotated[str, option("Write the trace to this file, compressed where its name ends with .gz.")] = ""
-    html: Annotated[Path, option("Write a page of it to this file: one file, which needs no network.")] | None = None
     drafters: Annotated[str, option("lm, lm+ngram, …, separated by commas.", names=("--drafter",))] = "lm"
     node_counts: Annotated[str, option("Nodes of trees, separated by commas.", names=("--nodes",))] = "8"
     level_counts: Annotated[str, option("Levels of sync's trees, separated by commas.", names=("--levels",))] = "4"
@@ -151,9 +150,9 @@ class Bench(Struct, frozen=True):
         """Conditions for a report: all options, with models, their precision and prompts resolved."""
         if self.own:
             given = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
-            return {k: value for k, value in given.items() if value is not None and k not in ("json", "out", "html")}
+            return {k: value for k, value in given.items() if value is not None and k not in ("json", "out")}
         found = {**vars(options), **options.engine}
-        chosen = {name: found[name] for name in self.names if name not in ("json", "out", "html", "save", "svg")}
+        chosen = {name: found[name] for name in self.names if name not in ("json", "out", "save", "svg")}
         if "target" in self.names:
             from pilotfish.engine.memory import precision_here  # imports torch
 

@@ -20,7 +20,6 @@ class Axis:
     low: float
     high: float
     ticks: Sequence[float]
-    log: bool = False
 
     @classmethod
     def up_to(cls, label: str, high: float, low: float = 0.0) -> Axis:
@@ -31,26 +30,15 @@ class Axis:
         ticks = [low + step * i for i in range(math.ceil((high - low) / step - 1e-9) + 1)]
         return cls(label, low, ticks[-1], ticks)
 
-    @classmethod
-    def doubling(cls, label: str, values: Sequence[float]) -> Axis:
-        return cls(label, min(values) / 1.3, max(values) * 1.3, sorted(set(values)), log=True)
-
     def share(self, value: float) -> float:
-        if self.log:
-            return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points joined by a line or by stairs. `spreads` are a low and a high value at each point."""
-
     name: str
     style: str  # a class
     points: Sequence[tuple[float, float]]
-    spreads: Sequence[tuple[float, float]] = ()
-    dots: bool = True
-    stairs: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,22 +78,13 @@ class Frame:
         ]  # fmt: skip
 
 
-def line_chart(
-    title: str, x: Axis, y: Axis, series: Sequence[Series], rings: Sequence[tuple[float, float]] = ()
-) -> Element:
+def line_chart(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> Element:
     frame = Frame(x, y)
     for one in reversed(series):
         places = [frame.at(*point) for point in one.points]
-        for (at, _), (low, high) in zip(one.points, one.spreads, strict=False):
-            frame.draw(line(*frame.at(at, low), *frame.at(at, high), f"spread {one.style}"))
-        frame.draw(tag("path", tag("title", one.name), d=_path(places, one.stairs), class_=f"line {one.style}"))
-        if one.dots:
-            frame.draw(*(tag("circle", cx=a, cy=b, r=3, class_=f"dot {one.style}") for a, b in places))
-    for point in rings:
-        cx, cy = frame.at(*point)
-        frame.draw(
-            tag("circle", cx=cx, cy=cy, r=6, class_="ring"), text(cx, cy + 20, number(point[0]), "middle", "label")
-        )
+        joined = "M" + "L".join(f"{across:.1f} {up:.1f}" for across, up in places)
+        frame.draw(tag("path", tag("title", one.name), d=joined, class_=f"line {one.style}"))
+        frame.draw(*(tag("circle", cx=a, cy=b, r=3, class_=f"dot {one.style}") for a, b in places))
     return frame.svg(title)
 
 
@@ -136,19 +115,6 @@ def ruled(axis: Axis, left: float, room: float, top: float, bottom: float) -> li
     return [*lines, *(text(x, bottom + 16, shown, "middle") for x, shown in places)]
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that so many others do not exceed."""
-    ranked = sorted(values)
-    return ranked[min(int(share * len(ranked)), len(ranked) - 1)]
-
-
-def cdf(values: Sequence[float], most: int = 120) -> list[tuple[float, float]]:
-    """Values and the share of all up to them, for at most `most` values."""
-    ranked = sorted(values)
-    chosen = sorted({round(i * (len(ranked) - 1) / (most - 1)) for i in range(most)})
-    return [(ranked[0], 0.0), *((ranked[i], (i + 1) / len(ranked)) for i in chosen)]
-
-
 def svg(title: str, width: float, height: float, *parts: Element) -> Element:
     box = f"0 0 {width:g} {height:g}"
     return tag("svg", tag("title", title), *parts, viewBox=box, role="img", xmlns="http://www.w3.org/2000/svg")
@@ -168,8 +134,3 @@ def text(x: float, y: float, words: str, anchor: str = "start", style: str | Non
 
 def number(value: float) -> str:
     return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
-
-
-def _path(places: Sequence[tuple[float, float]], stairs: bool) -> str:
-    first, *rest = [(f"{x:.1f}", f"{y:.1f}") for x, y in places]
-    return f"M{first[0]} {first[1]}" + "".join(f"H{x}V{y}" if stairs else f"L{x} {y}" for x, y in rest)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, pairwise
-from typing import Any
-
-import msgspec
 
 from pilotfish.cli.bench.contestants import OutputTimes, Run, joined, speed_of
 from pilotfish.cli.bench.modes.engines import Engines, Level, levels_during, levels_of
@@ -15,7 +12,6 @@ from pilotfish.cli.bench.options import BenchOptions
 from pilotfish.cli.bench.report import ProgressBar, Report, Row
 from pilotfish.cli.bench.serving.figures import spread_of
 from pilotfish.cli.bench.workload import Job, parse_numbers
-from pilotfish.cli.pages.saved_result import DepthCounts, MeasuredAcceptance, RequestTimes
 from pilotfish.engine.memory import precision_here
 from pilotfish.model.pacer import MAX_OVERRUN_SHARE
 
@@ -45,7 +41,7 @@ def run_modes(options: BenchOptions, progress: ProgressBar) -> Report:
         "settings": measured,
         "latencies": [row for c, found in rounds.items() for row in latency_rows(found, c)],
         "invalid": invalid(measured),
-        **drawn(rounds, {c: rest for c, (_, *rest) in jobs.items()}),
+        **by_request(rounds, {c: rest for c, (_, *rest) in jobs.items()}),
     }
     return Report(results, failed=exact and bool(unequal), unshown=UNSHOWN)
 
@@ -91,41 +87,36 @@ def _latencies(outputs: Sequence[OutputTimes]) -> dict[str, list[float]]:
     }
 
 
-# -- what a page draws
+# -- requests and acceptance
 
 
-def drawn(rounds: Rounds, jobs: Mapping[int, Sequence[Sequence[Job]]]) -> dict[str, Any]:
+def by_request(rounds: Rounds, jobs: Mapping[int, Sequence[Sequence[Job]]]) -> dict[str, list[Row]]:
     players = [(name, c, runs) for c, found in rounds.items() for name, runs in found.items()]
     requests = chain.from_iterable(request_rows(name, c, runs, jobs[c]) for name, c, runs in players)
-    acceptance = [acceptance_of(name, c, runs) for name, c, runs in players]
-    return {"requests": msgspec.to_builtins(list(requests)), "acceptance": msgspec.to_builtins(acceptance)}
+    return {"requests": list(requests), "acceptance": [acceptance_of(*player) for player in players]}
 
 
-def request_rows(
-    setting: str, concurrency: int, runs: Sequence[Run], rounds: Sequence[Sequence[Job]]
-) -> list[RequestTimes]:
-    """An offline request is sent when it is begun: all of a round are there from its beginning."""
-    rows = []
+def request_rows(setting: str, concurrency: int, runs: Sequence[Run], rounds: Sequence[Sequence[Job]]) -> Iterator[Row]:
+    """Seconds from a round's beginning, when all of its requests are there; one is sent when it is begun. Tokens that
+    came together have one time."""
     for number, (run, jobs) in enumerate(zip(runs, rounds, strict=True)):
         start = min(one.began for one in run.times)
         for one, job in zip(run.times, jobs, strict=True):
             times = [round(at - start, 6) for at in one.times]
-            rows.append(
-                RequestTimes(
-                    setting=setting,
-                    concurrency=concurrency,
-                    round=number,
-                    category=job.prompt.category,
-                    sent=round(one.began - start, 6),
-                    first=times[0],
-                    ended=times[-1],
-                    times=times,
-                )
-            )
-    return rows
+            yield {
+                "setting": setting,
+                "concurrency": concurrency,
+                "round": number,
+                "category": job.prompt.category,
+                "sent": round(one.began - start, 6),
+                "first": times[0],
+                "ended": times[-1],
+                "times": times,
+            }
 
 
-def acceptance_of(setting: str, concurrency: int, runs: Sequence[Run]) -> MeasuredAcceptance:
+def acceptance_of(setting: str, concurrency: int, runs: Sequence[Run]) -> Row:
+    """How many trees reached a depth, and how many had a guess accepted there. Depth d is at index d - 1."""
     run = joined(runs)
-    counts = DepthCounts(run.by_depth("offered_by_depth"), run.by_depth("accepted_by_depth"))
-    return MeasuredAcceptance(setting=setting, concurrency=concurrency, by_depth=counts)
+    by_depth = {"offered": run.by_depth("offered_by_depth"), "accepted": run.by_depth("accepted_by_depth")}
+    return {"setting": setting, "concurrency": concurrency, "by_depth": by_depth}

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pilotfish.cli.bench.contestants import OFF, Run, over, rates
 from pilotfish.cli.bench.modes.engines import Engines
-from pilotfish.cli.bench.modes.run import UNSHOWN, drawn, invalid, latency_rows, measured_rows
+from pilotfish.cli.bench.modes.run import UNSHOWN, by_request, invalid, latency_rows, measured_rows
 from pilotfish.cli.bench.modes.settings import Setting, even_splits, grid_of
 from pilotfish.cli.bench.options import BenchOptions
 from pilotfish.cli.bench.report import ProgressBar, Report, Row, Spread, write_toml
@@ -82,7 +82,7 @@ def run_tune(options: BenchOptions, progress: ProgressBar) -> Report:
         "chosen": best.name,
         "gain": over(best.name, OFF, final),
         "verdict": verdict(best, over(best.name, OFF, final)),
-        **drawn({options.concurrency: final}, {options.concurrency: jobs[1:]}),
+        **by_request({options.concurrency: final}, {options.concurrency: jobs[1:]}),
     }
     if options.save is not None:
         said = f"{results['verdict']}; {options.concurrency} at a time"

@@ -19,7 +19,6 @@ class ServeBenchOptions:
 
     json: Annotated[bool, option("JSON on stdout and nothing else.")] = False
     out: Annotated[Path, option("Write the JSON to this file as well.")] | None = None
-    html: Annotated[Path, option("Write a page of it to this file: one file, which needs no network.")] | None = None
     base_url: Annotated[str, option("Of the server: http:// or https://, with /v1 or without.", metavar="URL")]
     model: Annotated[str, option("The model to ask for.  [default: the first that the server lists]")] = ""
     api_key_env: Annotated[str, option("Environment variable that holds the server's API key.", metavar="NAME")] = ""
