@@ -264,18 +264,6 @@ def test_no_token_to_give_ends_the_request_alone(guessing: Engine, plain: Engine
     assert [samples[1].token_ids] == run(plain, [SNIPPETS[1]], [free])
 
 
-def test_a_grammar_that_reaches_a_limit_ends_its_request_alone(plain: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = params(None)
-    bad, good = plain.submit(SNIPPETS[0], params(CONSTRAINTS[0]))[0], plain.submit(SNIPPETS[1], free)[0]
-    for _ in range(3):
-        plain.step()
-    monkeypatch.setattr(bad.request.grammar, "_problem", "too complex")
-    drain(plain)
-    assert_idle(plain)
-    assert str(bad.error) == f"structured_outputs: after token {len(bad.request.tokens)}: too complex"
-    assert [good.token_ids] == run(plain, [SNIPPETS[1]], [free])
-
-
 def test_it_begins_after_the_reasoning(guessing: Engine, plain: Engine) -> None:
     mark = plain.tokenizer.encode(")", add_special_tokens=False)
     constraint = Constraint("regex", "[a-f]{2,9}-", after=mark)
@@ -289,21 +277,6 @@ def test_it_begins_after_the_reasoning(guessing: Engine, plain: Engine) -> None:
         whole = sample.finish_reason is FinishReason.STOP
         text = plain.tokenizer.decode(rest)
         assert re.fullmatch("[a-f]{2,9}-" if whole else "[a-f]{0,9}", text), text
-
-
-def test_an_output_without_a_reasoning_follows_at_once(guessing: Engine, plain: Engine) -> None:
-    """The opening is likely enough for some outputs to begin with it."""
-    (opening,), mark = (plain.tokenizer.encode(text, add_special_tokens=False) for text in "()")
-    constraint = Constraint("regex", "[a-f]{2,9}-", after=mark, opening=opening)
-    bias = {opening: 4.0, mark[0]: 4.0}
-    asked = [params(constraint, temperature=1.0, seed=seed, logit_bias=bias) for seed in range(12)]
-    samples = samples_of(guessing, [SNIPPETS[0]] * 12, asked)
-    assert [sample.token_ids for sample in samples] == run(plain, [SNIPPETS[0]] * 12, asked)
-    at_once = [sample for sample in samples if sample.token_ids[0] != opening]
-    assert 0 < len(at_once) < 12
-    for sample in at_once:
-        whole = sample.finish_reason is FinishReason.STOP
-        assert re.fullmatch("[a-f]{2,9}-" if whole else "[a-f]{0,9}", sample.text), sample.text
 
 
 def test_what_cannot_be_compiled_is_refused_and_leaves_nothing(plain: Engine) -> None:

@@ -11,21 +11,12 @@ import numpy as np
 import pytest
 from inline_drafts import PATIENCE, inline_drafts
 from sizes import sized
-from support import SNIPPETS, assert_idle, drain, make_engine, params, run
+from support import MODES, SNIPPETS, assert_idle, drain, finish, make_engine, params, run
 
 from pilotfish.core.cache.prefix_keys import Key, ToldPrefixes
-from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import Outcome, Sampling, SequenceRows
 from pilotfish.core.scheduling.request import Request
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.sample import Sample
-
-MODES: dict[str, dict[str, Any]] = {
-    "off": {},
-    "ngram": {"mode": "sync", "drafter": "ngram"},
-    "sync": {"mode": "sync", "drafter": "lm+ngram"},
-    "async": {"mode": "async", "drafter": "lm"},
-}
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +50,6 @@ def caching(
     """With reuse on both sides, where there is a draft."""
     with inline_drafts(monkeypatch), make_engine(llama, draft=draft, **MODES[request.param]) as engine:
         yield engine
-
-
-def finish(engine: Engine, prompt: Any, asked: SamplingParams, salt: str | None = None) -> list[Sample]:
-    samples = engine.submit(prompt, asked, salt)
-    drain(engine)
-    assert_idle(engine)
-    return samples
 
 
 def test_prompts_that_part_at_every_offset(caching: Engine, plain: Engine) -> None:
@@ -102,14 +86,6 @@ def test_a_prompt_is_found_while_its_request_still_runs(caching: Engine, plain: 
     assert_idle(caching)
 
 
-@ONE_MODE
-def test_tenants_share_nothing(caching: Engine) -> None:
-    outputs = {salt: finish(caching, SNIPPETS[0], params(8), salt)[0] for salt in (None, "a", "b")}
-    assert {salt: sample.request.stats.cached_tokens for salt, sample in outputs.items()} == {None: 0, "a": 0, "b": 0}
-    again = finish(caching, SNIPPETS[0], params(8), "a")[0]
-    assert again.request.stats.cached_tokens > 0 and again.token_ids == outputs["a"].token_ids
-
-
 @pytest.mark.parametrize("kv_slots", [512, 16384])
 def test_equal_prompts_of_two_tenants_never_share_a_slot(llama: Path, kv_slots: int) -> None:
     engine = make_engine(llama, kv_slots=kv_slots)
@@ -141,14 +117,6 @@ def test_equal_prompts_of_two_tenants_never_share_a_slot(llama: Path, kv_slots: 
 
 
 @ONE_MODE
-def test_samples_of_one_prompt_find_it(caching: Engine, plain: Engine) -> None:
-    finish(caching, SNIPPETS[0], params(4))
-    samples = finish(caching, SNIPPETS[0], params(16, n=3))
-    assert samples[0].request.stats.cached_tokens == samples[0].request.num_prompt_tokens - 1
-    assert [s.token_ids for s in samples] == [s.token_ids for s in finish(plain, SNIPPETS[0], params(16, n=3))]
-
-
-@ONE_MODE
 def test_a_prompt_that_is_scored_is_computed(caching: Engine, plain: Engine) -> None:
     finish(caching, SNIPPETS[0], params(4))
     (scored,) = finish(caching, SNIPPETS[0], params(4, prompt_logprobs=1))
@@ -169,17 +137,6 @@ def test_a_preempted_request_finds_its_kv_again(llama: Path, options: dict[str, 
     assert_idle(engine)
     preempted = [sample for sample in samples if sample.request.stats.preemptions]
     assert preempted and any(sample.request.stats.cached_tokens for sample in preempted)
-
-
-def test_more_than_fits_is_forgotten_and_nothing_leaks(llama: Path, plain: Engine) -> None:
-    engine = make_engine(llama, kv_slots=256)
-    for turn in range(3):
-        for index, snippet in enumerate(SNIPPETS):
-            (sample,) = finish(engine, snippet, params(6, seed=turn))
-            assert [sample.token_ids] == run(plain, [snippet], [params(6, seed=turn)]), index
-            engine.check()
-    cache = engine.worker.scheduler.cache
-    assert cache is not None and cache.evicted > 0
 
 
 def test_requests_that_end_badly_leave_nothing(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,13 +111,6 @@ def test_a_byte_with_a_token_of_its_own_is_written_as_text_where_it_can_be() -> 
     assert sum(data == b"a" for data in table.plain.values()) == 2
 
 
-def test_ids_beyond_the_model_are_left_out(tmp_path: Path) -> None:
-    tokenizer = byte_level(tmp_path)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<more>"]})
-    table = token_table(tokenizer, VOCAB - 10)
-    assert max(table.plain) == VOCAB - 11 and set(table.added.values()) == {"<eos>"}
-
-
 @pytest.mark.parametrize("text", TEXTS)
 def test_texts_of_one_kind_are_read_by_the_other(text: str, tmp_path: Path) -> None:
     tables = token_table(byte_level(tmp_path), VOCAB), token_table(sentencepiece(), 600)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from inline_drafts import inline_drafts
 from sizes import sized
-from support import SNIPPETS, VOCAB, WINDOW, assert_idle, make_engine, params, run
+from support import MODES, SNIPPETS, VOCAB, WINDOW, assert_idle, make_engine, params, run
 from transformers import AutoModelForCausalLM
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
@@ -19,12 +19,6 @@ from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
 from pilotfish.errors import ParameterError, PromptError
 
-MODES: dict[str, dict[str, Any]] = {
-    "off": {},
-    "ngram": {"mode": "sync", "drafter": "ngram"},
-    "sync": {"mode": "sync", "drafter": "lm+ngram"},
-    "async": {"mode": "async", "drafter": "lm", "kv_slots": 2048},  # a draft sees all of a sequence
-}
 #: The smallest pool, and few rows a step: it has room for two sequences.
 SMALL = {"kv_slots": 64, "max_rows": 16}
 #: Above it rounding cannot change the best token.
@@ -56,9 +50,10 @@ ONE_MODE = pytest.mark.parametrize("small", sized(["sync"], list(MODES)), indire
 def small(
     request: pytest.FixtureRequest, target: Path, tiny_drafts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Engine]:
+    slots = {"kv_slots": 2048} if request.param == "async" else {}  # a draft sees all of a sequence
     with (
         inline_drafts(monkeypatch),
-        make_engine(target, draft=tiny_drafts["mistral"], **{**SMALL, **MODES[request.param]}) as engine,
+        make_engine(target, draft=tiny_drafts["mistral"], **{**SMALL, **MODES[request.param], **slots}) as engine,
     ):
         assert engine.worker.scheduler.pool.window == WINDOW
         yield engine
