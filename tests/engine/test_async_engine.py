@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import signal
@@ -16,7 +15,7 @@ import pytest
 from attending import open_requests
 from forked import ForkedWorker
 from sizes import in_soak
-from support import SNIPPETS, make_engine, run, until
+from support import until
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
@@ -70,14 +69,6 @@ async def engine(llama: Path) -> AsyncIterator[AsyncEngine]:
     assert engine.health.reason.startswith("draining: ")
     with pytest.raises(TargetUnavailable):
         engine.submit([EngineRequest([5], PARAMS)])
-
-
-async def test_streams_give_what_the_engine_gives(engine: AsyncEngine, llama: Path) -> None:
-    prompts = [engine.tokenizer.encode(text) for text in SNIPPETS]
-    expected = run(make_engine(llama), prompts, [PARAMS] * len(prompts))
-    given = await asyncio.gather(*(output(engine.submit([EngineRequest(prompt, PARAMS)])) for prompt in prompts))
-    assert [delta.tokens for delta in given] == expected
-    assert not open_requests(engine)
 
 
 async def test_a_refusal_is_the_error_that_the_engine_raised(engine: AsyncEngine) -> None:

@@ -25,8 +25,6 @@ from support import (
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.drafting.drafter import DraftLimits, NoDrafter
-from pilotfish.core.sampling.noise import sample_seed
-from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import FinishReason
 from pilotfish.engine import engine as engines
 from pilotfish.engine.engine import Engine
@@ -297,25 +295,3 @@ def test_costs_of_a_short_context_are_measured(tmp_path: Path) -> None:
     engine = make_engine(short, draft=short, mode="sync", budget="auto")
     assert engine.memory.slots >= 64
     assert len(run(engine, [SNIPPETS[0]], [params(12)])[0]) == 12
-
-
-@pytest.mark.parametrize("options", [{}, {"mode": "sync"}], ids=["off", "sync"])
-def test_samples_of_a_prompt_compute_it_once(llama: Path, draft: Path, options: dict[str, Any]) -> None:
-    if options:
-        options = {**options, "draft": draft}
-    prompt = np.random.default_rng(0).integers(0, VOCAB, 300).tolist()
-    settings = {"temperature": 0.9, "max_tokens": 24, "logprobs": 2}
-    engine, records = make_engine(llama, max_requests=8, **options), list[StepRecord]()
-    engine.worker.observe = records.append
-    samples = engine.submit(prompt, SamplingParams(n=8, seed=11, **settings))
-    drain(engine)
-    assert_idle(engine)
-    assert sum(record.rows - record.nodes for record in records) == 300 + sum(
-        sample.request.stats.verify_steps - 1 for sample in samples
-    )
-    for index, sample in enumerate(samples):
-        (alone,) = engine.submit(prompt, SamplingParams(seed=sample_seed(11, index), **settings))
-        drain(engine)
-        assert (sample.token_ids, sample.text) == (alone.token_ids, alone.text)
-        assert sample.logprobs == alone.logprobs
-    assert len({tuple(sample.token_ids) for sample in samples}) > 1

@@ -27,7 +27,6 @@ from pilotfish.errors import ParameterError
 from pilotfish.kv.nixl import nixl_installed
 from pilotfish.wire.curve_keys import new_key_pair, write_key_pair
 from pilotfish.wire.sockets import ListeningChannel
-from pilotfish.workers.prefill import PrefillWorker
 
 #: Of the long model.
 CONTEXT = 4224
@@ -96,25 +95,24 @@ def reports(samples: Sequence[Sample]) -> list[HandOverReport]:
 
 
 #: In one case in the suite, where modes and transports have nothing to do with it.
-ONE_CASE = pytest.mark.parametrize("disaggregated", CASES[: sized(1, 99)], ids="-".join, indirect=True)
+ONE_CASE = pytest.mark.parametrize("engine", CASES[: sized(1, 99)], ids="-".join, indirect=True)
 
 
 @pytest.fixture(params=CASES, ids="-".join)
-def disaggregated(
+def engine(
     request: pytest.FixtureRequest, long: Path, long_draft: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[Engine, list[PrefillWorker]]]:
+) -> Iterator[Engine]:
     mode, transport = request.param
     options = {"draft": long_draft, **MODES[mode], "prefill_transports": TRANSPORTS[transport]}
     prefills = inline_prefills(monkeypatch, nixl=transport == "nixl")
     with inline_drafts(monkeypatch), prefills as workers, handing(long, **options) as engine:
-        yield engine, workers
+        yield engine
         assert_nothing_left(workers, engine)
 
 
-def test_prompts_of_any_length(disaggregated: tuple[Engine, list[PrefillWorker]], outputs: list[list[int]]) -> None:
+def test_prompts_of_any_length(engine: Engine, outputs: list[list[int]]) -> None:
     """All at once; then again, when both sides have them; then what the worker alone has; then what neither has the end
     of."""
-    engine, _ = disaggregated
     whole = [prompt(length) for length in LENGTHS]
     first = [sample for tokens in whole for sample in engine.submit(tokens, params())]
     assert ended(engine, first) == outputs
@@ -138,10 +136,7 @@ def _forget(engine: Engine) -> None:
     cache.evict(engine.memory.slots)
 
 
-def test_streams_go_on_while_prompts_are_handed_over(
-    disaggregated: tuple[Engine, list[PrefillWorker]], outputs: list[list[int]]
-) -> None:
-    engine, _ = disaggregated
+def test_streams_go_on_while_prompts_are_handed_over(engine: Engine, outputs: list[list[int]]) -> None:
     streams = [sample for seed in range(3) for sample in engine.submit(prompt(20, seed), params(32))]
     while min(len(sample.token_ids) for sample in streams) < 4:
         engine.step()
@@ -153,10 +148,7 @@ def test_streams_go_on_while_prompts_are_handed_over(
 
 
 @ONE_CASE
-def test_several_outputs_of_a_prompt_and_its_log_probabilities(
-    disaggregated: tuple[Engine, list[PrefillWorker]], long: Path
-) -> None:
-    engine, _ = disaggregated
+def test_several_outputs_of_a_prompt_and_its_log_probabilities(engine: Engine, long: Path) -> None:
     asked = [params(n=3, logprobs=2), params(prompt_logprobs=1)]
     with make_engine(long, **SLOTS) as combined:
         expected = [sample for each in asked for sample in combined.submit(prompt(300, seed=2), each)]
@@ -186,16 +178,6 @@ def test_preempted_after_a_hand_over(mode: str, long: Path, long_draft: Path, mo
         again = [sample for sample in samples if sample.request.stats.preemptions]
         assert all(len(sample.request.stats.handovers) == 2 for sample in again)
         assert any(second.tokens > first.tokens for first, second in (s.request.stats.handovers for s in again))
-        assert_nothing_left(workers, engine)
-
-
-def test_several_workers_serve_one_target(
-    long: Path, monkeypatch: pytest.MonkeyPatch, outputs: list[list[int]]
-) -> None:
-    with inline_prefills(monkeypatch) as workers, handing(long, prefill_workers=3) as engine:
-        samples = [sample for length in LENGTHS for sample in engine.submit(prompt(length), params())]
-        assert ended(engine, samples) == outputs
-        assert {report.pool for report in reports(samples)} == {"prefill 0", "prefill 1", "prefill 2"}
         assert_nothing_left(workers, engine)
 
 

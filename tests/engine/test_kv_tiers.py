@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,17 +81,6 @@ def test_what_the_pool_evicted_comes_back(
         assert device.capacity == SLOTS * engine.memory.target.slot and 0 < other.used <= other.capacity
 
 
-@pytest.mark.parametrize("mode", sized(["sync"], list(MODES)))
-def test_what_is_on_disk_survives_a_restart(mode: str, llama: Path, draft: Path, plain: Engine, tmp_path: Path) -> None:
-    where = {"kv_host_memory": 0.005, "kv_disk": tmp_path / "kv", "kv_disk_size": 0.01}
-    for run_ in range(2):
-        with make_engine(llama, draft=draft, kv_slots=SLOTS, **MODES[mode], **where) as engine:
-            for prompt in prompts(plain):
-                sample = served(engine, prompt, params(8))
-                assert [sample.token_ids] == run(plain, [prompt], [params(8)])
-                assert from_where(sample) == ({"disk"} if run_ else set())
-
-
 @pytest.fixture
 def tiered(llama: Path) -> Iterator[Engine]:
     """A small pool over more host memory than there is KV."""
@@ -140,35 +128,6 @@ def test_salts_share_nothing_in_any_tier(tiered: Engine, plain: Engine) -> None:
         seen.add(salt)
         for other in prompts(plain)[1:4]:
             served(tiered, other, params(4), "others")
-
-
-def test_an_abort_in_mid_load_leaves_nothing_behind(
-    tiered: Engine, plain: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompt = prompts(plain)[0]
-    for each in prompts(plain)[:4]:
-        served(tiered, each, params(4))
-    assert tiered.tiers is not None
-    copier, reached, over = tiered.tiers._copier, threading.Event(), threading.Event()
-    write = copier.write
-
-    def slow(slots: Any, data: Any) -> None:
-        reached.set()
-        over.wait(LIMIT)
-        write(slots, data)
-
-    monkeypatch.setattr(copier, "write", slow)
-    (sample,) = tiered.submit(prompt, params(4))
-    while not reached.is_set():
-        tiered.step()
-    other = tiered.submit(SNIPPETS[0], params(4))[0]
-    while other.finish_reason is None:
-        tiered.step()  # nobody waits for the load of another
-    threading.Timer(0.05, over.set).start()
-    tiered.abort(sample)
-    assert_idle(tiered)
-    assert other.token_ids == run(plain, [SNIPPETS[0]], [params(4)])[0]
-    assert served(tiered, prompt, params(4)).token_ids == run(plain, [prompt], [params(4)])[0]
 
 
 def test_a_preempted_request_finds_in_a_tier_what_others_took(llama: Path, plain: Engine) -> None:

@@ -104,16 +104,6 @@ def test_what_is_no_id_is_refused(llm: LLM, bad: Any) -> None:
     assert_idle(llm.engine)
 
 
-def test_stops_and_top_k_as_others_write_them(llm: LLM) -> None:
-    (plain,) = llm.generate(SNIPPETS[0], P)
-    stop = plain.outputs[0].text[2]
-    expected = llm.generate(SNIPPETS[0], SamplingParams(max_tokens=8, seed=3, stop=(stop,)))[0].outputs[0]
-    assert len(expected.token_ids) < 8 and stop not in expected.text
-    for stops in (stop, [stop], np.array([stop])):
-        asked = SamplingParams(max_tokens=np.int64(8), seed=np.uint64(3), stop=stops, top_k=-1)
-        assert llm.generate(SNIPPETS[0], asked)[0].outputs[0].token_ids == expected.token_ids
-
-
 @pytest.mark.parametrize("bad", ["", [VOCAB], [1] * 5000])
 def test_a_bad_prompt_stops_the_batch_before_it_runs(llm: LLM, bad: Any) -> None:
     with pytest.raises(ValueError, match="prompt"):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from inline_drafts import PATIENCE, inline_drafts
+from inline_drafts import inline_drafts
 from sizes import sized
 from support import MODES, SNIPPETS, assert_idle, drain, finish, make_engine, params, run
 
-from pilotfish.core.cache.prefix_keys import Key, ToldPrefixes
 from pilotfish.core.scheduling.executor import Outcome, Sampling, SequenceRows
 from pilotfish.core.scheduling.request import Request
 from pilotfish.engine.engine import Engine
@@ -181,32 +179,3 @@ def test_a_draft_in_this_process_computes_what_is_new(
     monkeypatch.setattr(engine.drafters.draft_executor, "execute", counted)
     prompts = turns(engine, plain)
     assert [count for count in rows if count > 20] == (prompts[:1] if cached else prompts)
-
-
-@pytest.mark.parametrize("cached", [True, False])
-def test_a_draft_elsewhere_finds_what_it_computed(
-    llama: Path, draft: Path, plain: Engine, cached: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of each salt for itself. What it was told is named by a key when it comes again."""
-    named, shorten = list[bool](), ToldPrefixes.shorten
-
-    def seen(told: ToldPrefixes, salt: bytes | None, tokens: Sequence[int]) -> tuple[Key | None, Sequence[int]]:
-        key, rest = shorten(told, salt, tokens)
-        named.append(key is not None)
-        return key, rest
-
-    monkeypatch.setattr(ToldPrefixes, "shorten", seen)
-    config: dict[str, Any] = {"draft": draft, "mode": "async", "drafter": "lm", "prefix_cache": cached}
-    with inline_drafts(monkeypatch), make_engine(llama, **config) as engine:
-        assert engine.remote is not None
-        (pool,) = engine.remote.pools
-        expected = 0
-        for salt in (None, "a"):
-            first, _ = turns(engine, plain, salt)
-            expected += first
-            until = time.monotonic() + PATIENCE
-            while cached and time.monotonic() < until and pool.load.own_cached < expected:
-                time.sleep(0.01)
-        assert pool.load.own_cached >= expected if cached else pool.load.own_cached == 0
-        assert pool.load.own_cached < expected + 2 * 13
-        assert named == ([False, True] * 2 if cached else []) and not pool.drops.occurred.get("resyncs")

@@ -301,16 +301,6 @@ def test_nothing_is_named_while_nobody_asks(holder: Holder) -> None:
     assert type(holder.cache.watcher) is RunWatcher and not holder.held(A)
 
 
-def test_changes_are_told_at_once_only_where_nothing_will_change(holder: Holder) -> None:
-    holder.follow(A)
-    holder.tell()
-    holder.compute(TEXT)
-    holder.tell(CHANGES / 2)
-    assert holder.pages(A) == 0
-    holder.followers.tell(idle=True)
-    assert holder.pages(A) == 4
-
-
 def test_a_gap_is_mended(holder: Holder) -> None:
     holder.follow(A)
     holder.tell()

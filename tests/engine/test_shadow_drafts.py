@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from inline_drafts import draft_worker, inline_drafts
 from sizes import in_soak, sized
-from support import SETTINGS, SNIPPETS, VOCAB, assert_idle, drain, eventually, make_engine, run, write_tokenizer
+from support import SETTINGS, SNIPPETS, VOCAB, assert_idle, eventually, make_engine, run, write_tokenizer
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.drafting.messages import Commit, Hello, Load, Open, Tree
@@ -208,22 +208,6 @@ def test_a_constrained_output_is_followed_through_its_grammar(llama: Path, endpo
         score = settled(engine, 1)
         assert round(score.tokens_per_step * score.steps) == len(output)  # it may end with a guess
         assert score.accepted > score.steps
-
-
-def test_outputs_that_end_early_are_followed_to_their_ends(llama: Path, endpoint: str) -> None:
-    with ScriptedPool(endpoint, lambda _: None), shadowed(llama, endpoint, drafter="lm") as engine:
-        whole = SamplingParams(max_tokens=40, temperature=0.0, logprobs=1, prompt_logprobs=1)
-        text = engine.submit(SNIPPETS[0], whole)[0]
-        drain(engine)
-        stopped = engine.submit(SNIPPETS[0], SamplingParams(max_tokens=40, temperature=0.0, stop=(text.text[5:9],)))[0]
-        drain(engine)
-        aborted, unbegun = (engine.submit(SNIPPETS[0], whole)[0] for _ in range(2))
-        while len(aborted.token_ids) < 3:
-            engine.step()
-        engine.abort_all()
-        assert len(unbegun.token_ids) == 0 and len(stopped.token_ids) < 40
-        score = settled(engine, 3)
-        assert score.steps == sum(len(one.request.output) for one in (text, stopped, aborted))
 
 
 def test_servers_are_told(llama: Path, endpoint: str) -> None:

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 from attending import TARGET, AttendingServer
 from loopback import Loopback
-from support import SNIPPETS, assert_idle, drain, make_engine, run
+from support import SNIPPETS, assert_idle, drain, make_engine, params, run
 
 from pilotfish.core.sampling.constraint import Constraint
-from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.fingerprint import fingerprint
 from pilotfish.engine.sample import Sample
@@ -99,10 +98,6 @@ def deltas_of(messages: list[ToServer], request: int = 1) -> list[Delta]:
 
 def whole(deltas: list[Delta]) -> Delta:
     return reduce(joined, deltas)
-
-
-def params(**fields: Any) -> SamplingParams:
-    return SamplingParams(**{"max_tokens": 12, "seed": 7, "temperature": 0.8, **fields})
 
 
 @pytest.fixture(scope="module")
@@ -411,7 +406,8 @@ def test_a_compiler_that_breaks_fails_its_request_alone(target: Target, monkeypa
 
 def test_a_grammar_that_reaches_a_limit_is_the_requests_fault(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = MatcherState.plan
-    monkeypatch.setattr(MatcherState, "problem", property(lambda state: "too complex" if state._output else None))
+    problem = property(lambda state: "too complex" if state._output else None, lambda *_: None)
+    monkeypatch.setattr(MatcherState, "problem", problem, raising=False)
     nothing = MaskPlan([], [], [], None)
     monkeypatch.setattr(MatcherState, "plan", lambda state, paths: nothing if state._output else plan(state, paths))
     target.submit(1, [1, 2, 3], params(structured_outputs=Constraint.regex("[0-9]{99}")))

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from pilotfish.core.drafting.vocabulary_map import TokenTable, VocabularyMap
-from pilotfish.engine.drafts.mapped_vocabularies import MappedVocabularies
+from pilotfish.engine.drafts.draft_pool import MappedVocabularies
 from pilotfish.engine.token_table import token_table
 from pilotfish.errors import ParameterError
 from pilotfish.model.loading.metadata import load_tokenizer

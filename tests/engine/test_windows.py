@@ -140,33 +140,11 @@ def test_turns_of_a_conversation(small: Engine, plain: Engine) -> None:
 
 
 @ONE_MODE
-def test_samples_of_one_prompt(small: Engine, plain: Engine) -> None:
-    for length in (5, 100):
-        asked = params(50, n=3)
-        samples = finish(small, prompt_of(length), asked)
-        assert [sample.token_ids for sample in samples] == run(plain, [prompt_of(length)], [asked])
-
-
-@ONE_MODE
 def test_a_prompt_that_is_scored(small: Engine, plain: Engine) -> None:
     asked = params(30, prompt_logprobs=1, logprobs=2)
     scored, expected = (finish(engine, prompt_of(100), asked)[0] for engine in (small, plain))
     assert scored.token_ids == expected.token_ids and scored.prompt_logprobs == expected.prompt_logprobs
     assert scored.request.stats.cached_tokens == 0
-
-
-@ONE_MODE
-def test_what_is_aborted_leaves_nothing(small: Engine, plain: Engine) -> None:
-    prompts = [prompt_of(100, seed=seed) for seed in range(3)]
-    for steps in (1, 3, 9, 20):
-        samples = [small.submit(prompt, params(100))[0] for prompt in prompts]
-        for _ in range(steps):
-            small.step()
-        for sample in samples:
-            small.abort(sample)
-            small.check()
-        assert_idle(small)
-    assert [finish(small, prompts[0], params(20))[0].token_ids] == run(plain, prompts[:1], [params(20)])
 
 
 def test_a_pool_that_cannot_hold_what_a_step_sees_refuses_longer_sequences(target: Path) -> None:
