@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 from attending import open_requests
 from forked import ForkedWorker
-from sizes import in_soak
 from support import until
 
 from pilotfish.config.engine import EngineConfig
@@ -119,17 +117,6 @@ async def test_a_target_that_stands_still_is_killed_after_a_while(engine: AsyncE
     await until(lambda: engine.health.ready, 120.0)
     assert engine.health.restarts == restarts + 1
     assert (await output(engine.submit([EngineRequest([5, 6], PARAMS)]))).tokens
-
-
-@in_soak
-async def test_a_model_without_weights_fails_for_good(tmp_path: Path, llama: Path) -> None:
-    shutil.copytree(llama, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "model.safetensors").unlink()
-    engine = AsyncEngine(configured(tmp_path))
-    await engine.start()
-    await until(lambda: engine.health.failed, 120.0)
-    assert "has no safetensors weights" in engine.health.reason
-    await engine.close()
 
 
 def test_a_configuration_survives_its_way_to_another_process(llama: Path, draft: Path) -> None:

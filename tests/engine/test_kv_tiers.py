@@ -130,18 +130,6 @@ def test_salts_share_nothing_in_any_tier(tiered: Engine, plain: Engine) -> None:
             served(tiered, other, params(4), "others")
 
 
-def test_a_preempted_request_finds_in_a_tier_what_others_took(llama: Path, plain: Engine) -> None:
-    with make_engine(llama, kv_slots=420, max_rows=64, kv_host_memory=0.05) as engine:
-        each, asked = [p[:90] for p in prompts(plain, 4)], [params(150, seed=i) for i in range(4)]
-        samples = [engine.submit(prompt, own)[0] for prompt, own in zip(each, asked, strict=True)]
-        while engine.busy:
-            engine.step()
-            engine.check()
-        assert [sample.token_ids for sample in samples] == run(plain, each, asked)
-        assert_idle(engine)
-        assert any("host" in from_where(s) for s in samples if s.request.stats.preemptions)
-
-
 def test_samples_of_one_prompt_and_prompts_that_are_scored(tiered: Engine, plain: Engine) -> None:
     for each in prompts(plain)[:4]:
         served(tiered, each, params(4))

@@ -12,7 +12,6 @@ from inline_drafts import inline_drafts
 from sizes import sized
 from support import MODES, SNIPPETS, assert_idle, drain, finish, make_engine, params, run
 
-from pilotfish.core.scheduling.executor import Outcome, Sampling, SequenceRows
 from pilotfish.core.scheduling.request import Request
 from pilotfish.engine.engine import Engine
 
@@ -122,21 +121,6 @@ def test_a_prompt_that_is_scored_is_computed(caching: Engine, plain: Engine) -> 
     assert scored.prompt_logprobs == expected.prompt_logprobs and scored.request.stats.cached_tokens == 0
 
 
-@pytest.mark.parametrize("options", [{}, {"kv_dtype": "int8"}], ids=["plain", "8 bits"])
-def test_a_preempted_request_finds_its_kv_again(llama: Path, options: dict[str, Any]) -> None:
-    plain = make_engine(llama, prefix_cache=False, **options)
-    engine = make_engine(llama, kv_slots=300, max_rows=64, **options)
-    prompts, each = [SNIPPETS[i] for i in range(3)], [params(120, seed=i) for i in range(3)]
-    samples = [engine.submit(prompt, own)[0] for prompt, own in zip(prompts, each, strict=True)]
-    while engine.busy:
-        engine.step()
-        engine.check()
-    assert [sample.token_ids for sample in samples] == run(plain, prompts, each)
-    assert_idle(engine)
-    preempted = [sample for sample in samples if sample.request.stats.preemptions]
-    assert preempted and any(sample.request.stats.cached_tokens for sample in preempted)
-
-
 def test_requests_that_end_badly_leave_nothing(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(llama)
 
@@ -149,33 +133,3 @@ def test_requests_that_end_badly_leave_nothing(llama: Path, monkeypatch: pytest.
         with pytest.raises(Exception, match="broken"):
             engine.step()
     assert finish(engine, SNIPPETS[0], params(4))[0].request.stats.cached_tokens == 0
-
-
-# -- drafts
-
-
-def turns(engine: Engine, plain: Engine, salt: str | None = None) -> list[int]:
-    """Two turns of a conversation; how many tokens each began with."""
-    tokens, began = plain.check_prompt(SNIPPETS[0] * 8), []
-    for turn in range(2):
-        (sample,) = finish(engine, tokens, params(12, seed=turn), salt)
-        assert [sample.token_ids] == run(plain, [tokens], [params(12, seed=turn)])
-        began.append(len(tokens))
-        tokens = [*tokens, *sample.token_ids, 5]
-    return began
-
-
-@pytest.mark.parametrize("cached", [True, False])
-def test_a_draft_in_this_process_computes_what_is_new(
-    llama: Path, draft: Path, plain: Engine, cached: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = make_engine(llama, draft=draft, mode="sync", drafter="lm", prefix_cache=cached)
-    rows, execute = [], engine.drafters.draft_executor.execute
-
-    def counted(sequences: list[SequenceRows], sampling: Sampling) -> Outcome:
-        rows.append(sum(len(one.tokens) for one in sequences))
-        return execute(sequences, sampling)
-
-    monkeypatch.setattr(engine.drafters.draft_executor, "execute", counted)
-    prompts = turns(engine, plain)
-    assert [count for count in rows if count > 20] == (prompts[:1] if cached else prompts)
