@@ -17,7 +17,6 @@ from support import until
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
-from pilotfish.config.text import config_of, config_text
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.processes import launch
 from pilotfish.engine.targets.async_engine import AsyncEngine
@@ -117,13 +116,6 @@ async def test_a_target_that_stands_still_is_killed_after_a_while(engine: AsyncE
     await until(lambda: engine.health.ready, 120.0)
     assert engine.health.restarts == restarts + 1
     assert (await output(engine.submit([EngineRequest([5, 6], PARAMS)]))).tokens
-
-
-def test_a_configuration_survives_its_way_to_another_process(llama: Path, draft: Path) -> None:
-    config = configured(llama, draft=draft, mode="async", draft_pool=("ipc:///tmp/a", "ipc:///tmp/b"), memory=2.5)
-    assert config_of(config_text(config), EngineConfig) == config
-    with pytest.raises(ParameterError, match="config"):
-        config_of("{}", EngineConfig)
 
 
 def test_a_target_may_write_all_its_kv_before_it_is_killed() -> None:
