@@ -9,7 +9,7 @@ from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.targets.async_engine import AsyncEngine
 from pilotfish.engine.targets.servers import Attendance
 from pilotfish.engine.targets.stream import OpenRequest
-from pilotfish.wire.channel import decoded, encode
+from pilotfish.wire.channel import Channel, decoded, encode
 from pilotfish.wire.serving import (
     ATTEND,
     SERVER_DECODER,
@@ -26,7 +26,6 @@ from pilotfish.wire.serving import (
     ToServer,
     ToTarget,
 )
-from pilotfish.wire.sockets import DialingChannel
 
 STEP = StepReport(0.0, 0.0, 0.1, 0.0, 0.0, 1, 1, 0, 0, 1, 0, 0.1)
 LIMIT = 60.0
@@ -44,9 +43,9 @@ def open_requests(engine: AsyncEngine) -> list[OpenRequest]:
 
 
 class AttendingServer:
-    """Over a channel that dials one target."""
+    """Over a channel with one target."""
 
-    def __init__(self, channel: DialingChannel) -> None:
+    def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.attendance = Attendance()
         self.heard: list[ToServer] = []

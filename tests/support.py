@@ -189,6 +189,15 @@ def params(max_tokens: int = 12, **fields: Any) -> SamplingParams:
 ENGINE_DEVICE = os.environ.get("PILOTFISH_TEST_DEVICE", "cpu")
 
 
+#: Ways to draft, by what they are called here.
+MODES: dict[str, dict[str, Any]] = {
+    "off": {},
+    "ngram": {"mode": "sync", "drafter": "ngram"},
+    "sync": {"mode": "sync", "drafter": "lm+ngram"},
+    "async": {"mode": "async", "drafter": "lm"},
+}
+
+
 def make_engine(target: Path, drafter: Drafter | None = None, /, **config: Any) -> Engine:
     """A float32 engine on one thread of `ENGINE_DEVICE` that verifies whole trees, unless `config` says otherwise."""
     defaults: dict[str, Any] = {"dtype": "float32", "threads": 1, "kv_slots": 4096, "budget": "fixed"}
@@ -207,6 +216,14 @@ def drain(engine: Engine) -> None:
     """Until all requests have ended."""
     while engine.busy:
         engine.step()
+
+
+def finish(engine: Engine, prompt: Any, params: SamplingParams, salt: str | None = None) -> list[Sample]:
+    """A request's samples, at their ends; nothing is left."""
+    samples = engine.submit(prompt, params, salt)
+    drain(engine)
+    assert_idle(engine)
+    return samples
 
 
 def asked(engine: Engine, prompt: str, params: SamplingParams, **options: Any) -> EngineRequest:

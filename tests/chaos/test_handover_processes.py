@@ -85,6 +85,11 @@ def finish(engine: Engine, samples: Sequence[Sample]) -> list[list[int]]:
     return [sample.token_ids for sample in samples]
 
 
+def mapped() -> int:
+    """How often workers' memory is mapped in this process."""
+    return Path("/proc/self/maps").read_text().count("memfd:pilotfish segments")
+
+
 def served(engine: Engine) -> bool:
     assert engine.prefills is not None
     return engine.prefills.pools[0].ready
@@ -102,7 +107,8 @@ MOMENTS: dict[str, Callable[[Engine], bool]] = {
 def test_a_worker_is_killed(
     moment: str, engine: Engine, start: Callable[[], ForkedWorker], expected_outputs: list[list[int]]
 ) -> None:
-    worker = start()
+    """Its memory is given back: whoever maps it keeps it from the worker that is started in its place."""
+    before, worker = mapped(), start()
     eventually(lambda: served(engine))
     samples = submit(engine)
     step_until(engine, lambda: MOMENTS[moment](engine))
@@ -112,7 +118,7 @@ def test_a_worker_is_killed(
     brought = sum(report.tokens for report in reports(samples))
     assert (brought > 0) == (moment != "before") and (brought < sum(LENGTHS) - len(LENGTHS)) == (moment != "after")
     assert_nothing_left([], engine)
-    eventually(lambda: not served(engine))
+    eventually(lambda: not served(engine) and mapped() == before)
     start()
     eventually(lambda: served(engine))
     forget(engine.worker.scheduler)

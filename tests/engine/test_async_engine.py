@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import shutil
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -15,12 +13,10 @@ from typing import Any
 import pytest
 from attending import open_requests
 from forked import ForkedWorker
-from sizes import in_soak
-from support import SNIPPETS, make_engine, run, until
+from support import until
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
-from pilotfish.config.text import config_of, config_text
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.processes import launch
 from pilotfish.engine.targets.async_engine import AsyncEngine
@@ -72,14 +68,6 @@ async def engine(llama: Path) -> AsyncIterator[AsyncEngine]:
         engine.submit([EngineRequest([5], PARAMS)])
 
 
-async def test_streams_give_what_the_engine_gives(engine: AsyncEngine, llama: Path) -> None:
-    prompts = [engine.tokenizer.encode(text) for text in SNIPPETS]
-    expected = run(make_engine(llama), prompts, [PARAMS] * len(prompts))
-    given = await asyncio.gather(*(output(engine.submit([EngineRequest(prompt, PARAMS)])) for prompt in prompts))
-    assert [delta.tokens for delta in given] == expected
-    assert not open_requests(engine)
-
-
 async def test_a_refusal_is_the_error_that_the_engine_raised(engine: AsyncEngine) -> None:
     with pytest.raises(PromptError, match="prompt: 3000 tokens; the model's context allows"):
         await output(engine.submit([EngineRequest([5] * 3000, PARAMS)]))
@@ -128,24 +116,6 @@ async def test_a_target_that_stands_still_is_killed_after_a_while(engine: AsyncE
     await until(lambda: engine.health.ready, 120.0)
     assert engine.health.restarts == restarts + 1
     assert (await output(engine.submit([EngineRequest([5, 6], PARAMS)]))).tokens
-
-
-@in_soak
-async def test_a_model_without_weights_fails_for_good(tmp_path: Path, llama: Path) -> None:
-    shutil.copytree(llama, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "model.safetensors").unlink()
-    engine = AsyncEngine(configured(tmp_path))
-    await engine.start()
-    await until(lambda: engine.health.failed, 120.0)
-    assert "has no safetensors weights" in engine.health.reason
-    await engine.close()
-
-
-def test_a_configuration_survives_its_way_to_another_process(llama: Path, draft: Path) -> None:
-    config = configured(llama, draft=draft, mode="async", draft_pool=("ipc:///tmp/a", "ipc:///tmp/b"), memory=2.5)
-    assert config_of(config_text(config), EngineConfig) == config
-    with pytest.raises(ParameterError, match="config"):
-        config_of("{}", EngineConfig)
 
 
 def test_a_target_may_write_all_its_kv_before_it_is_killed() -> None:

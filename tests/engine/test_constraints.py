@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import shutil
@@ -48,12 +47,6 @@ CONSTRAINTS = [
     Constraint.regex(r"[a-f]{2,9}-\d{3}"),
     Constraint.grammar('start: sum\nsum: NUM ("+" NUM){0,5}\nNUM: /[1-9][0-9]{0,3}/'),
     Constraint.choice(["def main():", "def mist():", "return"]),
-]
-CHECKS = [
-    lambda text: set(json.loads(text)) == set(SCHEMA["properties"]),
-    re.compile(r"[a-f]{2,9}-\d{3}").fullmatch,
-    re.compile(r"[1-9]\d{0,3}(\+[1-9]\d{0,3}){0,5}").fullmatch,
-    ("def main():", "def mist():", "return").__contains__,
 ]
 
 
@@ -188,17 +181,6 @@ def test_models_may_pad_their_vocabularies_differently(
     assert outputs == run(plain, SNIPPETS[:5], asked)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_is_whole_is_what_was_asked_for(plain: Engine, temperature: float) -> None:
-    for constraint, check in zip(CONSTRAINTS, CHECKS, strict=True):
-        asked = [params(constraint, temperature=temperature, seed=seed, max_tokens=200) for seed in range(8)]
-        samples = samples_of(plain, [SNIPPETS[0]] * 8, asked)
-        whole = [sample.text for sample in samples if sample.finish_reason is FinishReason.STOP]
-        assert len(whole) >= 6
-        assert all(check(text) for text in whole)
-        assert all(sample.finish_reason in (FinishReason.STOP, FinishReason.LENGTH) for sample in samples)
-
-
 def test_it_is_what_a_plain_loop_over_the_model_gives(models: list[Path], plain: Engine) -> None:
     """transformers' logits and a state that replays the whole output at each token."""
     model = AutoModelForCausalLM.from_pretrained(models[0], dtype=torch.float32)
@@ -264,18 +246,6 @@ def test_no_token_to_give_ends_the_request_alone(guessing: Engine, plain: Engine
     assert [samples[1].token_ids] == run(plain, [SNIPPETS[1]], [free])
 
 
-def test_a_grammar_that_reaches_a_limit_ends_its_request_alone(plain: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = params(None)
-    bad, good = plain.submit(SNIPPETS[0], params(CONSTRAINTS[0]))[0], plain.submit(SNIPPETS[1], free)[0]
-    for _ in range(3):
-        plain.step()
-    monkeypatch.setattr(bad.request.grammar, "_problem", "too complex")
-    drain(plain)
-    assert_idle(plain)
-    assert str(bad.error) == f"structured_outputs: after token {len(bad.request.tokens)}: too complex"
-    assert [good.token_ids] == run(plain, [SNIPPETS[1]], [free])
-
-
 def test_it_begins_after_the_reasoning(guessing: Engine, plain: Engine) -> None:
     mark = plain.tokenizer.encode(")", add_special_tokens=False)
     constraint = Constraint("regex", "[a-f]{2,9}-", after=mark)
@@ -289,21 +259,6 @@ def test_it_begins_after_the_reasoning(guessing: Engine, plain: Engine) -> None:
         whole = sample.finish_reason is FinishReason.STOP
         text = plain.tokenizer.decode(rest)
         assert re.fullmatch("[a-f]{2,9}-" if whole else "[a-f]{0,9}", text), text
-
-
-def test_an_output_without_a_reasoning_follows_at_once(guessing: Engine, plain: Engine) -> None:
-    """The opening is likely enough for some outputs to begin with it."""
-    (opening,), mark = (plain.tokenizer.encode(text, add_special_tokens=False) for text in "()")
-    constraint = Constraint("regex", "[a-f]{2,9}-", after=mark, opening=opening)
-    bias = {opening: 4.0, mark[0]: 4.0}
-    asked = [params(constraint, temperature=1.0, seed=seed, logit_bias=bias) for seed in range(12)]
-    samples = samples_of(guessing, [SNIPPETS[0]] * 12, asked)
-    assert [sample.token_ids for sample in samples] == run(plain, [SNIPPETS[0]] * 12, asked)
-    at_once = [sample for sample in samples if sample.token_ids[0] != opening]
-    assert 0 < len(at_once) < 12
-    for sample in at_once:
-        whole = sample.finish_reason is FinishReason.STOP
-        assert re.fullmatch("[a-f]{2,9}-" if whole else "[a-f]{0,9}", sample.text), sample.text
 
 
 def test_what_cannot_be_compiled_is_refused_and_leaves_nothing(plain: Engine) -> None:

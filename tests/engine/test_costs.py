@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import SNIPPETS, assert_idle, make_engine, run
+from support import SNIPPETS, make_engine, run
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
-from pilotfish.core.scheduling.budget import AdaptiveBudget, FixedBudget
+from pilotfish.core.scheduling.budget import FixedBudget
 from pilotfish.engine import costs
 from pilotfish.engine.engine import Engine
 from pilotfish.model.pacer import Pacer
@@ -66,13 +66,6 @@ def test_costs_of_every_row_count_up_to_a_full_step(llama: Path) -> None:
     measured = costs.step_costs(loaded.worker.executor, loaded.config.max_rows)
     seconds = measured.over(np.arange(1, 25))
     assert (seconds > 0).all() and (np.diff(seconds) >= 0).all()
-
-
-def test_measuring_leaves_nothing_behind(llama: Path, draft: Path) -> None:
-    loaded = make_engine(llama, draft=draft, mode="sync", budget="auto")
-    assert isinstance(loaded.worker.budget, AdaptiveBudget)
-    assert_idle(loaded)
-    assert run(loaded, SNIPPETS[:1], [PARAMS]) == run(make_engine(llama), SNIPPETS[:1], [PARAMS])
 
 
 def test_a_draft_that_is_slower_than_it_is_worth_is_told(

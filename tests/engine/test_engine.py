@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,6 @@ from support import (
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.drafting.drafter import DraftLimits, NoDrafter
-from pilotfish.core.sampling.noise import sample_seed
-from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import FinishReason
 from pilotfish.engine import engine as engines
 from pilotfish.engine.engine import Engine
@@ -56,23 +53,6 @@ def engine(request: pytest.FixtureRequest) -> Engine:
 # -- ends
 
 
-def test_deltas_add_up(engine: Engine) -> None:
-    (sample,) = engine.submit(SNIPPETS[0], params(40))
-    deltas = []
-    while engine.busy:
-        deltas += engine.step()
-    assert [token for delta in deltas for token in delta.tokens] == sample.token_ids
-    assert "".join(delta.text for delta in deltas) + sample.stream.take() == sample.text
-    steps = [step for delta in deltas for step in delta.verified]
-    assert all(step.accepted <= step.tokens for step in steps)
-    assert sum(step.accepted for step in steps) == sample.stats()["accepted_tokens"]
-    origins = Counter(origin for step in steps for origin in step.origins)
-    assert origins == sample.stats()["accepted_by_origin"] and origins.keys() <= {"lm", "ngram"}
-    assert sample.stats()["verify_steps"] == len(deltas)
-    assert sample.finish_reason is FinishReason.LENGTH
-    assert_idle(engine)
-
-
 def test_nobody_sees_tokens_after_a_stop_string(off: Engine, sync: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Metrics, request and drafter agree on what was committed, wherever in an accepted path the output ends."""
     records: list[StepRecord] = []
@@ -97,15 +77,6 @@ def test_nobody_sees_tokens_after_a_stop_string(off: Engine, sync: Engine, monke
     assert accepted
 
 
-def test_the_context_ends_it(engine: Engine) -> None:
-    prompt = np.random.default_rng(0).integers(0, VOCAB, CONTEXT - 5).tolist()
-    (sample,) = engine.submit(prompt, params(100))
-    drain(engine)
-    assert len(sample.token_ids) == 5
-    assert sample.finish_reason is FinishReason.LENGTH
-    assert_idle(engine)
-
-
 def test_max_model_len_ends_it_as_the_context_does_and_changes_nothing_before(llama: Path, draft: Path) -> None:
     """Also where the draft's own context is less."""
     prompt = np.random.default_rng(0).integers(0, VOCAB, 40).tolist()
@@ -127,32 +98,6 @@ def test_max_model_len_is_at_most_the_models_own_context(llama: Path, tmp_path: 
         make_engine(llama, max_model_len=CONTEXT + 1)
     short = write_model(tmp_path / "short", "llama", max_position_embeddings=64)
     make_engine(llama, draft=short, max_model_len=CONTEXT, **SYNC)  # the draft's own may be less
-
-
-def test_an_abort_ends_one_and_no_other(engine: Engine) -> None:
-    (alone,) = run(engine, [SNIPPETS[0]], [params(30)])
-    kept, running, waiting = (engine.submit(SNIPPETS[i], params(30))[0] for i in range(3))
-    engine.abort(waiting)
-    for _ in range(3):
-        engine.step()
-    engine.abort(running)
-    engine.abort(running)
-    assert running.finish_reason is waiting.finish_reason is FinishReason.ABORT
-    assert not waiting.token_ids
-    drain(engine)
-    engine.abort(kept)
-    assert (kept.token_ids, kept.finish_reason) == (alone, FinishReason.LENGTH)
-    assert_idle(engine)
-
-
-# -- seeds
-
-
-def test_no_seed_draws_one(engine: Engine) -> None:
-    one, other = (engine.submit(SNIPPETS[0], params(seed=None))[0] for _ in range(2))
-    drain(engine)
-    assert one.request.seed != other.request.seed
-    assert run(engine, [SNIPPETS[0]], [params(seed=one.request.seed)]) == [one.token_ids]
 
 
 # -- bad input
@@ -193,7 +138,7 @@ def test_a_request_that_the_pool_cannot_hold(llama: Path) -> None:
 def test_impossible_engine_options_are_named(llama: Path) -> None:
     drafters = ("oracle", "", "lm+lm", "ngram+", "lm + ngram", None)
     others = {"mode": "fast", "max_cached_tokens": 1, "dtype": "float16", "nodes": 0, "levels": 0, "width": 1.5}
-    others |= {"threads": -1, "kv_slots": 1, "max_rows": 0, "max_requests": True}
+    others |= {"threads": -1, "kv_slots": 63, "max_rows": 0, "max_requests": True, "memory": -1}
     for field, value in (*(("drafter", drafter) for drafter in drafters), *others.items()):
         with pytest.raises(ParameterError, match=f"^{field}: "):
             EngineConfig(target=llama, **{field: value})  # type: ignore[arg-type]
@@ -297,35 +242,6 @@ def test_guesses_that_are_none_change_nothing(llama: Path, off: Engine, budget: 
     assert_idle(engine)
 
 
-# -- no leaks
-
-
-def test_hundreds_of_requests_leave_no_slot_behind(llama: Path, draft: Path) -> None:
-    """Random lengths, random aborts, more requests than the pools can hold at a time, so that some give way."""
-    engine = make_engine(
-        llama, draft=draft, drafter="lm", mode="sync", nodes=6, levels=2, width=3, kv_slots=1000, max_requests=48
-    )
-    engine.worker.scheduler.headroom = 1
-    rng, samples, count = np.random.default_rng(0), list[Any](), sized(300, 2000)
-    while len(samples) < count or engine.busy:
-        for _ in range(min(int(rng.integers(0, 40)), count - len(samples))):
-            prompt = rng.integers(0, VOCAB, rng.integers(1, 40)).tolist()
-            samples += engine.submit(prompt, params(int(rng.integers(1, 20)), temperature=float(rng.random())))
-        engine.step()
-        for sample in samples[-60:]:
-            if rng.random() < 0.02:
-                engine.abort(sample)
-        engine.worker.scheduler.check()
-        engine.drafter.table.check()  # type: ignore[attr-defined]
-    assert len(samples) == count
-    assert_idle(engine)
-    reasons = {reason: sum(s.finish_reason is reason for s in samples) for reason in FinishReason}
-    assert reasons[FinishReason.ABORT] > count / 40
-    assert reasons[FinishReason.LENGTH] > count / 2
-    assert sum(s.request.stats.accepted_tokens for s in samples) > count / 2
-    assert sum(s.request.stats.preemptions for s in samples) > count / 200
-
-
 @pytest.mark.parametrize("broken", ["forward", "log-probabilities"])
 def test_a_step_that_fails_frees_what_it_held(
     llama: Path, draft: Path, broken: str, monkeypatch: pytest.MonkeyPatch
@@ -379,25 +295,3 @@ def test_costs_of_a_short_context_are_measured(tmp_path: Path) -> None:
     engine = make_engine(short, draft=short, mode="sync", budget="auto")
     assert engine.memory.slots >= 64
     assert len(run(engine, [SNIPPETS[0]], [params(12)])[0]) == 12
-
-
-@pytest.mark.parametrize("options", [{}, {"mode": "sync"}], ids=["off", "sync"])
-def test_samples_of_a_prompt_compute_it_once(llama: Path, draft: Path, options: dict[str, Any]) -> None:
-    if options:
-        options = {**options, "draft": draft}
-    prompt = np.random.default_rng(0).integers(0, VOCAB, 300).tolist()
-    settings = {"temperature": 0.9, "max_tokens": 24, "logprobs": 2}
-    engine, records = make_engine(llama, max_requests=8, **options), list[StepRecord]()
-    engine.worker.observe = records.append
-    samples = engine.submit(prompt, SamplingParams(n=8, seed=11, **settings))
-    drain(engine)
-    assert_idle(engine)
-    assert sum(record.rows - record.nodes for record in records) == 300 + sum(
-        sample.request.stats.verify_steps - 1 for sample in samples
-    )
-    for index, sample in enumerate(samples):
-        (alone,) = engine.submit(prompt, SamplingParams(seed=sample_seed(11, index), **settings))
-        drain(engine)
-        assert (sample.token_ids, sample.text) == (alone.token_ids, alone.text)
-        assert sample.logprobs == alone.logprobs
-    assert len({tuple(sample.token_ids) for sample in samples}) > 1

@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from inline_drafts import inline_drafts
-from prometheus_client.parser import text_string_to_metric_families
 from sizes import paired, sized
-from support import SNIPPETS, assert_idle, drain, make_engine, params, run, write_model
+from support import MODES, SNIPPETS, assert_idle, finish, make_engine, params, run, write_model
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
-from pilotfish.engine.targets.replica import ReplicaHealth
 from pilotfish.engine.targets.status import identity_of, status_of
 from pilotfish.errors import ParameterError
-from pilotfish.server.observe.fleet_metrics import FleetMetrics
-from pilotfish.server.observe.metrics import ServerMetrics
-from pilotfish.server.observe.request_records import RequestFacts, RequestRecord
 from pilotfish.wire.channel import decoded, encode
 from pilotfish.wire.serving import SERVER_DECODER, Status
 
-MODES: dict[str, dict[str, Any]] = {
-    "off": {},
-    "ngram": {"mode": "sync", "drafter": "ngram"},
-    "sync": {"mode": "sync", "drafter": "lm+ngram"},
-    "async": {"mode": "async", "drafter": "lm+ngram"},
-}
 #: Room for one long sequence.
 SLOTS = 512
 LIMIT = 20.0  # seconds
@@ -57,10 +45,8 @@ def prompts(plain: Engine, count: int = 6, length: int = 300) -> list[list[int]]
     return [[place + 3, *(text * 9)[place * 7 :][: length - 1]] for place in range(count)]
 
 
-def finish(engine: Engine, prompt: Any, asked: SamplingParams, salt: str | None = None) -> Sample:
-    (sample,) = engine.submit(prompt, asked, salt)
-    drain(engine)
-    assert_idle(engine)
+def served(engine: Engine, prompt: Any, asked: SamplingParams, salt: str | None = None) -> Sample:
+    (sample,) = finish(engine, prompt, asked, salt)
     settle(engine)
     return sample
 
@@ -83,21 +69,16 @@ def test_what_the_pool_evicted_comes_back(
     with make_engine(llama, draft=draft, kv_slots=SLOTS, **MODES[mode], **where) as engine:
         for round_ in range(2):
             for prompt in prompts(plain):
-                sample = finish(engine, prompt, asked)
+                sample = served(engine, prompt, asked)
                 assert [sample.token_ids] == run(plain, [prompt], [asked])
                 assert round_ == 0 or (from_where(sample) == {tier} and sample.request.stats.cached_tokens == 256)
-        assert engine.tiers is not None and engine.tiers.counts.loaded_tokens[tier] == 6 * 256
-
-
-@pytest.mark.parametrize("mode", sized(["sync"], list(MODES)))
-def test_what_is_on_disk_survives_a_restart(mode: str, llama: Path, draft: Path, plain: Engine, tmp_path: Path) -> None:
-    where = {"kv_host_memory": 0.005, "kv_disk": tmp_path / "kv", "kv_disk_size": 0.01}
-    for run_ in range(2):
-        with make_engine(llama, draft=draft, kv_slots=SLOTS, **MODES[mode], **where) as engine:
-            for prompt in prompts(plain):
-                sample = finish(engine, prompt, params(8))
-                assert [sample.token_ids] == run(plain, [prompt], [params(8)])
-                assert from_where(sample) == ({"disk"} if run_ else set())
+        status = decoded(SERVER_DECODER, encode(status_of(engine, identity_of(engine), "")))
+        assert isinstance(status, Status) and engine.tiers is not None
+        counts, (device, other) = status.tier_counts, status.tiers
+        assert counts == engine.tiers.counts and counts.loaded_tokens[tier] == 6 * 256
+        assert counts.saved >= 6 * 256 // 64 and counts.loading_seconds > 0
+        assert (device.name, other.name) == ("device", tier) and device.evicted > 6 * 300
+        assert device.capacity == SLOTS * engine.memory.target.slot and 0 < other.used <= other.capacity
 
 
 @pytest.fixture
@@ -110,11 +91,11 @@ def tiered(llama: Path) -> Iterator[Engine]:
 def test_prefixes_that_part_at_every_offset(tiered: Engine, plain: Engine) -> None:
     """Around the ends of objects, and the pool's own part of a prefix ends anywhere."""
     whole = prompts(plain)[0][:200]
-    finish(tiered, whole, params(4))
+    served(tiered, whole, params(4))
     for offset in (*range(1, 200, sized(27, 9)), *range(62, 67), *range(126, 131)):
-        finish(tiered, prompts(plain)[offset % 5 + 1], params(4))  # drives out some of it
+        served(tiered, prompts(plain)[offset % 5 + 1], params(4))  # drives out some of it
         prompt = [*whole[:offset], 7, *whole[offset:]]
-        sample = finish(tiered, prompt, params(6))
+        sample = served(tiered, prompt, params(6))
         assert [sample.token_ids] == run(plain, [prompt], [params(6)])
         assert sample.request.stats.cached_tokens >= offset // 64 * 64
     assert tiered.tiers is not None and tiered.tiers.counts.loaded_tokens["host"] > 600
@@ -141,58 +122,17 @@ def test_prompts_of_any_length(length: int, tmp_path: Path) -> None:
 def test_salts_share_nothing_in_any_tier(tiered: Engine, plain: Engine) -> None:
     prompt, seen = prompts(plain)[0], set[str | None]()
     for salt in (None, "a", "b", "a", None):
-        sample = finish(tiered, prompt, params(4), salt)
+        sample = served(tiered, prompt, params(4), salt)
         assert [sample.token_ids] == run(plain, [prompt], [params(4)])
         assert from_where(sample) == ({"host"} if salt in seen else set())
         seen.add(salt)
         for other in prompts(plain)[1:4]:
-            finish(tiered, other, params(4), "others")
-
-
-def test_an_abort_in_mid_load_leaves_nothing_behind(
-    tiered: Engine, plain: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompt = prompts(plain)[0]
-    for each in prompts(plain)[:4]:
-        finish(tiered, each, params(4))
-    assert tiered.tiers is not None
-    copier, reached, over = tiered.tiers._copier, threading.Event(), threading.Event()
-    write = copier.write
-
-    def slow(slots: Any, data: Any) -> None:
-        reached.set()
-        over.wait(LIMIT)
-        write(slots, data)
-
-    monkeypatch.setattr(copier, "write", slow)
-    (sample,) = tiered.submit(prompt, params(4))
-    while not reached.is_set():
-        tiered.step()
-    other = tiered.submit(SNIPPETS[0], params(4))[0]
-    while other.finish_reason is None:
-        tiered.step()  # nobody waits for the load of another
-    threading.Timer(0.05, over.set).start()
-    tiered.abort(sample)
-    assert_idle(tiered)
-    assert other.token_ids == run(plain, [SNIPPETS[0]], [params(4)])[0]
-    assert finish(tiered, prompt, params(4)).token_ids == run(plain, [prompt], [params(4)])[0]
-
-
-def test_a_preempted_request_finds_in_a_tier_what_others_took(llama: Path, plain: Engine) -> None:
-    with make_engine(llama, kv_slots=420, max_rows=64, kv_host_memory=0.05) as engine:
-        each, asked = [p[:90] for p in prompts(plain, 4)], [params(150, seed=i) for i in range(4)]
-        samples = [engine.submit(prompt, own)[0] for prompt, own in zip(each, asked, strict=True)]
-        while engine.busy:
-            engine.step()
-            engine.check()
-        assert [sample.token_ids for sample in samples] == run(plain, each, asked)
-        assert_idle(engine)
-        assert any("host" in from_where(s) for s in samples if s.request.stats.preemptions)
+            served(tiered, other, params(4), "others")
 
 
 def test_samples_of_one_prompt_and_prompts_that_are_scored(tiered: Engine, plain: Engine) -> None:
     for each in prompts(plain)[:4]:
-        finish(tiered, each, params(4))
+        served(tiered, each, params(4))
     prompt, asked = prompts(plain)[0], [params(8, n=3), params(8, prompt_logprobs=1)]
     for own in asked:
         assert run(tiered, [prompt], [own]) == run(plain, [prompt], [own])
@@ -208,7 +148,7 @@ def test_every_plane_of_8_bits_is_kept(llama: Path, plain: Engine, tmp_path: Pat
     expected = run(make_engine(llama, prefix_cache=False, **options), asked, [params(8)] * 3)
     for tier, rounds in (("host", 2), ("disk", 1)):
         with make_engine(llama, **where, **options) as engine:
-            samples = [finish(engine, prompt, params(8)) for _ in range(rounds) for prompt in asked]
+            samples = [served(engine, prompt, params(8)) for _ in range(rounds) for prompt in asked]
         assert [sample.token_ids for sample in samples] == expected * rounds
         assert all(from_where(sample) == {tier} for sample in samples[-3:])
 
@@ -243,45 +183,3 @@ def test_less_than_a_sequence_is_refused(field: str, llama: Path, tmp_path: Path
 def test_tiers_need_the_prefix_cache(llama: Path) -> None:
     with pytest.raises(ParameterError, match=r"prefix_cache: .*true with kv_host_memory"):
         make_engine(llama, prefix_cache=False, kv_host_memory=0.01)
-
-
-@pytest.mark.parametrize("tier", ["host", "disk"])
-def test_metrics_tell_what_came_from_where(tier: str, llama: Path, plain: Engine, tmp_path: Path) -> None:
-    where = {"kv_host_memory": 0.01} if tier == "host" else {"kv_disk": tmp_path / "kv", "kv_disk_size": 0.01}
-    metrics, each = ServerMetrics("tiny"), prompts(plain)
-    with make_engine(llama, kv_slots=SLOTS, **where) as engine:
-        for prompt in each + each:
-            serve(engine, prompt, metrics)
-        status = decoded(SERVER_DECODER, encode(status_of(engine, identity_of(engine), "")))
-        assert isinstance(status, Status) and engine.tiers is not None
-        FleetMetrics(metrics).tell([ReplicaHealth("target", status=status)])
-        counts, size = engine.tiers.counts, engine.memory.target.slot
-    loaded = len(each) * 256  # in objects
-    assert status.tier_counts == counts and counts.saved >= loaded // 64 and counts.loading_seconds > 0
-    assert told(metrics, "kv_prompt_tokens_total", source=tier) == loaded
-    assert told(metrics, "kv_prompt_tokens_total", source="computed") == 2 * len(each) * 300 - loaded
-    assert told(metrics, "kv_objects_total", outcome="saved") == counts.saved
-    assert told(metrics, "kv_moved_bytes_total", direction="load", tier=tier) == loaded * size
-    assert told(metrics, "kv_moved_bytes_total", direction="save", tier=tier) == 64 * size * counts.saved
-    assert told(metrics, "kv_loading_seconds_total") == counts.loading_seconds
-    assert told(metrics, "kv_evicted_tokens_total", tier="device") > len(each) * 300
-    assert told(metrics, "kv_capacity_bytes", tier="device") == SLOTS * size
-    assert 0 < told(metrics, "kv_used_bytes", tier=tier) <= told(metrics, "kv_capacity_bytes", tier=tier)
-
-
-def serve(engine: Engine, prompt: list[int], metrics: ServerMetrics) -> None:
-    """A request, until all copies of it are made and all files are written."""
-    engine.submit(prompt, SamplingParams(max_tokens=8, seed=7))
-    record = RequestRecord(metrics, RequestFacts((len(prompt),), 8), arrived=0.0)
-    while engine.busy:
-        for delta in engine.step():
-            record.update(0, delta, now=1.0)
-    settle(engine)
-
-
-def told(metrics: ServerMetrics, name: str, **labels: str) -> float:
-    """The one sample of a metric of ours with these labels."""
-    families = text_string_to_metric_families(metrics.render()[0].decode())
-    samples = [sample for family in families for sample in family.samples if sample.name == f"pilotfish_{name}"]
-    (value,) = [sample.value for sample in samples if labels.items() <= sample.labels.items()]
-    return value

@@ -141,6 +141,6 @@ def test_a_prompt_may_spell_them_and_not_name_them(llm: LLM, llama: Path) -> Non
     assert output.prompt_token_ids == expected
     with pytest.raises(ParameterError, match=f"prompt: {VOCAB} is not allowed; expected token ids 0 to {VOCAB - 1}"):
         llm.generate([1, VOCAB])
-    for field, value in (("allowed_token_ids", (VOCAB,)), ("stop_token_ids", (VOCAB,)), ("logit_bias", {VOCAB: 1.0})):
+    for field in ("allowed_token_ids", "bad_token_ids", "stop_token_ids", "logit_bias"):
         with pytest.raises(ParameterError, match=f"{field}: {VOCAB} is not allowed"):
-            llm.generate("a", SamplingParams(**{field: value}))
+            llm.generate("a", SamplingParams(**{field: {VOCAB: 1.0} if field == "logit_bias" else (VOCAB,)}))

@@ -6,6 +6,7 @@ import gc
 import io
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -161,21 +162,6 @@ def test_what_an_ending_says(code: int, last_line: str, says: str) -> None:
     assert str(Ending(code, last_line)) == says
 
 
-def test_a_crash_is_followed_by_another_start(supervisor: Supervisor, tmp_path: Path) -> None:
-    code = f"""
-import os, sys
-with open(sys.argv[1], "a") as runs:
-    print("run", file=runs)
-if os.path.getsize(sys.argv[1]) < 16:
-    sys.exit("no")
-{SLEEP}"""
-    supervisor.start([python(code, str(tmp_path / "runs"))])
-    eventually(lambda: (tmp_path / "runs").exists() and (tmp_path / "runs").read_text() == "run\n" * 4)
-    running_pid(supervisor)
-    assert supervisor.poll()[0].restarts == 3
-    assert problems(supervisor) == () and supervisor.poll()[0].reason == "exited with code 1: no"
-
-
 def test_a_worker_that_is_killed_comes_back(supervisor: Supervisor) -> None:
     supervisor.start([python(SLEEP), python(SLEEP, name="draft 1")])
     first = running_pid(supervisor)
@@ -241,13 +227,6 @@ def test_a_healthy_run_begins_the_delays_anew(monkeypatch: pytest.MonkeyPatch) -
 
 
 # -- the end
-
-
-def test_closing_twice_is_fine_and_starting_afterwards_is_refused(supervisor: Supervisor) -> None:
-    supervisor.close()
-    supervisor.close()
-    with pytest.raises(EngineError, match="the supervisor is closed"):
-        supervisor.start([python(SLEEP)])
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -352,14 +331,6 @@ class Family:
         return noted.read_text() if noted.exists() else ""
 
 
-def test_a_worker_dies_with_its_parent(tmp_path: Path) -> None:
-    family = Family(tmp_path, "report(); time.sleep(600)")
-    assert alive(family.worker)
-    family.parent.kill()
-    assert family.ended_by() == ""  # no time for anything
-    family.sockets.rmdir()  # nobody was left to do so
-
-
 def test_a_parent_that_just_ends_shuts_its_workers_down(tmp_path: Path) -> None:
     family = Family(tmp_path, "report()")
     assert family.ended_by() == "SIGTERM" and not family.sockets.exists()
@@ -455,15 +426,6 @@ def test_a_worker_is_pinned_and_sizes_its_threads(supervisor: Supervisor, tmp_pa
     assert os.sched_getaffinity(0) == before
 
 
-def test_without_cores_a_worker_runs_where_its_parent_does(supervisor: Supervisor, tmp_path: Path) -> None:
-    supervisor.start([python(SLEEP, cores=frozenset({max(os.sched_getaffinity(0))}))])
-    assert found(supervisor, tmp_path, "sorted(os.sched_getaffinity(0))") == str(sorted(os.sched_getaffinity(0)))
-
-
-def test_a_worker_has_a_session_of_its_own_and_nothing_to_read(supervisor: Supervisor, tmp_path: Path) -> None:
-    assert found(supervisor, tmp_path, "os.getsid(0) == os.getpgid(0) == os.getpid()") == "True"
-
-
 def test_a_worker_has_a_title(supervisor: Supervisor, tmp_path: Path) -> None:
     naming = "from pilotfish.engine.processes.process import name_process; name_process('draft 0')"
     code = f"{naming}; open(sys.argv[1], 'w'); {SLEEP}"
@@ -491,3 +453,36 @@ def test_waiting_ends_when_it_is_ready_or_the_time_is_up() -> None:
     wait_until(lambda: next(answers), lambda: None, LIMIT, "nothing")
     with pytest.raises(EngineError, match=r"^draft workers: not ready within 0\.02 s$"):
         wait_until(lambda: False, lambda: None, 0.02, "draft workers")
+
+
+# -- memory of large messages that was freed is used again, not given back to the system each time
+
+TURNS, AT_ONCE, SIZE = 20, 16, 1 << 20
+FAULTS = f"""
+import resource, sys
+from pilotfish.engine.processes.process import keep_freed_memory
+
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+
+def turn():
+    messages = [bytearray(b"x") * {SIZE} for _ in range({AT_ONCE})]
+
+turn()
+turn()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range({TURNS}):
+    turn()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def cleared_pages(how: str) -> int:
+    return int(subprocess.check_output([sys.executable, "-c", FAULTS, how]))
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another malloc")
+def test_freed_memory_is_used_again() -> None:
+    pages = TURNS * AT_ONCE * SIZE // 4096
+    assert cleared_pages("kept") < pages // 100
+    assert cleared_pages("given back") > pages // 2

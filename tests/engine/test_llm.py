@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -53,19 +52,6 @@ def test_a_completion_tells_all(llm: LLM) -> None:
     assert completion.stats["draft_tokens"] > 0
 
 
-def test_half_a_character_at_the_end_is_no_text(llm: LLM) -> None:
-    """Of é, cut after either byte; the tokens are told all the same."""
-    first, second = (llm.engine.tokenizer.convert_tokens_to_ids(letter) for letter in "Ã©")
-    one, both, none = (
-        llm.generate("a", SamplingParams(max_tokens=tokens, allowed_token_ids=ids, seed=3, logprobs=0))[0].outputs[0]
-        for tokens, ids in ((1, [first]), (9, [first, second]), (2, [second]))
-    )
-    assert (one.text, one.token_ids, one.logprobs and [entry.token for entry in one.logprobs]) == ("", [first], [first])
-    data = bytes(0xC3 if token == first else 0xA9 for token in both.token_ids)
-    assert both.text == data.removesuffix(b"\xc3").decode(errors="replace")
-    assert none.text == "\ufffd\ufffd"  # which no byte could complete
-
-
 def test_with_a_draft_it_speculates_and_output_is_that_without(llm: LLM, llama: Path) -> None:
     off = LLM(str(llama), dtype="float32", threads=1, kv_slots=2048)
     assert (llm.engine.config.mode, off.engine.config.mode) == ("sync", "off")
@@ -81,22 +67,6 @@ def test_parameters_for_each_prompt(llm: LLM) -> None:
     assert [o.outputs[0].seed for o in outputs] == [1, 2, 5]
     with pytest.raises(ValueError, match=r"params: 3 .* 2 prompts"):
         llm.generate(SNIPPETS[:2], each)
-
-
-def test_several_samples_of_one_prompt(llm: LLM) -> None:
-    (output,) = llm.generate(SNIPPETS[0], SamplingParams(max_tokens=8, seed=3, n=3))
-    assert [c.index for c in output.outputs] == [0, 1, 2]
-    assert len({c.seed for c in output.outputs}) == 3
-    assert output.outputs[0].token_ids == llm.generate(SNIPPETS[0], P)[0].outputs[0].token_ids
-
-
-def test_seeds_are_reported_and_reproduce_also_as_doubles(llm: LLM) -> None:
-    (first,) = llm.generate(SNIPPETS[0], SamplingParams(max_tokens=8, n=16))
-    seeds = [json.loads(json.dumps(output.seed), parse_int=float) for output in first.outputs]
-    assert [int(seed) for seed in seeds] == [output.seed for output in first.outputs]
-    for output, seed in list(zip(first.outputs, seeds, strict=True))[::5]:
-        (again,) = llm.generate(SNIPPETS[0], SamplingParams(max_tokens=8, seed=int(seed)))
-        assert again.outputs[0].token_ids == output.token_ids
 
 
 def test_numpys_ids_are_ids(llm: LLM) -> None:
@@ -124,26 +94,10 @@ def test_what_is_no_id_is_refused(llm: LLM, bad: Any) -> None:
     assert_idle(llm.engine)
 
 
-def test_stops_and_top_k_as_others_write_them(llm: LLM) -> None:
-    (plain,) = llm.generate(SNIPPETS[0], P)
-    stop = plain.outputs[0].text[2]
-    expected = llm.generate(SNIPPETS[0], SamplingParams(max_tokens=8, seed=3, stop=(stop,)))[0].outputs[0]
-    assert len(expected.token_ids) < 8 and stop not in expected.text
-    for stops in (stop, [stop], np.array([stop])):
-        asked = SamplingParams(max_tokens=np.int64(8), seed=np.uint64(3), stop=stops, top_k=-1)
-        assert llm.generate(SNIPPETS[0], asked)[0].outputs[0].token_ids == expected.token_ids
-
-
 @pytest.mark.parametrize("bad", ["", [VOCAB], [1] * 5000])
 def test_a_bad_prompt_stops_the_batch_before_it_runs(llm: LLM, bad: Any) -> None:
     with pytest.raises(ValueError, match="prompt"):
         llm.generate([SNIPPETS[0], bad], P)
-    assert_idle(llm.engine)
-
-
-def test_a_request_too_large_leaves_nothing_queued(llm: LLM) -> None:
-    with pytest.raises(ValueError, match="KV slots"):
-        llm.generate([SNIPPETS[0], [1] * 800], SamplingParams(max_tokens=1000))
     assert_idle(llm.engine)
 
 

@@ -75,10 +75,7 @@ def test_messages_are_those_of_the_server(llm: LLM) -> None:
     ("messages", "options", "message"),
     [
         ("hello", {}, "messages: 'hello' is not allowed; expected a list"),
-        (["hello"], {}, "messages[0]: 'hello' is not allowed; expected an object"),
         ([[]], {}, "messages[0]: [] is not allowed; expected a list of at least one message"),
-        ([{"content": "a"}], {}, "messages[0].role: it is missing"),
-        (({"role": "user"},), {}, "messages[0].content: it is missing"),
         (({"role": "user", "content": 3},), {}, "messages[0].content: 3 is not allowed; expected text or a list"),
         (
             [ASKED, [{"role": "bot", "content": "a"}]],

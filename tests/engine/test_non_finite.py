@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,13 +14,9 @@ from support import (
     SNIPPETS,
     VOCAB,
     RandomDrafter,
-    RowSampling,
     assert_idle,
-    edit_tensors,
     make_engine,
-    native_model,
     run,
-    sampling_of,
 )
 
 from pilotfish.core.drafting.drafter import Drafter, DraftLimits
@@ -32,9 +26,8 @@ from pilotfish.core.trees.tree import ROOT, Guesses
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.llm import LLM
 from pilotfish.engine.sample import Sample
-from pilotfish.errors import EngineError, ModelError
+from pilotfish.errors import EngineError
 from pilotfish.model.cpu.native_modules import PlainDecoder
-from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.sampling import non_finite_rows
 
 #: No prompt and no output here has it.
@@ -218,29 +211,6 @@ def test_a_draft_whose_logits_are_not_finite_costs_speed_only(llama: Path, draft
     assert engine.worker.drafter.drafter is lm
     assert sum(sample.request.stats.accepted_tokens for sample in samples) > 0
     assert_idle(engine)
-
-
-def test_a_draft_with_such_weights_is_refused(llama: Path, draft: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(draft, tmp_path / "draft"))
-    edit_tensors(copy, lambda tensors: tensors["model.norm.weight"].fill_(float("inf")))
-    with pytest.raises(ModelError, match=r"tensor model.norm.weight in .*draft/model.safetensors holds NaN"):
-        make_engine(llama, draft=copy, mode="sync")
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_nothing_is_likely_after_such_a_row(llama: Path, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = torch.randn(3, 50)
-    executor = TorchExecutor(native_model(llama), 10)
-    monkeypatch.setattr(executor, "prepare", Mock())
-    monkeypatch.setattr(executor, "run", lambda _: logits)
-    sampling = sampling_of([RowSampling(params(temperature=temperature), 1, position) for position in range(3)], 4)
-    plain = executor.execute([], sampling)
-    logits[1, 3], logits[1, 4] = float("inf"), float("nan")
-    outcome = executor.execute([], sampling)
-    assert outcome.broken == [1] and (outcome.log_chances[1] == -float("inf")).all()
-    for row in (0, 2):
-        assert outcome.tokens[row].tolist() == plain.tokens[row].tolist()
-        assert outcome.log_chances[row].tolist() == plain.log_chances[row].tolist()
 
 
 # -- finding them

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import SNIPPETS, VOCAB, RandomDrafter, assert_idle, drain, make_engine, run
+from support import SNIPPETS, VOCAB, RandomDrafter, assert_idle, finish, make_engine, run
 
 from pilotfish import LLM
 from pilotfish.core.sampling.sampling_params import SamplingParams
@@ -16,9 +16,7 @@ from pilotfish.core.scheduling.request import FinishReason
 from pilotfish.core.scheduling.step import RowCosts
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
-from pilotfish.errors import ModelError, ParameterError
-from pilotfish.model import executor
-from pilotfish.model.logprobs import token_logprobs
+from pilotfish.errors import ModelError
 
 
 def params(max_tokens: int = 30, **fields: Any) -> SamplingParams:
@@ -39,13 +37,6 @@ def engine(request: pytest.FixtureRequest, llama: Path, draft: Path, off: Engine
     return make_engine(llama, draft=draft, mode="sync", drafter="lm")
 
 
-def finish(engine: Engine, prompt: str, p: SamplingParams) -> Sample:
-    sample = engine.submit(prompt, p)[0]
-    drain(engine)
-    assert_idle(engine)
-    return sample
-
-
 def with_eos(llama: Path, directory: Path, **fields: Any) -> Path:
     copy = shutil.copytree(llama, directory / "model")
     (copy / "generation_config.json").write_text(json.dumps(fields))
@@ -57,18 +48,18 @@ def test_min_tokens_holds_back_every_end(engine: Engine, off: Engine) -> None:
     stops = tuple(range(0, VOCAB, 40))
     text_stop = ("e", " ", "\n")
     for least in (0, 5, 20):
-        sample = finish(engine, SNIPPETS[0], params(60, min_tokens=least, stop_token_ids=stops, stop=text_stop))
+        sample = finish(engine, SNIPPETS[0], params(60, min_tokens=least, stop_token_ids=stops, stop=text_stop))[0]
         assert len(sample.token_ids) > least or sample.finish_reason is FinishReason.LENGTH
         assert not set(sample.token_ids[:least]) & set(stops)
-        assert sample.token_ids == finish(off, SNIPPETS[0], sample.request.params).token_ids
+        assert sample.token_ids == finish(off, SNIPPETS[0], sample.request.params)[0].token_ids
 
 
 def test_a_stop_string_within_min_tokens_stays_in_the_text(off: Engine) -> None:
-    plain = [(snippet, finish(off, snippet, params(40))) for snippet in SNIPPETS]
+    plain = [(snippet, finish(off, snippet, params(40))[0]) for snippet in SNIPPETS]
     snippet, sample = next((s, sample) for s, sample in plain if sample.text[:2].isascii())
     stop, least = sample.text[0], 3
     early = off.tokenizer.decode(sample.token_ids[:least])
-    stopped = finish(off, snippet, params(40, stop=(stop,), min_tokens=least))
+    stopped = finish(off, snippet, params(40, stop=(stop,), min_tokens=least))[0]
     assert stopped.text.startswith(early)
     assert stopped.text == early + sample.text[len(early) :].split(stop)[0]
 
@@ -95,7 +86,7 @@ def finish_in_pieces(engine: Engine, prompt: str, p: SamplingParams) -> tuple[Sa
 
 
 def test_the_stop_string_may_show(engine: Engine, off: Engine) -> None:
-    plain = finish(off, SNIPPETS[1], params(40))
+    plain = finish(off, SNIPPETS[1], params(40))[0]
     stop = plain.text[9:12]
     hidden, told, _ = finish_in_pieces(engine, SNIPPETS[1], params(40, stop=stop))
     assert told == hidden.text == plain.text[: plain.text.index(stop)]
@@ -106,7 +97,7 @@ def test_the_stop_string_may_show(engine: Engine, off: Engine) -> None:
 
 
 def test_the_token_that_ends_it_shows_with_the_stop_string(engine: Engine, off: Engine) -> None:
-    plain = finish(off, SNIPPETS[1], params())
+    plain = finish(off, SNIPPETS[1], params())[0]
     last = plain.token_ids[5]
     cut = plain.token_ids[: plain.token_ids.index(last) + 1]
     for shows, tokens in ((False, cut[:-1]), (True, cut)):
@@ -117,51 +108,27 @@ def test_the_token_that_ends_it_shows_with_the_stop_string(engine: Engine, off: 
         assert len(ends) == len(cut) and ends[-1] == len(told)
 
 
-def test_allowed_and_bad_tokens(engine: Engine) -> None:
-    allowed = tuple(range(60, 90))
-    sample = finish(engine, SNIPPETS[2], params(allowed_token_ids=allowed, bad_token_ids=(70, 71)))
-    assert set(sample.token_ids) <= set(allowed) - {70, 71}
-    assert len(set(sample.token_ids)) > 3
-
-
 def test_a_bad_word_is_never_written(engine: Engine, off: Engine) -> None:
     """A word of several tokens that the plain output holds."""
-    plain = finish(off, SNIPPETS[0], params(40))
+    plain = finish(off, SNIPPETS[0], params(40))[0]
     word = next(
         text
         for i in range(30)
         for text in [off.tokenizer.decode(plain.token_ids[i : i + 3])]
         if off.tokenizer.encode(text) == plain.token_ids[i : i + 3]
     )
-    sample = finish(engine, SNIPPETS[0], params(40, bad_words=(word,)))
+    sample = finish(engine, SNIPPETS[0], params(40, bad_words=(word,)))[0]
     ids = off.tokenizer.encode(word)
     assert len(ids) == 3
     assert all(sample.token_ids[i : i + 3] != ids for i in range(40))
     assert sample.token_ids[:3] == plain.token_ids[:3] or plain.token_ids[:3] == ids
 
 
-def test_a_frequency_penalty_repeats_less(engine: Engine) -> None:
-    def distinct(**fields: Any) -> int:
-        return len(set(finish(engine, SNIPPETS[3], params(40, temperature=0.0, **fields)).token_ids))
-
-    assert distinct(frequency_penalty=2.0, repetition_penalty=2.0) > distinct()
-    kept_to = finish(engine, SNIPPETS[3], params(40, temperature=0.0, repetition_penalty=0.01))
-    assert set(kept_to.token_ids) <= set(engine.tokenizer.encode(SNIPPETS[3]))
-
-
-def test_logprobs_do_not_depend_on_the_draft(engine: Engine, off: Engine) -> None:
-    asked = params(logprobs=4, prompt_logprobs=1, repetition_penalty=1.2)
-    one, other = (finish(e, SNIPPETS[2], asked) for e in (off, engine))
-    assert one.logprobs == other.logprobs
-    assert one.prompt_logprobs == other.prompt_logprobs
-    assert len(one.logprobs) == len(one.token_ids)
-    assert len(one.prompt_logprobs) == one.request.num_prompt_tokens - 1
-
-
 @pytest.mark.parametrize("cost", [1.0, 40.0, 1e9])
 def test_logprobs_do_not_depend_on_how_many_rows_a_step_scores(engine: Engine, off: Engine, cost: float) -> None:
-    asked = [params(5, logprobs=1, prompt_logprobs=2), params(5, prompt_logprobs=0), params(40)]
-    expected = [finish(off, *case) for case in zip(SNIPPETS, asked, strict=False)]
+    penalty = {"repetition_penalty": 1.2}
+    asked = [params(5, logprobs=1, prompt_logprobs=2, **penalty), params(5, logprobs=0, prompt_logprobs=0), params(40)]
+    expected = [finish(off, *case)[0] for case in zip(SNIPPETS, asked, strict=False)]
     scheduler, steps = engine.worker.scheduler, list[int]()
     assert scheduler.costs == RowCosts(engine.model.scored_cost)
     scheduler.costs = RowCosts(cost)
@@ -173,28 +140,6 @@ def test_logprobs_do_not_depend_on_how_many_rows_a_step_scores(engine: Engine, o
         (s.token_ids, s.logprobs, s.prompt_logprobs) for s in expected
     ]
     assert max(steps) <= max(256 / cost, 1) and sum(steps) == sum(len(s.prompt_logprobs) for s in samples) > 20
-
-
-def test_a_steps_log_probabilities_are_asked_for_together(off: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = list[tuple[int, int]]()
-
-    def noted(logits: Any, rows: Any, tokens: Any, top: int) -> Any:
-        calls.append((len(rows), top))
-        return token_logprobs(logits, rows, tokens, top)
-
-    monkeypatch.setattr(executor, "token_logprobs", noted)
-    samples = [s for p in (params(3, logprobs=2, n=3), params(3, logprobs=0)) for s in off.submit(SNIPPETS[0], p)]
-    drain(off)
-    assert calls == [(3, 2), (1, 0)] * 3
-    assert [len(entry.top) for s in samples for entry in s.logprobs] == [2] * 9 + [0] * 3
-    assert all([entry.token for entry in s.logprobs] == s.token_ids for s in samples)
-
-
-def test_logprobs_end_with_the_output(engine: Engine, off: Engine) -> None:
-    plain = finish(off, SNIPPETS[1], params())
-    sample = finish(engine, SNIPPETS[1], params(logprobs=0, stop_token_ids=(plain.token_ids[5],)))
-    assert [entry.token for entry in sample.logprobs] == sample.token_ids
-    assert all(entry.top == () for entry in sample.logprobs)
 
 
 def test_the_offline_interface_reports_logprobs_where_asked(llama: Path) -> None:
@@ -218,26 +163,3 @@ def test_what_the_model_asks_for_is_the_default(llama: Path, tmp_path: Path) -> 
 def test_impossible_defaults_are_refused_at_load(llama: Path, tmp_path: Path, fields: dict[str, Any]) -> None:
     with pytest.raises(ModelError, match=r"generation_config.json: "):
         make_engine(with_eos(llama, tmp_path, **fields))
-
-
-def test_defaults_without_a_counterpart_are_named(
-    llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    make_engine(with_eos(llama, tmp_path, typical_p=0.9, num_beams=1))
-    own = [record for record in caplog.records if record.name.startswith("pilotfish")]
-    assert [r.getMessage().split(": ")[1] for r in own] == ["typical_p 0.9 is not supported and has no effect"]
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("logit_bias", {VOCAB: 1.0}),
-        ("allowed_token_ids", ()),
-        ("bad_token_ids", (VOCAB,)),
-        ("stop_token_ids", (VOCAB,)),
-    ],
-)
-def test_ids_outside_the_vocabulary_are_refused(off: Engine, field: str, value: Any) -> None:
-    with pytest.raises(ParameterError, match=field):
-        off.submit(SNIPPETS[0], params(**{field: value}))
-    assert_idle(off)

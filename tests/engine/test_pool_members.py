@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -21,6 +22,7 @@ from pilotfish.core.peers.fields import Peer
 from pilotfish.core.prefilling.handover import WHOLE
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
+from pilotfish.engine.pools import remote_pools
 from pilotfish.engine.pools.pool_members import PoolMembers
 from pilotfish.engine.sample import Sample
 from pilotfish.engine.targets import members as members_module
@@ -165,6 +167,22 @@ def test_pools_that_a_target_has_no_use_for(tmp_path: Path, caplog: pytest.LogCa
         assert len(run(engine, PROMPTS[:1], [params(0, 4)])[0]) == 4
     said = [record.getMessage() for record in caplog.records if "of no use" in record.getMessage()]
     assert said == [f"members: {role} pools are of no use to this target" for role in ("draft", "prefill")]
+
+
+def test_threads_of_others_have_their_turns_as_before(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_pools, "ANSWER", 0.01)
+    nobody = f"ipc://{tmp_path}/nobody"
+    pools = {"draft_pool": (nobody,), "prefill_pool": (f"{nobody}-either",)}
+    shared = sys.getswitchinterval()  # of a process where engines of other tests may be open
+    try:
+        sys.setswitchinterval(0.005)
+        with make_engine(llama, mode="async", drafter="lm", draft_optional=True, **pools):
+            assert sys.getswitchinterval() < 0.005
+        assert sys.getswitchinterval() == 0.005
+    finally:
+        sys.setswitchinterval(shared)
 
 
 # -- dialling

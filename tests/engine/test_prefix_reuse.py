@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from inline_drafts import PATIENCE, inline_drafts
+from inline_drafts import inline_drafts
 from sizes import sized
-from support import SNIPPETS, assert_idle, drain, make_engine, params, run
+from support import MODES, SNIPPETS, assert_idle, drain, finish, make_engine, params, run
 
-from pilotfish.core.cache.prefix_keys import Key, ToldPrefixes
-from pilotfish.core.sampling.sampling_params import SamplingParams
-from pilotfish.core.scheduling.executor import Outcome, Sampling, SequenceRows
 from pilotfish.core.scheduling.request import Request
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.sample import Sample
-
-MODES: dict[str, dict[str, Any]] = {
-    "off": {},
-    "ngram": {"mode": "sync", "drafter": "ngram"},
-    "sync": {"mode": "sync", "drafter": "lm+ngram"},
-    "async": {"mode": "async", "drafter": "lm"},
-}
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +47,6 @@ def caching(
     """With reuse on both sides, where there is a draft."""
     with inline_drafts(monkeypatch), make_engine(llama, draft=draft, **MODES[request.param]) as engine:
         yield engine
-
-
-def finish(engine: Engine, prompt: Any, asked: SamplingParams, salt: str | None = None) -> list[Sample]:
-    samples = engine.submit(prompt, asked, salt)
-    drain(engine)
-    assert_idle(engine)
-    return samples
 
 
 def test_prompts_that_part_at_every_offset(caching: Engine, plain: Engine) -> None:
@@ -102,14 +83,6 @@ def test_a_prompt_is_found_while_its_request_still_runs(caching: Engine, plain: 
     assert_idle(caching)
 
 
-@ONE_MODE
-def test_tenants_share_nothing(caching: Engine) -> None:
-    outputs = {salt: finish(caching, SNIPPETS[0], params(8), salt)[0] for salt in (None, "a", "b")}
-    assert {salt: sample.request.stats.cached_tokens for salt, sample in outputs.items()} == {None: 0, "a": 0, "b": 0}
-    again = finish(caching, SNIPPETS[0], params(8), "a")[0]
-    assert again.request.stats.cached_tokens > 0 and again.token_ids == outputs["a"].token_ids
-
-
 @pytest.mark.parametrize("kv_slots", [512, 16384])
 def test_equal_prompts_of_two_tenants_never_share_a_slot(llama: Path, kv_slots: int) -> None:
     engine = make_engine(llama, kv_slots=kv_slots)
@@ -141,45 +114,11 @@ def test_equal_prompts_of_two_tenants_never_share_a_slot(llama: Path, kv_slots: 
 
 
 @ONE_MODE
-def test_samples_of_one_prompt_find_it(caching: Engine, plain: Engine) -> None:
-    finish(caching, SNIPPETS[0], params(4))
-    samples = finish(caching, SNIPPETS[0], params(16, n=3))
-    assert samples[0].request.stats.cached_tokens == samples[0].request.num_prompt_tokens - 1
-    assert [s.token_ids for s in samples] == [s.token_ids for s in finish(plain, SNIPPETS[0], params(16, n=3))]
-
-
-@ONE_MODE
 def test_a_prompt_that_is_scored_is_computed(caching: Engine, plain: Engine) -> None:
     finish(caching, SNIPPETS[0], params(4))
     (scored,) = finish(caching, SNIPPETS[0], params(4, prompt_logprobs=1))
     (expected,) = finish(plain, SNIPPETS[0], params(4, prompt_logprobs=1))
     assert scored.prompt_logprobs == expected.prompt_logprobs and scored.request.stats.cached_tokens == 0
-
-
-@pytest.mark.parametrize("options", [{}, {"kv_dtype": "int8"}], ids=["plain", "8 bits"])
-def test_a_preempted_request_finds_its_kv_again(llama: Path, options: dict[str, Any]) -> None:
-    plain = make_engine(llama, prefix_cache=False, **options)
-    engine = make_engine(llama, kv_slots=300, max_rows=64, **options)
-    prompts, each = [SNIPPETS[i] for i in range(3)], [params(120, seed=i) for i in range(3)]
-    samples = [engine.submit(prompt, own)[0] for prompt, own in zip(prompts, each, strict=True)]
-    while engine.busy:
-        engine.step()
-        engine.check()
-    assert [sample.token_ids for sample in samples] == run(plain, prompts, each)
-    assert_idle(engine)
-    preempted = [sample for sample in samples if sample.request.stats.preemptions]
-    assert preempted and any(sample.request.stats.cached_tokens for sample in preempted)
-
-
-def test_more_than_fits_is_forgotten_and_nothing_leaks(llama: Path, plain: Engine) -> None:
-    engine = make_engine(llama, kv_slots=256)
-    for turn in range(3):
-        for index, snippet in enumerate(SNIPPETS):
-            (sample,) = finish(engine, snippet, params(6, seed=turn))
-            assert [sample.token_ids] == run(plain, [snippet], [params(6, seed=turn)]), index
-            engine.check()
-    cache = engine.worker.scheduler.cache
-    assert cache is not None and cache.evicted > 0
 
 
 def test_requests_that_end_badly_leave_nothing(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,62 +133,3 @@ def test_requests_that_end_badly_leave_nothing(llama: Path, monkeypatch: pytest.
         with pytest.raises(Exception, match="broken"):
             engine.step()
     assert finish(engine, SNIPPETS[0], params(4))[0].request.stats.cached_tokens == 0
-
-
-# -- drafts
-
-
-def turns(engine: Engine, plain: Engine, salt: str | None = None) -> list[int]:
-    """Two turns of a conversation; how many tokens each began with."""
-    tokens, began = plain.check_prompt(SNIPPETS[0] * 8), []
-    for turn in range(2):
-        (sample,) = finish(engine, tokens, params(12, seed=turn), salt)
-        assert [sample.token_ids] == run(plain, [tokens], [params(12, seed=turn)])
-        began.append(len(tokens))
-        tokens = [*tokens, *sample.token_ids, 5]
-    return began
-
-
-@pytest.mark.parametrize("cached", [True, False])
-def test_a_draft_in_this_process_computes_what_is_new(
-    llama: Path, draft: Path, plain: Engine, cached: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = make_engine(llama, draft=draft, mode="sync", drafter="lm", prefix_cache=cached)
-    rows, execute = [], engine.drafters.draft_executor.execute
-
-    def counted(sequences: list[SequenceRows], sampling: Sampling) -> Outcome:
-        rows.append(sum(len(one.tokens) for one in sequences))
-        return execute(sequences, sampling)
-
-    monkeypatch.setattr(engine.drafters.draft_executor, "execute", counted)
-    prompts = turns(engine, plain)
-    assert [count for count in rows if count > 20] == (prompts[:1] if cached else prompts)
-
-
-@pytest.mark.parametrize("cached", [True, False])
-def test_a_draft_elsewhere_finds_what_it_computed(
-    llama: Path, draft: Path, plain: Engine, cached: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of each salt for itself. What it was told is named by a key when it comes again."""
-    named, shorten = list[bool](), ToldPrefixes.shorten
-
-    def seen(told: ToldPrefixes, salt: bytes | None, tokens: Sequence[int]) -> tuple[Key | None, Sequence[int]]:
-        key, rest = shorten(told, salt, tokens)
-        named.append(key is not None)
-        return key, rest
-
-    monkeypatch.setattr(ToldPrefixes, "shorten", seen)
-    config: dict[str, Any] = {"draft": draft, "mode": "async", "drafter": "lm", "prefix_cache": cached}
-    with inline_drafts(monkeypatch), make_engine(llama, **config) as engine:
-        assert engine.remote is not None
-        (pool,) = engine.remote.pools
-        expected = 0
-        for salt in (None, "a"):
-            first, _ = turns(engine, plain, salt)
-            expected += first
-            until = time.monotonic() + PATIENCE
-            while cached and time.monotonic() < until and pool.load.own_cached < expected:
-                time.sleep(0.01)
-        assert pool.load.own_cached >= expected if cached else pool.load.own_cached == 0
-        assert pool.load.own_cached < expected + 2 * 13
-        assert named == ([False, True] * 2 if cached else []) and not pool.drops.occurred.get("resyncs")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-import msgspec
 import pytest
 from attending import STEP, status
 
@@ -16,7 +15,7 @@ from pilotfish.core.routing.held_prefixes import Held, HeldCopies, routing_keys
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.targets import servers as servers_module
 from pilotfish.engine.targets.held_followers import AGAIN, CHANGES, HeldFollowers
-from pilotfish.engine.targets.servers import BEAT, TICK, Attendance, Dropped, Malformed, Servers
+from pilotfish.engine.targets.servers import BEAT, TICK, Attendance, Dropped, Servers
 from pilotfish.wire.channel import Received, decoded, encode
 from pilotfish.wire.serving import (
     SERVER_DECODER,
@@ -176,43 +175,12 @@ def test_what_a_server_was_told_in_vain_shows_with_the_next_message(rig: Rig, af
     assert rig.follows(A)
 
 
-def test_a_silent_server_loses_its_requests_and_finds_out_when_it_is_back(rig: Rig) -> None:
-    rig.servers.tell_all(status(rig.servers.incarnation))
-    rig.attend(A, B)
-    rig.submit(A, 1)
-    rig.submit(B, 1)
-    assert len(rig.taken()) == 2
-    rig.let_pass(SERVER_SILENCE - BEAT, B)
-    assert rig.taken() == [] and rig.follows(A)
-    rig.let_pass(2 * BEAT, B)
-    assert [(peer, type(message)) for peer, message in rig.taken()] == [(A, Dropped)]
-    rig.told.clear()
-    rig.let_pass(5.0, B)
-    rig.servers.tell_all(status(rig.servers.incarnation))
-    assert A not in rig.told and rig.follows(B) and rig.taken() == []
-    rig.submit(A, 2)  # before it knows
-    rig.attend(A)
-    assert kinds(rig.told[A]) == ["Beat", "Status"] and not rig.follows(A)
-    rig.taken()
-    rig.submit(A, 3)
-    rig.progress(A)
-    rig.let_pass(BEAT, A, B)
-    assert [message.id for _, message in rig.taken()] == [3] and rig.follows(A)
-
-
 def test_a_silent_server_that_asks_for_something_and_ends_loses_that_too(rig: Rig) -> None:
     rig.attend(A)
     rig.let_pass(SERVER_SILENCE + 1)
     rig.submit(A, 1)
     rig.let_pass(SERVER_SILENCE + 1)
     assert [type(message) for _, message in rig.taken()] == [Dropped, Submit, Dropped]
-
-
-def test_a_target_that_stood_still_does_not_take_its_servers_for_silent(rig: Rig) -> None:
-    rig.attend(A)
-    rig.now += 60.0
-    rig.servers._tick()
-    assert rig.taken() == []
 
 
 def test_what_is_meant_for_another_target_is_dropped(rig: Rig) -> None:
@@ -262,19 +230,6 @@ def test_too_many_servers_are_declined_and_silent_ones_forgotten(rig: Rig, monke
     rig.taken()
     rig.let_pass(BEAT, A)
     assert not rig.follows(A)  # it was forgotten, and what it waits for with it
-
-
-def test_a_request_that_is_none_is_refused_alone(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
-    rig.attend(A)
-    bad = {"type": "submit", "id": 4, "incarnation": rig.servers.incarnation, "request": {"tokens": ["x"]}}
-    rig.known[A].sent += 1
-    for frame in (b"\xff\x00", msgspec.msgpack.encode(bad), b""):
-        rig.servers._receive(Received(A, frame))
-        rig.servers._receive(Received(B, frame))  # of nobody
-    rig.attend(A)
-    ((peer, message),) = rig.taken()
-    assert peer == A and isinstance(message, Malformed) and message.id == 4 and "tokens" in message.reason
-    assert len(caplog.records) == 1
 
 
 # -- who is told what a target holds: servers that ask, all at first and after each loss, then changes
@@ -344,16 +299,6 @@ def test_nothing_is_named_while_nobody_asks(holder: Holder) -> None:
     holder.compute(TEXT)
     holder.tell()
     assert type(holder.cache.watcher) is RunWatcher and not holder.held(A)
-
-
-def test_changes_are_told_at_once_only_where_nothing_will_change(holder: Holder) -> None:
-    holder.follow(A)
-    holder.tell()
-    holder.compute(TEXT)
-    holder.tell(CHANGES / 2)
-    assert holder.pages(A) == 0
-    holder.followers.tell(idle=True)
-    assert holder.pages(A) == 4
 
 
 def test_a_gap_is_mended(holder: Holder) -> None:

@@ -10,22 +10,20 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from inline_drafts import draft_worker, inline_drafts
 from sizes import in_soak, sized
-from support import SETTINGS, SNIPPETS, VOCAB, assert_idle, drain, eventually, make_engine, run, write_tokenizer
+from support import SETTINGS, SNIPPETS, VOCAB, assert_idle, eventually, make_engine, run, write_tokenizer
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.drafting.messages import Commit, Hello, Load, Open, Tree
-from pilotfish.core.drafting.shadow import in_share
 from pilotfish.core.peers.fields import Peer
 from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.drafts import shadow_drafts
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.targets.target_process import TargetService
+from pilotfish.engine.targets.status import identity_of, status_of
 from pilotfish.errors import InputError, ParameterError, WireError
 from pilotfish.wire.channel import decode_to_draft, encode
 from pilotfish.wire.curve_keys import PoolClient, PoolKeys, new_key_pair, write_key_pair
@@ -212,57 +210,13 @@ def test_a_constrained_output_is_followed_through_its_grammar(llama: Path, endpo
         assert score.accepted > score.steps
 
 
-def test_outputs_that_end_early_are_followed_to_their_ends(llama: Path, endpoint: str) -> None:
-    with ScriptedPool(endpoint, lambda _: None), shadowed(llama, endpoint, drafter="lm") as engine:
-        whole = SamplingParams(max_tokens=40, temperature=0.0, logprobs=1, prompt_logprobs=1)
-        text = engine.submit(SNIPPETS[0], whole)[0]
-        drain(engine)
-        stopped = engine.submit(SNIPPETS[0], SamplingParams(max_tokens=40, temperature=0.0, stop=(text.text[5:9],)))[0]
-        drain(engine)
-        aborted, unbegun = (engine.submit(SNIPPETS[0], whole)[0] for _ in range(2))
-        while len(aborted.token_ids) < 3:
-            engine.step()
-        engine.abort_all()
-        assert len(unbegun.token_ids) == 0 and len(stopped.token_ids) < 40
-        score = settled(engine, 3)
-        assert score.steps == sum(len(one.request.output) for one in (text, stopped, aborted))
-
-
-def test_it_is_told_of_its_share_alone(llama: Path, endpoint: str) -> None:
-    opened = list[Open]()
-
-    def answer(message: Open | Commit) -> None:
-        opened.extend([message] if isinstance(message, Open) else [])
-
-    with ScriptedPool(endpoint, answer), shadowed(llama, endpoint, drafter="lm", shadow_share=0.3) as engine:
-        prompts = [[20 + number] * 4 for number in range(12)]
-        run(engine, prompts, [SamplingParams(max_tokens=2, seed=1)] * 12)
-        chosen = [number for number in range(12) if in_share(number, 0.3)]
-        settled(engine, len(chosen))
-        eventually(lambda: len(opened) == len(chosen))
-        assert 0 < len(chosen) < 12 and [message.tokens for message in opened] == [prompts[n] for n in chosen]
-
-
 def test_servers_are_told(llama: Path, endpoint: str) -> None:
-    class Told:
-        incarnation, step_seconds = "first", None
-
-        def __init__(self) -> None:
-            self.messages: list[Status] = []
-
-        def tell_all(self, status: Status) -> None:
-            self.messages.append(status)
-
     with ScriptedPool(endpoint, lambda _: None), shadowed(llama, endpoint) as engine:
         run(engine, SNIPPETS[:1], ALL[:1])
-        settled(engine, 1)
-        told = Told()
-        TargetService(engine, told)._tell_status(True)  # type: ignore[arg-type]
-        [status] = told.messages
-        decoded = SERVER_DECODER.decode(msgspec.msgpack.encode(status))
-        assert isinstance(decoded, Status) and decoded.shadows == status.shadows
-        [shadow] = decoded.shadows
-        assert (shadow.name, shadow.revision, shadow.requests) == (endpoint, "r7", 1)
+        told = settled(engine, 1)
+        status = SERVER_DECODER.decode(encode(status_of(engine, identity_of(engine), "first")))
+        assert isinstance(status, Status) and status.shadows == [told]
+        assert (told.name, told.revision, told.requests) == (endpoint, "r7", 1)
 
 
 def test_one_that_refuses_says_so_in_a_line(

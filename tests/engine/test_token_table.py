@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from pilotfish.core.drafting.vocabulary_map import TokenTable, VocabularyMap
-from pilotfish.engine.drafts.mapped_vocabularies import MappedVocabularies
+from pilotfish.engine.drafts.draft_pool import MappedVocabularies
 from pilotfish.engine.token_table import token_table
 from pilotfish.errors import ParameterError
 from pilotfish.model.loading.metadata import load_tokenizer
@@ -109,13 +109,6 @@ def test_a_byte_with_a_token_of_its_own_is_written_as_text_where_it_can_be() -> 
     written = table.spellings()[b"a"]
     assert table.plain[written] == b"a" and written in table.encode("ba a a")
     assert sum(data == b"a" for data in table.plain.values()) == 2
-
-
-def test_ids_beyond_the_model_are_left_out(tmp_path: Path) -> None:
-    tokenizer = byte_level(tmp_path)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<more>"]})
-    table = token_table(tokenizer, VOCAB - 10)
-    assert max(table.plain) == VOCAB - 11 and set(table.added.values()) == {"<eos>"}
 
 
 @pytest.mark.parametrize("text", TEXTS)

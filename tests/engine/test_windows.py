@@ -11,7 +11,7 @@ import pytest
 import torch
 from inline_drafts import inline_drafts
 from sizes import sized
-from support import SNIPPETS, VOCAB, WINDOW, assert_idle, make_engine, params, run
+from support import MODES, SNIPPETS, VOCAB, WINDOW, assert_idle, make_engine, params, run
 from transformers import AutoModelForCausalLM
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
@@ -19,12 +19,6 @@ from pilotfish.engine.engine import Engine
 from pilotfish.engine.sample import Sample
 from pilotfish.errors import ParameterError, PromptError
 
-MODES: dict[str, dict[str, Any]] = {
-    "off": {},
-    "ngram": {"mode": "sync", "drafter": "ngram"},
-    "sync": {"mode": "sync", "drafter": "lm+ngram"},
-    "async": {"mode": "async", "drafter": "lm", "kv_slots": 2048},  # a draft sees all of a sequence
-}
 #: The smallest pool, and few rows a step: it has room for two sequences.
 SMALL = {"kv_slots": 64, "max_rows": 16}
 #: Above it rounding cannot change the best token.
@@ -56,9 +50,10 @@ ONE_MODE = pytest.mark.parametrize("small", sized(["sync"], list(MODES)), indire
 def small(
     request: pytest.FixtureRequest, target: Path, tiny_drafts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Engine]:
+    slots = {"kv_slots": 2048} if request.param == "async" else {}  # a draft sees all of a sequence
     with (
         inline_drafts(monkeypatch),
-        make_engine(target, draft=tiny_drafts["mistral"], **{**SMALL, **MODES[request.param]}) as engine,
+        make_engine(target, draft=tiny_drafts["mistral"], **{**SMALL, **MODES[request.param], **slots}) as engine,
     ):
         assert engine.worker.scheduler.pool.window == WINDOW
         yield engine
@@ -145,33 +140,11 @@ def test_turns_of_a_conversation(small: Engine, plain: Engine) -> None:
 
 
 @ONE_MODE
-def test_samples_of_one_prompt(small: Engine, plain: Engine) -> None:
-    for length in (5, 100):
-        asked = params(50, n=3)
-        samples = finish(small, prompt_of(length), asked)
-        assert [sample.token_ids for sample in samples] == run(plain, [prompt_of(length)], [asked])
-
-
-@ONE_MODE
 def test_a_prompt_that_is_scored(small: Engine, plain: Engine) -> None:
     asked = params(30, prompt_logprobs=1, logprobs=2)
     scored, expected = (finish(engine, prompt_of(100), asked)[0] for engine in (small, plain))
     assert scored.token_ids == expected.token_ids and scored.prompt_logprobs == expected.prompt_logprobs
     assert scored.request.stats.cached_tokens == 0
-
-
-@ONE_MODE
-def test_what_is_aborted_leaves_nothing(small: Engine, plain: Engine) -> None:
-    prompts = [prompt_of(100, seed=seed) for seed in range(3)]
-    for steps in (1, 3, 9, 20):
-        samples = [small.submit(prompt, params(100))[0] for prompt in prompts]
-        for _ in range(steps):
-            small.step()
-        for sample in samples:
-            small.abort(sample)
-            small.check()
-        assert_idle(small)
-    assert [finish(small, prompts[0], params(20))[0].token_ids] == run(plain, prompts[:1], [params(20)])
 
 
 def test_a_pool_that_cannot_hold_what_a_step_sees_refuses_longer_sequences(target: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from llguidance import LLMatcher
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.hardware.pace import Pace
 from pilotfish.core.cache.prefix_cache import PrefixCache
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting.drafter import Drafter
 from pilotfish.core.sampling.sampling_params import SamplingParams
@@ -24,14 +26,13 @@ from pilotfish.engine.costs import make_budget, step_costs
 from pilotfish.engine.drafts.drafters import Drafters
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafts, hello_of
 from pilotfish.engine.drafts.shadow_drafts import ShadowDrafts, ShadowedTarget
-from pilotfish.engine.fingerprint import kv_identity
+from pilotfish.engine.fingerprint import kv_fingerprint, kv_identity
 from pilotfish.engine.heads import ConfiguredHead, choose_layers, note_head, read_head_of_features
-from pilotfish.engine.kv_tiers import make_tiers
 from pilotfish.engine.memory import device_of, load_configured, plan_memory, precision_here
 from pilotfish.engine.pools.remote_pools import FollowedMembers
 from pilotfish.engine.prefills.handovers import HandOvers
 from pilotfish.engine.prefills.remote_prefills import RemotePrefills
-from pilotfish.engine.processes.host_memory import divided
+from pilotfish.engine.processes.host_memory import GIB, divided
 from pilotfish.engine.processes.ranks import Ranks, cores_here
 from pilotfish.engine.sample import Sample
 from pilotfish.engine.sample_maker import Prompt, SampleMaker
@@ -40,6 +41,8 @@ from pilotfish.engine.targets.members import MembersFile
 from pilotfish.errors import EngineError, ParameterError, RankLost
 from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.threads import GrammarThreads
+from pilotfish.kv.disk import DiskStore
+from pilotfish.kv.host import HostStore
 from pilotfish.kv.tiers import KVTiers
 from pilotfish.model.collective import ProcessGroup
 from pilotfish.model.executor import TorchExecutor
@@ -59,6 +62,9 @@ from pilotfish.workers.target import GuardedDrafter, TargetWorker
 from pilotfish.workers.target_shadow import ShadowSetup
 
 logger = logging.getLogger(__name__)
+
+#: GiB of KV on disk, where no size is given.
+DISK_SIZE = 16.0
 
 
 class Engine:
@@ -337,3 +343,30 @@ class Engine:
     def check(self) -> None:
         """EngineError if a KV slot is neither free nor owned by a running request."""
         self.worker.scheduler.check()
+
+
+def make_tiers(config: EngineConfig, executor: TorchExecutor) -> KVTiers | None:
+    """ParameterError for an unusable directory, for tiers too small, and for any if every layer has a window: there
+    requests give back slots that tiers would have to load first."""
+    if not config.kv_host_memory and config.kv_disk is None:
+        return None
+    if common_window(executor.model.config):
+        field = "kv_disk" if config.kv_disk is not None else "kv_host_memory"
+        raise ParameterError(field, getattr(config, field), "none for a model whose layers all have sliding windows")
+    copier = copier_of(executor.kv)
+    least = math.ceil(executor.context / OBJECT_TOKENS) * copier.object_bytes
+    shape, host, disk = kv_fingerprint(config, executor), None, None
+    if config.kv_host_memory:
+        host = HostStore(_bytes("kv_host_memory", config.kv_host_memory, least, executor.context), copier.object_bytes)
+    if config.kv_disk is not None:
+        size = _bytes("kv_disk_size", config.kv_disk_size or DISK_SIZE, least, executor.context)
+        disk = DiskStore(config.kv_disk, size, shape, copier.object_bytes)
+    return KVTiers(copier, executor.num_slots, shape, host, disk)
+
+
+def _bytes(field: str, given: float, least: int, context: int) -> int:
+    size = round(given * GIB)
+    if size < least:
+        needed = math.ceil(1000 * least / GIB) / 1000
+        raise ParameterError(field, given, f"at least {needed:g} GiB: a sequence of {context} tokens takes that")
+    return size

@@ -130,7 +130,7 @@ def _without_slots(config: EngineConfig, segments: int = 0, head: ConfiguredHead
 
     if config.quantization != "none":
         load_torchao()  # before the runtime is measured
-    runtime = anonymous_memory() if device.type == "cpu" else 0
+    runtime = status_bytes(Path("/proc/self/status"), "RssAnon") if device.type == "cpu" else 0
     host = round(config.kv_host_memory * GIB) + segments if device.type == "cpu" else 0
     limit = round(config.memory * GIB) or _unlimited(config, device, runtime, host)
     if head is not None:
@@ -226,10 +226,6 @@ def device_of(config: EngineConfig) -> torch.device:
     if device.type == "cuda" and config.tensor_parallel > (devices := torch.cuda.device_count()):
         raise ParameterError("tensor_parallel", config.tensor_parallel, f"at most {devices}, the GPUs of this machine")
     return device
-
-
-def anonymous_memory() -> int:
-    return status_bytes(Path("/proc/self/status"), "RssAnon")
 
 
 def available_memory(device: torch.device) -> int:

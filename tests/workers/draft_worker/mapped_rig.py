@@ -12,7 +12,7 @@ from pilotfish.core.drafting.connected_targets import DraftIdentity
 from pilotfish.core.drafting.draft_machine import DraftMachine
 from pilotfish.core.drafting.draft_sessions import SessionTable
 from pilotfish.core.drafting.level_choice import LevelShape
-from pilotfish.engine.drafts.mapped_vocabularies import MappedVocabularies
+from pilotfish.engine.drafts.draft_pool import MappedVocabularies
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.loading.metadata import load_tokenizer
 from pilotfish.workers.draft import DraftWorker, Grower

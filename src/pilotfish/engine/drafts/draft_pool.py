@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,13 +19,14 @@ from pilotfish.core.drafting.draft_machine import DraftMachine
 from pilotfish.core.drafting.draft_sessions import SessionTable
 from pilotfish.core.drafting.level_choice import LevelShape
 from pilotfish.core.drafting.vocabulary import added_tokens, tokenizer_digest
+from pilotfish.core.drafting.vocabulary_map import MappedVocabulary, VocabularyMap
 from pilotfish.core.features.feature_intake import FeatureNeed
 from pilotfish.core.scheduling.executor import Executor
-from pilotfish.engine.drafts.mapped_vocabularies import MappedVocabularies
 from pilotfish.engine.heads import ConfiguredHead, note_head
 from pilotfish.engine.memory import device_of, load_configured, plan_memory, precision_here
 from pilotfish.engine.processes.process import Signals, run_worker, supervised
-from pilotfish.errors import ParameterError
+from pilotfish.engine.token_table import token_table
+from pilotfish.errors import InputError, ParameterError
 from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.threads import GrammarThreads
 from pilotfish.model.executor import TorchExecutor
@@ -96,6 +98,39 @@ def _mapped(config: DraftConfig) -> MappedVocabularies:
         raise ParameterError("target_tokenizer", str(named[0]), f"nothing: {draft} is a trained head, of its target's")
     tokenizer = load_tokenizer(config.tokenizer_directory)
     return MappedVocabularies.of(named, tokenizer, len(tokenizer) if config.is_gguf else load_config(draft).vocab_size)
+
+
+@dataclass
+class MappedVocabularies:
+    by_digest: dict[str, MappedVocabulary] = field(default_factory=dict)
+    grammars: list[GrammarThreads] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, directories: Sequence[Path], draft: Any, vocab_size: int) -> MappedVocabularies:
+        """`draft` is a tokenizer whose model has `vocab_size` embeddings. ParameterError names an unusable path."""
+        made = cls()
+        for directory in directories:
+            target = load_tokenizer(directory)
+            if (digest := tokenizer_digest(target)) == tokenizer_digest(draft):
+                raise ParameterError("target_tokenizer", str(directory), "tokenizers other than the draft's own")
+            try:
+                made._add(digest, target, draft, vocab_size)
+            except InputError as error:
+                reason = f"target_tokenizer: {directory} cannot be mapped: {error}"
+                raise ParameterError.described("target_tokenizer", reason) from error
+            shared = made.by_digest[digest].map.shared
+            logger.info("%s: %d of its tokens can be guessed", directory, len(shared.ids))
+        return made
+
+    def _add(self, digest: str, target: Any, draft: Any, vocab_size: int) -> None:
+        one = VocabularyMap(token_table(target, len(target)), token_table(draft, vocab_size))
+        threads = GrammarThreads(Grammars(target, one.size, ()))
+        self.grammars.append(threads)
+        self.by_digest[digest] = MappedVocabulary(one, added_tokens(target), threads.pending, threads.masks)
+
+    def close(self) -> None:
+        for threads in self.grammars:
+            threads.close()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.routing.held_prefixes import HeldPrefixes
@@ -14,19 +13,13 @@ from pilotfish.engine.targets.servers import AttendedServer, Servers
 CHANGES, AGAIN = 0.1, 1.0
 
 
-@dataclass(frozen=True)
-class Told:
-    greeting: int  # AttendedServer.greetings
-    at: float
-
-
 class HeldFollowers:
     """For the step loop. Names what the cache holds once the first server asks."""
 
     def __init__(self, cache: PrefixCache | None, servers: Servers, clock: Callable[[], float]) -> None:
         self._cache, self._servers, self._clock = cache, servers, clock
         self._prefixes: HeldPrefixes | None = None
-        self._told: dict[AttendedServer, Told] = {}
+        self._told: dict[AttendedServer, float] = {}  # when followers were told all
         self._changed = -CHANGES  # when servers were told last
 
     def tell(self, idle: bool) -> None:
@@ -47,13 +40,11 @@ class HeldFollowers:
         changes = prefixes.changes()
         for server in followers:
             if self._asks_for_all(server, now):
-                self._told[server] = Told(server.greetings, now)
+                self._told[server] = now
                 self._servers.tell_held(server, prefixes.whole())
             elif changes is not None:
                 self._servers.tell_held(server, changes)
 
     def _asks_for_all(self, server: AttendedServer, now: float) -> bool:
         told = self._told.get(server)
-        if told is None or told.greeting != server.greetings:
-            return True
-        return not server.heard and now - told.at >= AGAIN
+        return told is None or (not server.heard and now - told >= AGAIN)

@@ -101,7 +101,6 @@ class AttendedServer:
     silence: Silence = field(default_factory=Silence)
     received: int = 0  # channel's thread: Submits, Aborts and Revises
     malformed: int = 0  # channel's thread: frames
-    greetings: int = 0  # channel's thread: how often it has come
     follows: bool = False  # channel's thread: it wants to know which prefixes are held
     heard: int = 0  # channel's thread: the Held that it expects; 0: it asks for all
     sequence: int = 0  # loop: of the next StepProgress or Failure
@@ -277,7 +276,6 @@ class Servers:
             self._greet(server)
 
     def _greet(self, server: AttendedServer) -> None:
-        server.greetings += 1
         server.present = True  # before all else: whoever sets the status afterwards tells it too
         self._beat(server)
         if self._status is not None:
