@@ -40,16 +40,6 @@ def test_it_proposes_what_followed_as_a_chain() -> None:
     assert tree.depths.tolist() == [1, 2, 3]
 
 
-def test_nothing_seen_before_gives_nothing() -> None:
-    (tree,) = proposed(NgramDrafter(), [request([1, 2, 3])], limits(3))
-    assert len(tree) == 0
-
-
-def test_the_latest_continuation_is_taken() -> None:
-    (tree,) = proposed(NgramDrafter(), [request([1, 7, 1, 8, 1])], limits(1))
-    assert tree.tokens.tolist() == [8]
-
-
 def test_closing_forgets() -> None:
     drafter = NgramDrafter()
     first = request([1, 2, 1])

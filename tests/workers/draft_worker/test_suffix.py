@@ -81,11 +81,6 @@ def _totals(contexts: list[Context]) -> list[tuple[int, int]]:
     return [(context.length, sum(context.followers.values())) for context in contexts]
 
 
-def test_longer_and_more_frequent_contexts_are_surer() -> None:
-    sure = [next_token_chances([Context(length, {1: times})])[1] for length, times in ((1, 1), (4, 1), (4, 9), (20, 9))]
-    assert sure == sorted(sure) and sure[0] < 0.2 and sure[-1] > 0.9
-
-
 def test_noise_moves_chances_to_what_it_favours() -> None:
     r, chances = request([1], temperature=0.7), {4: 0.3, 9: 0.3, 2: 0.2}
     noise = gumbel(r.seed, 17, 10)
@@ -174,24 +169,7 @@ def test_growing_with_the_sequence_is_reading_it_at_once(tokens: list[int], data
         drafter.commit(r, r.tokens[-step:])
 
 
-def test_the_noise_chooses_among_equals() -> None:
-    """Three tokens followed as often; the first child is the one that the noise favours."""
-    for length in range(20):
-        tokens = [8] * length + [1, 5, 2, 1, 6, 3, 1, 7, 4, 1]
-        (tree,) = proposed(make_drafter(), [request(tokens, temperature=1.0)], LIMITS)
-        noise = gumbel(3, len(tokens), 8)
-        children = [tree.tokens[node] for node in children_of(tree, ROOT)]
-        assert children[0] == max((5, 6, 7), key=noise.__getitem__)
-
-
 # -- tenants
-
-
-def test_past_responses_of_the_tenant_are_guessed_from() -> None:
-    drafter = make_drafter()
-    finish(drafter, request([1, 2, 3], "a"), [10, 11, 12, 13])
-    (tree,) = proposed(drafter, [request([5, 10, 11], "a", number=1)], LIMITS)
-    assert len(follow(tree, [12, 13])) == 2
 
 
 def test_the_prompts_end_leads_to_the_first_token() -> None:

@@ -103,17 +103,6 @@ def test_a_request_that_waits_pauses_its_session() -> None:
     assert not side.said(Resume)
 
 
-def test_a_commit_ends_a_pause_too() -> None:
-    side, request, message = served(PAUSES)
-    side.commit(request, 7)
-    side.commit(request, 8)  # it rests: kept back
-    side.said(Commit)
-    side.drafter.pause(request)
-    side.propose(request)
-    assert [m.tokens for m in side.said(Commit)] == [[8]] and not side.said(Resume)
-    assert message.session in side.pools[0].sessions
-
-
 def test_a_pool_that_knows_no_pauses_gets_close() -> None:
     side, request = Side(), make_request()
     side.opened(request)
@@ -260,13 +249,6 @@ def test_who_does_not_understand_errors_gets_none() -> None:
     side.drafter.receive(Received(b"0", msgspec.msgpack.encode({"type": "greeting"})))
     assert not side.said(Error)
     assert side.drops() == {"malformed_frames": 1, "unknown_messages": 1} and side.pools[0].ready
-
-
-def test_messages_of_newer_pools_are_no_faults() -> None:
-    side = Side()
-    for number in range(1000):
-        side.drafter.receive(Received(b"0", msgspec.msgpack.encode({"type": f"greeting {number}"})))
-    assert side.pools[0].ready and side.drops() == {"unknown_messages": 1000}
 
 
 # -- the greeting

@@ -65,15 +65,6 @@ def test_the_first_of_a_reason_is_logged_and_then_how_many_more() -> None:
     assert drops.counts["malformed_frames"] == 2000 and drops.occurred.keys() == {"malformed_frames", "late_nodes"}
 
 
-def test_only_what_no_draft_has_reason_to_do_is_a_warning() -> None:
-    notices: list[Notice] = []
-    drops = Drops("pool 0", notices, DRAFT_REASONS, DraftPool.FAULTS)
-    for reason in DRAFT_REASONS:
-        drops.add(reason, 1, 0.0)
-    levels = {notice.text.split(": ")[1]: notice.level for notice in notices}
-    assert {reason for reason in DRAFT_REASONS if levels[DRAFT_REASONS[reason]] == logging.WARNING} == DraftPool.FAULTS
-
-
 @pytest.mark.parametrize(
     ("nodes", "base_len", "said"),
     [
