@@ -28,15 +28,6 @@ Dial = Callable[..., DialingChannel]
 ANY_PORT = "tcp://127.0.0.1:0"
 
 
-def test_there_and_back(both: Both) -> None:
-    listening, dialing = both
-    hello = introduce(dialing, listening, b"\0\xff" * 5000)
-    assert hello.frame == b"\0\xff" * 5000 and hello.peer.endswith(b"run")
-    assert listening.send(hello.peer, b"")
-    answer = exactly(1, dialing)[0]
-    assert (answer.peer, answer.frame, answer.tenant, answer.weight) == (b"0", b"", "", 1.0)
-
-
 def test_order_holds_both_ways(both: Both) -> None:
     listening, dialing = both
     peer = introduce(dialing, listening).peer

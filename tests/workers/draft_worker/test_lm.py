@@ -145,14 +145,6 @@ def test_company_changes_no_guess(llama: Path) -> None:
         assert paths_of(tree) == pytest.approx(paths_of(alone))
 
 
-def test_trees_keep_their_shape(llama: Path) -> None:
-    (tree,) = proposed(make_drafter(llama), [make_request(temperature=1.0)], LIMITS)
-    assert 0 < len(tree) <= LIMITS.nodes
-    assert max(tree.depths) <= LIMITS.levels
-    assert all(len(children_of(tree, node)) <= CHILDREN for node in (ROOT, *range(len(tree))))
-    assert (tree.scores <= np.append(tree.scores, 0.0)[tree.parents]).all()
-
-
 def test_filters_leave_no_guess_that_cannot_be(llama: Path) -> None:
     (tree,) = proposed(make_drafter(llama), [make_request(temperature=1.0, top_k=1)], LIMITS)
     assert all(len(children_of(tree, node)) <= 1 for node in (ROOT, *range(len(tree))))

@@ -12,15 +12,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from permuted_models import permuted
-from rig import HELLO, IDENTITY, SAMPLINGS, SMALL, Box, Rig, Told, loaded, make_open, prompt
+from rig import HELLO, IDENTITY, SAMPLINGS, SMALL, Rig, Told, loaded, make_open, prompt
 from support import SNIPPETS, VOCAB, RowSampling, sampling_of, tiny_model, write_tokenizer
 
-from pilotfish.core.cache.prefix_cache import PrefixCache
-from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting.connected_targets import DraftIdentity
-from pilotfish.core.drafting.draft_machine import DraftMachine
-from pilotfish.core.drafting.draft_sessions import DraftSession, SessionTable
-from pilotfish.core.drafting.level_choice import LevelShape
+from pilotfish.core.drafting.draft_sessions import DraftSession
 from pilotfish.core.drafting.messages import Refuse, RequestSampling, Resync
 from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.core.scheduling.executor import NO_NODES, SequenceRows
@@ -29,7 +25,6 @@ from pilotfish.engine.drafts.mapped_vocabularies import MappedVocabularies
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.loading.metadata import load_tokenizer
 from pilotfish.model.sampling import draw
-from pilotfish.workers.draft import DraftWorker, Grower
 
 TARGET = b"target"
 
@@ -38,19 +33,14 @@ class MappedRig(Rig):
     """A draft in `directory` that serves targets with the tokenizer in `target`, whose digest is `digest` here. What it
     guesses is held against `target`'s own model."""
 
-    def __init__(self, directory: Path, target: Path, shape: LevelShape = SMALL, slots: int = 2000) -> None:
-        self.now, self.directory, self.channel = 0.0, target, Box()
-        pool = SlotPool(slots)
-        self.table = SessionTable(pool, PrefixCache(pool))
-        model, tokenizer = loaded(directory).model, load_tokenizer(directory)
-        self.executor = TorchExecutor(model, slots, vocab_size=len(tokenizer))
-        self.mapped = MappedVocabularies.of([target], tokenizer, model.config.vocab_size)
+    def __init__(self, directory: Path, target: Path) -> None:
+        tokenizer = load_tokenizer(directory)
+        self.mapped = MappedVocabularies.of([target], tokenizer, loaded(directory).model.config.vocab_size)
         (vocabulary,) = self.mapped.by_digest.values()
         self.map = vocabulary.map
         identity = DraftIdentity(IDENTITY.model, "of the draft", {}, mapped={IDENTITY.tokenizer: vocabulary})
-        machine = DraftMachine(identity, self.table, shape, self.executor.context)
-        grower = Grower(self.executor, self.table, shape.children)
-        self.worker = DraftWorker(machine, grower, self.channel, lambda: self.now)
+        super().__init__(directory, vocab_size=len(tokenizer), identity=identity)
+        self.directory = target
 
     def close(self) -> None:
         self.mapped.close()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from rig import HELLO, SAMPLINGS, SMALL, Rig, Told, make_open, prompt
+from rig import HELLO, IDENTITY, SAMPLINGS, SMALL, Rig, Told, make_open, prompt
 from support import CONTEXT, VOCAB, edit_tensors, tree_of, write_model
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, prefix_keys, text_root
@@ -76,9 +77,9 @@ def stubborn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_tokens_that_the_target_lacks_are_never_guessed(stubborn: Path, told: dict[str, Any], known: set[int]) -> None:
-    rig = Rig(
-        stubborn, LevelShape(leaves=4, children=8), added_tokens={VOCAB: "<a>", VOCAB + 1: "<b>", VOCAB + 2: "<c>"}
-    )
+    added = {VOCAB: "<a>", VOCAB + 1: "<b>", VOCAB + 2: "<c>"}
+    identity = replace(IDENTITY, added_tokens=added)
+    rig = Rig(stubborn, LevelShape(leaves=4, children=8), vocab_size=VOCAB + len(added), identity=identity)
     rig.say(
         TARGET, msgspec.structs.replace(HELLO, **told), make_open(prompt(8), sampling=RequestSampling(temperature=2.0))
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from live_drafts import drafted
 from sizes import sized
 from support import SETTINGS, SNIPPETS, make_engine
@@ -43,10 +42,3 @@ def test_int8_kv(llama: Path, draft: Path) -> None:
         assert generate(d.engine, MIXED, together=True) == plain
     d.settle()
     assert d.drafter.machine.counts.hits > 0
-
-
-@pytest.mark.parametrize("requests", sized([3], [1, 3]))
-def test_fewer_at_once(llama: Path, draft: Path, requests: int) -> None:
-    with drafted(llama, [draft], max_requests=requests) as d:
-        assert generate(d.engine, MIXED, together=True) == [alone(llama)[case] for case in MIXED]
-    d.settle()
