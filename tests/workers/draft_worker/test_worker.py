@@ -214,17 +214,16 @@ def test_what_cannot_be_followed_is_asked_for(rig: Rig, message: Commit | Pause 
 # -- KV between sessions
 
 
-def turn_after(told: Told, session: int, peer: bytes = TARGET, tenant: str = "", **fields: Any) -> tuple[Told, int]:
-    """A session that begins with another's tokens, and how many rows its prompt took."""
+def turn_after(told: Told, session: int, peer: bytes, tenant: str, salt: bytes | None) -> int:
+    """Rows of a prompt that begins with another session's tokens."""
     rig, rows = told.rig, list[int]()
     rig.worker.observe = lambda record: rows.append(record.prompt_rows)
-    tokens = [*told.tokens, *prompt(9, session)]
-    opened = msgspec.structs.replace(make_open(tokens, session, generation=3, wanted=30), **fields)
+    opened = make_open([*told.tokens, *prompt(9, session)], session, generation=3, wanted=30)
     rig.say(peer, HELLO, tenant=tenant)
-    again = Told(rig, opened, peer, tenant=tenant)
+    again = Told(rig, msgspec.structs.replace(opened, salt=salt), peer, tenant=tenant)
     rig.rest()
     assert again.listen()
-    return again, sum(rows)
+    return sum(rows)
 
 
 @pytest.mark.parametrize(
@@ -243,18 +242,11 @@ def test_only_sessions_of_one_tenant_and_salt_share(
     rig.say(b"one", HELLO, tenant="tenant")
     told = Told(rig, make_open(prompt(40)), b"one", tenant="tenant")
     rig.rest()
-    _, rows = turn_after(told, 2, peer, tenant, salt=salt)
-    assert rows == (9 if shared else 49)
-
-
-def test_targets_are_told_what_was_found(rig: Rig) -> None:
-    told = Told(rig, make_open(prompt(40)))
-    rig.rest()
-    turn_after(told, 2)
-    rig.say(b"other", HELLO)
+    rows = turn_after(told, 2, peer, tenant, salt)
     rig.now += 1.0
     rig.turns()
-    assert [rig.heard(peer, Load)[-1].own_cached for peer in (TARGET, b"other")] == [40, 0]
+    found = rig.heard(peer, Load)[-1].own_cached
+    assert (rows, found) == ((9, 40) if shared else (49, 0))
 
 
 def named(opened: Open, tokens: int, salt: bytes | None = None) -> Open:
