@@ -211,6 +211,16 @@ def test_what_cannot_be_followed_is_asked_for(rig: Rig, message: Commit | Pause 
     assert (resync.session, resync.generation) == (message.session, message.generation)
 
 
+def test_older_generations_are_not_heard(rig: Rig) -> None:
+    told = Told(rig, make_open(prompt(10), generation=3))
+    rig.turns(2)
+    rig.say(TARGET, Commit(1, 2, 10, [5], 10), Close(1, 2), make_open(prompt(5), generation=2))
+    rig.say(TARGET, make_open(prompt(5), generation=3))
+    rig.turns()
+    assert rig.session().tokens == told.tokens and not rig.heard(TARGET, Resync)
+    assert told.listen()
+
+
 # -- KV between sessions
 
 
@@ -340,6 +350,20 @@ def test_too_many_sessions_cost_the_tenant_that_has_them(llama: Path, monkeypatc
     rig.turns()
     assert sorted(session.key.target for session in rig.table) == [b"flood", b"flood", b"modest", b"modest"]
     assert [r.session for r in rig.heard(b"modest", Refuse)] == [3]
+
+
+def test_tenants_share_a_saturated_level_by_weight(llama: Path) -> None:
+    rig = Rig(llama, slots=6000)
+    rows = {}
+    for name, weight in (("heavy", 3.0), ("light", 1.0)):
+        rig.say(name.encode(), HELLO, tenant=name, weight=weight)
+        rig.say(name.encode(), make_open(prompt(5), wanted=10**6), tenant=name, weight=weight)
+    rig.turns(100)
+    rig.now += 1.0
+    rig.turns()
+    for name in ("heavy", "light"):
+        rows[name] = rig.heard(name.encode(), Load)[-1].own_rows
+    assert rows["heavy"] / rows["light"] == pytest.approx(3.0, rel=0.1)
 
 
 # -- silence

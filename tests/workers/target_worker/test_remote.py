@@ -11,11 +11,13 @@ import pytest
 from side import NODES, VOCAB, Side, load, make_request, tree
 from support import paths_of
 
-from pilotfish.core.drafting.messages import CONNECTION, Close, Commit, Open, Pause, Refuse, Resync
+from pilotfish.core.cache.prefix_keys import prefix_keys, text_root
+from pilotfish.core.drafting.messages import CONNECTION, PREFIX_KEYS, Close, Commit, Open, Pause, Refuse, Resync
 from pilotfish.core.drafting.pools import DRAFT_REASONS, MOST_OPENED, PERIOD, DraftPool
 from pilotfish.core.drafting.target_machine import RESTING_NODES, RESTING_PERIOD
 from pilotfish.core.peers.fields import Error, Notice
-from pilotfish.core.peers.peer import FIRST_PAUSE, Drops
+from pilotfish.core.peers.peer import FIRST_PAUSE, SILENCE, Drops
+from pilotfish.core.scheduling.request import Request
 from pilotfish.engine.pools.remote_pools import salt_key
 from pilotfish.wire.channel import Received, encode
 from pilotfish.wire.curve_keys import KeyPair
@@ -59,6 +61,55 @@ def test_targets_that_hold_one_key_have_the_key_of_salts_in_common() -> None:
     keys = [salt_key(own) for own in (one, two, one)]
     assert keys[0] == keys[2] != keys[1] and b"s" * 40 not in keys[0]
     assert len({salt_key(None) for _ in range(3)} | set(keys)) == 5
+
+
+def test_what_a_pool_was_told_is_named_by_its_key(side: Side) -> None:
+    """From an Open on, and what was committed once the session has ended; all of it after a Resync."""
+    side.hear(load(capabilities=[PREFIX_KEYS]))
+    first = make_request(0, prompt=100)
+    assert side.opened(first).prefix_key is None
+    side.commit(first, *range(10, 70))
+    side.drafter.close(first)
+    (named,), tokens = prefix_keys(text_root(None), first.tokens)[1:], [*first.tokens, 7]
+    second = Request(1, tokens, first.params, 3, frozenset(), 10_000)
+    message = side.opened(second)
+    assert (message.prefix_key, message.tokens, message.prompt_tokens) == (named, tokens[128:], 161)
+    other = side.opened(Request(2, tokens, first.params, 3, frozenset(), 10_000, cache_salt="a"))
+    assert other.prefix_key is None and other.tokens == tokens
+    side.hear(Resync(message.session, 1, "nothing is known by its prefix_key"))
+    again = side.opened(second)
+    assert (again.generation, again.prefix_key, again.tokens) == (2, None, tokens)
+
+
+def test_what_was_kept_back_until_the_end_is_not_named(side: Side) -> None:
+    side.hear(load(capabilities=[PREFIX_KEYS]))
+    first = make_request(0, prompt=100)
+    side.opened(first)
+    side.commit(first, 10)
+    side.commit(first, *range(11, 60))  # it rests: this is not sent
+    assert [len(commit.tokens) for commit in side.said(Commit)] == [1]
+    side.drafter.close(first)
+    message = side.opened(Request(1, [*first.tokens, 7], first.params, 3, frozenset(), 10_000))
+    assert message.prefix_key == prefix_keys(text_root(None), first.tokens[:64])[0]
+    assert message.tokens == [*first.tokens[64:], 7]
+
+
+@pytest.mark.parametrize("loss", ["silent", "disconnected", "never said so"])
+def test_a_pool_that_may_have_forgotten_is_sent_all_tokens(side: Side, loss: str) -> None:
+    side.hear(load(capabilities=[PREFIX_KEYS] if loss != "never said so" else []))
+    side.opened(make_request(0, prompt=100))
+    if loss == "silent":
+        side.now += SILENCE + 0.1
+        side.drafter.tick()
+    elif loss == "disconnected":
+        side.problems[b"0"] = "it hung up"
+        side.drafter.tick()
+        side.problems.clear()
+    side.hear(load(capabilities=[PREFIX_KEYS] if loss != "never said so" else []))
+    message = side.opened(make_request(1, prompt=100))
+    assert message.prefix_key is None and len(message.tokens) == 100
+    named = side.opened(make_request(2, prompt=100))
+    assert (named.prefix_key is None) == (loss == "never said so")
 
 
 def test_what_is_pushed_is_proposed_and_re_rooted(side: Side) -> None:
