@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from rig import HELLO, Rig, make_open, prompt
+from rig import HELLO, Rig, Told, make_open, prompt
 
 from pilotfish.core.drafting.draft_machine import BUSY, LONG, PAUSED, REPORT
 from pilotfish.core.drafting.draft_sessions import IDLE
@@ -92,6 +92,16 @@ def test_targets_hear_of_a_long_level_before_it_runs(llama: Path, monkeypatch: p
 
 
 # -- pauses
+
+
+def test_a_commit_ends_a_pause(rig: Rig) -> None:
+    told = Told(rig, make_open(prompt(20)))
+    rig.say(TARGET, Pause(1, 1))
+    rig.rest()
+    assert not told.listen()
+    told.commit([4])
+    rig.rest()
+    assert told.listen()
 
 
 def test_a_paused_session_loses_its_kv_first(llama: Path) -> None:

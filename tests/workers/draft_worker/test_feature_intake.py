@@ -17,10 +17,12 @@ from pilotfish.core.drafting.messages import (
     CONNECTION,
     FEATURES,
     Close,
+    Commit,
     FeatureOffer,
     FeatureRows,
     Load,
     Refuse,
+    Resync,
     Skip,
     ToTarget,
 )
@@ -197,6 +199,20 @@ def test_features_of_tokens_whose_kv_is_there_are_not_needed(machine: HeadMachin
     assert machine.said(Skip) == [Skip(2, 1, 7)]
     machine.receive(TARGET, frame(7, 2, session=2), 0.0)
     assert len(machine.session(2).slots) == 8 and machine.session(2).num_pending == 2
+
+
+def test_a_session_that_lost_its_kv_is_opened_anew(machine: HeadMachine) -> None:
+    """Features that it has forgotten do not come again by themselves."""
+    machine.receive(TARGET, frame(0, 7), 0.0)
+    compute(machine)
+    machine.table.evict(machine.session())
+    machine.receive(TARGET, frame(7, 1), 0.0)
+    assert machine.drops() == {"stale": 1}
+    machine.receive(TARGET, Commit(1, 1, 8, [5], 60), 0.0)
+    (resync,) = machine.said(Resync)
+    assert resync.session == 1 and len(machine.table) == 0
+    machine.receive(TARGET, make_open([*prompt(8), 5], generation=2), 0.0)
+    assert machine.said(Skip) == [Skip(1, 2, 7)]
 
 
 def test_the_last_frame_that_came_is_told(machine: HeadMachine) -> None:

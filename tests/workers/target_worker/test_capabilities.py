@@ -103,6 +103,17 @@ def test_a_request_that_waits_pauses_its_session() -> None:
     assert not side.said(Resume)
 
 
+def test_a_commit_ends_a_pause_too() -> None:
+    side, request, message = served(PAUSES)
+    side.commit(request, 7)
+    side.commit(request, 8)  # it rests: kept back
+    side.said(Commit)
+    side.drafter.pause(request)
+    side.propose(request)
+    assert [m.tokens for m in side.said(Commit)] == [[8]] and not side.said(Resume)
+    assert message.session in side.pools[0].sessions
+
+
 def test_a_pool_that_knows_no_pauses_gets_close() -> None:
     side, request = Side(), make_request()
     side.opened(request)
