@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
+from support import NoProcesses
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import DraftConfig
@@ -18,8 +19,6 @@ from pilotfish.core.trees.tree import Guesses
 from pilotfish.engine.drafts.draft_pool import make_worker
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafter, RemoteDrafts
 from pilotfish.engine.pools import remote_pools
-from pilotfish.engine.processes.launch import Supervisor
-from pilotfish.engine.processes.process import WorkerSpec
 from pilotfish.wire.sockets import ListeningChannel
 
 #: Seconds that a target waits for a tree, at most.
@@ -38,17 +37,10 @@ def inline_drafts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             for endpoint in () if config.draft_pool else drafts.endpoints:
                 workers.enter_context(draft_worker(config, endpoint))
 
-        monkeypatch.setattr(remote_pools, "Supervisor", _NoProcesses)
+        monkeypatch.setattr(remote_pools, "Supervisor", NoProcesses)
         monkeypatch.setattr(RemoteDrafts, "__init__", start)
         monkeypatch.setattr(RemoteDrafter, "propose", patient_propose(RemoteDrafter.propose))
         yield
-
-
-class _NoProcesses(Supervisor):
-    """Starts nothing."""
-
-    def start(self, specs: Sequence[WorkerSpec]) -> None:
-        """The workers are threads."""
 
 
 @contextmanager

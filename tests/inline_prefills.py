@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import pytest
-from support import assert_idle
+from support import NoProcesses, assert_idle
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import PrefillConfig
@@ -18,8 +18,6 @@ from pilotfish.engine.engine import Engine
 from pilotfish.engine.pools import remote_pools
 from pilotfish.engine.prefills.prefill_pool import serving
 from pilotfish.engine.prefills.remote_prefills import RemotePrefills
-from pilotfish.engine.processes.launch import Supervisor
-from pilotfish.engine.processes.process import WorkerSpec
 from pilotfish.kv.arena import Arena
 from pilotfish.wire.channel import Channel
 from pilotfish.wire.curve_keys import load_pool_keys
@@ -42,16 +40,9 @@ def inline_prefills(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator
             for endpoint in () if config.prefill_pool else prefills.endpoints:
                 workers.append(stack.enter_context(prefill_worker(config.of_prefill, endpoint, **options)))
 
-        patch.setattr(remote_pools, "Supervisor", _NoWorkerProcesses)
+        patch.setattr(remote_pools, "Supervisor", NoProcesses)
         patch.setattr(RemotePrefills, "__init__", start)
         yield workers
-
-
-class _NoWorkerProcesses(Supervisor):
-    """Starts nothing."""
-
-    def start(self, specs: Sequence[WorkerSpec]) -> None:
-        """The workers are threads."""
 
 
 @contextmanager

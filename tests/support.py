@@ -27,6 +27,8 @@ from pilotfish.core.scheduling.request import Request
 from pilotfish.core.trees.lookahead import LivingTree
 from pilotfish.core.trees.tree import OTHER, ROOT, Guesses, TokenTree
 from pilotfish.engine.engine import Engine
+from pilotfish.engine.processes.launch import Supervisor
+from pilotfish.engine.processes.process import WorkerSpec
 from pilotfish.engine.sample import Sample
 from pilotfish.model.loading.loader import LoadedModel, load_model
 from pilotfish.wire.serving import EngineRequest
@@ -235,6 +237,13 @@ def step_until(engine: Engine, samples: Sequence[Sample], origin: str) -> None:
     while not any(sample.request.stats.accepted_by_origin.get(origin) for sample in samples):
         assert engine.busy
         engine.step()
+
+
+class NoProcesses(Supervisor):
+    """Starts nothing: a test has the workers on threads."""
+
+    def start(self, specs: Sequence[WorkerSpec]) -> None:
+        """They are there already."""
 
 
 def assert_idle(engine: Engine) -> None:

@@ -132,15 +132,10 @@ def test_loops_know_no_torch_and_little_else() -> None:
     ("module", "source"),
     [
         ("prefill", "import torch"),
-        ("prefill", "from torch.nn import Module"),
         ("prefill", "from pilotfish.model.kv_copy import copier_of"),
         ("prefill", "from pilotfish.workers.target import TargetWorker"),
-        ("prefill", "from pilotfish.workers import draft"),
         ("prefill", "from pilotfish import config"),
         ("target", "from pilotfish.workers.lm import LMDrafter"),
-        ("target", "from pilotfish.workers.export import Exporter"),
-        ("lm", "from pilotfish.workers import target"),
-        ("lm", "from pilotfish.workers import prefill"),
     ],
 )
 def test_a_model_or_another_loop_in_a_loop_would_be_found(module: str, source: str) -> None:
@@ -152,10 +147,7 @@ def test_a_model_or_another_loop_in_a_loop_would_be_found(module: str, source: s
     [
         ("pilotfish.core.trees.tree", "from pilotfish.model.executor import TorchExecutor"),
         ("pilotfish.core.trees.tree", "from ...model import runner"),
-        ("pilotfish.core.trees.tree", "from pilotfish import engine"),
         ("pilotfish.model.executor", "def f():\n    import pilotfish.engine.engine"),
-        ("pilotfish.workers.prefill", "from pilotfish.engine.prefills.prefill_pool import run_prefill_pool"),
-        ("pilotfish.kv.arena", "from pilotfish.wire.channel import Channel"),
         ("pilotfish.model.executor", "from pilotfish import LLM"),
         ("pilotfish.core.trees.tree", "import pilotfish.newcomer"),
     ],
@@ -169,11 +161,6 @@ def test_an_upward_import_would_be_found(module: str, source: str) -> None:
 )
 def test_a_clock_or_device_in_core_would_be_found(line: str) -> None:
     assert foreign_to_core(line)
-
-
-def test_downward_imports_are_fine() -> None:
-    assert upward("pilotfish.workers.target", "from pilotfish.core.trees.tree import walk\nimport torch") == []
-    assert foreign_to_core("import heapq\nimport numpy as np\nfrom pilotfish.errors import EngineError") == set()
 
 
 def test_every_layer_of_the_source_is_placed() -> None:

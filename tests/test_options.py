@@ -102,11 +102,6 @@ def test_the_line_names_field_value_and_what_is_allowed(given: dict[str, Any], l
     assert str(caught.value) == line
 
 
-def test_values_within_the_bounds_are_taken() -> None:
-    for given in ({"count": 0}, {"count": 9}, {"share": 1}, {"seed": (1 << 64) - 1}, {"words": ["abc"]}):
-        assert Small(**given)  # type: ignore[arg-type]
-
-
 def test_options_are_picked_by_name_or_by_their_help() -> None:
     assert [one.name for one in pick(Small)] == list(options_of(Small))[:-1]
     assert [(one.name, one.default) for one in pick(Small, "kind", "count", count=4)] == [("kind", "a"), ("count", 4)]

@@ -115,13 +115,6 @@ def test_phases_that_do_not_come_are_forgotten() -> None:
         ]
 
 
-def test_without_a_measurement_nothing_is_promised() -> None:
-    rig = Rig()
-    rig.progress.plan(PlannedPhase("training", 10))
-    with rig.progress.phase("training", 10, "steps"):
-        assert rig.after(600) == ["training: 0 of 10 steps, 10 min so far"]
-
-
 def test_a_terminal_has_the_estimate_and_no_lines() -> None:
     rig = Rig(terminal=True)
     rig.progress.plan(PlannedPhase("training", 100, 2.0))

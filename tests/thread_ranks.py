@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from support import NoProcesses
 from torch import Tensor
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.engine.processes import rank, ranks
-from pilotfish.engine.processes.launch import Supervisor
-from pilotfish.engine.processes.process import WorkerSpec
 from pilotfish.engine.processes.ranks import Ranks
 from pilotfish.model.loading.loader import LoadedModel
 from pilotfish.model.loading.shards import Shard
@@ -87,14 +86,7 @@ def thread_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             begin(engines, slots)
 
         patch.setattr(rank, "load_configured", load_alone)
-        patch.setattr(ranks, "Supervisor", _NoRankProcesses)
+        patch.setattr(ranks, "Supervisor", NoProcesses)
         patch.setattr(ranks, "rank_command", command)
         patch.setattr(Ranks, "begin", begin_all)
         yield
-
-
-class _NoRankProcesses(Supervisor):
-    """Starts nothing."""
-
-    def start(self, specs: Sequence[WorkerSpec]) -> None:
-        """The ranks are threads."""

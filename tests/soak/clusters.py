@@ -9,20 +9,24 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
-from support import SNIPPETS, make_engine
+from support import SNIPPETS, make_engine, write_model
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.wire.curve_keys import new_key_pair, write_key_pair
 
 #: Streams at a time, and tokens of an output.
 STREAMS, TOKENS = 32, 160
 #: Seconds that a command, and what is waited for, may take.
 COMMAND, LIMIT = 300.0, 180.0
+#: Options of each role that has a model.
+ALIKE = {"dtype": "float32", "threads": 1, "kv_slots": 16384}
 PROMPTS = [text * repeats for text in SNIPPETS[:7] for repeats in (1, 12)]
 
 
@@ -70,6 +74,32 @@ class World:
             assert time.monotonic() < deadline, rows
             time.sleep(1)
         return rows
+
+
+@contextmanager
+def world_of(directory: Path) -> Iterator[World]:
+    """Of no hosts yet; with a target, a draft and a key on disk."""
+    from ray.cluster_utils import Cluster
+
+    target = write_model(directory / "target", "llama")
+    draft = write_model(directory / "draft", "llama", perturbed=0.05)
+    write_key_pair(new_key_pair(), directory / "cluster.key")
+    ray = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    port, others = free_port(), {"key": str(directory / "cluster.key"), "proxies": "head", "drain_timeout": 20}
+    roles: dict[str, dict[str, Any]] = {
+        "api": {"devices": {"api_device": 1}, "options": {"port": port}},
+        "target": {"model": str(target), "devices": {"target_device": 1}, "options": {**ALIKE, "pace": "target=20ms"}},
+        "draft": {
+            "model": str(draft),
+            "count": 2,
+            "devices": {"draft_device": 1},
+            "options": {**ALIKE, "pace": "draft=5ms"},
+        },
+    }
+    try:
+        yield World(ray, directory, {}, roles, f"http://127.0.0.1:{port}", others)
+    finally:
+        ray.shutdown()
 
 
 def serving(rows: Sequence[dict[str, Any]], role: str) -> list[dict[str, Any]]:

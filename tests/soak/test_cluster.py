@@ -15,10 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clusters import STREAMS, Case, World, answers_alone, disturbed, free_port, load_during, serving
-from support import write_model
-
-from pilotfish.wire.curve_keys import new_key_pair, write_key_pair
+from clusters import ALIKE, STREAMS, Case, World, answers_alone, disturbed, load_during, serving, world_of
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
@@ -29,39 +26,15 @@ BOTH = {"target_device": 1, "draft_device": 1}
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    from ray.cluster_utils import Cluster
-
-    directory = tmp_path_factory.mktemp("cluster")
-    target = write_model(directory / "target", "llama")
-    draft = write_model(directory / "draft", "llama", perturbed=0.05)
-    write_key_pair(new_key_pair(), directory / "cluster.key")
-    ray = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    try:
-        hosts = {name: ray.add_node(num_cpus=4, resources=BOTH) for name in ("first", "second", "spare")}
-        hosts["others"] = ray.add_node(num_cpus=4, resources={"prefill_device": 1, "api_device": 1})
-        port, alike = free_port(), {"dtype": "float32", "threads": 1, "kv_slots": 16384}
-        at_pace = {"pace": "target=20ms", "max_requests": STREAMS, "prefill_threshold": "64"}
-        roles: dict[str, dict[str, Any]] = {
-            "api": {"devices": {"api_device": 1}, "options": {"port": port}},
-            "target": {
-                "model": str(target),
-                "count": 2,
-                "devices": {"target_device": 1},
-                "options": {**alike, **at_pace},
-            },
-            "draft": {
-                "model": str(draft),
-                "count": 2,
-                "devices": {"draft_device": 1},
-                "revision": "v1",
-                "options": {**alike, "pace": "draft=5ms"},
-            },
-            "prefill": {"devices": {"prefill_device": 1}, "options": alike},
-        }
-        others = {"key": str(directory / "cluster.key"), "proxies": "head", "drain_timeout": 20}
-        yield World(ray, directory, hosts, roles, f"http://127.0.0.1:{port}", others)
-    finally:
-        ray.shutdown()
+    with world_of(tmp_path_factory.mktemp("cluster")) as world:
+        for name in ("first", "second", "spare"):
+            world.hosts[name] = world.ray.add_node(num_cpus=4, resources=BOTH)
+        world.hosts["others"] = world.ray.add_node(num_cpus=4, resources={"prefill_device": 1, "api_device": 1})
+        world.roles["target"]["count"] = 2
+        world.roles["target"]["options"] |= {"max_requests": STREAMS, "prefill_threshold": "64"}
+        world.roles["draft"]["revision"] = "v1"
+        world.roles["prefill"] = {"devices": {"prefill_device": 1}, "options": ALIKE}
+        yield world
 
 
 @pytest.fixture(scope="module")

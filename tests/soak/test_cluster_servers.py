@@ -16,10 +16,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 import yaml
-from clusters import LIMIT, STREAMS, Case, World, answers_alone, disturbed, free_port, load_during, serving
-from support import write_model
-
-from pilotfish.wire.curve_keys import new_key_pair, write_key_pair
+from clusters import LIMIT, STREAMS, Case, World, answers_alone, disturbed, load_during, serving, world_of
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
@@ -30,35 +27,16 @@ GUIDE = Path(__file__).parents[2] / "docs" / "ray.md"
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    from ray.cluster_utils import Cluster
-
-    directory = tmp_path_factory.mktemp("cluster")
-    target = write_model(directory / "target", "llama")
-    draft = write_model(directory / "draft", "llama", perturbed=0.05)
-    write_key_pair(new_key_pair(), directory / "cluster.key")
-    ray = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
-    try:
-        hosts = {name: ray.add_node(num_cpus=2, resources={"api_device": 1}) for name in ("one", "other")}
-        hosts["far"] = ray.add_node(num_cpus=4, resources={"draft_device": 2}, labels={"rack": "far"})
-        hosts["near"] = ray.add_node(num_cpus=4, resources={"draft_device": 2}, labels={"rack": "near"})
-        hosts["ranks"] = ray.add_node(num_cpus=4, resources={"target_device": RANKS})
-        port, alike = free_port(), {"dtype": "float32", "threads": 1, "kv_slots": 16384}
-        paced = {"pace": "target=20ms", "max_requests": STREAMS, "tensor_parallel": RANKS}
-        roles: dict[str, dict[str, Any]] = {
-            "api": {"count": 2, "devices": {"api_device": 1}, "options": {"port": port}},
-            "target": {"model": str(target), "devices": {"target_device": 1}, "options": {**alike, **paced}},
-            "draft": {
-                "model": str(draft),
-                "count": 2,
-                "devices": {"draft_device": 1},
-                "labels": {"rack": "near"},
-                "options": {**alike, "pace": "draft=5ms"},
-            },
-        }
-        others = {"key": str(directory / "cluster.key"), "proxies": "head", "drain_timeout": 20}
-        yield World(ray, directory, hosts, roles, f"http://127.0.0.1:{port}", others)
-    finally:
-        ray.shutdown()
+    with world_of(tmp_path_factory.mktemp("cluster")) as world:
+        for name in ("one", "other"):
+            world.hosts[name] = world.ray.add_node(num_cpus=2, resources={"api_device": 1})
+        for name in ("far", "near"):
+            world.hosts[name] = world.ray.add_node(num_cpus=4, resources={"draft_device": 2}, labels={"rack": name})
+        world.hosts["ranks"] = world.ray.add_node(num_cpus=4, resources={"target_device": RANKS})
+        world.roles["api"]["count"] = 2
+        world.roles["target"]["options"] |= {"max_requests": STREAMS, "tensor_parallel": RANKS}
+        world.roles["draft"]["labels"] = {"rack": "near"}
+        yield world
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ class World:
 
     server: Program
     prefills: Callable[[], dict[str, int]]  # ids of the processes
-    network: BadRelay | None = None
+    network: BadRelay
 
     @property
     def url(self) -> str:
@@ -108,18 +108,6 @@ class World:
 
 
 CONFIG = EngineConfig(target=PAIR.target, draft=PAIR.draft, mode="async", dtype="float32", kv_slots=SLOTS)
-
-
-@contextmanager
-def of_workers() -> Iterator[World]:
-    """Two that the server starts itself."""
-    options = ["--prefill-workers=2", "--prefill-threshold=32", *QUEUE]
-    with start_server(CONFIG, options) as server:
-
-        def prefills() -> dict[str, int]:
-            return {name: pid for name, pid in server.processes().items() if name.startswith("prefill")}
-
-        yield World(server, prefills)
 
 
 @contextmanager
@@ -156,8 +144,7 @@ async def harmed(world: World, draw: random.Random, over: asyncio.Event) -> Coun
     """Something is killed, stopped or cut every few seconds, until it is `over`; how often each."""
     done = Counter[str]()
     while not over.is_set():
-        kinds = [_kill, _kill, _stop] + ([_network] * 2 if world.network is not None else [])
-        done[await draw.choice(kinds)(world, draw)] += 1
+        done[await draw.choice([_kill, _kill, _stop, _network, _network])(world, draw)] += 1
         with suppress(TimeoutError):
             await asyncio.wait_for(over.wait(), draw.uniform(0.2, BETWEEN))
     return done
@@ -183,7 +170,6 @@ async def _stop(world: World, draw: random.Random) -> str:
 
 async def _network(world: World, draw: random.Random) -> str:
     network = world.network
-    assert network is not None
     harms: dict[str, Callable[[], None]] = {
         "stall": network.stall,
         "swallow there": lambda: network.swallow("there"),
@@ -264,16 +250,11 @@ async def idle(world: World) -> None:
     await eventually(lambda: set(by_pool(url, "pilotfish_prefill_pool_free_slots").values()) == {SLOTS}, 30)
 
 
-@pytest.mark.parametrize(
-    ("world", "seconds"), [(of_pools, SECONDS), (of_workers, SECONDS / 4)], ids=["pools", "workers"]
-)
-def test_whatever_is_harmed_no_request_fails_and_no_output_is_another(
-    world: Callable[[], Iterator[World]], seconds: float, known: list[Known]
-) -> None:
+def test_whatever_is_harmed_no_request_fails_and_no_output_is_another(known: list[Known]) -> None:
     tally, handed, after = Tally(), HandedOver(), HandedOver()
-    with world() as found, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with of_pools() as found, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(eventually(lambda: list(by_pool(found.url, "pilotfish_prefill_pool_ready").values()) == [1, 1], 120))
-        harms = runner.run(loaded(found, known, tally, handed, seconds))
+        harms = runner.run(loaded(found, known, tally, handed, SECONDS))
         held = settled(lambda: metrics_of(found.url))
         runner.run(idle(found))
         metrics = metrics_of(found.url)
@@ -281,7 +262,7 @@ def test_whatever_is_harmed_no_request_fails_and_no_output_is_another(
         runner.run(idle(found))
         log = found.log
     report = {
-        "seconds": seconds,
+        "seconds": SECONDS,
         "harms": dict(harms),
         "statuses": dict(tally.statuses),
         "aborted": tally.aborted,

@@ -29,27 +29,6 @@ def nothing(*_: object) -> None:
     """Whatever is heard."""
 
 
-def test_frames_leave_in_order_from_several_threads() -> None:
-    here, there = Loopback.pair(b"target")
-    owner = ChannelThread(here)
-    owner.start(nothing, nothing)
-
-    def post(name: int) -> None:
-        for number in range(100):
-            owner.post(POOL, bytes([name, number]))
-
-    threads = [threading.Thread(target=post, args=(name,)) for name in range(4)]
-    for thread in threads:
-        thread.start()
-    frames = received(there, 400)
-    for thread in threads:
-        thread.join()
-    owner.close()
-    for name in range(4):
-        assert [frame[1] for frame in frames if frame[0] == name] == list(range(100))
-    assert len(frames) == 400
-
-
 def test_frames_arrive_in_order_and_a_handler_that_raises_loses_only_its_own(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

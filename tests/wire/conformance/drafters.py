@@ -94,8 +94,6 @@ ALTERED: dict[str, tuple[Callable[[dict[str, Any], int], dict[str, Any]], str, s
     "BaseLenStays": (lambda _, n: {"base_len": 60, "parents": [0] * n}, "follows-commits", "follows-commits"),
     "UnknownParents": (lambda _, n: {"parents": [10**9] * n}, "guesses", "tree-parents"),
     "SequenceGaps": (lambda tree, _: {"sequence": 2 * tree["sequence"]}, "follows-commits", "tree-sequence"),
-    "SequenceStays": (lambda *_: {"sequence": 0}, "follows-commits", "tree-sequence"),
-    "PositiveScores": (lambda _, n: {"scores": [0.5] * n}, "guesses", "malformed"),
     "NoScores": (lambda _, n: {"scores": [math.nan] * n}, "guesses", "malformed"),
     "OlderGeneration": (lambda tree, _: {"generation": tree["generation"] + 1}, "guesses", "tree-generation"),
     "UnevenTrees": (lambda tree, _: {"tokens": [*tree["tokens"], 1]}, "guesses", "malformed"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import pytest
@@ -75,12 +74,6 @@ def test_a_broken_drafter_is_found_out_by_a_whole_run(
 ) -> None:
     rules = {rule for other, _, rule in BROKEN if other is kind}
     assert rules & {finding.name for finding in whole_reports[kind.__name__].failed}
-
-
-def test_where_nobody_answers() -> None:
-    dial = partial(DialingChannel, ["ipc:///nowhere/draft.sock"])
-    with pytest.raises(CheckError, match="nothing answered"):
-        examine(dial, HELLO, KitOptions(patience=0.5))
 
 
 def test_a_draft_that_refuses_says_why() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -97,19 +97,18 @@ class Rig:
         directory: Path,
         shape: LevelShape = SMALL,
         slots: int = 2000,
-        added_tokens: dict[int, str] | None = None,
         cached: bool = True,
+        vocab_size: int = VOCAB,
+        identity: DraftIdentity = IDENTITY,
     ) -> None:
         self.now = 0.0
         self.directory = directory
         self.channel = Box()
         pool = SlotPool(slots)
         self.table = SessionTable(pool, PrefixCache(pool) if cached else None)
-        model, vocab_size = loaded(directory).model, VOCAB + len(added_tokens or {})
-        executor = TorchExecutor(model, slots, vocab_size=vocab_size)
-        grower = Grower(executor, self.table, shape.children)
-        identity = replace(IDENTITY, added_tokens=added_tokens or {})
-        machine = DraftMachine(identity, self.table, shape, executor.context)
+        self.executor = TorchExecutor(loaded(directory).model, slots, vocab_size=vocab_size)
+        grower = Grower(self.executor, self.table, shape.children)
+        machine = DraftMachine(identity, self.table, shape, self.executor.context)
         self.worker = DraftWorker(machine, grower, self.channel, lambda: self.now)
 
     def say(self, peer: Peer, *messages: ToDraft, tenant: str = "", weight: float = 1.0) -> None:

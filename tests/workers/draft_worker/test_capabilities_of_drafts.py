@@ -25,7 +25,6 @@ from pilotfish.core.drafting.messages import (
     Resume,
     Resync,
     Tree,
-    TreeFeedback,
 )
 from pilotfish.core.peers.fields import Echo, Error
 from pilotfish.wire.channel import Received
@@ -95,18 +94,6 @@ def test_targets_hear_of_a_long_level_before_it_runs(llama: Path, monkeypatch: p
 # -- pauses
 
 
-def test_a_paused_session_grows_nothing_and_is_kept(rig: Rig) -> None:
-    told = Told(rig, make_open(prompt(20)))
-    rig.turns(2)
-    rig.say(TARGET, Pause(1, 1))
-    rig.rest()
-    told.listen()
-    size = len(rig.session().tree)
-    rig.say(TARGET, Resume(1, 1))
-    rig.rest()
-    assert told.listen() and len(rig.session().tree) > size and not rig.heard(TARGET, Resync)
-
-
 def test_a_commit_ends_a_pause(rig: Rig) -> None:
     told = Told(rig, make_open(prompt(20)))
     rig.say(TARGET, Pause(1, 1))
@@ -115,14 +102,6 @@ def test_a_commit_ends_a_pause(rig: Rig) -> None:
     told.commit([4])
     rig.rest()
     assert told.listen()
-
-
-@pytest.mark.parametrize("message", [Resume(5, 1), Resume(1, 2), Pause(1, 2)])
-def test_what_is_not_known_is_asked_for(rig: Rig, message: Pause | Resume) -> None:
-    rig.say(TARGET, make_open(prompt(20)), message)
-    rig.turns()
-    (resync,) = rig.heard(TARGET, Resync)
-    assert (resync.session, resync.generation) == (message.session, message.generation)
 
 
 def test_a_paused_session_loses_its_kv_first(llama: Path) -> None:
@@ -223,9 +202,3 @@ def test_an_error_is_logged_once_and_never_answered(llama: Path, caplog: pytest.
         f"{TARGET.hex()} could not use a frame: ids: ids do not rise"
     ]
     assert not rig.heard(TARGET, Error)
-
-
-def test_feedback_that_nobody_asked_for_changes_nothing(rig: Rig) -> None:
-    rig.say(TARGET, make_open(prompt(20)), TreeFeedback(1, 1, 20, [1, 2], [1]), TreeFeedback(9, 1, 20))
-    rig.rest()
-    assert rig.heard(TARGET, Tree) and not rig.heard(TARGET, Resync)

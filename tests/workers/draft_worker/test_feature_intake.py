@@ -125,17 +125,6 @@ def test_rows_get_the_features_that_came(machine: HeadMachine, kind: str) -> Non
     assert machine.session().touched == 1.5 and machine.session().num_pending == 8 and not machine.drops()
 
 
-def test_a_session_waits_for_features_and_goes_on_over_a_gap(machine: HeadMachine) -> None:
-    assert machine.session().waits and not machine.next_level(0.0)
-    machine.receive(TARGET, frame(0, 3), 0.0)
-    assert machine.session().num_pending == 4
-    machine.receive(TARGET, Commit(1, 1, 8, [5, 6], 60), 0.0)
-    machine.receive(TARGET, frame(8, 1), 0.0)  # those of 3 to 7 were lost
-    log = machine.session().features
-    assert log is not None and machine.session().num_pending == 10
-    assert np.isnan(log.of_rows(4, 5)).all() and (log.of_rows(9, 1) == told(8, 1)).all()
-
-
 @pytest.mark.parametrize(
     ("message", "reason"),
     [

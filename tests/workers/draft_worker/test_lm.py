@@ -145,14 +145,6 @@ def test_company_changes_no_guess(llama: Path) -> None:
         assert paths_of(tree) == pytest.approx(paths_of(alone))
 
 
-def test_trees_keep_their_shape(llama: Path) -> None:
-    (tree,) = proposed(make_drafter(llama), [make_request(temperature=1.0)], LIMITS)
-    assert 0 < len(tree) <= LIMITS.nodes
-    assert max(tree.depths) <= LIMITS.levels
-    assert all(len(children_of(tree, node)) <= CHILDREN for node in (ROOT, *range(len(tree))))
-    assert (tree.scores <= np.append(tree.scores, 0.0)[tree.parents]).all()
-
-
 def test_filters_leave_no_guess_that_cannot_be(llama: Path) -> None:
     (tree,) = proposed(make_drafter(llama), [make_request(temperature=1.0, top_k=1)], LIMITS)
     assert all(len(children_of(tree, node)) <= 1 for node in (ROOT, *range(len(tree))))
@@ -181,37 +173,6 @@ def test_without_slots_there_are_no_guesses(llama: Path) -> None:
     for request in (small, large):
         drafter.close(request)
     assert drafter.table.pool.num_available == 50
-
-
-def test_a_request_never_proposed_for_can_be_closed(llama: Path) -> None:
-    drafter, request = make_drafter(llama), make_request()
-    drafter.commit(request, [1])
-    drafter.close(request)
-    drafter.table.check()
-    assert drafter.table.pool.num_available == drafter.table.pool.capacity
-
-
-def test_slots_survive_random_lives(llama: Path) -> None:
-    """Random commits, right and wrong, and closes at any time: every slot has one owner, none is lost."""
-    drafter, rng = make_drafter(llama, slots=300), np.random.default_rng(0)
-    requests = [make_request(i, prompt=int(rng.integers(1, 60)), temperature=float(i % 2)) for i in range(8)]
-    for _ in range(25):
-        chosen = [r for r in requests if rng.random() < 0.7]
-        for request, tree in zip(chosen, drafter.propose(chosen, LIMITS), strict=True):
-            node, tokens = ROOT, list[int]()
-            while (children := children_of(tree, node)) and rng.random() < 0.7:
-                node = int(rng.choice(children))
-                tokens.append(tree.tokens[node])
-            committed = request.extend([*tokens, int(rng.integers(VOCAB))])
-            if request.finish_reason is None and rng.random() < 0.95:
-                drafter.commit(request, committed)
-            else:
-                drafter.close(request)
-                requests.remove(request)
-        drafter.table.check()
-    for request in requests:
-        drafter.close(request)
-    assert drafter.table.pool.num_available == 300
 
 
 def executed(drafter: LMDrafter, monkeypatch: pytest.MonkeyPatch) -> list[int]:

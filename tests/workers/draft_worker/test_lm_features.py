@@ -206,38 +206,6 @@ TestHeads = HeadsMachine.TestCase
 TestHeads.settings = settings(max_examples=sized(35, 400), stateful_step_count=30, deadline=None)
 
 
-def test_a_request_has_no_tree_before_its_features_are_there() -> None:
-    """The first token's alone, or a part of the prompt's, is not enough; what a cache had of it is."""
-    target = Target()
-    drafter, head = make_drafter(target)
-    request, single = make_request(1, [1, 2, 3, 4]), make_request(2, [5])
-    assert [len(tree) for tree in proposed(drafter, [request, single], LIMITS)] == [0, 0]
-    target.compute(request, 2)
-    assert not len(proposed(drafter, [request], LIMITS)[0]) and not head.rows
-    target.compute(request, 1)
-    (tree,) = proposed(drafter, [request], LIMITS)
-    assert len(tree) and head.rows == [4, 0, 0]
-    assert_right(tree, request)
-
-
-def test_a_commit_has_accepted_tokens_computed_anew() -> None:
-    """With the target's own features: the tree before grew from guessed ones."""
-    target = Target()
-    drafter, head = make_drafter(target)
-    request = make_request(1, [1, 2, 3])
-    target.compute(request, 2)
-    (tree,) = proposed(drafter, [request], LIMITS)
-    path = max(paths_of(tree), key=len)
-    target.compute(request, 1)
-    request.extend([*path, 7])
-    target.compute(request, len(path))
-    drafter.commit(request, [*path, 7])
-    head.rows.clear()
-    (tree,) = proposed(drafter, [request], LIMITS)
-    assert len(path) == 3 and head.rows == [4, 0, 0]
-    assert_right(tree, request)
-
-
 def test_the_next_turn_reads_only_features_of_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target()
     drafter, head = make_drafter(target)

@@ -37,12 +37,6 @@ def test_responses_do_not_run_into_one_another() -> None:
     assert not knows(responses.automata, [2, 3])
 
 
-def test_without_a_salt_nothing_is_kept() -> None:
-    cache = ResponseCache(20)
-    cache.add(None, [1, 2])
-    assert (cache.num_tokens, cache.num_tenants, cache.automata(None)) == (0, 0, ())
-
-
 def test_a_tenant_sees_its_own_responses_only() -> None:
     cache = ResponseCache(20)
     cache.add("a", [1, 2])

@@ -15,6 +15,7 @@ from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import FinishReason, Request
 from pilotfish.core.trees.tree import ROOT, TokenTree
 from pilotfish.workers.automaton import Context, SuffixAutomaton
+from pilotfish.workers.ngram import NgramDrafter, NgramIndex
 from pilotfish.workers.suffix import (
     CHILDREN,
     LEAD,
@@ -79,11 +80,6 @@ def test_chances_leave_something_for_the_unknown(contexts: list[Context]) -> Non
 
 def _totals(contexts: list[Context]) -> list[tuple[int, int]]:
     return [(context.length, sum(context.followers.values())) for context in contexts]
-
-
-def test_longer_and_more_frequent_contexts_are_surer() -> None:
-    sure = [next_token_chances([Context(length, {1: times})])[1] for length, times in ((1, 1), (4, 1), (4, 9), (20, 9))]
-    assert sure == sorted(sure) and sure[0] < 0.2 and sure[-1] > 0.9
 
 
 def test_noise_moves_chances_to_what_it_favours() -> None:
@@ -174,24 +170,7 @@ def test_growing_with_the_sequence_is_reading_it_at_once(tokens: list[int], data
         drafter.commit(r, r.tokens[-step:])
 
 
-def test_the_noise_chooses_among_equals() -> None:
-    """Three tokens followed as often; the first child is the one that the noise favours."""
-    for length in range(20):
-        tokens = [8] * length + [1, 5, 2, 1, 6, 3, 1, 7, 4, 1]
-        (tree,) = proposed(make_drafter(), [request(tokens, temperature=1.0)], LIMITS)
-        noise = gumbel(3, len(tokens), 8)
-        children = [tree.tokens[node] for node in children_of(tree, ROOT)]
-        assert children[0] == max((5, 6, 7), key=noise.__getitem__)
-
-
 # -- tenants
-
-
-def test_past_responses_of_the_tenant_are_guessed_from() -> None:
-    drafter = make_drafter()
-    finish(drafter, request([1, 2, 3], "a"), [10, 11, 12, 13])
-    (tree,) = proposed(drafter, [request([5, 10, 11], "a", number=1)], LIMITS)
-    assert len(follow(tree, [12, 13])) == 2
 
 
 def test_the_prompts_end_leads_to_the_first_token() -> None:
@@ -268,3 +247,41 @@ def test_closing_frees_the_sequence() -> None:
     drafter.close(first)
     assert not drafter._own
     assert [len(tree) for tree in proposed(drafter, [request([3, 1])], LIMITS)] == [0]
+
+
+# -- prompt lookup: the longest suffix seen before, and what followed it the last time
+
+
+def naive(tokens: list[int], max_n: int) -> tuple[int, int] | None:
+    """The definition, by search."""
+    for n in range(min(max_n, len(tokens) - 1), 0, -1):
+        for end in range(len(tokens) - 1, n - 1, -1):
+            if tokens[end - n : end] == tokens[-n:]:
+                return n, end
+    return None
+
+
+@given(tokens=st.lists(st.integers(0, 3), min_size=1, max_size=40), steps=st.lists(st.integers(1, 5), max_size=10))
+def test_lookup_is_the_search(tokens: list[int], steps: list[int]) -> None:
+    """However the sequence grew."""
+    index, length = NgramIndex(4), 1
+    for step in (0, *steps):
+        length = min(length + step, len(tokens))
+        index.update(tokens[:length])
+        assert index.lookup(tokens[:length]) == naive(tokens[:length], 4)
+
+
+def test_it_proposes_what_followed_as_a_chain() -> None:
+    (tree,) = proposed(NgramDrafter(), [request([1, 2, 3, 4, 5, 6, 1, 2])], limits(3))
+    assert tree.tokens.tolist() == [3, 4, 5]
+    assert tree.depths.tolist() == [1, 2, 3]
+
+
+def test_closing_forgets_what_was_indexed() -> None:
+    drafter = NgramDrafter()
+    first = request([1, 2, 1])
+    drafter.propose([first], limits(3))
+    drafter.close(first)
+    drafter.close(first)
+    (tree,) = proposed(drafter, [request([3, 1])], limits(3))
+    assert len(tree) == 0

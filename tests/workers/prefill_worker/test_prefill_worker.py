@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from prefill_rig import LEASE, Client, PrefillRig, executor_of, prompt
 from sizes import sized
@@ -23,8 +25,6 @@ from pilotfish.core.prefilling.prefill_messages import (
     PrefillOrder,
     Release,
     Renewal,
-    SegmentBytes,
-    SegmentGone,
     Taken,
     ToPrefill,
 )
@@ -84,34 +84,6 @@ def test_features_are_handed_over_like_a_layer(llama: Path, first: int) -> None:
     rig.assert_idle()
 
 
-@pytest.mark.parametrize("first", [1, 40, 64, 100, 149])
-def test_what_a_target_has_is_not_sent(rig: PrefillRig, target: Client, first: int) -> None:
-    target.order(1, prompt(150), first)
-    target.gets(1)
-    rig.assert_idle()
-
-
-def test_what_is_in_the_cache_is_not_computed_again(rig: PrefillRig) -> None:
-    """The last token is: its row is the order's own."""
-    rows = list[int]()
-    rig.worker.observe = lambda record: rows.append(record.rows)
-    one, other, tokens = Client(rig, b"one"), Client(rig, b"other"), prompt(200)
-    one.order(1, tokens)
-    rig.rest()
-    one.take()
-    before, longer = sum(rows), [*tokens[:150], *prompt(30, seed=1)]
-    one.order(2, longer, first=20)
-    other.order(1, tokens)
-    rig.rest()
-    one.take(), other.take()
-    one.assert_whole(2)
-    other.assert_whole(1)
-    assert sum(rows) - before == 30 + 1
-    assert [done.cached for done in rig.heard(b"one", OrderDone)] == [0, 150]
-    assert [done.cached for done in rig.heard(b"other", OrderDone)] == [199]
-    rig.assert_idle()
-
-
 def test_tenants_and_salts_share_nothing(llama: Path) -> None:
     rig, tokens = PrefillRig(llama), prompt(100)
     clients = [Client(rig, b"1"), Client(rig, b"2", "a"), Client(rig, b"3", "b"), Client(rig, b"4", "b")]
@@ -123,37 +95,6 @@ def test_tenants_and_salts_share_nothing(llama: Path) -> None:
         client.take()
     cached = [[done.cached for done in rig.heard(client.peer, OrderDone)] for client in clients]
     assert cached == [[0, 0, 0], [0, 0, 0], [0, 0, 0], [99, 99, 99]]
-
-
-def test_orders_of_several_targets_share_forwards(rig: PrefillRig) -> None:
-    clients = [Client(rig, b"1"), Client(rig, b"2"), Client(rig, b"3")]
-    for seed, client in enumerate(clients):
-        for handover, length in enumerate((5, 130, 17, 70), 1):
-            client.order(handover, prompt(length, seed=10 * seed + handover), first=handover)
-    shared_by = list[int]()
-    rig.worker.observe = lambda record: shared_by.append(record.handovers)
-    for client in clients:
-        client.gets(*client.tokens)
-    assert max(shared_by) > 2
-    rig.assert_idle()
-
-
-def test_segments_are_fetched_where_memory_cannot_be_read(llama: Path) -> None:
-    rig = PrefillRig(llama)
-    target = Client(rig)
-    target.order(1, prompt(100))
-    rig.rest()
-    references = target.references()
-    for reference in references:
-        target.say(Fetch(reference), Fetch(reference))
-        (data,) = rig.heard(target.peer, SegmentBytes)
-        (gone,) = rig.heard(target.peer, SegmentGone)
-        assert (data.handover, data.number) == (gone.handover, gone.number) == (1, reference.number)
-        target.put(reference, data.data)
-        target.say(Taken(1, [reference.number]), Fetch(reference))
-        assert len(rig.heard(target.peer, SegmentGone)) == 1
-    target.assert_whole(1)
-    rig.assert_idle()
 
 
 # -- layer by layer
@@ -250,15 +191,6 @@ def test_an_order_that_was_released_is_computed_no_more(rig: PrefillRig, target:
     assert rig.machine.orders[0].cached == 2 * 64
 
 
-def test_an_order_that_waits_may_be_released(rig: PrefillRig, target: Client) -> None:
-    for handover in (1, 2, 3):
-        target.order(handover, prompt(200, seed=handover))
-    rig.turns()
-    target.say(Release(2))
-    target.gets(1, 3)
-    rig.assert_idle()
-
-
 def test_a_commit_that_fails_ends_its_orders(rig: PrefillRig, target: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     target.order(1, prompt(30))
     monkeypatch.setattr(rig.executor, "execute", lambda *_: Outcome(np.zeros(0, np.int64)))  # no token
@@ -292,23 +224,6 @@ def test_what_is_held_is_told_of_when_it_ends(rig: PrefillRig, target: Client) -
 
 
 # -- memory
-
-
-def test_a_target_that_takes_nothing_leaves_room_for_others(llama: Path) -> None:
-    rig = PrefillRig(llama, places=4, segment_bytes=1 << 14)
-    lazy, busy = Client(rig, b"lazy"), Client(rig, b"busy")
-    lazy.order(1, prompt(300))
-    rig.rest()
-    assert len(rig.arena._free) == 2
-    busy.order(1, prompt(200, seed=1))
-    for _ in range(200):
-        rig.turns()
-        busy.take()
-    busy.assert_whole(1)
-    while lazy.take():  # at last
-        rig.turns()
-    lazy.assert_whole(1)
-    rig.assert_idle()
 
 
 def test_slots_that_are_still_to_be_exported_are_nobody_elses(llama: Path) -> None:
@@ -425,23 +340,6 @@ def test_an_order_that_ends_while_it_is_copied_leaves_its_place(
     rig.assert_idle()
 
 
-def test_segments_that_are_never_taken_end_their_order(llama: Path) -> None:
-    rig = PrefillRig(llama, slots=400, places=4, segment_bytes=1 << 14)
-    lazy, busy = Client(rig, b"lazy"), Client(rig, b"busy")
-    lazy.order(1, prompt(300))
-    busy.order(1, prompt(300, seed=1))  # waits for slots
-    for _ in range(30):
-        rig.now += LEASE / 10
-        lazy.say(Renewal([1]))
-        busy.say(Renewal([1]))
-        rig.shared.tick()
-        rig.turns()
-        busy.take()
-    assert [failed.handover for failed in rig.heard(b"lazy", OrderFailed)] == [1]
-    busy.assert_whole(1)
-    rig.assert_idle()
-
-
 class Broken:
     def read_layers(self, *_: object) -> None:
         raise OSError("a bus error")
@@ -546,6 +444,33 @@ def test_segments_are_neither_small_nor_large() -> None:
             assert min(sizes) >= LEAST_SEGMENT
         elif segment_bytes >= 2 * LEAST_SEGMENT:
             assert len(parts) == 1
+
+
+@given(
+    st.builds(
+        KVLayout,
+        layers=st.integers(2, 40),
+        first_head=st.just(0),
+        heads=st.integers(1, 16),
+        planes=st.lists(st.integers(4, 256), min_size=2, max_size=4),
+        features=st.sampled_from([0, 8, 16384]),
+    ),
+    st.integers(1, 3000),
+    st.integers(15, 20).map(lambda bits: 1 << bits),
+)
+@example(KVLayout(1, 0, 5, [256, 256]), 819, 1 << 20)  # 409.6 tokens fit
+@example(KVLayout(3, 0, 1, [4, 157]), 272, 1 << 17)  # two of three layers fit
+def test_parts_cover_a_chunk_once_and_fit_into_places(layout: KVLayout, tokens: int, segment_bytes: int) -> None:
+    parts = list(split(layout, tokens, segment_bytes))
+    covered = [(layer, token) for part in parts for layer in part.layers for token in part.tokens]
+    assert covered == sorted(covered, key=lambda one: one[0]) and len(set(covered)) == len(covered)
+    assert len(covered) == layout.layers * tokens
+    assert max(len(part.tokens) * layout.bytes_of(part.layers) for part in parts) <= segment_bytes
+    of_kv = [part for part in parts if part.layers.stop <= layout.of_kv.stop]
+    sizes = [len(part.layers) * len(part.tokens) * layout.token_bytes for part in of_kv]
+    assert len(of_kv) == 1 or min(sizes) >= min(LEAST_SEGMENT, segment_bytes) / 3
+    features = [part.layers for part in parts if part.layers.stop > layout.of_kv.stop]
+    assert all(layers == range(layout.layers - 1, layout.layers) for layers in features)
 
 
 # -- all of it together

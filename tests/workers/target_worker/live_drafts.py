@@ -1,4 +1,4 @@
-"""Targets whose drafts run on threads of the same process, over good lines and over such that lie."""
+"""Targets whose drafts run on threads of the same process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from loopback import Loopback
 from support import VOCAB, assert_idle, make_engine, native_model
@@ -25,55 +24,13 @@ from pilotfish.core.drafting.messages import PROTOCOL_VERSION, TARGET_CAPABILITI
 from pilotfish.core.drafting.pools import DraftPool
 from pilotfish.core.drafting.target_machine import RemoteOptions
 from pilotfish.core.peers import peer as peers
-from pilotfish.core.peers.fields import Peer
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.engine.engine import Engine
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.wire.channel import Channel, ChannelThread, Received
+from pilotfish.wire.channel import Channel, ChannelThread
 from pilotfish.workers.draft import DraftWorker, Grower
 
 TARGET = b"target"
-
-
-class BadLine:
-    """A channel that drops, doubles, delays, reorders and damages what it sends."""
-
-    def __init__(self, inner: Loopback, seed: int) -> None:
-        self.inner, self.rng = inner, np.random.default_rng(seed)
-        self.held: list[bytes] = []
-
-    def send(self, peer: Peer, *frames: bytes) -> bool:
-        sent = [self._send(peer, frame) for frame in frames]
-        return all(sent)
-
-    def _send(self, peer: Peer, frame: bytes) -> bool:
-        chance = self.rng.random()
-        if chance < 0.02:
-            return True  # lost, though it seemed not
-        if chance < 0.05:
-            flipped = bytearray(frame)
-            for place in self.rng.integers(0, 8 * len(frame), 1 + int(self.rng.integers(3))).tolist():
-                flipped[place // 8] ^= 1 << place % 8
-            frame = bytes(flipped)
-        if chance > 0.93:
-            self.held.append(frame)
-            if len(self.held) < 4:
-                return True
-            self.rng.shuffle(self.held)
-            late, self.held = self.held, []
-            for delayed in late:
-                self.inner.send(peer, delayed)
-            return True
-        return self.inner.send(peer, frame) and (chance < 0.9 or self.inner.send(peer, frame))
-
-    def receive(self, timeout: float) -> list[Received]:
-        return self.inner.receive(timeout)
-
-    def wake(self) -> None:
-        self.inner.wake()
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 class Drafted:
@@ -82,8 +39,8 @@ class Drafted:
     def __init__(self, engine: Engine, drafter: RemoteDrafter, workers: Sequence[DraftWorker]) -> None:
         self.engine, self.drafter, self.workers = engine, drafter, workers
 
-    def settle(self, seconds: float = 0.0) -> None:
-        """Everyone is idle: after `seconds` without a word nothing is held anywhere."""
+    def settle(self) -> None:
+        """Everyone is idle: nothing is held anywhere."""
         assert_idle(self.engine)
         assert self.engine.worker.drafter.drafter is self.drafter  # it never failed
         machine = self.drafter.machine
@@ -92,9 +49,6 @@ class Drafted:
         for worker in self.workers:
             while worker.turn(0.0):
                 pass
-            worker._clock = lambda: time.monotonic() + seconds
-            worker.machine._reported = 0.0
-            worker.turn(0.0)
             table = worker.machine.table
             table.check()
             assert len(table) == 0 and table.pool.num_available == table.pool.capacity
@@ -109,10 +63,8 @@ def make_worker(draft: Path, channel: Channel, slots: int) -> DraftWorker:
 
 
 @contextmanager
-def drafted(
-    target: Path, drafts: Sequence[Path], slots: int = 3000, seed: int | None = None, **config: Any
-) -> Iterator[Drafted]:
-    """Over bad lines where there is a `seed`. Pools come back soon, so that there is something to test."""
+def drafted(target: Path, drafts: Sequence[Path], slots: int = 3000, **config: Any) -> Iterator[Drafted]:
+    """Pools come back soon, so that there is something to test."""
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setattr(peers, "GREETING", 0.02)
@@ -121,12 +73,9 @@ def drafted(
         pools = [DraftPool(f"pool {number}", b"%d" % number) for number in range(len(drafts))]
         for pool, draft in zip(pools, drafts, strict=True):
             here, there = Loopback.pair(TARGET, pool.peer)
-            ends: tuple[Channel, Channel] = (here, there)
-            if seed is not None:
-                ends = BadLine(here, seed), BadLine(there, seed + 1)  # type: ignore[assignment]
-            threads.append(ChannelThread(ends[0], period=0.01))
+            threads.append(ChannelThread(here, period=0.01))
             posts[pool.peer] = threads[-1].post
-            workers.append(make_worker(draft, ends[1], slots))
+            workers.append(make_worker(draft, there, slots))
         hello = Hello(PROTOCOL_VERSION, "digest", VOCAB, "target", capabilities=list(TARGET_CAPABILITIES))
         options = RemoteOptions(wanted=100, quarantine=0.0, pools_each=len(drafts))
         drafter = RemoteDrafter(hello, pools, lambda peer, *frames: posts[peer](peer, *frames), options)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from side import LIMITS, Side, load, make_request
 
 from pilotfish.core.cache.slots import GONE, Slots
-from pilotfish.core.drafting.messages import FEATURES, Commit, FeatureOffer, FeatureRows, Hello, Open, Resync, Skip
+from pilotfish.core.drafting.messages import FEATURES, Commit, FeatureOffer, FeatureRows, Hello, Open, Skip
 from pilotfish.core.features import feature_sending
 from pilotfish.core.features.feature_rows import decoded_rows
 from pilotfish.core.features.feature_sending import FRESH, LOST_AFTER, SESSION_BYTES, STEP_BYTES
@@ -89,13 +89,6 @@ def test_features_come_right_before_their_commit(side: FeatureSide) -> None:
     assert [positions(frame) for frame in side.frames()] == [[5]]
 
 
-def test_nothing_is_read_where_no_pool_wants_features(side: FeatureSide) -> None:
-    side.hear(load())
-    side.begin(request := make_request(1))
-    side.step(request)
-    assert side.said(Commit) and not side.frames() and not side.computed.asked
-
-
 def test_a_target_that_offers_none_sends_none() -> None:
     side = Side()
     side.hear(WANTS)
@@ -165,19 +158,6 @@ def test_a_slow_line_gets_no_more_of_prompts_than_fits_into_its_window(
         side.hear(WANTS)
         side.drafter.flush()
         assert bool(side.frames()) == sent
-
-
-def test_a_session_that_is_opened_anew_gets_all_from_the_beginning(side: FeatureSide) -> None:
-    opened = side.begin(request := make_request(1))
-    side.step(request)
-    side.frames()
-    side.hear(Resync(opened.session, opened.generation, "it was forgotten"))
-    side.now += 1.5
-    side.hear(WANTS)
-    side.drafter.propose([request], LIMITS)
-    side.step(request)
-    (frame,) = side.frames()
-    assert frame.generation == opened.generation + 1 and positions(frame) == list(range(6))
 
 
 def test_what_the_draft_has_is_skipped(side: FeatureSide) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from side import NODES, Side, load, make_request, tree
 
-from pilotfish.core.drafting.messages import Close, Commit, Open, Resync
+from pilotfish.core.drafting.messages import Close, Commit, Open
 from pilotfish.core.drafting.pools import DraftPool
 from pilotfish.core.peers.fields import Peer
 from pilotfish.core.peers.peer import BACK, SILENCE
@@ -67,20 +67,6 @@ def test_they_stay_where_no_other_pool_takes_them_and_new_ones_are_not_opened(si
     side.commit(side.request, 8)
     side.propose(side.request, new)
     assert len(side.said(Close, A)) == 1 and len(side.said(Open, B)) == 2
-
-
-def test_one_that_is_lost_where_its_pool_drains_goes_elsewhere(side: Drafted) -> None:
-    join(side)
-    side.hear(Resync(side.opened.session, 1, "what?"))
-    side.drafter.drain(side.pools[0], True)
-    assert len(side.opened_at(B)) == 1 and len(side.said(Close, A)) == 1 and not side.said(Open, A)
-
-
-def test_a_pool_that_stays_after_all_is_used_again(side: Drafted) -> None:
-    side.drafter.drain(side.pools[0], True)
-    side.drafter.drain(side.pools[0], False)
-    side.propose(make_request(1))
-    assert len(side.said(Open, A)) == 1
 
 
 def test_a_pool_that_leaves_is_told_and_heard_no_more(side: Drafted) -> None:

@@ -11,7 +11,6 @@ from support import limits, make_engine
 from test_lossless import MIXED, alone, generate, params
 
 from pilotfish.config.engine import EngineConfig
-from pilotfish.core.drafting.draft_sessions import FORGOTTEN
 from pilotfish.core.drafting.messages import FEEDBACK, Close, Commit, Open, TreeFeedback
 from pilotfish.core.trees.tree import Forest
 from pilotfish.errors import ParameterError
@@ -64,19 +63,6 @@ def test_a_pool_that_is_lost_costs_its_guesses_alone() -> None:
     assert side.said(Open, b"1")[0].generation == 2
 
 
-@pytest.mark.parametrize(("pools", "each"), [(1, 2), (3, 2), (2, 5)])
-def test_no_pool_has_a_sequence_twice(pools: int, each: int) -> None:
-    side = Side(pools=pools, pools_each=each)
-    for number in range(6):
-        side.propose(make_request(number))
-        side.propose(make_request(number))
-    counts = [len(side.said(Open, b"%d" % pool)) for pool in range(pools)]
-    assert sum(counts) == 6 * min(pools, each) and max(counts) - min(counts) <= 1
-    for number in range(6):
-        side.drafter.close(make_request(number))
-    assert not side.drafter.machine.sessions and not any(pool.sessions for pool in side.pools)
-
-
 def test_more_than_there_are_is_refused(llama: Path) -> None:
     own = {"target": llama, "mode": "async", "drafter": "lm"}
     EngineConfig(**own, draft_pool=("ipc://a", "ipc://b"), draft_pools_each=2)  # type: ignore[arg-type]
@@ -96,12 +82,9 @@ def test_outputs_stay_and_both_pools_help(llama: Path, draft: Path) -> None:
     assert all(score.verified > 5 for score in scores) and scores[1].accepted > 5, scores
 
 
-@pytest.mark.parametrize("seed", [None, 7])
-def test_outputs_stay_where_pools_are_short_of_room_and_requests_of_slots(
-    llama: Path, draft: Path, seed: int | None
-) -> None:
-    """Pools pause sessions, the target pauses requests, and where there is a seed lines lose and damage frames."""
-    with drafted(llama, [draft, llama], 150, seed, kv_slots=150) as d:
+def test_outputs_stay_where_pools_are_short_of_room_and_requests_of_slots(llama: Path, draft: Path) -> None:
+    """Pools pause sessions, and the target pauses requests."""
+    with drafted(llama, [draft, llama], 150, kv_slots=150) as d:
         d.engine.worker.scheduler.headroom = 1
         samples = [d.engine.submit(f"x = {case}", params(case))[0] for case in MIXED]
         reference = make_engine(llama)
@@ -112,4 +95,4 @@ def test_outputs_stay_where_pools_are_short_of_room_and_requests_of_slots(
             reference.step()
         assert sum(sample.request.stats.preemptions for sample in samples) > 1
         assert [sample.token_ids for sample in samples] == [sample.token_ids for sample in expected]
-    d.settle(0.0 if seed is None else FORGOTTEN + 1)  # a Close may have been lost
+    d.settle()

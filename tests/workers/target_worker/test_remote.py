@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import threading
+import logging
 
 import msgspec
 import numpy as np
 import pytest
-from side import LIMITS, NODES, VOCAB, Side, load, make_request, tree
-from support import limits, paths_of
+from side import NODES, VOCAB, Side, load, make_request, tree
+from support import paths_of
 
 from pilotfish.core.cache.prefix_keys import prefix_keys, text_root
-from pilotfish.core.drafting.messages import CONNECTION, PREFIX_KEYS, Close, Commit, Open, Refuse, Resync
-from pilotfish.core.drafting.pools import MAX_FAULTS, MOST_OPENED, PAUSE, PERIOD
+from pilotfish.core.drafting.messages import CONNECTION, PREFIX_KEYS, Close, Commit, Open, Pause, Refuse, Resync
+from pilotfish.core.drafting.pools import DRAFT_REASONS, MOST_OPENED, PERIOD, DraftPool
 from pilotfish.core.drafting.target_machine import RESTING_NODES, RESTING_PERIOD
-from pilotfish.core.peers.fields import Peer
-from pilotfish.core.peers.peer import SILENCE
+from pilotfish.core.peers.fields import Error, Notice
+from pilotfish.core.peers.peer import FIRST_PAUSE, SILENCE, Drops
 from pilotfish.core.scheduling.request import Request
 from pilotfish.engine.pools.remote_pools import salt_key
 from pilotfish.wire.channel import Received, encode
@@ -43,18 +43,6 @@ def test_a_request_is_opened_when_it_is_proposed_for(side: Side) -> None:
     assert (sampling.bad_token_ids, sampling.bad_sequences, sampling.stop_ids) == ([6], [[4, 5]], [2])
     side.propose(request)
     assert not side.said(Open)
-
-
-def test_a_request_that_waits_for_its_kv_is_opened_and_can_be_guessed_for(side: Side) -> None:
-    request = make_request()
-    side.drafter.expect([request])
-    (message,) = side.said(Open)
-    assert message.tokens == request.tokens
-    side.hear(tree(message, 0, 5, *NODES))
-    (proposed,) = side.propose(request)
-    assert paths_of(proposed) == {(7,): -0.5, (8,): -1.0, (7, 9): -0.75} and not side.said(Open)
-    side.drafter.close(request)
-    assert side.said(Close)
 
 
 def test_a_salt_is_told_as_a_digest() -> None:
@@ -143,20 +131,6 @@ def test_what_is_pushed_is_proposed_and_re_rooted(side: Side) -> None:
     assert side.drops() == {"late_nodes": 1}
 
 
-def test_a_miss_leaves_nothing_to_verify(side: Side) -> None:
-    request = make_request()
-    side.hear(tree(side.opened(request), 0, 5, *NODES))
-    side.commit(request, 50)
-    assert len(side.propose(request)[0]) == 0 and side.drafter.machine.counts.misses == 1
-
-
-def test_no_more_is_proposed_than_may_be_verified(side: Side) -> None:
-    request = make_request()
-    side.hear(tree(side.opened(request), 0, 5, *((n, 0, n, -0.1 * n) for n in range(1, 30))))
-    assert len(side.propose(request)[0]) == LIMITS.nodes
-    assert len(side.drafter.propose([request], limits(nodes=0))[0]) == 0
-
-
 def test_a_draft_that_does_not_pay_is_told_to_rest(side: Side) -> None:
     request = make_request()
     side.opened(request)
@@ -170,42 +144,6 @@ def test_a_draft_that_does_not_pay_is_told_to_rest(side: Side) -> None:
     side.commit(request, 5)
     side.propose(request)  # what it was not told comes at once
     assert [(c.base_len, c.tokens, c.wanted) for c in side.said(Commit)] == [(9, [5], 256)]
-
-
-def test_a_push_that_comes_twice_counts_once(side: Side) -> None:
-    request = make_request()
-    push = tree(side.opened(request), 0, 5, *NODES)
-    side.hear(push)
-    side.hear(push)
-    assert side.drops() == {"stale_frames": 1}
-    assert len(side.propose(request)[0]) == 3 and not side.said(Open)
-
-
-def test_a_gap_opens_the_session_anew_with_the_same_pool(side: Side) -> None:
-    """No Close goes out: the draft keeps what KV it can use."""
-    request = make_request()
-    first = side.opened(request)
-    side.hear(tree(first, 1, 5, *NODES))
-    side.hear(tree(first, 2, 5, (9, 0, 1, -0.1)))
-    side.commit(request, 7)
-    assert not side.said(Commit) and not side.said(Close)
-    again = side.opened(request)
-    assert (again.session, again.generation, again.tokens) == (first.session, 2, request.tokens)
-    side.hear(tree(first, 0, 5, *NODES))  # of the older generation
-    assert len(side.propose(request)[0]) == 0
-    side.hear(tree(again, 0, 6, *NODES))
-    assert len(side.propose(request)[0]) == 3
-
-
-def test_a_resync_opens_anew(side: Side) -> None:
-    request = make_request()
-    first = side.opened(request)
-    side.hear(Resync(first.session, first.generation, "base_len"))
-    again = side.opened(request)
-    assert again.generation == 2
-    side.hear(Resync(first.session, first.generation, "base_len"))  # late
-    side.propose(request)
-    assert not side.said(Open)
 
 
 def test_a_pool_that_asks_again_and_again_waits_longer_and_longer(side: Side) -> None:
@@ -288,37 +226,6 @@ def test_a_session_that_is_refused_goes_elsewhere_first() -> None:
     assert len(side.said(Open, b"0") + side.said(Open, b"1")) == 1
 
 
-def test_silence_moves_sessions_and_a_pool_that_comes_back_gets_new_ones() -> None:
-    side = Side(pools=2)
-    requests = [make_request(number) for number in range(4)]
-    side.propose(*requests)
-    first = side.said(Open, b"0")
-    assert len(first) == len(side.said(Open, b"1")) == 2
-    side.now += 0.9 * SILENCE
-    side.hear(load(2, 2), b"1")
-    side.now += 0.2 * SILENCE
-    side.drafter.tick()
-    assert [pool.ready for pool in side.pools] == [False, True]
-    side.propose(*requests)
-    moved = side.said(Open, b"1")
-    assert [(m.session, m.generation) for m in moved] == [(m.session, 2) for m in first]
-    assert side.drafter.machine.counts.moved == 2 and not side.pools[0].sessions
-    side.hear(tree(first[0], 0, 5, *NODES), b"0")  # it lives, but those are gone
-    side.hear(load(), b"0")
-    side.propose(*requests, make_request(9))
-    assert len(side.said(Open, b"0")) == 1 and len(side.pools[1].sessions) == 4
-
-
-def test_without_a_pool_there_are_no_guesses() -> None:
-    side = Side()
-    request = make_request()
-    side.hear(Refuse(CONNECTION, 0, "another tokenizer"))
-    assert len(side.propose(request)[0]) == 0
-    side.commit(request, 1)
-    side.drafter.close(request)
-    assert not side.said(Open) and not side.said(Commit) and not side.said(Close)
-
-
 def test_sessions_spread_by_load() -> None:
     side = Side(pools=3)
     side.hear(load(sessions=4), b"1")
@@ -328,114 +235,72 @@ def test_sessions_spread_by_load() -> None:
     assert sorted(len(pool.sessions) for pool in side.pools) == [1, 5, 5]
 
 
-def test_closing_frees_both_sides(side: Side) -> None:
-    requests = [make_request(number) for number in range(3)]
-    side.propose(*requests)
-    assert [m.session for m in side.said(Open)] == [1, 2, 3]
-    for request in requests:
-        side.drafter.close(request)
-        side.drafter.close(request)
-    assert sorted(c.session for c in side.said(Close)) == [1, 2, 3]
-    assert not side.pools[0].sessions and not side.drafter.machine._by_request and not side.drafter.machine.sessions
-    side.commit(requests[0], 1)
-    assert not side.said(Commit)
-    side.propose(requests[0])
-    assert [m.session for m in side.said(Open)] == [4]  # after a preemption
+# -- what is dropped is counted by reason, and said once, then now and then
 
 
-def test_a_lost_session_is_closed_too(side: Side) -> None:
-    request = make_request()
-    side.hear(tree(side.opened(request), 5, 5, *NODES))
-    side.drafter.close(request)
-    assert len(side.said(Close)) == 1 and not side.pools[0].sessions
+def test_each_reason_is_counted_for_its_pool() -> None:
+    side, request = Side(pools=2), make_request()
+
+    def reopened() -> Open:
+        side.now += 20.0
+        side.hear(load())
+        side.hear(load(), b"1")
+        return side.opened(request)
+
+    def push(message: Open, sequence: int, *nodes: tuple[int, int, int, float]) -> None:
+        side.hear(tree(message, sequence, len(request.tokens), *nodes))
+
+    side.pools[1].refused("busy", side.now)  # so that all sessions are the first's
+    side.pools[1]._left_alone_until = 1e9
+    message = reopened()
+    push(message, 0, *NODES)
+    push(message, 0, *NODES)  # stale
+    push(message, 1, (4, 0, 7, -0.5), (5, 99, 8, -0.5))  # repeated, late
+    push(message, 2, (6, 0, VOCAB, -0.5))  # against the protocol
+    message = reopened()
+    push(message, 1, *NODES)  # a gap
+    message = reopened()
+    side.hear(Resync(message.session, message.generation, "lost"))
+    message = reopened()
+    side.hear(Refuse(message.session, message.generation, "too long"))
+    side.hear(Refuse(CONNECTION, 0, "not you"))
+    side.drafter.receive(Received(b"0", b"\xc1"))
+    side.drafter.receive(Received(b"0", msgspec.msgpack.encode({"type": "greeting"})))
+    side.hear(Error("malformed", "open", "what is this"))
+    message = reopened()
+    side.hear(Pause(message.session, message.generation))
+    assert side.drops() == {**dict.fromkeys(DRAFT_REASONS, 1), "refusals": 2}
+    assert side.drops(1) == {"refusals": 1}
 
 
-def test_malformed_frames_have_a_pool_left_alone(side: Side) -> None:
-    request = make_request()
-    side.opened(request)
-    for _ in range(MAX_FAULTS):
-        side.drafter.receive(Received(b"0", b"\xc1"))
-    assert side.drops() == {"malformed_frames": MAX_FAULTS}
-    side.hear(load())
-    side.propose(request)
-    assert side.said(Close) and not side.said(Open)
-    side.now += PAUSE
-    side.hear(load())
-    side.propose(request)
-    assert side.said(Open)
+def test_the_first_of_a_reason_is_logged_and_then_how_many_more() -> None:
+    notices: list[Notice] = []
+    drops = Drops("pool 0", notices, DRAFT_REASONS, DraftPool.FAULTS)
+    for second in range(1000):
+        drops.add("malformed_frames", 2, float(second), "no map")
+        drops.add("late_nodes", 1, float(second))
+        drops.add("gaps", 0, float(second))
+    faults = [n.text for n in notices if n.level == logging.WARNING]
+    assert faults[0] == "pool 0: frames that are no message: 2 (no map)"
+    assert faults[1] == f"pool 0: frames that are no message: 120 in {FIRST_PAUSE:.0f} s (no map)"
+    normal = [n.text for n in notices if n.level == logging.INFO]
+    assert len(faults) == len(normal) == 5  # after 60, 120, 240, 480 s more
+    assert drops.counts["malformed_frames"] == 2000 and drops.occurred.keys() == {"malformed_frames", "late_nodes"}
 
 
-def test_the_courier_and_the_step_loop_at_once() -> None:
-    """Frames arrive on one thread while another proposes and commits."""
-    side = Side()
-    request = make_request(max_tokens=5000)
+@pytest.mark.parametrize(
+    ("nodes", "base_len", "said"),
+    [
+        (((2, 0, 7, -1.0), (1, 0, 8, -1.0)), 5, "ids do not rise"),
+        (((1, 0, 7, -1.0),), 9, "base_len 9 is not 5 to 5"),
+        (((1, 0, VOCAB, -1.0),), 5, "a token that is not in the vocabulary"),
+    ],
+)
+def test_the_log_says_how_nodes_broke_the_protocol(
+    nodes: tuple[tuple[int, int, int, float], ...], base_len: int, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    side, request = Side(), make_request()
     message = side.opened(request)
-    stopped = threading.Event()
-
-    def deliver() -> None:
-        sequence = 0
-        while not stopped.is_set():
-            session = side.drafter.machine.sessions[message.session]
-            node = 10 * sequence + 1
-            side.hear(tree(message, session.pushes, len(session.request.tokens) - 1, (node, 0, 7, -0.5)))
-            sequence += 1
-
-    thread = threading.Thread(target=deliver)
-    thread.start()
-    for _ in range(300):
-        side.propose(request)
-        side.commit(request, 7)
-    stopped.set()
-    thread.join()
-    assert len(request.tokens) == 305 and side.drafter.machine.counts.hits + side.drafter.machine.counts.misses == 300
-
-
-def test_random_messages_never_raise_and_trees_stay_verifiable() -> None:
-    """Right, wrong, late and damaged frames from three pools at once, while requests come, commit and go."""
-    side, rng = Side(pools=3, quarantine=0.05), np.random.default_rng(0)
-    requests: dict[int, Request] = {}
-    known: dict[int, tuple[Peer, Open]] = {}
-    served = 0
-    for step in range(1500):
-        side.now += float(rng.exponential(0.01))
-        side.drafter.tick()
-        if rng.random() < 0.1:
-            requests[step] = make_request(step)
-        for pool in side.pools:
-            if rng.random() < 0.3:
-                side.hear(load(int(rng.integers(10)), int(rng.integers(10))), pool.peer)
-            known |= {m.session: (pool.peer, m) for m in side.said(Open, pool.peer)}
-        for peer, message in list(known.values())[-12:]:
-            damage = rng.random()
-            nodes = [
-                (int(i), int(rng.integers(0, i)), int(rng.integers(VOCAB + (damage < 0.05))), -float(rng.random()))
-                for i in range(1 + 10 * step, 1 + 10 * step + int(rng.integers(0, 9)))
-            ]
-            nodes = [(i, p if p > 10 * step else 0, t, s) for i, p, t, s in nodes]
-            session = side.drafter.machine.sessions.get(message.session)
-            frame = encode(
-                tree(message, session.pushes if session else 0, len(session.request.tokens) if session else 5, *nodes)
-            )
-            if damage > 0.95:
-                frame = bytes(b ^ (rng.random() < 0.02) for b in frame)
-            elif damage > 0.93:
-                frame = encode(Resync(message.session, message.generation, "x"))
-            elif damage > 0.92:
-                frame = encode(Refuse(int(rng.choice([0, message.session])), message.generation, "x"))
-            side.drafter.receive(Received(peer if damage > 0.1 else b"2", frame))
-        asked = [r for r in requests.values() if rng.random() < 0.7]
-        for request, proposed in zip(asked, side.propose(*asked), strict=True):
-            served += len(proposed) > 0
-            assert all(0 <= token < VOCAB for token in proposed.tokens)
-            assert all(score <= 0 for score in proposed.scores) and len(proposed) <= LIMITS.nodes
-            node = int(rng.integers(len(proposed) + 1)) - 1
-            side.commit(request, *proposed.path_tokens(node), int(rng.integers(VOCAB)))
-            if request.finish_reason or rng.random() < 0.1:
-                side.drafter.close(request)
-                del requests[request.id]
-    assert served > 200 and side.drafter.machine.counts.moved
-    reasons = ("dropped_nodes", "malformed_frames", "stale_frames", "resyncs", "refusals")
-    assert all(any(pool.drops.counts[reason] for pool in side.pools) for reason in reasons)
-    for request in requests.values():
-        side.drafter.close(request)
-    assert not any(pool.sessions for pool in side.pools) and not side.drafter.machine.sessions
+    with caplog.at_level(logging.WARNING):
+        side.hear(tree(message, 0, base_len, *nodes))
+    assert [r.message for r in caplog.records] == [f"pool 0: nodes against the protocol: {len(nodes)} ({said})"]
