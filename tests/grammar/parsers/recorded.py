@@ -76,13 +76,6 @@ HERMES = (
         PING,
     ),
     said(
-        "content before",
-        "I'll check the weather <now>.\n\n<tool_call>\n"
-        '{"name": "get_weather", "arguments": {"city": "New York", "days": 3}}\n</tool_call>',
-        ("get_weather", '{"city": "New York", "days": 3}'),
-        content="I'll check the weather <now>.\n\n",
-    ),
-    said(
         "content between and after",
         'First:\n<tool_call>{"name": "ping", "arguments": {}}</tool_call>\nThen:\n'
         '<tool_call>{"name": "ping", "arguments": {}}</tool_call>\nDone.',
@@ -177,11 +170,6 @@ LLAMA3_JSON = (
         '"parameters": {"code": "x = \\"}\\""}}',
         PING,
         ("run_python", '{"code": "x = \\"}\\""}'),
-    ),
-    said(
-        "with a type",
-        '{"type": "function", "name": "get_weather", "parameters": {"city": "S\\u00e3o Paulo"}}',
-        ("get_weather", '{"city": "S\\u00e3o Paulo"}'),
     ),
     said(
         "parameters first",
