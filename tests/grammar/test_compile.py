@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLParserLimits
-from pycode_grammars import EOS, VOCAB, grammars, ids, new_grammars
+from pycode_grammars import EOS, VOCAB, accepts, grammars, ids, new_grammars
 from sizes import sized
 
 from pilotfish.core.sampling.constraint import Constraint
@@ -18,12 +17,6 @@ from pilotfish.errors import ParameterError
 from pilotfish.grammar import compile as compiling
 from pilotfish.grammar.schema import COMPACT, FORMATS
 from pilotfish.grammar.trial import LIMITS
-
-
-def accepts(constraint: Constraint, text: str) -> bool:
-    matcher = grammars().compile(constraint).deep_copy()
-    tokens = ids(text)
-    return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
 
 
 def refusal(constraint: Constraint) -> str:
@@ -260,12 +253,6 @@ def test_embedded_schemas_are_checked_one_by_one() -> None:
     assert not accepts(Constraint.grammar(both), 'a1%json {"2023-02-29"')
 
 
-def test_special_tokens_stand_in_grammars() -> None:
-    constraint = Constraint.grammar("start: <[5]> <[4099]>")
-    matcher = grammars().compile(constraint).deep_copy()
-    assert matcher.consume_tokens([5, 4099]) and matcher.is_accepting()
-
-
 def nested(depth: int) -> str:
     return '{"type": "array", "items": ' * depth + "{}" + "}" * depth
 
@@ -393,27 +380,3 @@ def test_any_end_of_sequence_ends_an_output() -> None:
 def test_limits_are_those_that_llguidance_has() -> None:
     limits = LLParserLimits(**LIMITS)
     assert {name: getattr(limits, name) for name in LIMITS} == LIMITS
-
-
-def test_a_trial_that_ends_its_process_leaves_nothing() -> None:
-    grammars = new_grammars()
-    grammars.compile(Constraint.regex("a"))
-    before = descriptors()
-    for name in ("a chain of references", "rules in rules"):
-        with pytest.raises(ParameterError, match="too complex"):
-            grammars.compile(EXPLOSIVE[name])
-        assert grammars._trial._process is None
-    grammars.compile(Constraint.regex("b"))
-    assert descriptors() == before
-    process = grammars._trial._process
-    assert process is not None
-    process.kill()  # by whatever
-    process.wait()
-    grammars.compile(Constraint.regex("c"))
-    assert descriptors() == before
-    grammars.close()
-    assert descriptors() == before - 2
-
-
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
