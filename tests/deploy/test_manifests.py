@@ -68,8 +68,8 @@ def test_kubernetes_takes_it(manifest: Manifest) -> None:
 
 @pytest.mark.parametrize("manifest", [one for one in MANIFESTS if one.kind in SCHEMAS], ids=str)
 def test_an_extension_takes_it(manifest: Manifest) -> None:
-    """No package has the schemas of KubeRay and of inference gateways, so the facts of theirs are in schemas/: all
-    fields of each level, with types, bounds and values. To pods, metadata and services Kubernetes' own apply."""
+    """No package has the schemas of KubeRay and of inference gateways, so the facts of theirs are in schemas/: of each
+    level the fields that our manifests have, with types, bounds and values. To pods Kubernetes' own apply."""
     strict = files("kubernetes_validate") / "kubernetes-json-schema" / f"v{OLDEST}.0-local-strict"
     core = json.loads((strict / "_definitions.json").read_text())
     schema = json.loads((Path(__file__).parent / "schemas" / f"{SCHEMAS[manifest.kind]}.json").read_text())
