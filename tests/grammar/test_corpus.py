@@ -14,7 +14,7 @@ from pycode_grammars import EOS, VOCAB, accepts, grammars, tokenizer
 from sizes import sized
 
 from pilotfish.core.sampling.constraint import words
-from pilotfish.grammar.schema import MANY, NAMED, ONE, PLAIN
+from pilotfish.grammar.schema import FORMATS, MANY, NAMED, ONE, PLAIN
 from pilotfish.grammar.state import MatcherState
 
 ENTRIES = list(entries())
@@ -28,6 +28,7 @@ def test_the_corpus_is_broad() -> None:
     assert len({entry.name for entry in ENTRIES}) == len(ENTRIES)
     keywords = " ".join(entry.constraint.text for entry in ENTRIES if isinstance(entry.source, Schema))
     assert all(f'"{keyword}"' in keywords for keyword in (ONE | MANY | NAMED | PLAIN) - {"additionalItems"})
+    assert all(f'"format": "{name}"' in keywords for name in FORMATS)
 
 
 @everywhere
