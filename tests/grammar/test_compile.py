@@ -222,10 +222,6 @@ def test_embedded_schemas_are_checked_one_by_one() -> None:
     assert not accepts(Constraint.grammar(both), 'a1%json {"2023-02-29"')
 
 
-def nested(depth: int) -> str:
-    return '{"type": "array", "items": ' * depth + "{}" + "}" * depth
-
-
 def chained(length: int) -> dict[str, Any]:
     links = {f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(length)}
     return {"$defs": {**links, f"d{length}": INTEGER}, "$ref": "#/$defs/d0"}
@@ -233,10 +229,7 @@ def chained(length: int) -> dict[str, Any]:
 
 EXPLOSIVE = {
     "many alternatives": Constraint("json_schema", json.dumps({"enum": [f"entry {i}" for i in range(16_000)]})),
-    "nested deeply": Constraint("json_schema", nested(9000)),
-    "a chain of references": json_of(chained(1500)),
     "all of many patterns": json_of({"allOf": [{"type": "string", "pattern": f"a{i}"} for i in range(50)]}),
-    "many patterns of names": json_of({"patternProperties": {f"^p{i}_": INTEGER for i in range(800)}}),
     "a large remainder": json_of({"type": "integer", "multipleOf": 99_999_989}),
     "products of choices": json_of(
         {"allOf": [{"anyOf": [{"properties": {f"p{i}{j}": INTEGER}} for j in range(4)]} for i in range(6)]}
@@ -251,8 +244,6 @@ EXPLOSIVE = {
     "terminals that double": Constraint.grammar(
         "\n".join(["start: T0", *(f"T{i}: T{i + 1} T{i + 1}" for i in range(40)), 'T40: "a"'])
     ),
-    "optional parts": Constraint.regex("(a?b?c?)" * 2000),
-    "nested groups": Constraint.regex("(" * 5000 + "a" + ")" * 5000),
     "nested rules": Constraint.grammar("start: " + "(" * 5000 + '"a"' + ")" * 5000),
 }
 

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -47,25 +46,6 @@ def test_nobody_opens_it_twice(directory: Path) -> None:
     store.close()
     assert owner(directory) is None
     store_in(directory).close()
-
-
-def test_a_look_at_the_owner_keeps_nobody_out(directory: Path) -> None:
-    store_in(directory).close()
-    ended, looks = threading.Event(), 0
-
-    def look() -> None:
-        nonlocal looks
-        while not ended.is_set():
-            owner(directory)
-            looks += 1
-
-    looking = threading.Thread(target=look)
-    looking.start()
-    for _ in range(100):
-        store_in(directory).close()
-    ended.set()
-    looking.join()
-    assert looks > 100
 
 
 def test_a_lock_file_that_was_replaced_is_not_taken_for_the_lock(

@@ -148,12 +148,6 @@ def test_a_failed_write_leaves_what_was_there(path: Path, monkeypatch: pytest.Mo
     assert equal(FORMAT.read(path, KV.key), KV)
 
 
-def test_what_an_earlier_write_left_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "object.tmp").write_bytes(bytes(2 * FILE_BYTES))
-    FORMAT.write(tmp_path / "object.kv", KV)
-    assert equal(FORMAT.read(tmp_path / "object.kv", KV.key), KV)
-
-
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/null")])
 def test_nothing_is_written_into_what_is_no_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "object.tmp")
