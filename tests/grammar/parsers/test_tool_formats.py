@@ -11,7 +11,7 @@ from cuts import calls_of, content_of, parse, parts_of
 from recorded import OUTPUTS, TOOLS
 
 from pilotfish.grammar.parsers.formats import TOOL_FORMATS, tool_format_of
-from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, Content, OutputParser
+from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, OutputParser
 from pilotfish.grammar.parsers.reasoning import REASONING_FORMATS, ReasoningParser
 
 
@@ -43,13 +43,6 @@ def test_no_more_content_is_held_back_than_may_begin_a_call(name: str) -> None:
         held = text[len(told) : at]
         assert not held or held.lstrip()[0] in "<[{", held
     assert told + content_of(made.finish()) == text
-
-
-def test_white_space_waits_for_content() -> None:
-    made = TOOL_FORMATS["hermes"].parser(TOOLS)
-    assert made.feed("\n ") == []
-    assert made.feed("A") == [Content("\n A")]
-    assert made.feed("\n ") == [Content("\n ")]
 
 
 def test_a_call_is_told_as_soon_as_its_name_is_known_and_arguments_as_they_come() -> None:
