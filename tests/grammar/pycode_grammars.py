@@ -53,3 +53,8 @@ def state_at(committed: Sequence[int], constraint: Constraint, after: Sequence[i
     for token in committed:
         state.extend(token)
     return state
+
+
+def accepts(constraint: Constraint, text: str) -> bool:
+    matcher, tokens = grammars().compile(constraint).deep_copy(), ids(text)
+    return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher, LLParserLimits
-from pycode_grammars import EOS, VOCAB, grammars, ids, new_grammars
+from llguidance import LLParserLimits
+from pycode_grammars import EOS, VOCAB, accepts, grammars, ids, new_grammars
 from sizes import sized
 
 from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.errors import ParameterError
 from pilotfish.grammar import compile as compiling
-from pilotfish.grammar.schema import COMPACT, FORMATS
+from pilotfish.grammar.schema import COMPACT
 from pilotfish.grammar.trial import LIMITS
-
-
-def accepts(constraint: Constraint, text: str) -> bool:
-    matcher = grammars().compile(constraint).deep_copy()
-    tokens = ids(text)
-    return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
 
 
 def refusal(constraint: Constraint) -> str:
@@ -40,26 +32,19 @@ def json_of(schema: Any) -> Constraint:
 
 
 INTEGER = {"type": "integer"}
-#: A keyword, a schema that has it, and an instance that it alone forbids; the corpus has those of the other keywords.
-ENFORCED = [
-    ("pattern", {"type": "string", "pattern": "^a|b$"}, "ca"),
-    ("pattern", {"pattern": "^a$"}, "b"),
-    ("items", {"type": "array", "prefixItems": [INTEGER], "items": False}, [1, 2]),
-    ("prefixItems", {"type": "array", "prefixItems": [INTEGER, {"type": "string"}]}, [1, 2]),
-    ("additionalItems", {"type": "array", "items": [INTEGER], "additionalItems": False}, [1, 2]),
-    ("patternProperties", {"type": "object", "patternProperties": {"^a": INTEGER}}, {"ab": "c"}),
-    ("$ref", {"$ref": "#/definitions/a", "definitions": {"a": INTEGER}, "minimum": 3}, 2),
-    ("$anchor", {"$ref": "#a", "$defs": {"b": {"$anchor": "a", "type": "integer"}}}, "a"),
-    ("format", {"format": "date"}, "2023-02-29"),
-    ("format", {"type": "string", "format": "date", "pattern": "^20"}, "1999-01-01"),
-    ("format", {"type": "string", "format": "date", "pattern": "^20"}, "2023-02-29"),
-]
 
 
-@pytest.mark.parametrize(("keyword", "schema", "instance"), ENFORCED)
-def test_a_keyword_is_enforced(keyword: str, schema: Any, instance: Any) -> None:
-    assert keyword in json.dumps(schema)
-    assert not accepts(json_of(schema), json.dumps(instance, ensure_ascii=False))
+@pytest.mark.parametrize(
+    ("schema", "instance"),
+    [
+        ({"pattern": "^a$"}, "b"),
+        ({"format": "date"}, "2023-02-29"),
+        ({"type": "array", "items": [INTEGER], "additionalItems": False}, [1, 2]),
+    ],
+)
+def test_a_keyword_is_enforced(schema: Any, instance: Any) -> None:
+    """The corpus has the other keywords."""
+    assert not accepts(json_of(schema), json.dumps(instance))
 
 
 #: Keywords that would not be enforced, in a schema that is one but for them.
@@ -157,21 +142,17 @@ def test_a_property_may_have_the_name_of_any_keyword() -> None:
 #: What is no schema, and why.
 NO_SCHEMAS = [
     ("{", "no JSON"),
-    ("{'a': 1}", "no JSON"),
     ('{"maximum": NaN}', "no JSON"),
     ("[]", "no schema"),
-    ('"integer"', "no schema"),
     ("false", "nothing matches"),
     ('{"properties": {"a": 5}}', "/properties/a is no schema"),
     ('{"type": "text"}', "text"),
-    ('{"type": "string", "maxLength": -1}', "maxLength"),
     ('{"type": "string", "minLength": 3, "maxLength": 2}', "minLength (3)"),
     ('{"type": "integer", "minimum": "2"}', "minimum"),
     ('{"enum": []}', "nsatisfiable"),
     ('{"type": "string", "format": "uuid", "maxLength": 8}', "nothing matches it: a pattern"),
     ('{"type": "string", "pattern": "("}', "unclosed group"),
     ('{"type": "string", "pattern": "(?!a)b"}', "look-ahead"),
-    ('{"type": "string", "pattern": "(a)\\\\1"}', "backreferences"),
     ('{"$ref": "#"}', "nothing matches"),
 ]
 
@@ -197,26 +178,6 @@ NO_SCHEMAS = [
 )
 def test_what_is_no_grammar_is_refused_with_a_reason(constraint: Constraint, reason: str) -> None:
     assert reason in refusal(constraint)
-
-
-def test_formats_are_exact() -> None:
-    cases = {
-        "date": (["2024-02-29", "2000-02-29", "1999-12-31"], ["1900-02-29", "2023-02-29", "2024-04-31", "24-01-01"]),
-        "time": (["23:59:59Z", "08:00:00.125+02:00"], ["24:00:00Z", "12:00:60Z", "12:00:00"]),
-        "date-time": (["2024-02-29T00:00:00Z"], ["2024-02-29", "2023-02-29T00:00:00Z"]),
-        "duration": (["P1Y2M3DT4H5M6S", "P3W", "PT36H"], ["P", "PT", "P1H", "1D"]),
-        "email": (["ada.lovelace+x@example.co.uk"], ["ada@", "@b.c", "a..b@c.de", "a b@c.de"]),
-        "hostname": (["db-1.example.com", "localhost"], ["-a.b", "a..b", "a_b"]),
-        "ipv4": (["127.0.0.1", "255.255.255.255"], ["256.1.1.1", "1.2.3", "01.2.3.4"]),
-        "ipv6": (["::1", "2001:db8::8a2e:370:7334", "1:2:3:4:5:6:7:8", "::"], ["1::2::3", ":::", "12345::"]),
-        "uuid": (["123e4567-e89b-12d3-a456-426614174000"], ["123e4567e89b12d3a456426614174000"]),
-        "uri": (["https://a.example/b?c=d#e", "urn:isbn:0451450523"], ["/b", "http:// a"]),
-    }
-    assert cases.keys() == FORMATS.keys()
-    for name, (valid, invalid) in cases.items():
-        constraint = json_of({"type": "string", "format": name})
-        assert all(accepts(constraint, json.dumps(text)) for text in valid), name
-        assert not any(accepts(constraint, json.dumps(text)) for text in invalid), name
 
 
 LIST = {"type": "array", "items": INTEGER}
@@ -260,16 +221,6 @@ def test_embedded_schemas_are_checked_one_by_one() -> None:
     assert not accepts(Constraint.grammar(both), 'a1%json {"2023-02-29"')
 
 
-def test_special_tokens_stand_in_grammars() -> None:
-    constraint = Constraint.grammar("start: <[5]> <[4099]>")
-    matcher = grammars().compile(constraint).deep_copy()
-    assert matcher.consume_tokens([5, 4099]) and matcher.is_accepting()
-
-
-def nested(depth: int) -> str:
-    return '{"type": "array", "items": ' * depth + "{}" + "}" * depth
-
-
 def chained(length: int) -> dict[str, Any]:
     links = {f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(length)}
     return {"$defs": {**links, f"d{length}": INTEGER}, "$ref": "#/$defs/d0"}
@@ -277,10 +228,8 @@ def chained(length: int) -> dict[str, Any]:
 
 EXPLOSIVE = {
     "many alternatives": Constraint("json_schema", json.dumps({"enum": [f"entry {i}" for i in range(16_000)]})),
-    "nested deeply": Constraint("json_schema", nested(9000)),
-    "a chain of references": json_of(chained(1500)),
+    "nested deeply": Constraint("json_schema", '{"type": "array", "items": ' * 9000 + "{}" + "}" * 9000),
     "all of many patterns": json_of({"allOf": [{"type": "string", "pattern": f"a{i}"} for i in range(50)]}),
-    "many patterns of names": json_of({"patternProperties": {f"^p{i}_": INTEGER for i in range(800)}}),
     "a large remainder": json_of({"type": "integer", "multipleOf": 99_999_989}),
     "products of choices": json_of(
         {"allOf": [{"anyOf": [{"properties": {f"p{i}{j}": INTEGER}} for j in range(4)]} for i in range(6)]}
@@ -295,8 +244,6 @@ EXPLOSIVE = {
     "terminals that double": Constraint.grammar(
         "\n".join(["start: T0", *(f"T{i}: T{i + 1} T{i + 1}" for i in range(40)), 'T40: "a"'])
     ),
-    "optional parts": Constraint.regex("(a?b?c?)" * 2000),
-    "nested groups": Constraint.regex("(" * 5000 + "a" + ")" * 5000),
     "nested rules": Constraint.grammar("start: " + "(" * 5000 + '"a"' + ")" * 5000),
 }
 
@@ -374,16 +321,6 @@ def test_the_grammars_used_longest_ago_are_dropped(monkeypatch: pytest.MonkeyPat
     assert grammars.compile(one) is first and grammars.compile(two) is not second
 
 
-def test_threads_compile_at_the_same_time() -> None:
-    grammars = new_grammars()
-
-    def compile_all(_: int) -> list[LLMatcher]:
-        return [grammars.compile(Constraint.regex(f"b{{{i + 1}}}")) for i in range(8)]
-
-    with ThreadPoolExecutor(4) as pool:
-        assert not any(matcher.is_error() for found in pool.map(compile_all, range(4)) for matcher in found)
-
-
 def test_any_end_of_sequence_ends_an_output() -> None:
     matcher = new_grammars([EOS, 7]).compile(Constraint.regex("a*")).deep_copy()
     bits = int.from_bytes(matcher.compute_bitmask(), "little")
@@ -393,27 +330,3 @@ def test_any_end_of_sequence_ends_an_output() -> None:
 def test_limits_are_those_that_llguidance_has() -> None:
     limits = LLParserLimits(**LIMITS)
     assert {name: getattr(limits, name) for name in LIMITS} == LIMITS
-
-
-def test_a_trial_that_ends_its_process_leaves_nothing() -> None:
-    grammars = new_grammars()
-    grammars.compile(Constraint.regex("a"))
-    before = descriptors()
-    for name in ("a chain of references", "rules in rules"):
-        with pytest.raises(ParameterError, match="too complex"):
-            grammars.compile(EXPLOSIVE[name])
-        assert grammars._trial._process is None
-    grammars.compile(Constraint.regex("b"))
-    assert descriptors() == before
-    process = grammars._trial._process
-    assert process is not None
-    process.kill()  # by whatever
-    process.wait()
-    grammars.compile(Constraint.regex("c"))
-    assert descriptors() == before
-    grammars.close()
-    assert descriptors() == before - 2
-
-
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))

@@ -85,10 +85,6 @@ def test_where_nothing_can_be_told_nothing_is_allowed(threads: GrammarThreads) -
     assert not bits[:2].any() and bits[2].any()
 
 
-def test_nothing_asked_nothing_computed(threads: GrammarThreads) -> None:
-    assert threads.masks([], VOCAB)().shape[0] == 0
-
-
 def test_a_grammar_comes_once_it_is_compiled(threads: GrammarThreads) -> None:
     pending = threads.pending(CHOICE)
     threads.compile(CHOICE).result()

@@ -8,6 +8,7 @@ import signal
 
 import pytest
 from llguidance import LLMatcher
+from support import descriptors
 
 from pilotfish.grammar.trial import NOTHING, TOO_COMPLEX, WITHOUT_ROLLBACK, Special, Trial
 
@@ -46,17 +47,18 @@ def test_it_starts_when_it_is_needed_stays_and_ends_with_its_owner() -> None:
 @pytest.mark.parametrize("grammar", [HANGS, CRASHES], ids=["hangs", "crashes"])
 def test_what_ends_it_is_refused_and_the_next_is_tried(trial: Trial, grammar: str) -> None:
     assert trial.problem(GOOD) is None
-    first = process_of(trial)
-    assert trial.problem(grammar) == TOO_COMPLEX
-    assert trial.problem(GOOD) is None and process_of(trial) != first
+    first, before = process_of(trial), descriptors()
+    assert trial.problem(grammar) == TOO_COMPLEX and descriptors() == before - 2
+    assert trial.problem(GOOD) is None and process_of(trial) != first and descriptors() == before
 
 
 def test_one_that_others_ended_starts_again(trial: Trial) -> None:
     assert trial.problem(GOOD) is None
+    before = descriptors()
     os.kill(process_of(trial), signal.SIGKILL)
     assert trial._process is not None
     trial._process.wait()
-    assert trial.problem(GOOD) is None
+    assert trial.problem(GOOD) is None and descriptors() == before
 
 
 @pytest.mark.parametrize(

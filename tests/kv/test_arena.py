@@ -111,22 +111,6 @@ def test_memory_without_room_for_a_place() -> None:
         Arena(1 << 62, 1 << 60)
 
 
-def test_one_place_is_a_share() -> None:
-    arena = Arena(SEGMENT_BYTES, SEGMENT_BYTES)
-    assert arena.take(b"one", 1) == 0 and arena.take(b"two", 1) is None
-    arena.close()
-
-
-def test_owners_that_give_nothing_back_leave_room_for_another() -> None:
-    arena, held = Arena(12 * SEGMENT_BYTES, SEGMENT_BYTES), []
-    for owner in (b"one", b"two", b"three", b"four"):
-        held.append(0)
-        while arena.take(owner, 1) is not None:
-            held[-1] += 1
-    assert held == [6, 3, 2, 1]
-    arena.close()
-
-
 def test_threads_never_have_one_place_together() -> None:
     """Each writes its name over the whole of what it took, and finds nothing else there."""
     arena, wrong = Arena(4 * SEGMENT_BYTES, SEGMENT_BYTES), []

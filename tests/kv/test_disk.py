@@ -135,13 +135,6 @@ def test_a_directory_in_place_of_an_object_takes_room_until_it_is_gone(store: Di
     assert store.put(KV) and store.bytes_used == FILE_BYTES
 
 
-def test_a_file_that_others_removed_is_written_again(store: DiskStore, directory: Path) -> None:
-    store.put(KV)
-    object_path(directory, KV.key).unlink()
-    object_path(directory, KV.key).parent.rmdir()
-    assert store.put(KV) and equal(store.get(KV.key, KV.tokens), KV)
-
-
 @pytest.mark.parametrize(
     ("error", "kept"), [(OSError(errno.EIO, ""), False), (OSError(errno.EMFILE, ""), True), (MemoryError(), True)]
 )
@@ -217,21 +210,6 @@ def test_a_disk_that_stays_full_costs_one_object(
     assert not store.put(some_kv(3)) and not store.put(some_kv(4))
     assert (store.counts.failed_writes, store.counts.evictions) == (2, 1)
     assert bytes_on_disk(directory) == store.bytes_used == 2 * FILE_BYTES
-
-
-@pytest.mark.parametrize("code", [errno.EIO, errno.EROFS, errno.EACCES, errno.EFBIG, errno.EMFILE])
-def test_a_disk_that_fails_costs_none(
-    store: DiskStore, directory: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
-    store.put(KV)
-    monkeypatch.setattr(os, "write", failing(code))
-    assert not store.put(OTHER) and not store.put(OTHER)
-    assert (store.counts.failed_writes, store.counts.evictions, store.bytes_used) == (1, 0, FILE_BYTES)
-    assert not [path for path in files_of(directory) if path.suffix == ".tmp"]
-    monkeypatch.undo()
-    assert equal(store.get(KV.key, KV.tokens), KV) and not store.put(OTHER)
-    clock.now = disk.REST
-    assert store.put(OTHER)
 
 
 def test_a_disk_that_lets_nothing_go_keeps_to_its_capacity(

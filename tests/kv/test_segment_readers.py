@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,30 +97,6 @@ def test_a_place_that_is_rewritten_before_it_is_read_to_its_end(
 
     monkeypatch.setattr(SharedMemoryReader, "_check_epoch", rewrite_then_check)
     assert reason(reader, reference) == "stale" and len(checks) == 2
-
-
-def test_a_place_that_another_thread_rewrites(arena: Arena, reader: SharedMemoryReader) -> None:
-    wanted, stop, outcomes = [put(arena, SEGMENT_BYTES)], threading.Event(), set[str]()
-
-    def rewrite() -> None:
-        seed = 0
-        while not stop.wait(1e-4):
-            seed += 1
-            arena.free(wanted[0].place)
-            wanted[0] = put(arena, SEGMENT_BYTES, seed)
-
-    thread = threading.Thread(target=rewrite)
-    thread.start()
-    for _ in range(300):
-        reference = wanted[0]
-        try:
-            assert np.array_equal(reader.read(reference), expected_of(reference))
-        except SegmentError as error:
-            outcomes.add(error.reason)
-    stop.set()
-    thread.join()
-    assert outcomes <= {"stale"}
-    assert np.array_equal(reader.read(wanted[0]), expected_of(wanted[0]))
 
 
 def test_an_owner_that_is_killed() -> None:

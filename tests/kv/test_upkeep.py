@@ -13,7 +13,6 @@ from kv_objects import FILE_BYTES, OBJECT_BYTES, SHAPE, failing, flip, some_kv, 
 
 from pilotfish.errors import ParameterError
 from pilotfish.kv.directory import FoundFile, object_path
-from pilotfish.kv.disk import DiskStore
 from pilotfish.kv.upkeep import BadFile, DirectorySummary, Purged, purge, summary, verify
 
 
@@ -57,19 +56,6 @@ def test_a_directory_without_objects(tmp_path: Path) -> None:
 def test_an_empty_directory_is_not_ours(tmp_path: Path, what: Callable[[Path], object]) -> None:
     with pytest.raises(ParameterError, match=r"^directory: .*this one is empty"):
         what(tmp_path)
-
-
-def test_whole_objects_verify(directory: Path, store: DiskStore) -> None:
-    watched = list[FoundFile]()
-
-    def watch(files: Sequence[FoundFile]) -> Iterator[FoundFile]:
-        for file in files:
-            yield file
-            watched.append(file)
-
-    assert store.put(some_kv(3)) and summary(directory).objects == 4
-    result = verify(directory, remove=False, watched=watch)
-    assert (result.objects, result.bad, len(watched)) == (4, [], 4)
 
 
 @pytest.mark.usefixtures("store")

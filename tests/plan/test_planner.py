@@ -283,11 +283,6 @@ def test_money_is_a_limit() -> None:
         choose(situation(limits=LoadLimits(dollars_per_hour=1.0)))
 
 
-def test_devices_without_a_price_are_counted() -> None:
-    chosen = choose(situation(devices=(OfferedDevice(name="b200", count=2),))).chosen
-    assert chosen.token_cost is None and chosen.device_count == 1
-
-
 def test_targets_are_where_the_plan_says() -> None:
     flash = OfferedPlacement(on="h100", tier=PlannedTier(name="3D DRAM", kv=0.5, memory=1e11, bandwidth=1e13))
     split = OfferedPlacement(on="h100", ffn_on="h100", ffn_link="nvlink4", batches=2)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
-from cuts import calls_of, content_of, parse
+from cuts import calls_of, content_of, pairs_of_cuts, parse, single_cuts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded import OUTPUTS, TOOLS
+from recorded import OUTPUTS, TOOLS, Output
 from sizes import sized
 
 from pilotfish.grammar.parsers.formats import TOOL_FORMATS
-from pilotfish.grammar.parsers.pieces import CallBegin, OutputParser
+from pilotfish.grammar.parsers.pieces import CallBegin, OutputParser, Piece, Reasoning, joined
+from pilotfish.grammar.parsers.reasoning import REASONING_FORMATS, ReasoningParser
 
 #: What calls are made of, whole and in parts; `word7` never is a part of one.
 FRAGMENTS = {
@@ -31,6 +34,43 @@ SHARED = [
 
 def parser(name: str) -> OutputParser:
     return TOOL_FORMATS[name].parser(TOOLS)
+
+
+CASES = [
+    pytest.param(name, output, id=f"{name}: {output.name}") for name, outputs in OUTPUTS.items() for output in outputs
+]
+REASONINGS = {"hermes": REASONING_FORMATS["qwen3"], "mistral": REASONING_FORMATS["mistral"]}
+THOUGHT = "I must\nlook."
+
+
+@pytest.mark.parametrize(("name", "output"), CASES)
+def test_what_a_recorded_output_says_and_no_cut_matters(name: str, output: Output) -> None:
+    whole, pairs = parse(parser(name), [output.text]), pairs_of_cuts(output.text)
+    assert calls_of(whole) == list(output.calls)
+    assert content_of(whole) == output.content
+    for parts in (list(output.text), *single_cuts(output.text), *islice(pairs, None, None, sized(41, 1))):
+        assert parse(parser(name), parts) == whole, parts
+
+
+@pytest.mark.parametrize(
+    ("name", "output"),
+    [(name, one) for name in REASONINGS for one in OUTPUTS[name] if one.calls and not one.name.startswith("cut")],
+)
+def test_all_is_told_with_the_last_delta_of_several_tokens(name: str, output: Output) -> None:
+    """Other engines lost calls or arguments in such deltas: rtp-llm's pull requests 682 and 694, vLLM's issue 41967,
+    SGLang's 31915."""
+    text = f"{THOUGHT}{REASONINGS[name].end}{output.text}"
+    said = [Reasoning(THOUGHT), *parse(parser(name), [output.text])]
+    for parts in islice(pairs_of_cuts(text), None, None, sized(211, 7)):
+        made, pieces = ReasoningParser(REASONINGS[name], parser(name), begins_inside=True), list[Piece]()
+        for part in parts:
+            pieces += made.feed(part)
+        assert joined(pieces) == said and made.finish() == [], parts
+
+
+def test_each_format_has_outputs() -> None:
+    assert OUTPUTS.keys() == TOOL_FORMATS.keys()
+    assert all(len(outputs) >= 12 for outputs in OUTPUTS.values())
 
 
 def texts(name: str) -> st.SearchStrategy[str]:

@@ -11,7 +11,7 @@ from cuts import calls_of, content_of, parse, parts_of
 from recorded import OUTPUTS, TOOLS
 
 from pilotfish.grammar.parsers.formats import TOOL_FORMATS, tool_format_of
-from pilotfish.grammar.parsers.pieces import Content, OutputParser
+from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, OutputParser
 from pilotfish.grammar.parsers.reasoning import REASONING_FORMATS, ReasoningParser
 
 
@@ -45,11 +45,14 @@ def test_no_more_content_is_held_back_than_may_begin_a_call(name: str) -> None:
     assert told + content_of(made.finish()) == text
 
 
-def test_white_space_waits_for_content() -> None:
+def test_a_call_is_told_as_soon_as_its_name_is_known_and_arguments_as_they_come() -> None:
     made = TOOL_FORMATS["hermes"].parser(TOOLS)
-    assert made.feed("\n ") == []
-    assert made.feed("A") == [Content("\n A")]
-    assert made.feed("\n ") == [Content("\n ")]
+    assert made.feed('<tool_call>\n{"name": "get_weather') == []
+    assert made.feed('"') == [CallBegin(0, "get_weather")]
+    assert made.feed(', "arguments": ') == []
+    for sign in '{"city": "</tool_call>"}':
+        assert made.feed(sign) == [Arguments(0, sign)]
+    assert made.feed("}\n</tool_call>") == made.finish() == []
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)

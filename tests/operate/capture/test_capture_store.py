@@ -195,13 +195,6 @@ def test_nothing_older_stays(server: Server) -> None:
     assert [one.time for one in server.rows()] == [START + 2 * FILE_SECONDS]
 
 
-def test_a_summary(server: Server) -> None:
-    server.add("search", row(prompt=(1,) * 7), row(START + 5, output=(2,) * 4))
-    (found,) = summarize_partitions(server.path)
-    assert (found.rows, found.prompt_tokens, found.output_tokens) == (2, 10, 6)
-    assert (found.files, found.oldest, found.newest) == (1, START, START + 5)
-
-
 # -- folders that cannot be used
 
 

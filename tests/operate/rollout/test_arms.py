@@ -78,10 +78,6 @@ def test_the_holdout_is_beside_no_variant_that_is_cut() -> None:
     assert made.arms["off"].moments["itl"].count == 4
 
 
-def test_a_variant_that_only_pinned_requests_have_is_compared_with_nothing() -> None:
-    assert arms(outcome("a", pinned=True), outcome("off")).arms["a"].contrasts == {}
-
-
 def test_feedback_that_comes_later() -> None:
     made = arms(outcome("a"), outcome("off"))
     made.add_score(outcome("a", score=1.0))

@@ -33,6 +33,7 @@ from pilotfish.operate.guarding.guard import DEFAULT_POLICY, HISTORY, Guard, Gua
 from pilotfish.operate.guarding.guard_readings import Comparison, GuardReading, ReadingPairs
 
 HOUR = 3600
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "rollout.md").read_text()
 
 
 # -- collapses
@@ -192,12 +193,6 @@ def test_acceptance_that_stays_low_does_no_harm_where_it_costs_nothing() -> None
     harmless = VariantPace(1.0, accepted=0.15)
     kinds = [event.kind for event in traffic.run(HOUR // 2, harmless)]
     assert kinds == ["cut", "trial", "restored"]
-
-
-# -- variants: who is compared with whom, what a reload keeps, what the guard says of itself
-
-
-DOCUMENT = (Path(__file__).parents[3] / "docs" / "rollout.md").read_text()
 
 
 # -- who is compared with whom

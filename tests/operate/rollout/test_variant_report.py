@@ -89,23 +89,14 @@ def test_shares_are_told_in_points_and_scores_in_their_own_measure() -> None:
     arms = RolloutArms(holdout="off", since=0.0)
     for number in range(4000):
         new = number % 2 == 0
-        fields = {
-            "failed": new and number % 10 == 0,
-            "valid": True,
-            "score": 0.8 if new else 0.5,
-            "steps": 40 + 60 * new,
-        }
+        fields = {"failed": new and number % 10 == 0, "valid": True, "score": 0.8 if new else 0.5}
         arms.add(outcome("new" if new else "off", number, itl=0.02, **fields))
     report = rollout_report(arms, 0.05)
-    failed, valid, score, steps = (
-        rows(report, name)["new"] for name in ("failed", "valid", "score", "tokens_per_step")
-    )
+    failed, valid, score = (rows(report, name)["new"] for name in ("failed", "valid", "score"))
     assert failed.finding.startswith("higher by 20 points (") and failed.better is False
     assert failed.value is not None and failed.value.holds(0.2)
     assert valid.finding == NO_DIFFERENCE and valid.value is not None and valid.value.high == 1
     assert score.finding == "higher by 30 points (30 to 30)" and score.better is True
-    assert steps.finding == "lower by 1.5 (1.5 to 1.5)" and steps.better is False
-    assert all(not row.primary for row in (failed, valid, score, steps))
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.errors import ParameterError
-from pilotfish.operate.cascade_policy import CascadeAnswer, Confidence, read_cascade
+from pilotfish.operate.cascade_policy import Confidence, read_cascade
 from pilotfish.operate.outcome import context_band, script_of, temperature_band
-from pilotfish.operate.variants import ONE_VARIANT, Variant, Variants, read_variants, unit
+from pilotfish.operate.variants import Variants, read_variants, unit
 
 FILE = """
 sticky = "client"
@@ -78,10 +78,6 @@ def test_a_tag_pins_a_request() -> None:
     assert not variants.assign("me", "one", "another", at(0)).pinned
 
 
-def test_without_a_file_there_is_one_variant() -> None:
-    assert ONE_VARIANT.assign("me", "one", None, 0.0).variant == Variant(name="default") and ONE_VARIANT.holdout == ""
-
-
 def test_points_are_even_and_independent_by_use() -> None:
     points = [unit(name) for name in NAMES]
     assert all(0 <= point < 1 for point in points) and sum(points) / len(points) == pytest.approx(0.5, abs=0.02)
@@ -104,13 +100,10 @@ TIMES = ("2026-12-01T08:00:00Z", "2026-12-02T08:00:00Z")
     ("text", "told"),
     [
         ("", "variant"),
-        ("variant = 3", "variant"),
         ("[[variant]", "TOML"),
         (HOLDOUT + REST + 'colour = "red"\n', "colour"),
         (HOLDOUT + REST + 'mode = "on"\nshare = 1.5\n', "variant[1].share: 1.5"),
         (HOLDOUT + REST + "share = 0.95\n", "variant.share: 1.05"),
-        (HOLDOUT + REST + "share = 0.5\n", "variant.share: 0.6"),
-        (HOLDOUT + REST + '[[variant]]\nname = "s"\n', "variant.share"),
         (HOLDOUT + HOLDOUT + REST, "variant[1].name: 'h'"),
         (HOLDOUT + HOLDOUT.replace('"h"', '"i"') + REST, "variant.holdout"),
         (HOLDOUT.replace('mode = "off"\n', "") + REST, "variant[0].holdout"),
@@ -120,7 +113,6 @@ TIMES = ("2026-12-01T08:00:00Z", "2026-12-02T08:00:00Z")
         (HOLDOUT + REST + ramp((TIMES[0][:-1], 0.1)), "offset of UTC"),
         (HOLDOUT + REST + ramp((TIMES[1], 0.1), (TIMES[0], 0.2)), "later than"),
         (HOLDOUT + REST + ramp((TIMES[0], 0.2), (TIMES[1], 0.1)), "backwards"),
-        (HOLDOUT + REST + ramp((TIMES[0], 0.2)), "variant.share: 0.3"),
         (HOLDOUT + REST + 'tags = ["a", "a"]\n', "variant.tags: 'a'"),
         ("".join(f'[[variant]]\nname = "v{i}"\nshare = 0.01\n' for i in range(17)) + REST, "variant: 18"),
     ],
@@ -165,26 +157,17 @@ def test_a_file_says_who_answers() -> None:
     assert told == ["tag", "tag", "length", None]
 
 
-def test_what_is_left_out_has_a_default() -> None:
-    policy = read_cascade('name = "auto"\nthreshold = -1\n[small]\ntarget = "x"\n')
-    assert (policy.tokens, policy.tags, policy.longest) == (16, [], None) and policy.rule(None, 1 << 30) is None
-
-
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
         ('name = "auto"', 'name = ""', "cascade.name: '' is not allowed; expected 1 to 128 printable characters"),
-        ('name = "auto"', 'name = "a\\u0007"', "cascade.name: "),
         ('name = "auto"', f'name = "{"a" * 129}"', "cascade.name: "),
         ('name = "auto"', "", "cascade: None is not allowed; expected what docs/cascade.md says: Object missing"),
         ("threshold = -0.8", "threshold = nan", "cascade.threshold: nan is not allowed"),
-        ("threshold = -0.8", "threshold = 2", "cascade.threshold: 2.0 is not allowed"),
         ("threshold = -0.8", 'threshold = "low"', "docs/cascade.md says: Expected `float`, got `str`"),
         ("tokens = 4", "tokens = 0", "cascade.tokens: 0 is not allowed; expected an integer 1 to 256"),
-        ("tokens = 4", "tokens = 257", "cascade.tokens: 257 is not allowed"),
         ("longest = 100", "longest = 0", "cascade.longest: 0 is not allowed"),
         ("kv_slots", "slots", "unknown field `slots`"),
-        ("tokens = 4", "token = 4", "unknown field `token`"),
         ('"/models/small"', '""', "cascade.small.target: "),
         ("threads = 2", 'keys = ["k"]', "cascade.small.keys: ['k'] is not allowed; expected none without pools"),
         ("[small]", "[small", "cascade: None is not allowed; expected TOML ("),
@@ -226,26 +209,7 @@ def test_later_tokens_change_nothing(first: list[float], later: list[float], tok
     assert (confidence.verdict, confidence.value) == (verdict, value)
 
 
-def test_it_is_undecided_until_every_output_is_judged() -> None:
-    confidence = Confidence(2, 2, -1.0)
-    confidence.add(0, [-0.5, -0.5, -9.0], ended=False)
-    assert confidence.verdict is None and confidence.value == -0.5, "the third token does not count"
-    confidence.add(1, [-0.2], ended=False)
-    assert confidence.verdict is None
-    confidence.add(1, [], ended=True)
-    assert confidence.verdict == "stay" and confidence.value == -0.5
-
-
 def test_one_unsure_output_is_enough_at_once() -> None:
     confidence = Confidence(3, 2, -1.0)
     confidence.add(2, [-3.0, -math.inf], ended=False)
     assert confidence.verdict == "escalate" and confidence.value is not None and math.isfinite(confidence.value)
-
-
-def test_the_side_follows_from_the_escalation() -> None:
-    answer = CascadeAnswer()
-    assert (answer.side, answer.reason) == (None, "sure")
-    answer.answered_by = "small"
-    assert answer.side == "small"
-    answer.escalated = "tag"
-    assert (answer.side, answer.reason) == ("large", "tag")
