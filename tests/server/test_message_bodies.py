@@ -188,18 +188,6 @@ def test_a_call(says: Says, way: str, at_a_time: int) -> None:
     assert message.stop_reason == "tool_use"
 
 
-def test_calls(says: Says, way: str) -> None:
-    message = says(f"{CALL}\n{CALL.replace('Bergen ☃', 'Oslo')}").create(way, tools=[WEATHER, TIME])
-    assert blocks(message) == [called(), called("Oslo")] and message.stop_reason == "tool_use"
-
-
-def test_a_call_that_is_cut(says: Says, way: str) -> None:
-    """What of its input is complete; the reason tells that more would have come."""
-    server = says('<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "day": "Mo', finish=LENGTH)
-    message = server.create(way, tools=[WEATHER])
-    assert blocks(message) == [called("Oslo")] and message.stop_reason == "max_tokens"
-
-
 def test_a_call_without_tools_is_text(says: Says, way: str) -> None:
     for fields in ({}, {"tools": [WEATHER], "tool_choice": {"type": "none"}}):
         message = says(CALL).create(way, **fields)
@@ -250,11 +238,6 @@ def test_thoughts(says: Says, way: str) -> None:
     assert "hm, so" in server.prompt and again.stop_reason == "end_turn"
 
 
-def test_thoughts_and_a_call(says: Says, way: str) -> None:
-    message = says(f"<think>\nhm\n</think>\n\n{CALL}", template=THINKS).create(way, tools=[WEATHER])
-    assert [block["type"] for block in blocks(message)] == ["thinking", "tool_use"]
-
-
 def test_thinking_is_turned_off(says: Says, way: str) -> None:
     server = says("Yes.", template=THINKS)
     assert blocks(server.create(way, thinking={"type": "disabled"})) == [text("Yes.")]
@@ -263,25 +246,10 @@ def test_thinking_is_turned_off(says: Says, way: str) -> None:
     assert not server.prompt.endswith("<think></think>")
 
 
-def test_the_prompt(says: Says, way: str) -> None:
-    server = says("x")
-    server.create(way, system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}])
-    assert server.prompt == "<system>Be brief.|<user>hi|<assistant>"
-
-
 def test_the_answer_goes_on(says: Says, way: str) -> None:
     server = says("(b)")
     message = server.create(way, messages=[HI, {"role": "assistant", "content": "The answer is"}])
     assert server.prompt.endswith("<assistant>The answer is") and blocks(message) == [text("(b)")]
-
-
-def test_sampling(says: Says, way: str) -> None:
-    server = says("x")
-    asked = {"temperature": 0.5, "top_p": 0.9, "top_k": 5}
-    server.create(way, stop_sequences=["a", "b"], extra_body={**asked, "seed": 7, "cache_salt": "s"})
-    params = server.submitted.params
-    assert {name: getattr(params, name) for name in asked} == asked
-    assert (params.stop, params.seed, params.max_tokens, server.submitted.cache_salt) == (("a", "b"), 7, 99, "s")
 
 
 def test_a_forced_tool_has_a_grammar(says: Says, way: str) -> None:
@@ -312,13 +280,6 @@ def test_a_structured_output_does_not_go_on(says: Says, way: str) -> None:
         says("}").parse(way, messages=turns, output_format=Place)
 
 
-def test_arguments_that_are_no_json(says: Says, way: str) -> None:
-    """The official client reads streams of nothing else."""
-    server = says('<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", day: 1}}\n</tool_call>')
-    message = server.create(way, tools=[WEATHER])
-    assert blocks(message)[0] == called("Oslo") and message.stop_reason == "tool_use"
-
-
 def test_the_beta_client(says: Says) -> None:
     async def asked() -> tuple[BetaMessage, BetaMessage, BetaMessageTokensCount]:
         async with server._official() as client:
@@ -334,17 +295,6 @@ def test_the_beta_client(says: Says) -> None:
         words, use = message.content
         assert words.type == "text" and use.type == "tool_use" and use.input == {"city": "Bergen ☃"}
     assert count.input_tokens == whole.usage.input_tokens == len(server.submitted.tokens)
-
-
-def test_tokens_are_counted(says: Says) -> None:
-    server = says("x")
-    few = server.count().input_tokens
-    server.create()
-    assert few == len(server.submitted.tokens)
-    asked: dict[str, Any] = {"system": "Be brief.", "tools": [WEATHER], "tool_choice": {"type": "any"}}
-    more = server.count(**asked).input_tokens
-    server.create(**asked)
-    assert more == len(server.submitted.tokens) > few
 
 
 def test_the_cached_part_of_a_prompt_counts_apart(says: Says, way: str) -> None:
@@ -387,12 +337,6 @@ def test_the_events_of_a_stream(says: Says) -> None:
     assert stopped == {"type": "content_block_stop", "index": 0}
     assert ended["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
     assert ended["usage"]["output_tokens"] > 0 and last == {"type": "message_stop"}
-
-
-def test_feedback_by_the_id_of_a_message(says: Says) -> None:
-    server = says("x")
-    told = server.client.post("/v1/feedback", {"request_id": server.create().id, "success": True})
-    assert told.status == 200 and told.json["success"] is True
 
 
 def test_metrics_are_told_where_asked_for(says: Says) -> None:
@@ -548,20 +492,9 @@ def test_errors_of_http(tokenizer: Any, path: str, raw: bytes, headers: dict[str
     assert client.post("/v1/chat/completions", raw=raw, **headers).json.keys() == {"error"}
 
 
-def test_another_method(says: Says) -> None:
-    answer = says("x").client.get(PATH)
-    assert answer.status == 405 and answer.json["error"]["type"] == "invalid_request_error"
-
-
 def test_tokens_are_counted_with_the_same_checks(says: Says) -> None:
     server = says("x")
     body = {"model": "tiny", **from_user(IMAGE)}
     answer = server.client.post(COUNT, body)
     assert answer.status == 400 and answer.json["error"]["message"].startswith("messages[0].content[0].type: 'image'")
     assert server.client.post(COUNT, {**BODY}).json["error"]["message"].startswith("max_tokens: there is no such")
-
-
-def test_a_prompt_that_is_too_long_for_what_is_left(says: Says) -> None:
-    server = says("x")
-    server.engine.health = Health(identity=replace(ROOMY, longest=8))
-    assert server.client.post(PATH, BODY).json["error"]["message"].startswith("messages: ")

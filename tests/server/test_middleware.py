@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from http_double import Client, Engine, application, saying, unready
+from http_double import COMPLETIONS, Engine, Server, application
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from pilotfish.config.server import ServerConfig
@@ -20,7 +19,6 @@ from pilotfish.server.limits import Admission, RequestGuard
 from pilotfish.server.observe.metrics import ServerMetrics
 from pilotfish.server.observe.tracing import Tracer
 
-COMPLETIONS = "/v1/completions"
 SECRET = "a-secret-of-sixteen"
 FILE = f"""
 [[key]]
@@ -31,19 +29,7 @@ requests_per_minute = 2
 """
 
 
-@dataclass
-class Server:
-    engine: Engine
-    limits: ServerConfig = field(default_factory=ServerConfig)
-    keys: Any = None
-    tracer: Tracer | None = None
-
-    def __post_init__(self) -> None:
-        self.metrics = ServerMetrics("tiny")
-        self.admission = Admission(self.limits)
-        guard = RequestGuard(self.keys or load_keyring(), self.admission, self.metrics, self.tracer)
-        self.client = Client(application(self.engine, guard))
-
+class SampledServer(Server):
     def sample(self, line: str) -> float:
         """The value of the sample that begins so."""
         (found,) = (x for x in self.client.get("/metrics").body.decode().splitlines() if x.startswith(line + " "))
@@ -51,16 +37,16 @@ class Server:
 
 
 @pytest.fixture
-def server(engine: Engine) -> Server:
-    return Server(engine)
+def server(engine: Engine) -> SampledServer:
+    return SampledServer(engine)
 
 
 @pytest.fixture
-def keyed(engine: Engine, tmp_path: Any) -> Server:
+def keyed(engine: Engine, tmp_path: Any) -> SampledServer:
     path = tmp_path / "keys.toml"
     path.write_text(FILE)
     path.chmod(0o600)
-    return Server(engine, keys=load_keyring(file=path))
+    return SampledServer(engine, keys=load_keyring(file=path))
 
 
 @pytest.fixture
@@ -69,7 +55,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[dict[str, Any]]
     return lambda: [vars(record)["fields"] for record in caplog.records if record.name == "pilotfish.access"]
 
 
-def test_without_a_known_key_nobody_comes_in(keyed: Server) -> None:
+def test_without_a_known_key_nobody_comes_in(keyed: SampledServer) -> None:
     for headers in ({}, {"authorization": "Bearer wrong-secret-of-sixteen"}, {"authorization": SECRET}):
         answer = keyed.client.post(COMPLETIONS, {"prompt": "x"}, **headers)
         assert answer.status == 401 and answer.headers["www-authenticate"] == "Bearer"
@@ -79,7 +65,7 @@ def test_without_a_known_key_nobody_comes_in(keyed: Server) -> None:
     assert keyed.sample('pilotfish_requests_rejected_total{code="401",model_name="tiny"}') == 3
 
 
-def test_a_key_in_the_header_of_anthropics_clients(keyed: Server) -> None:
+def test_a_key_in_the_header_of_anthropics_clients(keyed: SampledServer) -> None:
     wrong = "wrong-secret-of-sixteen"
     assert keyed.client.get("/v1/models", x_api_key=SECRET).status == 200
     assert keyed.client.get("/v1/models", x_api_key=SECRET, authorization="Basic eA==").status == 200
@@ -89,7 +75,7 @@ def test_a_key_in_the_header_of_anthropics_clients(keyed: Server) -> None:
     assert keyed.client.get("/v1/models", x_api_key="").status == 401
 
 
-def test_a_key_brings_its_salt_and_its_rate(keyed: Server) -> None:
+def test_a_key_brings_its_salt_and_its_rate(keyed: SampledServer) -> None:
     key = {"authorization": f"Bearer {SECRET}"}
     own = keyed.client.post(COMPLETIONS, {"prompt": "x", "cache_salt": "mine"}, **key)
     assert own.status == 400 and own.error["param"] == "cache_salt"
@@ -112,31 +98,16 @@ def test_a_request_is_settled_to_the_tokens_that_it_used(
     path = tmp_path / "keys.toml"
     path.write_text(f'[[key]]\nname = "few"\nsecret = "{SECRET}"\ntokens_per_minute = {limit}\n')
     path.chmod(0o600)
-    client = Server(engine, keys=load_keyring(file=path)).client
+    client = SampledServer(engine, keys=load_keyring(file=path)).client
     body, key = {"prompt": [5], "max_tokens": 30}, {"authorization": f"Bearer {SECRET}"}
     usage = client.post(COMPLETIONS, body, **key).json["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (1, 6)
     assert client.post(COMPLETIONS, body, **key).status == status
 
 
-def test_a_full_queue(engine: Engine) -> None:
-    server = Server(engine, ServerConfig(max_queued_requests=0))
-    admit = server.admission.admit
-    held = []
-
-    def hold(*arguments: Any) -> Any:
-        held.append(admit(*arguments))
-        return admit(*arguments)
-
-    server.admission.admit = hold  # type: ignore[method-assign]
-    assert server.client.post(COMPLETIONS, {"prompt": "x", "n": 8}).status == 429
-    held[0].release(0)
-    server.admission.admit = admit  # type: ignore[method-assign]
-    assert server.client.post(COMPLETIONS, {"prompt": "x", "n": 8}).status == 200
-    assert server.admission.sequences == 0
-
-
-def test_the_access_line_of_a_refusal_says_why(server: Server, lines: Callable[[], list[dict[str, Any]]]) -> None:
+def test_the_access_line_of_a_refusal_says_why(
+    server: SampledServer, lines: Callable[[], list[dict[str, Any]]]
+) -> None:
     server.client.post(COMPLETIONS, {"prompt": "x", "temperature": -1})
     server.client.post(COMPLETIONS, {"prompt": [1, "secret"]})
     server.client.post("/v1/chat/completions", {"messages": [{"role": "user", "content": 7, "name": "secret"}]})
@@ -161,7 +132,7 @@ def test_the_access_line_of_a_refusal_says_why(server: Server, lines: Callable[[
     ],
 )
 def test_the_access_line_of_a_refusal_quotes_no_prompt(
-    server: Server, lines: Callable[[], list[dict[str, Any]]], body: str
+    server: SampledServer, lines: Callable[[], list[dict[str, Any]]], body: str
 ) -> None:
     answer = server.client.post(COMPLETIONS, raw=body.encode())
     (line,) = lines()
@@ -169,7 +140,7 @@ def test_the_access_line_of_a_refusal_quotes_no_prompt(
 
 
 def test_the_access_line_of_a_stream_that_broke_says_why(
-    server: Server, lines: Callable[[], list[dict[str, Any]]]
+    server: SampledServer, lines: Callable[[], list[dict[str, Any]]]
 ) -> None:
     said = server.engine.script
     server.engine.script = lambda submitted: [next(iter(said(submitted))), TargetUnavailable("target: it ended", 1.0)]
@@ -178,7 +149,7 @@ def test_the_access_line_of_a_stream_that_broke_says_why(
     assert (line["status"], line["finish_reason"], line["error"]) == (200, "error", "target: it ended")
 
 
-def test_a_server_that_drains(server: Server) -> None:
+def test_a_server_that_drains(server: SampledServer) -> None:
     server.admission.close()
     answer = server.client.post(COMPLETIONS, {"prompt": "x"})
     assert answer.status == 503 and answer.error["code"] == "draining" and "retry-after" in answer.headers
@@ -187,14 +158,8 @@ def test_a_server_that_drains(server: Server) -> None:
     assert server.client.get("/health").status == 200
 
 
-def test_before_the_target_is_there(server: Server) -> None:
-    server.engine.health = unready("target: loading")
-    answer = server.client.post(COMPLETIONS, {"prompt": "x"})
-    assert answer.status == 503 and answer.error["message"] == "target: loading"
-
-
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_counted_of_a_request(server: Server, stream: bool) -> None:
+def test_what_is_counted_of_a_request(server: SampledServer, stream: bool) -> None:
     fields = {"prompt": ["ab", "cd"], "n": 2, "stream": stream, "max_tokens": 20, "metadata": {"tag": "batch"}}
     assert server.client.post(COMPLETIONS, fields).status == 200
     labels = 'mode="sync",model_name="tiny",output="completion",tag="batch"'
@@ -207,14 +172,14 @@ def test_what_is_counted_of_a_request(server: Server, stream: bool) -> None:
     assert server.sample(name) == 1
 
 
-def test_the_mode_of_a_request_that_does_without_speculation(server: Server) -> None:
+def test_the_mode_of_a_request_that_does_without_speculation(server: SampledServer) -> None:
     server.client.post(COMPLETIONS, {"prompt": "ab", "speculation": {"mode": "off"}}, x_request_tag="plain")
     labels = 'mode="off",model_name="tiny",output="completion",tag="plain"'
     assert server.sample(f'pilotfish_requests_total{{finished_reason="stop",{labels}}}') == 1
 
 
 @pytest.mark.parametrize("headers", [{"x_request_tag": "no spaces allowed"}, {"x_request_tag": "x" * 65}])
-def test_a_tag_that_is_none(server: Server, headers: dict[str, str]) -> None:
+def test_a_tag_that_is_none(server: SampledServer, headers: dict[str, str]) -> None:
     answer = server.client.post(COMPLETIONS, {"prompt": "ab"}, **headers)
     assert answer.status == 400 and answer.error["param"] == "x-request-tag"
     answer = server.client.post(COMPLETIONS, {"prompt": "ab", "metadata": {"tag": 7}})
@@ -222,7 +187,7 @@ def test_a_tag_that_is_none(server: Server, headers: dict[str, str]) -> None:
     assert server.admission.requests == 0
 
 
-def test_a_request_that_breaks_is_an_error_and_leaves_nothing(server: Server) -> None:
+def test_a_request_that_breaks_is_an_error_and_leaves_nothing(server: SampledServer) -> None:
     server.engine.script = lambda _: [EngineError("step failed: it burns")]
     assert server.client.post(COMPLETIONS, {"prompt": "ab"}).status == 500
     labels = 'mode="sync",model_name="tiny",output="completion",tag="none"'
@@ -230,7 +195,7 @@ def test_a_request_that_breaks_is_an_error_and_leaves_nothing(server: Server) ->
     assert server.admission.requests == server.admission.sequences == 0 and server.admission.idle.is_set()
 
 
-def test_a_line_in_the_log_for_each_request(server: Server, lines: Callable[[], list[dict[str, Any]]]) -> None:
+def test_a_line_in_the_log_for_each_request(server: SampledServer, lines: Callable[[], list[dict[str, Any]]]) -> None:
     server.client.post(COMPLETIONS, {"prompt": "abc"}, x_request_id="r-1")
     server.client.get("/health")
     server.client.get("/nowhere")
@@ -255,12 +220,12 @@ def test_whoever_announces_the_servers_start_and_end_is_answered(engine: Engine)
     assert answers == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
-def test_paths_that_clients_make_up_are_no_labels(server: Server) -> None:
+def test_paths_that_clients_make_up_are_no_labels(server: SampledServer) -> None:
     server.client.get("/made/up")
     assert server.sample('http_requests_total{handler="other",method="GET",status="4xx"}') == 1
 
 
-def test_prompts_are_logged_where_that_is_asked_for(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prompts_are_logged_where_that_is_asked_for(server: SampledServer, capsys: pytest.CaptureFixture[str]) -> None:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     try:
@@ -273,14 +238,12 @@ def test_prompts_are_logged_where_that_is_asked_for(server: Server, capsys: pyte
         root.handlers[:], root.level = handlers, level
 
 
-def test_a_request_is_a_span(engine: Engine, tokenizer: Any) -> None:
-    exporter = InMemorySpanExporter()
-    server = Server(engine, tracer=Tracer(exporter, "tiny"))
-    engine.script = saying(tokenizer, "import os")
+def test_a_request_is_a_span(engine: Engine) -> None:
+    tracer = Tracer(exporter := InMemorySpanExporter(), "tiny")
+    server = Server(engine, tracer=tracer)
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     assert server.client.post(COMPLETIONS, {"prompt": "ab"}, traceparent=parent).status == 200
-    assert server.tracer is not None
-    server.tracer.close()
+    tracer.close()
     (span,) = exporter.get_finished_spans()
     assert span.context is not None and f"{span.context.trace_id:032x}" == "0af7651916cd43dd8448eb211c80319c"
     assert span.attributes is not None and span.attributes["gen_ai.response.finish_reasons"] == ("stop",)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from openai_cases import CASES, HELLO, TURNS, Case, case
+from openai_cases import CASES, HELLO, Case, case
 from openai_fleet import Fleet
 
 
@@ -21,19 +21,6 @@ def chat(name: str, **changes: Any) -> Case:
     return Case(True, f"{name} {changes}", {field: value for field, value in asked.items() if value is not None})
 
 
-def test_developer_is_system_and_parts_are_lines(fleet: Fleet, mode: str) -> None:
-    assert fleet.whole(mode, chat("developer")) == fleet.whole(mode, chat("system"))
-    lines = [{"role": "user", "content": "Say\nhello."}]
-    assert fleet.whole(mode, chat("parts")) == fleet.whole(mode, chat("sampled", messages=lines))
-
-
-def test_every_turn_counts(fleet: Fleet, mode: str) -> None:
-    answers = [fleet.whole(mode, chat("sampled", messages=TURNS[i:])) for i in range(len(TURNS))]
-    assert len({answer.choices[0].text for answer in answers}) == len(TURNS)
-    lengths = [answer.usage["prompt_tokens"] for answer in answers]
-    assert lengths == sorted(lengths, reverse=True)
-
-
 def test_a_chat_is_a_completion_of_the_template(fleet: Fleet, mode: str) -> None:
     prompt = f"<user>{HELLO['content']}\n<assistant>"
     asked = {**case("sampled").asked, "prompt": prompt}
@@ -41,24 +28,6 @@ def test_a_chat_is_a_completion_of_the_template(fleet: Fleet, mode: str) -> None
     answer = fleet.whole(mode, chat("sampled"))
     assert answer.choices[0].text == completion.choices[0].text
     assert answer.usage == completion.usage and answer.fingerprint == completion.fingerprint
-
-
-def test_an_echo_begins_the_answer(fleet: Fleet, mode: str) -> None:
-    plain = fleet.whole(mode, chat("echo", echo=None)).choices[0].text
-    assert fleet.whole(mode, chat("echo")).choices[0].text == TURNS[2]["content"] + plain
-    continued = fleet.whole(mode, chat("continued")).choices[0].text
-    assert fleet.whole(mode, chat("continued-echo")).choices[0].text == TURNS[2]["content"] + continued
-
-
-def test_the_template_is_told_what_it_is_asked_for(fleet: Fleet, mode: str) -> None:
-    begun = "".join(f"<{turn['role']}>{turn['content']}\n" for turn in TURNS[:2])
-    for name, prompt in (
-        ("continued", f"{begun}<assistant>print('hello')"),
-        ("no-generation-prompt", f"<user>{HELLO['content']}\n"),
-        ("template-kwargs", f"Calm. <user>{HELLO['content']}\n<assistant>"),
-    ):
-        completion = fleet.whole(mode, Case(False, name, {**case("sampled").asked, "prompt": prompt}))
-        assert fleet.whole(mode, chat(name)).choices[0].text == completion.choices[0].text
 
 
 SCORED = [each for each in CASES if each.chat and each.asked.get("logprobs")]

@@ -103,26 +103,11 @@ def test_echo_scores_the_prompt_as_the_model_does_in_an_output(fleet: Fleet, mod
 # -- several outputs
 
 
-@pytest.mark.parametrize("name", ["n", "n-logprobs", "echo-n-logprobs"])
-def test_the_first_of_several_outputs_is_the_only_one(fleet: Fleet, mode: str, name: str) -> None:
-    several, only = fleet.whole(mode, case(name)), fleet.whole(mode, variant(name, n=1))
-    assert several.choices[0].text == only.choices[0].text
-    assert several.choices[0].logprobs == only.choices[0].logprobs
-    assert several.seed == only.seed == several.choices[0].seed
-
-
 def test_several_outputs_have_seeds_of_their_own(fleet: Fleet, mode: str) -> None:
     choices = fleet.whole(mode, case("n")).choices.values()
     assert len({choice.seed for choice in choices}) == len({choice.text for choice in choices}) == 3
     for choice in choices:
         assert fleet.whole(mode, variant("sampled", seed=choice.seed)).choices[0].text == choice.text
-
-
-def test_a_seed_is_a_number_or_its_digits(fleet: Fleet, mode: str) -> None:
-    digits, number = fleet.whole(mode, case("seed-as-text")), fleet.whole(mode, variant("seed-largest", n=2))
-    assert [choice.text for choice in digits.choices.values()] == [choice.text for choice in number.choices.values()]
-    assert (digits.seed, number.seed) == (str(2**64 - 1), 2**64 - 1)
-    assert digits.choices[1].seed == str(number.choices[1].seed) and number.choices[1].seed < 2**53
 
 
 def test_a_drawn_seed_is_told_and_gives_the_same_again(fleet: Fleet, mode: str) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI
-from openai_cases import CASES, MODEL, case
-from openai_fleet import MODES, Fleet, create
+from openai_cases import MODEL, case
+from openai_fleet import MODES, Fleet
 
 LONG: dict[str, Any] = {"model": MODEL, "prompt": "#", "max_tokens": 1900, "extra_body": {"ignore_eos": True}}
 
@@ -59,21 +57,6 @@ def aborted(fleet: Fleet, mode: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in found)
 
 
-def test_twenty_at_once_are_answered_as_if_alone(fleet: Fleet, mode: str) -> None:
-    """While a client that leaves is among them."""
-    asked = [each for each in CASES if each.outputs == 1][:20]
-
-    async def gather() -> list[str]:
-        async with AsyncOpenAI(**fleet.options(mode)) as client:
-            leaving = await client.completions.create(**LONG, stream=True)
-            answers = asyncio.gather(*(create(client, each)(**fleet.arguments(each)) for each in asked))
-            await anext(aiter(leaving))
-            await leaving.close()
-            return [answer.choices[0].text for answer in await answers]
-
-    assert asyncio.run(gather()) == [fleet.whole("off", each).choices[0].text for each in asked]
-
-
 # -- speculation
 
 
@@ -103,8 +86,3 @@ def test_max_nodes_bound_each_step(fleet: Fleet, mode: str, most: int) -> None:
 
 
 # -- headers, tokens
-
-
-def test_one_fingerprint(fleet: Fleet) -> None:
-    answers = [fleet.whole(mode, each) for mode in MODES for each in CASES[:3]]
-    assert len({answer.fingerprint for answer in answers}) == 1 and answers[0].fingerprint

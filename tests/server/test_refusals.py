@@ -7,12 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from http_double import IDENTITY, Client, Engine, Health
+from http_double import CHAT, COMPLETIONS, IDENTITY, Client, Engine, Health
 
 from pilotfish.server.bodies.ignored import HEADER
 from pilotfish.server.bodies.requests import HINTS, INSTEAD, UNSUPPORTED
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
 
 #: A field, a value that is not allowed, and words of the answer.
@@ -156,8 +155,8 @@ def test_a_bad_value_of_one_api_is_named(client: Client, path: str, field: str, 
     assert answer.status == 400 and words in answer.error["message"]
 
 
-def test_messages_that_come_to_nothing(client: Client, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.tokenizer, "chat_template", "{{ messages[0].content }}")
+def test_messages_that_come_to_nothing(client: Client, engine: Engine) -> None:
+    engine.tokenizer.chat_template = "{{ messages[0].content }}"
     answer = client.post(CHAT, {"messages": [{"role": "user", "content": ""}]})
     assert (answer.status, answer.error["param"]) == (400, "messages") and not engine.submitted
 
@@ -175,13 +174,6 @@ def test_what_changes_nothing_is_accepted(serve: Callable[..., Client], field: s
     for value in values:
         answer = serve(strict=True).post(CHAT, asked(CHAT, **{field: value}))
         assert answer.status == 200 and HEADER not in answer.headers
-
-
-def test_bookkeeping_is_accepted(client: Client) -> None:
-    fields = {"user": "me", "metadata": {"a": "b"}, "session_id": "s", "prompt_cache_retention": "24h"}
-    nulls = {"n": None, "stream_options": None, "seed": None, "return_token_ids": None, "chat_template_kwargs": None}
-    assert client.post(CHAT, asked(CHAT, **fields, **nulls)).status == 200
-    assert client.post(CHAT, asked(CHAT, parallel_tool_calls=True, return_mm_kwargs=False)).status == 200
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,12 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from http_double import Client, Engine, Submitted
+from http_double import CHAT, COMPLETIONS, Client, Engine, Submitted
 
 from pilotfish.core.sampling.constraint import MAX_LENGTH, Constraint
 from pilotfish.errors import ParameterError
 from pilotfish.grammar.compile import Grammars
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 KEPT = Constraint.json({**SCHEMA, "additionalProperties": False}, compact=True)
 FORMAT = {"type": "json_schema", "json_schema": {"name": "point-2_D", "schema": SCHEMA}}
@@ -161,10 +160,8 @@ def test_a_free_choice_leaves_the_format(client: Client, engine: Engine) -> None
         assert engine.submitted[-1].params.structured_outputs == Constraint.regex("a")
 
 
-def test_a_model_that_is_told_of_tools_may_call_them_in_place_of_an_answer(
-    client: Client, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine.tokenizer, "chat_template", "{{ messages[0].content }}{# tools #}")
+def test_a_model_that_is_told_of_tools_may_call_them_in_place_of_an_answer(client: Client, engine: Engine) -> None:
+    engine.tokenizer.chat_template = "{{ messages[0].content }}{# tools #}"
     for form in (FORMAT, {"type": "json_object"}):
         assert client.post(CHAT, asked(CHAT, tools=[TOOL], response_format=form)).status == 200
         constraint = engine.submitted[-1].params.structured_outputs
@@ -180,11 +177,11 @@ STRICT = {**TOOL, "function": {**TOOL["function"], "strict": True}}  # type: ign
 
 
 @pytest.fixture
-def told(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
+def told(engine: Engine) -> Engine:
     """Its template tells of tools, and the mark of its calls is a token."""
     engine.tokenizer = deepcopy(engine.tokenizer)
     engine.tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
-    monkeypatch.setattr(engine.tokenizer, "chat_template", "{{ messages[0].content }}{# tools <tool_call> #}")
+    engine.tokenizer.chat_template = "{{ messages[0].content }}{# tools <tool_call> #}"
     return engine
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from http_double import Client, Engine, saying
+from http_double import CHAT, COMPLETIONS, USER, Client, Engine, saying
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-USER = {"role": "user", "content": "hi"}
 BEGUN = {"role": "assistant", "content": "The answer"}
 TEMPLATE = (
     "{{ tone }}{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
@@ -18,16 +15,10 @@ TEMPLATE = (
 
 
 @pytest.fixture
-def templated(engine: Engine) -> Iterator[Engine]:
+def templated(engine: Engine) -> Engine:
     """Its chat template knows of ends, of a tone and of whether an answer is to begin."""
-    before, engine.tokenizer.chat_template = engine.tokenizer.chat_template, TEMPLATE
-    yield engine
-    engine.tokenizer.chat_template = before
-
-
-def prompted(engine: Engine) -> str:
-    """The text of the last prompt."""
-    return str(engine.tokenizer.decode(engine.submitted[-1].tokens))
+    engine.tokenizer.chat_template = TEMPLATE
+    return engine
 
 
 # -- seeds
@@ -110,14 +101,6 @@ def test_logprobs_may_name_tokens_by_id(client: Client, tokenizer: Any) -> None:
     assert content[0]["top_logprobs"] == [{"token": "token_id:40", "logprob": -41.0, "bytes": [72]}]
 
 
-def test_text_parameters_reach_the_engine(client: Client, engine: Engine) -> None:
-    fields = {"include_stop_str_in_output": True, "skip_special_tokens": False, "stop_token_ids": list(range(300))}
-    assert client.post(COMPLETIONS, {"prompt": "x", "spaces_between_special_tokens": False, **fields}).status == 200
-    params = engine.submitted[0].params
-    assert params.include_stop_str_in_output and not params.skip_special_tokens
-    assert params.stop_token_ids == tuple(range(300))
-
-
 # -- prompts
 
 
@@ -159,7 +142,7 @@ def test_a_chat_may_be_cut(client: Client, engine: Engine) -> None:
     long = {"role": "user", "content": "a b c " * 100}
     assert client.post(CHAT, {"messages": [long]}).error["param"] == "messages"
     assert client.post(CHAT, {"messages": [long], "truncate_prompt_tokens": -1}).status == 200
-    assert len(engine.submitted[0].tokens) == 255 and prompted(engine).endswith("<assistant>")
+    assert len(engine.submitted[0].tokens) == 255 and engine.prompt.endswith("<assistant>")
 
 
 # -- chats
@@ -187,7 +170,7 @@ def test_whether_a_template_begins_an_answer(client: Client, templated: Engine) 
         ({"add_generation_prompt": False}, "<user>hi</user>"),
     ):
         assert client.post(CHAT, {"messages": [USER], **fields}).status == 200
-        assert prompted(templated) == expected
+        assert templated.prompt == expected
         tokens = client.post("/tokenize", {"messages": [USER], **fields}).json["tokens"]
         assert tokens == templated.submitted[-1].tokens
 
@@ -196,7 +179,7 @@ def test_whether_a_template_begins_an_answer(client: Client, templated: Engine) 
 def test_a_template_may_leave_the_last_message_open(client: Client, templated: Engine, begins: bool | None) -> None:
     fields = {"messages": [USER, BEGUN], "continue_final_message": True, "add_generation_prompt": begins}
     body = client.post(CHAT, {**fields, "echo": True}).json
-    assert prompted(templated) == "<user>hi</user><assistant>The answer"
+    assert templated.prompt == "<user>hi</user><assistant>The answer"
     assert body["choices"][0]["message"]["content"] == "The answerimport os"
     assert client.post("/tokenize", fields).json["tokens"] == templated.submitted[-1].tokens
 
@@ -211,7 +194,7 @@ def test_a_message_is_not_continued_and_answered(client: Client) -> None:
 def test_arguments_of_the_template(client: Client, templated: Engine) -> None:
     fields = {"messages": [USER], "chat_template_kwargs": {"tone": "Calm: ", "unknown": [1, {"a": None}]}}
     assert client.post(CHAT, fields).status == 200
-    assert prompted(templated) == "Calm: <user>hi</user><assistant>"
+    assert templated.prompt == "Calm: <user>hi</user><assistant>"
     assert client.post("/tokenize", fields).json["tokens"] == templated.submitted[-1].tokens
 
 
@@ -230,11 +213,3 @@ def test_special_tokens_around_a_chat(client: Client, engine: Engine, monkeypatc
 def test_a_chat_template_of_the_clients_is_refused(client: Client) -> None:
     answer = client.post(CHAT, {"messages": [USER], "chat_template": "{{ messages }}"})
     assert (answer.status, answer.error["param"]) == (400, "chat_template")
-
-
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-def test_an_id_of_the_clients(client: Client, path: str) -> None:
-    body = client.post(
-        path, {"prompt": "x", "request_id": "a-1"} if path == COMPLETIONS else {"messages": [USER], "request_id": "a-1"}
-    ).json
-    assert body["id"] == ("cmpl-a-1" if path == COMPLETIONS else "chatcmpl-a-1")

@@ -362,10 +362,3 @@ def test_tags_that_are_not(tag: Any) -> None:
     with pytest.raises(ParameterError, match=r"^X-Request-Tag: .* is not allowed; expected 1 to 64 letters") as error:
         checked_tag(tag, "X-Request-Tag")
     assert "\n" not in str(error.value)
-
-
-def test_servers_share_nothing(metrics: ServerMetrics) -> None:
-    other = ServerMetrics("another model")
-    serve_one(metrics, facts())
-    assert value(other, "vllm:prompt_tokens_total") == 0
-    assert value(metrics, "vllm:prompt_tokens_total") == 10
