@@ -307,6 +307,11 @@ class Server:
     def samples(self, prefix: str) -> dict[str, float]:
         return counted(self.metrics, prefix)
 
+    def sample(self, line: str) -> float:
+        """The value of the sample that begins so."""
+        (found,) = (x for x in self.client.get("/metrics").body.decode().splitlines() if x.startswith(line + " "))
+        return float(found.rpartition(" ")[2])
+
 
 def unready(reason: str) -> Health:
     return replace(Health(), ready=False, reason=reason, identity=None)

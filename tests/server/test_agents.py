@@ -127,7 +127,7 @@ LEFT_OUT_OF_CLAUDE = {
     "tools[].defer_loading",
     "system[x-anthropic-]",
 }
-#: Of opencode, Aider and Continue.
+#: Of opencode and Continue.
 CHATS: dict[str, dict[str, Any]] = {
     "opencode": {
         "model": "tiny",
@@ -153,13 +153,6 @@ CHATS: dict[str, dict[str, Any]] = {
         "tool_choice": "auto",
         "stream": True,
         "stream_options": {"include_usage": True},
-    },
-    "aider": {
-        "model": "tiny",
-        "messages": [{"role": "system", "content": "Answer with diffs."}, {"role": "user", "content": "list"}],
-        "temperature": 0,
-        "stream": True,
-        "max_tokens": 32,
     },
     "continue": {
         "model": "tiny",
@@ -222,9 +215,7 @@ def test_claude_code(taking: Callable[..., Client], engine: Engine) -> None:
     assert plain.json == {"input_tokens": len(first)}
 
 
-@pytest.mark.parametrize(
-    ("agent", "hints"), [("opencode", set()), ("aider", set()), ("continue", {"prediction", "reasoning_effort"})]
-)
+@pytest.mark.parametrize(("agent", "hints"), [("opencode", set()), ("continue", {"prediction", "reasoning_effort"})])
 def test_agents_that_chat(taking: Callable[..., Client], agent: str, hints: set[str]) -> None:
     answer = taking().post("/v1/chat/completions", CHATS[agent])
     assert answer.status == 200 and answer.body.endswith(b"data: [DONE]\n\n")
@@ -272,13 +263,9 @@ def test_names_in_the_header_are_few_and_plain(client: Client) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"structured_outputs": {"choices": ["a"]}},
-        {"response_format": {"type": "json_object", "schema": {}}},
-        {"speculation": {"depth": 1}},
         {"tool_choice": {"type": "function", "function": {"name": "f"}, "when": 1}},
         {"topP": 0.5},
         {"stops": ["x"]},
-        {"maxOutputTokens": 5},
         {"messages": [{"role": "user", "content": "x", "toolcalls": []}]},
         {"tools": [{"type": "function", "function": {"name": "f", "paramters": {}}}]},
         {"stream": True, "stream_options": {"include_usgae": True}},

@@ -11,12 +11,9 @@ import pytest
 from http_double import COMPLETIONS, Engine, Server, application
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pilotfish.config.server import ServerConfig
 from pilotfish.errors import EngineError, TargetUnavailable
 from pilotfish.logs import configure
 from pilotfish.server.auth import load_keyring
-from pilotfish.server.limits import Admission, RequestGuard
-from pilotfish.server.observe.metrics import ServerMetrics
 from pilotfish.server.observe.tracing import Tracer
 
 SECRET = "a-secret-of-sixteen"
@@ -29,24 +26,17 @@ requests_per_minute = 2
 """
 
 
-class SampledServer(Server):
-    def sample(self, line: str) -> float:
-        """The value of the sample that begins so."""
-        (found,) = (x for x in self.client.get("/metrics").body.decode().splitlines() if x.startswith(line + " "))
-        return float(found.rpartition(" ")[2])
+@pytest.fixture
+def server(engine: Engine) -> Server:
+    return Server(engine)
 
 
 @pytest.fixture
-def server(engine: Engine) -> SampledServer:
-    return SampledServer(engine)
-
-
-@pytest.fixture
-def keyed(engine: Engine, tmp_path: Any) -> SampledServer:
+def keyed(engine: Engine, tmp_path: Any) -> Server:
     path = tmp_path / "keys.toml"
     path.write_text(FILE)
     path.chmod(0o600)
-    return SampledServer(engine, keys=load_keyring(file=path))
+    return Server(engine, keys=load_keyring(file=path))
 
 
 @pytest.fixture
@@ -55,7 +45,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[dict[str, Any]]
     return lambda: [vars(record)["fields"] for record in caplog.records if record.name == "pilotfish.access"]
 
 
-def test_without_a_known_key_nobody_comes_in(keyed: SampledServer) -> None:
+def test_without_a_known_key_nobody_comes_in(keyed: Server) -> None:
     for headers in ({}, {"authorization": "Bearer wrong-secret-of-sixteen"}, {"authorization": SECRET}):
         answer = keyed.client.post(COMPLETIONS, {"prompt": "x"}, **headers)
         assert answer.status == 401 and answer.headers["www-authenticate"] == "Bearer"
@@ -65,7 +55,7 @@ def test_without_a_known_key_nobody_comes_in(keyed: SampledServer) -> None:
     assert keyed.sample('pilotfish_requests_rejected_total{code="401",model_name="tiny"}') == 3
 
 
-def test_a_key_in_the_header_of_anthropics_clients(keyed: SampledServer) -> None:
+def test_a_key_in_the_header_of_anthropics_clients(keyed: Server) -> None:
     wrong = "wrong-secret-of-sixteen"
     assert keyed.client.get("/v1/models", x_api_key=SECRET).status == 200
     assert keyed.client.get("/v1/models", x_api_key=SECRET, authorization="Basic eA==").status == 200
@@ -75,7 +65,7 @@ def test_a_key_in_the_header_of_anthropics_clients(keyed: SampledServer) -> None
     assert keyed.client.get("/v1/models", x_api_key="").status == 401
 
 
-def test_a_key_brings_its_salt_and_its_rate(keyed: SampledServer) -> None:
+def test_a_key_brings_its_salt_and_its_rate(keyed: Server) -> None:
     key = {"authorization": f"Bearer {SECRET}"}
     own = keyed.client.post(COMPLETIONS, {"prompt": "x", "cache_salt": "mine"}, **key)
     assert own.status == 400 and own.error["param"] == "cache_salt"
@@ -98,16 +88,14 @@ def test_a_request_is_settled_to_the_tokens_that_it_used(
     path = tmp_path / "keys.toml"
     path.write_text(f'[[key]]\nname = "few"\nsecret = "{SECRET}"\ntokens_per_minute = {limit}\n')
     path.chmod(0o600)
-    client = SampledServer(engine, keys=load_keyring(file=path)).client
+    client = Server(engine, keys=load_keyring(file=path)).client
     body, key = {"prompt": [5], "max_tokens": 30}, {"authorization": f"Bearer {SECRET}"}
     usage = client.post(COMPLETIONS, body, **key).json["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (1, 6)
     assert client.post(COMPLETIONS, body, **key).status == status
 
 
-def test_the_access_line_of_a_refusal_says_why(
-    server: SampledServer, lines: Callable[[], list[dict[str, Any]]]
-) -> None:
+def test_the_access_line_of_a_refusal_says_why(server: Server, lines: Callable[[], list[dict[str, Any]]]) -> None:
     server.client.post(COMPLETIONS, {"prompt": "x", "temperature": -1})
     server.client.post(COMPLETIONS, {"prompt": [1, "secret"]})
     server.client.post("/v1/chat/completions", {"messages": [{"role": "user", "content": 7, "name": "secret"}]})
@@ -132,7 +120,7 @@ def test_the_access_line_of_a_refusal_says_why(
     ],
 )
 def test_the_access_line_of_a_refusal_quotes_no_prompt(
-    server: SampledServer, lines: Callable[[], list[dict[str, Any]]], body: str
+    server: Server, lines: Callable[[], list[dict[str, Any]]], body: str
 ) -> None:
     answer = server.client.post(COMPLETIONS, raw=body.encode())
     (line,) = lines()
@@ -140,7 +128,7 @@ def test_the_access_line_of_a_refusal_quotes_no_prompt(
 
 
 def test_the_access_line_of_a_stream_that_broke_says_why(
-    server: SampledServer, lines: Callable[[], list[dict[str, Any]]]
+    server: Server, lines: Callable[[], list[dict[str, Any]]]
 ) -> None:
     said = server.engine.script
     server.engine.script = lambda submitted: [next(iter(said(submitted))), TargetUnavailable("target: it ended", 1.0)]
@@ -149,7 +137,7 @@ def test_the_access_line_of_a_stream_that_broke_says_why(
     assert (line["status"], line["finish_reason"], line["error"]) == (200, "error", "target: it ended")
 
 
-def test_a_server_that_drains(server: SampledServer) -> None:
+def test_a_server_that_drains(server: Server) -> None:
     server.admission.close()
     answer = server.client.post(COMPLETIONS, {"prompt": "x"})
     assert answer.status == 503 and answer.error["code"] == "draining" and "retry-after" in answer.headers
@@ -159,7 +147,7 @@ def test_a_server_that_drains(server: SampledServer) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_counted_of_a_request(server: SampledServer, stream: bool) -> None:
+def test_what_is_counted_of_a_request(server: Server, stream: bool) -> None:
     fields = {"prompt": ["ab", "cd"], "n": 2, "stream": stream, "max_tokens": 20, "metadata": {"tag": "batch"}}
     assert server.client.post(COMPLETIONS, fields).status == 200
     labels = 'mode="sync",model_name="tiny",output="completion",tag="batch"'
@@ -172,14 +160,14 @@ def test_what_is_counted_of_a_request(server: SampledServer, stream: bool) -> No
     assert server.sample(name) == 1
 
 
-def test_the_mode_of_a_request_that_does_without_speculation(server: SampledServer) -> None:
+def test_the_mode_of_a_request_that_does_without_speculation(server: Server) -> None:
     server.client.post(COMPLETIONS, {"prompt": "ab", "speculation": {"mode": "off"}}, x_request_tag="plain")
     labels = 'mode="off",model_name="tiny",output="completion",tag="plain"'
     assert server.sample(f'pilotfish_requests_total{{finished_reason="stop",{labels}}}') == 1
 
 
 @pytest.mark.parametrize("headers", [{"x_request_tag": "no spaces allowed"}, {"x_request_tag": "x" * 65}])
-def test_a_tag_that_is_none(server: SampledServer, headers: dict[str, str]) -> None:
+def test_a_tag_that_is_none(server: Server, headers: dict[str, str]) -> None:
     answer = server.client.post(COMPLETIONS, {"prompt": "ab"}, **headers)
     assert answer.status == 400 and answer.error["param"] == "x-request-tag"
     answer = server.client.post(COMPLETIONS, {"prompt": "ab", "metadata": {"tag": 7}})
@@ -187,7 +175,7 @@ def test_a_tag_that_is_none(server: SampledServer, headers: dict[str, str]) -> N
     assert server.admission.requests == 0
 
 
-def test_a_request_that_breaks_is_an_error_and_leaves_nothing(server: SampledServer) -> None:
+def test_a_request_that_breaks_is_an_error_and_leaves_nothing(server: Server) -> None:
     server.engine.script = lambda _: [EngineError("step failed: it burns")]
     assert server.client.post(COMPLETIONS, {"prompt": "ab"}).status == 500
     labels = 'mode="sync",model_name="tiny",output="completion",tag="none"'
@@ -195,7 +183,7 @@ def test_a_request_that_breaks_is_an_error_and_leaves_nothing(server: SampledSer
     assert server.admission.requests == server.admission.sequences == 0 and server.admission.idle.is_set()
 
 
-def test_a_line_in_the_log_for_each_request(server: SampledServer, lines: Callable[[], list[dict[str, Any]]]) -> None:
+def test_a_line_in_the_log_for_each_request(server: Server, lines: Callable[[], list[dict[str, Any]]]) -> None:
     server.client.post(COMPLETIONS, {"prompt": "abc"}, x_request_id="r-1")
     server.client.get("/health")
     server.client.get("/nowhere")
@@ -207,7 +195,6 @@ def test_a_line_in_the_log_for_each_request(server: SampledServer, lines: Callab
 
 def test_whoever_announces_the_servers_start_and_end_is_answered(engine: Engine) -> None:
     """Ray Serve does; uvicorn is told not to."""
-    guard = RequestGuard(load_keyring(), Admission(ServerConfig()), ServerMetrics("tiny"), None)
     told, answers = iter(["lifespan.startup", "lifespan.shutdown"]), []
 
     async def receive() -> Any:
@@ -216,26 +203,20 @@ def test_whoever_announces_the_servers_start_and_end_is_answered(engine: Engine)
     async def send(message: Any) -> None:
         answers.append(message["type"])
 
-    asyncio.run(application(engine, guard)({"type": "lifespan", "state": {}}, receive, send))
+    asyncio.run(application(engine)({"type": "lifespan", "state": {}}, receive, send))
     assert answers == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
-def test_paths_that_clients_make_up_are_no_labels(server: SampledServer) -> None:
+def test_paths_that_clients_make_up_are_no_labels(server: Server) -> None:
     server.client.get("/made/up")
     assert server.sample('http_requests_total{handler="other",method="GET",status="4xx"}') == 1
 
 
-def test_prompts_are_logged_where_that_is_asked_for(server: SampledServer, capsys: pytest.CaptureFixture[str]) -> None:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    try:
-        for asked in (False, True):
-            configure("json", prompts=asked)
-            server.client.post(COMPLETIONS, {"prompt": "the secret plan"})
-            assert ("the secret plan" in capsys.readouterr().err) is asked
-    finally:
-        configure("json")
-        root.handlers[:], root.level = handlers, level
+def test_prompts_are_logged_where_that_is_asked_for(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    for asked in (True, False):
+        configure("json", prompts=asked)
+        server.client.post(COMPLETIONS, {"prompt": "the secret plan"})
+        assert ("the secret plan" in capsys.readouterr().err) is asked
 
 
 def test_a_request_is_a_span(engine: Engine) -> None:

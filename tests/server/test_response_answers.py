@@ -344,10 +344,6 @@ def test_a_limit_beyond_the_context_is_what_it_leaves(client: Client, engine: En
     assert engine.submitted[-1].params.max_tokens == 256 - len(engine.submitted[-1].tokens)
 
 
-def test_a_request_may_name_its_answer(client: Client) -> None:
-    assert client.post(PATH, {"input": "x", "request_id": "mine"}).json["id"] == "resp_mine"
-
-
 def test_a_prompt_that_is_too_long_is_truncated_where_it_may_be(client: Client, engine: Engine) -> None:
     long = "def " * 300
     error = client.post(PATH, {"input": long}).error
@@ -386,7 +382,6 @@ def test_efforts_of_a_model_that_knows_none(serve: Callable[..., Client]) -> Non
     ("fields", "param"),
     [
         ({"input": None}, "input"),
-        ({"input": 3}, "input"),
         ({"input": []}, "input"),
         ({"input": ["x"]}, "input[0]"),
         ({"input": [{"type": "image"}]}, "input[0].type"),
@@ -399,38 +394,25 @@ def test_efforts_of_a_model_that_knows_none(serve: Callable[..., Client]) -> Non
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"messages": []}, "messages"),
-        ({"n": 2}, "n"),
-        ({"max_tokens": 2}, "max_tokens"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"max_output_tokens": "x"}, "max_output_tokens"),
-        ({"temperature": 101}, "temperature"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
         ({"tools": [TIME, TIME]}, "tools[1].name"),
         ({"tools": [{**TIME, "parameters": {"type": "array"}}]}, "tools[0].parameters.type"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": "never"}, "tool_choice"),
         ({"tools": [TIME], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice.name"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
-        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}}, None),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"include": ["everything"]}, "include[0]"),
         ({"background": True}, "background"),
-        ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "x"}}, "prompt"),
-        ({"metadata": {"a": 1}}, "metadata"),
         ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
-        ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
         ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options.include_usage"),
-        ({"response_format": {"type": "text"}}, "response_format"),
-        ({"service_tier": "flex"}, "service_tier"),
         ({"speculation": {"detail": True}}, "speculation.detail"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
-        ({"unknown": 1}, "unknown"),
     ],
 )
 def test_a_bad_field_is_named(serve: Callable[..., Client], fields: dict[str, Any], param: str | None) -> None:
@@ -454,13 +436,10 @@ def test_an_error_names_fields_of_the_response_alone(client: Client) -> None:
     assert client.post(PATH, {"input": ["x", call][1:]}).error["param"] == "input"
 
 
-def test_an_unknown_response_is_not_found(client: Client) -> None:
+def test_an_unknown_response_or_model_is_not_found(client: Client) -> None:
     answer = client.post(PATH, {"input": "x", "previous_response_id": "resp_1"})
     assert (answer.status, answer.error["param"]) == (400, "previous_response_id")
     assert answer.error["code"] == "previous_response_not_found"
-
-
-def test_an_unknown_model(client: Client) -> None:
     answer = client.post(PATH, {"input": "x", "model": "other"})
     assert (answer.status, answer.error["code"]) == (404, "model_not_found")
 

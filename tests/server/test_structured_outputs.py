@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
 import pytest
-from http_double import CHAT, COMPLETIONS, Client, Engine, Submitted
+from http_double import CHAT, COMPLETIONS, USER, Client, Engine
 
 from pilotfish.core.sampling.constraint import MAX_LENGTH, Constraint
 from pilotfish.errors import ParameterError
@@ -22,11 +21,7 @@ CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 5}}\n</tool_call>'
 
 
 def asked(path: str, **fields: Any) -> dict[str, Any]:
-    return (
-        {"prompt": "x", **fields}
-        if path == COMPLETIONS
-        else {"messages": [{"role": "user", "content": "hi"}], **fields}
-    )
+    return {"prompt": "x", **fields} if path == COMPLETIONS else {"messages": [USER], **fields}
 
 
 def json_schema(**fields: Any) -> dict[str, Any]:
@@ -50,17 +45,14 @@ def schema_format(**fields: Any) -> dict[str, Any]:
         ({"response_format": {"type": "json_object"}}, Constraint.json_object(compact=True)),
         ({"response_format": FORMAT}, KEPT),
         ({"response_format": schema_format(schema=SCHEMA, strict=True, description="A point.")}, KEPT),
-        ({"response_format": schema_format(schema=SCHEMA, strict=False, description=None)}, KEPT),
         (structured(json=SCHEMA), KEPT),
         (structured(json='{"enum": [1]}'), Constraint.json({"enum": [1]}, compact=True)),
-        ({"structured_outputs": {"json": {"type": "null"}}}, Constraint.json({"type": "null"}, compact=True)),
         (structured(regex=r"\d+"), Constraint.regex(r"\d+")),
         (structured(choice=["yes", "no"]), Constraint.choice(["yes", "no"])),
         (structured(grammar='root ::= "a"'), Constraint.grammar('root ::= "a"')),
         (structured(json_object=True), Constraint.json_object(compact=True)),
         (structured(json_object=True, disable_any_whitespace=False), Constraint.json_object(compact=False)),
         (structured(regex="a", json=None, whitespace_pattern=None, structural_tag=None), Constraint.regex("a")),
-        (structured(regex="a", disable_additional_properties=False), Constraint.regex("a")),
         ({"response_format": {"type": "text"}, "structured_outputs": {"regex": "a"}}, Constraint.regex("a")),
         ({"guided_json": SCHEMA}, KEPT),
         ({"guided_regex": "a"}, Constraint.regex("a")),
@@ -97,10 +89,7 @@ def nested(depth: int) -> Any:
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "it is missing"),
         ({"response_format": {"type": "json_schema", "json_schema": None}}, "response_format.json_schema", "an object"),
         ({"response_format": schema_format(schema=None)}, "response_format.json_schema.schema", "an object"),
-        ({"response_format": schema_format(schema=[1])}, "response_format.json_schema.schema", "an object"),
         ({"response_format": schema_format(name="a b")}, "response_format.json_schema.name", "1 to 64 letters, digits"),
-        ({"response_format": schema_format(name="")}, "response_format.json_schema.name", "1 to 64 letters, digits"),
-        ({"response_format": schema_format(name="a" * 65)}, "response_format.json_schema.name", "1 to 64 letters"),
         ({"response_format": schema_format(strict=1)}, "response_format.json_schema.strict", "true or false"),
         ({"response_format": schema_format(more=1)}, "response_format.json_schema.more", "no such parameter"),
         (json_schema(schema={}), "response_format.json_schema.name", "it is missing"),
@@ -108,17 +97,12 @@ def nested(depth: int) -> Any:
         ({"structured_outputs": {}}, "structured_outputs", "one of json, regex, choice, grammar and json_object"),
         (structured(json=None), "structured_outputs", "is needed"),
         (structured(json="{"), "structured_outputs.json", "a JSON schema, as an object or as its text"),
-        (structured(json="[]"), "structured_outputs.json", "a JSON schema, as an object or as its"),
-        (structured(json=5), "structured_outputs.json", "an object or text"),
-        (structured(regex=""), "structured_outputs.regex", "1 to"),
         (structured(regex="a" * (MAX_LENGTH + 1)), "structured_outputs.regex", f"1 to {MAX_LENGTH}"),
         (structured(choice=[]), "structured_outputs.choice", "a choice of one or more texts"),
         (structured(choice=["a", ""]), "structured_outputs.choice", "texts that are not empty"),
-        (structured(choice="a"), "structured_outputs.choice", "expected a list"),
         (structured(choices=["a"]), "structured_outputs.choices", "there is no such parameter"),
         (structured(json_object=False), "structured_outputs.json_object", "expected true"),
         (structured(regex="a", whitespace_pattern=" "), "structured_outputs.whitespace_pattern", "null"),
-        (structured(structural_tag="a"), "structured_outputs.structural_tag", "expected null"),
         (structured(json={}, regex="a"), "structured_outputs.regex", "with structured_outputs.json"),
         ({"guided_json": {}, "guided_choice": ["a"]}, "guided_choice", "cannot be combined with guided_json"),
         (
@@ -214,17 +198,6 @@ def test_strict_tools_of_a_model_without_a_mark_are_not_enforced(client: Client,
 # -- what the target refuses
 
 
-@pytest.fixture
-def refuses(engine: Engine) -> Callable[[ParameterError], None]:
-    def refuse(error: ParameterError) -> None:
-        def script(submitted: Submitted) -> list[Exception]:  # noqa: ARG001
-            return [error]
-
-        engine.script = script
-
-    return refuse
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("fields", "param"),
@@ -238,15 +211,16 @@ def refuses(engine: Engine) -> Callable[[ParameterError], None]:
     ],
 )
 def test_a_constraint_that_the_target_refuses(
-    client: Client, refuses: Callable[..., None], fields: dict[str, Any], param: str, stream: bool
+    client: Client, engine: Engine, fields: dict[str, Any], param: str, stream: bool
 ) -> None:
-    refuses(ParameterError.described("structured_outputs", "structured_outputs: 'if' is not supported"))
+    error = ParameterError.described("structured_outputs", "structured_outputs: 'if' is not supported")
+    engine.script = lambda _: [error]
     answer = client.post(CHAT, asked(CHAT, stream=stream, **fields))
     assert (answer.status, answer.error["param"]) == (400, param)
     assert answer.error["message"] == f"{param}: 'if' is not supported"
 
 
-def test_other_errors_of_the_target_stay(client: Client, refuses: Callable[..., None]) -> None:
-    refuses(ParameterError("stop", "x", "nothing"))
+def test_other_errors_of_the_target_stay(client: Client, engine: Engine) -> None:
+    engine.script = lambda _: [ParameterError("stop", "x", "nothing")]
     answer = client.post(CHAT, asked(CHAT, response_format=FORMAT))
     assert answer.error["param"] == "stop"
