@@ -302,9 +302,10 @@ def test_what_is_no_collectors_url(endpoint: str) -> None:
         start_tracing(endpoint, "a-model")
 
 
-def test_off_it_imports_nothing() -> None:
+def test_without_traces_a_server_imports_neither_their_library_nor_torch() -> None:
     code = (
-        "import sys; from pilotfish.server.application import start_tracing; assert start_tracing(None, 'm') is None;"
-        "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
+        "import sys, pilotfish.server.routes; from pilotfish.server.application import start_tracing;"
+        "assert start_tracing(None, 'm') is None;"
+        "sys.exit(any(name.startswith(('opentelemetry', 'torch')) for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""Completions through the official client: what fields ask for is in the answer."""
+"""Completions and chats through the official client: what fields ask for is in the answer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from openai_cases import CASES, MODEL, Case, case
+from openai_cases import CASES, HELLO, MODEL, Case, case
 from openai_fleet import Fleet
 from support import SNIPPETS
 
@@ -162,3 +162,33 @@ def test_logprobs_are_of_the_text(fleet: Fleet, mode: str, scored: Case) -> None
                 assert logprob <= 0 and top[token] == logprob
                 assert scored.asked["logprobs"] <= len(top) <= scored.asked["logprobs"] + 1
                 assert all(each <= 0 for each in top.values())
+
+
+# -- chats
+
+
+def test_a_chat_is_a_completion_of_the_template(fleet: Fleet, mode: str) -> None:
+    prompt = f"<user>{HELLO['content']}\n<assistant>"
+    asked = {**case("sampled").asked, "prompt": prompt}
+    completion = fleet.whole(mode, Case(False, "template", asked))
+    answer = fleet.whole(mode, case("sampled", chat=True))
+    assert answer.choices[0].text == completion.choices[0].text
+    assert answer.usage == completion.usage and answer.fingerprint == completion.fingerprint
+
+
+SCORED_CHATS = [each for each in CASES if each.chat and each.asked.get("logprobs")]
+
+
+@pytest.mark.parametrize("scored", SCORED_CHATS, ids=str)
+def test_logprobs_of_a_chat_are_of_the_text(fleet: Fleet, mode: str, scored: Case) -> None:
+    most = scored.asked.get("top_logprobs", 0)
+    for choice in fleet.whole(mode, scored).choices.values():
+        content = choice.logprobs["content"]
+        said = b"".join(bytes(entry["bytes"]) for entry in content)
+        assert said.decode(errors="replace") == choice.text
+        for entry in content:
+            top = [likely["logprob"] for likely in entry["top_logprobs"]]
+            assert entry["logprob"] <= 0 and len(top) == most
+            assert top == sorted(top, reverse=True) and all(entry["logprob"] <= likely for likely in top[:1])
+            told = {likely["token"]: likely["logprob"] for likely in entry["top_logprobs"]}
+            assert told.get(entry["token"], entry["logprob"]) == entry["logprob"]
