@@ -123,7 +123,7 @@ def test_a_drawn_seed_is_told_and_gives_the_same_again(fleet: Fleet, mode: str) 
 # -- ends
 
 
-@pytest.mark.parametrize("name", ["stop", "stop-spanning", "stop-greedy", "stop-list", "logprobs-stop"])
+@pytest.mark.parametrize("name", ["stop", "stop-spanning", "stop-list", "logprobs-stop"])
 def test_a_stop_string_ends_the_text_before_itself(fleet: Fleet, mode: str, name: str) -> None:
     stop = fleet.arguments(case(name))["stop"]
     whole = fleet.whole(mode, variant(name, stop=None)).choices[0].text
