@@ -52,15 +52,6 @@ def client(bundled: Fleet, mode: str) -> OpenAI:
 # -- parse
 
 
-def test_tools_and_a_format_may_stand_beside_each_other(client: OpenAI) -> None:
-    called = client.chat.completions.parse(
-        **GREEDY, tools=[WEATHER], tool_choice="required", response_format=Plan
-    ).choices[0]
-    assert called.message.tool_calls and called.message.parsed is None
-    said = client.chat.completions.parse(**GREEDY, tools=[WEATHER], tool_choice="none", response_format=Plan).choices[0]
-    assert isinstance(said.message.parsed, Plan) and not said.message.tool_calls
-
-
 def test_an_answer_that_was_cut_is_not_parsed(client: OpenAI) -> None:
     with pytest.raises(LengthFinishReasonError):
         client.chat.completions.parse(**{**GREEDY, "max_tokens": 2}, response_format=Plan)

@@ -208,8 +208,3 @@ def test_special_tokens_around_a_chat(client: Client, engine: Engine, monkeypatc
         assert client.post(CHAT, fields).status == 200
         assert (engine.submitted[-1].tokens[0] == 1) is (special is True)
         assert client.post("/tokenize", fields).json["tokens"] == engine.submitted[-1].tokens
-
-
-def test_a_chat_template_of_the_clients_is_refused(client: Client) -> None:
-    answer = client.post(CHAT, {"messages": [USER], "chat_template": "{{ messages }}"})
-    assert (answer.status, answer.error["param"]) == (400, "chat_template")
