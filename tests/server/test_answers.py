@@ -141,12 +141,6 @@ def test_parameters_reach_the_engine(client: Client, engine: Engine) -> None:
     assert (submitted.cache_salt, submitted.max_nodes) == ("s", 3)
 
 
-@pytest.mark.parametrize(("mode", "nodes"), [("off", 0), ("sync", None), (None, None)])
-def test_speculation_off(client: Client, engine: Engine, mode: str | None, nodes: int | None) -> None:
-    assert client.post(COMPLETIONS, {"prompt": "def", "speculation": {"mode": mode}}).status == 200
-    assert engine.submitted[0].max_nodes == nodes
-
-
 def test_the_limit_of_a_chat(serve: Callable[..., Client], engine: Engine) -> None:
     client = serve(default_max_tokens=50)
     client.post(CHAT, {"messages": USER})

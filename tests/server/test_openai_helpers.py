@@ -3,7 +3,6 @@ tools, and what they raise."""
 
 from __future__ import annotations
 
-import json
 from typing import Any, Literal
 
 import pytest
@@ -11,10 +10,8 @@ from openai import LengthFinishReasonError, OpenAI, pydantic_function_tool
 from openai_cases import MODEL
 from openai_fleet import Fleet
 from pydantic import BaseModel, Field
-from sizes import sized
 
 ASK: Any = {"role": "user", "content": "def mean(values):"}
-TIMES = sized(2, 4)
 GREEDY: dict[str, Any] = {"model": MODEL, "messages": [ASK], "temperature": 0, "max_tokens": 256}
 
 
@@ -35,12 +32,7 @@ class GetWeather(BaseModel):
     unit: Literal["celsius", "fahrenheit"]
 
 
-class Stop(BaseModel):
-    now: bool
-
-
 WEATHER = pydantic_function_tool(GetWeather)
-STOP = pydantic_function_tool(Stop)
 NAMED: Any = {"type": "function", "function": {"name": "GetWeather"}}
 
 
@@ -107,19 +99,3 @@ def test_chunks_are_of_openais_types(bundled: Fleet, mode: str) -> None:
 
 
 # -- loops
-
-
-def answer_of(call: Any) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": call.id, "content": json.dumps({"celsius": 7})}
-
-
-def test_a_loop_of_parsed_messages_and_streams(client: OpenAI) -> None:
-    parsed = client.chat.completions.parse(**GREEDY, tools=[WEATHER], tool_choice="required").choices[0].message
-    with client.chat.completions.stream(**GREEDY, tools=[WEATHER], tool_choice=NAMED) as stream:
-        streamed = stream.until_done().get_final_completion().choices[0].message
-    assert parsed.tool_calls and streamed.tool_calls
-    results = [*map(answer_of, parsed.tool_calls)], [*map(answer_of, streamed.tool_calls)]
-    messages = [ASK, parsed, *results[0], streamed, *results[1], {"role": "user", "content": "And?"}]
-    asked = {**GREEDY, "messages": messages}
-    answer = client.chat.completions.parse(**asked, tools=[WEATHER], response_format=Plan, tool_choice="none")
-    assert isinstance(answer.choices[0].message.parsed, Plan)

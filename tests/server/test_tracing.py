@@ -206,14 +206,6 @@ def test_a_refused_request(tracer: Tracer, exporter: InMemorySpanExporter, statu
     assert (span.attributes or {})["http.response.status_code"] == status
 
 
-def test_servers_have_tracers_of_their_own(tracer: Tracer, exporter: InMemorySpanExporter) -> None:
-    other = Tracer(other_exporter := InMemorySpanExporter(), "another")
-    tracer.request("chat", "req-1", {}).closed(RECORD)
-    other.close()
-    assert other_exporter.get_finished_spans() == ()
-    assert only(tracer, exporter).name == "chat a-model"
-
-
 class Collector(HTTPServer):
     """Answers OTLP/HTTP, and keeps what came."""
 

@@ -23,22 +23,6 @@ def text_chunk(text: str, index: int = 0, finish: str | None = None) -> dict[str
     return {"choices": [{"index": index, "text": text, "logprobs": None, "finish_reason": finish, "stop_reason": None}]}
 
 
-@pytest.mark.parametrize(
-    ("kind", "whole", "wrong"),
-    [
-        ("chat json", '{"name": "a", "kind": "class", "sizes": [], "at": "12:30"}', '{"name": "a"}'),
-        ("regex", "abc(de, f)", "abc(de, f"),
-        ("grammar", "12+3-4", "12+"),
-    ],
-)
-def test_whole_outputs_are_what_was_asked_for(kind: str, whole: str, wrong: str) -> None:
-    assert Output(whole, ("stop", None)).valid(kind) and not Output(wrong, ("stop", None)).valid(kind)
-    assert Output(wrong, ("length", None)).valid(kind) and Output(wrong).valid(kind)
-    assert Output(wrong, ("stop", None)).valid("chat")
-    call = Output("", ("tool_calls", None), calls={0: "{}"})
-    assert not call.valid("whole chat tool")
-
-
 def test_a_cut_answer_agrees_with_what_it_begins() -> None:
     expected = {0: Output("abc", ("length", None))}
     assert agrees(answered(text_chunk("abc", finish="length")), expected)

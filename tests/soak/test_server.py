@@ -42,20 +42,18 @@ def show(row: Row) -> None:
     print(json.dumps(row))  # noqa: T201  # pytest shows it with -s, and if the test fails
 
 
-def held_up(config: EngineConfig, load: Load) -> Row:
-    """Figures of a server that has answered all of a load rightly, and holds nothing afterwards."""
+def hold_up(config: EngineConfig, load: Load) -> None:
+    """A server answers all of a load rightly, and holds nothing afterwards."""
     report = run_load(config, load, memory)
     show(report)
     assert report["broken"] == 0 < report["aborted"] and not any(report["held"].values())
     assert SECONDS < WARMED_UP or all(row["flat"] for row in report["memory"])
-    return report
 
 
 @pytest.mark.parametrize("mode", ["off", "sync", "async"])
 def test_a_loaded_server_answers_as_an_idle_one(prompts: list[Prompt], mode: Mode) -> None:
     load = Load(prompts, SECONDS, STREAMS, requests=6 * STREAMS if STREAMS < 16 else 96, max_tokens=96)
-    report = held_up(config(mode), load)
-    assert len(report["whole"]) == 6 and all(report["whole"].values())
+    hold_up(config(mode), load)
 
 
 @pytest.mark.parametrize("mode", ["off", "async"])
@@ -63,7 +61,7 @@ def test_tiers_of_kv_that_hold_less_than_is_asked_for(prompts: list[Prompt], mod
     """Each tier evicts all the time; files stay within their size, memory within its own."""
     disk = tmp_path / "kv"
     tiered = replace(config(mode), kv_slots=16384, kv_host_memory=0.05, kv_disk=disk, kv_disk_size=0.1)
-    held_up(tiered, Load(prompts, SECONDS, STREAMS, requests=6 * STREAMS, max_tokens=96))
+    hold_up(tiered, Load(prompts, SECONDS, STREAMS, requests=6 * STREAMS, max_tokens=96))
     sizes = [path.stat().st_size for path in disk.rglob("*.kv")]
     assert 0.05 * (1 << 30) < sum(sizes) < 0.1 * (1 << 30) and not list(disk.rglob("*.tmp"))
 
