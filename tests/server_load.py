@@ -4,10 +4,8 @@ under open streams a target that stands still."""
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
-import re
 import signal
 import time
 import urllib.error
@@ -19,7 +17,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import jsonschema_rs
 import numpy as np
 import uvloop
 from programs import Program, memory_bytes, start_server
@@ -73,14 +70,6 @@ KINDS |= {
     "grammar": {"temperature": 0.8, "structured_outputs": {"grammar": SUMS}},
     "chat tool": {"temperature": 0.8, "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False},
     "whole chat tool": {"temperature": 0.8, "tools": [TOOL], "tool_choice": "required", "stream": False, "n": 2},
-}
-#: Whether a whole output is what was asked for, by kind.
-SUM = re.compile(r"[1-9][0-9]{0,3}([+-][1-9][0-9]{0,3}){1,8}")
-VALID: dict[str, Callable[[str], object]] = {
-    "json": lambda text: jsonschema_rs.is_valid(SCHEMA, json.loads(text)),
-    "regex": re.compile(PATTERN).fullmatch,
-    "grammar": SUM.fullmatch,
-    "tool": lambda text: jsonschema_rs.is_valid(SCHEMA, json.loads(text)),
 }
 STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
 #: Tokens that may wait: no request of the mix is turned away.
@@ -136,10 +125,7 @@ async def post(url: str, path: str, body: dict[str, Any], cut: int | None = None
 def metrics_of(url: str) -> dict[str, float]:
     """Each metric of a server, summed over its labels."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=30) as response:
-        return metric_sums(response.read().decode())
-
-
-def metric_sums(text: str) -> dict[str, float]:
+        text = response.read().decode()
     found: Counter[str] = Counter()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -177,13 +163,6 @@ class Output:
         cut = other.logprobs[: len(self.logprobs)] == self.logprobs and other.text.startswith(self.text)
         cut = cut and all(other.calls.get(index, "").startswith(text) for index, text in self.calls.items())
         return cut and self.finish in ((None, None), other.finish)
-
-    def valid(self, kind: str) -> bool:
-        """Whether it is what a request of its kind asks for, as far as it has come."""
-        if self.finish[0] in (None, "length"):
-            return True
-        check = VALID.get(kind.split()[-1], lambda _: True)
-        return all(check(text) for text in self.calls.values() or [self.text])
 
 
 @dataclass(frozen=True)
@@ -280,8 +259,6 @@ class Tally:
     statuses: Counter[str] = field(default_factory=Counter)
     kinds: Counter[str] = field(default_factory=Counter)
     unequal: Counter[str] = field(default_factory=Counter)
-    invalid: Counter[str] = field(default_factory=Counter)  # outputs that are not what was asked for
-    whole: Counter[str] = field(default_factory=Counter)  # outputs that were checked to the end
     ended: Counter[int] = field(default_factory=Counter)  # answers of each client
     aborted: int = 0
     failed: int = 0  # answers that ended without being broken off, and not well
@@ -292,17 +269,12 @@ class Tally:
         self.kinds[kind] += 1
         self.aborted += cut and not answer.ended
         self.failed += not cut and not answer.ended
-        if answer.status == 200:
-            if not agrees(answer, known.expected):
-                self.unequal[kind] += 1
-            found = outputs(answer).values()
-            self.invalid[kind] += sum(not output.valid(kind) for output in found)
-            if kind.split()[-1] in VALID:
-                self.whole[kind] += sum(output.finish[0] in ("stop", "tool_calls") for output in found)
+        if answer.status == 200 and not agrees(answer, known.expected):
+            self.unequal[kind] += 1
 
     @property
     def broken(self) -> int:
-        return self.unequal.total() + self.invalid.total() + self.failed + self.statuses.total() - self.statuses["200"]
+        return self.unequal.total() + self.failed + self.statuses.total() - self.statuses["200"]
 
 
 @dataclass(frozen=True)
@@ -317,59 +289,40 @@ class Load:
     max_tokens: int = 96
 
 
-def run_load(config: EngineConfig, load: Load) -> Row:
-    """Figures of a server under load; `holds` says whether all was as it should be."""
+#: What runs in a thread beside the clients until a time, and gives further figures.
+Beside = Callable[[Program, Tally, float], Row]
+
+
+def run_load(config: EngineConfig, load: Load, beside: Beside, options: Sequence[str] = ()) -> Row:
+    """Figures of a server under load."""
     tokenizer, context = load_tokenizer(config.target), load_config(config.target).max_position_embeddings
     asked = mixed(load.prompts, tokenizer, context, load.requests, load.max_tokens)
-    with start_server(config, QUEUE) as server, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        url = server.told["url"]
+    with (
+        start_server(config, [*QUEUE, *options]) as server,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        url, tally = server.told["url"], Tally()
         known = runner.run(alone(url, asked))
-        tally = Tally()
-        samples = runner.run(_loaded(server, load, known, tally))
-        held = settled(partial(metrics_of, url))
-    memory = [{"process": name, **memory_of(one)} for name, one in samples.items()]
-    holds = not tally.broken and all(row["flat"] for row in memory) and not any(held.values())
+        figures = runner.run(_loaded(server, load, known, tally, beside))
+        held, told = settled(partial(metrics_of, url)), metrics_of(url)
     return {
         "kinds": dict(tally.kinds),
         "statuses": dict(tally.statuses),
-        "unequal_kinds": dict(tally.unequal),
-        "invalid_kinds": dict(+tally.invalid),
-        "whole": dict(tally.whole),
-        "memory": memory,
-        "held": held,  # afterwards
-        "refused": tally.statuses["429"],
+        "unequal": dict(tally.unequal),
         "aborted": tally.aborted,
         "failed": tally.failed,
-        "unequal": tally.unequal.total(),
-        "invalid": tally.invalid.total(),
-        "holds": holds,
+        "broken": tally.broken,
+        "resumed": int(told[RESUMED]),
+        "held": held,  # afterwards
+        **figures,
     }
 
 
-async def _loaded(
-    server: Program, load: Load, known: Sequence[Known], tally: Tally
-) -> dict[str, list[tuple[float, int]]]:
-    """Runs the clients; returns samples of each process's memory."""
-    over, until = asyncio.Event(), time.monotonic() + load.seconds
-    sampling = asyncio.create_task(_sample(server.processes(), over))
-    try:
-        url = server.told["url"]
-        await asyncio.gather(*(_client(url, load.aborts, known, tally, until, seed) for seed in range(load.streams)))
-    finally:
-        over.set()
-    return await sampling
-
-
-async def _sample(processes: Mapping[str, int], over: asyncio.Event) -> dict[str, list[tuple[float, int]]]:
-    """Seconds and resident bytes of each process, once a second and at the end."""
-    samples: dict[str, list[tuple[float, int]]] = {name: [] for name in processes}
-    while True:
-        for name, pid in processes.items():
-            samples[name].append((time.monotonic(), memory_bytes(pid)))
-        if over.is_set():
-            return samples
-        with suppress(TimeoutError):
-            await asyncio.wait_for(over.wait(), 1.0)
+async def _loaded(server: Program, load: Load, known: Sequence[Known], tally: Tally, beside: Beside) -> Row:
+    until, url = time.monotonic() + load.seconds, server.told["url"]
+    running = asyncio.create_task(asyncio.to_thread(beside, server, tally, until))
+    await asyncio.gather(*(_client(url, load.aborts, known, tally, until, seed) for seed in range(load.streams)))
+    return await running
 
 
 async def _client(url: str, aborts: float, known: Sequence[Known], tally: Tally, until: float, seed: int) -> None:
@@ -383,17 +336,29 @@ async def _client(url: str, aborts: float, known: Sequence[Known], tally: Tally,
         tally.ended[seed] += 1
 
 
-def settled(
-    metrics: Callable[[], Mapping[str, float]], sleep: Callable[[float], None] = time.sleep
-) -> dict[str, float]:
+def settled(metrics: Callable[[], Mapping[str, float]]) -> dict[str, float]:
     """Metrics of HELD once all are zero, or at the latest after SETTLE seconds."""
     for _ in range(round(SETTLE / 0.25)):
         found = metrics()
         held = {name: found[name] for name in HELD}
         if not any(held.values()):
             break
-        sleep(0.25)
+        time.sleep(0.25)
     return held
+
+
+# -- beside the clients
+
+
+def memory(server: Program, tally: Tally, until: float) -> Row:  # noqa: ARG001
+    """Figures of each process's resident bytes, which are taken once a second."""
+    processes = server.processes()
+    samples: dict[str, list[tuple[float, int]]] = {name: [] for name in processes}
+    while time.monotonic() < until:
+        for name, pid in processes.items():
+            samples[name].append((time.monotonic(), memory_bytes(pid)))
+        time.sleep(1.0)
+    return {"memory": [{"process": name, **memory_of(one)} for name, one in samples.items()]}
 
 
 def memory_of(samples: Sequence[tuple[float, int]]) -> Row:
@@ -402,94 +367,48 @@ def memory_of(samples: Sequence[tuple[float, int]]) -> Row:
     late = np.array(samples[len(samples) // 2 :], dtype=float)
     seconds = float(late[-1, 0] - late[0, 0])
     slope = float(np.polyfit(late[:, 0] - late[0, 0], late[:, 1], 1)[0]) if seconds > 0 else 0.0
-    grown, mean = slope * seconds, float(late[:, 1].mean())
     return {
         "first_mib": sizes[0] / MEBIBYTE,
         "last_mib": sizes[-1] / MEBIBYTE,
-        "peak_mib": max(sizes) / MEBIBYTE,
         "mib_per_minute": 60 * slope / MEBIBYTE,
-        "relative": grown / mean,
-        "flat": grown < max(FLAT_SHARE * mean, FLAT_BYTES),
+        "flat": slope * seconds < max(FLAT_SHARE * float(late[:, 1].mean()), FLAT_BYTES),
     }
 
 
-# -- targets that are killed
+def kills(replicas: int, pause: float) -> Beside:
+    """Kills one target after the other, `pause` seconds after all were ready and every client had an answer since: a
+    request that loses three targets fails, however slow the machine."""
 
+    def run(server: Program, tally: Tally, until: float) -> Row:
+        killed, before = 0, Counter[int]()
+        while time.monotonic() < until:
+            told = metrics_of(server.told["url"])
+            answered = all(count > before[client] for client, count in tally.ended.copy().items())
+            if told[RESTARTS] == killed and told[REPLICAS_READY] == replicas and answered:
+                time.sleep(pause)
+                before = tally.ended.copy()
+                os.kill(server.processes()[f"target {killed % replicas}"], signal.SIGKILL)
+                killed += 1
+            time.sleep(0.1)
+        return {"kills": killed}
 
-def run_killed(config: EngineConfig, load: Load, replicas: int, pause: float) -> Row:
-    """A server with several targets under load. One after the other is killed, `pause` seconds after all were ready and
-    every client had an answer since: a request that loses three targets fails, however slow the machine."""
-    tokenizer, context = load_tokenizer(config.target), load_config(config.target).max_position_embeddings
-    asked, options = mixed(load.prompts, tokenizer, context, load.requests, load.max_tokens), [f"--replicas={replicas}"]
-    with (
-        start_server(config, [*QUEUE, *options]) as server,
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-    ):
-        url, tally = server.told["url"], Tally()
-        known = runner.run(alone(url, asked))
-        kills = runner.run(_killed(server, load, known, tally, replicas, pause))
-        held, told = settled(partial(metrics_of, url)), metrics_of(url)
-    return {
-        "kinds": dict(tally.kinds),
-        "statuses": dict(tally.statuses),
-        "unequal_kinds": dict(tally.unequal),
-        "failed": tally.failed,
-        "broken": tally.broken,
-        "kills": kills,
-        "resumed": int(told[RESUMED]),
-        "held": held,
-    }
-
-
-async def _killed(
-    server: Program, load: Load, known: Sequence[Known], tally: Tally, replicas: int, pause: float
-) -> int:
-    until, url = time.monotonic() + load.seconds, server.told["url"]
-    killing = asyncio.create_task(asyncio.to_thread(_kill_targets, server, tally, replicas, pause, until))
-    await asyncio.gather(*(_client(url, load.aborts, known, tally, until, seed) for seed in range(load.streams)))
-    return await killing
-
-
-def _kill_targets(server: Program, tally: Tally, replicas: int, pause: float, until: float) -> int:
-    """Until it is time to end; how many it has killed."""
-    kills, before = 0, Counter[int]()
-    while time.monotonic() < until:
-        told = metrics_of(server.told["url"])
-        answered = all(count > before[client] for client, count in tally.ended.copy().items())
-        if told[RESTARTS] == kills and told[REPLICAS_READY] == replicas and answered:
-            time.sleep(pause)
-            before = tally.ended.copy()
-            os.kill(server.processes()[f"target {kills % replicas}"], signal.SIGKILL)
-            kills += 1
-        time.sleep(0.1)
-    return kills
+    return run
 
 
 # -- a target that stands still
 
 
 def run_standstill(
-    config: EngineConfig,
-    prompts: Sequence[Prompt],
-    stops: Sequence[float],
-    streams: int,
-    max_tokens: int,
-    target_timeout: float = 30.0,
+    config: EngineConfig, prompts: Sequence[Prompt], stops: Sequence[float], streams: int, max_tokens: int
 ) -> list[Row]:
     """Stop the target for each of `stops` seconds in turn, under open streams, and let it go on."""
     asked = [_endless(prompts[i % len(prompts)], i, max_tokens) for i in range(streams)]
     with (
-        start_server(config, [*QUEUE, f"--target-timeout={target_timeout}"]) as server,
+        start_server(config, [*QUEUE, "--target-timeout=30"]) as server,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         known = runner.run(alone(server.told["url"], asked))
         return [runner.run(_stopped(server, known, seconds)) for seconds in stops]
-
-
-def holds_below(stops: Sequence[Row], target_timeout: float) -> bool:
-    """Below the target's timeout a stop may change nothing but the time."""
-    below = [stop for stop in stops if stop["seconds"] < target_timeout]
-    return not any(stop["unequal"] or stop["broken"] or stop["restarts"] for stop in below)
 
 
 def _endless(prompt: Prompt, number: int, max_tokens: int) -> Asked:

@@ -8,7 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from http_double import Answer, Client, Engine, ScriptedStream, Submitted, Update, counted, deltas, saying
+from http_double import (
+    COMPLETIONS,
+    Answer,
+    Client,
+    Engine,
+    ScriptedStream,
+    Submitted,
+    Update,
+    counted,
+    deltas,
+    saying,
+)
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
@@ -24,7 +35,6 @@ from pilotfish.server.traffic.cascade import Cascade, cascade_setup
 from pilotfish.server.traffic.rollout import Rollout
 from pilotfish.wire.serving import EngineRequest, Finish
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 FILE = """
 name = "auto"
 tags = ["hard"]
@@ -55,7 +65,7 @@ class NamedEngine(Engine):
 
 
 @dataclass
-class Server:
+class CascadeServer:
     """Whose small model is as sure as `sure` says, output by output."""
 
     small: NamedEngine
@@ -65,10 +75,8 @@ class Server:
     sure: list[float] = field(default_factory=lambda: [-0.5])
 
     def __post_init__(self) -> None:
-        self.small.script, self.large.script = (
-            self.saying("small talk of it"),
-            saying(self.large.tokenizer, "large talk"),
-        )
+        self.small.script = self.saying("small talk of it")
+        self.large.says("large talk")
         (self.folder / "cascade.toml").write_text(self.text)
         (self.folder / "rollout.toml").write_text(VARIANTS)
         config = ServerConfig(cascade=self.folder / "cascade.toml", rollout=self.folder / "rollout.toml")
@@ -114,6 +122,6 @@ class Server:
         return {sample: count for sample, count in counted(self.metrics, name).items() if count}
 
 
-def cascaded(tokenizer: Any, folder: Path) -> Server:
+def cascaded(tokenizer: Any, folder: Path) -> CascadeServer:
     silent = saying(tokenizer, "")
-    return Server(NamedEngine(tokenizer, silent), NamedEngine(tokenizer, silent, name="models/large"), folder)
+    return CascadeServer(NamedEngine(tokenizer, silent), NamedEngine(tokenizer, silent, name="models/large"), folder)

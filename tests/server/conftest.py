@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture
 def engine(tokenizer: Any) -> Engine:
-    return Engine(tokenizer, saying(tokenizer, "import os", "return x"))
+    own = copy(tokenizer)  # a test may give it another template
+    return Engine(own, saying(own, "import os", "return x"))
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import zip_longest
@@ -16,12 +16,14 @@ from pilotfish.config.server import ServerConfig
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import TokenLogprobs
 from pilotfish.engine.sample import TextStream
-from pilotfish.server.auth import Keyring
+from pilotfish.server.auth import Keyring, load_keyring
 from pilotfish.server.limits import Admission, RequestGuard
 from pilotfish.server.observe.metrics import ServerMetrics
 from pilotfish.server.routes import make_app
 from pilotfish.wire.serving import Delta, EngineRequest, Finish, Identity, StepReport, Verified
 
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+USER = {"role": "user", "content": "hi"}
 IDENTITY = Identity("tiny", "sync", "float32", 256, 512, 4096, 256, 8, 8)
 STEP = StepReport(1.0, 0.001, 0.002, 0.003, 0.004, 1, 3, 2, 1, 2, 0, 1.006)
 
@@ -97,6 +99,14 @@ class Engine:
     defaults: dict[str, Any] = field(default_factory=dict)
     health: Health = Health()
     submitted: list[Submitted] = field(default_factory=list)
+
+    @property
+    def prompt(self) -> str:
+        """The text of the last one."""
+        return str(self.tokenizer.decode(self.submitted[-1].tokens))
+
+    def says(self, *texts: str, at_a_time: int = 3, reason: Any = "stop") -> None:
+        self.script = saying(self.tokenizer, *texts, at_a_time=at_a_time, finish=Finish(reason, None))
 
     def submit(self, requests: Sequence[EngineRequest]) -> ScriptedStream:
         new = [Submitted(**msgspec.structs.asdict(request)) for request in requests]
@@ -261,6 +271,47 @@ async def exchange(
     }
     await app(scope, receive, send)
     return answer
+
+
+async def leave(app: Any, path: str, body: dict[str, Any]) -> Answer:
+    """Asks, goes away once the engines have nothing more to say, and sees the answer end."""
+    gone = asyncio.Event()
+    task = asyncio.create_task(exchange(app, "POST", path, json.dumps(body).encode(), {}, gone))
+    for _ in range(40):
+        await asyncio.sleep(0)
+    assert not task.done()
+    gone.set()
+    return await asyncio.wait_for(task, 5)
+
+
+class Server:
+    """A server, and what stands around its requests."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        keys: Keyring | None = None,
+        metrics: ServerMetrics | None = None,
+        headers: Mapping[str, str] | None = None,
+        config: ServerConfig = ServerConfig(),  # noqa: B008
+        **parts: Any,
+    ) -> None:
+        """`headers`: of each request; `parts`: of its guard."""
+        self.engine, self.headers = engine, {**(headers or {})}
+        self.metrics, self.admission = metrics or ServerMetrics("tiny"), Admission(config)
+        self.app = application(engine, RequestGuard(keys or load_keyring(), self.admission, self.metrics, **parts))
+        self.client = Client(self.app)
+
+    def ask(self, **fields: Any) -> Answer:
+        return self.client.post(COMPLETIONS, {"prompt": "x", **fields}, **self.headers)
+
+    def samples(self, prefix: str) -> dict[str, float]:
+        return counted(self.metrics, prefix)
+
+    def sample(self, line: str) -> float:
+        """The value of the sample that begins so."""
+        (found,) = (x for x in self.client.get("/metrics").body.decode().splitlines() if x.startswith(line + " "))
+        return float(found.rpartition(" ")[2])
 
 
 def unready(reason: str) -> Health:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from support import SNIPPETS
-
 HI = {"role": "user", "content": "Say hello."}
 WEATHER = {
     "name": "weather",
@@ -51,21 +49,15 @@ def called(choice: dict[str, Any], **more: Any) -> dict[str, Any]:
 #: Fields by the name of their case, over max_tokens 24 and one message.
 CASES: dict[str, dict[str, Any]] = {
     "greedy": GREEDY,
-    "greedy-long": {**GREEDY, "max_tokens": 120},
     "sampled": SAMPLED,
     "sampled-long": {**SAMPLED, "max_tokens": 96},
-    "hot": {**SAMPLED, "temperature": 1.5},
-    "top-p": {**SAMPLED, "top_p": 0.8},
     "top-k": {**SAMPLED, "top_k": 5},
     "system": {**SAMPLED, "system": "Answer in code."},
     "system-blocks": {
         **SAMPLED,
         "system": [{"type": "text", "text": part, "cache_control": {"type": "ephemeral"}} for part in ("Answer", "so")],
     },
-    "system-turn": {**SAMPLED, "messages": [HI, {"role": "system", "content": "Be brief."}, HI]},
     "turns": {**SAMPLED, "messages": [HI, {"role": "assistant", "content": "print('hello')"}, HI]},
-    "turns-of-one-role": {**SAMPLED, "messages": [HI, HI, {"role": "assistant", "content": "a"}, HI]},
-    "blocks": {**SAMPLED, "messages": [{"role": "user", "content": [{"type": "text", "text": t} for t in ("a", "b")]}]},
     "thoughts-given-back": {
         **SAMPLED,
         "messages": [
@@ -74,28 +66,18 @@ CASES: dict[str, dict[str, Any]] = {
             {"role": "user", "content": [RESULT]},
         ],
     },
-    "unicode": {**SAMPLED, "messages": [{"role": "user", "content": "naïve – Größe ☃ 😀 日本語"}]},
-    "long-prompt": {**GREEDY, "messages": [{"role": "user", "content": "".join(SNIPPETS) * 3}]},
     "goes-on": {**SAMPLED, "messages": [HI, {"role": "assistant", "content": "The answer is"}]},
     "one-token": {**SAMPLED, "max_tokens": 1, "seed": 5},  # of a whole character
     "only-the-prompt": {"max_tokens": 0},
-    "never-stopped": {**SAMPLED, "stop_sequences": ["never, never", "☃☃☃"]},
     "metadata": {**SAMPLED, "metadata": {"user_id": "me"}, "service_tier": "auto", "thinking": {"type": "disabled"}},
     "no-speculation": {**SAMPLED, "speculation": {"mode": "off"}},
     "tools-auto": {**SAMPLED, **TOOLS},
-    "tools-none": {**SAMPLED, **TOOLS, "tool_choice": {"type": "none"}},
     "tools-any": called({"type": "any"}, max_tokens=400),
     "tools-any-greedy": called({"type": "any"}, temperature=0),
     "tools-any-one": called({"type": "any", "disable_parallel_tool_use": True}),
     "tool-named": called({"type": "tool", "name": "weather"}),
     "tool-named-greedy": called({"type": "tool", "name": "switch"}, temperature=0),
     "tool-cut": called({"type": "tool", "name": "weather"}, max_tokens=51),
-    "tool-result": {
-        **SAMPLED,
-        **TOOLS,
-        "messages": [HI, {"role": "assistant", "content": [USE]}, {"role": "user", "content": [RESULT]}],
-    },
     "json": {**SAMPLED, **FORMAT, "max_tokens": 200},
-    "json-greedy": {**GREEDY, **FORMAT, "max_tokens": 200},
     "json-cut": {**SAMPLED, **FORMAT, "max_tokens": 4},
 }

@@ -130,20 +130,15 @@ CHATS: dict[str, tuple[dict[str, Any], Callable[[Choice], None]]] = {
     },
     "schema-strict": ({"response_format": json_format(SCHEMAS["flat"], strict=True)}, valid(SCHEMAS["flat"])),
     "json": (structured(json=SCHEMAS["flat"]), valid(SCHEMAS["flat"])),
-    "json-text": (structured(json=json.dumps(SCHEMAS["flat"])), valid(SCHEMAS["flat"])),
     "json-compact": (structured(json=SCHEMAS["flat"], disable_any_whitespace=True), valid(OBJECT, compact=True)),
-    "json-indented": (structured(json=SCHEMAS["flat"], disable_any_whitespace=False), valid(SCHEMAS["flat"])),
     "choice": (structured(choice=["positive", "negative", "sí"]), matches("positive|negative|sí")),
     "regex": (structured(regex=r"[a-z]{2,5}@[a-z]{2,5}\.com"), matches(r"[a-z]{2,5}@[a-z]{2,5}\.com")),
-    "regex-hot": ({**structured(regex=r"\d{3}-[Å-Ö]{2}"), **HOT}, matches(r"\d{3}-[Å-Ö]{2}")),
     "gbnf": (structured(grammar=GBNF), matches(SQL)),
     "lark-hot": ({**structured(grammar=LARK), **HOT}, matches(SQL)),
     "guided": ({"guided_choice": ["a", "b"]}, matches("a|b")),
     "logprobs": ({**structured(choice=["yes", "no"]), "logprobs": True, "top_logprobs": 3}, matches("yes|no")),
-    "n": ({**structured(regex="[a-f]{8}"), **HOT, "n": 3}, matches("[a-f]{8}")),
     "stop": ({**structured(regex="[a-f]{3};[a-f]{3}"), "stop": ";"}, matches("[a-f]{3}")),
     "required": ({"tools": [WEATHER, FLAT], "tool_choice": "required"}, calls(WEATHER, FLAT)),
-    "required-hot": ({"tools": [WEATHER, FLAT], "tool_choice": "required", **HOT}, calls(WEATHER, FLAT)),
     "required-n": ({"tools": [FLAT, NOW], "tool_choice": "required", "n": 2, **HOT}, calls(FLAT, NOW)),
     "required-one": (
         {"tools": [FLAT], "tool_choice": "required", "parallel_tool_calls": False, "logprobs": True},
@@ -151,7 +146,6 @@ CHATS: dict[str, tuple[dict[str, Any], Callable[[Choice], None]]] = {
     ),
     "named": ({"tools": [WEATHER, FLAT], "tool_choice": named("flat")}, calls(FLAT, reason="stop")),
     "named-hot": ({"tools": [CITY], "tool_choice": named("city"), **HOT}, calls(CITY, reason="stop")),
-    "named-without-arguments": ({"tools": [WEATHER, NOW], "tool_choice": named("now")}, calls(NOW, reason="stop")),
     "auto": ({"tools": [WEATHER], "max_tokens": 8}, text),
     "none": ({"tools": [WEATHER], "tool_choice": "none", "max_tokens": 8}, text),
     "auto-with-a-format": (
@@ -161,11 +155,9 @@ CHATS: dict[str, tuple[dict[str, Any], Callable[[Choice], None]]] = {
 }
 COMPLETIONS: dict[str, tuple[dict[str, Any], Callable[[Choice], None]]] = {
     "regex": (structured(regex="[0-9]{4}"), matches("[0-9]{4}")),
-    "choice-hot": ({**structured(choice=["one", "two"]), **HOT}, matches("one|two")),
     "json": (structured(json=SCHEMAS["pydantic"]), valid(SCHEMAS["pydantic"])),
     "format": ({"response_format": json_format(SCHEMAS["flat"])}, valid(SCHEMAS["flat"])),
     "prompts": ({**structured(choice=["one", "two"]), "prompt": ["a", "b"], "n": 2, **HOT}, matches("one|two")),
-    "logprobs": ({**structured(regex="[0-9]{4}"), "logprobs": 2, "echo": False}, matches("[0-9]{4}")),
 }
 OVER: dict[str, Any] = {"max_tokens": 512, "temperature": 0}
 CHECKED = {Case(True, name, {"messages": [ASK], **OVER, **asked}): check for name, (asked, check) in CHATS.items()}

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from http_double import Client, Engine, saying
+from http_double import Client, Engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sizes import sized
-from test_response_answers import events_of, prompt_of, response_of
+from test_response_answers import events_of, response_of
 
 from pilotfish.server.bodies import ignored
 from pilotfish.server.bodies.ignored import HEADER
@@ -127,7 +127,7 @@ LEFT_OUT_OF_CLAUDE = {
     "tools[].defer_loading",
     "system[x-anthropic-]",
 }
-#: Of opencode, Aider and Continue.
+#: Of opencode and Continue.
 CHATS: dict[str, dict[str, Any]] = {
     "opencode": {
         "model": "tiny",
@@ -154,13 +154,6 @@ CHATS: dict[str, dict[str, Any]] = {
         "stream": True,
         "stream_options": {"include_usage": True},
     },
-    "aider": {
-        "model": "tiny",
-        "messages": [{"role": "system", "content": "Answer with diffs."}, {"role": "user", "content": "list"}],
-        "temperature": 0,
-        "stream": True,
-        "max_tokens": 32,
-    },
     "continue": {
         "model": "tiny",
         "messages": [{"role": "user", "content": [{"type": "text", "text": "list"}]}],
@@ -184,9 +177,9 @@ TEMPLATE = (
 
 
 @pytest.fixture
-def taking(engine: Engine, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Client]:
+def taking(engine: Engine, serve: Callable[..., Client]) -> Callable[..., Client]:
     """A server whose template knows tools."""
-    monkeypatch.setattr(engine.tokenizer, "chat_template", TEMPLATE)
+    engine.tokenizer.chat_template = TEMPLATE
     return serve
 
 
@@ -201,7 +194,7 @@ def test_codex(taking: Callable[..., Client], engine: Engine) -> None:
     answer = taking().post("/v1/responses", CODEX)
     assert events_of(answer)[-1]["type"] == "response.completed"
     assert left_out(answer.headers) == LEFT_OUT_OF_CODEX
-    assert prompt_of(engine) == (
+    assert engine.prompt == (
         '<system>rules\nmore<user>place\nlist<assistant><exec_command {"cmd": "ls"}><tool>a.py'
         '<assistant><apply_patch {"input": "*** Begin Patch"}><tool>done'
         "[exec_command][apply_patch][agents__close_agent]<assistant>"
@@ -214,7 +207,7 @@ def test_claude_code(taking: Callable[..., Client], engine: Engine) -> None:
     assert answer.status == 200 and b"message_stop" in answer.body
     assert left_out(answer.headers) == LEFT_OUT_OF_CLAUDE
     first = engine.submitted[-1].tokens
-    assert prompt_of(engine).startswith("<system>You work here.<user>hi<assistant><Bash")
+    assert engine.prompt.startswith("<system>You work here.<user>hi<assistant><Bash")
     other = {"type": "text", "text": BILLING.format("0b1c2") + "\nYou work here."}
     counted = client.post("/v1/messages", {**CLAUDE, "system": [other]})
     assert counted.status == 200 and engine.submitted[-1].tokens == first
@@ -222,23 +215,11 @@ def test_claude_code(taking: Callable[..., Client], engine: Engine) -> None:
     assert plain.json == {"input_tokens": len(first)}
 
 
-@pytest.mark.parametrize(
-    ("agent", "hints"), [("opencode", set()), ("aider", set()), ("continue", {"prediction", "reasoning_effort"})]
-)
+@pytest.mark.parametrize(("agent", "hints"), [("opencode", set()), ("continue", {"prediction", "reasoning_effort"})])
 def test_agents_that_chat(taking: Callable[..., Client], agent: str, hints: set[str]) -> None:
     answer = taking().post("/v1/chat/completions", CHATS[agent])
     assert answer.status == 200 and answer.body.endswith(b"data: [DONE]\n\n")
     assert left_out(answer.headers) == hints
-
-
-@pytest.mark.parametrize(
-    ("path", "body"), [("/v1/responses", CODEX), ("/v1/messages", CLAUDE), ("/v1/chat/completions", CHATS["continue"])]
-)
-def test_a_strict_server_refuses_them(
-    taking: Callable[..., Client], engine: Engine, path: str, body: dict[str, Any]
-) -> None:
-    answer = taking(strict=True).post(path, body)
-    assert answer.status == 400 and not engine.submitted and HEADER not in answer.headers
 
 
 def test_codex_asks_for_the_model(client: Client) -> None:
@@ -249,10 +230,8 @@ def test_codex_asks_for_the_model(client: Client) -> None:
     assert model["supported_reasoning_levels"] == [] and "rg" in model["base_instructions"]
 
 
-def test_codex_is_told_of_efforts(
-    engine: Engine, serve: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine.tokenizer, "chat_template", "{{ reasoning_effort }}{{ messages[0].content }}")
+def test_codex_is_told_of_efforts(engine: Engine, serve: Callable[..., Client]) -> None:
+    engine.tokenizer.chat_template = "{{ reasoning_effort }}{{ messages[0].content }}"
     (model,) = serve().get("/v1/models?client_version=1").json["models"]
     assert [level["effort"] for level in model["supported_reasoning_levels"]] == ["low", "medium", "high"]
 
@@ -284,13 +263,9 @@ def test_names_in_the_header_are_few_and_plain(client: Client) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"structured_outputs": {"choices": ["a"]}},
-        {"response_format": {"type": "json_object", "schema": {}}},
-        {"speculation": {"depth": 1}},
         {"tool_choice": {"type": "function", "function": {"name": "f"}, "when": 1}},
         {"topP": 0.5},
         {"stops": ["x"]},
-        {"maxOutputTokens": 5},
         {"messages": [{"role": "user", "content": "x", "toolcalls": []}]},
         {"tools": [{"type": "function", "function": {"name": "f", "paramters": {}}}]},
         {"stream": True, "stream_options": {"include_usgae": True}},
@@ -372,7 +347,7 @@ def test_a_bad_tool_is_named_by_its_place_in_the_body(taking: Callable[..., Clie
 @pytest.mark.parametrize("at_a_time", [1, 3, 1000])
 def test_a_call_within_a_namespace(taking: Callable[..., Client], engine: Engine, at_a_time: int) -> None:
     call = '<tool_call>\n{"name": "agents__close_agent", "arguments": {"target": "a"}}\n</tool_call>'
-    engine.script = saying(engine.tokenizer, call, at_a_time=at_a_time)
+    engine.says(call, at_a_time=at_a_time)
     (item,) = response_of(
         taking(), tools=[{"type": "namespace", "name": "agents", "description": "", "tools": [CLOSE]}]
     )["output"]
@@ -396,7 +371,7 @@ def test_a_custom_call(
     taking: Callable[..., Client], engine: Engine, at_a_time: int, arguments: str, expected: str
 ) -> None:
     text = f'<tool_call>\n{{"name": "apply_patch", "arguments": {arguments}}}\n</tool_call>'
-    engine.script = saying(engine.tokenizer, text, at_a_time=at_a_time)
+    engine.says(text, at_a_time=at_a_time)
     client = taking()
     (item,) = response_of(client, tools=[PATCH])["output"]
     assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "apply_patch", expected)

@@ -9,8 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from http_double import IDENTITY, Client, Engine, Health, Submitted, Update, logprob, saying, unready
+from http_double import CHAT, COMPLETIONS, IDENTITY, Client, Engine, Health, Submitted, Update, logprob, saying, unready
 from msgspec.structs import replace
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from pilotfish.core.prefilling.handover import HandOverReport
 from pilotfish.engine.targets.replica import ReplicaHealth
@@ -18,7 +20,6 @@ from pilotfish.server import routes
 from pilotfish.server.answers.logprobs import token_text
 from pilotfish.wire.serving import Delta, Finish
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
 
 
@@ -83,7 +84,7 @@ def test_a_session_is_what_a_client_names_first(client: Client, engine: Engine) 
     assert [one.session for one in engine.submitted] == [None, "u", "k", "s", "k", "u", "header"]
 
 
-def test_a_chat(client: Client, engine: Engine, tokenizer: Any) -> None:
+def test_a_chat(client: Client, engine: Engine) -> None:
     turns = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
@@ -100,7 +101,7 @@ def test_a_chat(client: Client, engine: Engine, tokenizer: Any) -> None:
         }
     ]
     submitted = engine.submitted[0]
-    assert tokenizer.decode(submitted.tokens) == "<system>Be brief.\n<user>a\nb\n<assistant>"
+    assert engine.prompt == "<system>Be brief.\n<user>a\nb\n<assistant>"
     assert submitted.params.max_tokens == 256 - len(submitted.tokens)
 
 
@@ -140,12 +141,6 @@ def test_parameters_reach_the_engine(client: Client, engine: Engine) -> None:
     assert (submitted.cache_salt, submitted.max_nodes) == ("s", 3)
 
 
-@pytest.mark.parametrize(("mode", "nodes"), [("off", 0), ("sync", None), (None, None)])
-def test_speculation_off(client: Client, engine: Engine, mode: str | None, nodes: int | None) -> None:
-    assert client.post(COMPLETIONS, {"prompt": "def", "speculation": {"mode": mode}}).status == 200
-    assert engine.submitted[0].max_nodes == nodes
-
-
 def test_the_limit_of_a_chat(serve: Callable[..., Client], engine: Engine) -> None:
     client = serve(default_max_tokens=50)
     client.post(CHAT, {"messages": USER})
@@ -163,12 +158,6 @@ def test_each_prompt_has_its_own_choices(client: Client) -> None:
         (3, "return x", 6),
     ]
     assert body["seed"] == 5 and body["usage"]["completion_tokens"] == 22
-
-
-def test_prompts_of_tokens(client: Client, engine: Engine) -> None:
-    assert len(client.post(COMPLETIONS, {"prompt": [5, 6, 7]}).json["choices"]) == 1
-    assert len(client.post(COMPLETIONS, {"prompt": [[5, 6], [7]]}).json["choices"]) == 2
-    assert [each.tokens for each in engine.submitted] == [[5, 6, 7], [5, 6], [7]]
 
 
 def test_special_tokens_are_the_tokenizers(client: Client, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,30 +185,10 @@ def test_logprobs_of_a_completion(client: Client) -> None:
     }
 
 
-def test_echo_and_its_logprobs(client: Client) -> None:
-    choice = client.post(COMPLETIONS, {"prompt": "x = [", "echo": True, "logprobs": 0}).json["choices"][0]
-    logprobs = choice["logprobs"]
-    assert choice["text"] == "x = [import os" == "".join(logprobs["tokens"])
-    assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
-    for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
-        assert choice["text"][offset:].startswith(token)
-
-
 def test_offsets_of_an_echo_count_the_special_tokens_that_show(client: Client) -> None:
     choice = client.post(COMPLETIONS, {"prompt": [0, 40, 41], "echo": True, "logprobs": 0}).json["choices"][0]
     assert choice["text"] == "<eos>HIimport os"
     assert choice["logprobs"]["text_offset"][:5] == [0, 5, 6, 7, 9]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_only_the_prompt(client: Client, engine: Engine, stream: bool) -> None:
-    fields = {"prompt": [40, 41], "echo": True, "max_tokens": 0, "logprobs": 1, "stream": stream}
-    answer = client.post(COMPLETIONS, fields)
-    choices = [e["choices"][0] for e in answer.events] if stream else answer.json["choices"]
-    assert "".join(choice["text"] for choice in choices) == "HI" and choices[-1]["finish_reason"] == "length"
-    assert choices[0]["logprobs"]["tokens"] == ["H", "I"] and engine.submitted[0].params.max_tokens == 1
-    if not stream:
-        assert answer.json["usage"]["completion_tokens"] == 0
 
 
 def test_logprobs_of_a_chat(client: Client) -> None:
@@ -231,21 +200,6 @@ def test_logprobs_of_a_chat(client: Client) -> None:
     assert body["prompt_logprobs"][0] is None
     assert len(body["prompt_logprobs"]) == body["usage"]["prompt_tokens"]
     assert all(len(entry) == 1 for entry in body["prompt_logprobs"][1:])
-
-
-def test_tokens_that_are_no_text_alone(client: Client, engine: Engine) -> None:
-    engine.script = saying(engine.tokenizer, "☯")
-    logprobs = client.post(COMPLETIONS, {"prompt": "x", "logprobs": 0}).json["choices"][0]["logprobs"]
-    assert all(token.startswith("bytes:\\x") for token in logprobs["tokens"]) and len(logprobs["tokens"]) > 1
-    content = client.post(CHAT, {"messages": USER, "logprobs": True}).json["choices"][0]["logprobs"]["content"]
-    assert bytes(byte for entry in content for byte in entry["bytes"]).decode() == "☯"
-
-
-@pytest.mark.parametrize("finish", [Finish("length", None), Finish("stop", "END"), Finish("stop", 17)])
-def test_how_it_ended(client: Client, engine: Engine, finish: Finish) -> None:
-    engine.script = saying(engine.tokenizer, "x", finish=finish)
-    choice = client.post(COMPLETIONS, {"prompt": "x"}).json["choices"][0]
-    assert (choice["finish_reason"], choice["stop_reason"]) == (finish.reason, finish.stop)
 
 
 def test_acceptance_of_a_request(client: Client) -> None:
@@ -308,9 +262,9 @@ def test_models(serve: Callable[..., Client]) -> None:
 
 @pytest.mark.parametrize("template", [None, "{{ messages[0].content }}"])
 def test_a_model_whose_template_marks_no_turns_takes_part_in_no_chat(
-    client: Client, tokenizer: Any, template: str | None, monkeypatch: pytest.MonkeyPatch
+    client: Client, engine: Engine, template: str | None
 ) -> None:
-    monkeypatch.setattr(tokenizer, "chat_template", template)
+    engine.tokenizer.chat_template = template
     assert client.get("/v1/models/tiny").json["chat"] is False
 
 
@@ -388,3 +342,33 @@ def test_log_probabilities_are_written_as_they_come(
     body = client.post(path, fields).json
     assert min(after_each) >= 1 and sum(named.count(token) for token in range(50, 54)) == sum(after_each)
     assert json.dumps(body).count("-1.5") >= 4
+
+
+# -- tokens as text and bytes
+
+
+@pytest.fixture(scope="module")
+def sentencepiece() -> Any:
+    """Words that begin with a lower one eighth block, and single bytes."""
+    vocab = {"<unk>": 0, "▁the": 1, "x": 2, "<0xE2>": 3, "<0x41>": 4}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def test_words_keep_their_space(sentencepiece: Any) -> None:
+    names = token_text(sentencepiece)
+    assert [names(token)[0] for token in (1, 2, 3, 4)] == [" the", "x", "bytes:\\xe2", "A"]
+    assert names(3)[1] == [0xE2]
+
+
+def test_bytes_add_up_to_the_text(tokenizer: Any) -> None:
+    text = "def f(a):\n\treturn 'naïve ☃ 😀'"
+    names = token_text(tokenizer)
+    assert bytes(byte for token in tokenizer.encode(text) for byte in names(token)[1]).decode() == text
+
+
+def test_special_tokens_are_themselves_and_ids_beyond_the_vocabulary_empty(tokenizer: Any) -> None:
+    """Some models have more logits than their tokenizer has tokens."""
+    assert token_text(tokenizer)(tokenizer.eos_token_id) == ("<eos>", list(b"<eos>"))
+    assert token_text(tokenizer)(100_000) == ("", [])

@@ -147,13 +147,10 @@ def test_secrets_that_are_refused(secret: str, write: Write) -> None:
         f"api_key: ({len(secret)} characters, not shown) is not allowed; expected 16 to 512 printable"
     )
     assert secret == "" or secret not in line
+    assert "(0 characters, not shown)" in refusal(lambda: load_keyring([], f"{ONE},"))
     if "," not in secret and secret.strip() == secret and secret:
         assert refusal(lambda: load_keyring([], f"{ONE},{secret}")).startswith("PILOTFISH_API_KEY: (")
         assert "key 1, secret: (" in refusal(lambda: load_file(write(f'[[key]]\nname = "a"\nsecret = "{secret}"')))
-
-
-def test_an_empty_place_in_the_environment_is_refused() -> None:
-    assert "(0 characters, not shown)" in refusal(lambda: load_keyring([], f"{ONE},"))
 
 
 def key(**options: object) -> str:
@@ -166,7 +163,6 @@ def key(**options: object) -> str:
     ("text", "message"),
     [
         ("", "expected tables [[key]], and nothing beside them"),
-        ("key = 3", "expected tables [[key]]"),
         (key() + "[other]", "expected tables [[key]], and nothing beside them"),
         (f'key = ["{ONE}"]', "key 1: 'str' is not allowed; expected a table"),
         (
@@ -174,7 +170,6 @@ def key(**options: object) -> str:
             "key 1, field: 'requests_per_hour' is not allowed; expected one of name, secret, sha256",
         ),
         (key(name=""), "key 1, name: None is not allowed; expected 1 to 64"),
-        (key(name='""'), "key 1, name: '' is not allowed"),
         (key(name="7"), "key 1, name: 7 is not allowed"),
         (key(name='"a\\nb"'), r"key 1, name: 'a\nb' is not allowed"),
         (key(name='"' + "x" * 65 + '"'), "key 1, name: 'xxx"),
@@ -185,15 +180,10 @@ def key(**options: object) -> str:
             key(secret="", sha256=f'"{SHA256}0"'),
             "key 1, sha256: (65 characters, not shown) is not allowed; expected 64",
         ),
-        (key(secret="", sha256="12"), "key 1, sha256: (2 characters, not shown)"),
         (key(cache_salt='""'), "key 1, cache_salt: (0 characters, not shown)"),
-        (key(cache_salt="7"), "key 1, cache_salt: (1 characters, not shown)"),
         (key(requests_per_minute="0"), "key 1, requests_per_minute: 0 is not allowed; expected an integer 1 to"),
-        (key(requests_per_minute="1.5"), "key 1, requests_per_minute: 1.5 is not allowed"),
         (key(tokens_per_minute="true"), "key 1, tokens_per_minute: True is not allowed"),
-        (key(tokens_per_minute="nan"), "key 1, tokens_per_minute: nan is not allowed"),
         (key(max_concurrency='"many"'), "key 1, max_concurrency: 'many' is not allowed"),
-        (key(max_concurrency="-1"), "key 1, max_concurrency: -1 is not allowed"),
         (key() + key(name='"b"', max_concurrency="0"), "key 2, max_concurrency: 0 is not allowed"),
         (
             key() + key(secret=f'"{TWO}"'),
@@ -201,10 +191,7 @@ def key(**options: object) -> str:
         ),
         (key() + key(name='"b"'), "api_keys: 'b' is not allowed; expected a secret of its own, not that of 'a'"),
         (f'[[key]]\nname = "a"\nsecret = {ONE}', "expected TOML, not so at line 3, column 10"),
-        (f'[[key]]\nname = "a"\nsecret = "{ONE}', "expected TOML, not so at end of document"),
-        (f"[[key]]\nname = 'a'\nsecret = '{ONE}'\nsecret = '{ONE}'", "expected TOML, not so at end of document"),
         (b"\xff\xfe", "expected TOML"),
-        ("key = " + "[" * 10_000, "expected TOML"),
         (f"key = {'9' * 5000}", "expected TOML"),
         ("#" * (auth.MAX_FILE + 1), "expected a file of at most"),
     ],

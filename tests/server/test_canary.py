@@ -9,14 +9,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from http_double import IDENTITY, Client, Engine, Health, Submitted, Update, application, counted, saying
+from http_double import (
+    IDENTITY,
+    Engine,
+    Health,
+    Server,
+    Submitted,
+    Update,
+    counted,
+    saying,
+)
 
-from pilotfish.config.server import ServerConfig
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.errors import EngineError
-from pilotfish.server.auth import load_keyring
-from pilotfish.server.limits import Admission, RequestGuard
 from pilotfish.server.observe.metrics import ServerMetrics
 from pilotfish.server.traffic.canary import LONGEST, WAITING, Canary, ReplayedRequest
 from pilotfish.server.traffic.rollout import Rollout
@@ -49,7 +56,7 @@ class Rig:
 
 @pytest.fixture
 def rig(engine: Engine) -> Rig:
-    engine.script = saying(engine.tokenizer, "a = b + c")
+    engine.says("a = b + c")
     return Rig(engine)
 
 
@@ -77,8 +84,6 @@ def test_equal_tokens_are_counted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_unequal_token_is_an_error_in_float32(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str, dtype: str, level: int
 ) -> None:
-    import msgspec
-
     rig.engine.health = Health(identity=msgspec.structs.replace(IDENTITY, dtype=dtype))
     rig.canary.offer(replay(rig, text))
     with caplog.at_level(logging.INFO, logger="pilotfish.server.traffic.canary"):
@@ -129,13 +134,11 @@ def test_a_server_offers_what_was_speculated_for(engine: Engine, tmp_path: Path,
     file.write_text(f'canary = {share}\n[[variant]]\nname = "only"\n')
     rollout = Rollout(file, metrics := ServerMetrics("tiny"))
     rollout.offer = offered.append
-    guard = RequestGuard(load_keyring(), Admission(ServerConfig()), metrics, rollout=rollout)
-    client = Client(application(engine, guard))
-    engine.script = saying(engine.tokenizer, "a = b + c")
-    for fields in ({}, {"stream": True}, {"seed": 9}, {"max_tokens": 64}):
-        assert client.post("/v1/completions", {"prompt": "x", **fields}).status == 200
-    for fields in ({"n": 2}, {"prompt": ["x", "y"]}, {"speculation": {"mode": "off"}}):
-        assert client.post("/v1/completions", {"prompt": "x", **fields}).status == 200
+    server = Server(engine, metrics=metrics, rollout=rollout)
+    engine.says("a = b + c")
+    others: list[dict[str, Any]] = [{"n": 2}, {"prompt": ["x", "y"]}, {"speculation": {"mode": "off"}}]
+    for fields in ({}, {"stream": True}, {"seed": 9}, {"max_tokens": 64}, *others):
+        assert server.ask(**fields).status == 200
     assert len(offered) == count
     tokens = engine.tokenizer.encode("a = b + c", add_special_tokens=False)
     assert all(list(one.output) == tokens and one.params.seed is not None for one in offered)

@@ -7,22 +7,19 @@ import logging
 import shutil
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from http_double import (
+    COMPLETIONS,
     IDENTITY,
-    Answer,
-    Client,
     Engine,
     Health,
+    Server,
     Submitted,
     Update,
-    application,
-    counted,
     exchange,
     saying,
 )
@@ -34,7 +31,6 @@ from pilotfish.operate.capture.rows import CapturedRow
 from pilotfish.operate.capture.store import CaptureStore
 from pilotfish.operate.capture.upkeep import read_rows_of
 from pilotfish.server.auth import Caller, Keyring, load_file
-from pilotfish.server.limits import Admission, RequestGuard
 from pilotfish.server.observe.metrics import ServerMetrics
 from pilotfish.server.traffic import capture as capture_module
 from pilotfish.server.traffic.capture import RequestCapture, start_capture
@@ -48,33 +44,22 @@ capture = true
 name = "closed"
 secret = "closed-closed-closed"
 """
+OPEN = {"authorization": "Bearer open-open-open-open"}
+CLOSED = {"authorization": "Bearer closed-closed-closed"}
 TEXT = "a = b + c"
 
 
-@dataclass
-class Server:
-    engine: Engine
-    folder: Path
-    tags: tuple[str, ...] = ("learn",)
-    metrics: ServerMetrics = field(default_factory=lambda: ServerMetrics("tiny"))
-
-    def __post_init__(self) -> None:
-        self.engine.script = saying(self.engine.tokenizer, TEXT)
-        self.engine.health = Health(identity=msgspec.structs.replace(IDENTITY, fingerprint="f", tokenizer="t"))
-        (self.folder / "keys.toml").write_text(KEYS)
-        (self.folder / "keys.toml").chmod(0o600)
-        self.path = self.folder / "captured"
-        made = start_capture(ServerConfig(capture=self.path, capture_tags=self.tags), self.metrics)
+class CapturingServer(Server):
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        engine.says(TEXT)
+        engine.health = Health(identity=msgspec.structs.replace(IDENTITY, fingerprint="f", tokenizer="t"))
+        (folder / "keys.toml").write_text(KEYS)
+        (folder / "keys.toml").chmod(0o600)
+        self.path, metrics = folder / "captured", ServerMetrics("tiny")
+        made = start_capture(ServerConfig(capture=self.path, capture_tags=("learn",)), metrics)
         assert made is not None
         self.capture: RequestCapture = made
-        keys = Keyring(load_file(self.folder / "keys.toml"))
-        self.app = application(
-            self.engine, RequestGuard(keys, Admission(ServerConfig()), self.metrics, capture=self.capture)
-        )
-
-    def ask(self, key: str = "open", headers: dict[str, str] | None = None, **fields: Any) -> Answer:
-        given = {"authorization": f"Bearer {'-'.join([key] * (4 if key == 'open' else 3))}", **(headers or {})}
-        return Client(self.app).post("/v1/completions", {"prompt": "x = 1", **fields}, **given)
+        super().__init__(engine, Keyring(load_file(folder / "keys.toml")), metrics, OPEN, capture=made)
 
     def kept(self) -> list[CapturedRow]:
         """The rows, once the thread has ended."""
@@ -82,7 +67,7 @@ class Server:
         return [row for file in found_rows(self.path) for row in read_rows_of(file)]
 
     def results(self) -> dict[str, float]:
-        captured = counted(self.metrics, "pilotfish_captured_requests_total{")
+        captured = self.samples("pilotfish_captured_requests_total{")
         return {name.split('"')[1]: count for name, count in captured.items() if count}
 
     def tokens(self, text: str = TEXT) -> list[int]:
@@ -90,16 +75,16 @@ class Server:
 
 
 @pytest.fixture
-def server(engine: Engine, tmp_path: Path) -> Iterator[Server]:
-    made = Server(engine, tmp_path)
+def server(engine: Engine, tmp_path: Path) -> Iterator[CapturingServer]:
+    made = CapturingServer(engine, tmp_path)
     yield made
     made.capture.close()
 
 
-def test_tokens_of_a_key_that_allows_it_are_kept(server: Server) -> None:
+def test_tokens_of_a_key_that_allows_it_are_kept(server: CapturingServer) -> None:
     assert server.ask(temperature=0.5, metadata={"tag": "shop"}).status == 200
     (row,) = server.kept()
-    assert row.prompt_tokens.tolist() == server.tokens("x = 1") and row.output_tokens.tolist() == server.tokens()
+    assert row.prompt_tokens.tolist() == server.tokens("x") and row.output_tokens.tolist() == server.tokens()
     assert (row.temperature, row.tag, row.fingerprint, row.tokenizer) == (0.5, "shop", "f", "t")
     assert server.results() == {"kept": 1.0}
     assert not any(b"a = b" in file.path.read_bytes() for file in found_rows(server.path)), "no text"
@@ -108,41 +93,42 @@ def test_tokens_of_a_key_that_allows_it_are_kept(server: Server) -> None:
 @pytest.mark.parametrize(
     ("key", "fields", "kept"),
     [
-        ("closed", {}, False),
-        ("closed", {"metadata": {"tag": "other"}}, False),
-        ("closed", {"metadata": {"tag": "learn"}}, True),
-        ("open", {"stream": True}, True),
+        (CLOSED, {}, False),
+        (CLOSED, {"metadata": {"tag": "other"}}, False),
+        (CLOSED, {"metadata": {"tag": "learn"}}, True),
+        (OPEN, {"stream": True}, True),
     ],
 )
-def test_of_others_nothing_is_kept(server: Server, key: str, fields: dict[str, Any], kept: bool) -> None:
-    assert server.ask(key, **fields).status == 200
+def test_of_others_nothing_is_kept(
+    server: CapturingServer, key: dict[str, str], fields: dict[str, Any], kept: bool
+) -> None:
+    server.headers = key
+    assert server.ask(**fields).status == 200
     assert len(server.kept()) == kept and server.results() == ({"kept": 1.0} if kept else {})
 
 
-def test_a_request_may_refuse(server: Server) -> None:
-    assert server.ask(headers={"x-no-capture": "1"}).status == 200
-    assert server.ask("closed", headers={"x-no-capture": "1"}).status == 200
+def test_a_request_may_refuse(server: CapturingServer) -> None:
+    for key in (OPEN, CLOSED):
+        server.headers = {**key, "x-no-capture": "1"}
+        assert server.ask().status == 200
     assert server.kept() == [] and server.results() == {"refused": 1.0}
 
 
-def test_all_outputs_of_all_prompts(server: Server) -> None:
-    server.engine.script = saying(server.engine.tokenizer, "a = b", "c = d + e")
+def test_all_outputs_of_all_prompts(server: CapturingServer) -> None:
+    server.engine.says("a = b", "c = d + e")
     assert server.ask(prompt=["x", "y = 2"], n=2).status == 200
     pairs = [(row.prompt_tokens.tolist(), row.output_tokens.tolist()) for row in server.kept()]
-    prompts, outputs = (
-        [server.tokens("x"), server.tokens("y = 2")],
-        [server.tokens("a = b"), server.tokens("c = d + e")],
-    )
+    prompts, outputs = [[server.tokens(text) for text in texts] for texts in (("x", "y = 2"), ("a = b", "c = d + e"))]
     assert pairs == [(prompt, output) for prompt in prompts for output in outputs]
     assert server.results() == {"kept": 1.0}
 
 
-def test_a_request_for_its_prompt_alone_is_not_kept(server: Server) -> None:
+def test_a_request_for_its_prompt_alone_is_not_kept(server: CapturingServer) -> None:
     assert server.ask(max_tokens=0, echo=True).status == 200
     assert server.kept() == []
 
 
-def test_failed_and_aborted_requests_are_not_kept(server: Server) -> None:
+def test_failed_and_aborted_requests_are_not_kept(server: CapturingServer) -> None:
     def failing(submitted: Submitted) -> Iterable[Any]:
         yield next(iter(saying(server.engine.tokenizer, TEXT)(submitted)))
         yield EngineError("step failed")
@@ -158,15 +144,14 @@ def test_failed_and_aborted_requests_are_not_kept(server: Server) -> None:
         yield asyncio.Event()  # which nobody sets
 
     server.engine.script = leaving
-    headers = {"authorization": "Bearer open-open-open-open"}
-    asyncio.run(exchange(server.app, "POST", "/v1/completions", b'{"prompt": "x"}', headers, gone))
+    asyncio.run(exchange(server.app, "POST", COMPLETIONS, b'{"prompt": "x"}', OPEN, gone))
     assert gone.is_set() and server.kept() == [] and server.results() == {}
 
 
 # -- disks that fail, and that are slow
 
 
-def test_a_lost_folder_costs_no_request(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_folder_costs_no_request(server: CapturingServer, caplog: pytest.LogCaptureFixture) -> None:
     shutil.rmtree(server.path)
     with caplog.at_level(logging.WARNING, logger="pilotfish.server.traffic.capture"):
         assert [server.ask().status for _ in range(3)] == [200] * 3
@@ -176,7 +161,7 @@ def test_a_lost_folder_costs_no_request(server: Server, caplog: pytest.LogCaptur
     assert len(lines) == 1 and "No such file" in lines[0]
 
 
-def test_a_full_disk_costs_rows_until_there_is_room(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_costs_rows_until_there_is_room(server: CapturingServer, monkeypatch: pytest.MonkeyPatch) -> None:
     written, add = threading.Event(), CaptureStore.add
 
     def full(*_: Any) -> None:
@@ -192,7 +177,7 @@ def test_a_full_disk_costs_rows_until_there_is_room(server: Server, monkeypatch:
 
 @pytest.mark.parametrize(("name", "most"), [("WAITING_REQUESTS", 2), ("WAITING_TOKENS", 20)])
 def test_a_disk_that_hangs_is_waited_for_by_nobody(
-    server: Server, monkeypatch: pytest.MonkeyPatch, name: str, most: int
+    server: CapturingServer, monkeypatch: pytest.MonkeyPatch, name: str, most: int
 ) -> None:
     begun, released, add = threading.Event(), threading.Event(), CaptureStore.add
 
@@ -205,14 +190,14 @@ def test_a_disk_that_hangs_is_waited_for_by_nobody(
     monkeypatch.setattr(capture_module, name, most)
     assert server.ask().status == 200 and begun.wait(10)
     assert [server.ask().status for _ in range(6)] == [200] * 6
-    waits = 2 if name == "WAITING_REQUESTS" else 20 // len(server.tokens("x = 1") + server.tokens())
+    waits = 2 if name == "WAITING_REQUESTS" else 20 // len(server.tokens("x") + server.tokens())
     assert 0 < waits < 6 and server.results() == {"dropped": 6.0 - waits}
     released.set()
     assert len(server.kept()) == 1 + waits
 
 
 def test_the_end_waits_for_a_hanging_disk_no_longer_than_it_may(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: CapturingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     released = threading.Event()
     monkeypatch.setattr(CaptureStore, "add", lambda *_: released.wait(10))
@@ -236,7 +221,7 @@ def test_tags_without_a_folder_are_refused() -> None:
         ServerConfig(capture_tags=("learn",))
 
 
-def test_the_folder_is_given_back(server: Server) -> None:
+def test_the_folder_is_given_back(server: CapturingServer) -> None:
     with pytest.raises(ParameterError, match="no other server"):
         ClaimedFolder(server.path)
     server.capture.close()

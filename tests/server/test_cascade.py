@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from cascade_double import CHAT, COMPLETIONS, LARGE, SMALL, Server, cascaded
-from http_double import IDENTITY, Answer, Health, Submitted, Update, exchange, saying
+from cascade_double import LARGE, SMALL, CascadeServer, cascaded
+from http_double import CHAT, COMPLETIONS, IDENTITY, Health, Submitted, Update, leave, saying
 from support import write_tokenizer
 from transformers import AutoTokenizer
 
@@ -20,14 +19,14 @@ from pilotfish.errors import EngineError, ModelError, PromptError, TargetUnavail
 
 
 @pytest.fixture
-def server(tokenizer: Any, tmp_path: Path) -> Iterator[Server]:
+def server(tokenizer: Any, tmp_path: Path) -> Iterator[CascadeServer]:
     made = cascaded(tokenizer, tmp_path)
     yield made
     made.capture.close()
     assert made.admission.requests == 0
 
 
-def test_the_small_model_answers_what_it_is_sure_of(server: Server) -> None:
+def test_the_small_model_answers_what_it_is_sure_of(server: CascadeServer) -> None:
     answer = server.ask()
     assert answer.json["choices"][0]["text"] == "small talk of it" and answer.json["model"] == "auto"
     assert answer.json["pilotfish"] == {"answered_by": SMALL, "escalated": None, "confidence": -0.5}
@@ -40,14 +39,14 @@ def test_the_small_model_answers_what_it_is_sure_of(server: Server) -> None:
     ("fields", "reason"),
     [({"metadata": {"tag": "hard"}}, "tag"), ({"prompt": [5] * 9}, "length"), ({"prompt": ["x", [5] * 9]}, "length")],
 )
-def test_a_rule_sends_a_request_to_the_large_model(server: Server, fields: dict[str, Any], reason: str) -> None:
+def test_a_rule_sends_a_request_to_the_large_model(server: CascadeServer, fields: dict[str, Any], reason: str) -> None:
     answer = server.ask(**fields).json
     assert answer["pilotfish"] == {"variant": "only", "answered_by": LARGE, "escalated": reason, "confidence": None}
     assert answer["choices"][0]["text"] == "large talk" and not server.small.submitted
     assert server.large.submitted[0].max_nodes == 4, "its variant holds"
 
 
-def test_an_unsure_small_model_gives_way(server: Server) -> None:
+def test_an_unsure_small_model_gives_way(server: CascadeServer) -> None:
     server.sure = [-0.9]
     answer = server.ask(seed=7, temperature=0.5, max_tokens=9).json
     said = {"variant": "only", "answered_by": LARGE, "escalated": "confidence"}
@@ -57,7 +56,7 @@ def test_an_unsure_small_model_gives_way(server: Server) -> None:
     assert first.aborted and second.params == replace(first.params, logprobs=None) and second.tokens == first.tokens
 
 
-def test_only_the_first_tokens_count(server: Server) -> None:
+def test_only_the_first_tokens_count(server: CascadeServer) -> None:
     def script(submitted: Submitted) -> Iterator[Update]:
         for place, update in enumerate(server.saying("small talk of it")(submitted)):
             worse = [replace(one, logprob=-9.0) for one in update.delta.logprobs] if place >= 2 else None
@@ -69,7 +68,7 @@ def test_only_the_first_tokens_count(server: Server) -> None:
 
 @pytest.mark.parametrize("sure", [[-0.5], [-0.9]])
 @pytest.mark.parametrize("fields", [{}, {"n": 2}, {"prompt": ["x", "y"], "n": 2}, {"logprobs": 1}, {"echo": True}])
-def test_a_stream_says_what_the_whole_says(server: Server, sure: list[float], fields: dict[str, Any]) -> None:
+def test_a_stream_says_what_the_whole_says(server: CascadeServer, sure: list[float], fields: dict[str, Any]) -> None:
     server.sure = sure
     whole = server.ask(**fields).json
     events = server.ask(**fields, stream=True).events
@@ -82,7 +81,7 @@ def test_a_stream_says_what_the_whole_says(server: Server, sure: list[float], fi
     assert all("pilotfish" not in event for event in events[:-1])
 
 
-def test_nothing_is_sent_before_it_is_decided(server: Server) -> None:
+def test_nothing_is_sent_before_it_is_decided(server: CascadeServer) -> None:
     """Then all that was held back comes at once, and each update after it."""
     texts = [event["choices"][0]["text"] for event in server.ask(stream=True).events]
     assert len(texts) > 2 and "".join(texts) == "small talk of it"
@@ -90,7 +89,7 @@ def test_nothing_is_sent_before_it_is_decided(server: Server) -> None:
     assert len(first) == 4
 
 
-def test_the_least_sure_output_decides(server: Server) -> None:
+def test_the_least_sure_output_decides(server: CascadeServer) -> None:
     server.sure = [-0.1, -0.9]
     assert server.told(n=2) == (LARGE, "confidence")
     server.sure = [-0.1, -0.7]
@@ -98,7 +97,7 @@ def test_the_least_sure_output_decides(server: Server) -> None:
     assert answer["pilotfish"]["answered_by"] == SMALL and answer["pilotfish"]["confidence"] == pytest.approx(-0.7)
 
 
-def test_a_short_output_is_judged_by_what_it_has(server: Server) -> None:
+def test_a_short_output_is_judged_by_what_it_has(server: CascadeServer) -> None:
     server.small.script = server.saying("x")
     assert server.told() == (SMALL, None)
     server.sure = [-0.9]
@@ -108,19 +107,19 @@ def test_a_short_output_is_judged_by_what_it_has(server: Server) -> None:
 # -- a small model that cannot
 
 
-def test_a_small_model_that_is_not_there_is_passed_over(server: Server) -> None:
+def test_a_small_model_that_is_not_there_is_passed_over(server: CascadeServer) -> None:
     server.small.health = Health(ready=False, reason="target: it loads", identity=None)
     assert server.told() == (LARGE, "unavailable")
 
 
 @pytest.mark.parametrize("error", [EngineError("broke"), TargetUnavailable("lost"), PromptError("too long")])
 @pytest.mark.parametrize("after", [0, 1])
-def test_one_that_fails_before_it_is_judged_is_passed_over(server: Server, error: Exception, after: int) -> None:
+def test_one_that_fails_before_it_is_judged_is_passed_over(server: CascadeServer, error: Exception, after: int) -> None:
     server.small.script = lambda submitted: [*list(server.saying("small talk of it")(submitted))[:after], error]
     assert server.told() == (LARGE, "unavailable") and server.small.submitted[0].aborted
 
 
-def test_one_that_fails_later_fails_the_request(server: Server) -> None:
+def test_one_that_fails_later_fails_the_request(server: CascadeServer) -> None:
     server.small.script = lambda submitted: [
         *list(server.saying("small talk of it")(submitted))[:3],
         EngineError("broke"),
@@ -129,7 +128,7 @@ def test_one_that_fails_later_fails_the_request(server: Server) -> None:
     assert "broke" in server.ask(stream=True).events[-1]["error"]["message"]
 
 
-def test_without_the_large_model_what_the_small_one_is_unsure_of_fails(server: Server) -> None:
+def test_without_the_large_model_what_the_small_one_is_unsure_of_fails(server: CascadeServer) -> None:
     server.large.health = replace(Health(), ready=False, reason="target: it loads")
     assert server.told() == (SMALL, None)
     server.sure = [-0.9]
@@ -137,7 +136,7 @@ def test_without_the_large_model_what_the_small_one_is_unsure_of_fails(server: S
     assert answer.status == 503 and server.small.submitted[-1].aborted
 
 
-def test_a_small_context_takes_what_fits(server: Server) -> None:
+def test_a_small_context_takes_what_fits(server: CascadeServer) -> None:
     server.small.health = Health(identity=msgspec.structs.replace(IDENTITY, longest=8))
     assert server.told(prompt=[5, 6]) == (SMALL, None) and server.small.submitted[-1].params.max_tokens == 6
     assert server.told(prompt=[5, 6], max_tokens=7) == (LARGE, "length")
@@ -148,7 +147,7 @@ def test_a_small_context_takes_what_fits(server: Server) -> None:
 # -- what is told, and to whom
 
 
-def test_every_api_tells(server: Server) -> None:
+def test_every_api_tells(server: CascadeServer) -> None:
     chat = {"messages": [{"role": "user", "content": "x"}]}
     asked = {CHAT: chat, "/v1/messages": {**chat, "max_tokens": 9}, "/v1/responses": {"input": "x"}}
     server.cascade.policy = msgspec.structs.replace(server.cascade.policy, longest=None)
@@ -160,7 +159,7 @@ def test_every_api_tells(server: Server) -> None:
         assert streamed.count('"answered_by":"models/small"') == 1
 
 
-def test_the_alias_is_listed_and_others_are_not_served(server: Server) -> None:
+def test_the_alias_is_listed_and_others_are_not_served(server: CascadeServer) -> None:
     names = [model["id"] for model in server.client.get("/v1/models").json["data"]]
     assert names == ["tiny", "auto"] and server.client.get("/v1/models/auto").status == 200
     assert server.client.get("/v1/models/small").status == 404
@@ -169,7 +168,7 @@ def test_the_alias_is_listed_and_others_are_not_served(server: Server) -> None:
     assert server.client.get("/ready").status == 200
 
 
-def test_the_models_own_name_asks_it_alone(server: Server) -> None:
+def test_the_models_own_name_asks_it_alone(server: CascadeServer) -> None:
     for fields in ({}, {"model": "tiny"}):
         answer = server.client.post(COMPLETIONS, {"prompt": "x", "metadata": {"tag": "hard"}, **fields}).json
         assert answer["model"] == "tiny" and answer["pilotfish"] == {"variant": "only"}
@@ -178,7 +177,7 @@ def test_the_models_own_name_asks_it_alone(server: Server) -> None:
     assert own != alias
 
 
-def test_what_is_counted(server: Server) -> None:
+def test_what_is_counted(server: CascadeServer) -> None:
     server.ask()
     server.sure = [-0.9]
     server.ask(n=2)
@@ -201,21 +200,21 @@ def test_what_is_counted(server: Server) -> None:
     assert modes == {"cascade"} and not server.samples("pilotfish_variant_requests_total")
 
 
-def test_the_access_log_has_it(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_access_log_has_it(server: CascadeServer, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="pilotfish.access"):
         server.ask(metadata={"tag": "hard"})
     (line,) = [record.fields for record in caplog.records if hasattr(record, "fields")]  # type: ignore[attr-defined]
     assert (line["answered_by"], line["escalated"]) == (LARGE, "tag")
 
 
-def test_feedback_is_by_the_side_that_answered(server: Server) -> None:
+def test_feedback_is_by_the_side_that_answered(server: CascadeServer) -> None:
     for sure in (-0.5, -0.9):
         server.sure = [sure]
         told = server.client.post("/v1/feedback", {"request_id": server.ask().json["id"], "success": True}).json
         assert told["mode"] == ("small" if sure == -0.5 else "large")
 
 
-def test_rollout_canary_and_capture_know_nothing_of_it(server: Server) -> None:
+def test_rollout_canary_and_capture_know_nothing_of_it(server: CascadeServer) -> None:
     for sure in ([-0.5], [-0.9]):
         server.sure = sure
         assert server.ask(metadata={"tag": "learn"}).status == 200
@@ -228,7 +227,7 @@ def test_rollout_canary_and_capture_know_nothing_of_it(server: Server) -> None:
     assert sum(server.samples("pilotfish_captured_requests_total").values()) == 1
 
 
-def test_a_variant_that_is_cut_speculates_no_more(server: Server) -> None:
+def test_a_variant_that_is_cut_speculates_no_more(server: CascadeServer) -> None:
     """Also for requests that escalate after that."""
     server.sure = [-0.9]
     said = server.saying("small talk of it")
@@ -243,7 +242,7 @@ def test_a_variant_that_is_cut_speculates_no_more(server: Server) -> None:
     assert server.told() == (LARGE, "confidence") and server.large.submitted[0].max_nodes == 0
 
 
-def test_unequal_tokenizers_are_refused(server: Server, tmp_path: Path) -> None:
+def test_unequal_tokenizers_are_refused(server: CascadeServer, tmp_path: Path) -> None:
     async def started() -> None:
         """Nothing to start."""
 
@@ -263,37 +262,18 @@ def test_unequal_tokenizers_are_refused(server: Server, tmp_path: Path) -> None:
 # -- clients that leave, or that wait for too long: nothing stays behind in either engine
 
 
-async def leave(server: Server, body: dict[str, Any]) -> Answer:
-    gone = asyncio.Event()
-    data = json.dumps({"model": "auto", "prompt": "x", **body}).encode()
-    task = asyncio.create_task(exchange(server.app, "POST", COMPLETIONS, data, {}, gone))
-    for _ in range(40):
-        await asyncio.sleep(0)
-    assert not task.done()
-    gone.set()
-    return await asyncio.wait_for(task, 5)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("of_small", "sure", "large"), [(0, -0.5, 0), (1, -0.5, 0), (3, -0.5, 0), (9, -0.9, 1)])
-def test_a_client_that_leaves_frees_both(server: Server, of_small: int, sure: float, large: int, stream: bool) -> None:
+def test_a_client_that_leaves_frees_both(
+    server: CascadeServer, of_small: int, sure: float, large: int, stream: bool
+) -> None:
     """Before the small model says anything, before it is judged, after that, and while the large one answers."""
     server.sure = [sure]
     small, said = server.saying("small talk of it"), saying(server.large.tokenizer, "large talk")
     server.small.script = lambda submitted: [*list(small(submitted))[:of_small], asyncio.Event()]
     server.large.script = lambda submitted: [next(iter(said(submitted))), asyncio.Event()]
-    asyncio.run(leave(server, {"stream": stream}))
+    asyncio.run(leave(server.app, COMPLETIONS, {"model": "auto", "prompt": "x", "stream": stream}))
     submitted = [*server.small.submitted, *server.large.submitted]
     assert len(server.large.submitted) == large and all(one.aborted for one in submitted)
     assert server.admission.requests == 0
     assert sum(server.samples("pilotfish_cascade_requests_total").values()) == (of_small >= 3)
-
-
-@pytest.mark.parametrize(("of_small", "sure"), [(1, -0.5), (3, -0.5), (9, -0.9)])
-def test_a_deadline_frees_both(server: Server, of_small: int, sure: float) -> None:
-    server.sure = [sure]
-    small = server.saying("small talk of it")
-    server.small.script = lambda submitted: [*list(small(submitted))[:of_small], asyncio.Event()]
-    server.large.script = lambda _: [asyncio.Event()]
-    assert server.ask(timeout=0.05).status == 504
-    assert all(one.aborted for one in (*server.small.submitted, *server.large.submitted))

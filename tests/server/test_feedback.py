@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import re
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from http_double import Answer, Client, Engine, application, counted, exchange
-from live import HttpServer
+from http_double import CHAT, Answer, Engine, Server
 
-from pilotfish.config.server import ServerConfig
 from pilotfish.logs import configure
-from pilotfish.server.auth import Keyring, load_keyring
-from pilotfish.server.limits import Admission, RequestGuard
+from pilotfish.server.auth import load_keyring
 from pilotfish.server.observe import feedback
-from pilotfish.server.observe.metrics import MAX_TAGS, ServerMetrics
+from pilotfish.server.observe.metrics import MAX_TAGS
 
-FEEDBACK, CHAT, COMPLETIONS = "/v1/feedback", "/v1/chat/completions", "/v1/completions"
+FEEDBACK = "/v1/feedback"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 ONE, TWO = "secret-number-one", "secret-number-two"
 
 
-@dataclass
-class Server:
-    engine: Engine
-    keys: Keyring = field(default_factory=load_keyring)
-    headers: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.metrics = ServerMetrics("tiny")
-        guard = RequestGuard(self.keys, Admission(ServerConfig()), self.metrics)
-        self.client = Client(application(self.engine, guard))
-
-    def ask(self, **fields: Any) -> Answer:
-        return self.client.post(COMPLETIONS, {"prompt": "x", **fields}, **self.headers)
-
+class FeedbackServer(Server):
     def tell(self, **fields: Any) -> Answer:
         return self.client.post(FEEDBACK, fields, **self.headers)
 
@@ -49,16 +29,21 @@ class Server:
         rows: list[dict[str, Any]] = answer["data"]
         return rows
 
-    def samples(self) -> dict[str, float]:
-        return counted(self.metrics, "pilotfish_feedback")
+
+def callers(engine: Engine) -> tuple[FeedbackServer, FeedbackServer]:
+    """One server as two callers have it."""
+    keys = load_keyring([ONE, TWO])
+    one, two = (FeedbackServer(engine, keys, headers={"authorization": f"Bearer {key}"}) for key in (ONE, TWO))
+    two.client, two.metrics = one.client, one.metrics
+    return one, two
 
 
 @pytest.fixture
-def server(engine: Engine) -> Server:
-    return Server(engine)
+def server(engine: Engine) -> FeedbackServer:
+    return FeedbackServer(engine)
 
 
-def test_feedback_by_either_id(server: Server) -> None:
+def test_feedback_by_either_id(server: FeedbackServer) -> None:
     chat, post = {"messages": [{"role": "user", "content": "hi"}]}, server.client.post
     message = post(MESSAGES, {"model": "tiny", "max_tokens": 9, **chat})
     others = (post(CHAT, chat), message, post(RESPONSES, {"input": "hi"}))
@@ -75,13 +60,13 @@ def test_feedback_by_either_id(server: Server) -> None:
     assert (row["requests"], row["successes"]) == (5, 5)
 
 
-def test_feedback_for_a_stream(server: Server) -> None:
+def test_feedback_for_a_stream(server: FeedbackServer) -> None:
     answer = server.ask(stream=True)
     assert server.tell(request_id=answer.events[0]["id"], score=0.25).json["success"] is False
     assert server.table()[0]["mean_score"] == 0.25 and server.table()[0]["success_rate"] == 0
 
 
-def test_the_table_has_rows_by_category_and_mode(server: Server) -> None:
+def test_the_table_has_rows_by_category_and_mode(server: FeedbackServer) -> None:
     def asked(**fields: Any) -> str:
         return str(server.ask(**fields).json["id"])
 
@@ -95,7 +80,7 @@ def test_the_table_has_rows_by_category_and_mode(server: Server) -> None:
     off_row = {"category": "code", "mode": "off", "requests": 1, "successes": 0, "success_rate": 0, "mean_score": 0}
     json_row = {**off_row, "category": "json", "mode": "sync"}
     assert server.table() == [{**row, **steps} for row in (off_row, sync, json_row)]
-    assert server.samples() == {
+    assert server.samples("pilotfish_feedback") == {
         'pilotfish_feedback_total{category="code",mode="sync",outcome="success"}': 2,
         'pilotfish_feedback_total{category="code",mode="off",outcome="failure"}': 1,
         'pilotfish_feedback_total{category="json",mode="sync",outcome="failure"}': 1,
@@ -112,8 +97,7 @@ def test_the_table_has_rows_by_category_and_mode(server: Server) -> None:
 
 
 def test_nobody_tells_of_requests_of_others(engine: Engine) -> None:
-    one, two = (Server(engine, load_keyring([ONE, TWO]), {"authorization": f"Bearer {key}"}) for key in (ONE, TWO))
-    two.client, two.metrics = one.client, one.metrics  # one server, two callers
+    one, two = callers(engine)
     own = one.ask().json["id"]
     foreign = two.tell(request_id=own, success=True)
     unknown = two.tell(request_id="cmpl-" + "0" * 32, success=True)
@@ -127,14 +111,13 @@ def test_nobody_tells_of_requests_of_others(engine: Engine) -> None:
 
 
 def test_callers_with_the_same_id_tell_of_their_own(engine: Engine) -> None:
-    one, two = (Server(engine, load_keyring([ONE, TWO]), {"authorization": f"Bearer {key}"}) for key in (ONE, TWO))
-    two.client, two.metrics = one.client, one.metrics
+    one, two = callers(engine)
     for server in (one, two):
         server.ask(request_id="same")
     assert [server.tell(request_id="cmpl-same", success=True).status for server in (one, two, one)] == [200, 200, 409]
 
 
-def test_of_requests_with_one_id_the_newest_is_meant(server: Server) -> None:
+def test_of_requests_with_one_id_the_newest_is_meant(server: FeedbackServer) -> None:
     for tag in ("old", "new"):
         server.ask(request_id="same", metadata={"tag": tag})
     assert server.tell(request_id="cmpl-same", success=True).json["category"] == "new"
@@ -142,13 +125,13 @@ def test_of_requests_with_one_id_the_newest_is_meant(server: Server) -> None:
     assert server.tell(request_id="cmpl-same", success=True).status == 200
 
 
-def test_old_requests_are_forgotten(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_requests_are_forgotten(server: FeedbackServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feedback, "MAX_IDS", 4)
     ids = [server.ask().json["id"] for _ in range(3)]
     assert [server.tell(request_id=each, success=True).status for each in ids] == [404, 200, 200]
 
 
-def test_categories_are_bounded(server: Server) -> None:
+def test_categories_are_bounded(server: FeedbackServer) -> None:
     for i in range(MAX_TAGS + 2):
         told = server.tell(request_id=server.ask().json["id"], success=True, category=f"c{i}")
         assert told.json["category"] == (f"c{i}" if i < MAX_TAGS else "other")
@@ -172,40 +155,15 @@ def test_categories_are_bounded(server: Server) -> None:
         ({"request_id": "x", "success": True, "comments": "x"}, "comments", "there is no such parameter"),
     ],
 )
-def test_what_is_refused(server: Server, fields: dict[str, Any], param: str, message: str) -> None:
+def test_what_is_refused(server: FeedbackServer, fields: dict[str, Any], param: str, message: str) -> None:
     answer = server.tell(**fields)
     assert answer.status == 400 and answer.error["param"] == param and message in answer.error["message"]
     assert server.table() == []
 
 
-def test_other_methods_are_refused(server: Server) -> None:
-    answer = asyncio.run(exchange(server.client.app, "DELETE", FEEDBACK, b"", {}))
-    assert answer.status == 405 and answer.error["code"] == "method_not_supported"
-    assert set(answer.headers["allow"].split(", ")) == {"GET", "POST"}
-
-
-def test_a_real_server_counts_what_it_answered(synchronous: HttpServer) -> None:
-    tokens = Counter[str]()
-    for i in range(20):
-        mode = ("off", "sync")[i % 2]
-        body = {"prompt": "def f", "max_tokens": 24, "metadata": {"tag": "live"}, "speculation": {"mode": mode}}
-        status, answer = synchronous.post(COMPLETIONS, body)
-        assert status == 200
-        tokens[mode] += answer["usage"]["completion_tokens"]
-        status, told = synchronous.post(FEEDBACK, {"request_id": answer["id"], "success": i % 5 > 0})
-        assert status == 200 and (told["category"], told["mode"]) == ("live", mode)
-    rows = [row for row in synchronous.get(FEEDBACK)[1]["data"] if row["category"] == "live"]
-    assert [(row["mode"], row["requests"], row["successes"]) for row in rows] == [("off", 10, 8), ("sync", 10, 8)]
-    assert rows[0]["tokens_per_verify_step"] == 1 < rows[1]["tokens_per_verify_step"]
-    samples = synchronous.get("/metrics")[1]
-    for mode, count in tokens.items():
-        found = re.search(rf'pilotfish_feedback_tokens_total{{category="live",mode="{mode}",.*}} ([0-9.]+)', samples)
-        assert found is not None and float(found[1]) == count
-
-
 @pytest.mark.parametrize("prompts", [False, True])
 def test_comments_are_logged_as_prompts_are(
-    server: Server, caplog: pytest.LogCaptureFixture, prompts: bool, _configured: Callable[[bool], None]
+    server: FeedbackServer, caplog: pytest.LogCaptureFixture, prompts: bool, _configured: Callable[[bool], None]
 ) -> None:
     _configured(prompts)
     caplog.set_level(logging.INFO, "pilotfish.server.observe.feedback")

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
-from copy import deepcopy
+from copy import copy
 from typing import Any
 
 import anthropic
@@ -60,7 +60,7 @@ def says(tokenizer: Any) -> Says:
     def made(
         *texts: str, template: str = TEMPLATE, finish: Finish | None = None, at_a_time: int = 2, **config: Any
     ) -> Answering:
-        own = deepcopy(tokenizer)
+        own = copy(tokenizer)
         own.chat_template = template
         script = saying(own, *texts, finish=finish, at_a_time=at_a_time)
         return Answering(Engine(own, script, health=Health(identity=ROOMY)), **config)
@@ -100,8 +100,7 @@ class Answering:
 
     @property
     def prompt(self) -> str:
-        """Of the last request."""
-        return str(self.engine.tokenizer.decode(self.engine.submitted[-1].tokens))
+        return self.engine.prompt
 
     @property
     def submitted(self) -> Submitted:
@@ -188,31 +187,23 @@ def test_a_call(says: Says, way: str, at_a_time: int) -> None:
     assert message.stop_reason == "tool_use"
 
 
-def test_calls(says: Says, way: str) -> None:
-    message = says(f"{CALL}\n{CALL.replace('Bergen ☃', 'Oslo')}").create(way, tools=[WEATHER, TIME])
-    assert blocks(message) == [called(), called("Oslo")] and message.stop_reason == "tool_use"
-
-
-def test_a_call_that_is_cut(says: Says, way: str) -> None:
-    """What of its input is complete; the reason tells that more would have come."""
-    server = says('<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "day": "Mo', finish=LENGTH)
-    message = server.create(way, tools=[WEATHER])
-    assert blocks(message) == [called("Oslo")] and message.stop_reason == "max_tokens"
-
-
 def test_a_call_without_tools_is_text(says: Says, way: str) -> None:
     for fields in ({}, {"tools": [WEATHER], "tool_choice": {"type": "none"}}):
         message = says(CALL).create(way, **fields)
         assert blocks(message) == [text(CALL)] and message.stop_reason == "end_turn"
 
 
-def test_the_loop_of_a_tool(says: Says, way: str) -> None:
-    """Call, result, answer: what the client got goes back as it is."""
-    message = says(CALL).create(way, tools=[WEATHER])
+def after_a_call(server: Answering, way: str) -> tuple[ToolUseBlock, list[Any]]:
+    """What the client got, and turns with it as it is and with a result."""
+    message = server.create(way, tools=[WEATHER])
     (use,) = message.content
     assert isinstance(use, ToolUseBlock)
     result = {"type": "tool_result", "tool_use_id": use.id, "content": "rain", "is_error": False}
-    turns = [HI, {"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+    return use, [HI, {"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+
+
+def test_the_loop_of_a_tool(says: Says, way: str) -> None:
+    use, turns = after_a_call(says(CALL), way)
     server = says("It rains.")
     assert blocks(server.create(way, tools=[WEATHER], messages=turns)) == [text("It rains.")]
     function = '{"name": "weather", "arguments": {"city": "Bergen ☃"}}'
@@ -230,12 +221,7 @@ MISTRAL = (
 
 def test_the_loop_of_a_tool_with_ids_of_the_templates_kind(says: Says, way: str) -> None:
     server = says('[TOOL_CALLS]weather[ARGS]{"city": "Oslo"}', template=MISTRAL)
-    message = server.create(way, tools=[WEATHER])
-    assert blocks(message) == [called("Oslo")]
-    (use,) = message.content
-    assert isinstance(use, ToolUseBlock)
-    result = {"type": "tool_result", "tool_use_id": use.id, "content": "rain"}
-    turns = [HI, {"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+    _, turns = after_a_call(server, way)
     server.create(way, tools=[WEATHER], messages=turns)
     assert server.prompt.endswith('[TOOL_CALLS]weather[ARGS]{"city": "Oslo"}<tool>rain')
 
@@ -250,11 +236,6 @@ def test_thoughts(says: Says, way: str) -> None:
     assert "hm, so" in server.prompt and again.stop_reason == "end_turn"
 
 
-def test_thoughts_and_a_call(says: Says, way: str) -> None:
-    message = says(f"<think>\nhm\n</think>\n\n{CALL}", template=THINKS).create(way, tools=[WEATHER])
-    assert [block["type"] for block in blocks(message)] == ["thinking", "tool_use"]
-
-
 def test_thinking_is_turned_off(says: Says, way: str) -> None:
     server = says("Yes.", template=THINKS)
     assert blocks(server.create(way, thinking={"type": "disabled"})) == [text("Yes.")]
@@ -263,25 +244,10 @@ def test_thinking_is_turned_off(says: Says, way: str) -> None:
     assert not server.prompt.endswith("<think></think>")
 
 
-def test_the_prompt(says: Says, way: str) -> None:
-    server = says("x")
-    server.create(way, system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}])
-    assert server.prompt == "<system>Be brief.|<user>hi|<assistant>"
-
-
 def test_the_answer_goes_on(says: Says, way: str) -> None:
     server = says("(b)")
     message = server.create(way, messages=[HI, {"role": "assistant", "content": "The answer is"}])
     assert server.prompt.endswith("<assistant>The answer is") and blocks(message) == [text("(b)")]
-
-
-def test_sampling(says: Says, way: str) -> None:
-    server = says("x")
-    asked = {"temperature": 0.5, "top_p": 0.9, "top_k": 5}
-    server.create(way, stop_sequences=["a", "b"], extra_body={**asked, "seed": 7, "cache_salt": "s"})
-    params = server.submitted.params
-    assert {name: getattr(params, name) for name in asked} == asked
-    assert (params.stop, params.seed, params.max_tokens, server.submitted.cache_salt) == (("a", "b"), 7, 99, "s")
 
 
 def test_a_forced_tool_has_a_grammar(says: Says, way: str) -> None:
@@ -312,13 +278,6 @@ def test_a_structured_output_does_not_go_on(says: Says, way: str) -> None:
         says("}").parse(way, messages=turns, output_format=Place)
 
 
-def test_arguments_that_are_no_json(says: Says, way: str) -> None:
-    """The official client reads streams of nothing else."""
-    server = says('<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", day: 1}}\n</tool_call>')
-    message = server.create(way, tools=[WEATHER])
-    assert blocks(message)[0] == called("Oslo") and message.stop_reason == "tool_use"
-
-
 def test_the_beta_client(says: Says) -> None:
     async def asked() -> tuple[BetaMessage, BetaMessage, BetaMessageTokensCount]:
         async with server._official() as client:
@@ -334,17 +293,6 @@ def test_the_beta_client(says: Says) -> None:
         words, use = message.content
         assert words.type == "text" and use.type == "tool_use" and use.input == {"city": "Bergen ☃"}
     assert count.input_tokens == whole.usage.input_tokens == len(server.submitted.tokens)
-
-
-def test_tokens_are_counted(says: Says) -> None:
-    server = says("x")
-    few = server.count().input_tokens
-    server.create()
-    assert few == len(server.submitted.tokens)
-    asked: dict[str, Any] = {"system": "Be brief.", "tools": [WEATHER], "tool_choice": {"type": "any"}}
-    more = server.count(**asked).input_tokens
-    server.create(**asked)
-    assert more == len(server.submitted.tokens) > few
 
 
 def test_the_cached_part_of_a_prompt_counts_apart(says: Says, way: str) -> None:
@@ -389,12 +337,6 @@ def test_the_events_of_a_stream(says: Says) -> None:
     assert ended["usage"]["output_tokens"] > 0 and last == {"type": "message_stop"}
 
 
-def test_feedback_by_the_id_of_a_message(says: Says) -> None:
-    server = says("x")
-    told = server.client.post("/v1/feedback", {"request_id": server.create().id, "success": True})
-    assert told.status == 200 and told.json["success"] is True
-
-
 def test_metrics_are_told_where_asked_for(says: Says) -> None:
     body = {"model": "tiny", "max_tokens": 9, "messages": [HI], "speculation": {"metrics": "summary"}}
     server = says("Hello there")
@@ -414,35 +356,26 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"messages": None}, "messages: it is missing"),
     ({"max_tokens": None}, "max_tokens: it is missing"),
     ({"max_tokens": -1}, "max_tokens: -1 is not allowed; expected an integer of at least 1"),
-    ({"max_tokens": "9"}, "max_tokens: '9' is not allowed; expected an integer"),
     ({"messages": []}, "messages: [] is not allowed; expected a list of at least one message"),
-    ({"messages": "hi"}, "messages: 'hi' is not allowed; expected a list"),
     ({"messages": [{**HI, "role": "tool"}]}, "messages[0].role: 'tool' is not allowed; expected user, assistant or"),
-    ({"messages": [{"role": "user"}]}, "messages[0].content: it is missing"),
     (from_user({"text": "x"}), "messages[0].content[0].type: it is missing"),
+    (from_user({"type": ["text"], "text": "x"}), "messages[0].content[0].type: ['text'] is not allowed; expected text"),
     (
         from_user(text("x"), IMAGE),
         "messages[0].content[1].type: 'image' is not allowed; expected text, thinking, redacted_thinking, tool_use or",
     ),
-    (from_user({"type": "document"}), "messages[0].content[0].type: 'document'"),
     (
         from_user({"type": "tool_result", "tool_use_id": "x", "content": [IMAGE]}),
         "messages[0].content[0].content[0].type: 'image' is not allowed; expected text",
     ),
     ({"system": [{"type": "image"}]}, "system[0].type: 'image' is not allowed; expected text"),
-    ({"temperature": -1}, "temperature: -1.0 is not allowed"),
-    ({"top_p": 2}, "top_p: 2.0 is not allowed"),
-    ({"top_k": 1.5}, "top_k: 1.5 is not allowed; expected an integer"),
-    ({"stop_sequences": "x"}, "stop_sequences: 'x' is not allowed; expected a list"),
     ({"stop_sequences": [""]}, "stop_sequences: "),
     ({"stop_sequences": ["x"] * 17}, "stop_sequences: 17 entries are not allowed"),
-    ({"stream": 1}, "stream: 1 is not allowed; expected true or false"),
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema: it is missing"),
     ({"tools": [{**TIME, "name": "a b"}]}, "tools[0].name: 'a b' is not allowed; expected 1 to 128 letters"),
     ({"tools": [TIME, TIME]}, "tools[1].name: 'time' is not allowed"),
     ({"tools": [{"name": "f", "input_schema": {"type": "array"}}]}, "tools[0].input_schema.type: 'array' is not"),
     ({"tool_choice": {"type": "any"}}, "tool_choice: it is not allowed without tools"),
-    ({"tools": [TIME], "tool_choice": "any"}, "tool_choice: 'any' is not allowed; expected an object"),
     (
         {"tools": [TIME], "tool_choice": {"type": "f"}},
         "tool_choice.type: 'f' is not allowed; expected auto, any, tool or",
@@ -454,7 +387,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type: 'xml' is not allowed"),
     ({"max_completion_tokens": 3}, "max_completion_tokens: there is no such parameter"),
     ({"messages": [{"role": "user", "content": "x" * 100_000}]}, "messages: 100000 characters are more than"),
-    ({"messages": [{"role": "user", "content": "x y " * 999}]}, "messages: "),
 ]
 
 
@@ -465,9 +397,7 @@ STRICT: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type: 'web_search_20250305' is not"),
     ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "thinking.type: 'enabled' is not allowed"),
     ({"output_config": {"effort": "low"}}, "output_config.effort: 'low' is not supported with this model"),
-    ({"service_tier": "priority"}, "service_tier: 'priority' is not supported; leave it out"),
     ({"metadata": {"user": "me"}}, "metadata.user: there is no such parameter"),
-    ({"container": "c"}, "container: there is no such parameter"),
     ({"mcp_servers": []}, "mcp_servers: there is no such parameter"),
     ({"speculation": {"detail": True}}, "speculation.detail: "),
 ]
@@ -499,16 +429,13 @@ def test_an_error_of_the_official_client(says: Says, way: str) -> None:
     assert unknown.value.type == "not_found_error"
 
 
-def test_a_server_that_is_not_ready(says: Says, way: str) -> None:
+def test_a_server_that_is_not_ready_and_one_that_fails(says: Says, way: str) -> None:
     server = says("x")
     server.engine.health = unready("the target is loading")
     with pytest.raises(anthropic.OverloadedError, match="the target is loading") as raised:
         server.create(way)
     assert raised.value.type == "overloaded_error" and "retry-after" in raised.value.response.headers
-
-
-def test_a_target_that_fails_at_once(says: Says, way: str) -> None:
-    server = says("x")
+    server.engine.health = Health(identity=ROOMY)
     server.engine.script = lambda _: [EngineError("the target has ended")]
     with pytest.raises(anthropic.InternalServerError, match="the target has ended") as raised:
         server.create(way)
@@ -548,20 +475,9 @@ def test_errors_of_http(tokenizer: Any, path: str, raw: bytes, headers: dict[str
     assert client.post("/v1/chat/completions", raw=raw, **headers).json.keys() == {"error"}
 
 
-def test_another_method(says: Says) -> None:
-    answer = says("x").client.get(PATH)
-    assert answer.status == 405 and answer.json["error"]["type"] == "invalid_request_error"
-
-
 def test_tokens_are_counted_with_the_same_checks(says: Says) -> None:
     server = says("x")
     body = {"model": "tiny", **from_user(IMAGE)}
     answer = server.client.post(COUNT, body)
     assert answer.status == 400 and answer.json["error"]["message"].startswith("messages[0].content[0].type: 'image'")
     assert server.client.post(COUNT, {**BODY}).json["error"]["message"].startswith("max_tokens: there is no such")
-
-
-def test_a_prompt_that_is_too_long_for_what_is_left(says: Says) -> None:
-    server = says("x")
-    server.engine.health = Health(identity=replace(ROOMY, longest=8))
-    assert server.client.post(PATH, BODY).json["error"]["message"].startswith("messages: ")

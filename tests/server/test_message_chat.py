@@ -212,10 +212,6 @@ def test_sampling() -> None:
     assert made.stop == ["x"] and made.tag == "t" and made.max_tokens == 9 and made.chat_template_kwargs == {"a": 1}
 
 
-def test_only_the_prompt() -> None:
-    assert chat(max_tokens=0).only_echo and not chat(max_tokens=1).only_echo
-
-
 def test_tokens_to_count() -> None:
     body = msgspec.convert(
         {"model": "tiny", "messages": [HI], "tools": [WEATHER], "thinking": ENABLED}, CountTokensRequest

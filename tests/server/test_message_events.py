@@ -163,11 +163,3 @@ def test_what_begins_no_object(words: str) -> None:
 def test_every_beginning_of_an_object_is_one(words: str) -> None:
     assert all(partial(words[:length]) is not None for length in range(len(words) + 1))
     assert beginning("", words) == words
-
-
-def test_called() -> None:
-    for pieces, called in (([Content("x")], False), ([CallBegin(0, "f"), Arguments(0, "{")], True)):
-        made = writer()
-        made.add(pieces)
-        made.end()
-        assert made.called == called

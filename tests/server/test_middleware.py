@@ -5,22 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from http_double import Client, Engine, application, saying, unready
+from http_double import COMPLETIONS, Engine, Server, application
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from pilotfish.config.server import ServerConfig
 from pilotfish.errors import EngineError, TargetUnavailable
 from pilotfish.logs import configure
 from pilotfish.server.auth import load_keyring
-from pilotfish.server.limits import Admission, RequestGuard
-from pilotfish.server.observe.metrics import ServerMetrics
 from pilotfish.server.observe.tracing import Tracer
 
-COMPLETIONS = "/v1/completions"
 SECRET = "a-secret-of-sixteen"
 FILE = f"""
 [[key]]
@@ -29,25 +25,6 @@ secret = "{SECRET}"
 cache_salt = "search-only"
 requests_per_minute = 2
 """
-
-
-@dataclass
-class Server:
-    engine: Engine
-    limits: ServerConfig = field(default_factory=ServerConfig)
-    keys: Any = None
-    tracer: Tracer | None = None
-
-    def __post_init__(self) -> None:
-        self.metrics = ServerMetrics("tiny")
-        self.admission = Admission(self.limits)
-        guard = RequestGuard(self.keys or load_keyring(), self.admission, self.metrics, self.tracer)
-        self.client = Client(application(self.engine, guard))
-
-    def sample(self, line: str) -> float:
-        """The value of the sample that begins so."""
-        (found,) = (x for x in self.client.get("/metrics").body.decode().splitlines() if x.startswith(line + " "))
-        return float(found.rpartition(" ")[2])
 
 
 @pytest.fixture
@@ -123,7 +100,7 @@ def test_a_request_is_settled_to_the_tokens_that_it_used(
 
 
 def test_a_full_queue(engine: Engine) -> None:
-    server = Server(engine, ServerConfig(max_queued_requests=0))
+    server = Server(engine, config=ServerConfig(max_queued_requests=0))
     admit = server.admission.admit
     held = []
 
@@ -192,12 +169,6 @@ def test_a_server_that_drains(server: Server) -> None:
     assert server.client.get("/health").status == 200
 
 
-def test_before_the_target_is_there(server: Server) -> None:
-    server.engine.health = unready("target: loading")
-    answer = server.client.post(COMPLETIONS, {"prompt": "x"})
-    assert answer.status == 503 and answer.error["message"] == "target: loading"
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_is_counted_of_a_request(server: Server, stream: bool) -> None:
     fields = {"prompt": ["ab", "cd"], "n": 2, "stream": stream, "max_tokens": 20, "metadata": {"tag": "batch"}}
@@ -247,7 +218,6 @@ def test_a_line_in_the_log_for_each_request(server: Server, lines: Callable[[], 
 
 def test_whoever_announces_the_servers_start_and_end_is_answered(engine: Engine) -> None:
     """Ray Serve does; uvicorn is told not to."""
-    guard = RequestGuard(load_keyring(), Admission(ServerConfig()), ServerMetrics("tiny"), None)
     told, answers = iter(["lifespan.startup", "lifespan.shutdown"]), []
 
     async def receive() -> Any:
@@ -256,7 +226,7 @@ def test_whoever_announces_the_servers_start_and_end_is_answered(engine: Engine)
     async def send(message: Any) -> None:
         answers.append(message["type"])
 
-    asyncio.run(application(engine, guard)({"type": "lifespan", "state": {}}, receive, send))
+    asyncio.run(application(engine)({"type": "lifespan", "state": {}}, receive, send))
     assert answers == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
@@ -266,26 +236,18 @@ def test_paths_that_clients_make_up_are_no_labels(server: Server) -> None:
 
 
 def test_prompts_are_logged_where_that_is_asked_for(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    try:
-        for asked in (False, True):
-            configure("json", prompts=asked)
-            server.client.post(COMPLETIONS, {"prompt": "the secret plan"})
-            assert ("the secret plan" in capsys.readouterr().err) is asked
-    finally:
-        configure("json")
-        root.handlers[:], root.level = handlers, level
+    for asked in (True, False):
+        configure("json", prompts=asked)
+        server.client.post(COMPLETIONS, {"prompt": "the secret plan"})
+        assert ("the secret plan" in capsys.readouterr().err) is asked
 
 
-def test_a_request_is_a_span(engine: Engine, tokenizer: Any) -> None:
-    exporter = InMemorySpanExporter()
-    server = Server(engine, tracer=Tracer(exporter, "tiny"))
-    engine.script = saying(tokenizer, "import os")
+def test_a_request_is_a_span(engine: Engine) -> None:
+    tracer = Tracer(exporter := InMemorySpanExporter(), "tiny")
+    server = Server(engine, tracer=tracer)
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     assert server.client.post(COMPLETIONS, {"prompt": "ab"}, traceparent=parent).status == 200
-    assert server.tracer is not None
-    server.tracer.close()
+    tracer.close()
     (span,) = exporter.get_finished_spans()
     assert span.context is not None and f"{span.context.trace_id:032x}" == "0af7651916cd43dd8448eb211c80319c"
     assert span.attributes is not None and span.attributes["gen_ai.response.finish_reasons"] == ("stop",)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
-from openai_cases import CASES, Case
+from openai_cases import CASES, MODEL, Case, case
 from openai_fleet import MODES, STREAMED, Answer, Fleet
 from structured_cases import CHECKED
 
@@ -60,3 +63,85 @@ def test_outputs_are_what_they_must_be_and_equal(bundled: Fleet, mode: str, case
         CHECKED[case](choice)
     for streamed in STREAMED:
         assert bundled.at_once(mode, streamed)[case] == plain
+
+
+# -- streams
+
+
+LONG: dict[str, Any] = {"model": MODEL, "prompt": "#", "max_tokens": 1900, "extra_body": {"ignore_eos": True}}
+
+
+# -- chunks
+
+
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_chunks_tell_what_was_speculated(fleet: Fleet, mode: str) -> None:
+    body = {**fleet.arguments(case("greedy-long"))["extra_body"], "speculation": {"detail": True}}
+    asked = {**fleet.arguments(case("greedy-long")), "extra_body": body, "stream": True}
+    with fleet.client(mode).completions.create(**asked) as stream:
+        details = [chunk.model_extra["pilotfish"] for chunk in stream]
+    tokens = [token for detail in details for token in detail["tokens"]]
+    verified = [entry for detail in details for entry in detail["verified"]]
+    assert fleet.tokenizer.decode(tokens) == fleet.whole("off", case("greedy-long")).choices[0].text
+    assert sum(entry["tokens"] for entry in verified) == len(tokens) == 96
+    assert sum(entry["accepted"] for entry in verified) > 0
+
+
+# -- clients that leave
+
+
+def test_a_client_that_leaves_frees_what_it_held(fleet: Fleet, mode: str) -> None:
+    server = fleet.servers[mode]
+    aborts = aborted(fleet, mode)
+    with fleet.client(mode).completions.create(**LONG, stream=True) as stream:
+        assert next(iter(stream)).choices[0].finish_reason is None
+    ends = time.monotonic() + 20
+    while time.monotonic() < ends and aborted(fleet, mode) == aborts:
+        time.sleep(0.05)
+    assert aborted(fleet, mode) == aborts + 1
+    time.sleep(0.5)  # what the target had told before it learned of this is there by now
+    while time.monotonic() < ends and (server.metric("vllm:num_requests_running") or usage(fleet, mode)):
+        time.sleep(0.05)
+    assert server.metric("vllm:num_requests_running") == usage(fleet, mode) == 0
+
+
+def usage(fleet: Fleet, mode: str) -> float:
+    return fleet.servers[mode].metric("vllm:kv_cache_usage_perc")
+
+
+def aborted(fleet: Fleet, mode: str) -> float:
+    lines = fleet.servers[mode].get("/metrics")[1].splitlines()
+    found = [line for line in lines if line.startswith("vllm:request_success_total{") and '"abort"' in line]
+    assert found
+    return sum(float(line.rpartition(" ")[2]) for line in found)
+
+
+# -- speculation
+
+
+def test_speculation_is_the_requests_to_choose(fleet: Fleet, mode: str) -> None:
+    plain = fleet.whole("off", case("sampled-long"))
+    for speculation in ({"mode": "off"}, {"mode": mode}, {"max_nodes": 0}, {"metrics": "none"}):
+        body = {"speculation": speculation}
+        answer = fleet.client(mode).completions.create(**{**fleet.arguments(case("sampled-long")), "extra_body": body})
+        assert answer.choices[0].text == plain.choices[0].text
+        metrics = answer.model_extra["metrics"] if speculation != {"metrics": "none"} else None
+        drafted = bool(metrics and metrics["speculative_decoding"])
+        assert drafted == (speculation == {"mode": mode} and mode != "off")
+        assert ("metrics" in answer.model_extra) == (speculation != {"metrics": "none"})
+
+
+@pytest.mark.parametrize("mode", MODES[1:])
+@pytest.mark.parametrize("most", [1, 3])
+def test_max_nodes_bound_each_step(fleet: Fleet, mode: str, most: int) -> None:
+    body = {"speculation": {"max_nodes": most, "metrics": "detailed"}}
+    answer = fleet.client(mode).completions.create(**{**fleet.arguments(case("sampled-long")), "extra_body": body})
+    assert answer.choices[0].text == fleet.whole("off", case("sampled-long")).choices[0].text
+    drafts = answer.model_extra["metrics"]["speculative_decoding"]
+    assert drafts["num_spec_steps"] == len(drafts["per_step_drafted"]) > 0
+    assert set(drafts["per_step_drafted"]) <= set(range(1, most + 1))
+    assert sum(drafts["per_step_drafted"]) == drafts["num_draft_tokens"]
+    assert sum(drafts["per_step_accepted"]) == drafts["num_accepted_draft_tokens"]
+
+
+# -- headers, tokens

@@ -14,8 +14,6 @@ from openai import (
 from openai_cases import HELLO, MODEL
 from openai_fleet import MAX_BODY, Fleet
 
-from pilotfish.server.bodies.ignored import HEADER
-
 #: Fields of a completion that are refused, some by the target, and the field that the error names. test_refusals has
 #: all others.
 COMPLETIONS: list[tuple[dict[str, Any], str]] = [
@@ -65,26 +63,6 @@ def check(error: APIStatusError, status: int, kind: str, field: str | None, code
     message = error.body["message"]
     assert message.startswith(field or "") and len(message) > len(field or "") and "\n" not in message
     assert error.request_id and error.response.headers["content-type"] == "application/json"
-
-
-@pytest.mark.parametrize(
-    ("fields", "told"),
-    [
-        ({"nonsense": 1}, "nonsense"),
-        ({"reasoning_effort": "low"}, "reasoning_effort"),
-        ({"web_search_options": {}}, "web_search_options"),
-        ({"store": True}, "store"),
-        ({"speculation": {"max_nodes": 1000}}, "speculation.max_nodes"),
-        ({"speculation": {"mode": "sync"}}, "speculation.mode"),
-    ],
-)
-def test_what_changes_no_answer_is_left_out(fleet: Fleet, mode: str, fields: dict[str, Any], told: str) -> None:
-    if fields == {"speculation": {"mode": mode}}:
-        pytest.skip("it is the server's mode")
-    create = fleet.client(mode).chat.completions.with_raw_response.create
-    plain, asked = (create(**arguments(True, {"seed": 7, **more})) for more in ({}, fields))
-    assert asked.headers[HEADER] == told and HEADER not in plain.headers
-    assert asked.parse().choices[0].message.content == plain.parse().choices[0].message.content
 
 
 def test_a_body_that_is_too_large(fleet: Fleet, mode: str) -> None:

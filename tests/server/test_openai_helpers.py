@@ -3,19 +3,15 @@ tools, and what they raise."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 from typing import Any, Literal
 
 import pytest
-from openai import AsyncOpenAI, LengthFinishReasonError, OpenAI, pydantic_function_tool
+from openai import LengthFinishReasonError, OpenAI, pydantic_function_tool
 from openai_cases import MODEL
 from openai_fleet import Fleet
 from pydantic import BaseModel, Field
-from sizes import sized
 
 ASK: Any = {"role": "user", "content": "def mean(values):"}
-TIMES = sized(2, 4)
 GREEDY: dict[str, Any] = {"model": MODEL, "messages": [ASK], "temperature": 0, "max_tokens": 256}
 
 
@@ -36,12 +32,7 @@ class GetWeather(BaseModel):
     unit: Literal["celsius", "fahrenheit"]
 
 
-class Stop(BaseModel):
-    now: bool
-
-
 WEATHER = pydantic_function_tool(GetWeather)
-STOP = pydantic_function_tool(Stop)
 NAMED: Any = {"type": "function", "function": {"name": "GetWeather"}}
 
 
@@ -53,44 +44,9 @@ def client(bundled: Fleet, mode: str) -> OpenAI:
 # -- parse
 
 
-@pytest.mark.parametrize("temperature", [0, 1])
-def test_an_answer_is_parsed(client: OpenAI, temperature: float) -> None:
-    asked = {**GREEDY, "temperature": temperature, "seed": 3}
-    completion = client.chat.completions.parse(**asked, response_format=Plan)
-    message = completion.choices[0].message
-    assert isinstance(message.parsed, Plan) and message.content and message.refusal is None
-    assert Plan.model_validate_json(message.content) == message.parsed
-    assert completion.choices[0].finish_reason == "stop" and completion.usage is not None
-
-
-def test_calls_are_parsed(client: OpenAI) -> None:
-    completion = client.chat.completions.parse(**GREEDY, tools=[WEATHER, STOP], tool_choice="required")
-    choice = completion.choices[0]
-    assert choice.finish_reason == "tool_calls" and choice.message.content is None and choice.message.tool_calls
-    for call in choice.message.tool_calls:
-        assert isinstance(call.function.parsed_arguments, GetWeather | Stop)
-        assert type(call.function.parsed_arguments).__name__ == call.function.name
-
-
-def test_tools_and_a_format_may_stand_beside_each_other(client: OpenAI) -> None:
-    called = client.chat.completions.parse(
-        **GREEDY, tools=[WEATHER], tool_choice="required", response_format=Plan
-    ).choices[0]
-    assert called.message.tool_calls and called.message.parsed is None
-    said = client.chat.completions.parse(**GREEDY, tools=[WEATHER], tool_choice="none", response_format=Plan).choices[0]
-    assert isinstance(said.message.parsed, Plan) and not said.message.tool_calls
-
-
 def test_an_answer_that_was_cut_is_not_parsed(client: OpenAI) -> None:
     with pytest.raises(LengthFinishReasonError):
         client.chat.completions.parse(**{**GREEDY, "max_tokens": 2}, response_format=Plan)
-
-
-def test_several_answers_are_parsed(client: OpenAI) -> None:
-    asked = {**GREEDY, "temperature": 1, "seed": 5}
-    completion = client.chat.completions.parse(**asked, n=3, response_format=Step)
-    assert all(isinstance(choice.message.parsed, Step) for choice in completion.choices)
-    assert len(completion.choices) == 3
 
 
 # -- streams
@@ -143,55 +99,3 @@ def test_chunks_are_of_openais_types(bundled: Fleet, mode: str) -> None:
 
 
 # -- loops
-
-
-def answer_of(call: Any) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": call.id, "content": json.dumps({"celsius": 7})}
-
-
-@pytest.mark.parametrize("second", ["auto", "none", "required"])
-def test_a_loop_of_tools(client: OpenAI, second: Any) -> None:
-    """Call, result, answer: the message goes back as the client gives it."""
-    tools, messages = [WEATHER], [ASK]
-    first = client.chat.completions.create(**GREEDY, tools=tools, tool_choice="required").choices[0].message
-    assert first.tool_calls
-    messages += [first, *map(answer_of, first.tool_calls)]
-    asked = {**GREEDY, "messages": messages, "max_tokens": 64}
-    answer = client.chat.completions.create(**asked, tools=tools, tool_choice=second).choices[0].message
-    assert answer.tool_calls if second == "required" else answer.content
-    assert client.chat.completions.create(**asked).choices[0].message.content  # without the tools
-
-
-def test_a_loop_of_parsed_messages_and_streams(client: OpenAI) -> None:
-    parsed = client.chat.completions.parse(**GREEDY, tools=[WEATHER], tool_choice="required").choices[0].message
-    with client.chat.completions.stream(**GREEDY, tools=[WEATHER], tool_choice=NAMED) as stream:
-        streamed = stream.until_done().get_final_completion().choices[0].message
-    assert parsed.tool_calls and streamed.tool_calls
-    results = [*map(answer_of, parsed.tool_calls)], [*map(answer_of, streamed.tool_calls)]
-    messages = [ASK, parsed, *results[0], streamed, *results[1], {"role": "user", "content": "And?"}]
-    asked = {**GREEDY, "messages": messages}
-    answer = client.chat.completions.parse(**asked, tools=[WEATHER], response_format=Plan, tool_choice="none")
-    assert isinstance(answer.choices[0].message.parsed, Plan)
-
-
-def test_many_at_once(bundled: Fleet, mode: str) -> None:
-    """Text, formats and calls together, each as if it were alone."""
-    kinds: list[dict[str, Any]] = [
-        {"max_tokens": 32},
-        {"extra_body": {"structured_outputs": {"regex": "[a-f]{12}"}}},
-        {"response_format": {"type": "json_object"}},
-        {"tools": [WEATHER], "tool_choice": "required"},
-        {"tools": [WEATHER, STOP], "tool_choice": NAMED},
-    ]
-
-    async def ask(client: AsyncOpenAI, kind: dict[str, Any]) -> tuple[Any, Any]:
-        message = (await client.chat.completions.create(**{**GREEDY, **kind})).choices[0].message
-        return message.content, [call.to_dict()["function"] for call in message.tool_calls or []]
-
-    async def run() -> tuple[list[Any], list[Any]]:
-        async with AsyncOpenAI(**bundled.options(mode)) as client:
-            alone = [await ask(client, kind) for kind in kinds]
-            return alone, await asyncio.gather(*(ask(client, kind) for kind in kinds * TIMES))
-
-    alone, together = asyncio.run(run())
-    assert together == alone * TIMES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from functools import cache
@@ -10,7 +9,6 @@ from inspect import signature
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI
 from openai.resources.responses import Responses
 from openai_cases import MODEL
 from openai_fleet import Fleet
@@ -62,15 +60,6 @@ def test_an_answer(answers: Any, mode: str, name: str) -> None:
     limit = RESPONSES[name].get("max_output_tokens", 24)
     assert usage["output_tokens"] == limit if cut else usage["output_tokens"] <= limit
     assert expected["output"][-1]["status"] == expected["status"]
-
-
-def test_all_at_once(fleet: Fleet, answers: Any, mode: str) -> None:
-    async def gather() -> list[Any]:
-        async with AsyncOpenAI(**fleet.options(mode)) as client:
-            return await asyncio.gather(*(client.responses.create(**arguments(name)) for name in RESPONSES))
-
-    for name, response in zip(RESPONSES, asyncio.run(gather()), strict=True):
-        assert same(response.to_dict()) == answers("off", name, False)
 
 
 # -- streams

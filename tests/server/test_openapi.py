@@ -26,6 +26,8 @@ def test_the_file_is_what_the_types_make(client: Client) -> None:
         ("max_n", 0),
         ("max_n", 129),
         ("max_body_bytes", True),
+        ("max_queued_requests", -1),
+        ("max_queued_tokens", 1 << 41),
         ("read_timeout", 0),
         ("write_timeout", 0),
         ("target_timeout", 1.9),

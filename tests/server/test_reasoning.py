@@ -8,12 +8,8 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from http_double import Client, Engine, saying
+from http_double import CHAT, USER, Client, Engine
 
-from pilotfish.wire.serving import Finish
-
-CHAT = "/v1/chat/completions"
-USER = {"role": "user", "content": "hi"}
 #: As Qwen3's: reasoning goes back as `reasoning_content`, and is closed at once where it is not wanted.
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>"
@@ -28,13 +24,9 @@ JSON = {"type": "json_object"}
 
 
 @pytest.fixture
-def says(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    monkeypatch.setattr(engine.tokenizer, "chat_template", TEMPLATE)
-
-    def say(text: str, *, at_a_time: int = 3, reason: Any = "stop") -> None:
-        engine.script = saying(engine.tokenizer, text, at_a_time=at_a_time, finish=Finish(reason, None))
-
-    return say
+def says(engine: Engine) -> Callable[..., None]:
+    engine.tokenizer.chat_template = TEMPLATE
+    return engine.says
 
 
 def asked(**fields: Any) -> dict[str, Any]:
@@ -93,8 +85,7 @@ def test_reasoning_goes_back_to_the_template(client: Client, engine: Engine, say
     message = client.post(CHAT, asked()).json["choices"][0]["message"]
     for turn in (message, {**message, "reasoning": None}, {**message, "reasoning_content": None}):
         assert client.post(CHAT, {"messages": [USER, turn, USER]}).status == 200
-        prompt = engine.tokenizer.decode(engine.submitted[-1].tokens)
-        assert prompt == "<user>hi\n<assistant><think>Let me see: <b></think>Yes.\n<user>hi\n<assistant>"
+        assert engine.prompt == "<user>hi\n<assistant><think>Let me see: <b></think>Yes.\n<user>hi\n<assistant>"
 
 
 @pytest.mark.parametrize(

@@ -7,74 +7,53 @@ from typing import Any
 
 import msgspec
 import pytest
-from http_double import IDENTITY, Client, Engine, Health
+from http_double import CHAT, COMPLETIONS, IDENTITY, Client, Engine, Health
 
 from pilotfish.server.bodies.ignored import HEADER
 from pilotfish.server.bodies.requests import HINTS, INSTEAD, UNSUPPORTED
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
 
 #: A field, a value that is not allowed, and words of the answer.
 BAD = [
     ("temperature", -1, "temperature: -1.0 is not allowed; expected a number 0 to 100"),
     ("temperature", "hot", "temperature: 'hot' is not allowed; expected a number"),
-    ("temperature", True, "expected a number"),
     ("top_p", 0, "top_p"),
-    ("top_k", -2, "top_k"),
-    ("min_p", 2, "min_p"),
-    ("repetition_penalty", 0, "repetition_penalty"),
-    ("presence_penalty", 3, "presence_penalty"),
-    ("frequency_penalty", -3, "frequency_penalty"),
     ("seed", -2, "seed: -2 is not allowed"),
     ("seed", 1 << 64, "seed"),
     ("seed", str(1 << 64), "seed: 18446744073709551616 is not allowed"),
     ("seed", "-1", "seed: '-1' is not allowed; expected an integer 0 to 18446744073709551615, or its digits as text"),
-    ("seed", "7.0", "or its digits as text"),
-    ("seed", "٧", "or its digits as text"),
     ("seed", "9" * 5000, "or its digits as text"),
-    ("seed", 7.5, "or its digits as text"),
     ("seed", True, "or its digits as text"),
-    ("n", 0, "expected an integer 1 to 16"),
     ("n", 17, "expected an integer 1 to 16"),
     ("n", 10**30, "n: 1"),
     ("n", 1.5, "n: 1.5 is not allowed; expected an integer"),
     ("max_tokens", 0, "an integer of at least 1"),
-    ("max_tokens", -5, "an integer of at least 1"),
     ("min_tokens", 17, "min_tokens"),
     ("stop", "", "strings of 1 to"),
     ("stop", ["a"] * 10_000, "stop: 10000 entries are not allowed; expected at most 16"),
     ("stop", 3, "stop: 3 is not allowed; expected text or a list"),
-    ("stop", "x" * 5000, "strings of 1 to 1024 characters"),
     ("stop_token_ids", [-1], "stop_token_ids"),
-    ("stop_token_ids", [True], "stop_token_ids[0]: True is not allowed; expected an integer"),
     ("stop_token_ids", [5] * 1025, "stop_token_ids: 1025 entries are not allowed; expected at most 1024"),
-    ("allowed_token_ids", [True], "allowed_token_ids[0]: True"),
     ("include_stop_str_in_output", 1, "include_stop_str_in_output: 1 is not allowed; expected true or false"),
-    ("skip_special_tokens", "no", "skip_special_tokens: 'no' is not allowed"),
     ("truncate_prompt_tokens", 0, "truncate_prompt_tokens: 0 is not allowed; expected -1, or an integer of at least 1"),
-    ("truncate_prompt_tokens", -2, "truncate_prompt_tokens: -2 is not allowed"),
     ("truncation_side", "middle", "truncation_side: 'middle' is not allowed; expected left or right"),
     ("request_id", "", "request_id: '' is not allowed; expected 1 to 128 printable ASCII characters"),
-    ("request_id", "é", "request_id"),
     ("best_of", 2, "best_of: 2 is not allowed"),
     ("bad_words", ["a"] * 65, "bad_words"),
     ("allowed_token_ids", [0.5], "allowed_token_ids[0]: 0.5"),
     ("logit_bias", {"x": 1}, "logit_bias: 'x' is not allowed; expected token ids"),
     ("logit_bias", {"5": 101}, "logit_bias"),
-    ("logit_bias", {"5": "much"}, "logit_bias"),
     ("prompt_logprobs", 21, "prompt_logprobs"),
     ("timeout", 0, "timeout"),
     ("stream_options", {"include_usage": True}, "without stream"),
     ("speculation", {"mode": "turbo"}, "expected off, sync or async"),
     ("speculation", {"max_nodes": -1}, "speculation.max_nodes: -1 is not allowed; expected an integer 0 to 8"),
-    ("speculation", {"metrics": "all"}, "expected none, summary or detailed"),
     ("speculation", {"depth": 1}, "speculation.depth: there is no such parameter"),
     ("max_output_tokens", 5, "max_output_tokens: there is no such parameter"),
     ("max_new_tokens", 5, "max_new_tokens: 5 is not supported; leave it out: max_tokens limits an output"),
     ("temprature", 0, "temprature: there is no such parameter; expected temperature"),
     ("Top-P", 0.5, "Top-P: there is no such parameter; expected top_p"),
-    ("a name", 1, "a name: there is no such parameter"),
 ]
 #: What a server that is strict refuses too.
 STRICT = [
@@ -88,24 +67,20 @@ BAD_COMPLETIONS = [
     ("prompt", None, "prompt: it is missing"),
     ("prompt", "", "prompt: '' is not allowed; expected at least one token"),
     ("prompt", [], "prompt: 0 prompts are not allowed; expected 1 to 64"),
-    ("prompt", [[]], "expected at least one token"),
     ("prompt", ["a"] * 65, "expected 1 to 64"),
     ("prompt", ["a", 1], "expected a text, a list of tokens, or a list of either"),
     ("prompt", [512], "prompt: 512 is not allowed; expected token ids 0 to"),
     ("prompt", [[-1]], "prompt: -1 is not allowed"),
-    ("prompt", {"a": 1}, "prompt"),
     ("prompt", [True, 1], "prompt[0]: True is not allowed"),
     ("prompt", [[1, True]], "prompt[0][1]: True is not allowed"),
     ("continue_final_message", True, "continue_final_message: there is no such parameter"),
     ("logprobs", 21, "logprobs"),
-    ("logprobs", True, "logprobs: True is not allowed; expected an integer"),
 ]
 BAD_CHATS = [
     ("messages", None, "messages: it is missing"),
     ("messages", [], "at least one message"),
     ("messages", [{"role": "tool", "content": "x"}], "messages[0].tool_call_id: it is missing"),
     ("messages", [{"role": "user"}], "messages[0].content: it is missing"),
-    ("messages", [{"role": "user", "content": None}], "messages[0].content"),
     ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "'image_url' is not allowed"),
     ("messages", [{"role": "user", "content": [{"text": "x"}]}], "messages[0].content[0].type: it is missing"),
     ("messages", [{"role": "function", "content": "x"}], "expected system, developer, user, assistant or tool"),
@@ -113,11 +88,9 @@ BAD_CHATS = [
     ("messages", [{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0].id: it is missing"),
     ("messages", [{"role": "user", "content": "refuse"}], "messages: the chat template refuses them: no"),
     ("top_logprobs", 3, "logprobs: None is not allowed; expected true"),
-    ("max_completion_tokens", 0, "max_completion_tokens: 0"),
     ("max_completion_tokens", 300, "max_completion_tokens: 300 is not allowed; expected at most"),
     ("max_completion_tokens", 300, "tokens, the context 256"),
     ("chat_template_kwargs", {"messages": []}, "chat_template_kwargs: 'messages' is not allowed"),
-    ("chat_template_kwargs", {"tokenize": True}, "chat_template_kwargs: 'tokenize' is not allowed"),
     ("chat_template_kwargs", {"add_generation_prompt": False}, "chat_template_kwargs: 'add_generation_prompt'"),
     ("chat_template_kwargs", ["x"], "chat_template_kwargs: ['x'] is not allowed; expected an object"),
 ]
@@ -156,8 +129,8 @@ def test_a_bad_value_of_one_api_is_named(client: Client, path: str, field: str, 
     assert answer.status == 400 and words in answer.error["message"]
 
 
-def test_messages_that_come_to_nothing(client: Client, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.tokenizer, "chat_template", "{{ messages[0].content }}")
+def test_messages_that_come_to_nothing(client: Client, engine: Engine) -> None:
+    engine.tokenizer.chat_template = "{{ messages[0].content }}"
     answer = client.post(CHAT, {"messages": [{"role": "user", "content": ""}]})
     assert (answer.status, answer.error["param"]) == (400, "messages") and not engine.submitted
 
@@ -175,13 +148,6 @@ def test_what_changes_nothing_is_accepted(serve: Callable[..., Client], field: s
     for value in values:
         answer = serve(strict=True).post(CHAT, asked(CHAT, **{field: value}))
         assert answer.status == 200 and HEADER not in answer.headers
-
-
-def test_bookkeeping_is_accepted(client: Client) -> None:
-    fields = {"user": "me", "metadata": {"a": "b"}, "session_id": "s", "prompt_cache_retention": "24h"}
-    nulls = {"n": None, "stream_options": None, "seed": None, "return_token_ids": None, "chat_template_kwargs": None}
-    assert client.post(CHAT, asked(CHAT, **fields, **nulls)).status == 200
-    assert client.post(CHAT, asked(CHAT, parallel_tool_calls=True, return_mm_kwargs=False)).status == 200
 
 
 @pytest.mark.parametrize(

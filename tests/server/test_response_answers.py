@@ -73,10 +73,6 @@ def same(value: Any) -> Any:
     return [same(item) for item in value] if isinstance(value, list) else value
 
 
-def prompt_of(engine: Engine) -> str:
-    return str(engine.tokenizer.decode(engine.submitted[-1].tokens))
-
-
 @pytest.fixture
 def asked(client: Client, engine: Engine) -> Callable[..., str]:
     """The prompt that an input becomes."""
@@ -84,7 +80,7 @@ def asked(client: Client, engine: Engine) -> Callable[..., str]:
     def ask(given: Any, **fields: Any) -> str:
         answer = client.post(PATH, {"input": given, **fields})
         assert answer.status == 200, answer.body
-        return prompt_of(engine)
+        return engine.prompt
 
     return ask
 
@@ -143,7 +139,7 @@ def test_what_was_not_asked_for_has_openais_defaults(client: Client) -> None:
 
 
 def test_a_response_that_is_cut(client: Client, engine: Engine) -> None:
-    engine.script = saying(engine.tokenizer, "import o", finish=LENGTH)
+    engine.says("import o", reason="length")
     whole = response_of(client, max_output_tokens=5)
     assert (whole["status"], whole["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert whole["output"][0]["status"] == "incomplete" and whole["completed_at"] is None
@@ -159,54 +155,18 @@ def test_log_probabilities(client: Client, engine: Engine) -> None:
     assert engine.submitted[-1].params.logprobs is None
 
 
-def test_a_delta_has_the_log_probabilities_of_its_text(client: Client) -> None:
-    fields = {"input": "x", "stream": True, "include": ["message.output_text.logprobs"]}
-    deltas = [event for event in events_of(client.post(PATH, fields)) if event["type"] == "response.output_text.delta"]
-    assert len(deltas) == 6
-    assert all("".join(entry["token"] for entry in event["logprobs"]) == event["delta"] for event in deltas)
-
-
-def test_log_probabilities_of_half_characters(client: Client, engine: Engine) -> None:
-    engine.script = saying(engine.tokenizer, "a☯b☯", at_a_time=1)
-    whole = response_of(client, include=["message.output_text.logprobs"])
-    part = whole["output"][0]["content"][0]
-    said = b"".join(bytes(entry["bytes"]) for entry in part["logprobs"])
-    assert part["text"] == said.decode() == "a☯b☯" and len(part["logprobs"]) == whole["usage"]["output_tokens"]
-
-
 # -- calls
 
 
 @pytest.mark.parametrize("at_a_time", [1, 2, 5, 1000])
 def test_calls(client: Client, engine: Engine, at_a_time: int) -> None:
-    engine.script = saying(engine.tokenizer, TWO_CALLS, at_a_time=at_a_time)
+    engine.says(TWO_CALLS, at_a_time=at_a_time)
     message, first, second = response_of(client, tools=[WEATHER, TIME])["output"]
     assert message["content"][0]["text"].strip() == "Let me see."
     assert (first["name"], json.loads(first["arguments"])) == ("weather", {"city": "Oslo"})
     assert (second["name"], json.loads(second["arguments"])) == ("time", {})
     assert first["type"] == "function_call" and first["status"] == "completed"
     assert first["id"].startswith("fc_") and first["call_id"] != second["call_id"]
-
-
-def test_a_call_that_is_cut(client: Client, engine: Engine) -> None:
-    engine.script = saying(engine.tokenizer, CALL[:-22], finish=LENGTH)
-    whole = response_of(client, tools=[WEATHER])
-    assert whole["status"] == "incomplete" and whole["output"][-1]["status"] == "incomplete"
-
-
-def test_without_tools_nothing_is_a_call(client: Client, engine: Engine) -> None:
-    engine.script = saying(engine.tokenizer, CALL)
-    assert response_of(client)["output"][0]["content"][0]["text"] == CALL
-    assert response_of(client, tools=[WEATHER], tool_choice="none")["output"][0]["content"][0]["text"] == CALL
-
-
-def test_a_call_has_no_log_probabilities(client: Client, engine: Engine) -> None:
-    engine.script = saying(engine.tokenizer, TWO_CALLS)
-    wanted = ["message.output_text.logprobs"]
-    message, *calls = response_of(client, tools=[WEATHER, TIME], include=wanted)["output"]
-    (part,) = message["content"]
-    assert "".join(entry["token"] for entry in part["logprobs"]).startswith(part["text"].rstrip())
-    assert len(calls) == 2 and not any("logprobs" in call for call in calls)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +192,7 @@ def test_a_choice_among_some_tools(client: Client, engine: Engine) -> None:
 
 @pytest.mark.parametrize("at_a_time", [1, 3, 1000])
 def test_reasoning(serve: Callable[..., Client], engine: Engine, at_a_time: int) -> None:
-    engine.script = saying(engine.tokenizer, f"<think>\nI may call.\n</think>\n\nYes.{CALL}", at_a_time=at_a_time)
+    engine.says(f"<think>\nI may call.\n</think>\n\nYes.{CALL}", at_a_time=at_a_time)
     whole = response_of(serve(reasoning_parser="qwen3"), tools=[WEATHER], include=["message.output_text.logprobs"])
     thought, message, call = whole["output"]
     content = [{"type": "reasoning_text", "text": "I may call."}]
@@ -244,13 +204,6 @@ def test_reasoning(serve: Callable[..., Client], engine: Engine, at_a_time: int)
     size = len(engine.tokenizer.encode("I may call.", add_special_tokens=False))
     counted = whole["usage"]["output_tokens_details"]["reasoning_tokens"]
     assert size <= counted < size + len(engine.tokenizer.encode("<think>\n\n", add_special_tokens=False)) + 1
-
-
-def test_reasoning_that_is_cut(serve: Callable[..., Client], engine: Engine) -> None:
-    engine.script = saying(engine.tokenizer, "<think>I thi", finish=LENGTH)
-    whole = response_of(serve(reasoning_parser="qwen3"))
-    assert [(item["type"], item["status"]) for item in whole["output"]] == [("reasoning", "incomplete")]
-    assert whole["incomplete_details"] == {"reason": "max_output_tokens"}
 
 
 # -- formats
@@ -311,7 +264,7 @@ def test_an_output_is_an_input(client: Client, engine: Engine, asked: Callable[.
         "<user>hi\n<assistant>import os\n<user>again\n<assistant>"
     )
     dumped = Response.model_validate(client.post(PATH, {"input": "hi"}).json).model_dump()["output"]
-    assert asked([{"role": "user", "content": "hi"}, *dumped, user]) == prompt_of(engine)
+    assert asked([{"role": "user", "content": "hi"}, *dumped, user]) == engine.prompt
 
 
 def test_an_incomplete_message_goes_on(asked: Callable[..., str]) -> None:
@@ -360,12 +313,6 @@ def test_turns_of_the_assistant_stay_apart() -> None:
     assert [message.get("content") or "" for message in messages] == ["a", "b", "a", "x"]
 
 
-def test_the_parts_of_a_functions_output() -> None:
-    parts = [{"type": "input_text", "text": "sunny"}]
-    output = {"type": "function_call_output", "call_id": "call_1", "output": parts}
-    assert seen([call("f", "call_1"), output])[1]["content"] == "sunny"
-
-
 # -- parameters
 
 
@@ -397,10 +344,6 @@ def test_a_limit_beyond_the_context_is_what_it_leaves(client: Client, engine: En
     assert engine.submitted[-1].params.max_tokens == 256 - len(engine.submitted[-1].tokens)
 
 
-def test_a_request_may_name_its_answer(client: Client) -> None:
-    assert client.post(PATH, {"input": "x", "request_id": "mine"}).json["id"] == "resp_mine"
-
-
 def test_a_prompt_that_is_too_long_is_truncated_where_it_may_be(client: Client, engine: Engine) -> None:
     long = "def " * 300
     error = client.post(PATH, {"input": long}).error
@@ -417,14 +360,11 @@ def test_tokens_of_a_prompt(client: Client, engine: Engine) -> None:
     assert client.post(f"{PATH}/input_tokens", {**body, "tool_choice": "required"}).error["param"] == "tool_choice"
 
 
-def test_variables_of_the_template(
-    serve: Callable[..., Client], engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    template = "{{ reasoning_effort }} {{ tone }} {{ messages[0].content }}"
-    monkeypatch.setattr(engine.tokenizer, "chat_template", template)
+def test_variables_of_the_template(serve: Callable[..., Client], engine: Engine) -> None:
+    engine.tokenizer.chat_template = "{{ reasoning_effort }} {{ tone }} {{ messages[0].content }}"
     fields = {"reasoning": {"effort": "high"}, "chat_template_kwargs": {"tone": "calm"}}
     response = response_of(serve(), **fields)
-    assert prompt_of(engine) == "high calm hi" and response["reasoning"]["effort"] == "high"
+    assert engine.prompt == "high calm hi" and response["reasoning"]["effort"] == "high"
 
 
 def test_efforts_of_a_model_that_knows_none(serve: Callable[..., Client]) -> None:
@@ -442,7 +382,6 @@ def test_efforts_of_a_model_that_knows_none(serve: Callable[..., Client]) -> Non
     ("fields", "param"),
     [
         ({"input": None}, "input"),
-        ({"input": 3}, "input"),
         ({"input": []}, "input"),
         ({"input": ["x"]}, "input[0]"),
         ({"input": [{"type": "image"}]}, "input[0].type"),
@@ -455,38 +394,25 @@ def test_efforts_of_a_model_that_knows_none(serve: Callable[..., Client]) -> Non
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"messages": []}, "messages"),
-        ({"n": 2}, "n"),
-        ({"max_tokens": 2}, "max_tokens"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"max_output_tokens": "x"}, "max_output_tokens"),
-        ({"temperature": 101}, "temperature"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
         ({"tools": [TIME, TIME]}, "tools[1].name"),
         ({"tools": [{**TIME, "parameters": {"type": "array"}}]}, "tools[0].parameters.type"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": "never"}, "tool_choice"),
         ({"tools": [TIME], "tool_choice": {"type": "function", "name": "f"}}, "tool_choice.name"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
-        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}}, None),
         ({"top_logprobs": 21}, "top_logprobs"),
         ({"include": ["everything"]}, "include[0]"),
         ({"background": True}, "background"),
-        ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "x"}}, "prompt"),
-        ({"metadata": {"a": 1}}, "metadata"),
         ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
-        ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
         ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options.include_usage"),
-        ({"response_format": {"type": "text"}}, "response_format"),
-        ({"service_tier": "flex"}, "service_tier"),
         ({"speculation": {"detail": True}}, "speculation.detail"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
-        ({"unknown": 1}, "unknown"),
     ],
 )
 def test_a_bad_field_is_named(serve: Callable[..., Client], fields: dict[str, Any], param: str | None) -> None:
@@ -510,13 +436,10 @@ def test_an_error_names_fields_of_the_response_alone(client: Client) -> None:
     assert client.post(PATH, {"input": ["x", call][1:]}).error["param"] == "input"
 
 
-def test_an_unknown_response_is_not_found(client: Client) -> None:
+def test_an_unknown_response_or_model_is_not_found(client: Client) -> None:
     answer = client.post(PATH, {"input": "x", "previous_response_id": "resp_1"})
     assert (answer.status, answer.error["param"]) == (400, "previous_response_id")
     assert answer.error["code"] == "previous_response_not_found"
-
-
-def test_an_unknown_model(client: Client) -> None:
     answer = client.post(PATH, {"input": "x", "model": "other"})
     assert (answer.status, answer.error["code"]) == (404, "model_not_found")
 

@@ -5,37 +5,33 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 from http_double import (
+    COMPLETIONS,
     IDENTITY,
     Answer,
     Client,
     Engine,
     Health,
+    Server,
     Submitted,
     Update,
     application,
-    counted,
     exchange,
     saying,
 )
 
-from pilotfish.config.server import ServerConfig
 from pilotfish.engine.targets.replica import ReplicaHealth
 from pilotfish.errors import ParameterError
 from pilotfish.server.auth import Caller, Keyring, load_keyring
-from pilotfish.server.limits import Admission, RequestGuard
-from pilotfish.server.observe.draft_pools import draft_revisions
 from pilotfish.server.observe.metrics import ServerMetrics
 from pilotfish.server.traffic.rollout import Rollout
 from pilotfish.wire.serving import PoolLoad, Status
 
-COMPLETIONS = "/v1/completions"
 FILE = """
 [[variant]]
 name = "holdout"
@@ -50,33 +46,17 @@ tags = ["canary"]
 """
 
 
-@dataclass
-class Server:
-    engine: Engine
-    folder: Path
-    text: str = FILE
-    keys: Keyring = field(default_factory=load_keyring)
-    now: float = 1000.0
-
-    def __post_init__(self) -> None:
-        self.file = self.folder / "rollout.toml"
-        self.file.write_text(self.text)
-        self.metrics = ServerMetrics("tiny")
-        self.rollout = Rollout(self.file, self.metrics, wall=lambda: self.now)
-        guard = RequestGuard(self.keys, Admission(ServerConfig()), self.metrics, rollout=self.rollout)
-        self.app = application(self.engine, guard)
-        self.client = Client(self.app)
-
-    def ask(self, **fields: Any) -> Answer:
-        return self.client.post(COMPLETIONS, {"prompt": "x = 1", **fields})
-
-    def samples(self) -> dict[str, float]:
-        return counted(self.metrics, "pilotfish_variant")
+class RolloutServer(Server):
+    def __init__(self, engine: Engine, folder: Path, keys: Keyring | None = None) -> None:
+        self.file = folder / "rollout.toml"
+        self.file.write_text(FILE)
+        self.rollout = Rollout(self.file, metrics := ServerMetrics("tiny"), wall=lambda: 1000.0)
+        super().__init__(engine, keys, metrics, rollout=self.rollout)
 
 
 @pytest.fixture
-def server(engine: Engine, tmp_path: Path) -> Server:
-    return Server(engine, tmp_path)
+def server(engine: Engine, tmp_path: Path) -> RolloutServer:
+    return RolloutServer(engine, tmp_path)
 
 
 def with_pools(engine: Engine, **revisions: str) -> None:
@@ -98,14 +78,14 @@ def test_the_draft_pools_of_all_targets_are_told(engine: Engine) -> None:
     assert told[0]["pool"]["delay_ms"] is None and told[0]["pool"]["capabilities"] == []
 
 
-def test_each_request_gets_its_variant(server: Server) -> None:
+def test_each_request_gets_its_variant(server: RolloutServer) -> None:
     names = [server.ask(user=str(number)).json["pilotfish"]["variant"] for number in range(40)]
     given = {(one.max_nodes, one.draft) for one in server.engine.submitted}
     assert set(names) == {"holdout", "next"} and given == {(0, ""), (4, "r2")}
     assert [one.max_nodes == 0 for one in server.engine.submitted] == [name == "holdout" for name in names]
 
 
-def test_a_tag_pins_and_a_request_may_want_less(server: Server) -> None:
+def test_a_tag_pins_and_a_request_may_want_less(server: RolloutServer) -> None:
     for speculation, nodes in ((None, 4), ({"max_nodes": 2}, 2), ({"max_nodes": 6}, 4), ({"mode": "off"}, 0)):
         own = {} if speculation is None else {"speculation": speculation}
         answer = server.ask(metadata={"tag": "canary"}, **own)
@@ -115,7 +95,7 @@ def test_a_tag_pins_and_a_request_may_want_less(server: Server) -> None:
     assert arms["next"].pinned == 4 and arms["next"].requests == 0, "what is pinned enters no comparison"
 
 
-def test_the_last_event_of_a_stream_tells_the_variant(server: Server) -> None:
+def test_the_last_event_of_a_stream_tells_the_variant(server: RolloutServer) -> None:
     events = [event for event in server.ask(stream=True, metadata={"tag": "canary"}).events if isinstance(event, dict)]
     assert [event.get("pilotfish") for event in events][-1] == {"variant": "next"}
     assert all("pilotfish" not in event for event in events[:-1])
@@ -130,7 +110,7 @@ def test_without_a_file_answers_say_nothing(engine: Engine) -> None:
     assert refused.status == 400 and "--rollout" in refused.json["error"]["message"]
 
 
-def test_what_came_of_requests_is_told_by_variant_and_by_cohort(server: Server) -> None:
+def test_what_came_of_requests_is_told_by_variant_and_by_cohort(server: RolloutServer) -> None:
     for number in range(30):
         server.ask(user=str(number), temperature=0.0)
     told = server.client.get("/v1/rollout").json
@@ -140,19 +120,19 @@ def test_what_came_of_requests_is_told_by_variant_and_by_cohort(server: Server) 
     keys = [cell["key"] for window in windows for cell in window["cells"]]
     assert {key["variant"] for key in keys} == {"holdout", "next"}
     assert {(key["temperature"], key["output"], key["script"]) for key in keys} == {("0", "text", "latin")}
-    samples = server.samples()
+    samples = server.samples("pilotfish_variant")
     assert samples['pilotfish_variant_requests_total{reason="stop",variant="next"}'] == counts["next"]
     assert samples['pilotfish_variant_accepted_tokens_total{variant="next"}'] > 0
 
 
-def test_the_guard_hears_nothing_of_requests_whose_clients_want_no_guesses(server: Server) -> None:
+def test_the_guard_hears_nothing_of_requests_whose_clients_want_no_guesses(server: RolloutServer) -> None:
     server.ask(metadata={"tag": "canary"}, speculation={"mode": "off"})
     assert not server.rollout._steps
     server.ask(metadata={"tag": "canary"})
     assert server.rollout._steps.keys() == {"next"}
 
 
-def test_a_reload_takes_effect_for_the_next_request(server: Server) -> None:
+def test_a_reload_takes_effect_for_the_next_request(server: RolloutServer) -> None:
     with_pools(server.engine, first="r2", second="r3")
     server.file.write_text(FILE.replace("nodes = 4", "nodes = 7").replace('"r2"', '"r3"'))
     assert server.client.post("/v1/rollout/reload", {}).json["variants"][1]["nodes"] == 7
@@ -171,7 +151,7 @@ def test_a_reload_takes_effect_for_the_next_request(server: Server) -> None:
         ("[[variant]", "rollout: "),
     ],
 )
-def test_a_file_that_cannot_be_used_changes_nothing(server: Server, text: str, told: str) -> None:
+def test_a_file_that_cannot_be_used_changes_nothing(server: RolloutServer, text: str, told: str) -> None:
     with_pools(server.engine, first="r2")
     server.file.write_text(text)
     refused = server.client.post("/v1/rollout/reload", {})
@@ -180,14 +160,14 @@ def test_a_file_that_cannot_be_used_changes_nothing(server: Server, text: str, t
     assert server.ask(metadata={"tag": "canary"}).status == 200
 
 
-def test_a_draft_that_no_pool_is_is_told_once(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_draft_that_no_pool_is_is_told_once(server: RolloutServer, caplog: pytest.LogCaptureFixture) -> None:
     """While none has told anything, all may still be loading."""
     for second, pools in enumerate(({}, {"a": "r1"}, {"a": "r1"}, {"a": "r1", "b": "r2"}, {"a": "r1"}), 1):
         server.rollout.look(pools, float(10 * second))
         assert len([one for one in caplog.records if "revision r2" in one.message]) == (0, 1, 1, 1, 2)[second - 1]
 
 
-def test_a_file_that_is_gone_changes_nothing(server: Server) -> None:
+def test_a_file_that_is_gone_changes_nothing(server: RolloutServer) -> None:
     server.file.unlink()
     with pytest.raises(ParameterError, match="a file that can be read"):
         server.rollout.reload([])
@@ -196,7 +176,7 @@ def test_a_file_that_is_gone_changes_nothing(server: Server) -> None:
         Rollout(server.file, server.metrics)
 
 
-def test_what_was_compared_with_another_holdout_is_forgotten(server: Server) -> None:
+def test_what_was_compared_with_another_holdout_is_forgotten(server: RolloutServer) -> None:
     server.ask()
     server.file.write_text(FILE.replace("nodes = 4", "nodes = 5"))
     server.rollout.reload(["r2"])
@@ -208,18 +188,18 @@ def test_what_was_compared_with_another_holdout_is_forgotten(server: Server) -> 
 
 def test_only_an_admin_may_look(engine: Engine, tmp_path: Path) -> None:
     keys = load_keyring(["a-secret-of-one-caller"])
-    server = Server(engine, tmp_path, keys=keys)
+    server = RolloutServer(engine, tmp_path, keys=keys)
     header = {"authorization": "Bearer a-secret-of-one-caller"}
     for path in ("/v1/rollout", "/v1/rollout/statistics", "/v1/drafts"):
         assert server.client.get(path).status == 401
         assert server.client.get(path, **header).status == 403
     assert server.client.post("/v1/rollout/reload", {}, **header).json["error"]["code"] == "not_an_admin"
     owner = Caller("op", admin=True, digest=keys.caller(header["authorization"], None).digest)  # type: ignore[union-attr]
-    admin = Server(engine, tmp_path, keys=Keyring([owner]))
+    admin = RolloutServer(engine, tmp_path, keys=Keyring([owner]))
     assert admin.client.get("/v1/rollout", **header).status == 200
 
 
-def test_a_cut_reaches_requests_that_run(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cut_reaches_requests_that_run(server: RolloutServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """They give up guessing; new ones do not begin to; neither counts in the comparison."""
     gate = asyncio.Event()
 
@@ -243,7 +223,9 @@ def test_a_cut_reaches_requests_that_run(server: Server, monkeypatch: pytest.Mon
     server.engine.script = script  # type: ignore[assignment]
     body = json.dumps({"prompt": "x", "metadata": {"tag": "canary"}}).encode()
     answer = asyncio.run(traffic())
-    assert answer.status == 200 and server.samples()['pilotfish_variant_share{variant="next"}'] == 0.0
+    assert (
+        answer.status == 200 and server.samples("pilotfish_variant")['pilotfish_variant_share{variant="next"}'] == 0.0
+    )
     server.engine.script = saying(server.engine.tokenizer, "done")
     server.file.write_text(FILE.replace('tags = ["canary"]', ""))
     server.rollout.reload(["r2"])
@@ -251,11 +233,6 @@ def test_a_cut_reaches_requests_that_run(server: Server, monkeypatch: pytest.Mon
         server.ask(user=str(number))
     assert {one.max_nodes for one in server.engine.submitted[1:]} == {0}
     assert server.rollout.arms.arms["next"].requests == 0 and server.rollout.arms.arms["next"].cut > 0
-
-
-def test_revisions_are_those_that_targets_tell(engine: Engine) -> None:
-    with_pools(engine, first="r1", second="")
-    assert draft_revisions(engine.health.replicas) == {"first": "r1", "second": ""}  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -270,7 +247,7 @@ def test_revisions_are_those_that_targets_tell(engine: Engine) -> None:
     ],
 )
 def test_a_request_counts_for_the_draft_that_was_to_guess(
-    server: Server, pools: dict[str, str], tag: str | None, pool: str, drafts: set[str]
+    server: RolloutServer, pools: dict[str, str], tag: str | None, pool: str, drafts: set[str]
 ) -> None:
     """Not for who guessed right: what it achieved must not decide where it counts."""
 

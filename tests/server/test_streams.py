@@ -5,24 +5,28 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from http_double import Answer, Client, Engine, Submitted, Update, application, deltas, exchange, saying
+from http_double import (
+    CHAT,
+    COMPLETIONS,
+    Answer,
+    Client,
+    Engine,
+    Server,
+    Submitted,
+    Update,
+    application,
+    deltas,
+    exchange,
+    leave,
+    saying,
+)
 
-from pilotfish.config.server import ServerConfig
 from pilotfish.errors import EngineError, InputError, ParameterError, TargetUnavailable
-from pilotfish.operate.variants import ONE_VARIANT
-from pilotfish.server.auth import ANONYMOUS, Caller
-from pilotfish.server.bodies.params import Generation
-from pilotfish.server.http_errors import ClientGone, HttpError
-from pilotfish.server.limits import Admission
-from pilotfish.server.observe.metrics import ServerMetrics
-from pilotfish.server.traffic.rollout import VariantChoice
 from pilotfish.wire.serving import Delta, Finish
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "hi"}]
 
 
@@ -59,19 +63,6 @@ def test_usage_with_every_chunk(client: Client) -> None:
     options = {"continuous_usage_stats": True}
     events = client.post(COMPLETIONS, {"prompt": "x", "stream": True, "stream_options": options}).events
     assert [event["usage"]["completion_tokens"] for event in events] == [2, 4, 6]
-
-
-def test_a_stream_says_what_the_whole_says(client: Client) -> None:
-    fields = {"prompt": ["def", [5, 6]], "n": 2, "echo": True, "logprobs": 2, "prompt_logprobs": 1}
-    whole = client.post(COMPLETIONS, fields).json
-    events = client.post(COMPLETIONS, {**fields, "stream": True}).events
-    for choice in whole["choices"]:
-        parts = [p for event in events for p in event["choices"] if p["index"] == choice["index"]]
-        assert "".join(part["text"] for part in parts) == choice["text"]
-        for name, entries in choice["logprobs"].items():
-            assert [entry for part in parts for entry in part["logprobs"][name]] == entries
-        assert parts[0]["prompt_logprobs"] == choice["prompt_logprobs"] and parts[0]["seed"] == choice["seed"]
-        assert parts[-1]["finish_reason"] == choice["finish_reason"]
 
 
 def test_nothing_is_sent_for_half_a_character(client: Client, engine: Engine) -> None:
@@ -166,62 +157,18 @@ def test_the_servers_deadline(serve: Callable[..., Client], engine: Engine) -> N
 # -- clients
 
 
-@dataclass
-class Recorder:
-    """In place of a RequestGuard, and of the records that it gives: notes what it is told."""
-
-    admitted: list[Generation] = field(default_factory=list)
-    updates: list[Any] = field(default_factory=list)
-    closed: list[BaseException | None] = field(default_factory=list)
-    refuse: tuple[str, ...] = ()
-    metrics: ServerMetrics = field(default_factory=lambda: ServerMetrics("tiny"))
-    admission: Admission = field(default_factory=lambda: Admission(ServerConfig()))
-
-    def identify(self, request: Any) -> Caller:  # noqa: ARG002
-        if "identify" in self.refuse:
-            raise HttpError(401, "authorization: no key", "authentication_error")
-        return replace(ANONYMOUS, cache_salt="of the key")
-
-    def admit(self, request: Any, caller: Caller, generation: Generation) -> Recorder:  # noqa: ARG002
-        if "admit" in self.refuse:
-            raise HttpError(429, "too many", "rate_limit_error", headers={"retry-after": "7"})
-        self.admitted.append(generation)
-        return self
-
-    def choose(self, request: Any, caller: Caller, body: Any, own: int | None) -> VariantChoice:  # noqa: ARG002
-        return VariantChoice(ONE_VARIANT.variant[0], own)
-
-    def submitted(self, stream: Any) -> None:
-        """Nothing is revised."""
-
-    def update(self, index: int, delta: Any, now: float) -> None:  # noqa: ARG002
-        self.updates.append(delta)
-
-    def close(self, error: BaseException | None) -> None:
-        self.closed.append(error)
-
-
-async def leave(app: Any, body: dict[str, Any], submitted: list[Submitted]) -> Answer:
-    """Ask, go away once the engine has the request and has said something, and see the answer end."""
-    gone = asyncio.Event()
-    task = asyncio.create_task(exchange(app, "POST", COMPLETIONS, json.dumps(body).encode(), {}, gone))
-    while not submitted:
-        await asyncio.sleep(0)
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert not task.done() and not submitted[0].aborted
-    gone.set()
-    return await asyncio.wait_for(task, 5)
+ABORTED = 'vllm:request_success_total{engine="0",finished_reason="abort"}'
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("prompt", ["x", ["x", "y"]])
 def test_a_client_that_goes_away(engine: Engine, stream: bool, prompt: Any) -> None:
     first_then_wait(engine)
-    guard = Recorder()
-    asyncio.run(leave(application(engine, guard), {"prompt": prompt, "stream": stream}, engine.submitted))
-    assert all(submitted.aborted for submitted in engine.submitted)
-    assert len(guard.closed) == 1 and isinstance(guard.closed[0], ClientGone)
+    server = Server(engine)
+    asyncio.run(leave(server.app, COMPLETIONS, {"prompt": prompt, "stream": stream}))
+    assert all(submitted.aborted for submitted in engine.submitted) and server.admission.requests == 0
+    ends = server.samples("vllm:request_success_total")
+    assert [name for name, count in ends.items() if count] == [ABORTED]
 
 
 def test_a_slow_reader_pulls_no_more_than_it_reads(engine: Engine) -> None:
@@ -259,32 +206,3 @@ def test_a_merged_update_is_one_chunk(client: Client, engine: Engine) -> None:
     events = client.post(COMPLETIONS, {"prompt": "x", "stream": True, "speculation": speculation}).events
     assert [event["choices"][0]["text"] for event in events] == ["import", " os"]
     assert events[-1]["metrics"]["speculative_decoding"]["per_step_drafted"] == [3, 3, 3]
-
-
-# -- the guard
-
-
-def test_the_guard_is_told(engine: Engine) -> None:
-    guard = Recorder()
-    client = Client(application(engine, guard))
-    assert client.post(COMPLETIONS, {"prompt": ["x", [5, 6]], "n": 2}, x_request_id="r1").status == 200
-    (admitted,) = guard.admitted
-    assert (admitted.head["id"], [len(each.tokens) for each in admitted.prompts]) == ("cmpl-r1", [1, 2])
-    assert (admitted.params.n, type(admitted.body).__name__, admitted.body.stream) == (2, "CompletionRequest", None)
-    assert guard.closed == [None] and len(guard.updates) == 12
-    assert engine.submitted[0].cache_salt == "of the key"
-
-
-def test_a_salt_beside_the_keys(engine: Engine) -> None:
-    answer = Client(application(engine, Recorder())).post(COMPLETIONS, {"prompt": "x", "cache_salt": "s"})
-    assert (answer.status, answer.error["param"]) == (400, "cache_salt")
-
-
-@pytest.mark.parametrize(("where", "status"), [("identify", 401), ("admit", 429)])
-def test_the_guard_turns_away(engine: Engine, where: str, status: int) -> None:
-    client = Client(application(engine, Recorder(refuse=(where,))))
-    answer = client.post(CHAT, {"messages": USER, "stream": True})
-    assert answer.status == status and answer.error and not engine.submitted
-    assert answer.headers.get("retry-after") == (None if where == "identify" else "7")
-    assert client.get("/v1/models").status == (401 if where == "identify" else 200)
-    assert client.get("/health").status == 200

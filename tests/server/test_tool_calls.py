@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from http_double import Client, Engine, saying
+from http_double import CHAT, USER, Client, Engine
 
 from pilotfish.config.server import ServerConfig
 from pilotfish.grammar.parsers.formats import TOOL_FORMATS
@@ -17,10 +17,7 @@ from pilotfish.server.bodies.reading import MOST_TOOLS, OutputFormats
 from pilotfish.server.bodies.requests import ChatRequest
 from pilotfish.server.bodies.tools import ToolUse
 from pilotfish.server.http_errors import HttpError
-from pilotfish.wire.serving import Finish
 
-CHAT = "/v1/chat/completions"
-USER = {"role": "user", "content": "hi"}
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "Of a city.", "parameters": CITY}}
 TIME = {"type": "function", "function": {"name": "time", "strict": True}}
@@ -39,15 +36,12 @@ TEMPLATE = (
 
 @pytest.fixture
 def says(engine: Engine) -> Callable[..., None]:
-    def say(*texts: str, at_a_time: int = 3, reason: Any = "stop") -> None:
-        engine.script = saying(engine.tokenizer, *texts, at_a_time=at_a_time, finish=Finish(reason, None))
-
-    return say
+    return engine.says
 
 
 @pytest.fixture
-def templated(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    monkeypatch.setattr(engine.tokenizer, "chat_template", TEMPLATE)
+def templated(engine: Engine) -> Engine:
+    engine.tokenizer.chat_template = TEMPLATE
     return engine
 
 
@@ -171,13 +165,6 @@ def test_without_tools_all_is_text(client: Client, says: Callable[..., None], fi
     assert streamed(client, **fields)[0] == {"content": CALL, "calls": {}}
 
 
-def test_text_without_calls_is_an_answer(client: Client, says: Callable[..., None]) -> None:
-    says("No idea.")
-    (choice,) = client.post(CHAT, asked()).json["choices"]
-    assert choice["message"] == {"role": "assistant", "content": "No idea."} and choice["finish_reason"] == "stop"
-    assert streamed(client)[0] == {"content": "No idea.", "calls": {}}
-
-
 def test_one_call_where_several_are_not_wanted(client: Client, says: Callable[..., None]) -> None:
     says(f"{CALL}\n{SECOND}")
     message = client.post(CHAT, asked(parallel_tool_calls=False)).json["choices"][0]["message"]
@@ -262,8 +249,7 @@ def subset(mode: str, *names: str) -> dict[str, Any]:
 def test_the_template_has_the_tools(client: Client, templated: Engine) -> None:
     for choice in ("auto", "required", "none", NAMED, subset("auto", "time")):
         assert client.post(CHAT, asked(tool_choice=choice)).status == 200
-        prompt = templated.tokenizer.decode(templated.submitted[-1].tokens)
-        assert prompt == f"[{json.dumps(WEATHER)}][{json.dumps(TIME)}]<user>hi<assistant>"
+        assert templated.prompt == f"[{json.dumps(WEATHER)}][{json.dumps(TIME)}]<user>hi<assistant>"
     tokens = client.post("/tokenize", {"messages": [USER], "tools": [WEATHER, TIME]}).json["tokens"]
     assert tokens == templated.submitted[-1].tokens
 
@@ -276,9 +262,8 @@ def test_a_loop_of_tools(client: Client, templated: Engine, says: Callable[..., 
     result = {"role": "tool", "tool_call_id": call["id"], "content": [{"type": "text", "text": "sunny"}]}
     thoughts = {**message, "reasoning": "hm", "parsed": None}
     assert client.post(CHAT, {"messages": [USER, thoughts, result]}).status == 200
-    prompt = templated.tokenizer.decode(templated.submitted[-1].tokens)
     expected = f"<user>hi<assistant>(hm){call['id']}:weather:Ås<tool {call['id']}>sunny<assistant>"
-    assert prompt.endswith(expected)
+    assert templated.prompt.endswith(expected)
 
 
 # -- refusals
@@ -298,16 +283,12 @@ def called(arguments: Any) -> list[Any]:
     [
         ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools[0].type", "'custom' is not allowed"),
         ({"tools": [{"type": "function"}]}, "tools[0].function", "it is missing"),
-        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "it is missing"),
         ({"tools": [changed(TIME, name="a b")]}, "tools[0].function.name", "1 to 64 letters, digits, _ and -"),
-        ({"tools": [changed(TIME, name="a" * 65)]}, "tools[0].function.name", "1 to 64 letters, digits, _ and -"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1].function.name", "names that differ"),
         ({"tools": [changed(TIME, parameters=[])]}, "tools[0].function.parameters", "expected an object"),
         ({"tools": [changed(TIME, parameters={"type": "string"})]}, "tools[0].function.parameters.type", "'string'"),
         ({"tools": [changed(TIME, strict="yes")]}, "tools[0].function.strict", "true or false"),
-        ({"tools": {"a": 1}}, "tools", "expected a list"),
         ({"tools": None, "tool_choice": "auto"}, "tool_choice", "not allowed without tools"),
-        ({"tools": [], "tool_choice": "required"}, "tool_choice", "not allowed without tools"),
         ({"tool_choice": "any"}, "tool_choice", "none, auto, required, or an object that names a function"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.function", "it is missing"),
         ({"tool_choice": {"type": "tool", "function": {"name": "time"}}}, "tool_choice.type", "expected function or"),
@@ -319,12 +300,8 @@ def called(arguments: Any) -> list[Any]:
         ({"tool_choice": subset("required")}, "tool_choice.allowed_tools.tools", "at least one tool"),
         ({"tool_choice": subset("none", "time")}, "tool_choice.allowed_tools.mode", "auto or required"),
         ({"tool_choice": subset("auto", "a")}, "tool_choice.allowed_tools.tools[0].function.name", "weather or time"),
-        ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "true or false"),
-        ({"functions": [{"name": "a"}]}, "functions", "not supported"),
-        ({"function_call": "auto"}, "function_call", "not supported"),
         ({"messages": called(5)}, "messages[1].tool_calls[0].function.arguments", "expected text"),
         ({"messages": called("{")}, "messages[1].tool_calls[0].function.arguments", "a JSON object as text"),
-        ({"messages": called("[]")}, "messages[1].tool_calls[0].function.arguments", "a JSON object as text"),
         ({"messages": [{**called("{}")[1], "role": "user"}]}, "messages[0].tool_calls", "of the assistant"),
         ({"messages": [{**USER, "tool_call_id": "a"}]}, "messages[0].tool_call_id", "of a tool"),
         ({"messages": [{"role": "tool", "tool_call_id": "a"}]}, "messages[0].content", "it is missing"),

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from http_double import IDENTITY, Client, Engine, Health, saying
+from http_double import CHAT, IDENTITY, Client, Engine, Health, saying
 from live import HttpServer
 from msgspec.structs import replace
 
 from pilotfish.server.bodies.ignored import HEADER
 from pilotfish.server.bodies.tool_text import with_tools_as_text
 
-CHAT = "/v1/chat/completions"
 FUNCTION = {"name": "weather", "description": "Of a city.", "parameters": {"type": "object", "properties": {}}}
 TOOL = {"type": "function", "function": FUNCTION}
 USER = {"role": "user", "content": "How is it?"}
@@ -35,14 +34,10 @@ def engine(engine: Engine) -> Engine:
     return engine
 
 
-def prompt_of(engine: Engine) -> str:
-    return str(engine.tokenizer.decode(engine.submitted[-1].tokens))
-
-
 def test_an_answer_says_that_tools_are_not_told(client: Client, engine: Engine) -> None:
     assert client.post(CHAT, {"messages": [USER], "tools": [TOOL]}).headers[HEADER] == "tools"
-    with_tools = prompt_of(engine)
-    assert HEADER not in client.post(CHAT, {"messages": [USER]}).headers and prompt_of(engine) == with_tools
+    with_tools = engine.prompt
+    assert HEADER not in client.post(CHAT, {"messages": [USER]}).headers and engine.prompt == with_tools
     told = client.post(CHAT, {"messages": HISTORY, "tools": [TOOL]}).headers[HEADER]
     assert told == "tools, messages[].tool_calls"
 
@@ -59,7 +54,7 @@ def test_a_plain_text_tells_of_tools(serve: Callable[..., Client], engine: Engin
     fields = {} if asked == "server" else {"tool_template": "default"}
     answer = client.post(CHAT, {"messages": HISTORY, "tools": [TOOL], **fields})
     assert answer.status == 200 and HEADER not in answer.headers
-    prompt = prompt_of(engine)
+    prompt = engine.prompt
     assert prompt.startswith("<system>You may call functions.") and '"name":"weather"' in prompt
     assert f"<assistant>I look.\n{WRITTEN}\n{WRITTEN}\n<user>{ANSWERED}\n<assistant>" in prompt
     (call,) = answer.json["choices"][0]["message"]["tool_calls"]
@@ -79,18 +74,16 @@ def test_the_other_apis_have_it_too(serve: Callable[..., Client], engine: Engine
     for path, body in bodies.items():
         assert client.post(path, body).headers[HEADER] == "tools"
         assert client.post(path, {**body, "tool_template": "default"}).status == 200
-        prompts.add(prompt_of(engine))
+        prompts.add(engine.prompt)
     (prompt,) = prompts
     tokens = client.post("/tokenize", {**bodies[CHAT], "tool_template": "default"}).json["tokens"]
     assert engine.tokenizer.decode(tokens) == prompt
 
 
-def test_a_template_that_tells_of_tools_is_left_to_it(
-    serve: Callable[..., Client], engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine.tokenizer, "chat_template", "{{ tools | length }}{{ messages | length }}")
+def test_a_template_that_tells_of_tools_is_left_to_it(serve: Callable[..., Client], engine: Engine) -> None:
+    engine.tokenizer.chat_template = "{{ tools | length }}{{ messages | length }}"
     assert serve(tool_template="default").post(CHAT, {"messages": HISTORY, "tools": [TOOL]}).status == 200
-    assert prompt_of(engine) == "14"
+    assert engine.prompt == "14"
 
 
 def test_a_chat_without_tools_is_as_it_was(serve: Callable[..., Client], engine: Engine) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
 from typing import Any
 
 import pytest
-from http_double import Client, Engine, saying
+from http_double import CHAT, COMPLETIONS, USER, Client, Engine, saying
+from pages import codes, table
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-USER = {"role": "user", "content": "hi"}
+from pilotfish.server.observe.metrics import ServerMetrics
+
 BEGUN = {"role": "assistant", "content": "The answer"}
 TEMPLATE = (
     "{{ tone }}{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
@@ -18,16 +19,10 @@ TEMPLATE = (
 
 
 @pytest.fixture
-def templated(engine: Engine) -> Iterator[Engine]:
+def templated(engine: Engine) -> Engine:
     """Its chat template knows of ends, of a tone and of whether an answer is to begin."""
-    before, engine.tokenizer.chat_template = engine.tokenizer.chat_template, TEMPLATE
-    yield engine
-    engine.tokenizer.chat_template = before
-
-
-def prompted(engine: Engine) -> str:
-    """The text of the last prompt."""
-    return str(engine.tokenizer.decode(engine.submitted[-1].tokens))
+    engine.tokenizer.chat_template = TEMPLATE
+    return engine
 
 
 # -- seeds
@@ -110,14 +105,6 @@ def test_logprobs_may_name_tokens_by_id(client: Client, tokenizer: Any) -> None:
     assert content[0]["top_logprobs"] == [{"token": "token_id:40", "logprob": -41.0, "bytes": [72]}]
 
 
-def test_text_parameters_reach_the_engine(client: Client, engine: Engine) -> None:
-    fields = {"include_stop_str_in_output": True, "skip_special_tokens": False, "stop_token_ids": list(range(300))}
-    assert client.post(COMPLETIONS, {"prompt": "x", "spaces_between_special_tokens": False, **fields}).status == 200
-    params = engine.submitted[0].params
-    assert params.include_stop_str_in_output and not params.skip_special_tokens
-    assert params.stop_token_ids == tuple(range(300))
-
-
 # -- prompts
 
 
@@ -159,7 +146,7 @@ def test_a_chat_may_be_cut(client: Client, engine: Engine) -> None:
     long = {"role": "user", "content": "a b c " * 100}
     assert client.post(CHAT, {"messages": [long]}).error["param"] == "messages"
     assert client.post(CHAT, {"messages": [long], "truncate_prompt_tokens": -1}).status == 200
-    assert len(engine.submitted[0].tokens) == 255 and prompted(engine).endswith("<assistant>")
+    assert len(engine.submitted[0].tokens) == 255 and engine.prompt.endswith("<assistant>")
 
 
 # -- chats
@@ -187,7 +174,7 @@ def test_whether_a_template_begins_an_answer(client: Client, templated: Engine) 
         ({"add_generation_prompt": False}, "<user>hi</user>"),
     ):
         assert client.post(CHAT, {"messages": [USER], **fields}).status == 200
-        assert prompted(templated) == expected
+        assert templated.prompt == expected
         tokens = client.post("/tokenize", {"messages": [USER], **fields}).json["tokens"]
         assert tokens == templated.submitted[-1].tokens
 
@@ -196,7 +183,7 @@ def test_whether_a_template_begins_an_answer(client: Client, templated: Engine) 
 def test_a_template_may_leave_the_last_message_open(client: Client, templated: Engine, begins: bool | None) -> None:
     fields = {"messages": [USER, BEGUN], "continue_final_message": True, "add_generation_prompt": begins}
     body = client.post(CHAT, {**fields, "echo": True}).json
-    assert prompted(templated) == "<user>hi</user><assistant>The answer"
+    assert templated.prompt == "<user>hi</user><assistant>The answer"
     assert body["choices"][0]["message"]["content"] == "The answerimport os"
     assert client.post("/tokenize", fields).json["tokens"] == templated.submitted[-1].tokens
 
@@ -211,7 +198,7 @@ def test_a_message_is_not_continued_and_answered(client: Client) -> None:
 def test_arguments_of_the_template(client: Client, templated: Engine) -> None:
     fields = {"messages": [USER], "chat_template_kwargs": {"tone": "Calm: ", "unknown": [1, {"a": None}]}}
     assert client.post(CHAT, fields).status == 200
-    assert prompted(templated) == "Calm: <user>hi</user><assistant>"
+    assert templated.prompt == "Calm: <user>hi</user><assistant>"
     assert client.post("/tokenize", fields).json["tokens"] == templated.submitted[-1].tokens
 
 
@@ -227,14 +214,28 @@ def test_special_tokens_around_a_chat(client: Client, engine: Engine, monkeypatc
         assert client.post("/tokenize", fields).json["tokens"] == engine.submitted[-1].tokens
 
 
-def test_a_chat_template_of_the_clients_is_refused(client: Client) -> None:
-    answer = client.post(CHAT, {"messages": [USER], "chat_template": "{{ messages }}"})
-    assert (answer.status, answer.error["param"]) == (400, "chat_template")
+# -- docs/coming-from-vllm.md: its tables say what the server does
 
 
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-def test_an_id_of_the_clients(client: Client, path: str) -> None:
-    body = client.post(
-        path, {"prompt": "x", "request_id": "a-1"} if path == COMPLETIONS else {"messages": [USER], "request_id": "a-1"}
-    ).json
-    assert body["id"] == ("cmpl-a-1" if path == COMPLETIONS else "chatcmpl-a-1")
+PAGE = "coming-from-vllm.md"
+PARAMETERS = [codes(row[0])[0] for row in table(PAGE, "Parameters of requests")]
+ROUTES = [(route, row[1]) for row in table(PAGE, "Routes") for route in codes(row[0])]
+METRICS = [name for row in table(PAGE, "Metrics") for name in codes(row[1]) if "…" not in name]
+
+
+@pytest.mark.parametrize("fields", PARAMETERS)
+def test_parameters_on_the_page_are_taken(client: Client, fields: str) -> None:
+    body: dict[str, Any] = {"prompt": "a", "max_tokens": 4, **json.loads(f"{{{fields}}}")}
+    assert client.post("/v1/completions", body).status == 200
+
+
+@pytest.mark.parametrize(("route", "says"), ROUTES)
+def test_routes_on_the_page_are_there_or_not(client: Client, route: str, says: str) -> None:
+    method, path = route.replace("{name}", "tiny").split()
+    status = (client.get(path) if method == "GET" else client.post(path, {})).status
+    assert says.startswith("served") == (status != 404) and (status == 404) == (says == "404")
+
+
+def test_metrics_on_the_page_are_served() -> None:
+    text = ServerMetrics("tiny").render()[0].decode()
+    assert METRICS and [name for name in METRICS if f"# TYPE {name} " not in text] == []

@@ -13,6 +13,7 @@ from server_traffic import (
     HANDED,
     LOST,
     POOL,
+    SHADOW,
     TIERS,
     delta,
     everything,
@@ -34,7 +35,7 @@ from pilotfish.errors import ParameterError
 from pilotfish.server.observe.fleet_metrics import FleetMetrics
 from pilotfish.server.observe.metrics import MAX_TAGS, ServerMetrics
 from pilotfish.server.observe.request_records import RequestFacts, RequestRecord, checked_tag
-from pilotfish.wire.serving import Delta
+from pilotfish.wire.serving import Delta, ShadowReport
 
 #: What the dashboards and benchmark clients of vLLM look up.
 VLLM_SAMPLES = {
@@ -72,15 +73,7 @@ def names(metrics: ServerMetrics) -> set[str]:
     return {name for name, _, _ in samples(metrics)}
 
 
-def test_vllm_names_and_labels(metrics: ServerMetrics) -> None:
-    everything(metrics)
-    assert {f"vllm:{name}" for name in VLLM_SAMPLES} <= names(metrics)
-    for name, labels, _ in samples(metrics):
-        if name.startswith("vllm:"):
-            assert (labels["model_name"], labels["engine"]) == ("a model", "0")
-
-
-def test_both_formats_say_the_same(metrics: ServerMetrics) -> None:
+def test_both_formats_have_vllms_names_and_labels(metrics: ServerMetrics) -> None:
     everything(metrics)
     told, plain = metrics.render("text/plain;version=0.0.4")
     body, openmetrics = metrics.render("application/openmetrics-text;version=x;q=0.5, text/plain")
@@ -89,8 +82,9 @@ def test_both_formats_say_the_same(metrics: ServerMetrics) -> None:
     text = body.decode()
     assert text.endswith("# EOF\n")
     for families in (parse_openmetrics(text), parse(told.decode())):
-        found = {sample.name for family in families for sample in family.samples}
-        assert {f"vllm:{name}" for name in VLLM_SAMPLES} <= found
+        found = {one.name: one.labels for family in families for one in family.samples if one.name.startswith("vllm:")}
+        assert {f"vllm:{name}" for name in VLLM_SAMPLES} <= found.keys()
+        assert all((labels["model_name"], labels["engine"]) == ("a model", "0") for labels in found.values())
 
 
 def test_a_step_counts_rows_tokens_and_time(metrics: ServerMetrics) -> None:
@@ -364,8 +358,36 @@ def test_tags_that_are_not(tag: Any) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_servers_share_nothing(metrics: ServerMetrics) -> None:
-    other = ServerMetrics("another model")
-    serve_one(metrics, facts())
-    assert value(other, "vllm:prompt_tokens_total") == 0
-    assert value(metrics, "vllm:prompt_tokens_total") == 10
+# -- shadows
+
+
+def shadow_samples(*reports: ShadowReport | None) -> dict[tuple[str, ...], float]:
+    """Samples of shadows once a target has said this, one after the other; None: it starts again."""
+    metrics = ServerMetrics("a model")
+    fleet = FleetMetrics(metrics)
+    for report in reports:
+        fleet.tell(starting(1) if report is None else serving(status(shadows=(report,))))
+    return {
+        (name.removeprefix("pilotfish_shadow_"), *(v for k, v in at.items() if k not in ("model_name", "pool"))): number
+        for name, at, number in samples(metrics)
+        if "_shadow_" in name and not name.endswith("_created")
+    }
+
+
+def test_what_a_shadow_has_told() -> None:
+    found = shadow_samples(SHADOW)
+    assert found["ready",] == 1 and found["revision", "tuesday"] == 1
+    assert (found["requests_total",], found["steps_total",], found["trees_total",]) == (3, 100, 90)
+    assert (found["late_steps_total",], found["hits_total",], found["accepted_tokens_total",]) == (10, 40, 150)
+    assert [found["tried_per_pos_total", depth] for depth in "01"] == [90, 60]
+    assert [found["accepted_per_pos_total", depth] for depth in "01"] == [60, 45]
+    assert (found["tokens_per_second",], found["live_tokens_per_second",], found["error",]) == (80, 50, -0.02)
+    assert found["cpu_seconds_total",] == 0.5
+
+
+def test_rates_and_revisions_go_with_the_shadow() -> None:
+    found = shadow_samples(SHADOW, msgspec.structs.replace(SHADOW, revision="wednesday"))
+    assert found["revision", "wednesday"] == 1 and ("revision", "tuesday") not in found
+    found = shadow_samples(SHADOW, None)
+    assert not any(key[0] in ("ready", "error", "revision", "tokens_per_second") for key in found)
+    assert found["steps_total",] == 100

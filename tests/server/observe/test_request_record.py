@@ -36,20 +36,6 @@ def gaps(metrics: ServerMetrics) -> list[float]:
     return [value(metrics, f"vllm:inter_token_latency_seconds_{what}") for what in ("count", "sum")]
 
 
-def test_tokens_times_and_trees_add_up(metrics: ServerMetrics) -> None:
-    record = RequestRecord(metrics, facts(), arrived=100.0)
-    record.update(0, delta((5.0, 1, 0, 0), queued=0.5), now=101.0)
-    record.update(0, delta((5.25, 3, 8, 2), (5.75, 1, 8, 0), reason="stop"), now=102.0)  # two steps in one
-    record.finish(now=102.5)
-    assert gaps(metrics) == [2, 0.75]
-    assert value(metrics, "vllm:prefix_cache_queries_total") == value(metrics, "vllm:prompt_tokens_total") == 7
-    assert (record.reason, record.generation_tokens, record.longest) == ("stop", 5, 5)
-    assert (record.verify_steps, record.drafted, record.accepted) == (2, 16, 2)
-    assert (record.latency, record.time_to_first_token, record.queued) == (2.5, 1.0, 0.5)
-    assert (record.prefill, record.decode, record.inference) == (0.5, 1.0, 1.5)
-    assert record.time_per_output_token == 0.25
-
-
 def test_outputs_have_gaps_of_their_own(metrics: ServerMetrics) -> None:
     record = RequestRecord(metrics, facts(n=2), arrived=0.0)
     record.update(0, delta((1.0, 1, 0, 0), index=0, queued=0.0), now=1.0)

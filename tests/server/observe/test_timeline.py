@@ -56,16 +56,6 @@ def test_processes_stand_side_by_side_and_a_killed_one_leaves_what_it_had(tmp_pa
     assert names == [part.name for part in parts[:2]]
 
 
-def test_a_paced_level_says_what_it_took_of_its_pace(tmp_path: Path) -> None:
-    one = Timeline(tmp_path / "part", "draft")
-    one.level(LEVEL)
-    one.level(LEVEL, 0.25)
-    one.close()
-    merge([tmp_path / "part"], tmp_path / "trace.json")
-    plain, held = (span["args"] for span in spans(tmp_path / "trace.json"))
-    assert held == {**plain, "taken": 0.25}
-
-
 def test_a_prefill_worker_s_forwards_and_leases(tmp_path: Path) -> None:
     one = Timeline(tmp_path / "part", "prefill")
     one.prefill(PrefillRecord(2.0, 2.5, handovers=3, rows=512, completed=1))

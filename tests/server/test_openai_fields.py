@@ -1,4 +1,4 @@
-"""Completions through the official client: what fields ask for is in the answer."""
+"""Completions and chats through the official client: what fields ask for is in the answer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from openai_cases import CASES, MODEL, Case, case
+from openai_cases import CASES, HELLO, MODEL, Case, case
 from openai_fleet import Fleet
 from support import SNIPPETS
 
@@ -103,26 +103,11 @@ def test_echo_scores_the_prompt_as_the_model_does_in_an_output(fleet: Fleet, mod
 # -- several outputs
 
 
-@pytest.mark.parametrize("name", ["n", "n-logprobs", "echo-n-logprobs"])
-def test_the_first_of_several_outputs_is_the_only_one(fleet: Fleet, mode: str, name: str) -> None:
-    several, only = fleet.whole(mode, case(name)), fleet.whole(mode, variant(name, n=1))
-    assert several.choices[0].text == only.choices[0].text
-    assert several.choices[0].logprobs == only.choices[0].logprobs
-    assert several.seed == only.seed == several.choices[0].seed
-
-
 def test_several_outputs_have_seeds_of_their_own(fleet: Fleet, mode: str) -> None:
     choices = fleet.whole(mode, case("n")).choices.values()
     assert len({choice.seed for choice in choices}) == len({choice.text for choice in choices}) == 3
     for choice in choices:
         assert fleet.whole(mode, variant("sampled", seed=choice.seed)).choices[0].text == choice.text
-
-
-def test_a_seed_is_a_number_or_its_digits(fleet: Fleet, mode: str) -> None:
-    digits, number = fleet.whole(mode, case("seed-as-text")), fleet.whole(mode, variant("seed-largest", n=2))
-    assert [choice.text for choice in digits.choices.values()] == [choice.text for choice in number.choices.values()]
-    assert (digits.seed, number.seed) == (str(2**64 - 1), 2**64 - 1)
-    assert digits.choices[1].seed == str(number.choices[1].seed) and number.choices[1].seed < 2**53
 
 
 def test_a_drawn_seed_is_told_and_gives_the_same_again(fleet: Fleet, mode: str) -> None:
@@ -138,7 +123,7 @@ def test_a_drawn_seed_is_told_and_gives_the_same_again(fleet: Fleet, mode: str) 
 # -- ends
 
 
-@pytest.mark.parametrize("name", ["stop", "stop-spanning", "stop-greedy", "stop-list", "logprobs-stop"])
+@pytest.mark.parametrize("name", ["stop", "stop-spanning", "stop-list", "logprobs-stop"])
 def test_a_stop_string_ends_the_text_before_itself(fleet: Fleet, mode: str, name: str) -> None:
     stop = fleet.arguments(case(name))["stop"]
     whole = fleet.whole(mode, variant(name, stop=None)).choices[0].text
@@ -177,3 +162,33 @@ def test_logprobs_are_of_the_text(fleet: Fleet, mode: str, scored: Case) -> None
                 assert logprob <= 0 and top[token] == logprob
                 assert scored.asked["logprobs"] <= len(top) <= scored.asked["logprobs"] + 1
                 assert all(each <= 0 for each in top.values())
+
+
+# -- chats
+
+
+def test_a_chat_is_a_completion_of_the_template(fleet: Fleet, mode: str) -> None:
+    prompt = f"<user>{HELLO['content']}\n<assistant>"
+    asked = {**case("sampled").asked, "prompt": prompt}
+    completion = fleet.whole(mode, Case(False, "template", asked))
+    answer = fleet.whole(mode, case("sampled", chat=True))
+    assert answer.choices[0].text == completion.choices[0].text
+    assert answer.usage == completion.usage and answer.fingerprint == completion.fingerprint
+
+
+SCORED_CHATS = [each for each in CASES if each.chat and each.asked.get("logprobs")]
+
+
+@pytest.mark.parametrize("scored", SCORED_CHATS, ids=str)
+def test_logprobs_of_a_chat_are_of_the_text(fleet: Fleet, mode: str, scored: Case) -> None:
+    most = scored.asked.get("top_logprobs", 0)
+    for choice in fleet.whole(mode, scored).choices.values():
+        content = choice.logprobs["content"]
+        said = b"".join(bytes(entry["bytes"]) for entry in content)
+        assert said.decode(errors="replace") == choice.text
+        for entry in content:
+            top = [likely["logprob"] for likely in entry["top_logprobs"]]
+            assert entry["logprob"] <= 0 and len(top) == most
+            assert top == sorted(top, reverse=True) and all(entry["logprob"] <= likely for likely in top[:1])
+            told = {likely["token"]: likely["logprob"] for likely in entry["top_logprobs"]}
+            assert told.get(entry["token"], entry["logprob"]) == entry["logprob"]
