@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,24 @@ from workers import eventually
 
 SHORT = [completion(i) for i in range(4)]
 LONG = [completion(i, max_tokens=sized(160, 300)) for i in range(8)]
+
+
+@pytest.fixture(scope="module")
+def server_directory() -> Iterator[Path]:
+    """Where it makes its own."""
+    with tempfile.TemporaryDirectory(prefix="chaos-") as made:
+        yield Path(made)
+
+
+@pytest.fixture(scope="module")
+def server(llama: Path, draft: Path, server_directory: Path) -> Iterator[LiveServer]:
+    """A server whose target takes a while for each step, and runs four sequences at a time."""
+    options = {"max_requests": 4, "pace": "target=4ms", "read_timeout": 2, "write_timeout": 1}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(server_directory))
+        server = LiveServer(llama, draft=draft, mode="async", **options)
+    with server:
+        yield server
 
 
 @pytest.fixture(scope="module")
