@@ -8,12 +8,13 @@ import struct
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 from urllib.parse import urlsplit
 
+import workers
 from live import HttpServer
 from support import SNIPPETS
 
@@ -156,13 +157,14 @@ def reset(bare: socket.socket) -> None:
 # -- a server
 
 
+#: Each look takes a server up to 10 ms.
+eventually = partial(workers.eventually, pause=0.05)
+
+
 def settle(server: HttpServer, limit: float = 20.0) -> None:
     """Until nothing of any request is left."""
     names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
-    deadline = monotonic() + limit
-    while server.metric(*names, "pilotfish_requests_in_flight"):
-        assert monotonic() < deadline
-        sleep(0.05)  # the page takes the server 10 ms
+    eventually(lambda: not server.metric(*names, "pilotfish_requests_in_flight"), limit)
 
 
 def alive(pid: int) -> bool:

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from time import sleep
 
 import pytest
-from http_clients import LIMIT, Client, answer, ask, completion, dial, message, reset, settle
+from http_clients import LIMIT, Client, answer, ask, completion, dial, eventually, message, reset, settle
 from live import HttpServer
 from mutants import resident_bytes
 from sizes import sized
-from workers import eventually
 
 #: Far more bytes than the sockets of both ends hold, and the server before it waits.
 BULKY = completion(max_tokens=1500, n=4, logprobs=20, stream=True)

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from http_clients import LIMIT, Client, alive, completion, nothing_left, settle, texts
+from http_clients import LIMIT, Client, alive, completion, eventually, nothing_left, settle, texts
 from live import LiveServer
 from sizes import sized
-from workers import eventually
 
 SHORT = [completion(i) for i in range(4)]
 LONG = [completion(i, max_tokens=sized(80, 300)) for i in range(8)]
