@@ -1,8 +1,9 @@
-"""Targets and drafts that are made to suffer. Every draft worker is a process or a thread of its own, real sockets lie
+"""Servers, targets and drafts that are made to suffer. Workers are processes or threads of their own, real sockets lie
 between; outputs are compared with those of mode off."""
 
 from __future__ import annotations
 
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +13,13 @@ import pytest
 from forked import ForkedWorker
 from handovers import PARAMS as HANDED
 from handovers import prompts
-from live import LiveServer
+from inline_server import inline_server
+from live import HttpServer
 from support import make_engine, run
 from workers import PARAMS, PROMPTS, forked_pool, make_quick
+
+from pilotfish.config.server import ServerConfig
+from pilotfish.server.main import listening_socket
 
 
 @pytest.fixture
@@ -57,19 +62,18 @@ def pool(quick: None, tmp_path: Path) -> Iterator[Any]:  # noqa: ARG001
         worker.end()
 
 
-@pytest.fixture(scope="session")
-def server_directory() -> Iterator[Path]:
-    """Where `server` makes its own."""
-    with tempfile.TemporaryDirectory(prefix="chaos-") as made:
-        yield Path(made)
-
-
-@pytest.fixture(scope="session")
-def server(llama: Path, draft: Path, server_directory: Path) -> Iterator[LiveServer]:
-    """A server whose target takes a while for each step, and runs four sequences at a time."""
+@pytest.fixture(scope="module")
+def server(llama: Path) -> Iterator[HttpServer]:
+    """A server whose target takes a while for each step, and runs four sequences at a time. What it sends waits with
+    it, not in the system, where a client does not take it."""
     options = {"max_requests": 4, "pace": "target=4ms", "read_timeout": 2, "write_timeout": 1}
+
+    def narrow(config: ServerConfig) -> socket.socket:
+        listener = listening_socket(config)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # also of the connections that it accepts
+        return listener
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TMPDIR", str(server_directory))
-        server = LiveServer(llama, draft=draft, mode="async", **options)
-    with server:
-        yield server
+        patch.setattr("inline_server.listening_socket", narrow)
+        with inline_server(llama, **options) as server:
+            yield server

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-from inline_prefills import arena_of, assert_nothing_left, prefill_worker
+from inline_prefills import prefill_worker
 from support import VOCAB, make_engine
 from workers import endpoint_in, eventually
 
@@ -22,15 +21,11 @@ from pilotfish.core.prefilling import handover_machine, prefill_pools
 from pilotfish.core.prefilling.handover import HandOverReport
 from pilotfish.core.prefilling.incoming import Incoming
 from pilotfish.core.prefilling.prefill_messages import FromPrefill, OrderDone, SegmentReady
-from pilotfish.core.prefilling.prefill_pools import PrefillPool
-from pilotfish.core.prefilling.segments import SegmentReference
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.prefills.handovers import HandOvers
 from pilotfish.engine.sample import Sample
-from pilotfish.kv.arena import Arena
-from pilotfish.wire.channel import Channel, Received, decode_from_prefill, decode_to_prefill, encode
+from pilotfish.wire.channel import Channel, Received, decode_from_prefill, encode
 from pilotfish.workers.prefill import PrefillWorker
 
 Message = TypeVar("Message")
@@ -63,19 +58,12 @@ def make_quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(handover_machine, name, seconds)
 
 
-# -- messages
+# -- a worker
 
 
 def passed(_: Peer, message: Message) -> Sequence[Message]:
     """Nobody meddles."""
     return [message]
-
-
-def lost(*_: object) -> Sequence[Any]:
-    return []
-
-
-Changes = Callable[[Peer, Any], Iterable[Any]]
 
 
 def begins(_: Peer, message: FromPrefill) -> Sequence[FromPrefill]:
@@ -85,104 +73,67 @@ def begins(_: Peer, message: FromPrefill) -> Sequence[FromPrefill]:
 
 
 class Meddler:
-    """A worker's channel. What passes is what `to_target` and `to_worker` make of each message."""
+    """A worker's channel. What passes to a target is what `change` makes of each message."""
 
     def __init__(self, channel: Channel) -> None:
-        self.to_target: Changes = passed
-        self.to_worker: Changes = passed
+        self.change: Callable[[Peer, Any], Iterable[Any]] = passed
         self.peer = b""  # that was heard last
-        self.channel = channel
+        self._channel = channel
 
     def send(self, peer: Peer, *frames: bytes) -> bool:
-        passing = [encode(m) for frame in frames for m in self.to_target(peer, decode_from_prefill(frame))]
-        return self.channel.send(peer, *passing) if passing else True
+        passing = [encode(m) for frame in frames for m in self.change(peer, decode_from_prefill(frame))]
+        return self._channel.send(peer, *passing) if passing else True
 
     def receive(self, timeout: float) -> list[Received]:
-        return [passing for received in self.channel.receive(timeout) for passing in self._passing(received)]
-
-    def _passing(self, received: Received) -> Iterator[Received]:
-        self.peer = received.peer
-        for message in self.to_worker(received.peer, decode_to_prefill(received.frame)):
-            yield Received(received.peer, encode(message), received.tenant, received.weight)
+        heard = self._channel.receive(timeout)
+        self.peer = heard[-1].peer if heard else self.peer
+        return heard
 
     def wake(self) -> None:
-        self.channel.wake()
+        self._channel.wake()
 
     def close(self) -> None:
-        self.channel.close()
+        self._channel.close()
 
 
-# -- a worker and a target
+@contextmanager
+def meddled_worker(target: Path, directory: Path, **options: Any) -> Iterator[tuple[PrefillWorker, Meddler]]:
+    """In a thread, at `endpoint_in(directory)`. `options` are of `PrefillConfig`."""
+    links: list[Meddler] = []
+
+    def wrapped(channel: Channel) -> Channel:
+        links.append(Meddler(channel))
+        return links[0]
+
+    model = EngineConfig(target=target, dtype="float32", threads=1, kv_slots=4096, max_rows=ROWS)
+    given = {"segment_bytes": 1 << 16, **options}
+    with prefill_worker(model, endpoint_in(directory), wrapped, **given) as worker:
+        yield worker, links[0]
 
 
-@dataclass
-class Beside:
-    """A target, and a prefill worker in a thread beside it."""
+# -- a target
 
-    engine: Engine
-    worker: PrefillWorker
-    link: Meddler
-    expected: Sequence[Sequence[int]]  # what the prompts' outputs are without the worker
 
-    @property
-    def pool(self) -> PrefillPool:
-        assert self.engine.prefills is not None
-        return self.engine.prefills.pools[0]
+def handed(target: Path, directory: Path, **config: Any) -> Engine:
+    """Its prompts are computed by the worker there."""
+    return make_engine(target, prefill_pool=(endpoint_in(directory),), prefill_threshold="1", **config)
 
-    @property
-    def handovers(self) -> HandOvers:
-        assert self.engine.prefills is not None
-        return self.engine.prefills.handovers
 
-    @property
-    def arena(self) -> Arena:
-        return arena_of(self.worker)
+def submit(engine: Engine, seed: int = 0) -> list[Sample]:
+    given = zip(prompts(seed), PARAMS, strict=True)
+    return [sample for tokens, params in given for sample in engine.submit(tokens, params)]
 
-    @property
-    def mac_key(self) -> bytes:
-        """Of the target that was heard last."""
-        return self.worker.shared.machine._targets[self.link.peer].mac_key
 
-    def signed(self, reference: SegmentReference) -> SegmentReference:
-        return reference.signed(self.mac_key)
-
-    def submit(self) -> list[Sample]:
-        return [s for tokens, params in zip(prompts(), PARAMS, strict=True) for s in self.engine.submit(tokens, params)]
-
-    def finish(self, samples: Sequence[Sample]) -> None:
-        """All outputs are as they should be; the target's slots are all in order after each step."""
-        while self.engine.busy:
-            self.engine.step()
-            self.engine.check()
-        assert [sample.token_ids for sample in samples] == self.expected
-
-    def run(self) -> dict[str, int]:
-        """The outcomes of the prompts' hand-overs."""
-        samples = self.submit()
-        self.finish(samples)
-        return outcomes(samples)
-
-    def forget(self) -> None:
-        """What both sides know of earlier prompts. Both are idle."""
-        forget(self.worker.scheduler)
-        self.forget_here()
-
-    def forget_here(self) -> None:
-        """What the target knows of them."""
-        forget(self.engine.worker.scheduler)
-
-    def assert_well(self) -> None:
-        """Nothing is held anywhere, and whatever went wrong before, prompts are handed over again."""
-        self.link.to_target = self.link.to_worker = passed
-        assert_nothing_left([self.worker], self.engine)
-        eventually(lambda: self.pool.takes(1, self.handovers._clock()))
-        self.forget()
-        assert self.run() == WHOLE
-        assert_nothing_left([self.worker], self.engine)
-        self.forget()
+def finish(engine: Engine, samples: Sequence[Sample]) -> list[list[int]]:
+    """The target's slots are all in order after each step."""
+    while engine.busy:
+        engine.step()
+        engine.check()
+    return [sample.token_ids for sample in samples]
 
 
 def forget(scheduler: Scheduler) -> None:
+    """What it knows of earlier prompts."""
     assert scheduler.cache is not None
     scheduler.cache.evict(scheduler.pool.capacity)
 
@@ -212,64 +163,4 @@ def reports(samples: Iterable[Sample]) -> list[HandOverReport]:
 
 
 def outcomes(samples: Iterable[Sample]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for report in reports(samples):
-        found[report.outcome] = found.get(report.outcome, 0) + 1
-    return found
-
-
-@dataclass
-class Side:
-    """How a worker beside a target is started, and started again."""
-
-    target: Path
-    directory: Path
-    options: dict[str, Any] = field(default_factory=dict)
-    network: Callable[[Any], Any] = lambda channel: channel
-
-    @contextmanager
-    def worker(self) -> Iterator[tuple[PrefillWorker, Meddler]]:
-        links: list[Meddler] = []
-
-        def wrapped(channel: Channel) -> Channel:
-            links.append(Meddler(channel))
-            made: Channel = self.network(links[0])
-            return made
-
-        model = EngineConfig(target=self.target, dtype="float32", threads=1, kv_slots=4096, max_rows=ROWS)
-        given = {"segment_bytes": 1 << 16, **self.options}
-        with prefill_worker(model, endpoint_in(self.directory), wrapped, **given) as worker:
-            yield worker, links[0]
-
-
-@contextmanager
-def beside(
-    target: Path,
-    directory: Path,
-    expected: Sequence[Sequence[int]],
-    worker: dict[str, Any] | None = None,
-    **config: Any,
-) -> Iterator[Beside]:
-    """`worker` are options of `PrefillConfig`, `config` those of the target's engine."""
-    with ExitStack() as stack:
-        prefill, link = stack.enter_context(Side(target, directory, worker or {}).worker())
-        pools = {"prefill_pool": (endpoint_in(directory),), "prefill_threshold": "1"}
-        engine = stack.enter_context(make_engine(target, **pools, **config))
-        yield Beside(engine, prefill, link, expected)
-
-
-class Gate:
-    """Stands before a function: who calls it waits until it is open."""
-
-    def __init__(self, function: Callable[..., Any], after: int = 0) -> None:
-        """The first `after` calls pass."""
-        self._function, self._after = function, after
-        self.reached, self.open = threading.Event(), threading.Event()
-        self.calls = 0
-
-    def __call__(self, *arguments: Any) -> Any:
-        self.calls += 1
-        if self.calls > self._after:
-            self.reached.set()
-            assert self.open.wait(20)
-        return self._function(*arguments)
+    return Counter(report.outcome for report in reports(samples))

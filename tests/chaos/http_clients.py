@@ -8,13 +8,14 @@ import struct
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 from urllib.parse import urlsplit
 
-from live import LiveServer
+import workers
+from live import HttpServer
 from support import SNIPPETS
 
 COMPLETIONS = "/v1/completions"
@@ -57,14 +58,14 @@ class Answer:
         return self.status == 200 and not self.error and (self.body is not None or self.events[-1] == "[DONE]")
 
 
-def connect(server: LiveServer) -> HTTPConnection:
+def connect(server: HttpServer) -> HTTPConnection:
     return HTTPConnection(urlsplit(server.url).netloc, timeout=LIMIT)
 
 
 class Client(threading.Thread):
     """Sends one request; `begun` is set once the first event is there, `answer` once all is."""
 
-    def __init__(self, server: LiveServer, body: Any, headers: dict[str, str] | None = None) -> None:
+    def __init__(self, server: HttpServer, body: Any, headers: dict[str, str] | None = None) -> None:
         super().__init__(daemon=True)
         self.begun = threading.Event()
         self._answer: Answer | None = None
@@ -104,11 +105,11 @@ def events(response: HTTPResponse) -> Iterator[Any]:
             yield "[DONE]" if data == b"[DONE]" else json.loads(data)
 
 
-def ask(server: LiveServer, body: Any, **headers: str) -> Answer:
+def ask(server: HttpServer, body: Any, **headers: str) -> Answer:
     return Client(server, body, headers).answer
 
 
-def texts(server: LiveServer, bodies: list[dict[str, Any]]) -> list[str]:
+def texts(server: HttpServer, bodies: list[dict[str, Any]]) -> list[str]:
     """One after the other."""
     return [ask(server, body).text for body in bodies]
 
@@ -116,7 +117,7 @@ def texts(server: LiveServer, bodies: list[dict[str, Any]]) -> list[str]:
 # -- bare sockets
 
 
-def dial(server: LiveServer, receive_buffer: int | None = None) -> socket.socket:
+def dial(server: HttpServer, receive_buffer: int | None = None) -> socket.socket:
     parts = urlsplit(server.url)
     bare = socket.socket()
     if receive_buffer is not None:
@@ -156,13 +157,14 @@ def reset(bare: socket.socket) -> None:
 # -- a server
 
 
-def settle(server: LiveServer, limit: float = 20.0) -> None:
+#: Each look takes a server up to 10 ms.
+eventually = partial(workers.eventually, pause=0.05)
+
+
+def settle(server: HttpServer, limit: float = 20.0) -> None:
     """Until nothing of any request is left."""
     names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
-    deadline = monotonic() + limit
-    while server.metric(*names, "pilotfish_requests_in_flight"):
-        assert monotonic() < deadline
-        sleep(0.05)  # the page takes the server 10 ms
+    eventually(lambda: not server.metric(*names, "pilotfish_requests_in_flight"), limit)
 
 
 def alive(pid: int) -> bool:
@@ -171,11 +173,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def resident(pid: int) -> int:
-    """Bytes of memory."""
-    return 4096 * int(Path(f"/proc/{pid}/statm").read_text().split()[1])
 
 
 def nothing_left(directory: Path, pids: list[int]) -> bool:

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 import zmq
 from support import write_tokenizer
-from workers import LIMIT, LOAD, Start, endpoint_in
+from workers import LOAD, endpoint_in
 
 from pilotfish.cli import main
 from pilotfish.core.drafting.messages import PROTOCOL_VERSION, Refuse
@@ -123,23 +123,6 @@ def test_a_refusal_gives_no_commands_to_the_terminal(
     (line,) = caplog.messages
     assert line.isprintable()
     assert r"refused: no\x1b[2J\x1b]0;owned\x07\r\npilotfish: all is well\x9b\u202e; the target serves" in line
-
-
-def test_a_pool_with_another_tokenizer(
-    generate: Generate,
-    pool: Start,
-    draft: Path,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(remote_pools, "ANSWER", LIMIT)
-    foreign = shutil.copytree(draft, tmp_path / "foreign")
-    write_tokenizer(foreign, vocab_size=400)
-    pool(foreign)
-    code, _ = generate("--draft-pool", endpoint_in(tmp_path))
-    (line,) = caplog.messages
-    assert code == 0 and "refused: its tokenizer" in line and "foreign" in line
 
 
 def test_a_draft_with_another_tokenizer(refused: Refused, draft: Path, tmp_path: Path) -> None:

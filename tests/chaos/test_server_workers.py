@@ -5,17 +5,34 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from http_clients import LIMIT, Client, alive, completion, nothing_left, settle, texts
+from http_clients import LIMIT, Client, alive, completion, eventually, nothing_left, settle, texts
 from live import LiveServer
 from sizes import sized
-from workers import eventually
 
 SHORT = [completion(i) for i in range(4)]
-LONG = [completion(i, max_tokens=sized(160, 300)) for i in range(8)]
+LONG = [completion(i, max_tokens=sized(80, 300)) for i in range(8)]
+
+
+@pytest.fixture(scope="module")
+def server_directory() -> Iterator[Path]:
+    """Where it makes its own."""
+    with tempfile.TemporaryDirectory(prefix="chaos-") as made:
+        yield Path(made)
+
+
+@pytest.fixture(scope="module")
+def server(llama: Path, draft: Path, server_directory: Path) -> Iterator[LiveServer]:
+    """A server whose target takes a while for each step, and runs four sequences at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(server_directory))
+        server = LiveServer(llama, draft=draft, mode="async", max_requests=4, pace="target=8ms")
+    with server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +73,7 @@ def test_a_killed_target_is_told_of_and_started_again(server: LiveServer) -> Non
 
 def test_streams_outlive_a_target_that_stands_still_for_a_while(server: LiveServer) -> None:
     """`make soak` stops one for longer than ZeroMQ's patience with a connection between hosts."""
-    bodies = [completion(i, max_tokens=sized(120, 200)) for i in range(sized(8, 16))]
+    bodies = [completion(i, max_tokens=sized(60, 200)) for i in range(sized(8, 16))]
     expected = texts(server, bodies)
     clients = [Client(server, {**body, "stream": True}) for body in bodies]
     assert clients[0].begun.wait(LIMIT)
@@ -113,7 +130,7 @@ def test_no_client_notices_what_happens_to_a_draft(
 def test_a_server_that_is_told_to_end_serves_those_inside(
     server: LiveServer, server_directory: Path, long_texts: list[str]
 ) -> None:
-    """The last one of the files that share this server."""
+    """The last one, as it ends the server."""
     eventually(lambda: len(server.pids("draft 0")) == 1, LIMIT)
     workers = server.pids("target") + server.pids("draft 0")
     assert len(workers) == 2 and list(server_directory.glob("pilotfish-*"))

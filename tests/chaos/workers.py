@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from time import monotonic, sleep
 
 import pytest
 from forked import ForkedWorker
@@ -26,7 +27,7 @@ from pilotfish.engine.drafts.remote_drafts import RemoteDrafter
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.pools import remote_pools
 from pilotfish.engine.processes import launch
-from pilotfish.engine.processes.launch import Supervisor, wait_until
+from pilotfish.engine.processes.launch import Supervisor
 from pilotfish.engine.processes.process import WorkerSpec
 from pilotfish.model.loading.metadata import load_tokenizer
 from pilotfish.wire.channel import Channel, ChannelThread, encode
@@ -41,8 +42,11 @@ LOAD = encode(Load("a draft", 0, 0, 0, 1, 1.0, 0.0))
 LIMIT = 20.0
 
 
-def eventually(true: Callable[[], bool], limit: float = LIMIT) -> None:
-    wait_until(true, lambda: None, limit, "what the test waits for")
+def eventually(true: Callable[[], bool], limit: float = LIMIT, pause: float = 0.01) -> None:
+    deadline = monotonic() + limit
+    while not true():
+        assert monotonic() < deadline, "what the test waits for"
+        sleep(pause)
 
 
 # -- processes

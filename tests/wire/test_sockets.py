@@ -325,6 +325,20 @@ def test_a_socket_s_file_is_the_owner_s_alone_and_goes(listen: Listen, tmp_path:
     assert not path.exists()
 
 
+def test_a_signal_as_it_is_made_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bind = zmq.Socket.bind
+
+    def interrupted(socket: zmq.Socket[bytes], address: str) -> None:
+        bind(socket, address)
+        assert (tmp_path / "pool").exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(zmq.Socket, "bind", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ListeningChannel(f"ipc://{tmp_path}/pool")
+    assert not (tmp_path / "pool").exists()
+
+
 def test_a_dead_pool_s_file_is_replaced(listen: Listen, dial: Dial, tmp_path: Path) -> None:
     path = tmp_path / "pool"
     with socket.socket(socket.AF_UNIX) as dead:

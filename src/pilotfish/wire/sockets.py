@@ -57,7 +57,7 @@ class ListeningChannel(Channel):
         where = listening_endpoint("listen", endpoint)
         check_private("listen", endpoint, where, keys is not None or insecure)
         super().__init__(high_water)
-        self._path: Path | None = None  # to unlink: the socket's file, once it is there
+        self._path: Path | None = None  # to unlink: the socket's file
         self._allowed = {} if keys is None else keys.allowed
         self._key_length = 0 if keys is None else KEY_LENGTH
         self._routes: dict[bytes, dict[Peer, bytes]] = {}  # by key: connections, longest silent first
@@ -65,13 +65,24 @@ class ListeningChannel(Channel):
         try:
             if keys is not None:
                 self._require_keys(keys)
-            _bind(self._router, endpoint, where)
-            self._path = where.path
+            self._bind(endpoint, where)
             self._watch(self._router, self._received)
             self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
         except BaseException:  # a signal that ends the process among them: the socket's file must not stay
             self.close()
             raise
+
+    def _bind(self, endpoint: str, where: Endpoint) -> None:
+        mask = os.umask(0o177)  # a Unix socket is made with mode 0600; there is no moment at which others could connect
+        self._path = where.path  # before the file is there: a signal may come as soon as it is
+        try:
+            self._router.bind(where.url)
+        except zmq.ZMQError as error:
+            self._path = None
+            allowed = f"an address that can be listened at ({zmq.strerror(error.errno or 0)})"
+            raise ParameterError("listen", endpoint, allowed) from error
+        finally:
+            os.umask(mask)
 
     def _send(self, peer: Peer, frames: Sequence[bytes]) -> bool:
         routes = self._routes.get(peer[: self._key_length], {})
@@ -139,17 +150,6 @@ class ListeningChannel(Channel):
 
 def _fit(frames: Sequence[bytes]) -> bool:
     return len(frames) <= MAX_FRAMES and all(len(frame) <= MAX_FRAME for frame in frames)
-
-
-def _bind(router: Socket, endpoint: str, where: Endpoint) -> None:
-    mask = os.umask(0o177)  # a Unix socket is made with mode 0600; there is no moment at which others could connect
-    try:
-        router.bind(where.url)
-    except zmq.ZMQError as error:
-        allowed = f"an address that can be listened at ({zmq.strerror(error.errno or 0)})"
-        raise ParameterError("listen", endpoint, allowed) from error
-    finally:
-        os.umask(mask)
 
 
 class DialingChannel(Channel):
