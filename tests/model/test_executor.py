@@ -14,7 +14,10 @@ from transformers import AutoModelForCausalLM
 
 from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.core.trees.tree import ROOT, TokenTree
+from pilotfish.model.cpu.native import load_kernels
+from pilotfish.model.cpu.native_modules import NativeKernels
 from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.experts import ExpertRouter, Mixture
 from pilotfish.model.loading.loader import load_model
 
 SLOTS = 3000
@@ -215,3 +218,51 @@ def test_eager_rows_have_the_same_bits_in_a_tree_and_alone(directory: Path) -> N
     for node in range(len(tree)):
         alone = bench.logits(bench.rows(tokens + tree.path_tokens(node), TokenTree.empty()))
         assert torch.equal(alone[0], together[1 + node]), f"node {node}"
+
+
+# -- mixtures of experts
+
+#: Rows that share experts.
+ROWS = 300
+MIXTURES: list[tuple[str, dict[str, Any]]] = [
+    ("qwen3_moe", {"num_experts": 32, "num_experts_per_tok": 8}),
+    ("qwen3_moe", {"num_experts": 32, "num_experts_per_tok": 8, "norm_topk_prob": True}),
+    ("mixtral", {}),
+    ("gpt_oss", {}),
+]
+
+
+def experts_of(kind: str, options: dict[str, Any], native: bool) -> Any:
+    model = tiny_model(kind, experts_implementation="pilotfish", **options).eval()
+    if native:
+        assert load_kernels()
+        model.config.architectures = [type(model).__name__]  # as in a saved model
+        model = NativeKernels(torch.device("cpu")).replace(model, 64, alone=True)
+    block = model.model.layers[1].mlp
+    for part in (Mixture, ExpertRouter):
+        assert any(isinstance(child, part) for child in block.children()) is native
+    return block
+
+
+def outputs(block: Any, x: torch.Tensor) -> torch.Tensor:
+    y = block(x[None])
+    rows: torch.Tensor = (y[0] if isinstance(y, tuple) else y)[0]
+    return rows
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("native", [True, False], ids=["native", "eager"])
+@pytest.mark.parametrize(("kind", "options"), MIXTURES, ids=str)
+@torch.inference_mode()
+def test_a_row_has_the_same_bits_whoever_shares_its_experts(
+    kind: str, options: dict[str, Any], native: bool, threads: int
+) -> None:
+    ours = experts_of(kind, options, native)
+    x = torch.randn(ROWS, 64)
+    together = outputs(ours, x)
+    torch.set_num_threads(threads)
+    least = 1 if native else 16  # the runner's smallest bucket
+    for rows in (least, least + 1, 33, 64, 250):
+        assert torch.equal(outputs(ours, x[:rows]), together[:rows]), f"{rows} rows"
+        chosen = torch.randperm(ROWS)[:rows]
+        assert torch.equal(outputs(ours, x[chosen]), together[chosen]), f"{rows} rows anywhere"

@@ -70,12 +70,6 @@ def test_pytorch_multiplies_with_what_its_library_may_use(
     assert not multiplies_bfloat16(CPU)
 
 
-@pytest.mark.parametrize("multiplies", [True, False])
-def test_an_old_gpu_has_no_instructions(multiplies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: multiplies)
-    assert multiplies_bfloat16(CUDA) == multiplies
-
-
 # -- the choice
 
 
@@ -103,13 +97,6 @@ def test_bfloat16_without_instructions_is_refused_where_no_kernel_runs_it(llama:
     assert precision_of("auto", config, CPU, eager=True).name == "float32"
     asked = EngineConfig(target=llama, mode="off", dtype="bfloat16", eager=True, kv_slots=256)
     assert check_models(asked).problems == [str(caught.value)]
-
-
-def test_what_is_asked_for_is_taken(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda _: True)
-    for eager in (True, False):
-        chosen = precision_of("bfloat16", load_config(llama), CPU, eager=eager)
-        assert (chosen.name, chosen.why, str(chosen)) == ("bfloat16", "", "dtype: bfloat16")
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16])

@@ -138,12 +138,8 @@ def test_bytes_are_halved(llama: Path) -> None:
         module = load_model(llama, torch.bfloat16, CPU, eager=False, quantization=quantization).module
         weights = [m.weight for m in module.modules() if isinstance(m, PackedLinear)]
         sizes.append(sum(w.panels.nbytes for w in weights))
+        assert [name for name, _ in module.named_parameters()] == ["embed_tokens.weight"], "no other copy is kept"
     assert sizes[0] == 2 * sizes[1] > 0
-
-
-def test_a_native_model_keeps_no_other_copy(llama: Path) -> None:
-    module = load_model(llama, torch.float32, CPU, eager=False, quantization="int8").module
-    assert [name for name, _ in module.named_parameters()] == ["embed_tokens.weight"]
 
 
 def test_a_replaced_layer_frees_its_weight_at_once() -> None:

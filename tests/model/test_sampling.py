@@ -167,14 +167,6 @@ def test_the_order_of_filters_is_min_p_then_top_k_then_top_p() -> None:
     assert kept.tolist() == [[True, False, False, False]]
 
 
-def test_rows_of_one_call_keep_their_own_parameters() -> None:
-    logits = random_logits(len(FILTERS), 64)
-    each = [SamplingParams(**params) for params in FILTERS]  # type: ignore[arg-type]
-    together = filtered_by(logits, each)
-    for i, p in enumerate(each):
-        torch.testing.assert_close(together[i : i + 1], filtered_by(logits[i : i + 1], [p]), rtol=0, atol=0)
-
-
 def test_a_row_gives_the_same_token_in_any_company() -> None:
     logits = random_logits(20, 200)
     rows = [row(i, i, **FILTERS[i % len(FILTERS)]) if i % 4 else row(i, temperature=0.0) for i in range(20)]
