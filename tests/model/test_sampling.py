@@ -157,16 +157,6 @@ def test_the_filter_kernel_drops_what_is_no_number() -> None:
     assert kept.tolist() == [[True, False, True, False]]
 
 
-def test_the_order_of_filters_is_min_p_then_top_k_then_top_p() -> None:
-    """Top-p counts the mass that top-k has left: of 0.5, 0.3, 0.2 the first two hold 0.8, but all of it once two are
-    left."""
-    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
-    kept = filtered_by(logits, [SamplingParams(top_k=2, top_p=0.55)]).isfinite()
-    assert kept.tolist() == [[True, False, False, False]]  # 0.4 of 0.7 is 0.57
-    kept = filtered_by(logits, [SamplingParams(min_p=0.6, top_p=0.55)]).isfinite()
-    assert kept.tolist() == [[True, False, False, False]]
-
-
 def test_a_row_gives_the_same_token_in_any_company() -> None:
     logits = random_logits(20, 200)
     rows = [row(i, i, **FILTERS[i % len(FILTERS)]) if i % 4 else row(i, temperature=0.0) for i in range(20)]

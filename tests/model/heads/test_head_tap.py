@@ -12,9 +12,8 @@ from torch import Tensor
 
 from pilotfish.model.devices import kernels_of
 from pilotfish.model.heads.files import read_head
-from pilotfish.model.heads.parts import Parts
+from pilotfish.model.heads.parts import Parts, Project, feature_tap
 from pilotfish.model.heads.spec import FINAL, HeadFiles, Projection
-from pilotfish.model.heads.tap import Project, feature_tap
 
 CPU, HIDDEN, LAYERS = torch.device("cpu"), 64, (2, 4, 5)
 ROWS = torch.randn(7, len(LAYERS) * HIDDEN, generator=torch.Generator().manual_seed(1)) * 3
