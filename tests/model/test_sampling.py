@@ -1,4 +1,4 @@
-"""Sampling: filters in the documented order, the noise of core, and the distribution that was asked for."""
+"""Sampling: filters in the documented order, and the noise of core. `test_exactness` has the distribution."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
-from sizes import sized
 from support import RowSampling, reference_probs, sampling_of
 
 from pilotfish.core.sampling import noise
@@ -169,22 +167,3 @@ def test_a_temperature_of_zero_or_near_it_takes_the_arg_max(temperature: float) 
     logits = random_logits(10, 50)
     rows = [row(i, temperature=temperature) for i in range(10)]
     assert sample(logits, sampling_of(rows)) == logits.argmax(dim=-1).tolist()
-
-
-# -- the distribution
-
-
-@pytest.mark.parametrize("params", FILTERS, ids=str)
-def test_samples_follow_the_distribution(params: dict[str, float]) -> None:
-    draws, vocab = sized(8_000, 20_000), 30
-    logits = random_logits(1, vocab, seed=3)
-    shared = SamplingParams(**params)  # type: ignore[arg-type]
-    rows = [RowSampling(shared, 1_000_003 * i, i % 11) for i in range(draws)]
-    counts = np.bincount(sample(logits.expand(draws, vocab), sampling_of(rows)), minlength=vocab)
-    expected = reference_probs(logits[0].numpy(), shared) * draws
-    assert not counts[expected == 0].any()
-    likely = expected > 5
-    observed = np.append(counts[likely], counts[~likely].sum())
-    wanted = np.append(expected[likely], expected[~likely].sum())
-    if len(observed) > 2:
-        assert stats.chisquare(observed[wanted > 0], wanted[wanted > 0]).pvalue > 0.001

@@ -28,13 +28,6 @@ def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / (x.square().mean(dim=-1, keepdim=True) + eps).sqrt() * weight
 
 
-def test_a_tap_is_of_its_heads_layers(tmp_path: Path) -> None:
-    files = head(tmp_path)
-    tap = feature_tap(files, CPU, torch.float32, eager=False)
-    assert (tap.layers, tap.width, tap.digest) == (LAYERS, 32, files.digest)
-    torch.testing.assert_close(tap.project(ROWS.clone()), ROWS @ files.tensors["fc.weight"].T, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize(
