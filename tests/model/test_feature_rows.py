@@ -72,12 +72,6 @@ def test_a_row_that_is_not_known_stays_so(kind: FeatureType, broken: float) -> N
 
 
 @pytest.mark.parametrize("kind", FEATURE_TYPES)
-def test_zeros_arrive(kind: FeatureType) -> None:
-    features = np.zeros((2, WIDTH), np.float32)
-    assert (there_and_back(features, kind) == 0.0).all()
-
-
-@pytest.mark.parametrize("kind", FEATURE_TYPES)
 def test_bytes_that_are_no_rows(kind: FeatureType) -> None:
     row, scales = bytes(WIDTH * ITEM_BYTES[kind]), bytes(4 if kind in LARGEST else 0)
     assert len(decoded_rows(row, scales, kind, WIDTH)) == 1

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, MixtralConfig
 
 from pilotfish.core.features.features import FINAL
 from pilotfish.core.scheduling.executor import NodeRows, SequenceRows
-from pilotfish.model.batch import CUDA, EXACT, bucket
+from pilotfish.model.batch import CUDA, EXACT
 from pilotfish.model.cuda.graphs import GraphCache, recordable
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.feature_tap import FeatureTap
@@ -132,12 +132,6 @@ def test_rows_are_padded_to_buckets(rows: int, padded: int) -> None:
     assert CUDA[torch.bfloat16].pad_rows(rows) == padded
     assert CUDA[torch.float32].pad_rows(rows) == -(-rows // ROWS) * ROWS
     assert EXACT.pad_rows(rows) == rows
-
-
-def test_a_bucket_is_the_smallest_that_holds() -> None:
-    sizes = (8, 64, 512)
-    assert [bucket(size, sizes) for size in (0, 1, 8, 9, 512, 513)] == [8, 8, 8, 64, 512, 513]
-    assert bucket(7, ()) == 7
 
 
 def test_forwards_that_read_their_own_results_are_not_recorded() -> None:

@@ -3,23 +3,38 @@ and the threads that compute them. `make soak` has every set, and the kernels' t
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-from cpp_programs import SOURCES, program
 from instruction_sets import others, usable
 from sizes import in_soak, sized
 
+from pilotfish.config.cache import cache_folder, made_once
 from pilotfish.errors import ParameterError
 from pilotfish.model.cpu import native
 
+SOURCES = Path(__file__).parent / "kernels"
 WARNINGS = ("-Wall", "-Werror", "-Wno-maybe-uninitialized")
 EMULATED_TILES = f'-DPILOTFISH_EMULATED_TILES="{SOURCES / "emulated_tiles.h"}"'
 #: Compiler and emulator of other machines, from Debian's packages of these names.
 CROSS = {"aarch64": ("aarch64-linux-gnu-g++", "qemu-aarch64")}
+
+
+def program(source: str, *flags: str, compiler: str = "c++") -> Path:
+    """Of a file of `SOURCES`, compiled once, as the kernels are. AssertionError with what the compiler says."""
+    command = [compiler, *native._FLAGS, *flags, f"-I{native._SOURCES}", str(SOURCES / source), "-pthread"]
+    files = sorted((*SOURCES.iterdir(), *native._SOURCES.glob("*.h")))
+    digest = hashlib.sha256("\0".join((*command, *(path.read_text() for path in files))).encode()).hexdigest()[:16]
+
+    def compiled(made: Path) -> None:
+        done = subprocess.run([*command, "-o", made], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+    return made_once(cache_folder("programs") / digest / source.removesuffix(".cpp"), compiled)
 
 
 def compiled(*flags: str, compiler: str = "c++") -> Path:

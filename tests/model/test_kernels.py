@@ -301,15 +301,9 @@ def test_what_lies_before_a_window_is_not_read(dtype: torch.dtype, attention: Tr
         assert torch.equal(attention(*rows.inputs(rows.everything), scoring), before)
 
 
-def test_the_dense_reference_is_softmax_attention() -> None:
-    rows = tree_rows([3], nodes=0)
-    got = dense_tree_attention(*rows.inputs(rows.everything), PLAIN)
-    q, k, v = (x.transpose(0, 1) for x in (rows.q, rows.k, rows.v))
-    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    torch.testing.assert_close(got, expected.transpose(0, 1), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize(("window", "softcap", "sinks"), [(2, 0.0, None), (0, 1.5, None), (2, 1.5, SINKS)])
+@pytest.mark.parametrize(
+    ("window", "softcap", "sinks"), [(0, 0.0, None), (2, 0.0, None), (0, 1.5, None), (2, 1.5, SINKS)]
+)
 def test_the_dense_reference_scores_as_transformers_does(
     window: int, softcap: float, sinks: torch.Tensor | None
 ) -> None:

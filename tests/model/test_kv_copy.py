@@ -57,13 +57,6 @@ def test_what_is_read_goes_to_other_slots(dtype: torch.dtype, count: int, featur
         assert torch.equal(plane, same)
 
 
-def test_layers_lie_one_after_the_other() -> None:
-    kv = pool(torch.float32)
-    slots = np.arange(OBJECT_TOKENS, dtype=np.int32)
-    expected = torch.cat([plane[:OBJECT_TOKENS].flatten() for layer in kv for plane in layer])
-    assert np.array_equal(copier_of(kv).read(slots), expected.view(torch.uint8).numpy())
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize(("layers", "count"), [(range(1), 1), (range(1, 3), 100), (range(LAYERS), 100)])
 @pytest.mark.parametrize("features", [False, True])

@@ -17,8 +17,7 @@ from pilotfish.errors import ParameterError
 from pilotfish.model.attention import dense_tree_attention
 from pilotfish.model.cpu.native_modules import native_tree_attention
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.kv_planes import LARGEST, LayerKV, element_type, empty_kv, rounded
-from pilotfish.model.loading.configuration import load_config
+from pilotfish.model.kv_planes import LARGEST, element_type, empty_kv, rounded
 from pilotfish.model.loading.footprint import slot_bytes
 from pilotfish.model.loading.loader import load_model
 
@@ -50,13 +49,6 @@ def test_rounding_loses_half_a_step_at_most(name: str, dtype: torch.dtype) -> No
     assert (error <= scales.double()[:, None] * step * 1.00001).all()
     largest = elements.double().abs().amax(dim=1)
     assert ((largest == LARGEST[dtype]) | (x.abs().amax(dim=1) == 0)).all()
-
-
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_rounding_again_changes_nothing(dtype: torch.dtype) -> None:
-    elements, scales = rounded(HEADS["normal"], dtype)
-    again, _ = rounded(elements.float() * scales[:, None], dtype)
-    assert torch.equal(again.view(torch.uint8), elements.view(torch.uint8))
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -133,12 +125,3 @@ def logits(directory: Path, **options: Any) -> torch.Tensor:
     tokens = [1 + 7 * i % 500 for i in range(70)]
     slots = torch.arange(70, dtype=torch.int32).numpy()[::-1].copy()
     return executor.forward([SequenceRows(0, tokens, slots, NO_NODES, kept=range(70))])
-
-
-@pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("eager", [False, True])
-def test_a_pool_has_the_elements_that_were_asked_for(llama: Path, eager: bool) -> None:
-    model = load_model(llama, torch.bfloat16, CPU, eager=eager, kv_dtype="int8")
-    layer: LayerKV = TorchExecutor(model, 10).kv[0]
-    assert layer.keys.dtype == layer.values.dtype == torch.int8
-    assert slot_bytes(load_config(llama), torch.int8.itemsize) == 2 * 2 * 2 * (32 + 4)

@@ -129,11 +129,3 @@ def test_a_pace_holds_layers_back() -> None:
     progress.reset()
     progress.wrote(2)
     assert progress.at(0.0) == 3
-
-
-def test_one_counter_of_the_right_type_is_taken(tmp_path: Path) -> None:
-    tiny_model("llama").save_pretrained(tmp_path)
-    executor = TorchExecutor(native_model(tmp_path), ROWS)
-    executor.progress.written = np.zeros(2, np.int32)
-    with pytest.raises(RuntimeError, match="decoder: one int32"):
-        executor.forward([rows()])

@@ -25,13 +25,6 @@ def refusal(directory: Path) -> str:
     return str(caught.value)
 
 
-def test_the_shape_of_a_model(llama: Path) -> None:
-    model = native_model(llama)
-    assert (model.config.vocab_size, model.config.context, model.config.num_hidden_layers) == (VOCAB, CONTEXT, 2)
-    assert (model.config.num_key_value_heads, model.config.head_dim) == (2, 32)
-    assert model.generation.eos_ids == frozenset()
-
-
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])  # 2 experts of 48 are as wide together as the other's MLP
 def test_what_a_scored_row_costs(tiny_models: dict[str, Path], kind: str) -> None:
     attention, mlp = 64 * 32 * (4 + 2 + 2 + 4), 3 * 64 * 96
@@ -84,9 +77,6 @@ def test_a_corrupt_config(copy: Path, text: str, reason: str) -> None:
         ("vocab_size", "512", "an integer of at least 1"),
         ("vocab_size", 512.0, "an integer of at least 1"),
         ("num_attention_heads", 0, "an integer of at least 1"),
-        ("num_key_value_heads", -2, "an integer of at least 1"),
-        ("num_hidden_layers", 0, "an integer of at least 1"),
-        ("max_position_embeddings", 0, "an integer of at least 1"),
         ("hidden_size", True, "an integer of at least 1"),
         ("eos_token_id", "<eos>", "token ids 0 to "),
         ("eos_token_id", VOCAB, f"token ids 0 to {VOCAB - 1}"),
@@ -112,15 +102,7 @@ def test_more_experts_chosen_than_there_are(tiny_models: dict[str, Path], tmp_pa
     assert "num_experts_per_tok 5; 1 to its 4 experts" in refusal(copy)
 
 
-@pytest.mark.parametrize(
-    ("model_type", "name"),
-    [
-        ("gemma3", "Gemma3ForConditionalGeneration"),
-        ("llama4_text", "Llama4ForCausalLM"),
-        ("gpt2", "GPT2LMHeadModel"),
-        ("bert", "BertModel"),
-    ],
-)
+@pytest.mark.parametrize(("model_type", "name"), [("gemma3", "Gemma3ForConditionalGeneration"), ("bert", "BertModel")])
 def test_other_architectures_are_named(copy: Path, model_type: str, name: str) -> None:
     edit_config(copy, model_type=model_type, architectures=[name])
     message = refusal(copy)
@@ -132,16 +114,6 @@ def test_other_architectures_are_named(copy: Path, model_type: str, name: str) -
 def test_a_window_that_no_sequence_outgrows_is_none(tmp_path: Path, window: int | None, seen: int) -> None:
     tiny_model("mistral", sliding_window=window).save_pretrained(tmp_path)
     assert layer_windows(load_config(tmp_path)) == (seen, seen)
-
-
-def test_layers_have_their_windows(tiny_models: dict[str, Path]) -> None:
-    windows = {kind: layer_windows(load_config(path)) for kind, path in tiny_models.items()}
-    for kind in ("llama", "qwen2", "qwen3_moe", "olmo2"):
-        assert windows[kind] == (0, 0)
-    for kind in ("mistral", "mixtral", "phi3"):
-        assert windows[kind] == (WINDOW, WINDOW)
-    for kind in ("qwen3", "gemma2", "gemma3_text", "gpt_oss"):
-        assert windows[kind] == (WINDOW, 0)
 
 
 LONGROPE = {"short_factor": [1.0] * 16, "long_factor": [2.0] * 16, "original_max_position_embeddings": 64}
@@ -179,11 +151,6 @@ def test_what_would_be_served_wrong_is_refused(
     message = refusal(copy)
     assert named in message
     assert str(copy) in message
-
-
-def test_a_corrupt_generation_config(copy: Path) -> None:
-    (copy / "generation_config.json").write_text("{")
-    assert "generation_config.json" in refusal(copy)
 
 
 @pytest.mark.parametrize(

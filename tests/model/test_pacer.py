@@ -122,11 +122,6 @@ def test_a_forward_is_held_from_its_beginning(clock: Clock, pacer: Pacer) -> Non
     assert outcome.seconds.model == pytest.approx(0.007, abs=1.5e-6)
 
 
-def test_without_a_pacer_nothing_is_held(clock: Clock) -> None:
-    executor_of(None, lambda _: torch.zeros(0, 9)).execute([ROWS], NO_SAMPLING)
-    assert clock.sleeps == [] and clock.time == 100.0
-
-
 def test_what_fails_is_neither_held_nor_counted(clock: Clock, pacer: Pacer) -> None:
     with pytest.raises(RuntimeError, match="no memory"):
         executor_of(pacer, Mock(side_effect=RuntimeError("no memory"))).execute([ROWS], NO_SAMPLING)

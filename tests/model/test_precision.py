@@ -11,7 +11,6 @@ from loopback import Loopback
 from sizes import sized
 from support import KINDS, SNIPPETS, make_engine, native_model, run, write_model
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.text import config_of, config_text
@@ -24,7 +23,7 @@ from pilotfish.errors import ParameterError
 from pilotfish.model.cpu.native import load_kernels
 from pilotfish.model.loading import precision
 from pilotfish.model.loading.configuration import load_config
-from pilotfish.model.loading.precision import library_dtype, multiplies_bfloat16, precision_of, quickest
+from pilotfish.model.loading.precision import multiplies_bfloat16, precision_of, quickest
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 PRODUCTS = ("mm", "bmm", "addmm", "addbmm", "baddbmm", "mv", "addmv", "dot", "linear", "matmul", "einsum", "_scaled_mm")
@@ -70,12 +69,6 @@ def test_pytorch_multiplies_with_what_its_library_may_use(
     assert not multiplies_bfloat16(CPU)
 
 
-@pytest.mark.parametrize("multiplies", [True, False])
-def test_an_old_gpu_has_no_instructions(multiplies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: multiplies)
-    assert multiplies_bfloat16(CUDA) == multiplies
-
-
 # -- the choice
 
 
@@ -103,29 +96,6 @@ def test_bfloat16_without_instructions_is_refused_where_no_kernel_runs_it(llama:
     assert precision_of("auto", config, CPU, eager=True).name == "float32"
     asked = EngineConfig(target=llama, mode="off", dtype="bfloat16", eager=True, kv_slots=256)
     assert check_models(asked).problems == [str(caught.value)]
-
-
-def test_what_is_asked_for_is_taken(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda _: True)
-    for eager in (True, False):
-        chosen = precision_of("bfloat16", load_config(llama), CPU, eager=eager)
-        assert (chosen.name, chosen.why, str(chosen)) == ("bfloat16", "", "dtype: bfloat16")
-
-
-@pytest.mark.parametrize("stored", [torch.float32, torch.float16])
-def test_the_checkpoint_decides_nothing(stored: torch.dtype, llama: Path, tmp_path: Path) -> None:
-    AutoModelForCausalLM.from_pretrained(llama, dtype=stored).save_pretrained(tmp_path)
-    of = [precision_of("auto", load_config(directory), CPU, eager=False) for directory in (llama, tmp_path)]
-    assert of[0] == of[1]
-
-
-def test_another_librarys_products_are_in_float32_at_least_where_bfloat16_is_slow(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for multiplies, expected in ((True, torch.bfloat16), (False, torch.float32)):
-        monkeypatch.setattr(precision, "multiplies_bfloat16", lambda _, multiplies=multiplies: multiplies)
-        assert library_dtype(torch.bfloat16, CPU) == expected
-        assert library_dtype(torch.float32, CPU) == torch.float32
 
 
 # -- products

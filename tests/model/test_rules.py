@@ -138,11 +138,6 @@ def test_what_is_forbidden_is_minus_infinity_and_nothing_else_changes(vocab: int
         assert torch.equal(logits, before)
 
 
-def test_without_masks_logits_are_left_alone() -> None:
-    logits = torch.zeros(2, 8)
-    assert masked(logits, None) is logits
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.2}])
 def test_filters_come_after_the_mask(temperature: float, filters: dict[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""Sampling: filters in the documented order, the noise of core, and the distribution that was asked for."""
+"""Sampling: filters in the documented order, and the noise of core. `test_exactness` has the distribution."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
-from sizes import sized
 from support import RowSampling, reference_probs, sampling_of
 
 from pilotfish.core.sampling import noise
@@ -157,24 +155,6 @@ def test_the_filter_kernel_drops_what_is_no_number() -> None:
     assert kept.tolist() == [[True, False, True, False]]
 
 
-def test_the_order_of_filters_is_min_p_then_top_k_then_top_p() -> None:
-    """Top-p counts the mass that top-k has left: of 0.5, 0.3, 0.2 the first two hold 0.8, but all of it once two are
-    left."""
-    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
-    kept = filtered_by(logits, [SamplingParams(top_k=2, top_p=0.55)]).isfinite()
-    assert kept.tolist() == [[True, False, False, False]]  # 0.4 of 0.7 is 0.57
-    kept = filtered_by(logits, [SamplingParams(min_p=0.6, top_p=0.55)]).isfinite()
-    assert kept.tolist() == [[True, False, False, False]]
-
-
-def test_rows_of_one_call_keep_their_own_parameters() -> None:
-    logits = random_logits(len(FILTERS), 64)
-    each = [SamplingParams(**params) for params in FILTERS]  # type: ignore[arg-type]
-    together = filtered_by(logits, each)
-    for i, p in enumerate(each):
-        torch.testing.assert_close(together[i : i + 1], filtered_by(logits[i : i + 1], [p]), rtol=0, atol=0)
-
-
 def test_a_row_gives_the_same_token_in_any_company() -> None:
     logits = random_logits(20, 200)
     rows = [row(i, i, **FILTERS[i % len(FILTERS)]) if i % 4 else row(i, temperature=0.0) for i in range(20)]
@@ -187,22 +167,3 @@ def test_a_temperature_of_zero_or_near_it_takes_the_arg_max(temperature: float) 
     logits = random_logits(10, 50)
     rows = [row(i, temperature=temperature) for i in range(10)]
     assert sample(logits, sampling_of(rows)) == logits.argmax(dim=-1).tolist()
-
-
-# -- the distribution
-
-
-@pytest.mark.parametrize("params", FILTERS, ids=str)
-def test_samples_follow_the_distribution(params: dict[str, float]) -> None:
-    draws, vocab = sized(8_000, 20_000), 30
-    logits = random_logits(1, vocab, seed=3)
-    shared = SamplingParams(**params)  # type: ignore[arg-type]
-    rows = [RowSampling(shared, 1_000_003 * i, i % 11) for i in range(draws)]
-    counts = np.bincount(sample(logits.expand(draws, vocab), sampling_of(rows)), minlength=vocab)
-    expected = reference_probs(logits[0].numpy(), shared) * draws
-    assert not counts[expected == 0].any()
-    likely = expected > 5
-    observed = np.append(counts[likely], counts[~likely].sum())
-    wanted = np.append(expected[likely], expected[~likely].sum())
-    if len(observed) > 2:
-        assert stats.chisquare(observed[wanted > 0], wanted[wanted > 0]).pvalue > 0.001

@@ -16,8 +16,7 @@ import pilotfish.model  # noqa: F401  # keeps transformers from importing torcha
 from pilotfish.progress import PhaseProgress
 from pilotfish.train import evaluate
 from pilotfish.train.evaluate import Evaluation
-from pilotfish.train.export import export_model
-from pilotfish.train.models import build_model
+from pilotfish.train.models import build_model, export_model
 from pilotfish.train.pair import train_pair
 from pilotfish.train.recipes import LlamaSize, PairRecipe
 from pilotfish.train.text import lessons

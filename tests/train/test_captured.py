@@ -21,8 +21,7 @@ from pilotfish.operate.capture.store import CaptureStore, Retention
 from pilotfish.progress import PhaseProgress
 from pilotfish.train.distil import redistil
 from pilotfish.train.evaluate import CHAIN, accepted_of_chains, evaluate_captured
-from pilotfish.train.export import export_model
-from pilotfish.train.models import build_model, start_from_target, write_on
+from pilotfish.train.models import build_model, export_model, start_from_target, write_on
 from pilotfish.train.recipes import DistilRecipe, LlamaSize
 from pilotfish.train.taught_target import TaughtTarget
 from pilotfish.train.text.captured import LEAST, read_captured

@@ -13,7 +13,7 @@ from pilotfish.model.heads.families.block import BlockHead
 from pilotfish.model.heads.families.medusa import MedusaHead
 from pilotfish.model.heads.families.recurrent import RecurrentHead as Recurrent
 from pilotfish.model.heads.spec import FINAL, Decoder, Head, HeadFiles, HeadSpec, Projection
-from pilotfish.train.head_shapes import trainee_of
+from pilotfish.train.head import trainee_of
 from pilotfish.train.heads.trainee import Lesson, Shared, Trainee
 from pilotfish.train.recipes import head_recipe
 

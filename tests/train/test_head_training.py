@@ -20,11 +20,9 @@ from pilotfish.model.heads.target import TargetFacts
 from pilotfish.progress import PhaseProgress
 from pilotfish.train.distil import train_distil
 from pilotfish.train.evaluate import HeadEvaluation
-from pilotfish.train.export import export_model
-from pilotfish.train.head import train_head
-from pilotfish.train.models import build_model
+from pilotfish.train.head import train_head, write_head
+from pilotfish.train.models import build_model, export_model
 from pilotfish.train.recipes import DistilRecipe, HeadRecipe, LlamaSize, head_recipe
-from pilotfish.train.write_head import write_head
 
 SMALL = {"sequence_length": 128, "batch_rows": 2, "tokens": 128 * 2 * 20, "sampled_tokens": 8 * 128}
 LAST = ("medusa",)

@@ -47,8 +47,8 @@ from pilotfish.kv.tiers import KVTiers
 from pilotfish.model.collective import ProcessGroup
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.feature_tap import FeatureTap
+from pilotfish.model.heads.parts import feature_tap
 from pilotfish.model.heads.spec import HeadFiles
-from pilotfish.model.heads.tap import feature_tap
 from pilotfish.model.kv_copy import copier_of, layout_of
 from pilotfish.model.loading.configuration import common_window
 from pilotfish.model.loading.loader import LoadedModel

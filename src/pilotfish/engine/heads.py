@@ -16,8 +16,8 @@ from pilotfish.errors import ParameterError
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.heads.executor import HeadSetup
 from pilotfish.model.heads.files import read_head, read_spec
+from pilotfish.model.heads.parts import feature_tap
 from pilotfish.model.heads.spec import HeadFiles, HeadSpec
-from pilotfish.model.heads.tap import feature_tap
 from pilotfish.model.heads.target import TargetFacts
 from pilotfish.model.loading.configuration import load_config
 from pilotfish.model.loading.footprint import Footprint

@@ -21,7 +21,7 @@ from pilotfish.errors import ParameterError
 
 #: Of the elements of 8 bits: what the largest magnitude of a head becomes.
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-#: The first with conversions of e4m3 for Triton: Ada and Hopper.
+#: The first with FP8 matrix units, and conversions of e4m3 for Triton: Ada and Hopper.
 FP8_CAPABILITY = (8, 9)
 
 
@@ -113,10 +113,14 @@ def element_type(asked: KVDType, dtype: torch.dtype, device: torch.device) -> to
         return dtype
     if asked == "int8":
         return torch.int8
+    refuse_without_fp8("kv_dtype", device, "auto or int8")
+    return torch.float8_e4m3fn
+
+
+def refuse_without_fp8(field: str, device: torch.device, others: str) -> None:
     if device.type != "cuda" or torch.cuda.get_device_capability(str(device)) < FP8_CAPABILITY:
         needed = ".".join(map(str, FP8_CAPABILITY))
-        raise ParameterError("kv_dtype", asked, f"auto or int8 here; fp8 needs CUDA of capability {needed}")
-    return torch.float8_e4m3fn
+        raise ParameterError(field, "fp8", f"{others} here; fp8 needs CUDA of capability {needed}")
 
 
 def empty_kv(config: Any, dtype: torch.dtype, num_slots: int, device: torch.device) -> list[LayerKV]:

@@ -27,16 +27,14 @@ from pilotfish.train.evaluate import (
     evaluate,
     evaluate_captured,
 )
-from pilotfish.train.export import export_model
-from pilotfish.train.models import build_model, predict, start_from_target
+from pilotfish.train.models import build_model, export_model, predict, start_from_target
 from pilotfish.train.recipes import DistilRecipe
-from pilotfish.train.run_folder import claim, training_device
 from pilotfish.train.taught_target import TaughtTarget
 from pilotfish.train.text.captured import read_captured
 from pilotfish.train.text.data import TokenBatch, mixed
 from pilotfish.train.text.lessons import joined_text, plan_lessons, write_lessons
 from pilotfish.train.text.passages import read_passages
-from pilotfish.train.trainer import Learnt, Schedule, Trainer, matrices_of
+from pilotfish.train.trainer import Learnt, Schedule, Trainer, claim, matrices_of, training_device
 
 
 def distillation(target: Any, draft: Any, schedule: Schedule, directory: Path) -> Trainer:

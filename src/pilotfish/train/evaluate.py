@@ -10,8 +10,8 @@ from torch import Tensor
 from pilotfish.errors import InputError
 from pilotfish.progress import Advance, PhaseProgress, PlannedPhase
 from pilotfish.train.heads.trainee import Trainee
-from pilotfish.train.learning import Teacher
 from pilotfish.train.models import predict, write_on
+from pilotfish.train.taught_target import Teacher
 from pilotfish.train.text.captured import CapturedText
 from pilotfish.train.text.data import Tokens
 from pilotfish.train.text.lessons import OWN_TEXT, PROMPT, Lessons, Written

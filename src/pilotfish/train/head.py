@@ -9,28 +9,34 @@ import pilotfish.model  # noqa: F401  # before transformers, which it keeps from
 
 # isort: split
 
+import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from pilotfish.errors import ParameterError
-from pilotfish.model.heads.spec import Head
+from pilotfish.model.heads.export import export_head
+from pilotfish.model.heads.families.block import BlockHead
+from pilotfish.model.heads.families.medusa import MedusaHead
+from pilotfish.model.heads.families.recurrent import RecurrentHead
+from pilotfish.model.heads.spec import FINAL, Decoder, Head, HeadFiles, HeadSpec, Projection
+from pilotfish.model.heads.target import TargetFacts, TrainedOn
 from pilotfish.progress import PhaseProgress, PlannedPhase
 from pilotfish.train.evaluate import EVALUATION, HeadEvaluation, evaluate_head
-from pilotfish.train.head_shapes import head_of, trainee_of
-from pilotfish.train.heads.trainee import Trainee
-from pilotfish.train.learning import Teacher, learn
+from pilotfish.train.heads.block import BlockTrainee
+from pilotfish.train.heads.recurrent import RecurrentTrainee
+from pilotfish.train.heads.trainee import ParallelTrainee, Shared, Trainee, start
 from pilotfish.train.recipes import HeadRecipe
-from pilotfish.train.run_folder import claim, training_device
-from pilotfish.train.taught_target import TaughtTarget
+from pilotfish.train.taught_target import TaughtTarget, Teacher, learn
 from pilotfish.train.text.data import TokenBatch, Tokens, mixed
 from pilotfish.train.text.lessons import HELD_OUT_ROWS, plan_lessons, plan_text, write_lessons
 from pilotfish.train.text.passages import read_passages
-from pilotfish.train.trainer import Learnt, Schedule, Trainer
-from pilotfish.train.write_head import trained_files, write_head
+from pilotfish.train.trainer import Learnt, Schedule, Trainer, claim, training_device
 
 #: Not for Muon: they stand for single tokens, or give one number.
 OF_TOKENS = ("markov", "confidence", "lm_head")
@@ -106,3 +112,104 @@ def most_frequent(text: Tokens, count: int) -> Tensor:
     """int64 [count], ascending."""
     order = np.argsort(-np.bincount(text, minlength=count), kind="stable")
     return torch.from_numpy(np.sort(order[:count]))
+
+
+# -- its shape
+
+
+def head_of(recipe: HeadRecipe, target: TaughtTarget) -> Head:
+    config = target.config
+    width, eps = config.hidden_size, getattr(config, "rms_norm_eps", 1e-6)
+    if recipe.kind == "medusa":
+        return MedusaHead(Projection((FINAL,), width, fc=False), width, recipe.depth, recipe.layers)
+    decoder = Decoder(
+        layers=recipe.layers,
+        hidden=width,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        ffn=config.intermediate_size,
+        eps=eps,
+        qk_norm=recipe.kind != "eagle3",  # as the libraries that load them have it
+        context=config.max_position_embeddings,
+    )
+    if recipe.kind == "mtp":
+        return RecurrentHead(Projection((FINAL,), width, fc=False, eps=eps), decoder, "joined", recycles_normed=True)
+    layers = target.feature_layers(recipe.feature_layers)
+    if recipe.kind == "eagle3":
+        projection = Projection(layers, width, joined_norm=True, eps=eps)
+        return RecurrentHead(projection, decoder, "wide", residual_normed=True, recycles_normed=True)
+    return BlockHead(
+        Projection(layers, width, feature_norm=True, eps=eps),
+        decoder,
+        block=recipe.depth,
+        mask_token=target.config.vocab_size - 1,
+        anchored=True,
+        markov_rank=recipe.markov_rank,
+        confidence="markov",
+    )
+
+
+def trainee_of(head: Head, shared: Shared, recipe: HeadRecipe) -> Trainee:
+    trainee: Trainee
+    if isinstance(head, RecurrentHead):
+        trainee = RecurrentTrainee(head, shared, recipe.depth)
+    elif isinstance(head, BlockHead):
+        trainee = BlockTrainee(head, shared)
+    else:
+        assert isinstance(head, MedusaHead)
+        trainee = ParallelTrainee(head, shared)
+    start(trainee, recipe.layers, recipe.seed)
+    return trainee.to(shared.embedding.device)
+
+
+# -- its files
+
+STORED = torch.bfloat16
+
+
+def trained_files(
+    trainee: Trainee, head: Head, recipe: HeadRecipe, target: TaughtTarget, draft_ids: Tensor | None
+) -> HeadFiles:
+    shared = trainee.shared
+    tensors = trainee.state_dict()
+    if not isinstance(head, MedusaHead):
+        tensors |= {"embed_tokens.weight": shared.embedding, "lm_head.weight": shared.output}
+    spec = HeadSpec(head, recipe.kind, "pilotfish", shared.embedding.shape[1], target.layers, len(shared.output))
+    stored = {name: tensor.detach().to("cpu", STORED).contiguous() for name, tensor in tensors.items()}
+    trained_on = TrainedOn(digest=TargetFacts.read(recipe.target).digest())
+    return HeadFiles(spec, stored, None if draft_ids is None else draft_ids.cpu(), "", trained_on)
+
+
+def write_head(files: HeadFiles, recipe: HeadRecipe, directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    head = files.spec.head
+    if isinstance(head, MedusaHead):
+        _write_medusa(files, head, directory)
+    else:
+        export_head(files, directory, TargetFacts.read(recipe.target), tokens=recipe.depth, lean=recipe.lean)
+    (directory / "model.safetensors").chmod(0o644)  # safetensors writes files for their owner alone
+
+
+def _write_medusa(files: HeadFiles, head: MedusaHead, directory: Path) -> None:
+    directory.mkdir(parents=True)
+    tensors = {
+        name.replace("heads.", "blocks.", 1).replace(".blocks.", ".layers.")
+        if ".blocks." in name
+        else f"lm_heads.{name.split('.')[1]}.weight": tensor
+        for name, tensor in files.tensors.items()
+    }
+    fields = {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "hidden_size": head.hidden,
+        "num_heads": head.heads,
+        "num_hidden_layers": head.blocks,
+        "medusa_fc_bias": head.bias,
+        "truncated_vocab_size": files.spec.draft_vocab,
+        **files.trained_on.fields(),
+    }
+    if files.d2t is not None:
+        tensors["token_map"] = files.d2t
+    (directory / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})

@@ -1,12 +1,16 @@
+import copy
+import shutil
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM, StoppingCriteria
+from transformers import AttentionInterface, GenerationConfig, LlamaConfig, LlamaForCausalLM, StoppingCriteria
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from pilotfish.model.loading.metadata import quiet
 from pilotfish.progress import Advance
 from pilotfish.train.recipes import HEAD_DIM, LlamaSize
 from pilotfish.train.text.data import Tokens
@@ -15,6 +19,8 @@ from pilotfish.train.text.data import Tokens
 #: document, but training uses gaps to show the models long distances in short rows.
 ATTENTION = "pilotfish_training"
 AttentionInterface.register(ATTENTION, sdpa_attention_forward)
+
+SHARD_SIZE = "15MB"  # files stay under 16 MiB
 
 
 def build_model(size: LlamaSize, vocab_size: int, context: int, seed: int) -> LlamaForCausalLM:
@@ -109,3 +115,15 @@ def write_on(
         np.concatenate((prompt, row[:end].astype(prompt.dtype)))
         for prompt, row, end in zip(prompts, rows, lengths, strict=True)
     ]
+
+
+def export_model(model: Any, tokenizer: Any, generation: GenerationConfig, directory: Path) -> None:
+    """In bfloat16; replaces the directory."""
+    shutil.rmtree(directory, ignore_errors=True)
+    stored = copy.deepcopy(model).bfloat16()
+    stored.generation_config = generation
+    with quiet():
+        stored.save_pretrained(directory, max_shard_size=SHARD_SIZE)
+    tokenizer.save_pretrained(directory)
+    for path in directory.glob("*.safetensors"):
+        path.chmod(0o644)  # safetensors writes files for their owner alone

@@ -7,27 +7,38 @@ import pilotfish.model  # noqa: F401  # before transformers, which it keeps from
 
 # isort: split
 
+import json
+import platform
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
+from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from pilotfish.config.cache import made_once
 from pilotfish.errors import ParameterError
 from pilotfish.progress import PhaseProgress
 from pilotfish.train.distil import distillation
 from pilotfish.train.evaluate import PLANNED, Evaluation, evaluate
-from pilotfish.train.export import export_pair
-from pilotfish.train.models import build_model, predict, start_from_target
+from pilotfish.train.models import build_model, export_model, predict, start_from_target
 from pilotfish.train.recipes import PairRecipe
-from pilotfish.train.run_folder import cached, claim, training_device
-from pilotfish.train.text.data import TokenBatch, Tokens, Windows, collect, encode, mixed, split, train_tokenizer
+from pilotfish.train.text.data import (
+    FALLBACK_HELD_OUT,
+    TokenBatch,
+    Tokens,
+    Windows,
+    collect,
+    encode,
+    mixed,
+    split,
+    train_tokenizer,
+)
 from pilotfish.train.text.lessons import OWN, Writer, joined_text, plan_text
 from pilotfish.train.text.passages import Passages
-from pilotfish.train.trainer import Learnt, Schedule, Trainer, matrices_of
+from pilotfish.train.trainer import Learnt, Schedule, Trainer, cached, claim, matrices_of, training_device
 
 
 def train_pair(recipe: PairRecipe, out: Path, run: Path, progress: PhaseProgress, device: str = "auto") -> Evaluation:
@@ -90,3 +101,38 @@ def _windows(tokens: Tokens, recipe: PairRecipe, rows: int) -> Windows:
     if len(tokens) < 2 * length:
         raise ParameterError("source", f"{len(tokens)} tokens", f"{2 * length} or more")
     return Windows(tokens, rows, length, recipe.context, recipe.seed)
+
+
+# -- its files
+
+CARD = jinja2.Template(
+    Path(__file__).with_name("model_card.md").read_text(encoding="utf-8"),
+    undefined=jinja2.StrictUndefined,
+    keep_trailing_newline=True,
+)
+
+
+def export_pair(
+    out: Path,
+    recipe: PairRecipe,
+    tokenizer: PreTrainedTokenizerFast,
+    target: LlamaForCausalLM,
+    draft: LlamaForCausalLM,
+    result: Evaluation,
+) -> None:
+    record = json.loads(recipe.to_json())
+    del record["sources"]  # paths on someone's machine are not for a model card
+    for role, model in (("target", target), ("draft", draft)):
+        generation = GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=0)
+        export_model(model, tokenizer, generation, out / role)
+        card = CARD.render(
+            role=role,
+            size=getattr(recipe, role),
+            parameters=model.num_parameters(),
+            recipe=recipe,
+            record=json.dumps(record, indent=2),
+            python=platform.python_version(),
+            fallback=FALLBACK_HELD_OUT,
+            result=result,
+        )
+        (out / role / "README.md").write_text(card)

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from pilotfish.config.cache import made_once
+from pilotfish.errors import ParameterError
 from pilotfish.model.loading.precision import multiplies_bfloat16
 from pilotfish.progress import PhaseProgress, PlannedPhase
 from pilotfish.train.recipes import Recipe
+from pilotfish.train.text.data import Tokens
 
 logger = logging.getLogger(__name__)
 
@@ -204,3 +208,30 @@ def orthogonalise(matrix: Tensor) -> Tensor:
         gram = wide @ wide.T
         wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
     return (wide if matrix.shape[0] <= matrix.shape[1] else wide.T).to(matrix.dtype)
+
+
+# -- the folder of a run
+
+
+def claim(run: Path, recipe: Recipe) -> None:
+    """Another recipe's checkpoints would be resumed wrongly."""
+    run.mkdir(parents=True, exist_ok=True)
+    record = run / "recipe.json"
+    if not record.exists():
+        record.write_text(recipe.to_json())
+    elif record.read_text() != recipe.to_json():
+        raise ParameterError("run", str(run), "an empty directory, or one of the same recipe")
+
+
+def cached(path: Path, make: Callable[[], Tokens]) -> Tokens:
+    tokens: Tokens = np.load(made_once(path, lambda made: np.save(made, make())), mmap_mode="r")
+    return tokens
+
+
+def training_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise ParameterError("device", name, "auto, cpu, or a CUDA device of this machine") from error

@@ -31,9 +31,10 @@ def _has(*modules: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(any(find_spec(module) is None for module in modules), reason=f"needs {modules}")
 
 
+HAS_OPENVINO = _has("openvino")
 #: llama.cpp's bindings are built from source, for minutes: only the soak installs them.
 BACKENDS = [
-    pytest.param("openvino", marks=_has("openvino")),
+    pytest.param("openvino", marks=HAS_OPENVINO),
     pytest.param("llama.cpp", marks=[in_soak, _has("llama_cpp", "gguf")]),
 ]
 

@@ -134,14 +134,6 @@ def test_llama_cpp_has_transformers_logits(model: Path, weights: GGUFWeights, er
     assert ((got * expected).sum(axis=-1) / norms).min() > 1 - error
 
 
-@pytest.mark.usefixtures("cache")
-def test_a_model_is_converted_once(model: Path) -> None:
-    first = gguf_of(model, "bf16")
-    written = first.stat().st_mtime_ns
-    assert gguf_of(model, "bf16") == first and first.stat().st_mtime_ns == written
-    assert gguf_of(model, "f32") != first and len(list(first.parent.glob("*.gguf"))) == 2
-
-
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [("mistral", "sliding windows"), ("qwen3", "sliding windows"), ("olmo2", "model type olmo2")],

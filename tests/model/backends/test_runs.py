@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import pytest
 from backend_rig import Traffic
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -109,23 +108,3 @@ def test_what_was_given_up_is_found_with_an_heir() -> None:
     before = engine.computed
     engine.run([PathRow(3, 3, slots, [30])])  # after what was lost
     assert engine.computed == before + 2
-
-
-def test_more_leaves_than_numbers() -> None:
-    engine = Engine(4)
-    engine.run([PathRow(1, 0, [0])])
-    engine.run([PathRow(n, 1, [0], [100 + n]) for n in range(20)])
-    engine.run([PathRow(7, 2, [0], [100 + n, 200 + n]) for n in range(20)])
-    assert engine.computed > 41  # some were computed again
-
-
-@pytest.mark.parametrize("position", [0, 1])
-def test_a_slot_that_is_written_again_leaves_its_place(position: int) -> None:
-    engine = Engine(8)
-    engine.run([PathRow(1, 0, [0, 1]), PathRow(2, 1, [0, 1])])
-    if position == 0:
-        engine.run([PathRow(9, 0, [0])])
-        assert tokens_along(engine.runs, 0) == [9]
-    else:
-        engine.run([PathRow(9, 1, [0], [1])])
-        assert tokens_along(engine.runs, 1) == [1, 9]

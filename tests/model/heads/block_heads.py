@@ -1,15 +1,22 @@
 """Tiny random block drafters and Medusa heads, and what they give by the formulas of their papers: float64, one block
-at a time, no cache."""
+at a time, no cache. And what an executor says after a sequence's tokens and nodes."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from recurrent_formulas import Drafted
+from support import RowSampling, sampling_of
 from torch import Tensor
 
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.executor import Executor, SequenceRows
+from pilotfish.model.heads.executor import HeadSetup
 from pilotfish.model.heads.families.block import BlockHead
 from pilotfish.model.heads.families.medusa import MedusaHead
 from pilotfish.model.heads.spec import FINAL, Decoder, HeadFiles, HeadSpec, Projection
@@ -158,3 +165,30 @@ def parallel_log_chances(files: HeadFiles, feature: Tensor, depth: int, vocab: i
         w, b = files.tensors[f"{name}.blocks.{j}.weight"], files.tensors.get(f"{name}.blocks.{j}.bias")
         x = x + torch.nn.functional.silu(w.double() @ x + (0.0 if b is None else b.double()))
     return by_target(files, (files.tensors[f"{name}.lm_head.weight"].double() @ x).log_softmax(dim=-1), vocab)
+
+
+# -- by an executor
+
+CPU = torch.device("cpu")
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def executor_of(files: HeadFiles, *, eager: bool = False, num_slots: int = 400, vocab: int = VOCAB) -> Executor:
+    return files.executor(HeadSetup(CPU, torch.float32, num_slots, eager, vocab))
+
+
+def sequenced(length: int, slots: Iterable[int], seed: int) -> Drafted:
+    return Drafted.random(length, iter(slots), seed, vocab=VOCAB, hidden=HIDDEN)
+
+
+def log_chances(executor: Executor, rows: Sequence[SequenceRows]) -> Tensor:
+    """Of every token after each kept row, at temperature 0. float64 [kept rows, vocab]"""
+    kept = sum(len(s.kept) + len(s.nodes) for s in rows)
+    outcome = executor.execute(rows, sampling_of([RowSampling(GREEDY, 1, 7)] * kept, children=executor.vocab_size))
+    told = np.full((kept, executor.vocab_size), -np.inf)
+    if not kept:
+        return torch.from_numpy(told)
+    assert outcome.log_chances is not None
+    for row in range(kept):
+        told[row, outcome.tokens[row]] = outcome.log_chances[row]
+    return torch.from_numpy(told)

@@ -6,10 +6,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from block_heads import BLOCKS, HIDDEN, BlockFormulas, block_head, parallel_head, parallel_log_chances
-from block_rig import executor_of, log_chances, sequenced
+from block_heads import (
+    BLOCKS,
+    HIDDEN,
+    BlockFormulas,
+    block_head,
+    executor_of,
+    log_chances,
+    parallel_head,
+    parallel_log_chances,
+    sequenced,
+)
 from msgspec import structs
-from recurrent_rig import Drafted
+from recurrent_formulas import Drafted
 
 from pilotfish.model.heads.families.block import BLOCKS as BLOCKS_AT_ONCE
 from pilotfish.model.heads.families.block import BlockExecutor

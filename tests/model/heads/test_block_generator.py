@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from block_heads import HIDDEN, VOCAB, block_head
-from block_rig import executor_of, log_chances, sequenced
-from recurrent_rig import Drafted
+from block_heads import HIDDEN, VOCAB, block_head, executor_of, log_chances, sequenced
+from recurrent_formulas import Drafted
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 

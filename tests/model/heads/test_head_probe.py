@@ -17,7 +17,7 @@ from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import NO_NODES, SequenceRows
 from pilotfish.engine import heads
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.heads import PROBE, PROBE_TOKENS, ConfiguredHead, agreement
+from pilotfish.engine.heads import PROBE, PROBE_TOKENS, agreement
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.feature_tap import FeatureTap
 from pilotfish.model.heads.spec import HeadFiles
@@ -65,12 +65,6 @@ def head(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         tensors["norm.weight"].fill_(1.0)
 
     return edit_tensors(written, fit)
-
-
-def test_the_right_layers_agree_with_the_target(target: Path, head: Path) -> None:
-    facts, model, tokens = TargetFacts.read(target), native_model(target), probe_tokens(target)
-    shares = [agreement(ConfiguredHead(head, facts, layers).read(), model, tokens) for layers in (LAYERS, OTHERS)]
-    assert shares[0] > 0.9 and shares[1] < 0.3
 
 
 @pytest.mark.parametrize(("given", "expected"), [((), LAYERS), (OTHERS, OTHERS)])

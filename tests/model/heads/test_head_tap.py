@@ -12,9 +12,8 @@ from torch import Tensor
 
 from pilotfish.model.devices import kernels_of
 from pilotfish.model.heads.files import read_head
-from pilotfish.model.heads.parts import Parts
+from pilotfish.model.heads.parts import Parts, Project, feature_tap
 from pilotfish.model.heads.spec import FINAL, HeadFiles, Projection
-from pilotfish.model.heads.tap import Project, feature_tap
 
 CPU, HIDDEN, LAYERS = torch.device("cpu"), 64, (2, 4, 5)
 ROWS = torch.randn(7, len(LAYERS) * HIDDEN, generator=torch.Generator().manual_seed(1)) * 3
@@ -27,13 +26,6 @@ def head(directory: Path, **fields: Any) -> HeadFiles:
 
 def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / (x.square().mean(dim=-1, keepdim=True) + eps).sqrt() * weight
-
-
-def test_a_tap_is_of_its_heads_layers(tmp_path: Path) -> None:
-    files = head(tmp_path)
-    tap = feature_tap(files, CPU, torch.float32, eager=False)
-    assert (tap.layers, tap.width, tap.digest) == (LAYERS, 32, files.digest)
-    torch.testing.assert_close(tap.project(ROWS.clone()), ROWS @ files.tensors["fc.weight"].T, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

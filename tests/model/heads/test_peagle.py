@@ -13,8 +13,7 @@ import pytest
 import torch
 from head_files import MASK, PEAGLE_DIALECTS, change_config, change_tensors, write_peagle
 from msgspec import structs
-from recurrent_formulas import Formulas
-from recurrent_rig import Drafted, executor_of, free_slots, logits
+from recurrent_formulas import Drafted, Formulas, executor_of, free_slots, logits
 from torch import Tensor
 
 from pilotfish.core.scheduling.executor import SequenceRows
@@ -114,16 +113,6 @@ def test_a_row_has_the_same_bits_in_any_company(eager: bool, heads: dict[str, He
         torch.testing.assert_close(logits(together, *rows), expected, rtol=0, atol=0, equal_nan=True)
 
 
-def test_a_chunk_may_have_no_root(eager: bool, heads: dict[str, HeadFiles]) -> None:
-    files = heads["speculators"]
-    pieces, whole = (executor_of(files, eager=eager) for _ in range(2))
-    sequence = Drafted.random(12, free_slots())
-    everything = structs.replace(Drafted.random(12, free_slots()).chunk(), kept=[11])
-    part = structs.replace(sequence.chunk(8), kept=[])
-    assert len(pieces.forward([part]).values) == 0
-    torch.testing.assert_close(logits(pieces, sequence.chunk()), logits(whole, everything), rtol=1e-4, atol=1e-4)
-
-
 def test_several_roots_of_a_chunk(heads: dict[str, HeadFiles]) -> None:
     files = heads["windowed"]
     executor, sequence = executor_of(files, eager=False), Drafted.random(9, free_slots())
@@ -183,12 +172,3 @@ def test_other_names_of_the_mask(name: str, target: TargetFacts, tmp_path: Path)
     spec = read_spec(head, target).head
     assert isinstance(spec, MaskedHead)
     assert (spec.mask_token, spec.depth) == (7, 8)
-
-
-def test_what_it_shares_is_the_targets(target: TargetFacts, tmp_path: Path) -> None:
-    head = write_peagle(tmp_path, target=target, draft_vocab=100)
-    change_tensors(head, {"lm_head.weight": None, "embed_tokens.weight": None})
-    files = read_head(head, target)
-    assert files.d2t is not None
-    assert torch.equal(files.tensors["lm_head.weight"], target.lm_head()[files.d2t])
-    assert torch.equal(files.tensors["embed_tokens.weight"], target.embedding())

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from msgspec import structs
-from recurrent_formulas import HIDDEN, KINDS, Formulas, random_head
-from recurrent_rig import Drafted, executor_of, free_slots, logits
+from recurrent_formulas import HIDDEN, KINDS, Drafted, Formulas, executor_of, free_slots, logits, random_head
 from sizes import paired
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from recurrent_formulas import FFN, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, VOCAB
-from recurrent_rig import Drafted, executor_of, free_slots, logits
+from recurrent_formulas import FFN, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, VOCAB, Drafted, executor_of, free_slots, logits
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel

@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from recurrent_formulas import VOCAB, random_head
-from recurrent_rig import Drafted, executor_of, free_slots, logits
+from recurrent_formulas import VOCAB, Drafted, executor_of, free_slots, logits, random_head
 
 from pilotfish.core.sampling.logit_rules import LogitEdits
-from pilotfish.core.sampling.noise import gumbel
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import Outcome, Sampling, TokenMasks
 from pilotfish.model.cpu.native import load_kernels
@@ -51,13 +49,6 @@ def test_tokens_and_chances_are_those_of_all_tokens_without_the_missing(fields: 
     np.testing.assert_allclose(outcome.log_chances, chances, rtol=0, atol=1e-6)
 
 
-def test_the_noise_is_that_of_the_targets_ids() -> None:
-    outcome, everything = drawn(50, sampling(SamplingParams(temperature=0.9)))
-    for row, (seed, position) in enumerate(zip((SEED, 7), LENGTHS, strict=True)):
-        scores = everything[row].double().numpy() / 0.9 + gumbel(seed, position, VOCAB)
-        assert outcome.tokens[row].tolist() == np.argsort(-scores)[:6].tolist()
-
-
 def test_masks_and_rules_name_the_targets_ids() -> None:
     _, everything = drawn(50, sampling(SamplingParams()))
     best, second, third, *_ = everything[0].argsort(descending=True).tolist()
@@ -70,12 +61,6 @@ def test_masks_and_rules_name_the_targets_ids() -> None:
     without = LogitEdits(None, none, np.zeros(0), none, none, excluded=np.array([best, second]))
     outcome, _ = drawn(50, sampling(params, edits=[without, None]))
     assert outcome.tokens[0, 0] == third
-
-
-def test_a_token_is_drawn_as_well() -> None:
-    outcome, everything = drawn(50, sampling(SamplingParams(temperature=0.0), children=0))
-    assert outcome.tokens.tolist() == everything.argmax(dim=1).tolist()
-    assert outcome.log_chances is None
 
 
 def test_tokens_that_the_target_lacks_are_never_given() -> None:
@@ -98,15 +83,3 @@ def test_the_kernel_and_its_reference_give_the_same_columns() -> None:
             finite = expected[0] > -torch.inf
             assert torch.equal(found[1][finite], expected[1][finite])
             torch.testing.assert_close(found[0], expected[0], rtol=0, atol=1e-12)
-
-
-def test_rows_whose_logits_are_not_finite_have_no_children() -> None:
-    files, free = random_head("eagle3", draft_vocab=50), free_slots()
-    sequences = [Drafted.random(length, free, seed=length) for length in LENGTHS]
-    files.tensors["embed_tokens.weight"][sequences[0].tokens[-1]] = torch.inf
-    executor = executor_of(files, eager=False)
-    outcome = executor.execute([sequence.chunk() for sequence in sequences], sampling(SamplingParams()))
-    assert outcome.log_chances is not None
-    assert list(outcome.broken) == [0]
-    assert (outcome.log_chances[0] == -np.inf).all()
-    assert (outcome.log_chances[1] > -np.inf).all()

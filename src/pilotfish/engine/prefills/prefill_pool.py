@@ -29,7 +29,7 @@ from pilotfish.errors import ModelError, ParameterError
 from pilotfish.kv.arena import Arena
 from pilotfish.kv.nixl import NixlOffer, nixl_installed
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.heads.tap import feature_tap
+from pilotfish.model.heads.parts import feature_tap
 from pilotfish.model.kv_copy import copier_of
 from pilotfish.model.loading.configuration import common_window, load_config
 from pilotfish.model.loading.metadata import load_tokenizer

@@ -182,32 +182,19 @@ def _states(layers: tuple[int, ...], count: int) -> str:
 def target_ids(source: HeadSource, layout: HeadLayout, tensors: Mapping[str, Tensor]) -> Tensor | None:
     """int64 [draft vocab], in any order; None if both vocabularies are the same."""
     count, vocab = layout.spec.draft_vocab, source.target.vocab
-    if "token_map" in tensors:
-        ids = _mapping(source, layout, tensors, "token_map", count)
-    elif "d2t" in tensors:
-        ids = _mapping(source, layout, tensors, "d2t", count) + torch.arange(count)
-    elif count == vocab:
-        return None
-    else:
+    name = next((name for name in ("token_map", "d2t") if name in tensors), None)
+    if name is None:
+        if count == vocab:
+            return None
         raise source.refused(f"lacks tensor d2t: its vocabulary is {count} of the target's {vocab} tokens")
+    ids = tensors[name]
+    if ids.shape != (count,) or ids.dtype not in (torch.int64, torch.int32):
+        told = f"{str(ids.dtype)[6:]} of shape {list(ids.shape)}"
+        raise source.refused(f"has tensor {layout.names[name]} of {told}; int64 of shape {[count]} is needed")
+    ids = ids.long() + (torch.arange(count) if name == "d2t" else 0)
     if len(set(ids.tolist())) != count or ids.min() < 0 or ids.max() >= vocab:
         raise source.refused(f"has a vocabulary (d2t) that is not {count} different tokens below {vocab}")
-    _check_listed(source, tensors, ids)
-    return None if count == vocab and torch.equal(ids, torch.arange(count)) else ids
-
-
-def _mapping(source: HeadSource, layout: HeadLayout, tensors: Mapping[str, Tensor], name: str, count: int) -> Tensor:
-    tensor = tensors[name]
-    if tensor.shape != (count,) or tensor.dtype not in (torch.int64, torch.int32):
-        told = f"{str(tensor.dtype)[6:]} of shape {list(tensor.shape)}"
-        raise source.refused(f"has tensor {layout.names[name]} of {told}; int64 of shape {[count]} is needed")
-    return tensor.long()
-
-
-def _check_listed(source: HeadSource, tensors: Mapping[str, Tensor], ids: Tensor) -> None:
-    if "t2d" not in tensors:
-        return
-    listed = torch.zeros(source.target.vocab, dtype=torch.bool)
-    listed[ids] = True
-    if tensors["t2d"].shape != listed.shape or not torch.equal(tensors["t2d"].bool(), listed):
+    listed = torch.zeros(vocab, dtype=torch.bool).index_fill(0, ids, True)
+    if "t2d" in tensors and not torch.equal(tensors["t2d"].bool(), listed):
         raise source.refused("has tensors d2t and t2d that contradict each other")
+    return None if count == vocab and torch.equal(ids, torch.arange(count)) else ids

@@ -10,19 +10,15 @@ import torch
 
 from pilotfish.config.fields import Quantization
 from pilotfish.errors import ParameterError
+from pilotfish.model.kv_planes import refuse_without_fp8
 from pilotfish.model.loading.metadata import quiet
-
-#: The first with FP8 matrix units: Ada and Hopper.
-FP8_CAPABILITY = (8, 9)
 
 
 def check_quantization(quantization: Quantization, dtype: torch.dtype, device: torch.device) -> None:
     """ParameterError if the device cannot multiply such weights."""
     if quantization != "fp8":
         return
-    if device.type != "cuda" or torch.cuda.get_device_capability(str(device)) < FP8_CAPABILITY:
-        needed = ".".join(map(str, FP8_CAPABILITY))
-        raise ParameterError("quantization", quantization, f"none or int8 here; fp8 needs CUDA of capability {needed}")
+    refuse_without_fp8("quantization", device, "none or int8")
     if dtype != torch.bfloat16:
         raise ParameterError("quantization", quantization, f"none or int8 with {dtype}; fp8 needs torch.bfloat16")
 

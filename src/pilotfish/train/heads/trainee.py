@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pilotfish.model.heads.families.medusa import MedusaHead
 from pilotfish.model.heads.spec import Projection
 from pilotfish.train.heads.layers import Norm
 
@@ -90,3 +91,31 @@ def _of_target(name: str, shape: torch.Size, shared: Shared, depth: int) -> Tens
     # A head that is twice as wide gets the embedding, as the first layer does, beside the feature.
     value = own if own.shape == shape else torch.cat((first, own), -1)
     return value if value.shape == shape else None
+
+
+# -- Medusa's
+
+
+class DepthHead(nn.Module):
+    def __init__(self, head: MedusaHead, output: Tensor) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(head.hidden, head.hidden, bias=head.bias) for _ in range(head.blocks))
+        self.lm_head = nn.Linear(head.hidden, len(output), bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + F.silu(block(x))
+        logits: Tensor = self.lm_head(x)
+        return logits
+
+
+class ParallelTrainee(Trainee):
+    """Places of a lesson are 1, 2, …: what is guessed below a token comes of the feature before it."""
+
+    def __init__(self, head: MedusaHead, shared: Shared) -> None:
+        super().__init__(head.projection, shared)
+        self.heads = nn.ModuleList(DepthHead(head, shared.output) for _ in range(head.heads))
+
+    def forward(self, lesson: Lesson) -> Chains:
+        feature = self.features(lesson.states[:, : lesson.places.shape[1]])
+        return Chains([head(feature) for head in self.heads], [])

@@ -12,10 +12,10 @@ from pilotfish.errors import InputError
 from pilotfish.progress import Advance, PhaseProgress, PlannedPhase
 from pilotfish.train.models import write_on
 from pilotfish.train.recipes import TaughtRecipe
-from pilotfish.train.run_folder import cached
 from pilotfish.train.taught_target import TaughtTarget
 from pilotfish.train.text.data import Tokens, Windows
 from pilotfish.train.text.passages import Passages
+from pilotfish.train.trainer import cached
 
 OWN_TEXT = "the target's text"  # the phase
 PROMPT = 64  # tokens of a passage before each continuation

@@ -24,10 +24,9 @@ from pilotfish.model.heads.families.eagle import MakeHead, input_ids, wide_layou
 from pilotfish.model.heads.families.layout import HeadLayout, HeadSource, Renaming
 from pilotfish.model.heads.families.recurrent import RecurrentHead, RecurrentRows
 from pilotfish.model.heads.fields import HeadFields
-from pilotfish.model.heads.parts import Parts
+from pilotfish.model.heads.parts import Parts, Project
 from pilotfish.model.heads.roots import ROOTS, KeptRow, RootSlots, kept_rows
 from pilotfish.model.heads.spec import FINAL, Decoder, HeadFiles, HeadMemory, HeadSpec, Projection, Shapes
-from pilotfish.model.heads.tap import Project
 
 #: Chains that one forward takes.
 CHAINS = 32

@@ -154,8 +154,7 @@ def _layout(source: HeadSource, names: dict[str, str], blocks: int, dialect: str
     fields, target = source.fields, source.target
     hidden = fields.count("hidden_size", target.hidden)
     source.check_target(hidden)
-    if (vocab := fields.count("vocab_size", target.vocab)) != target.vocab:
-        raise source.refused(f"is of a vocabulary of {vocab}; its target {target.directory} has {target.vocab}")
+    source.check_vocabulary(fields)
     rows = (source.shape(names.get("heads.0.lm_head.weight", "")) or (target.vocab,))[0]
     fields.only("truncated_vocab_size", rows, "the rows of its lm_heads")
     heads = 1 + max(int(found[1]) for found in (re.match(r"heads\.(\d+)\.", name) for name in names) if found)
