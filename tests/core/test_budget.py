@@ -214,18 +214,6 @@ def test_wrong_beliefs_about_costs_are_corrected() -> None:
         assert speed(budget, device, 4, sized(1800, 3000)) > 0.95 * best_fixed(device, 4), device.choices
 
 
-def test_a_draft_that_becomes_good_comes_back() -> None:
-    device = Device(FLAT, 0.004, (0.05,))
-    budget = adaptive(device)
-    for _ in range(300):
-        device.step(budget, 2)
-    assert budget.choice.effort is not Effort.DRAFT
-    device.chances = (0.9,)
-    for _ in range(sized(900, 1500)):
-        device.step(budget, 2)
-    assert budget.choice.effort is Effort.DRAFT
-
-
 def test_a_draft_that_is_replaced_by_a_wrong_one_leaves_and_a_right_one_comes_back() -> None:
     """Each is sure of its first nodes. What was learned of how often the wrong one is right must not last."""
     sequences, steps, device = 8, sized(1200, 3000), Device(FLAT, 0.001, (0.85,))
@@ -238,14 +226,6 @@ def test_a_draft_that_is_replaced_by_a_wrong_one_leaves_and_a_right_one_comes_ba
     assert (device.tokens - tokens) / (device.now - began) > 0.98 * sequences / FLAT(sequences)
     device.chances, device.bias = (0.85,), 1.0
     assert speed(budget, device, sequences, steps) > 0.95 * best_fixed(device, sequences), device.choices
-
-
-def test_probes_are_rare_while_nothing_pays() -> None:
-    device = Device(BOUND, 0.004, (0.05,))
-    budget = adaptive(device)
-    for _ in range(sized(1000, 2000)):
-        device.step(budget, 8)
-    assert 0 < device.drafted < 0.02 * device.steps + 3 * budget.PROBE_STEPS
 
 
 def test_trials_of_a_draft_that_reads_long_are_rarer_still() -> None:

@@ -27,7 +27,6 @@ from pilotfish.core.peers.fields import salt_digest
 from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.core.trees.child_calibration import TENANTS as MOST_TENANTS
 from pilotfish.core.trees.child_calibration import TenantCalibrations
-from pilotfish.errors import EngineError
 
 CAPACITY = 40
 TENANTS, SALTS = ("a", "b"), (None, "x", "y")
@@ -187,30 +186,6 @@ def test_what_is_being_read_is_found_once_it_is_computed() -> None:
     assert rig.read(second) == 1
 
 
-def test_the_last_token_is_computed_by_each_for_itself() -> None:
-    rig = Rig()
-    for number in range(1, 4):
-        session = make_session(number, [0, 1, 1, 0])
-        assert rig.table.open(session) == (3 if number > 1 else 0)
-        assert rig.read(session) == (1 if number > 1 else 4)
-        rig.check()
-    assert CAPACITY - rig.table.pool.num_available == 4  # all have the first one's, the last token's too
-
-
-def test_idle_kv_goes_before_that_of_sessions() -> None:
-    """And one that was evicted finds what is left of its own."""
-    old, live, new = make_session(1, [0] * 20), make_session(2, [1] * 15), make_session(3, [*[1, 0] * 6, 1], now=10.0)
-    rig = Rig(old, live)
-    rig.table.close(old)
-    assert (rig.table.pool.num_free, rig.table.pool.num_idle) == (5, 20)
-    rig.table.open(new)
-    rig.level(10.0)
-    assert not live.evicted and len(live.slots) == 15 and len(new.slots) > 5
-    rig.table.evict(live)
-    assert live.evicted and rig.table.wake(live) == 14
-    rig.check()
-
-
 def test_while_idle_kv_can_go_nobody_is_held_to_its_share() -> None:
     old, live = make_session(1, [0] * 12), make_session(2, [1] * 24)
     rig = Rig(old, live)
@@ -225,24 +200,6 @@ def test_shared_slots_count_once_for_their_tenant() -> None:
     rig = Rig(*(make_session(number, [0] * 8) for number in range(1, 5)))
     rig.table.open(make_session(1, [1] * 5, "b"))
     assert rig.table.above_share() == set()
-
-
-def test_a_session_that_gave_way_gets_no_rows_of_the_level_it_was_in() -> None:
-    """Its part was of tokens that it has lost."""
-    rig, first, second = Rig(), make_session(1, [0] * 25), make_session(2, [1] * 25)
-    for session in (first, second):
-        rig.table.open(session)
-        rig.run(LevelPart.of_pending(session, 18))
-    assert [part.session for part in rig.level()] == [first] and second.evicted
-    rig.check()
-
-
-def test_kv_that_a_session_without_any_holds_is_found_out() -> None:
-    session = make_session(1, [0, 1])
-    rig = Rig(session)
-    session.evicted = True
-    with pytest.raises(EngineError, match="rests"):
-        rig.table.check()
 
 
 class _Told:
@@ -350,21 +307,6 @@ def test_a_first_token_alone_gives_a_head_nothing_to_guess_from() -> None:
     rig.table.commit(session, [0])
     tell(session)
     assert rig.read(session) == 2 and len(session.tree) == CHILDREN
-    rig.check()
-
-
-def test_a_head_that_lost_its_kv_waits_for_features_again() -> None:
-    """From before the first token that it did not find."""
-    rig, session = head_session([0, 1, 0, 1, 1, 0])
-    assert rig.read(session) == 6
-    rig.table.drop_tree(session)
-    assert (session.num_missing, session.waits) == (1, True)
-    tell(session, 1)
-    assert session.num_pending == 1 and rig.read(session) == 1
-    rig.table.evict(session)
-    assert session.waits and rig.table.wake(session) == 5
-    tell(session)
-    assert rig.read(session) == 1
     rig.check()
 
 

@@ -16,18 +16,16 @@ from msgspec.structs import replace
 from sizes import sized
 
 from pilotfish.core.peers.peer import SILENCE
-from pilotfish.core.prefilling import handover_machine
 from pilotfish.core.prefilling.handover import WHOLE, HandOver, HandOverReport
 from pilotfish.core.prefilling.handover_machine import GONE, OUTCOMES
 from pilotfish.core.prefilling.prefill_messages import (
     OrderDone,
     OrderFailed,
     PrefillOrder,
-    SegmentBytes,
     SegmentGone,
     SegmentReady,
 )
-from pilotfish.core.prefilling.prefill_pools import BUSY, MAX_DOUBLINGS, MAX_FAILURES, REFUSED, mismatch
+from pilotfish.core.prefilling.prefill_pools import MAX_DOUBLINGS, MAX_FAILURES, REFUSED, mismatch
 from pilotfish.core.prefilling.segments import SegmentReference, sequence_digest
 
 COMMON = {
@@ -191,38 +189,6 @@ def test_what_another_pool_says_of_a_hand_over_counts_for_nothing() -> None:
     assert not any(other.refused.values())
     world.rounds(8)
     assert world.outcomes[WHOLE] == 1
-
-
-def test_bytes_that_come_twice_are_refused() -> None:
-    """Though the first ones were not used yet."""
-    world = served(World(fetches=True))
-    handover = begun(world)
-    order = ordered(world)
-    (pool,) = [pool for pool in world.target.pools if pool.name == handover.report.pool]
-    assert pool.welcome is not None
-    reference = whole_reference(order).signed(pool.welcome.mac_key)
-    data = SegmentBytes(order.handover, 0, memoryview(bytes(reference.size)))
-    for message in (SegmentReady(reference), data):
-        world.target.receive(pool, message, world.now)
-        world.settle()
-        assert handover.count is None
-    world.target.receive(pool, data, world.now)
-    world.settle()
-    assert (handover.count, handover.report.outcome) == (0, handover_machine.REFUSED)
-    assert pool.refused["unexpected"] == 1
-
-
-def test_a_busy_pool_is_not_asked_for_a_moment() -> None:
-    world = served(World())
-    pool = world.target.pools[0]
-    begun(world)
-    assert pool.takes(60, world.now)
-    (order,) = [o.message for o in world.target.outbox if isinstance(o.message, PrefillOrder)]
-    world.target.receive(pool, OrderFailed(order.handover, "too much", busy=True), world.now)
-    world.settle()
-    assert world.outcomes["busy"] == 1
-    assert not pool.takes(60, world.now)
-    assert pool.takes(60, world.now + BUSY)
 
 
 def test_a_pool_that_fails_again_and_again_is_left_alone_longer_and_longer() -> None:

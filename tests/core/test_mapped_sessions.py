@@ -173,15 +173,6 @@ def test_a_target_with_a_known_tokenizer_is_served_through_its_map() -> None:
     assert session.length_at(session.tree.root) == 5
 
 
-def test_what_nobody_guessed_is_read_as_the_draft_writes_it() -> None:
-    draft, session = serving([0, 1])
-    grow(draft, [3, 4])
-    draft.receive(b"t", Commit(1, 1, 2, [1], 20), 0.0)  # "ab" and "b": the draft has "bb"
-    assert session.inputs == [5, 2, 3] and len(session.slots) == 2 and draft.table.rewritten == 1
-    draft.table.check()
-    assert not heard(draft, Refuse)
-
-
 @pytest.mark.parametrize(
     ("hello", "reason"),
     [

@@ -18,7 +18,7 @@ from sizes import sized
 
 from pilotfish.core.peers import peer as peers
 from pilotfish.core.peers.fields import Peer
-from pilotfish.core.prefilling.prefill_machine import FORGOTTEN, PrefillLimits, PrefillMachine
+from pilotfish.core.prefilling.prefill_machine import PrefillLimits, PrefillMachine
 from pilotfish.core.prefilling.prefill_messages import (
     MAC_KEY_BYTES,
     MAX_HANDOVERS,
@@ -324,17 +324,6 @@ def test_a_forged_reference_brings_nothing(bench: Bench, change: dict[str, Any])
     assert gone.reason == "the reference was not given to this target" and not bench.heard(A, SegmentBytes)
 
 
-def test_a_reference_with_the_mac_of_its_holder_brings_no_other_place(bench: Bench) -> None:
-    """A target has its own key: it may sign what it likes."""
-    order, key = begun(bench), bench.greet(A)
-    mine, other = bench.export(order, 2), bench.export(begun(bench, peer=B), 2)
-    assert mine is not None and other is not None
-    for change in ({"place": other.place}, {"epoch": 3}, {"number": 5}, {"handover": 9}, {"place": 1 << 20}):
-        bench.say(A, Fetch(replace(mine, **change).signed(key)))
-    bench.say(A, Fetch(replace(other, handover=1).signed(key)), Fetch(other))
-    assert len(bench.heard(A, SegmentGone)) == 7 and not bench.heard(A, SegmentBytes)
-
-
 @pytest.mark.parametrize("how", ["taken", "released", "expired", "moved on"])
 def test_what_was_consumed_or_is_stale_brings_nothing(bench: Bench, how: str) -> None:
     reference = bench.export(begun(bench), 2)
@@ -370,18 +359,6 @@ def test_a_lease_lives_as_long_as_it_is_renewed(bench: Bench) -> None:
     assert [load.leases for load in loads] == [2, 2, 1, 1]
 
 
-def test_a_lease_that_ends_frees_all_that_is_held(bench: Bench) -> None:
-    order = begun(bench)
-    bench.export(order, 2)
-    bench.say(A, PrefillOrder(2, [1] * 4, 0))
-    bench.now += LEASE + 0.1
-    bench.machine.tick(bench.now)
-    assert not bench.machine.orders and not bench.places.data and not order.live
-    assert bench.machine.next_order() is None
-    bench.say(A, Taken(1, [0]), Release(1))  # too late
-    assert bench.machine.counts.ended == {RELEASED: 0, EXPIRED: 2, FAILED: 0, GONE: 0}
-
-
 def test_segments_that_are_not_taken_end_their_order(bench: Bench) -> None:
     """Though it is renewed: others want the memory."""
     order = begun(bench)
@@ -392,15 +369,6 @@ def test_segments_that_are_not_taken_end_their_order(bench: Bench) -> None:
         bench.machine.tick(bench.now)
     assert order.outcome == FAILED and "not taken" in bench.heard(A, OrderFailed)[0].reason
     assert not bench.places.data
-
-
-def test_a_silent_target_is_forgotten(bench: Bench) -> None:
-    key = bench.greet(A)
-    bench.now += FORGOTTEN * LEASE + 1
-    bench.machine.tick(bench.now)
-    bench.say(A, Renewal([]))
-    assert not bench.heard(A, PrefillLoad)
-    assert bench.greet(A) != key
 
 
 def test_the_load_says_what_is_to_be_computed(bench: Bench) -> None:

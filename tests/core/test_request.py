@@ -48,16 +48,6 @@ def test_tokens_after_the_one_that_completes_a_stop_string_are_not_committed() -
     assert r.finish_reason is FinishReason.STOP  # at the limit too
 
 
-def test_pending_tokens_are_those_without_slots() -> None:
-    r = request()
-    assert r.num_pending == 3
-    r.add_slots([7, 8])
-    assert r.num_pending == 1
-    r.extend([5])
-    r.add_slots([9])
-    assert (r.num_pending, r.slots[:3].tolist()) == (1, [7, 8, 9])
-
-
 def test_stats_count_offers_and_acceptance_by_depth() -> None:
     stats = RequestStats()
     stats.count(3, 2, ["lm"])

@@ -62,14 +62,6 @@ def test_a_prefix_is_worth_as_much_as_it_spares(there: ReplicaLoad, elsewhere: R
     assert router.choose(request(4), ["a", "b"]).replica == replica
 
 
-def test_a_tenant_finds_nothing_of_another() -> None:
-    router = told()
-    for replica in REPLICAS:
-        holding(router, replica, request(4, salt="one").keys)
-    assert router.choose(request(4, salt="two"), REPLICAS).cached == 0
-    assert router.choose(request(4, salt="one"), REPLICAS).cached == 4 * OBJECT_TOKENS
-
-
 def test_the_last_token_is_never_cached() -> None:
     tokens = [0] * (2 * OBJECT_TOKENS)
     keys = routing_keys(None, tokens)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,11 +34,6 @@ def test_rows_that_score_count_for_what_they_cost() -> None:
     assert taken([request(2, scored=True), request(9)], 16, 5.0) == [2, 9]  # the last row scores nothing
 
 
-def test_tokens_that_have_been_scored_cost_as_others() -> None:
-    assert taken([request(100, scored=True, told=10)], 16, 2.0) == [13]
-    assert taken([request(100, scored=True, told=30)], 16, 2.0) == [16]
-
-
 def test_of_those_that_score_only_the_first_is_sure_of_a_row() -> None:
     decoding, scored = request(5, computed=4), request(100, scored=True)
     assert taken([decoding] * 3 + [scored] * 3 + [decoding], 8, 50.0) == [1, 1, 1, 1, 0, 0, 1]
@@ -64,14 +58,3 @@ def test_a_step_is_no_longer_than_one_of_plain_rows(requests: list[Request], row
     assert sum(costs.of(one, count) for one, count in pairs) <= rows + 1e-9 or sum(scoring) == 1
     assert all(count >= 1 for one, count in pairs if not one.to_score(1))
     assert any(scoring) or not any(one.to_score(1) for one in requests)
-
-
-@pytest.mark.parametrize("cost", [1.0, 1.3, 7.0, 1000.0])
-def test_a_prompt_is_scored_to_its_end(cost: float) -> None:
-    prompt, rows = request(50, scored=True), list[int]()
-    while prompt.num_pending > 1:
-        (count,) = taken([prompt], 16, cost)
-        rows += prompt.to_score(count)
-        prompt.num_scored = max(prompt.num_scored, prompt.to_score(count).stop)
-        prompt.num_computed += count
-    assert rows[:48] == list(range(48))

@@ -63,14 +63,6 @@ def test_both_sides_have_the_same_sequence_or_the_draft_knows_that_it_has_none(
         assert len(known) <= most
 
 
-def test_the_longest_prefix_is_named_and_leaves_a_token() -> None:
-    told, whole = ToldPrefixes(), list(range(2 * SIZE))
-    assert told.shorten(None, whole) == (None, whole)
-    for tokens, left in ((whole, SIZE), ([*whole, 9], 1), ([*whole[:SIZE], 9, *whole], SIZE * 2 + 1), ([9, *whole], 9)):
-        key, rest = told.shorten(None, tokens)
-        assert rest == tokens[len(tokens) - left :] and (key is None) == (left == len(tokens))
-
-
 def test_what_came_after_an_open_is_named_too() -> None:
     told, whole = ToldPrefixes(), list(range(3 * SIZE))
     told.shorten(SALT, whole[:SIZE])

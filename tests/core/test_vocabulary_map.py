@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -127,11 +126,6 @@ def test_special_tokens_of_other_names_agree_by_what_they_are_for() -> None:
     assert MappedText(without, [20, 0]).inputs == [0]  # a beginning that the draft does not know is nothing to it
 
 
-def test_ids_that_no_table_has_are_another_token_each() -> None:
-    one = VocabularyMap(table(BYTES), table([*BYTES, b"ab"]))
-    assert MappedText(one, [0, 500, 1]).inputs == [0, UNREAD, 1]
-
-
 @pytest.mark.parametrize("change", [str.lower, str.strip, lambda text: text.replace("b", "")])
 def test_a_tokenizer_that_changes_texts_is_not_believed(change) -> None:  # type: ignore[no-untyped-def]
     """What it would change is spelled, line by line."""
@@ -149,9 +143,3 @@ def test_hostile_bytes_are_read_in_time_that_is_linear() -> None:
     data = bytes([0xC3, 0xFF, ord("a")]) * 30_000
     tokens = VocabularyMap(table(BYTES), draft).written(data)
     assert len(tokens) == len(data) and tokens[:3] == [BYTES.index(b"\xc3"), UNREAD, 0]
-
-
-def test_arrays_are_what_samplers_take() -> None:
-    one = VocabularyMap(table([b"x", b"b", b"a"]), table([b"a", b"b", b"ab", b"xb"]))
-    assert one.shared.ids.tolist() == [1, 2] and one.shared.columns.tolist() == [1, 0]
-    assert one.shared.ids.dtype == one.shared.columns.dtype == np.int64
