@@ -241,10 +241,11 @@ def test_trials_of_a_draft_that_reads_long_are_rarer_still() -> None:
 def test_nothing_is_drafted_where_prompts_take_all_rows() -> None:
     """Nor is a trial spent on it."""
     device = Device(FLAT, 0.001, (0.8,))
-    budget, full = adaptive(device), StepLoad(2, 256, 0)
+    budget = adaptive(device)
     for step in range(2 * budget.FIRST_STEPS):
-        assert budget.limits(full, 0.01 * step).levels == 0
-        assert budget.nodes(full, Forest.of([]), 0.0, 0) == 0
+        for load in (StepLoad(2, 256, 0), StepLoad(0, 256, ROOM)):  # none samples
+            assert budget.limits(load, 0.01 * step).levels == 0
+            assert budget.nodes(load, Forest.of([]), 0.0, 0) == 0
     assert budget.limits(StepLoad(2, 2, ROOM), 1.0).levels == LEVELS, "the trial of the start is still to come"
 
 
@@ -255,14 +256,6 @@ def test_choices_do_not_oscillate_between_equals() -> None:
     for _ in range(sized(2000, 5000)):
         device.step(budget, 4)
     assert budget.changes < 8
-
-
-def test_nothing_samples_nothing_is_decided() -> None:
-    budget = adaptive(Device(FLAT, 0.001, (0.5,)))
-    before = budget.choice
-    assert budget.limits(StepLoad(0, 256, ROOM), 0.0).nodes == 0
-    assert budget.nodes(StepLoad(0, 256, ROOM), Forest.of([]), 0.0, 0) == 0
-    assert budget.choice is before
 
 
 def test_a_fixed_budget_takes_all_of_it() -> None:

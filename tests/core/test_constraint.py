@@ -57,11 +57,6 @@ def test_it_travels() -> None:
         msgspec.convert({"kind": "lua", "text": "a"}, Constraint)
 
 
-@pytest.mark.parametrize(("vocab_size", "count"), [(1, 1), (32, 1), (33, 2), (128256, 4008)])
-def test_words_of_a_mask(vocab_size: int, count: int) -> None:
-    assert words(vocab_size) == count
-
-
 # -- trees
 
 

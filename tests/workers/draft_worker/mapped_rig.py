@@ -8,8 +8,7 @@ from rig import IDENTITY, SMALL, Box, Rig, loaded
 
 from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import SlotPool
-from pilotfish.core.drafting.connected_targets import DraftIdentity
-from pilotfish.core.drafting.draft_machine import DraftMachine
+from pilotfish.core.drafting.draft_machine import DraftIdentity, DraftMachine
 from pilotfish.core.drafting.draft_sessions import SessionTable
 from pilotfish.core.drafting.level_choice import LevelShape
 from pilotfish.engine.drafts.mapped_vocabularies import MappedVocabularies
