@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sizes import sized
 
-from pilotfish.core.scheduling.calibration import Calibration, GainCurve, LevelCurve, SecondsBySize, StepCosts
+from pilotfish.core.scheduling.calibration import GainCurve, LevelCurve, SecondsBySize, StepCosts
 from pilotfish.core.trees.child_calibration import DEPTHS, RANKS, ChildCalibration, ChildOutcome
 from pilotfish.core.trees.lookahead import Lookahead
 
@@ -37,13 +37,6 @@ def test_costs_never_fall_with_rows(observed: list[tuple[int, float]], knots: di
     over = costs.over(np.arange(1, 400))
     assert (np.diff(over) >= -1e-12).all()
     assert (over > 0).all()
-
-
-def test_a_tree_without_nodes_teaches_nothing() -> None:
-    calibration = Calibration()
-    before = calibration.chances(np.array([-0.1, -2.0]))
-    calibration.observe(np.zeros(0), np.zeros(0))
-    np.testing.assert_array_equal(before, calibration.chances(np.array([-0.1, -2.0])))
 
 
 def test_gains_are_cumulated_means_by_rank() -> None:
@@ -74,14 +67,6 @@ def test_levels_of_many_trees_are_those_of_the_deepest() -> None:
     for _ in range(500):
         curve.observe(np.array([1, 1, 2, 3, 1, 1]), 2, 3, 2)
     np.testing.assert_allclose(curve.levels(np.arange(1.0, 4)), [1, 3, 3], atol=0.01)
-
-
-def test_a_block_is_one_level() -> None:
-    curve = LevelCurve(4, 8)
-    for _ in range(500):
-        curve.observe(np.array([1, 2, 3, 4]), 1, 1, 4)
-    np.testing.assert_allclose(curve.levels(np.arange(1.0, 5)), [1, 1, 1, 1], atol=0.01)
-    curve.observe(np.zeros(0, np.int64), 1, 1, 4)  # no guesses, nothing learned
 
 
 def test_seconds_by_size_use_the_nearest_size() -> None:

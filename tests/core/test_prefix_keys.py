@@ -1,5 +1,5 @@
-"""Keys of prefixes: equal for equal tokens, tenants and shapes alone. One stands for the tokens that a target told under
-a salt, or for none."""
+"""Keys of prefixes: equal for equal tokens, tenants and shapes alone. One stands for the tokens that a target told
+under a salt, or for none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What servers know of targets' prefixes: what the targets said, no more after a gap. Where requests go: to KV that is there, unless others have less to do; to nobody in a herd; always to a candidate."""
+"""Where requests go: to KV that is there, unless others have less to do; to nobody in a herd; always to a candidate.
+What servers know of targets' prefixes: what the targets said, no more after a gap, and never another tenant's."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
-from pilotfish.core.routing.autoscaling import CALM, GOAL, demand, targets_wanted
+from pilotfish.core.routing.autoscaling import CALM, GOAL, targets_wanted
 from pilotfish.core.routing.held_prefixes import (
     ROUTING_KEY_BYTES,
     Held,
@@ -273,8 +274,3 @@ def test_enough_and_not_far_too_many(demands: list[float], now: int) -> None:
 @given(PARTS, COUNTS, st.floats(0, 8))
 def test_more_work_never_wants_fewer(demands: list[float], now: int, more: float) -> None:
     assert targets_wanted([*demands, more], now) >= targets_wanted(demands, now)
-
-
-def test_demand_is_of_what_is_scarcer() -> None:
-    assert demand(8, 32, 900, 1000) == 0.9
-    assert demand(48, 32, 100, 1000) == 1.5
