@@ -10,14 +10,13 @@ from functools import partial
 
 import numpy as np
 from harness import Options, run
-from pilotfish.core.drafting.draft_machine import DraftIdentity
 
 from pilotfish.cli.bench.contestants import take_turns
 from pilotfish.cli.bench.report import ProgressBar, Report, Row, Spread, ratios
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import DraftConfig
 from pilotfish.core.cache.slots import SlotPool
-from pilotfish.core.drafting.draft_machine import DraftMachine
+from pilotfish.core.drafting.draft_machine import DraftIdentity, DraftMachine
 from pilotfish.core.drafting.draft_sessions import SessionTable
 from pilotfish.core.drafting.drafter import DraftLimits
 from pilotfish.core.drafting.level_choice import LevelShape

@@ -73,7 +73,7 @@ class Attendant:
 
     @property
     def demand(self) -> float:
-        """Work over capacity: of requests, waiting ones included, or of KV, whichever is more. Above 1 requests wait."""
+        """Work over capacity: of requests, waiting ones too, or of KV, whichever is more. Above 1 requests wait."""
         if (status := self.status) is None:
             return 0.0
         slots = status.identity.kv_slots
