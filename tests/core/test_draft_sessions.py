@@ -202,6 +202,16 @@ def test_shared_slots_count_once_for_their_tenant() -> None:
     assert rig.table.above_share() == set()
 
 
+def test_a_session_that_gave_way_gets_no_rows_of_the_level_it_was_in() -> None:
+    """Its part was of tokens that it has lost."""
+    rig, first, second = Rig(), make_session(1, [0] * 25), make_session(2, [1] * 25)
+    for session in (first, second):
+        rig.table.open(session)
+        rig.run(LevelPart.of_pending(session, 18))
+    assert [part.session for part in rig.level()] == [first] and second.evicted
+    rig.check()
+
+
 def test_a_sessions_grammar_follows_its_output() -> None:
     told, table = Mock(problem=None), make_table(CAPACITY)
     opened = Open(1, 1, [1, 2, 3, 4], 3, 20, 0, RequestSampling(), 8, constraint=Constraint.regex("a"))
