@@ -308,6 +308,21 @@ def test_a_first_token_alone_gives_a_head_nothing_to_guess_from() -> None:
     rig.check()
 
 
+def test_a_head_that_lost_its_kv_waits_for_features_again() -> None:
+    """From before the first token that it did not find."""
+    rig, session = head_session([0, 1, 0, 1, 1, 0])
+    assert rig.read(session) == 6
+    rig.table.drop_tree(session)
+    assert (session.num_missing, session.waits) == (1, True)
+    tell(session, 1)
+    assert session.num_pending == 1 and rig.read(session) == 1
+    rig.table.evict(session)
+    assert session.waits and rig.table.wake(session) == 5
+    tell(session)
+    assert rig.read(session) == 1
+    rig.check()
+
+
 def test_kv_that_was_computed_without_features_is_for_its_session_alone() -> None:
     """Others find what comes before the gap."""
     tokens = [0, 1, 0, 1, 1, 0, 1, 0]

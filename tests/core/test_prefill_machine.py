@@ -324,6 +324,17 @@ def test_a_forged_reference_brings_nothing(bench: Bench, change: dict[str, Any])
     assert gone.reason == "the reference was not given to this target" and not bench.heard(A, SegmentBytes)
 
 
+def test_a_reference_with_the_mac_of_its_holder_brings_no_other_place(bench: Bench) -> None:
+    """A target has its own key: it may sign what it likes."""
+    order, key = begun(bench), bench.greet(A)
+    mine, other = bench.export(order, 2), bench.export(begun(bench, peer=B), 2)
+    assert mine is not None and other is not None
+    for change in ({"place": other.place}, {"epoch": 3}, {"number": 5}, {"handover": 9}, {"place": 1 << 20}):
+        bench.say(A, Fetch(replace(mine, **change).signed(key)))
+    bench.say(A, Fetch(replace(other, handover=1).signed(key)), Fetch(other))
+    assert len(bench.heard(A, SegmentGone)) == 7 and not bench.heard(A, SegmentBytes)
+
+
 def test_a_place_that_holds_something_else_by_now_brings_nothing(bench: Bench) -> None:
     reference = bench.export(begun(bench), 2)
     bench.say(A, Release(1), PrefillOrder(1, [2] * 4, 0))
