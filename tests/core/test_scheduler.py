@@ -574,6 +574,14 @@ def test_samples_of_a_prompt_compute_it_once(prompt: int, max_rows: int, window:
     assert scheduler.pool.num_free == 600
 
 
+def test_a_sample_that_comes_when_the_prompts_slots_are_given_back_computes_it() -> None:
+    scheduler = Scheduler(SlotPool(400, window=10), max_rows=200, max_requests=2)
+    requests = samples_of(8, prompt=100, max_tokens=40)
+    add_all(scheduler, requests)
+    finish(scheduler, written=Written())
+    assert [r.output for r in requests] == [alone(r) for r in requests]
+
+
 def test_long_prompts_count_as_what_they_may_hold() -> None:
     scheduler = Scheduler(SlotPool(60, window=9), max_rows=16, max_requests=4)
     for number in range(3):
