@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from random import Random
 from typing import Any
 
@@ -18,23 +18,16 @@ class Lines:
     """Events on lines. Worlds have their own beside them; each is a method that takes a number."""
 
     target: Any  # the machine
+    leave: Callable[[int], None]  # a pool
+    join: Callable[[int], None]
+    arrive: Callable[[int, Any], None]  # a frame at the end of a line
+    post: Callable[[], None]  # puts what the machines have to say on the lines
+    check: Callable[[], None]  # what holds at any time
 
     def __init__(self) -> None:
         self.lines: list[deque[Any]] = [deque() for _ in range(2 * POOLS)]  # of frames: to the pools, then from them
         self.dialled = {str(i).encode(): i for i in range(POOLS)}  # which are pools of the target, by their peers
         self.peers = (b"%d" % number for number in range(POOLS, 10**6))
-
-    def arrive(self, line: int, frame: Any) -> None:
-        """At the end of a line."""
-        raise NotImplementedError
-
-    def post(self) -> None:
-        """Put what the machines have to say on the lines."""
-        raise NotImplementedError
-
-    def check(self) -> None:
-        """What holds at any time."""
-        raise NotImplementedError
 
     def live(self, events: Iterable[Event]) -> None:
         for event, choice in events:
@@ -80,12 +73,6 @@ class Lines:
         if all(pool.draining for pool in self.target.pools):
             self.leave(0)
             self.join(0)
-
-    def leave(self, choice: int) -> None:
-        raise NotImplementedError
-
-    def join(self, choice: int) -> None:
-        raise NotImplementedError
 
 
 def flipped(frame: bytes, choice: int) -> bytes:

@@ -1,16 +1,17 @@
-"""Learned costs and chances converge to what they are shown, and stay in bounds on the way."""
+"""Learned costs and chances, of a tree's nodes too, converge to what they are shown, and stay in bounds on the way."""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from sizes import sized
 
-from pilotfish.core.scheduling.calibration import Calibration, GainCurve, LevelCurve, SecondsBySize, StepCosts
-from pilotfish.core.trees.tree import ROOT, Guesses, TokenTree
+from pilotfish.core.scheduling.calibration import GainCurve, LevelCurve, SecondsBySize, StepCosts
+from pilotfish.core.trees.child_calibration import DEPTHS, RANKS, ChildCalibration, ChildOutcome
+from pilotfish.core.trees.lookahead import Lookahead
 
 
 def test_costs_are_lines_between_knots() -> None:
@@ -36,42 +37,6 @@ def test_costs_never_fall_with_rows(observed: list[tuple[int, float]], knots: di
     over = costs.over(np.arange(1, 400))
     assert (np.diff(over) >= -1e-12).all()
     assert (over > 0).all()
-
-
-def test_costs_follow_what_is_seen() -> None:
-    costs = StepCosts({1: 1.0, 8: 1.0, 16: 2.0})
-    for _ in range(400):
-        for rows, seconds in ((1, 3.0), (8, 3.5), (16, 5.0)):
-            costs.observe(rows, seconds)
-    np.testing.assert_allclose(costs.over(np.array([1, 8, 16])), [3.0, 3.5, 5.0], rtol=0.02)
-
-
-def chain(chance: float, length: int) -> TokenTree:
-    tree, node = Guesses(), ROOT
-    for depth in range(length):
-        node = tree.add(node, 1, math.log(chance) * (depth + 1))
-    return tree.tree()
-
-
-@pytest.mark.parametrize(("believed", "true"), [(0.9, 0.5), (0.4, 0.7)])
-def test_beliefs_are_corrected(believed: float, true: float) -> None:
-    calibration, rng = Calibration(), np.random.default_rng(0)
-    assert calibration.chances(np.array([math.log(believed)]))[0] == pytest.approx(believed, rel=0.15)
-    for _ in range(3000):
-        accepted = 0
-        while accepted < 4 and rng.random() < true:
-            accepted += 1
-        scores = chain(believed, 4).scores
-        calibration.observe(scores, scores[:accepted])
-    got = calibration.chances(chain(believed, 4).scores)
-    np.testing.assert_allclose(got[:2], [true, true**2], atol=0.08)
-
-
-def test_a_tree_without_nodes_teaches_nothing() -> None:
-    calibration = Calibration()
-    before = calibration.chances(np.array([-0.1, -2.0]))
-    calibration.observe(np.zeros(0), np.zeros(0))
-    np.testing.assert_array_equal(before, calibration.chances(np.array([-0.1, -2.0])))
 
 
 def test_gains_are_cumulated_means_by_rank() -> None:
@@ -104,14 +69,6 @@ def test_levels_of_many_trees_are_those_of_the_deepest() -> None:
     np.testing.assert_allclose(curve.levels(np.arange(1.0, 4)), [1, 3, 3], atol=0.01)
 
 
-def test_a_block_is_one_level() -> None:
-    curve = LevelCurve(4, 8)
-    for _ in range(500):
-        curve.observe(np.array([1, 2, 3, 4]), 1, 1, 4)
-    np.testing.assert_allclose(curve.levels(np.arange(1.0, 5)), [1, 1, 1, 1], atol=0.01)
-    curve.observe(np.zeros(0, np.int64), 1, 1, 4)  # no guesses, nothing learned
-
-
 def test_seconds_by_size_use_the_nearest_size() -> None:
     seconds = SecondsBySize(7.0)
     assert seconds.at(3) == 7.0
@@ -138,3 +95,65 @@ def test_one_long_pause_says_little() -> None:
     for value in [0.002] * 20 + [1.0]:
         seconds.observe(4, value)
     assert seconds.at(4) < 0.0023
+
+
+ONE = np.array([False])
+
+
+def chances(calibration: ChildCalibration, depth: int, believed: list[float], greedy: bool = False) -> list[float]:
+    adjusted = calibration.calibrated(np.array([greedy]), np.array([depth]), np.log([believed]))
+    return np.exp(adjusted[0]).tolist()
+
+
+def taught(believed: list[float], real: list[float], depth: int = 1, greedy: bool = False) -> ChildCalibration:
+    """After many tokens of which each child was the right one as often as `real` says."""
+    calibration, random = ChildCalibration(), np.random.default_rng(0)
+    for _ in range(sized(2000, 4000)):
+        rank = int(np.searchsorted(np.cumsum(real), random.random()))
+        told = np.log(chances(calibration, depth, believed, greedy)).tolist()
+        calibration.observe(greedy, [ChildOutcome(depth, told, rank if rank < len(real) else -1)])
+    return calibration
+
+
+def test_nothing_changes_before_anything_is_seen() -> None:
+    assert np.allclose(chances(ChildCalibration(), 1, [0.6, 0.2, 0.1]), [0.6, 0.2, 0.1])
+
+
+@pytest.mark.parametrize(("believed", "real"), [([0.5, 0.3, 0.1], [0.8, 0.08, 0.05]), ([0.6, 0.2, 0.1],) * 2])
+def test_chances_become_those_that_were_seen(believed: list[float], real: list[float]) -> None:
+    assert np.allclose(chances(taught(believed, real), 1, believed), real, atol=0.04)
+
+
+def test_depths_and_greedy_sequences_are_apart() -> None:
+    calibration = taught([0.5, 0.3], [0.9, 0.05], depth=2)
+    assert np.allclose(chances(calibration, 1, [0.5, 0.3]), [0.5, 0.3])
+    assert np.allclose(chances(calibration, 2, [0.5, 0.3], greedy=True), [0.5, 0.3])
+
+
+def test_what_is_deeper_or_further_back_than_is_counted_is_like_the_last() -> None:
+    calibration = taught([0.9] + [0.001] * (RANKS + 3), [0.2], depth=DEPTHS + 5)
+    assert chances(calibration, DEPTHS + 40, [0.9])[0] < 0.4
+    assert chances(calibration, DEPTHS - 1, [0.9])[0] > 0.89
+
+
+@given(arrays(np.float64, (3, 5), elements=st.floats(1e-9, 1.0)), st.integers(0, 200))
+def test_children_are_no_likelier_than_one_together(weights: np.ndarray, seed: int) -> None:
+    believed = np.sort(weights / np.maximum(weights.sum(axis=1, keepdims=True), 1.0))[:, ::-1]
+    calibration, random = ChildCalibration(), np.random.default_rng(seed)
+    for _ in range(20):
+        row = believed[random.integers(3)]
+        calibration.observe(False, [ChildOutcome(1, np.log(row).tolist(), int(random.integers(-1, 5)))])
+    adjusted = np.exp(calibration.calibrated(np.zeros(3, bool), np.ones(3, int), np.log(believed)))
+    assert (adjusted.sum(axis=1) <= 1 + 1e-9).all() and np.isfinite(adjusted).all()
+
+
+def test_a_tree_says_what_became_of_its_children() -> None:
+    tree = Lookahead()
+    tree.add([0], [2], [4, 5], [-0.5, -2.0], 8)  # nodes 1 and 2
+    tree.expand([2], [8])
+    tree.add([2], [2], [6, 9], [-0.25, -3.0], 8)  # nodes 3 and 4
+    found = tree.outcomes([5, 9, 1])
+    assert [(one.depth, one.rank) for one in found] == [(1, 1), (2, 1)]
+    assert np.allclose(found[0].log_chances, [-0.5, -2.0]) and np.allclose(found[1].log_chances, [-0.25, -3.0])
+    assert [(one.depth, one.rank) for one in tree.outcomes([3, 5])] == [(1, -1)]
+    assert tree.outcomes([4, 6])[1:] == [] and Lookahead().outcomes([1]) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from math import exp
 
 import msgspec
 import numpy as np
@@ -58,11 +57,6 @@ def test_it_travels() -> None:
         msgspec.convert({"kind": "lua", "text": "a"}, Constraint)
 
 
-@pytest.mark.parametrize(("vocab_size", "count"), [(1, 1), (32, 1), (33, 2), (128256, 4008)])
-def test_words_of_a_mask(vocab_size: int, count: int) -> None:
-    assert words(vocab_size) == count
-
-
 # -- trees
 
 
@@ -98,25 +92,6 @@ class Sentences:
         bits[:] = 0
         for token in self.next(path):
             bits[token // 32] |= np.array(1 << token % 32, np.uint32).view(np.int32)
-
-
-def test_what_is_forbidden_goes_with_all_below() -> None:
-    tree = Guesses()
-    a = tree.add(ROOT, 1, -0.1, LM)
-    b = tree.add(ROOT, 9, -0.2, LM)
-    tree.add(a, 2, -0.3, LM)
-    c = tree.add(b, 2, -0.3, LM)
-    tree.add(c, 3, -0.4, LM)
-    kept = constrained(tree, Sentences([1, 2, 5], [1, 3], [4]), 16)
-    assert set(paths_of(kept.tree())) == {(1,), (1, 2), (1, 2, 5)}
-    assert kept.origins == [LM, LM, GRAMMAR]
-    assert kept.scores == pytest.approx([-0.1, -0.3, -0.3 + FORCED])
-
-
-def test_what_is_forced_needs_no_guess() -> None:
-    kept = constrained(Guesses(), Sentences([1, 2, 3, 4], [1, 2, 3, 5]), 16)
-    assert kept.tokens == [1, 2, 3]
-    assert [exp(score) for score in kept.scores] == pytest.approx([exp(FORCED) ** depth for depth in (1, 2, 3)])
 
 
 def test_a_guess_of_what_is_forced_keeps_its_score_and_name() -> None:

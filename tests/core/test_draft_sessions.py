@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock, call
+
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from sizes import sized
 from slot_contents import CHILDREN, SHAPE, SessionRules, SlotContents, make_table
 
-from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting.draft_sessions import (
     DraftModel,
     DraftSession,
     LevelPart,
     SessionKey,
-    SessionTable,
     add_children,
 )
 from pilotfish.core.drafting.level_choice import LevelChoice, LevelShape
 from pilotfish.core.drafting.messages import Open, RequestSampling
 from pilotfish.core.drafting.vocabulary_map import Unshared
-from pilotfish.core.features.features import Features
+from pilotfish.core.features.features import FeatureLog, Features
 from pilotfish.core.peers.fields import salt_digest
 from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.core.trees.child_calibration import TENANTS as MOST_TENANTS
 from pilotfish.core.trees.child_calibration import TenantCalibrations
-from pilotfish.errors import EngineError
 
 CAPACITY = 40
 TENANTS, SALTS = ("a", "b"), (None, "x", "y")
@@ -187,30 +186,6 @@ def test_what_is_being_read_is_found_once_it_is_computed() -> None:
     assert rig.read(second) == 1
 
 
-def test_the_last_token_is_computed_by_each_for_itself() -> None:
-    rig = Rig()
-    for number in range(1, 4):
-        session = make_session(number, [0, 1, 1, 0])
-        assert rig.table.open(session) == (3 if number > 1 else 0)
-        assert rig.read(session) == (1 if number > 1 else 4)
-        rig.check()
-    assert CAPACITY - rig.table.pool.num_available == 4  # all have the first one's, the last token's too
-
-
-def test_idle_kv_goes_before_that_of_sessions() -> None:
-    """And one that was evicted finds what is left of its own."""
-    old, live, new = make_session(1, [0] * 20), make_session(2, [1] * 15), make_session(3, [*[1, 0] * 6, 1], now=10.0)
-    rig = Rig(old, live)
-    rig.table.close(old)
-    assert (rig.table.pool.num_free, rig.table.pool.num_idle) == (5, 20)
-    rig.table.open(new)
-    rig.level(10.0)
-    assert not live.evicted and len(live.slots) == 15 and len(new.slots) > 5
-    rig.table.evict(live)
-    assert live.evicted and rig.table.wake(live) == 14
-    rig.check()
-
-
 def test_while_idle_kv_can_go_nobody_is_held_to_its_share() -> None:
     old, live = make_session(1, [0] * 12), make_session(2, [1] * 24)
     rig = Rig(old, live)
@@ -237,35 +212,15 @@ def test_a_session_that_gave_way_gets_no_rows_of_the_level_it_was_in() -> None:
     rig.check()
 
 
-def test_kv_that_a_session_without_any_holds_is_found_out() -> None:
-    session = make_session(1, [0, 1])
-    rig = Rig(session)
-    session.evicted = True
-    with pytest.raises(EngineError, match="rests"):
-        rig.table.check()
-
-
-class _Told:
-    """A GrammarState that only listens."""
-
-    problem = None
-
-    def __init__(self) -> None:
-        self.output = list[int]()
-
-    def extend(self, token: int) -> None:
-        self.output.append(token)
-
-
 def test_a_sessions_grammar_follows_its_output() -> None:
-    told, table = _Told(), SessionTable(SlotPool(32))
+    told, table = Mock(problem=None), make_table(CAPACITY)
     opened = Open(1, 1, [1, 2, 3, 4], 3, 20, 0, RequestSampling(), 8, constraint=Constraint.regex("a"))
-    model = DraftModel(20, lambda _: lambda: told)  # type: ignore[arg-type, return-value]
+    model = DraftModel(20, lambda _: lambda: told)
     session = DraftSession(SessionKey(b"", 1), opened, "", 1.0, 0.0, model, Unshared())
     table.open(session)
-    assert session.grammar_state() is told and told.output == [4]
+    assert session.grammar_state() is told and told.extend.call_args_list == [call(4)]
     table.commit(session, [5, 6])
-    assert session.grammar_state() is told and told.output == [4, 5, 6]
+    assert session.grammar_state() is told and told.extend.call_args_list == [call(4), call(5), call(6)]
 
 
 def test_what_a_tenant_commits_makes_no_trees_of_another_worse() -> None:
@@ -383,3 +338,45 @@ def test_kv_that_was_computed_without_features_is_for_its_session_alone() -> Non
     table.close(session)
     assert table.open(make_session(2, tokens, width=1)) == 4
     table.check()
+
+
+# -- features on their way to the rows of a trained head
+
+
+LENGTH, WIDTH = 24, 2
+
+
+def told(first: int, count: int) -> Features:
+    """The feature of position p is p, p + 0.5."""
+    return (np.arange(first, first + count)[:, None] + [0.0, 0.5]).astype(np.float32)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("put"), st.integers(0, LENGTH), st.integers(0, 6)),
+            st.tuples(st.just("forget"), st.integers(0, LENGTH), st.just(0)),
+        )
+    )
+)
+def test_what_was_told_is_found_until_it_is_forgotten(events: list[tuple[str, int, int]]) -> None:
+    log, known, forgotten = FeatureLog(WIDTH), set[int](), 0
+    for what, at, count in events:
+        if what == "put":
+            log.put(at, told(at, count))
+            known |= {p for p in range(at, at + count) if p >= forgotten}
+        else:
+            log.forget(at)
+            forgotten = max(forgotten, at - 1)
+            known = {p for p in known if p >= forgotten}
+        rows = log.of_rows(0, LENGTH + 8)
+        found = {row - 1 for row in range(LENGTH + 8) if not np.isnan(rows[row]).any()}
+        assert found == known and all((rows[p + 1] == told(p, 1)[0]).all() for p in known)
+        assert log.reach == max({p + 1 for p in known} | {forgotten})
+
+
+def test_a_row_is_kept_without_those_that_came_with_it() -> None:
+    """Or whoever sends the same rows again and again, one further each time, fills the memory."""
+    log, frame = FeatureLog(2), np.zeros((100, 2), np.float32)
+    log.put(0, frame)
+    assert not np.shares_memory(log._rows[99], frame) and log._rows[99].base is None

@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from handover_world import IDENTITY, LAYERS, LAYOUT, World
+from handover_world import IDENTITY, LAYERS, LAYOUT, WELCOME, World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lines import Event, histories, random_events
@@ -16,18 +16,17 @@ from msgspec.structs import replace
 from sizes import sized
 
 from pilotfish.core.peers.peer import SILENCE
-from pilotfish.core.prefilling import handover_machine
 from pilotfish.core.prefilling.handover import WHOLE, HandOver, HandOverReport
 from pilotfish.core.prefilling.handover_machine import GONE, OUTCOMES
+from pilotfish.core.prefilling.incoming import Incoming, Landing
 from pilotfish.core.prefilling.prefill_messages import (
     OrderDone,
     OrderFailed,
     PrefillOrder,
-    SegmentBytes,
     SegmentGone,
     SegmentReady,
 )
-from pilotfish.core.prefilling.prefill_pools import BUSY, MAX_DOUBLINGS, MAX_FAILURES, REFUSED, mismatch
+from pilotfish.core.prefilling.prefill_pools import MAX_DOUBLINGS, MAX_FAILURES, REFUSED, PrefillPool, mismatch
 from pilotfish.core.prefilling.segments import SegmentReference, sequence_digest
 
 COMMON = {
@@ -193,38 +192,6 @@ def test_what_another_pool_says_of_a_hand_over_counts_for_nothing() -> None:
     assert world.outcomes[WHOLE] == 1
 
 
-def test_bytes_that_come_twice_are_refused() -> None:
-    """Though the first ones were not used yet."""
-    world = served(World(fetches=True))
-    handover = begun(world)
-    order = ordered(world)
-    (pool,) = [pool for pool in world.target.pools if pool.name == handover.report.pool]
-    assert pool.welcome is not None
-    reference = whole_reference(order).signed(pool.welcome.mac_key)
-    data = SegmentBytes(order.handover, 0, memoryview(bytes(reference.size)))
-    for message in (SegmentReady(reference), data):
-        world.target.receive(pool, message, world.now)
-        world.settle()
-        assert handover.count is None
-    world.target.receive(pool, data, world.now)
-    world.settle()
-    assert (handover.count, handover.report.outcome) == (0, handover_machine.REFUSED)
-    assert pool.refused["unexpected"] == 1
-
-
-def test_a_busy_pool_is_not_asked_for_a_moment() -> None:
-    world = served(World())
-    pool = world.target.pools[0]
-    begun(world)
-    assert pool.takes(60, world.now)
-    (order,) = [o.message for o in world.target.outbox if isinstance(o.message, PrefillOrder)]
-    world.target.receive(pool, OrderFailed(order.handover, "too much", busy=True), world.now)
-    world.settle()
-    assert world.outcomes["busy"] == 1
-    assert not pool.takes(60, world.now)
-    assert pool.takes(60, world.now + BUSY)
-
-
 def test_a_pool_that_fails_again_and_again_is_left_alone_longer_and_longer() -> None:
     pool = served(World()).target.pools[0]
     pauses = []
@@ -241,3 +208,38 @@ def test_a_pool_that_fails_again_and_again_is_left_alone_longer_and_longer() -> 
         "pool 0 is left alone: 3 hand-overs failed one after the other",
         "pool 0 is used again",
     ]
+
+
+# -- what a report says of a hand-over's time
+
+
+seconds = st.floats(0, 100)
+
+
+def incoming(report: HandOverReport, *landings: tuple[float, float]) -> Incoming:
+    handover = HandOver(range(4), np.arange(4, dtype=np.int32), report=report)
+    pool = PrefillPool("east", b"0", welcome=WELCOME)
+    return Incoming(1, handover, pool, 0.0, 9.0, 1.0, landings=[Landing(*one) for one in landings])
+
+
+@pytest.mark.parametrize(
+    ("outcome", "parts", "exposed", "lost", "hidden"),
+    [
+        (WHOLE, (0.5, 1.25), 0.25, 0.0, 0.375),  # the pool had computed by 8.75
+        (WHOLE, (0.0, 0.0), 0.0, 0.0, 0.0),  # it did not say how long it took: no part is known
+        ("late", (0.0, 0.0), 0.0, 2.0, 0.0),  # all time is lost
+    ],
+)
+def test_what_is_exposed_and_what_is_hidden(
+    outcome: str, parts: tuple[float, float], exposed: float, lost: float, hidden: float
+) -> None:
+    report = HandOverReport(outcome=outcome, began=7.0, seconds=2.0, queued=parts[0], computing=parts[1])
+    assert (report.exposed, report.lost) == (exposed, lost)
+    assert incoming(report, (7.75, 0.125), (8.75, 0.25), (9.0, 0.375)).hidden == hidden
+
+
+@given(seconds, seconds, seconds, st.sampled_from([WHOLE, "gone"]))
+def test_no_part_is_less_than_nothing(whole: float, queued: float, computing: float, outcome: str) -> None:
+    """Clocks of two processes may disagree."""
+    report = HandOverReport(outcome=outcome, seconds=whole, queued=queued, computing=computing)
+    assert 0 <= min(report.exposed, report.lost) <= max(report.exposed, report.lost) <= report.seconds

@@ -43,14 +43,6 @@ def test_absence_is_neither_saved_up_nor_punished() -> None:
     assert both["a"] / both["b"] == pytest.approx(3.0, rel=0.01)
 
 
-def test_a_tenant_that_was_away_gets_no_more_than_its_share() -> None:
-    share = FairShare()
-    for _ in range(50):
-        share.split({"a": 32}, WEIGHTS, 32)
-    rows = share.split({"a": 32, "b": 32}, WEIGHTS, 32)
-    assert abs(rows["b"] - 8) <= 1
-
-
 def test_prompts_that_were_read_alone_are_no_debt() -> None:
     """Nobody else wanted those rows; those of the last level alone count against the one who comes."""
     share = FairShare()

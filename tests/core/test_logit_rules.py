@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -90,10 +89,3 @@ def test_rules_that_could_leave_nothing_are_refused() -> None:
         check_token_ids(SamplingParams(allowed_token_ids=(5, 3), min_tokens=2), frozenset({5}), [[1, 3]], VOCAB)
     check_token_ids(SamplingParams(allowed_token_ids=(5, 3), min_tokens=2), frozenset({5}), [], VOCAB)
     check_token_ids(SamplingParams(allowed_token_ids=(5, 3)), frozenset({5, 3}), [], VOCAB)
-
-
-def test_bias_keeps_its_pairs() -> None:
-    edits = rules([1], logit_bias={3: -1.5, 0: 2.0}).edits([])
-    np.testing.assert_array_equal(edits.biased, [3, 0])
-    np.testing.assert_array_equal(edits.biases, [-1.5, 2.0])
-    assert edits.allowed is None

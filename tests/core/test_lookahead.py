@@ -145,7 +145,7 @@ def test_a_life_equals_that_of_plain_nodes(data: st.DataObject) -> None:
     assert tree.add([tree.root], [1], [0], [0.0], DEEP).ids == [next_id]  # ids go on
 
 
-def some_tree(data: st.DataObject, max_depth: int = DEEP) -> Lookahead:
+def some_tree(data: st.DataObject) -> Lookahead:
     """Levels of random leaves, with commits in between; chances that often are equal."""
     tree, slots = Lookahead(), itertools.count(100)
     leaves = [tree.root]
@@ -155,7 +155,7 @@ def some_tree(data: st.DataObject, max_depth: int = DEEP) -> Lookahead:
         counts = data.draw(st.lists(st.integers(0, 5), min_size=len(leaves), max_size=len(leaves)))
         tokens = [token for count in counts for token in range(count)]
         chances = data.draw(st.lists(st.sampled_from([0.0, -0.25, -1.0]), min_size=sum(counts), max_size=sum(counts)))
-        tree.add(leaves, counts, tokens, chances, max_depth)
+        tree.add(leaves, counts, tokens, chances, DEEP)
         if tree.expanded and data.draw(st.booleans()):
             tree.commit(tree.path_tokens(data.draw(st.sampled_from(tree.expanded))))
         leaves = tree.leaves(data.draw(st.integers(1, 4)))
@@ -166,16 +166,12 @@ def some_tree(data: st.DataObject, max_depth: int = DEEP) -> Lookahead:
 
 @given(st.data())
 def test_leaves_are_the_likeliest_without_kv_and_the_older_of_equals(data: st.DataObject) -> None:
-    max_depth = data.draw(st.sampled_from([2, 3, DEEP]))
-    tree, count = some_tree(data, max_depth), data.draw(st.integers(0, 45))
+    tree, count = some_tree(data), data.draw(st.integers(0, 45))
     waiting = sorted(set(tree.likeliest(WHOLE)) - set(tree.expanded))
-    if max_depth == DEEP:
-        expected = sorted(waiting, key=lambda node: -tree.score(node))
-        assert tree.leaves(count) == expected[:count] and len(tree.open) == len(expected)
-        offers = [(node, -cost - tree.root_score) for cost, node in tree.open]
-        assert offers == [(node, tree.score(node)) for node in expected]
-    else:
-        assert set(tree.leaves(WHOLE)) <= set(waiting)
+    expected = sorted(waiting, key=lambda node: -tree.score(node))
+    assert tree.leaves(count) == expected[:count] and len(tree.open) == len(expected)
+    offers = [(node, -cost - tree.root_score) for cost, node in tree.open]
+    assert offers == [(node, tree.score(node)) for node in expected]
 
 
 @given(st.integers(1, 4))

@@ -14,8 +14,7 @@ from slot_contents import CHILDREN, SHAPE, SessionRules, make_table, path_inputs
 from vocabularies import read, said, sayings, table, tables
 
 from pilotfish.core.drafting import mapped_text
-from pilotfish.core.drafting.connected_targets import DraftIdentity
-from pilotfish.core.drafting.draft_machine import DraftMachine
+from pilotfish.core.drafting.draft_machine import DraftIdentity, DraftMachine
 from pilotfish.core.drafting.draft_sessions import (
     DraftModel,
     DraftSession,
@@ -171,15 +170,6 @@ def test_a_target_with_a_known_tokenizer_is_served_through_its_map() -> None:
     draft.receive(b"t", Commit(1, 1, 3, [0, 3], 20), 0.0)
     assert session.inputs == [5, 2, 1, 0, 2, 1, 2, 0] and draft.counts.hits == 1
     assert session.length_at(session.tree.root) == 5
-
-
-def test_what_nobody_guessed_is_read_as_the_draft_writes_it() -> None:
-    draft, session = serving([0, 1])
-    grow(draft, [3, 4])
-    draft.receive(b"t", Commit(1, 1, 2, [1], 20), 0.0)  # "ab" and "b": the draft has "bb"
-    assert session.inputs == [5, 2, 3] and len(session.slots) == 2 and draft.table.rewritten == 1
-    draft.table.check()
-    assert not heard(draft, Refuse)
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,22 @@
-"""Trees of several pools for one request."""
+"""Trees of several pools, or several drafters, for one request."""
 
 from __future__ import annotations
 
 import math
+from unittest.mock import Mock, call
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import follow, limits
 from trees import check_tree
 
+from pilotfish.core.drafting.drafter import CombinedDrafter, Drafter
 from pilotfish.core.drafting.messages import Tree
 from pilotfish.core.drafting.pools import DraftPool, RemoteSession, merged
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import Request
+from pilotfish.core.trees.tree import Forest, Guesses
 from pilotfish.core.trees.tree_copy import TreeCopy
 
 Node = tuple[int, int, int, float]
@@ -80,13 +83,35 @@ def test_sessions_without_a_pool_give_nothing() -> None:
     assert len(merged([waiting], 5)) == 0
 
 
-@pytest.mark.parametrize("seen", [0, 3])
-def test_scores_are_believed_until_something_was_seen(seen: int) -> None:
-    pool = DraftPool("a", b"a")
-    for _ in range(seen):
-        pool.score.observe([-0.5], [])
-    before = pool.score.calibrated([-0.5])
-    pool.score.end_step()
-    (after,) = pool.score.calibrated([-0.5])
-    assert before == [pytest.approx(-0.55)]  # the middle of its bin
-    assert (after < before[0]) == bool(seen)
+REQUESTS = [Request(i, [1], SamplingParams(), 0, frozenset(), 10) for i in range(2)]
+
+
+def drafter(*tokens: int, scores: list[float]) -> Mock:
+    """One that proposes the same path for each request."""
+    trees = [Guesses.chain(tokens, scores, "ngram") for _ in REQUESTS]
+    return Mock(spec=Drafter, levels=1, propose=Mock(return_value=trees))
+
+
+def test_the_best_nodes_of_all_trees() -> None:
+    drafters = [drafter(5, 6, scores=[-1.0, -2.0]), drafter(5, 7, 8, scores=[-0.4, -0.8, -1.2])]
+    for guesses in CombinedDrafter(drafters).propose(REQUESTS, limits(3)):
+        tree = guesses.tree()
+        assert sorted(tree.tokens) in ([5, 6, 7], [5, 7, 8])
+        (first,) = follow(tree, [5])
+        assert tree.scores[first] == -1.0  # the first drafter's
+
+
+def test_everyone_is_told() -> None:
+    drafters, trees = [Mock(spec=Drafter), Mock(spec=Drafter)], Forest.of([Guesses(), Guesses()])
+    told = [
+        call.expect(REQUESTS),
+        call.verified(REQUESTS, trees),
+        call.commit(REQUESTS[1], [3, 4]),
+        call.flush(),
+        call.pause(REQUESTS[0]),
+        call.close(REQUESTS[1]),
+    ]
+    combined = CombinedDrafter(drafters)
+    for name, arguments, _ in told:
+        getattr(combined, name)(*arguments)
+    assert [one.method_calls for one in drafters] == [told] * 2

@@ -25,7 +25,7 @@ from pilotfish.core.prefilling.prefill_choice import (
     PromptLoad,
 )
 from pilotfish.core.prefilling.prefill_messages import PrefillLoad
-from pilotfish.core.prefilling.prefill_pools import ExposedSeconds, PrefillPool
+from pilotfish.core.prefilling.prefill_pools import PrefillPool
 
 NOW = 1000.0
 WELCOME = replace(TINY, context=20_000)
@@ -151,17 +151,6 @@ def test_a_pool_that_is_not_worth_it_is_tried_again_less_and_less_often() -> Non
     one.heard(PrefillLoad(0, 1000, 0.1, 0), NOW)  # a trial found it quick
     assert chosen(of, prompt(1000), NOW + 3000) == "pool"
     assert one.retrials == 0
-
-
-def test_what_hand_overs_take_on_top_is_learned_by_their_size() -> None:
-    exposed = ExposedSeconds()
-    assert exposed.at(500) == 0.0
-    for tokens, seconds in ((256, 0.01), (1024, 0.04)):
-        for _ in range(50):
-            exposed.observe(tokens, seconds)
-    assert exposed.at(100) == pytest.approx(0.01)
-    assert exposed.at(640) == pytest.approx(0.025)
-    assert exposed.at(4096) == pytest.approx(0.16)
 
 
 def test_a_pool_whose_hand_overs_take_too_long_is_not_chosen_until_one_has_come() -> None:

@@ -73,15 +73,6 @@ def request(pool: SlotPool, cache: PrefixCache, tokens: Sequence[int]) -> int:
     return len(shared)
 
 
-def windowed(pool: SlotPool, cache: PrefixCache, tokens: Sequence[int], gone: int) -> Slots:
-    """The slots of a request that has given back its first ones."""
-    slots = pool.allocate(len(tokens))
-    pool.release(slots[:gone])
-    slots[:gone] = GONE
-    pool.release(present(cache.insert(None, tokens, slots)))
-    return slots
-
-
 class CacheMachine(RuleBasedStateMachine):
     """Requests come, share what is known, compute the rest, and leave it, or nothing; in a pool with a window they give
     back what no row of theirs will see, and find what is whole. `written` is what a device would have in each slot: the
@@ -175,44 +166,6 @@ TestCache = CacheMachine.TestCase
 TestCache.settings = settings(max_examples=sized(25, 400), stateful_step_count=45)
 
 
-@pytest.mark.parametrize("window", [2, 5, 9, 30])
-def test_prefixes_that_part_at_every_offset_around_a_window(window: int) -> None:
-    """Of a sequence that has given back all that it could."""
-    for offset in range(20):
-        pool = SlotPool(100, window)
-        cache, tokens = PrefixCache(pool), list(range(20))
-        gone = pool.first_seen(20)
-        slots = windowed(pool, cache, tokens, gone)
-        found = cache.match(None, [*tokens[:offset], 99])
-        whole = pool.first_seen(offset) >= gone
-        assert len(found) == (offset if whole else 0)
-        assert present(found).tolist() == (slots[pool.first_seen(offset) : offset].tolist() if whole else [])
-
-
-def test_what_a_later_request_brings_fills_the_gaps() -> None:
-    pool = SlotPool(40, window=4)
-    cache, tokens = PrefixCache(pool), list(range(10))
-    windowed(pool, cache, tokens, 7)
-    assert len(cache.match(None, [*tokens[:6], 99])) == 0
-    filled(pool, cache, None, [*tokens[:6], 99])
-    assert [len(cache.match(None, [*tokens[:n], 50])) for n in range(11)] == [*range(7), 6, 6, 6, 10]
-
-
-def test_what_fills_a_gap_makes_prefixes_below_it_held_again() -> None:
-    pool, tokens = SlotPool(40, window=4), list(range(10))
-    cache = PrefixCache(pool)
-    held, key = HeldRuns(cache).prefixes, key_of((None, tuple(tokens[:6])))
-    slots = pool.allocate(10)
-    slots = cache.insert(None, tokens, slots)
-    filled(pool, cache, None, [*tokens[:4], 99])  # the first four are a run
-    assert key in held.now
-    pool.release(slots[:4])
-    cache.evict(40)
-    assert key not in held.now and len(cache.match(None, [*tokens[:6], 99])) == 0
-    filled(pool, cache, None, tokens[:4])
-    assert key in held.now and len(cache.match(None, [*tokens[:6], 99])) == 6
-
-
 def test_runs_lose_their_beginning_first_and_stay_reusable() -> None:
     pool = SlotPool(20, window=4)
     cache, tokens = PrefixCache(pool, proven_share=0), list(range(10))
@@ -245,18 +198,6 @@ def test_what_was_found_longest_ago_is_fresh_again_beyond_the_share() -> None:
     assert [len(cache.match(None, prefix)) for prefix in prefixes] == [0, 10, 10]
 
 
-def test_proven_runs_are_evicted_where_nothing_else_is_idle() -> None:
-    pool = SlotPool(20)
-    cache = PrefixCache(pool, proven_share=1)
-    filled(pool, cache, None, [1, 2, 3, 4])
-    filled(pool, cache, None, [5, 6, 7, 8])
-    assert [len(cache.match(None, [1, 2, 3])), len(cache.match(None, [5, 6]))] == [3, 2]
-    held = pool.allocate(12)
-    assert cache.evict(6) == 6  # 4, 7 and 8; 3, 2 and 1
-    assert [len(cache.match(None, [1, 2, 3, 4])), len(cache.match(None, [5, 6, 7, 8]))] == [0, 2]
-    pool.release(held)
-
-
 @given(prompts=st.lists(TOKENS, max_size=60), capacity=st.integers(12, 30))
 def test_without_a_share_it_is_a_list_of_prefixes_by_last_use(prompts: list[list[int]], capacity: int) -> None:
     pool, known = SlotPool(capacity), OrderedDict[tuple[int, ...], None]()
@@ -278,3 +219,47 @@ def test_slots_that_are_not_live_cannot_be_known() -> None:
     pool.release(slots)
     with pytest.raises(EngineError, match="must be live"):
         PrefixCache(pool).insert(None, [1, 2], slots)
+
+
+# -- a pool's slots: free or live, never both, never neither; live as long as they have an owner
+
+
+def test_what_a_pool_cannot_do_is_refused_and_changes_nothing() -> None:
+    pool = SlotPool(3)
+    slots = pool.allocate(2)
+    with pytest.raises(EngineError, match="2 asked for, 1 of 3 free"):
+        pool.allocate(2)
+    with pytest.raises(EngineError, match="released twice"):
+        pool.release([slots[0], slots[0]])
+    pool.check(slots)
+    pool.release(slots)
+    with pytest.raises(EngineError, match="released twice"):
+        pool.release(slots)
+    with pytest.raises(EngineError, match="a free slot cannot be shared"):
+        pool.share(slots)
+    pool.check([])
+
+
+@pytest.mark.parametrize("live", [[], [0], [0, 1, 2], [0, 0]])
+def test_check_finds_lost_and_shared_slots(live: list[int]) -> None:
+    pool = SlotPool(4)
+    assert sorted(pool.allocate(2)) == [0, 1]
+    with pytest.raises(EngineError, match="slots"):
+        pool.check(live)
+
+
+@given(steps=st.lists(st.tuples(st.sampled_from(["allocate", "share", "release"]), st.integers(0, 6)), max_size=60))
+def test_a_slot_is_free_when_its_last_owner_gave_it_back(steps: list[tuple[str, int]]) -> None:
+    pool, held = SlotPool(CAPACITY), list[list[int]]()  # what each owner holds
+    for action, number in steps:
+        if action == "allocate" and number <= pool.num_free:
+            held.append(pool.allocate(number).tolist())
+            assert not set(held[-1]) & {slot for owned in held[:-1] for slot in owned}
+        elif action == "share" and held:
+            held.append(held[number % len(held)][:])
+            pool.share(np.array(held[-1], np.int32))
+        elif action == "release" and held:
+            pool.release(held.pop(number % len(held)))
+        live = [slot for owned in held for slot in owned]
+        assert pool.num_free == CAPACITY - len(set(live))
+        pool.check(live)

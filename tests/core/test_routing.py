@@ -1,4 +1,7 @@
-"""Where requests go: to KV that is there, unless others have less to do; to nobody in a herd; always to a candidate."""
+"""Where requests go: to KV that is there, unless others have less to do; to nobody in a herd; always to a candidate.
+What servers know of targets' prefixes: what the targets said, no more after a gap, and never another tenant's."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
-from pilotfish.core.routing.held_prefixes import Held, RoutingKey, routing_keys
+from pilotfish.core.routing.autoscaling import CALM, GOAL, targets_wanted
+from pilotfish.core.routing.held_prefixes import (
+    ROUTING_KEY_BYTES,
+    Held,
+    HeldCopies,
+    HeldPrefixes,
+    RoutingKey,
+    routing_keys,
+)
 from pilotfish.core.routing.router import ReplicaLoad, Router, RouteRequest
 
 REPLICAS = ["a", "b", "c", "d"]
@@ -60,14 +71,6 @@ def test_a_request_goes_where_its_prefix_is() -> None:
 def test_a_prefix_is_worth_as_much_as_it_spares(there: ReplicaLoad, elsewhere: ReplicaLoad, replica: str) -> None:
     router = holding(told(a=there, b=elsewhere), "a", request(4).keys)
     assert router.choose(request(4), ["a", "b"]).replica == replica
-
-
-def test_a_tenant_finds_nothing_of_another() -> None:
-    router = told()
-    for replica in REPLICAS:
-        holding(router, replica, request(4, salt="one").keys)
-    assert router.choose(request(4, salt="two"), REPLICAS).cached == 0
-    assert router.choose(request(4, salt="one"), REPLICAS).cached == 4 * OBJECT_TOKENS
 
 
 def test_the_last_token_is_never_cached() -> None:
@@ -166,3 +169,108 @@ def test_more_to_do_never_makes_a_replica_chosen(
     before, after = (router.choose(request(5), candidates).replica for router in routers)
     assert before in candidates
     assert after == before or before == busier
+
+
+# -- what servers know
+
+
+KEYS = [bytes([number]) * ROUTING_KEY_BYTES for number in range(8)]
+changes = st.lists(st.tuples(st.booleans(), st.sets(st.sampled_from(KEYS))))
+
+
+def test_tenants_have_other_keys_for_the_same_tokens() -> None:
+    tokens = list(range(2 * OBJECT_TOKENS))
+    keys = [key for salt in (None, "", "a", "b") for key in routing_keys(salt, tokens)]
+    assert len(set(keys)) == 8
+    assert {len(key) for key in keys} == {ROUTING_KEY_BYTES}
+
+
+@given(st.lists(changes, max_size=6), st.integers(0, 6))
+def test_a_copy_is_what_the_target_holds(rounds: list[list[tuple[bool, set[RoutingKey]]]], joined: int) -> None:
+    """From whenever the server has begun to follow, with changes pending or not."""
+    own, held, copies = HeldPrefixes(), set[RoutingKey](), HeldCopies()
+    for turn, of_round in enumerate(rounds):
+        for added, keys in of_round:
+            (own.add if added else own.remove)(keys)
+            held = held | keys if added else held - keys
+        if turn == joined:
+            copies.apply("a", own.whole())
+        if (told := own.changes()) is not None and turn >= joined:
+            copies.apply("a", told)
+        if turn >= joined:
+            assert {key for key in KEYS if copies.matched([key]) == {"a": 1}} == held
+            assert copies.expected("a") > 0
+    assert own.changes() is None
+
+
+def test_after_a_gap_nothing_is_known_until_all_is_told() -> None:
+    copies, own = HeldCopies(), HeldPrefixes()
+    assert copies.expected("a") == 0
+    copies.apply("a", own.whole())
+    own.add(KEYS[:1])
+    lost = own.changes()
+    own.add(KEYS[1:2])
+    late = own.changes()
+    assert lost is not None
+    assert late is not None
+    copies.apply("a", late)
+    assert (copies.matched(KEYS[:2]), copies.expected("a")) == ({}, 0)
+    copies.apply("a", late)  # not the one that was lost either
+    assert copies.matched(KEYS[:2]) == {}
+    copies.apply("a", own.whole())
+    assert (copies.matched(KEYS[:2]), copies.expected("a")) == ({"a": 2}, 3)
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), st.sets(st.sampled_from(KEYS))), st.sets(st.sampled_from("abcd")))
+def test_the_longest_prefix_of_each_replica(held: dict[str, set[RoutingKey]], gone: set[str]) -> None:
+    copies = HeldCopies()
+    for replica, keys in held.items():
+        copies.apply(replica, Held(0, list(keys), whole=True))
+    for replica in gone:
+        copies.forget(replica)
+    there = {replica: keys for replica, keys in held.items() if keys and replica not in gone}
+    assert copies.matched(KEYS) == {replica: 1 + max(map(KEYS.index, keys)) for replica, keys in there.items()}
+
+
+# -- how many targets
+
+
+PARTS = st.lists(st.floats(0, 8), max_size=64)
+COUNTS = st.integers(1, 64)
+
+
+@pytest.mark.parametrize(
+    ("demands", "now", "wanted"),
+    [
+        ([], 1, 1),
+        ([0.0, 0.0], 2, 1),
+        ([0.8], 1, 1),
+        ([0.81], 1, 2),
+        ([3.2], 1, 4),  # requests wait
+        ([0.65, 0.65], 2, 2),  # one could not do it
+        ([0.35, 0.35], 2, 2),  # one could, but would soon be too few
+        ([0.3, 0.3], 2, 1),
+        ([0.9, 0.0], 2, 2),  # the second one starts
+    ],
+)
+def test_as_many_as_the_work_fills(demands: list[float], now: int, wanted: int) -> None:
+    assert targets_wanted(demands, now) == wanted
+
+
+@given(PARTS, COUNTS)
+def test_what_is_wanted_is_wanted_again(demands: list[float], now: int) -> None:
+    """No two numbers follow each other for ever."""
+    wanted = targets_wanted(demands, now)
+    assert wanted >= 1 and targets_wanted(demands, wanted) == wanted
+
+
+@given(PARTS, COUNTS)
+def test_enough_and_not_far_too_many(demands: list[float], now: int) -> None:
+    wanted, work = targets_wanted(demands, now), sum(demands)
+    assert work <= (GOAL + 1e-6) * wanted
+    assert wanted <= max(1, work / CALM + 1)
+
+
+@given(PARTS, COUNTS, st.floats(0, 8))
+def test_more_work_never_wants_fewer(demands: list[float], now: int, more: float) -> None:
+    assert targets_wanted([*demands, more], now) >= targets_wanted(demands, now)

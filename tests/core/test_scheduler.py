@@ -448,18 +448,6 @@ def test_rows_go_to_the_best_nodes_of_all_trees(seed: int, count: int, budget: i
     assert sorted(step.forest.nodes.scores, reverse=True) == every[:budget]
 
 
-def test_a_request_may_want_few_nodes_or_none() -> None:
-    rng = np.random.default_rng(0)
-    scheduler = Scheduler(SlotPool(1000), max_rows=100, max_requests=8)
-    for number, most in enumerate((None, 3, 0)):
-        params = SamplingParams(max_tokens=100)
-        scheduler.add(Request(number, [1], params, number, frozenset(), 1000, max_nodes=most))
-    trees = [random_guesses(rng, VOCAB, 12) for _ in range(3)]
-    step = scheduler.schedule(scheduler.plan().chunks, Forest.of(trees), 1000)
-    assert [len(tree) for tree in trees_of(step.forest)] == [len(trees[0]), 3, 0]
-    assert paths_of(trees_of(step.forest)[1]) == paths_of(trees[1].best(3).tree())
-
-
 def test_trees_never_make_a_request_give_way() -> None:
     """Two requests that fill the pool run to their end beside trees that would fill it as well."""
     scheduler = Scheduler(SlotPool(20), max_rows=64, max_requests=2)
@@ -540,32 +528,6 @@ def test_nodes_too_deep_to_be_committed_get_no_row() -> None:
     assert step.forest.nodes.depths.max() == 2  # two nodes and the bonus token make three
 
 
-def test_a_commit_says_who_guessed_its_tokens() -> None:
-    scheduler = Scheduler(SlotPool(100), max_rows=64, max_requests=1)
-    request = new_request(0, 3, 30)
-    scheduler.add(request)
-    tree = Guesses()
-    second = tree.add(tree.add(ROOT, 7, -0.1, "ngram"), 8, -0.2, "pool 1")
-    tree.add(second, 9, -0.3, "lm")
-    step = scheduler.schedule(scheduler.plan().chunks, Forest.of([tree]), 1000)
-    (commit,) = scheduler.commit(step, np.array([7, 8, 50, 0]))
-    assert (commit.tokens, commit.accepted, commit.origins) == ([7, 8, 50], 2, ["ngram", "pool 1"])
-    assert request.stats.accepted_by_origin == {"ngram": 1, "pool 1": 1}
-
-
-def test_a_chunk_that_is_not_complete_samples_nothing() -> None:
-    scheduler = Scheduler(SlotPool(100), max_rows=4, max_requests=1)
-    request = new_request(0, 10, 3)
-    scheduler.add(request)
-    for computed in (4, 8):
-        step = scheduler.schedule(scheduler.plan().chunks, Forest.of([]), 1000)
-        assert step.num_samples == 0
-        assert scheduler.commit(step, np.zeros(0, np.int64)) == []
-        assert request.num_computed == computed
-    (chunk,) = scheduler.plan().chunks
-    assert chunk.complete
-
-
 def test_a_request_that_came_back_alone_is_drafted_for() -> None:
     """All slots are reserved for it: its trees borrow them."""
     scheduler = Scheduler(SlotPool(40), max_rows=64, max_requests=2)
@@ -626,18 +588,6 @@ def test_long_prompts_count_as_what_they_may_hold() -> None:
         scheduler.add(new_request(number, 200, 5))
     scheduler.plan()
     assert len(scheduler.running) == 2
-
-
-def test_a_sequence_takes_no_more_slots_than_its_rows_see_and_a_steps() -> None:
-    pool = SlotPool(24, window=9)
-    scheduler = Scheduler(pool, max_rows=16, max_requests=2)
-    long, longer = (Request(i, [1] * 200, SamplingParams(max_tokens=100), i, frozenset(), 1000) for i in range(2))
-    add_all(scheduler, (long, longer))
-    finish(scheduler, nodes=6, written=Written())
-    assert [long.output, longer.output] == [alone(long), alone(longer)]
-    with pytest.raises(PromptError, match="need 25 KV slots; the pool has 24"):
-        Scheduler(SlotPool(24, window=10), 16, 2).add(new_request(0, 30, 1))
-    Scheduler(SlotPool(24, window=10), 16, 2).add(new_request(0, 23, 1))
 
 
 def test_a_sample_that_comes_late_computes_one_row_of_the_prompt() -> None:
@@ -705,11 +655,6 @@ def order_of(scheduler: Scheduler) -> list[Request]:
         assert step is not None
         order += [chunk.request for chunk in step.chunks]
     return order
-
-
-def test_what_is_cached_is_admitted_before_what_came_sooner() -> None:
-    scheduler, first, unknown, known = known_and_unknown(3)
-    assert order_of(scheduler) == [first, *known, *unknown]
 
 
 def test_nobody_is_passed_over_for_ever() -> None:

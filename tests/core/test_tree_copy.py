@@ -232,17 +232,6 @@ def test_a_push_that_was_on_its_way_during_a_commit() -> None:
     assert (copy.late, copy.dropped, copy.repeated) == (1, 0, 0)
 
 
-def test_a_commit_deeper_than_what_had_arrived() -> None:
-    """9 was there, 8 and what hangs below it were on their way: a miss that later turns out half a hit."""
-    copy = TreeCopy(4, 100, 50)
-    copy.attach(make_push(4, (1, 0, 9, -0.5)))
-    assert not copy.commit([9, 8])
-    copy.attach(make_push(4, (2, 1, 8, -0.5), (3, 1, 7, -0.5)))
-    copy.attach(make_push(4, (4, 2, 6, -0.5)))
-    copy.attach(make_push(6, (5, 0, 5, -0.5), (6, 0, 4, -0.5)))  # the draft knows: 0 names the root
-    assert set(paths(copy)) == {(6,), (5,), (4,)}
-
-
 @pytest.mark.parametrize(
     "push",
     [
@@ -260,15 +249,6 @@ def test_what_no_draft_may_send_is_dropped_and_counted(push: Tree) -> None:
     copy = TreeCopy(5, VOCAB, 20)
     copy.attach(push)
     assert len(tree_of(copy)) == 0 and copy.dropped == len(push.ids)
-
-
-@pytest.mark.parametrize("parents", [(1, 0), (2, 0), (0, 2), (2, 1), (3, 3)], ids=str)
-def test_parents_that_do_not_come_first(parents: tuple[int, int]) -> None:
-    """Later ones, and nodes that are their own: what hangs from them hangs nowhere."""
-    copy = TreeCopy(5, VOCAB, 20)
-    copy.attach(make_push(5, *((i, parent, i, -0.5) for i, parent in enumerate(parents, 1)), (3, 0, 3, -0.5)))
-    check_tree(tree_of(copy))
-    assert set(paths(copy)) == {(3,)} | {(i,) for i, parent in enumerate(parents, 1) if parent == 0}
 
 
 def test_a_late_node_that_is_repeated_and_was_committed() -> None:

@@ -10,7 +10,8 @@ from vocabularies import BYTES, read, said, sayings, table, tables
 
 from pilotfish.core.drafting import mapped_text
 from pilotfish.core.drafting.mapped_text import MappedText
-from pilotfish.core.drafting.vocabulary_map import UNREAD, TokenTable, VocabularyMap
+from pilotfish.core.drafting.vocabulary import clash, difference
+from pilotfish.core.drafting.vocabulary_map import UNREAD, TokenTable, Unshared, VocabularyMap
 
 
 @pytest.fixture(autouse=True)
@@ -127,11 +128,6 @@ def test_special_tokens_of_other_names_agree_by_what_they_are_for() -> None:
     assert MappedText(without, [20, 0]).inputs == [0]  # a beginning that the draft does not know is nothing to it
 
 
-def test_ids_that_no_table_has_are_another_token_each() -> None:
-    one = VocabularyMap(table(BYTES), table([*BYTES, b"ab"]))
-    assert MappedText(one, [0, 500, 1]).inputs == [0, UNREAD, 1]
-
-
 @pytest.mark.parametrize("change", [str.lower, str.strip, lambda text: text.replace("b", "")])
 def test_a_tokenizer_that_changes_texts_is_not_believed(change) -> None:  # type: ignore[no-untyped-def]
     """What it would change is spelled, line by line."""
@@ -151,7 +147,48 @@ def test_hostile_bytes_are_read_in_time_that_is_linear() -> None:
     assert len(tokens) == len(data) and tokens[:3] == [BYTES.index(b"\xc3"), UNREAD, 0]
 
 
-def test_arrays_are_what_samplers_take() -> None:
-    one = VocabularyMap(table([b"x", b"b", b"a"]), table([b"a", b"b", b"ab", b"xb"]))
-    assert one.shared.ids.tolist() == [1, 2] and one.shared.columns.tolist() == [1, 0]
-    assert one.shared.ids.dtype == one.shared.columns.dtype == np.int64
+# -- where two vocabularies differ
+
+
+BASE = {"a": 0, "b": 1, "c": 2}
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "reason"),
+    [
+        (BASE, dict(BASE), None),
+        (BASE, {"a": 0, "c": 1, "b": 2}, "token 'b' has id 1 in the target and id 2 in the draft; 2 tokens differ"),
+        (BASE, {"a": 0, "b": 1}, "token 'c' has id 2 in the target and no id in the draft; 1 tokens differ"),
+        ({}, BASE, "token 'a' has no id in the target and id 0 in the draft; 3 tokens differ"),
+    ],
+)
+def test_base_vocabularies_are_equal_or_not(target: dict[str, int], draft: dict[str, int], reason: str | None) -> None:
+    assert difference(target, draft) == reason
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "reason"),
+    [
+        ({}, {}, None),
+        ({}, {7: "<x>"}, None),
+        ({7: "<x>"}, {}, None),
+        ({7: "<x>", 8: "<y>"}, {8: "<y>", 9: "<z>"}, None),
+        ({7: "<x>"}, {8: "<x>"}, "token '<x>' has id 7 in the target and id 8 in the draft; 1 tokens differ"),
+        ({7: "<x>"}, {7: "<y>"}, "token '<x>' has id 7 in the target and no id in the draft; 2 tokens differ"),
+        (
+            {7: "\x1b[2J"},
+            {8: "\x1b[2J"},
+            "token '\\x1b[2J' has id 7 in the target and id 8 in the draft; 1 tokens differ",
+        ),
+    ],
+)
+def test_added_tokens_may_be_missing_but_not_differ(
+    target: dict[int, str], draft: dict[int, str], reason: str | None
+) -> None:
+    assert clash(target, draft) == reason
+
+
+def test_a_mask_of_what_is_not_shared() -> None:
+    tokens = np.array([0, 5, 9, 10, 11])
+    assert Unshared().mask(tokens).tolist() == [False] * 5
+    assert Unshared(np.array([5]), 10).mask(tokens).tolist() == [False, True, False, True, True]

@@ -11,7 +11,6 @@ from typing import Any
 from pilotfish.cluster.config import ClusterConfig, Role
 from pilotfish.cluster.listing import POOL_DRAIN, MembersListing
 from pilotfish.cluster.worker import LOOK, Worker
-from pilotfish.core.routing.autoscaling import demand
 from pilotfish.engine.targets.servers import Attendance, Silence
 from pilotfish.wire.channel import ChannelThread, Received, decoded, encode
 from pilotfish.wire.curve_keys import TargetKeys, load_key_pair
@@ -74,11 +73,12 @@ class Attendant:
 
     @property
     def demand(self) -> float:
+        """Work over capacity: of requests, waiting ones too, or of KV, whichever is more. Above 1 requests wait."""
         if (status := self.status) is None:
             return 0.0
         slots = status.identity.kv_slots
         requests = status.running + status.waiting
-        return demand(requests, status.identity.max_requests, slots - status.free_slots, slots)
+        return max(requests / status.identity.max_requests, (slots - status.free_slots) / slots)
 
     def close(self) -> None:
         self._thread.close()

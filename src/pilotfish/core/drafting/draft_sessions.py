@@ -120,10 +120,6 @@ class DraftSession:
         return token if self.text is None else self.text.map.counterpart(token)
 
     @property
-    def greedy(self) -> bool:
-        return self.params.temperature == 0.0
-
-    @property
     def cache_salt(self) -> str:
         return f"{'' if self.salt is None else self.salt.hex()} {self.tenant}"
 
@@ -165,7 +161,7 @@ def add_children(
 ) -> list[NewNodes]:
     """The nodes kept of each part, in order. Nodes at `deepest` are never expanded."""
     depths = np.array([part.session.tree.depth(leaf) + 1 for part in level for leaf in part.leaves], np.int64)
-    greedy = np.array([part.session.greedy for part in level for _ in part.leaves], np.bool_)
+    greedy = np.array([part.session.params.greedy for part in level for _ in part.leaves], np.bool_)
     tenants = np.array([part.session.tenant for part in level for _ in part.leaves], np.str_)
     chances = np.minimum(calibrations.calibrated(tenants, greedy, depths, log_chances), 0.0)
     above = np.array([part.session.tree.score(leaf) for part in level for leaf in part.leaves])
@@ -237,7 +233,7 @@ class SessionTable:
     def commit(self, session: DraftSession, tokens: Sequence[int]) -> RerootResult:
         """Accepted nodes' slots join the session's, dead nodes' are freed. A trained head computed nodes from guessed
         features: they are computed again, or, where most of the tree is guesses, it is grown anew."""
-        self.calibrations.of(session.tenant).observe(session.greedy, session.tree.outcomes(tokens))
+        self.calibrations.of(session.tenant).observe(session.params.greedy, session.tree.outcomes(tokens))
         caught_up = session.num_missing == 0
         rerooted = session.tree.commit(tokens)
         if session.features is not None:

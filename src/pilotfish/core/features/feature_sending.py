@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -50,12 +51,18 @@ class FeaturePiece:
         return self.first + len(self.slots)
 
 
+class _Unanswered(NamedTuple):
+    number: int  # of the frame
+    size: int
+    sent: float
+
+
 @dataclass
 class FeatureLine:
     frames: int = 0  # sent
     size: int = 0  # bytes of their rows and scales
     under_way: int = 0  # of backlog
-    _unanswered: deque[tuple[int, int, float]] = field(default_factory=deque)  # number, size, when it was sent
+    _unanswered: deque[_Unanswered] = field(default_factory=deque)
 
     def send(self, frame: FeatureRows, now: float, *, fresh: bool) -> FeatureRows:
         size = len(frame.rows) + len(frame.scales)
@@ -63,17 +70,17 @@ class FeatureLine:
         self.size += size
         if not fresh:
             self.under_way += size
-            self._unanswered.append((self.frames, size, now))
+            self._unanswered.append(_Unanswered(self.frames, size, now))
         return replace(frame, number=self.frames)
 
     def came(self, number: int) -> None:
         """The pool has received that frame; those before it have come, or are lost."""
-        while self._unanswered and self._unanswered[0][0] <= number:
-            self.under_way -= self._unanswered.popleft()[1]
+        while self._unanswered and self._unanswered[0].number <= number:
+            self.under_way -= self._unanswered.popleft().size
 
     def has_room(self, now: float) -> bool:
-        while self._unanswered and now - self._unanswered[0][2] > LOST_AFTER:
-            self.under_way -= self._unanswered.popleft()[1]
+        while self._unanswered and now - self._unanswered[0].sent > LOST_AFTER:
+            self.under_way -= self._unanswered.popleft().size
         return self.under_way < WINDOW
 
 

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from msgspec import Struct
 
@@ -92,6 +92,11 @@ class _Told:
     untold: int = 0
 
 
+class Untold(NamedTuple):
+    times: int  # since the last report
+    seconds: float
+
+
 class Seldom:
     """Decides when to report a repeated event: at once, then in sum, after pauses that double up to `last` seconds."""
 
@@ -99,15 +104,15 @@ class Seldom:
         self._first, self._last = first, last
         self._told: dict[str, _Told] = {}
 
-    def add(self, key: str, count: int, now: float) -> tuple[int, float] | None:
-        """How many since the last report, and for how many seconds; None: report later."""
+    def add(self, key: str, count: int, now: float) -> Untold | None:
+        """None: report later."""
         told = self._told.get(key)
         if told is not None and now - told.at < told.pause:
             told.untold += count
             return None
         before = _Told(now, self._first / 2) if told is None else told
         self._told[key] = _Told(now, min(2 * before.pause, self._last))
-        return before.untold + count, now - before.at
+        return Untold(before.untold + count, now - before.at)
 
 
 class ErrorReports:
@@ -117,7 +122,7 @@ class ErrorReports:
     def of(self, code: str, about: str, reason: str, now: float, session: int = 0, generation: int = 0) -> Error | None:
         """The Error to send now for a frame that broke rule `code` of CODES; None: later, in sum."""
         told = self._seldom.add(code, 1, now)
-        return told and Error(code, about[:MAX_TEXT], reason[:MAX_TEXT], told[0], session, generation)
+        return told and Error(code, about[:MAX_TEXT], reason[:MAX_TEXT], told.times, session, generation)
 
 
 class Drops:
@@ -137,8 +142,8 @@ class Drops:
             return
         self.counts[reason] += count
         if (told := self._seldom.add(reason, count, now)) is not None:
-            since = f" in {told[1]:.0f} s" if told[1] else ""
-            text = f"{self._pool}: {self._reasons[reason]}: {told[0]}{since}{f' ({detail})' if detail else ''}"
+            since = f" in {told.seconds:.0f} s" if told.seconds else ""
+            text = f"{self._pool}: {self._reasons[reason]}: {told.times}{since}{f' ({detail})' if detail else ''}"
             self._notices.append(Notice(logging.WARNING if reason in self._faults else logging.INFO, text))
 
 

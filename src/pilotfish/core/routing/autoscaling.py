@@ -12,13 +12,8 @@ GOAL, CALM = 0.8, 0.6
 _EPSILON = 1e-9
 
 
-def demand(requests: int, max_requests: int, live_tokens: int, kv_slots: int) -> float:
-    """Work over capacity: of requests, waiting ones included, or of KV, whichever is more. Above 1 requests wait."""
-    return max(requests / max_requests, live_tokens / kv_slots)
-
-
 def targets_wanted(demands: Collection[float], now: int) -> int:
-    """`demands` of targets that have reported; `now`: all targets, starting ones included."""
+    """`demands`: work over capacity of the targets that have reported; `now`: all targets, starting ones included."""
     work = sum(demands)
     enough = max(1, math.ceil(work / GOAL - _EPSILON))
     if enough >= now:

@@ -42,7 +42,6 @@ class StepCosts:
         return np.asarray(inside + np.maximum(places - self._rows[-1], 0.0) * slope)
 
     def observe(self, rows: int, seconds: float) -> None:
-        """A row count far beyond the last knot becomes one."""
         if self._padded(rows) > self.FAR * self._rows[-1]:
             self._rows.append(self._padded(rows))
             self._seconds = np.append(self._seconds, max(seconds, self._seconds[-1]))

@@ -133,8 +133,8 @@ class Sampling(Struct, frozen=True):
 
     @property
     def greedy(self) -> NDArray[np.bool_]:
-        """Which samples are the arg max. [samples]"""
-        return np.array([params.temperature == 0.0 for params in self.params], np.bool_)[self.sequences]
+        """[samples]"""
+        return np.array([params.greedy for params in self.params], np.bool_)[self.sequences]
 
 
 NO_SAMPLING = Sampling(None, (), (), np.zeros(0, np.int64), np.zeros(0, np.int64))
