@@ -13,7 +13,7 @@ from typer.exceptions import TyperException
 from pilotfish.cli import chat, cluster, generate, keys, kv, models, serve, train, workers
 from pilotfish.cli.bench.commands import app as bench_app
 from pilotfish.cli.demo import command as demo
-from pilotfish.cli.drafts import draft_check, draft_dump, draft_status
+from pilotfish.cli.drafts import draft_check, draft_status
 from pilotfish.cli.plan import command as plan
 from pilotfish.cli.rollout import capture, explain
 from pilotfish.cli.rollout import command as rollout
@@ -36,7 +36,6 @@ app.command("serve", cls=ServeCommand)(serve.serve)
 app.command("explain")(explain.explain)
 app.command("draft")(workers.draft)
 app.command("draft-check")(draft_check.draft_check)
-app.command("draft-dump")(draft_dump.draft_dump)
 app.command("draft-status")(draft_status.draft_status)
 app.command("prefill")(workers.prefill)
 app.command("target")(workers.target)

@@ -1,1 +1,1 @@
-"""Commands about draft pools of any make: whether one keeps the protocol, what it says, how it does at a server."""
+"""Commands about draft pools of any make: whether one keeps the protocol, how it does at a server."""
