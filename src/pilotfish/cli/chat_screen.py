@@ -30,9 +30,6 @@ def joined(line: Callable[[str], str | None]) -> str | None:
     return text
 
 
-# -- pipes
-
-
 class PlainScreen:
     """Turns are lines of stdin; stdout gets answers alone. Ctrl-C ends the program."""
 
@@ -65,9 +62,6 @@ class PlainScreen:
 
     def error(self, text: str) -> None:
         self.note(f"pilotfish: {one_line(text)}")
-
-
-# -- a terminal
 
 
 class TerminalScreen:

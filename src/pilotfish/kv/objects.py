@@ -76,9 +76,6 @@ def checksum(key: Key, tokens: TokenIds, data: NDArray[np.uint8]) -> int:
     return isal_zlib.crc32(data.data, named)
 
 
-# -- files
-
-
 class Damage(StrEnum):
     KIND = "kind"  # it is no regular file
     SIZE = "size"

@@ -44,8 +44,6 @@ class SuffixAutomaton:
         self._counts = [0]  # occurrences, at most MAX_COUNT; the root's are not counted
         self._last = ROOT  # the sequence so far
 
-    # -- growth
-
     def begin(self) -> None:
         self._last = ROOT
 
@@ -91,8 +89,6 @@ class SuffixAutomaton:
         while state != ROOT and self._counts[state] < MAX_COUNT:
             self._counts[state] += 1
             state = self._links[state]
-
-    # -- lookup
 
     def seen_before(self) -> Match:
         """The longest suffix of the sequence that occurred before its end."""

@@ -145,8 +145,6 @@ class ShadowMachine:
             self._follow()
         return self._begin(now)
 
-    # -- requests
-
     def _take_in(self) -> None:
         while self._ended:
             request = self._ended.popleft()
@@ -170,8 +168,6 @@ class ShadowMachine:
                 self._known[request.id] = ended.request.tokens
                 self._tally.sums.requests += 1
                 self._worker.scheduler.add(request)
-
-    # -- steps
 
     def _begin(self, now: float) -> float:
         began = self._cpu()

@@ -32,9 +32,6 @@ Work = TypeVar("Work")
 Result = TypeVar("Result")
 
 
-# -- rounds
-
-
 def take_turns(
     contestants: Mapping[str, Callable[[Work], Result]],
     rounds: Iterable[Work],
@@ -153,9 +150,6 @@ def periods_of(runs: Sequence[Sequence[StepRecord]]) -> Row:
 
 def has_prompt_rows(step: StepRecord) -> bool:
     return step.rows != step.sequences + step.nodes
-
-
-# -- engines
 
 
 def check_drafter(engine: Engine) -> None:

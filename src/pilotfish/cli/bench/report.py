@@ -150,8 +150,6 @@ class ProgressBar(PhaseProgress):
         self.update(self.task_ids[0], advance=1, total=self.total, description=label)
 
 
-# -- the machine
-
 TRIALS = 5
 MEBIBYTE = 1 << 20
 
@@ -200,9 +198,6 @@ def timed(call: Callable[[], object]) -> float:
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
-
-
-# -- how a result came about
 
 
 PACKAGES = ("pilotfish", "torch", "transformers")

@@ -69,8 +69,6 @@ class PlainTexts(ClientTexts):
         arguments = {name: self._within(value) for name, value in template.items()}
         return chat_prompt(wedged, self, arguments, special=special)
 
-    # -- as a tokenizer of wedged texts
-
     @property
     def chat_template(self) -> Any:
         return self.tokenizer.chat_template
@@ -82,8 +80,6 @@ class PlainTexts(ClientTexts):
         text = text.removeprefix(WEDGE)  # some put a space before what is first
         found: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return found
-
-    # -- wedges
 
     def _within(self, value: Any) -> Any:
         if isinstance(value, str):

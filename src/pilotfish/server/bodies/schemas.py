@@ -95,9 +95,6 @@ def _object(body: bytes) -> dict[str, Any]:
     return fields
 
 
-# -- unknown fields
-
-
 def _supported(fields: dict[str, Any], kind: type[RequestBody], ignored: Ignored) -> dict[str, Any]:
     names = set(kind.__struct_fields__)
     unknown = [name for name, value in fields.items() if name not in names and value is not None]

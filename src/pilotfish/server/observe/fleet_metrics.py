@@ -131,8 +131,6 @@ class FleetMetrics:
         self._add_total(replica, counts.loading_seconds, "pilotfish_kv_loading_seconds")
         self._add_total(replica, counts.computing_seconds, "pilotfish_kv_estimated_computing_seconds")
 
-    # -- gauges
-
     def _show(
         self, prefix: str, rows: Mapping[str, Sequence[float]], detail: str = "", of: Mapping[str, str] | None = None
     ) -> None:
@@ -153,8 +151,6 @@ class FleetMetrics:
         self._metrics.empty(*(names or [group]))
         self._shown[group] = shown
         return True
-
-    # -- counters
 
     def _add_totals(self, replica: str, totals: Mapping[str, float], *metric: str) -> None:
         for label, total in totals.items():

@@ -106,9 +106,6 @@ def chat_of(request: ResponsesRequest, ignored: Ignored) -> ResponseChat:
     return converted({name: value for name, value in fields.items() if value is not None}, ResponseChat)
 
 
-# -- parts of a body
-
-
 def _goes_on(items: str | list[Any]) -> bool | None:
     last = items[-1] if items and not isinstance(items, str) else None
     goes_on = isinstance(last, InputMessage) and last.role == "assistant" and last.status not in (None, "completed")

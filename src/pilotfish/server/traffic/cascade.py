@@ -30,9 +30,6 @@ SMALL = "small"
 RESUME = 2.0
 
 
-# -- configuration
-
-
 @dataclass(frozen=True)
 class CascadeSetup:
     policy: CascadePolicy
@@ -70,9 +67,6 @@ def server_of_small(policy: CascadePolicy, server: ServerConfig) -> ServerConfig
     return replace(
         server, replicas=None, target_pool=pools, target_pool_key=keys, resume_timeout=patience, cascade=None
     )
-
-
-# -- requests
 
 
 class Cascade:
@@ -173,8 +167,6 @@ class CascadeStream:
         if self._asked[0].params.logprobs is not None or not update.delta.logprobs:
             return update
         return replace(update, delta=msgspec.structs.replace(update.delta, logprobs=[]))
-
-    # -- the models
 
     def _begun(self) -> Updates:
         if self._answer.escalated is not None:

@@ -123,9 +123,6 @@ def questions_of(options: BenchOptions) -> list[Question]:
     ]
 
 
-# -- loading
-
-
 def load_all(options: BenchOptions, longest: int, stack: ExitStack, progress: ProgressBar) -> Players:
     """One after the other, each in a process of its own on the same cores. `longest` is that of the prompts."""
     modes = parse_choices("modes", options.modes, get_args(Mode))

@@ -101,9 +101,6 @@ class Engines:
         self._directory.cleanup()
 
 
-# -- levels of drafts
-
-
 @dataclass(frozen=True)
 class Level:
     began: float  # seconds, on the clock of the steps' records

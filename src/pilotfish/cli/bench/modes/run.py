@@ -87,9 +87,6 @@ def _latencies(outputs: Sequence[OutputTimes]) -> dict[str, list[float]]:
     }
 
 
-# -- requests and acceptance
-
-
 def by_request(rounds: Rounds, jobs: Mapping[int, Sequence[Sequence[Job]]]) -> dict[str, list[Row]]:
     players = [(name, c, runs) for c, found in rounds.items() for name, runs in found.items()]
     requests = chain.from_iterable(request_rows(name, c, runs, jobs[c]) for name, c, runs in players)

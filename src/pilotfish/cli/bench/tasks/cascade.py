@@ -86,9 +86,6 @@ def category_rows(tasks: Sequence[CascadedTask], threshold: float) -> list[Row]:
     return [{"category": name, **outcome(each, threshold).row()} for name, each in own.items()]
 
 
-# -- from tasks that both did alone to a threshold between them
-
-
 #: Thresholds are rounded down to so many parts of 1.
 STEPS = 10_000
 #: A share that is too low by less is not.

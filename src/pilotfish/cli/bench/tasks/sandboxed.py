@@ -73,9 +73,6 @@ def set_limits(limits: dict[str, int]) -> None:
         resource.setrlimit(number, (min(most, hard), hard))
 
 
-# -- files
-
-
 def confine_files() -> bool:
     """Whether this kernel has Landlock."""
     version = _libc.syscall(CREATE_RULESET, None, 0, 1)
@@ -108,9 +105,6 @@ def _allow(rules: int, path: Path, rights: int) -> None:
         os.close(place)
 
 
-# -- calls of the kernel
-
-
 class _Filter(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
@@ -141,9 +135,6 @@ def _instructions() -> Iterable[tuple[int, int, int, int]]:
     for own in FOR_ITSELF.values():
         yield from (call(own, 5), argument, (EQUAL, 1, 0, os.getpid()), (EQUAL, 0, 1, 0), allowed, denied)
     yield allowed
-
-
-# -- the program
 
 
 def main() -> None:
