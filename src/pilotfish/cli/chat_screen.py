@@ -65,8 +65,7 @@ class PlainScreen:
 
 
 class TerminalScreen:
-    """Answers are coloured by origin, with figures below. Ctrl-C ends an answer; twice at the prompt sign it ends the
-    conversation."""
+    """Answers coloured by origin, above figures. Ctrl-C ends an answer; twice at the prompt sign, the conversation."""
 
     def __init__(self, *, drafts: bool) -> None:
         with suppress(ImportError):

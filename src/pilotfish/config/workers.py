@@ -77,8 +77,7 @@ class DraftConfig:
 @dataclass(frozen=True, kw_only=True)
 class PrefillConfig:
     """`model` computes KV of prompts for targets of the same model that connect to `listen`, and keeps it in
-    `segment_memory` until they take it. Without `key` and `allow` only this host's processes may connect, unless
-    `insecure`."""
+    `segment_memory` until taken. Without `key` and `allow` only this host's processes connect, unless `insecure`."""
 
     model: EngineConfig
     listen: Annotated[str, option("ipc://PATH or tcp://HOST:PORT.")]
@@ -103,8 +102,7 @@ class PrefillConfig:
 @refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class TargetConfig:
-    """`engine` serves servers that connect to `listen`. Without `key` and `allow` only this host's processes may
-    connect, unless the engine is `insecure`."""
+    """`engine` serves servers that connect to `listen`, only this host's without `key` and `allow` or `insecure`."""
 
     engine: EngineConfig
     listen: Annotated[str, option("ipc://PATH or tcp://HOST:PORT.")]

@@ -20,8 +20,7 @@ from pilotfish.printable import one_line
 
 #: Grammars kept in the cache, compiled or refused.
 KEPT = 128
-#: Characters of a regular expression, and of a grammar without its schemas: the time to compile one may grow with the
-#: square.
+#: Characters of a regular expression, and of a grammar without its schemas: compiling may grow with the square.
 MAX_REGEX, MAX_GRAMMAR = 1 << 14, 1 << 16
 FIELD = "structured_outputs"
 #: Characters of a message of llguidance.

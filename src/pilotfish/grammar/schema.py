@@ -1,6 +1,5 @@
 """JSON schemas that llguidance enforces wholly: keywords that it would ignore are refused by name, those that it
-enforces in part are made exact. By itself it ignores unknown keywords, and lets impossible dates, escaped duplicate
-keys and endless white space pass."""
+enforces in part are made exact. Alone it lets impossible dates, escaped duplicate keys and endless white space pass."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The KV of `OBJECT_TOKENS` consecutive tokens, which tiers keep and move, and the file that one is kept in. Files of a
-shape all have the same size:
+"""The KV of `OBJECT_TOKENS` consecutive tokens, and its file. Files of a shape all have the same size:
 
     0    8 bytes   magic
     8    u32       version of the format         all numbers are little-endian
@@ -13,8 +12,7 @@ shape all have the same size:
     352  …         data
 
 A file is written below another name and then renamed, so below its own name it is whole. It is not flushed to the
-device: whatever a power failure leaves there is found by its checksums.
-"""
+device: whatever a power failure leaves there is found by its checksums."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Running sums of bounded size, exact however they are split and merged. Differences of variant and holdout are taken
-hour by hour and averaged: over all hours at once, a variant whose share rises would be compared under another load than
-the holdout."""
+"""Running sums of bounded size, exact however split and merged. Differences of variant and holdout are taken hour by
+hour and averaged: over all hours at once, a variant whose share rises would meet another load than the holdout."""
 
 from __future__ import annotations
 

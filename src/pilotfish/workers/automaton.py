@@ -33,8 +33,7 @@ class SuffixAutomaton:
     A state stands for the substrings that end at the same places; its link leads to the longest suffix that also ends
     elsewhere. n tokens make at most 2 n states and 3 n transitions, about 450 bytes a token. Reading a token takes
     amortized constant time: counting up the links stops at a state that has reached MAX_COUNT, as all states behind it
-    have. `begin` starts another sequence; no substring spans two.
-    """
+    have. `begin` starts another sequence; no substring spans two."""
 
     def __init__(self) -> None:
         self.num_tokens = 0

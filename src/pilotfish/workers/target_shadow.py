@@ -4,8 +4,7 @@
                                               │   drafter: propose, commit, close, at the times of live steps
 
 Nothing of it is verified and it gets no row: its owner calls `turn` beside the step loop. It has no socket, clock or
-lock: time is an argument, and a remote draft is told through the drafter.
-"""
+lock: time is an argument, and a remote draft is told through the drafter."""
 
 from __future__ import annotations
 

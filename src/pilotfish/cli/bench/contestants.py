@@ -210,15 +210,13 @@ def contestant_of(engine: Engine) -> Contestant:
 
 
 def drafting(engine: Engine, drafter: str, nodes: int = 0) -> Contestant:
-    """`off`, or what EngineConfig.drafter may name; trees of so many nodes, or as configured, are verified in full.
-    `engine` is of mode sync."""
+    """`off`, or a name for EngineConfig.drafter; all `nodes` of its trees are verified. Of an engine of mode sync."""
     config, kinds = engine.config, () if drafter == OFF else drafter_kinds(drafter)
     return Contestant(partial(engine.drafters.make, kinds), partial(FixedBudget, nodes or config.nodes, config.levels))
 
 
 class PausedBudget:
-    """An adaptive budget whose clock stands still while other contestants run: else each of its runs would begin with
-    the probes that fell due meanwhile."""
+    """Adaptive; its clock stands still while others run: else runs would begin with probes that fell due meanwhile."""
 
     def __init__(self, budget: AdaptiveBudget) -> None:
         self._budget = budget

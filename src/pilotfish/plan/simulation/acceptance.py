@@ -21,8 +21,7 @@ from pilotfish.errors import ParameterError
 TracedLine = TypeVar("TracedLine")
 Token = Annotated[int, Meta(ge=0, lt=1 << 31)]
 LogChance = Annotated[float, Meta(le=0)]
-#: Of drawn traces: similarity of the chances of first guesses over positions. Those of real drafts are
-#: near 0 or 1 at most of them.
+#: How alike drawn chances of first guesses are over positions. Those of real drafts are near 0 or 1 mostly.
 CONCENTRATION = 0.8
 #: Traces in this package, by name.
 BUNDLED = {"pycode": Path(__file__).with_name("pycode.jsonl.gz")}
@@ -136,9 +135,8 @@ def write_acceptance(path: Path, pair: TracedPair, sequences: Sequence[TracedSeq
 def drawn_acceptance(
     acceptance: float, *, sequences: int = 32, prompt: int = 128, output: int = 256, width: int = 12, seed: int = 0
 ) -> AcceptanceTrace:
-    """One guess of each token, mostly the likeliest, is right with this mean chance, 0 to 1. Chances are
-    Beta-distributed and calibrated; the rest of each chance falls to the other guesses in halves. So the likeliest is
-    right a little more often."""
+    """One guess of each token, mostly the likeliest, is right with this mean chance, 0 to 1; the likeliest a bit more
+    often. Chances are Beta-distributed and calibrated; what is left of each falls to the other guesses in halves."""
     random, count, vocab = np.random.default_rng(seed), sequences * output, 1 << 15
     chances = _drawn_chances(random, acceptance, count, width)
     guesses = (random.integers(vocab, size=(count, 1)) + np.arange(width)) % vocab

@@ -1,5 +1,4 @@
-"""Events: `message_start`, the events of blocks, `message_delta` with the usage, `message_stop`; `error` in place of
-the last two where the stream broke."""
+"""Events: `message_start`, those of blocks, `message_delta` with the usage, `message_stop`; or `error` at the end."""
 
 from __future__ import annotations
 

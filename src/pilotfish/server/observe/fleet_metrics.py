@@ -16,8 +16,7 @@ GAUGES = {
     "pilotfish_shadow": ("ready", "tokens_per_second", "live_tokens_per_second", "error"),
     "pilotfish_kv": ("used_bytes", "capacity_bytes"),
 }
-#: Slots that count as one block of vLLM's: gateways that hash prompts raise smaller blocks to this size, and keep their
-#: number.
+#: Slots told as one block of vLLM's: gateways that hash prompts raise smaller blocks to this, and keep their number.
 BLOCK_SLOTS = 64
 #: Of a server with one target.
 NOT_ROUTED = RoutedTokens()

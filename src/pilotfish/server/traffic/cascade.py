@@ -1,6 +1,5 @@
 """An alias that clients ask for: the small model answers if it is sure, else the large one. The small model's updates
-are held back until its first tokens are judged, and dropped where it is not sure. One model gives the whole answer, as
-it would alone."""
+are held back until its first tokens are judged. One model gives the whole answer, as it would alone."""
 
 from __future__ import annotations
 

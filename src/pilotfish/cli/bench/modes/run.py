@@ -24,8 +24,7 @@ Rounds = Mapping[int, Mapping[str, Sequence[Run]]]
 
 
 def run_modes(options: BenchOptions, progress: ProgressBar) -> Report:
-    """Every setting plays every round, in rotating order, `repeats` rounds after one to warm up; fails where outputs of
-    float32 differ from those of off."""
+    """Settings take turns, `repeats` rounds after a warm-up; fails where float32 outputs differ from those of off."""
     settings, prompts = grid_of(options), len(options.rows())
     numbers = {c: max(c, prompts) for c in parse_numbers("concurrency", options.concurrencies)}
     jobs = {concurrency: options.rounds(number) for concurrency, number in numbers.items()}
@@ -94,8 +93,7 @@ def by_request(rounds: Rounds, jobs: Mapping[int, Sequence[Sequence[Job]]]) -> d
 
 
 def request_rows(setting: str, concurrency: int, runs: Sequence[Run], rounds: Sequence[Sequence[Job]]) -> Iterator[Row]:
-    """Seconds from a round's beginning, when all of its requests are there; one is sent when it is begun. Tokens that
-    came together have one time."""
+    """Seconds from a round's beginning, when all requests are there. Tokens that came together have one time."""
     for number, (run, jobs) in enumerate(zip(runs, rounds, strict=True)):
         start = min(one.began for one in run.times)
         for one, job in zip(run.times, jobs, strict=True):

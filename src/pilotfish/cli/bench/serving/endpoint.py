@@ -77,8 +77,7 @@ class ServedEndpoint:
 
 
 def find_endpoint(options: ServeBenchOptions) -> ServedEndpoint:
-    """The endpoint with its model. ParameterError for a URL or a variable that cannot be used; EngineError where the
-    server does not list its models."""
+    """With its model. ParameterError for an unusable URL or variable; EngineError where the server lists no models."""
     url, headers = server_url("base_url", options.base_url), key_headers(options.api_key_env)
     listed = _listed(url, headers, needed=not options.model)
     model = options.model or listed[0]["id"]

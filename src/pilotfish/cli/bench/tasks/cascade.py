@@ -1,5 +1,4 @@
-"""How sure a small model must be to answer in place of a large one: `threshold` of a cascade's file, from tasks whose
-success can be judged."""
+"""How sure a small model must be to answer in place of a large one: a cascade's `threshold`, from judged tasks."""
 
 from __future__ import annotations
 
@@ -130,8 +129,7 @@ def share(of: Sequence[bool]) -> float:
 
 
 def outcomes(tasks: Sequence[CascadedTask]) -> list[CascadeOutcome]:
-    """Of every threshold that differs from the one before, the lowest first: there the small model answers all. At the
-    last one it answers nothing."""
+    """Of every threshold that matters, ascending: the small model answers all at the first, nothing at the last."""
     found = {math.floor(task.confidence * STEPS) / STEPS for task in tasks}
     return [outcome(tasks, threshold) for threshold in (*sorted(found), NOBODY)]
 

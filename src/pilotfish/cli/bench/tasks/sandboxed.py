@@ -1,10 +1,8 @@
-"""Runs one program that a model wrote, in this process, after giving up what the process could do to others. The
-standard library alone: `sandbox` starts it as `python -I -S sandboxed.py LIMITS VERDICT`, with a nonce and the program
-on stdin.
+"""Runs one program that a model wrote, in this process, after giving up what the process could do to others. Standard
+library alone: `sandbox` starts `python -I -S sandboxed.py LIMITS VERDICT`, with a nonce and the program on stdin.
 
 What is given up, in order: capabilities; files (Landlock) but for reading Python and writing the working directory;
-resources (limits); calls of the kernel that start processes, open sockets, or reach other processes (seccomp).
-"""
+resources (limits); calls of the kernel that start processes, open sockets, or reach other processes (seccomp)."""
 
 from __future__ import annotations
 
