@@ -224,7 +224,6 @@ class PausedBudget:
         self._now = self._paused = 0.0  # seconds: the last step, pauses left out; the pauses up to this run
 
     def begin_run(self) -> PausedBudget:
-        """Itself, for another run after a pause."""
         self._begins = True
         return self
 

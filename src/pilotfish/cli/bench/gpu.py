@@ -182,7 +182,6 @@ def write_random_model(shape: LlamaConfig, dtype: torch.dtype, directory: str) -
 
 
 def step_rows(executor: TorchExecutor, rows: int) -> SequenceRows:
-    """The step of `context_and_tree`, whose context this computes."""
     before, step = context_and_tree(rows, executor.model.config.vocab_size)
     executor.forward([before])
     return step

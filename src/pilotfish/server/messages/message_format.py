@@ -41,7 +41,6 @@ class MessageFormat(EventFormat):
         return self._usage(self.output.tokens, self.output.reasoning_tokens)
 
     def _usage(self, tokens: int, thinking: int) -> Part:
-        """Cached tokens of the prompt count apart from the others."""
         cached = self._cached().total()
         return {
             "input_tokens": self.prompt_tokens - cached,

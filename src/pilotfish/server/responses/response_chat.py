@@ -163,7 +163,6 @@ _ORDER = ("reasoning", "content", "tool_calls")
 
 
 def _belongs(part: dict[str, Any], message: dict[str, Any]) -> bool:
-    """Whether a part continues an assistant's message, in order: reasoning, text, calls."""
     if part["role"] != "assistant" or message["role"] != "assistant":
         return False
     said = [_ORDER.index(name) for name in message if name in _ORDER]

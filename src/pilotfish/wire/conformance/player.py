@@ -84,7 +84,6 @@ class Player:
             self.listen(0.01)
 
     def greet(self) -> bool:
-        """Whether Hello was answered with Load."""
         self.listen(self.patience, lambda: bool(self.heard.loads or self.heard.refusals))
         return bool(self.heard.loads)
 

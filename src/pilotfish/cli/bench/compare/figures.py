@@ -27,7 +27,6 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """`off`, `sync` and `async` are ours; others have their engine's name before theirs."""
         if self.engine == PILOTFISH:
             return self.way
         return self.engine if self.way == PLAIN else f"{self.engine}, {self.way}"

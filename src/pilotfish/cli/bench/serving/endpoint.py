@@ -34,7 +34,6 @@ class ServedEndpoint:
         return CHATS if self.chat else COMPLETIONS
 
     def body(self, request: ServerRequest, history: Sequence[Message]) -> dict[str, Any]:
-        """Of a turn, after what was said before."""
         told = {"continuous_usage_stats": True} if self.owner in (OURS, VLLM) else {}
         if request.prompt and not self.chat:
             asked: dict[str, Any] = {"prompt": request.prompt}

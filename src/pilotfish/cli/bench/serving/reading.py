@@ -96,7 +96,6 @@ def token_times(answer: Answer, tokens: int) -> list[float]:
 
 
 def content_size(event: Event) -> int:
-    """Characters that an event adds to the output."""
     text, calls = _pieces(event.data)
     return len(text) + sum(len(_arguments(call)) for call in calls)
 

@@ -23,7 +23,6 @@ SIDES = ("small", "large")
 
 
 def run_cascade(options: BenchOptions, progress: ProgressBar) -> Report:
-    """Both models generate all tasks alone, plainly, one after the other; then the outputs are judged."""
     if options.target is not None and options.small is None:
         raise ParameterError("small", None, "--target and --small together")
     large = options.engine_config(mode="off")

@@ -95,7 +95,6 @@ def _read_by_python() -> set[Path]:
 
 
 def _allow(rules: int, path: Path, rights: int) -> None:
-    """Nothing where there is no such path."""
     with suppress(FileNotFoundError):
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         rights &= -1 if path.is_dir() else FILE_RIGHTS
