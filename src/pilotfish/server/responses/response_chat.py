@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from msgspec import Struct
-
 from pilotfish.printable import short
 from pilotfish.server.bodies.ignored import Ignored, kind_of
 from pilotfish.server.bodies.requests import AnyText, ChatRequest, JsonObject
@@ -192,10 +190,7 @@ def _response_format(text: TextOptions | None) -> dict[str, Any] | None:
         case JsonObject():
             return {"type": "json_object"}
         case SchemaJson() as form:
-            return {"type": "json_schema", "json_schema": _present_fields(form)}
+            given = {name: getattr(form, name) for name in form.__struct_fields__}
+            present = {name: value for name, value in given.items() if value is not None}
+            return {"type": "json_schema", "json_schema": present}
     raise TypeError(text)
-
-
-def _present_fields(struct: Struct) -> dict[str, Any]:
-    given = {name: getattr(struct, name) for name in struct.__struct_fields__}
-    return {name: value for name, value in given.items() if value is not None}
