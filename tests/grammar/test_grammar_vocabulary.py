@@ -16,8 +16,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from pilotfish.engine.pairs import resolve_pair
 from pilotfish.errors import ParameterError
+from pilotfish.grammar.compile import vocabulary_of
 from pilotfish.grammar.state import MatcherState
-from pilotfish.grammar.vocabulary import vocabulary_of
 
 CALL, WORD, MARK = 4096, 4097, 4098
 

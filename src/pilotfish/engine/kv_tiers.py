@@ -8,8 +8,7 @@ from pilotfish.engine.fingerprint import kv_fingerprint
 from pilotfish.engine.processes.host_memory import GIB
 from pilotfish.errors import ParameterError
 from pilotfish.kv.disk import DiskStore
-from pilotfish.kv.host import HostStore
-from pilotfish.kv.tiers import KVTiers
+from pilotfish.kv.tiers import HostStore, KVTiers
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.kv_copy import copier_of
 from pilotfish.model.loading.configuration import common_window
