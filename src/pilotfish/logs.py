@@ -1,4 +1,5 @@
-"""On stderr, as JSON or text, with control characters escaped. Prompts are logged only with `--log-prompts`."""
+"""Logs on stderr, as JSON or text. Clients cannot break out of a line: both formats escape control characters. Prompts
+are logged only with `--log-prompts`."""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ from pilotfish.cluster.preflight import (
 )
 from pilotfish.errors import EngineError, InputError, ParameterError
 
-#: Seconds: for a host to look at itself, between two looks at what starts, for Ray to tell what there is, to be heard.
+#: Seconds that a host has to look at itself, between two looks at what starts, for Ray to tell what there is, and to be
+#: heard at all.
 REPORT, LOOK, TELLING, HEARD = 120.0, 0.5, 10.0, 5.0
 #: As Ray Serve names them.
 PROXIES = {"every_host": "EveryNode", "head": "HeadOnly"}

@@ -76,7 +76,8 @@ class EngineConfig:
     guesses are only scored. `budget` auto spends as much of `nodes` and `levels` as pays by measured costs; fixed, all.
 
     `prefill_workers` on `prefill_cores`, or pools at `prefill_pool`, compute KV of prompts where that is faster or, if
-    `prefill_threshold` is a number, where so many tokens lack it; by the first of `prefill_transports` or the socket.
+    `prefill_threshold` is a number, where so many tokens lack it. KV crosses by the first of `prefill_transports`
+    available, else over the socket.
 
     Each of `tensor_parallel` ranks holds a part of the target's weights and KV; drafts are whole. `kv_slots` and
     `memory` bind each process that has a model. Where both are 0 the KV pool holds what `max_requests` sequences can

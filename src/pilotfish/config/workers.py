@@ -102,7 +102,8 @@ class PrefillConfig:
 @refuse_unknown
 @dataclass(frozen=True, kw_only=True)
 class TargetConfig:
-    """`engine` serves servers that connect to `listen`, only this host's without `key` and `allow` or `insecure`."""
+    """`engine` serves servers that connect to `listen`. Without `key` and `allow` only this host's processes may
+    connect, unless the engine is `insecure`."""
 
     engine: EngineConfig
     listen: Annotated[str, option("ipc://PATH or tcp://HOST:PORT.")]

@@ -112,7 +112,8 @@ class Grammars:
 def vocabulary_of(
     tokenizer: Any, vocab_size: int, eos_ids: Sequence[int], slices: list[str] | None = None
 ) -> LLTokenizer:
-    """Without entries beyond the model's `vocab_size`. ParameterError if llguidance cannot read a (fast) tokenizer.
+    """`tokenizer` must be fast; ParameterError if llguidance cannot read it. Entries beyond the model's `vocab_size`
+    are left out.
 
     Special tokens stay out of texts: llguidance would force such a token where its text is the only way on, and then
     not take it. Grammars name them by id, as in `<[151657]>`."""

@@ -67,8 +67,8 @@ def mean_interval(count: int, mean: float, variance: float, alpha: float) -> Int
 def share_interval(count: int, total: float, alpha: float) -> Interval | None:
     """Of the mean of `count` values from 0 to 1 whose sum is `total`; None without values. The bet on a mean p, the
     mixture of ∏ (q/p)^x ((1-q)/(1-p))^(1-x) over q, starts at 1 and never grows in expectation if p is right: each
-    factor is convex in x, and 1 in expectation at 0 and 1. So (Ville) it reaches 1 / alpha with chance alpha at
-    most."""
+    factor is convex in x, and 1 in expectation where x is 0 or 1. So it reaches 1 / alpha with a chance of at most
+    alpha (Ville)."""
     if count == 0:
         return None
     share = min(max(total / count, 0.0), 1.0)

@@ -39,5 +39,6 @@ def levels_hidden(verify: float, level: float, exchange: float = 0.0) -> int:
 
 
 def rerooted_round(verify: float, level: float, depth: int, survives: float, fixed: float) -> float:
-    """Seconds; the tree grows `depth` levels meanwhile. Unless it `survives` it starts anew, with one level exposed."""
+    """Seconds; the tree grows `depth` levels meanwhile. With a chance of 1 - `survives` it lacks the committed token
+    and starts anew, with one level exposed."""
     return max(verify, depth * level) + (1 - survives) * level + fixed

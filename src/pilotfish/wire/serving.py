@@ -1,4 +1,4 @@
-"""Messages between servers and target workers, MessagePack maps with a `type`. A target listens; any servers dial it.
+"""Messages of servers and target workers: MessagePack maps with a `type`. Targets listen, any number of servers dial.
 
     server                                    target worker
       ├─ Attend ─────────────────────────────► │   twice a second, as long as the server lives

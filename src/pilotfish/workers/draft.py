@@ -37,7 +37,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds after which the remaining frames wait for the next level.
 HANDLING = 0.01
-#: Bytes of a frame beside a sequence as long as the draft's context (5 bytes a token at most), as of a constraint.
+#: Bytes of a frame beside the tokens of a sequence as long as the draft's context (5 bytes each at most): a constraint
+#: in UTF-8, and the rest.
 FRAME_BASE = 4 * MAX_LENGTH + (1 << 20)
 
 

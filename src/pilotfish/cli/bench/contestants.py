@@ -210,7 +210,8 @@ def contestant_of(engine: Engine) -> Contestant:
 
 
 def drafting(engine: Engine, drafter: str, nodes: int = 0) -> Contestant:
-    """`off`, or a name for EngineConfig.drafter; all `nodes` of its trees are verified. Of an engine of mode sync."""
+    """`off`, or what EngineConfig.drafter may name; trees of so many nodes, or as configured, are verified in full.
+    `engine` is of mode sync."""
     config, kinds = engine.config, () if drafter == OFF else drafter_kinds(drafter)
     return Contestant(partial(engine.drafters.make, kinds), partial(FixedBudget, nodes or config.nodes, config.levels))
 

@@ -49,7 +49,7 @@ def run_record(options: BenchOptions, progress: ProgressBar) -> Report:
 
 
 def guessed(draft: Executor, job: Job, prompt: Sequence[int], output: Sequence[int]) -> TracedSequence:
-    """A job's output, and the draft's guesses in place of each token. Overwrites the (idle) draft's first slots."""
+    """A job's output, and the draft's guesses in place of each token. Overwrites an idle draft's first slots."""
     parts = list(_guesses(draft, job, [*prompt, *output], len(prompt)))
     tokens, log_chances = (np.concatenate(part).tolist() for part in zip(*parts, strict=True))
     return TracedSequence(job.prompt.id, list(prompt), list(output), tokens, log_chances)

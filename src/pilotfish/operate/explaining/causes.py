@@ -29,7 +29,8 @@ ALIKE = 0.9
 DIRECTNESS = ("draft", "client", "output", "temperature", "context", "script", "tag", "variant")
 
 Part = Literal["mix", "within"]
-#: Accepted tokens a step are the product: steps that wanted a tree, those of them in time, accepted tokens of a tree.
+#: Of accepted tokens a step, which is their product: how many steps wanted a tree, how many of those had one in time,
+#: how many tokens of a tree were accepted.
 Factor = Literal["wanted", "late", "right"]
 FACTORS: tuple[Factor, ...] = get_args(Factor)
 

@@ -1,6 +1,7 @@
-"""A target with `n` decoding sequences takes steps of `best_step`, and computes a prompt for each request that ends:
+"""A target with `n` decoding sequences takes steps of `best_step`, and computes a new prompt for every request that
+ends. It completes
 
-rate(n) = 1 / (output · step / (n · tokens of a step) + prompt)        requests a second
+    rate(n) = 1 / (output · step / (n · tokens of a step) + prompt)        requests a second
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Spans follow OpenTelemetry's conventions for generative AI, and vLLM's names beyond: counts and times, never text."""
+"""Spans follow OpenTelemetry's conventions for generative AI, or vLLM's beyond these: counts, times, never text."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Players:
 
 
 def run_compare(options: BenchOptions, progress: ProgressBar) -> Report:
-    """After one prompt to warm up all prompts, `repeats` times, past the end of sequence: all generate as much."""
+    """After one prompt to warm up, all of them `repeats` times, past the end of sequence: all generate as much."""
     questions = questions_of(options)
     with ExitStack() as stack:
         players = load_all(options, max(len(one.prompt) for one in questions), stack, progress)
@@ -169,7 +169,7 @@ def peer_setup(options: BenchOptions, threads: int, longest: int) -> PeerSetup:
 
 
 def converted(library: Library, setup: PeerSetup) -> PeerSetup:
-    """GGUF files where the library needs them. EngineError where it lacks; ModelError if none was converted."""
+    """GGUF files where the library needs them. EngineError without the library, ModelError without such files."""
     if absent := library.absent():
         raise EngineError(f"{absent} not installed: {INSTALL}")
     if not library.weights:

@@ -124,8 +124,9 @@ def levels_during(run: Run, levels: Sequence[Level]) -> list[Level]:
 
 
 def levels_of(runs: Sequence[Run], levels: Sequence[Level]) -> Row:
-    """Milliseconds of levels during some runs, pace included, and between two where neither had rows of prompts. There
-    the median: a draft whose trees are large enough waits, with nothing to do."""
+    """Milliseconds of a level, pace included, and from the end of one to the beginning of the next, where neither had
+    rows of prompts; of the levels during some runs. The median: a draft that waits, because its trees are large enough,
+    has nothing to do between two levels."""
     pairs = [
         pair
         for run in runs

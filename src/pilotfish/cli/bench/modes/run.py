@@ -93,7 +93,8 @@ def by_request(rounds: Rounds, jobs: Mapping[int, Sequence[Sequence[Job]]]) -> d
 
 
 def request_rows(setting: str, concurrency: int, runs: Sequence[Run], rounds: Sequence[Sequence[Job]]) -> Iterator[Row]:
-    """Seconds from a round's beginning, when all requests are there. Tokens that came together have one time."""
+    """Seconds from a round's beginning, when all of its requests are there; one is sent when it is begun. Tokens that
+    came together have one time."""
     for number, (run, jobs) in enumerate(zip(runs, rounds, strict=True)):
         start = min(one.began for one in run.times)
         for one, job in zip(run.times, jobs, strict=True):

@@ -69,7 +69,7 @@ def burst_times(rate: float, options: ServeBenchOptions) -> Iterator[float]:
 
 def arrival_times(rate: float, seed: int, burstiness: float = 1.0) -> Iterator[float]:
     """Times of arrivals without end, `rate` a second in the mean. Intervals are gamma distributed with this shape: 1 is
-    a Poisson process, less comes in bursts, more is evener. One seed gives the same times, stretched, for all rates."""
+    a Poisson process, less gives bursts, more evenness. One seed gives the same times, stretched, for all rates."""
     random, at = np.random.default_rng(seed), 0.0
     while True:
         at += float(random.standard_gamma(burstiness)) / (burstiness * rate)

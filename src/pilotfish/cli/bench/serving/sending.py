@@ -98,5 +98,6 @@ class Sending:
         return sent
 
     async def _check(self) -> None:
+        """After a connection that was lost: whether the server is."""
         if why := await self._endpoint.gone():
             self.broken = why
