@@ -35,8 +35,7 @@ def option(
     most: int | None = None,
     **extra: Any,
 ) -> Meta:
-    """`low` to `high`: inclusive bounds; `above`: an exclusive lower bound; `most`: entries of a list or mapping,
-    characters of a text.
+    """`low` to `high`: inclusive bounds; `above`: an exclusive lower one; `most`: entries, or characters of a text.
 
     `extra`: `or_zero` allows 0 below `low`, `unit` is that of a number. For the command line: `names` and `panel` in
     the help, `metavar`, `shown` (the default in words), and `parse`, a function of the option's name and the text."""

@@ -1,5 +1,4 @@
-"""Phases follow each other. The speed of a running phase is measured; for a later phase it is that of an earlier one of
-the same name, or as planned."""
+"""Phases follow each other. A running phase's speed is measured; a later one's is planned, or that of its namesake."""
 
 from __future__ import annotations
 

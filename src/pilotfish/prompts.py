@@ -88,9 +88,8 @@ def chat_prompt(
     *,
     special: bool = False,
 ) -> list[int]:
-    """Messages are {role, content}; the tokens end where the answer begins. `template` holds further template
-    arguments; `special` adds the tokenizer's own tokens around a text. PromptError without a template, or where it
-    refuses."""
+    """Messages are {role, content}; the tokens end where the answer begins. `template` holds more template arguments;
+    `special` adds the tokenizer's own tokens around a text. PromptError where the template fails or lacks."""
     arguments = {"add_generation_prompt": True, **(template or {})}
     if not (tokenizer.chat_template or arguments.get("chat_template")):
         raise PromptError("messages: the model has no chat template; give it one, or continue a text as it is")
@@ -114,8 +113,7 @@ def template_arguments(tokenizer: Any, own: Mapping[str, Any], *, begins: bool |
 
 
 def marks_turns(tokenizer: Any) -> bool:
-    """Whether the chat template puts anything around a message. One of a model without conversations may only join
-    texts, as the bundled pair's does."""
+    """Whether the chat template puts anything around a message; the bundled pair's, for example, only joins texts."""
     if not tokenizer.chat_template:
         return False
     plain: list[int] = tokenizer.encode("?", add_special_tokens=False)

@@ -20,9 +20,8 @@ from pilotfish.core.cache.slots import Slots
 from pilotfish.core.cache.tiers import KVLoad
 from pilotfish.kv import tiers as module
 from pilotfish.kv.disk import DiskStore
-from pilotfish.kv.host import HostStore
 from pilotfish.kv.objects import Damage, ObjectFormat
-from pilotfish.kv.tiers import DISK, HOST, KVTiers
+from pilotfish.kv.tiers import DISK, HOST, HostStore, KVTiers
 
 SHAPE = bytes(32)
 SLOTS = 40 * OBJECT_TOKENS

@@ -97,9 +97,6 @@ def _command(name: str, conversation: Conversation, screen: Screen) -> None:
             screen.error(f"{name}: there is no such command; /help lists them")
 
 
-# -- the conversation
-
-
 @dataclass(frozen=True)
 class ChatTurn:
     question: str

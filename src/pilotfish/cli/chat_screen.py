@@ -30,9 +30,6 @@ def joined(line: Callable[[str], str | None]) -> str | None:
     return text
 
 
-# -- pipes
-
-
 class PlainScreen:
     """Turns are lines of stdin; stdout gets answers alone. Ctrl-C ends the program."""
 
@@ -67,12 +64,8 @@ class PlainScreen:
         self.note(f"pilotfish: {one_line(text)}")
 
 
-# -- a terminal
-
-
 class TerminalScreen:
-    """Answers are coloured by origin, with figures below. Ctrl-C ends an answer; twice at the prompt sign it ends the
-    conversation."""
+    """Answers coloured by origin, above figures. Ctrl-C ends an answer; twice at the prompt sign, the conversation."""
 
     def __init__(self, *, drafts: bool) -> None:
         with suppress(ImportError):

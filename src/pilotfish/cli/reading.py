@@ -83,9 +83,6 @@ def moment_of(text: str, now: float) -> float:
         raise ValueError(text) from error
 
 
-# -- statistics
-
-
 def read_statistics(
     kind: type[T], route: str, urls: Sequence[str | None], files: Sequence[Path | None], api_key_env: str
 ) -> list[T]:

@@ -37,9 +37,6 @@ def warn_line(line: str) -> None:
     sys.stderr.write(one_line(line) + "\n")
 
 
-# -- tables
-
-
 def print_table(*tables: Table, in_file: int | None = None, at_least: int = 0) -> None:
     """`in_file`: width where stdout is no terminal; `at_least`: width in any case."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else in_file)
@@ -69,9 +66,6 @@ def facts_table(facts: Mapping[str, object], title: str | None = None) -> Table:
     for name, value in facts.items():
         table.add_row(name, Text(one_line(str(value)), overflow="fold"))
     return table
-
-
-# -- engines and how far they are
 
 
 def status(message: str, *, quiet: bool = False) -> AbstractContextManager[Any]:
@@ -109,9 +103,6 @@ def warn_of_overruns(pacing: Sequence[Pacer]) -> None:
     for one in pacing:
         if not one.valid:
             warn_line(f"pilotfish: warning: this run is invalid, its device is too slow: {one}")
-
-
-# -- who wrote which text
 
 
 def shows_colour(console: Console) -> bool:

@@ -112,8 +112,6 @@ def _check(flag: Flag, name: str, value: str | None, rest: deque[str]) -> None:
         raise InputError(f"{given}: {flag.why}{accepted}")
 
 
-# -- --speculative-config
-
 FIELD = "speculative_config"
 _SPECULATIVE = _TABLES["speculative"]
 _ENGINE = options_of(EngineConfig)

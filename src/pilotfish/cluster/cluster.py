@@ -65,9 +65,6 @@ def _check_heard(address: str) -> None:
         raise ParameterError("address", address, allowed) from error
 
 
-# -- up
-
-
 def up(config: ClusterConfig, say: Say) -> str:
     """Starts what is not there, and returns the URL once all serves; "" without a server. InputError, with nothing
     started, if something is missing; EngineError, with what was started taken down, if it does not serve."""
@@ -173,9 +170,6 @@ def members_of(config: ClusterConfig) -> Iterator[Path]:
             raise ParameterError("cluster", config.name, "one that is up, as `pilotfish cluster up` brings it")
         with closing(MembersListing(config, ("target",), Path(directory) / "members.json")) as listing:
             yield listing.path
-
-
-# -- status and down
 
 
 def rows(config: ClusterConfig) -> list[dict[str, Any]]:

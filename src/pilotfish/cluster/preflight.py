@@ -49,9 +49,6 @@ def check_private(config: ClusterConfig, hosts: Sequence[Host]) -> None:
         raise ParameterError("key", None, f"a key file for hosts on a network ({', '.join(beyond)}), or insecure: true")
 
 
-# -- devices
-
-
 def needs(config: ClusterConfig, role: Role) -> dict[str, float]:
     own, ranks = config.of(role), config.ranks if role == "target" else 1
     amounts = {"CPU": own.cpus, "GPU": own.gpus, **own.devices}
@@ -113,9 +110,6 @@ def possible_roles(config: ClusterConfig, host: Host) -> list[Role]:
     return [role for role in config.present if fits(config, role, host, host.has)]
 
 
-# -- on a host
-
-
 def host_report(config: ClusterConfig, roles: Iterable[Role]) -> HostReport:
     models: dict[Role, dict[str, str]] = {}
     key = problem = ""
@@ -155,9 +149,6 @@ def _ends(path: Path) -> str:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - END))
         return hashlib.sha256(f"{path.name} {size}".encode() + first + file.read()).hexdigest()
-
-
-# -- all of them
 
 
 def check_reports(reports: Mapping[str, HostReport], own_version: str) -> None:

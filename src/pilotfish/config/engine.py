@@ -73,8 +73,7 @@ class EngineConfig:
     the last tokens in the sequence, suffix in past responses too, of which it keeps `max_cached_tokens`. A trained head
     as draft needs `features` of the target, made for the head of that name or for this engine's own drafts
     (`engine/tapping.py`). Pools at `shadow_pool` get `shadow_share` of the requests once these have ended; their
-    guesses are scored, not verified. `budget` auto spends as much of `nodes` and `levels` as pays by measured costs;
-    fixed spends all.
+    guesses are only scored. `budget` auto spends as much of `nodes` and `levels` as pays by measured costs; fixed, all.
 
     `prefill_workers` on `prefill_cores`, or pools at `prefill_pool`, compute KV of prompts where that is faster or, if
     `prefill_threshold` is a number, where so many tokens lack it. KV crosses by the first of `prefill_transports`

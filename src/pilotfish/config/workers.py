@@ -77,8 +77,7 @@ class DraftConfig:
 @dataclass(frozen=True, kw_only=True)
 class PrefillConfig:
     """`model` computes KV of prompts for targets of the same model that connect to `listen`, and keeps it in
-    `segment_memory` until they take it. Without `key` and `allow` only this host's processes may connect, unless
-    `insecure`."""
+    `segment_memory` until taken. Without `key` and `allow` only this host's processes connect, unless `insecure`."""
 
     model: EngineConfig
     listen: Annotated[str, option("ipc://PATH or tcp://HOST:PORT.")]

@@ -42,8 +42,7 @@ from pilotfish.errors import EngineError, ParameterError, RankLost
 from pilotfish.grammar.compile import Grammars
 from pilotfish.grammar.threads import GrammarThreads
 from pilotfish.kv.disk import DiskStore
-from pilotfish.kv.host import HostStore
-from pilotfish.kv.tiers import KVTiers
+from pilotfish.kv.tiers import HostStore, KVTiers
 from pilotfish.model.collective import ProcessGroup
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.feature_tap import FeatureTap

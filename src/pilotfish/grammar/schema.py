@@ -1,6 +1,5 @@
 """JSON schemas that llguidance enforces wholly: keywords that it would ignore are refused by name, those that it
-enforces in part are made exact. By itself it ignores unknown keywords, and lets impossible dates, escaped duplicate
-keys and endless white space pass."""
+enforces in part are made exact. Alone it lets impossible dates, escaped duplicate keys and endless white space pass."""
 
 from __future__ import annotations
 
@@ -94,7 +93,10 @@ class _Checker:
             raise SchemaError("nothing matches the schema false")
         schema = self._schema({} if self._root is True else self._root, "", 0)
         for ref in self._refs:
-            self._check_reference(ref)
+            pointer = unquote(ref.removeprefix("#"))
+            if not ref.startswith("#") or (pointer not in self._places and pointer not in self._anchors):
+                expected = "expected # and the place of a schema in this one"
+                raise SchemaError(f"$ref: {_short(ref)} is not supported; {expected}")
         return dict(schema)
 
     def _schema(self, schema: Any, place: str, depth: int) -> Any:
@@ -135,15 +137,12 @@ class _Checker:
             at = f" (at {place})" if place else ""
             raise SchemaError(f"not supported in a schema: the {keywords} {', '.join(unknown)}{at}")
 
-    def _check_reference(self, ref: str) -> None:
-        pointer = unquote(ref.removeprefix("#"))
-        if not ref.startswith("#") or (pointer not in self._places and pointer not in self._anchors):
-            raise SchemaError(f"$ref: {_short(ref)} is not supported; expected # and the place of a schema in this one")
-
 
 def _exact(schema: dict[str, Any], place: str) -> dict[str, Any]:
     schema.pop("uniqueItems", None)  # false, or it had been refused
-    _check_patterns(schema)
+    for pattern in (schema.get("pattern"), *(schema.get("patternProperties") or ())):
+        if isinstance(pattern, str) and len(pattern) > MAX_PATTERN:
+            raise SchemaError(f"a pattern of {len(pattern)} characters is too long; at most {MAX_PATTERN} are allowed")
     if "format" in schema:
         text = {"pattern": _pattern_of(schema.pop("format"))}
         if "pattern" in schema:
@@ -153,12 +152,6 @@ def _exact(schema: dict[str, Any], place: str) -> dict[str, Any]:
     if "minProperties" in schema:
         _limit_properties(schema, place)
     return schema
-
-
-def _check_patterns(schema: Mapping[str, Any]) -> None:
-    for pattern in (schema.get("pattern"), *(schema.get("patternProperties") or ())):
-        if isinstance(pattern, str) and len(pattern) > MAX_PATTERN:
-            raise SchemaError(f"a pattern of {len(pattern)} characters is too long; at most {MAX_PATTERN} are allowed")
 
 
 def _pattern_of(name: Any) -> str:

@@ -6,8 +6,7 @@ keeps its last mask over a rollback, and may give it for another path.
                  │     └─ c
                  └─ d           from c to d: back two, on one
 
-A guess that reaches a limit changes no output: no guess is legal from then on, and a matcher that has seen no guess
-takes over."""
+A guess that reaches a limit changes no output: no guess is legal from then on, and a fresh matcher takes over."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@
     …    …          places, from the next page on
 
 A place's epoch rises when it is freed, before it can be taken again: a reader that copies a segment and then finds the
-epoch unchanged has copied nothing that was written later.
-"""
+epoch unchanged has copied nothing that was written later."""
 
 from __future__ import annotations
 

@@ -86,9 +86,6 @@ def subdirectories(directory: Path) -> list[Path]:
     return sorted(directory / entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
 
 
-# -- for whom
-
-
 class _Versioned(msgspec.Struct, frozen=True, tag_field="holds", tag="pilotfish kv"):
     version: int
 
@@ -143,9 +140,6 @@ def write_manifest(directory: Path, objects: ObjectFormat) -> None:
         file.flush()
         os.fsync(descriptor)
     unfinished.rename(directory / MANIFEST)
-
-
-# -- whose
 
 
 class OwnedDirectory:

@@ -82,8 +82,6 @@ class DiskStore:
         with self._lock:
             return (len(self._keys) + len(self._stuck)) * self._format.file_bytes
 
-    # -- reading
-
     def get(self, key: Key, tokens: Sequence[int] | NDArray[np.integer]) -> KVObject | None:
         if not self.contains(key):
             return None
@@ -113,8 +111,6 @@ class DiskStore:
         """Reads like `get`, to measure the time; does not count as use."""
         with suppress(OSError):
             self._format.read(object_path(self._directory, key), key)
-
-    # -- writing
 
     def put(self, kv: KVObject) -> bool:
         """Whether the object is here now. A full disk is tried again with less of ours; other failures stop writes."""
@@ -163,8 +159,6 @@ class DiskStore:
 
     def _rest(self, limit: int) -> None:
         self._limit, self._resume_at = limit, self._clock() + REST
-
-    # -- the index
 
     def _touch(self, key: Key) -> bool:
         """Mark as used now, for evictions before and after a restart; whether the file is there."""

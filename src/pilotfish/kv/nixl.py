@@ -2,8 +2,7 @@
 
 A read may see any moment, and a failed transfer may have written anything: so the epoch is read after the segment,
 every wait has a deadline, and memory that a transfer may still write to is used for nothing else. Nothing of NIXL's
-that unpickles is used, nor its notifications.
-"""
+that unpickles is used, nor its notifications."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The KV of `OBJECT_TOKENS` consecutive tokens, which tiers keep and move, and the file that one is kept in. Files of a
-shape all have the same size:
+"""The KV of `OBJECT_TOKENS` consecutive tokens, and its file. Files of a shape all have the same size:
 
     0    8 bytes   magic
     8    u32       version of the format         all numbers are little-endian
@@ -13,8 +12,7 @@ shape all have the same size:
     352  …         data
 
 A file is written below another name and then renamed, so below its own name it is whole. It is not flushed to the
-device: whatever a power failure leaves there is found by its checksums.
-"""
+device: whatever a power failure leaves there is found by its checksums."""
 
 from __future__ import annotations
 
@@ -74,9 +72,6 @@ def checksum(key: Key, tokens: TokenIds, data: NDArray[np.uint8]) -> int:
     """CRC-32, against accidents only. ISA-L computes it about as fast as memory is copied, without the GIL."""
     named = isal_zlib.crc32(tokens.astype("<u4", copy=False).data, isal_zlib.crc32(key))
     return isal_zlib.crc32(data.data, named)
-
-
-# -- files
 
 
 class Damage(StrEnum):

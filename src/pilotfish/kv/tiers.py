@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +27,6 @@ from pilotfish.core.cache.slots import Slots
 from pilotfish.core.cache.tiers import DISK, HOST, KVLoad, TierCounts, TierUse
 from pilotfish.core.trees.tree import Ints
 from pilotfish.kv.disk import DiskStore
-from pilotfish.kv.host import HostStore
 from pilotfish.kv.lanes import IDLE, URGENT, Lane
 from pilotfish.kv.objects import Damage, KVObject
 
@@ -52,6 +52,41 @@ class SlotCopier(Protocol):
 
     def write(self, slots: Slots, data: NDArray[np.uint8]) -> None:
         """The object's last tokens into so many slots. data [object_bytes]"""
+
+
+class HostStore:
+    """Objects in host memory, used longest ago evicted first. Not safe for threads: `KVTiers` has a lock around it."""
+
+    def __init__(self, capacity_bytes: int, object_bytes: int) -> None:
+        self.most = capacity_bytes // object_bytes
+        self.evicted = 0
+        self._objects: OrderedDict[Key, KVObject] = OrderedDict()  # used longest ago first
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._objects
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def get(self, key: Key) -> KVObject | None:
+        if key in self._objects:
+            self._objects.move_to_end(key)
+        return self._objects.get(key)
+
+    def put(self, kv: KVObject) -> list[KVObject]:
+        self._objects[kv.key] = kv
+        self._objects.move_to_end(kv.key)
+        evicted = [self._objects.popitem(last=False)[1] for _ in range(len(self._objects) - self.most)]
+        self.evicted += len(evicted)
+        return evicted
+
+    def remove(self, key: Key) -> None:
+        self._objects.pop(key, None)
+
+    def take_all(self) -> list[KVObject]:
+        objects = list(reversed(self._objects.values()))
+        self._objects.clear()
+        return objects
 
 
 class Speed:

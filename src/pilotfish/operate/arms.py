@@ -18,8 +18,7 @@ def _log(value: float | None) -> float | None:
 
 
 #: An observation of each measure; None: the request has none. Of times and speeds it is the natural logarithm, so that
-#: differences are ratios. What a failed request has of them counts: without them the variant would look best whose
-#: slow requests are given up.
+#: differences are ratios. Failed requests count, or the variant whose slow requests are given up would look best.
 MEASURES: dict[str, Callable[[RequestOutcome], float | None]] = {
     "itl": lambda outcome: _log(outcome.itl),
     "ttft": lambda outcome: _log(outcome.ttft),

@@ -1,6 +1,5 @@
-"""Running sums of bounded size, exact however they are split and merged. Differences of variant and holdout are taken
-hour by hour and averaged: over all hours at once, a variant whose share rises would be compared under another load than
-the holdout."""
+"""Running sums of bounded size, exact however split and merged. Differences of variant and holdout are taken hour by
+hour and averaged: over all hours at once, a variant whose share rises would meet another load than the holdout."""
 
 from __future__ import annotations
 
@@ -88,7 +87,9 @@ class PeriodSums(Struct):
         shares of arms may differ and change."""
         if not self.weight or min(self.variant.degrees, self.holdout.degrees) < MINIMUM:
             return None
-        variant, holdout = self._variances()
+        # a small arm often lacks rare events, and would seem to vary less than both together
+        least = (self.deviation or 0.0) ** 2
+        variant, holdout = (max(part.squares / part.degrees, least) for part in (self.variant, self.holdout))
         noise = variant * self.variant.noise + holdout * self.holdout.noise
         size = noise / ((variant + holdout) / 2) * 2 if noise else 0.0
         return around(self.weighted / self.weight, noise / self.weight**2, size, alpha)
@@ -98,12 +99,6 @@ class PeriodSums(Struct):
         """Standard deviation of one observation of either arm; None: unknown."""
         degrees = self.variant.degrees + self.holdout.degrees
         return ((self.variant.squares + self.holdout.squares) / degrees) ** 0.5 if degrees else None
-
-    def _variances(self) -> tuple[float, float]:
-        """At least that of both arms together: a small arm often lacks rare events, and would seem to vary less."""
-        least = (self.deviation or 0.0) ** 2
-        variant, holdout = (max(part.squares / part.degrees, least) for part in (self.variant, self.holdout))
-        return variant, holdout
 
 
 class Contrast(Struct):

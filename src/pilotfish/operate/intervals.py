@@ -1,5 +1,4 @@
-"""Intervals that hold at all times at once: looking after every request and stopping at will is wrong no more often
-than alpha.
+"""Intervals that hold at all times at once: whoever looks and stops at will is wrong no more often than alpha.
 
 - Of means, and of differences of means: asymptotic confidence sequences with the Gaussian mixture's boundary
   (Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas, "Time-uniform central limit theory and asymptotic confidence

@@ -44,8 +44,7 @@ class Cohort(Struct, frozen=True, kw_only=True):
 
 
 class RequestOutcome(Struct, frozen=True, kw_only=True):
-    """Sums of all outputs. A *step* is a forward of the target that gave an output tokens; one with a *tree* verified
-    guesses."""
+    """Sums of all outputs. A *step* is a forward of the target that gave tokens; one with a *tree* verified guesses."""
 
     ended: float  # seconds since the epoch
     variant: str

@@ -123,9 +123,6 @@ def _needs(name: str, arm: Arm, alpha: float) -> Iterator[RequestNeed]:
             yield RequestNeed(name, sought, requests_needed(log1p(sought), sums.deviation, share, alpha))
 
 
-# -- lines of text
-
-
 def summary(report: RolloutReport) -> list[str]:
     since = datetime.fromtimestamp(report.since, UTC).isoformat(" ", "seconds")
     beside = f"the holdout is {report.holdout}" if report.holdout else "there is no holdout: nothing is compared"

@@ -1,6 +1,5 @@
 """A row of `published.toml` `calibrates` a constant of an engine, is `predicted` by constants of other rows or
-assumptions, or `lacks` an input. The model's authors knew all rows beforehand: predictions are not fitted, but not
-blind either."""
+assumptions, or `lacks` an input. The model's authors knew all rows: predictions are not fitted, but not blind."""
 
 from __future__ import annotations
 

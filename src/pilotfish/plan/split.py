@@ -1,11 +1,9 @@
-"""Attention with KV on one kind of devices, FFNs and experts on another; hidden states cross twice a layer. A batch
-passes the sides in turn. Several batches overlap, so that a step takes as long as the slower side for all, and no less
-than one batch alone:
+"""Attention with KV on one kind of devices, FFNs and experts on another; hidden states cross twice a layer. Batches
+pass the sides in turn, and overlap: a step takes as long as the slower side for all, and no less than one batch alone:
 
     seconds = max(attention + FFN + exchange, batches · max(attention, FFN))        each of one batch
 
-(MegaScale-Infer, arXiv 2504.02263, for many layers). Each side is taken to have half of a layer's fixed time and one of
-its two all-reduces."""
+(MegaScale-Infer, arXiv 2504.02263, for many layers). A side has half of a layer's fixed time and of its all-reduces."""
 
 from __future__ import annotations
 

@@ -40,8 +40,6 @@ class ConnectionProtocol(HttpToolsProtocol):
                 cycle.disconnected = True
                 cycle.message_event.set()
 
-    # -- a request
-
     def data_received(self, data: bytes) -> None:
         self._head += len(data)
         super().data_received(data)
@@ -73,8 +71,6 @@ class ConnectionProtocol(HttpToolsProtocol):
         self._running = cycle
         super()._start_asgi_task(cycle, app)
 
-    # -- bytes that are no request
-
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002
         self._refuse(HttpError(400, "request: it is not HTTP/1.1"))
 
@@ -94,8 +90,6 @@ class ConnectionProtocol(HttpToolsProtocol):
         if self._running is None or self._running.response_complete:
             self.transport.write(_response(error))
         self.transport.close()
-
-    # -- a reader that is behind
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -153,8 +153,7 @@ class Channel:
     """Sockets of one ZeroMQ context, waited for together. One thread receives; any may `send` and `wake`.
 
     A ZeroMQ socket is used under the lock, which no thread holds while it waits: for that each socket has a file to
-    poll. The file tells of a change only once, perhaps to a sending thread, which then tells the receiver.
-    """
+    poll. The file tells of a change only once, perhaps to a sending thread, which then tells the receiver."""
 
     def __init__(self, high_water: int = HIGH_WATER) -> None:
         """`high_water`: messages that may wait for a peer, and from one; more are lost. 0: no limit."""

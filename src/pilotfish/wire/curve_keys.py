@@ -9,8 +9,7 @@ An allowlist names a pool's clients, one a line; the weight is the share of a sa
     <40 characters>                           search   3
     <40 characters>                           chat
 
-A word that begins with # begins a comment, so `new_key_pair` makes no such key.
-"""
+A word that begins with # begins a comment, so `new_key_pair` makes no such key."""
 
 from __future__ import annotations
 

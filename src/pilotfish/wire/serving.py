@@ -1,5 +1,4 @@
-"""The messages between servers and target workers, as MessagePack maps with a `type`. A target listens; any number of
-servers dial it.
+"""Messages of servers and target workers: MessagePack maps with a `type`. Targets listen, any number of servers dial.
 
     server                                    target worker
       ├─ Attend ─────────────────────────────► │   twice a second, as long as the server lives
@@ -17,8 +16,7 @@ A target's incarnation is its process; request ids mean nothing to the next one.
 
 No loss goes unnoticed. Attend counts the Submits, Aborts and Revises sent: a target that received another number ends
 all requests of that server, and leaves a gap in its numbering. StepProgress and Failure are numbered, and Beat has the
-next number: a gap ends all requests of the server at this target.
-"""
+next number: a gap ends all requests of the server at this target."""
 
 from __future__ import annotations
 

@@ -44,11 +44,9 @@ class ListeningChannel(Channel):
     connection that it was last heard on, so a target that reconnects is the same peer at once. ROUTER addresses
     connections by names that clients may choose, so one could take another's and receive its messages. So
     ROUTER_HANDOVER is off, and only connections that ZeroMQ numbered itself (a zero and 32 bits, from a random start)
-    are heard. Without keys any client can use any incarnation; with keys a client is turned away unless its key is
-    allowed.
+    are heard. Without keys any client can use any incarnation; with keys only allowed keys are let in.
 
-    ParameterError, field `listen`, for an unusable address, and without `keys` for one that other hosts reach, unless
-    `insecure`.
+    ParameterError, field `listen`, for an unusable address, or without `keys` one that others reach, unless `insecure`.
     """
 
     def __init__(

@@ -33,8 +33,7 @@ class SuffixAutomaton:
     A state stands for the substrings that end at the same places; its link leads to the longest suffix that also ends
     elsewhere. n tokens make at most 2 n states and 3 n transitions, about 450 bytes a token. Reading a token takes
     amortized constant time: counting up the links stops at a state that has reached MAX_COUNT, as all states behind it
-    have. `begin` starts another sequence; no substring spans two.
-    """
+    have. `begin` starts another sequence; no substring spans two."""
 
     def __init__(self) -> None:
         self.num_tokens = 0
@@ -43,8 +42,6 @@ class SuffixAutomaton:
         self._lengths = [0]  # of a state's longest substring
         self._counts = [0]  # occurrences, at most MAX_COUNT; the root's are not counted
         self._last = ROOT  # the sequence so far
-
-    # -- growth
 
     def begin(self) -> None:
         self._last = ROOT
@@ -91,8 +88,6 @@ class SuffixAutomaton:
         while state != ROOT and self._counts[state] < MAX_COUNT:
             self._counts[state] += 1
             state = self._links[state]
-
-    # -- lookup
 
     def seen_before(self) -> Match:
         """The longest suffix of the sequence that occurred before its end."""

@@ -64,8 +64,6 @@ class LMDrafter(Drafter):
         self._level_seconds = SecondsBySize(0.0)  # by sequences
         self.width, self._clock = width, clock
 
-    # -- the protocol
-
     def propose(self, requests: Sequence[Request], limits: DraftLimits) -> list[Guesses]:
         self._levels = 0
         if limits.levels == 0:
@@ -108,8 +106,6 @@ class LMDrafter(Drafter):
         """A trained head needs the features of all tokens before the last: in its first step a request has no tree."""
         return self._source is None or len(request.tokens) - 1 == request.num_computed > 0
 
-    # -- KV of committed tokens
-
     def _affordable(self, sessions: Sequence[DraftSession], levels: int) -> list[DraftSession]:
         """The sessions, in order, whose missing tokens and whose new nodes fit into the slots and the context."""
         growing = [session for session in sessions if session.max_depth > 0]
@@ -144,8 +140,6 @@ class LMDrafter(Drafter):
         rows = np.full((len(slots), self.feature_width), np.nan, np.float32)
         rows[slots != GONE] = self._source.features(slots[slots != GONE])
         session.features.put(first, rows)
-
-    # -- growth
 
     def _grow(self, sessions: Sequence[DraftSession], limits: DraftLimits) -> None:
         """Levels, until the next one promises less than its time is worth. Roots are always expanded."""

@@ -20,7 +20,7 @@ from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import Executor, LayerProgress, Outcome
 from pilotfish.core.scheduling.request import FinishReason, Request
 from pilotfish.core.scheduling.scheduler import Scheduler
-from pilotfish.core.scheduling.step import Chunk, Step
+from pilotfish.core.scheduling.step import Step
 from pilotfish.core.trees.tree import Forest, Guesses
 from pilotfish.workers.export import Export, Exporter
 from pilotfish.workers.records import ObservePrefill, PrefillRecord
@@ -132,7 +132,8 @@ class PrefillWorker:
         chunks = self.scheduler.plan().chunks
         if not chunks:
             return False
-        step = self.scheduler.schedule(chunks, _no_trees(chunks), 0)
+        no_trees = Forest.of([Guesses() for chunk in chunks if chunk.complete])
+        step = self.scheduler.schedule(chunks, no_trees, 0)
         began = self._clock()
         exports = self._export(step)
         try:
@@ -213,10 +214,6 @@ def _rows_in_time(token_seconds: float) -> int:
 
 def _request(number: int, order: TakenOrder) -> Request:
     return Request(number, order.tokens, ONE_TOKEN, 0, frozenset(), room=1, cache_salt=order.salt, max_nodes=0)
-
-
-def _no_trees(chunks: Sequence[Chunk]) -> Forest:
-    return Forest.of([Guesses() for chunk in chunks if chunk.complete])
 
 
 class HeldSlots:

@@ -4,8 +4,7 @@
                                               │   drafter: propose, commit, close, at the times of live steps
 
 Nothing of it is verified and it gets no row: its owner calls `turn` beside the step loop. It has no socket, clock or
-lock: time is an argument, and a remote draft is told through the drafter.
-"""
+lock: time is an argument, and a remote draft is told through the drafter."""
 
 from __future__ import annotations
 
@@ -145,8 +144,6 @@ class ShadowMachine:
             self._follow()
         return self._begin(now)
 
-    # -- requests
-
     def _take_in(self) -> None:
         while self._ended:
             request = self._ended.popleft()
@@ -170,8 +167,6 @@ class ShadowMachine:
                 self._known[request.id] = ended.request.tokens
                 self._tally.sums.requests += 1
                 self._worker.scheduler.add(request)
-
-    # -- steps
 
     def _begin(self, now: float) -> float:
         began = self._cpu()

@@ -32,9 +32,6 @@ Work = TypeVar("Work")
 Result = TypeVar("Result")
 
 
-# -- rounds
-
-
 def take_turns(
     contestants: Mapping[str, Callable[[Work], Result]],
     rounds: Iterable[Work],
@@ -155,9 +152,6 @@ def has_prompt_rows(step: StepRecord) -> bool:
     return step.rows != step.sequences + step.nodes
 
 
-# -- engines
-
-
 def check_drafter(engine: Engine) -> None:
     """EngineError if the drafter failed: a service goes on without it, a measurement of it must not."""
     if engine.worker.drafter.drafter is not engine.drafter:
@@ -223,8 +217,7 @@ def drafting(engine: Engine, drafter: str, nodes: int = 0) -> Contestant:
 
 
 class PausedBudget:
-    """An adaptive budget whose clock stands still while other contestants run: else each of its runs would begin with
-    the probes that fell due meanwhile."""
+    """Adaptive; its clock stands still while others run: else runs would begin with probes that fell due meanwhile."""
 
     def __init__(self, budget: AdaptiveBudget) -> None:
         self._budget = budget
@@ -232,7 +225,6 @@ class PausedBudget:
         self._now = self._paused = 0.0  # seconds: the last step, pauses left out; the pauses up to this run
 
     def begin_run(self) -> PausedBudget:
-        """Itself, for another run after a pause."""
         self._begins = True
         return self
 

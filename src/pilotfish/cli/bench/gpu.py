@@ -86,8 +86,7 @@ def step_time(executor: TorchExecutor, rows: int, repeats: int) -> Row:
 
 def attention_us(shape: LlamaConfig, rows: int, model: LoadedModel, repeats: int) -> Row:
     """Microseconds of one layer's attention over such a step's rows; SDPA's alone writes no KV. Triton and SDPA are
-    replayed as graphs, free of launches; the dense reference asks the device for lengths, and is timed with its
-    launches."""
+    replayed as graphs, without launches; the dense reference asks the device for lengths, so its launches count."""
     calls = attention_contest(shape, rows, model.dtype, model.device)
     record = CudaRecorder()
     replayed = {kind: record(calls[kind])[0] for kind in ("triton", "sdpa")}
@@ -183,7 +182,6 @@ def write_random_model(shape: LlamaConfig, dtype: torch.dtype, directory: str) -
 
 
 def step_rows(executor: TorchExecutor, rows: int) -> SequenceRows:
-    """The step of `context_and_tree`, whose context this computes."""
     before, step = context_and_tree(rows, executor.model.config.vocab_size)
     executor.forward([before])
     return step

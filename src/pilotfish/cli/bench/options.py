@@ -25,8 +25,7 @@ MANY = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions:
-    """Options of all benches, of which each has some; `engine` holds those of its EngineConfig. Lists in texts are
-    separated by commas."""
+    """Of all benches, of which each has some; `engine` holds EngineConfig's. Lists in texts are separated by commas."""
 
     json: Annotated[bool, option("JSON on stdout and nothing else.")] = False
     out: Annotated[Path, option("Write the JSON to this file as well.")] | None = None
@@ -118,8 +117,7 @@ class BenchOptions:
 
 
 class Bench(Struct, frozen=True):
-    """A command, as benches.toml describes it: options of BenchOptions and EngineConfig by name, or those of a class of
-    its own."""
+    """As benches.toml describes it: by name options of BenchOptions and EngineConfig, or a class of its own."""
 
     help: str
     measure: str

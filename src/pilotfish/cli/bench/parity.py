@@ -87,9 +87,8 @@ SETUPS = tuple((workers, pace) for pace in ("", PACE) for workers in (1, 3))
 
 
 def run_parity(options: BenchOptions, progress: ProgressBar) -> Report:
-    """Models are loaded once for each thread count, and for each async engine. `across_threads` compares `off` alone
-    with itself at the first thread count. Float32 promises equality, shown on trees; of lower precision only the match
-    rate is published."""
+    """Models are loaded once for each thread count and async engine. `across_threads` compares `off` alone with itself
+    at the first thread count. Float32 promises equality, shown on trees; lower precision has only a match rate."""
     thread_counts, prompts = parse_numbers("threads", options.thread_counts), options.rows()
     config = options.engine_config(threads=thread_counts[0])
     jobs = mixed_jobs(prompts, PARITY_SETTINGS, options.max_tokens)
@@ -191,8 +190,7 @@ def differences_of(case: ParityCase, run: Run, reference: Run, threads: int, job
 class RandomDrafter(NoDrafter):
     """Trees of random shape and random tokens: half from the vocabulary, half from the sequence itself.
 
-    A tree is a function of the request's seed and length, so a run can be repeated.
-    """
+    A tree is a function of the request's seed and length, so a run can be repeated."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size

@@ -56,7 +56,6 @@ ASKED = {
 
 
 def run_protocol(options: BenchOptions, progress: ProgressBar) -> Report:
-    """Runs `repeats` rounds of each kind, in turns, after one to warm up."""
     numbers = parse_numbers("concurrency", options.concurrencies)
     progress.total = len(numbers) * len(ASKED) * (options.repeats + 1)
     rows: list[Row] = []

@@ -71,8 +71,7 @@ def equal_share(outputs: Sequence[object], others: Sequence[object]) -> float:
 def distinct_ngrams(sequences: Sequence[Sequence[int]], n: int = 4) -> float:
     """Share of n-grams that had not occurred earlier in their own output, over all outputs.
 
-    1 means that no output repeats itself. An output that loops has few, and loops are easy to draft.
-    """
+    1 means that no output repeats itself. An output that loops has few, and loops are easy to draft."""
     grams = [[tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)] for tokens in sequences]
     total = sum(map(len, grams))
     return sum(len(set(own)) for own in grams) / total if total else 1.0
@@ -134,8 +133,7 @@ def text_of(value: Any) -> str:
 
 
 class ProgressBar(PhaseProgress):
-    """On stderr. Called with a label for each part of a bench that is done; the bench sets `total`, the number of
-    parts."""
+    """On stderr. Called with a label for each part of a bench that is done, of `total`, which the bench sets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,8 +147,6 @@ class ProgressBar(PhaseProgress):
     def __call__(self, label: str) -> None:
         self.update(self.task_ids[0], advance=1, total=self.total, description=label)
 
-
-# -- the machine
 
 TRIALS = 5
 MEBIBYTE = 1 << 20
@@ -200,9 +196,6 @@ def timed(call: Callable[[], object]) -> float:
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
-
-
-# -- how a result came about
 
 
 PACKAGES = ("pilotfish", "torch", "transformers")

@@ -85,7 +85,6 @@ def jobs_at(prompts: Sequence[Prompt], temperature: float, max_tokens: int) -> l
 
 
 def parse_choices(field: str, text: str, known: Sequence[Choice]) -> list[Choice]:
-    """Some of the known names, separated by commas, each once."""
     by_name, names = {str(one): one for one in known}, text.split(",")
     if len(set(names)) < len(names) or not set(names) <= by_name.keys():
         raise ParameterError(field, text, f"some of {', '.join(by_name)}, separated by commas")

@@ -72,9 +72,6 @@ def _time_async(scene: Scene, work: Work, rounds: int, show: Show | None, *, qui
     return scene, timing
 
 
-# -- tokens, coloured by origin
-
-
 def stream(engine: Engine, params: SamplingParams, console: Console) -> None:
     coloured, prompt = shows_colour(console), str(PROMPTS[0].text)
     told = "guessed by the draft, accepted by the target"
@@ -98,9 +95,6 @@ def _pieces(engine: Engine, prompt: str, params: SamplingParams, *, coloured: bo
             else:
                 drafted, own = origins.parts(delta)
                 yield Text((f"{OPENING}{drafted}{CLOSING}" if drafted else "") + own)
-
-
-# -- figures
 
 
 def record_of(runs: Mapping[str, Sequence[Run]], cores: Mapping[str, int]) -> dict[str, Any]:

@@ -1,2 +1,1 @@
-"""HTML pages of `explain` and `rollout report`, and charts: elements in, one file out that needs nothing else.
-`document.py` first."""
+"""HTML pages of `explain` and `rollout report`, and charts: elements in, one lone file out. `document.py` first."""

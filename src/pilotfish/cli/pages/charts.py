@@ -109,7 +109,6 @@ def bar_chart(
 
 
 def ruled(axis: Axis, left: float, room: float, top: float, bottom: float) -> list[Element]:
-    """Behind horizontal bars: a line at each tick, and its number below."""
     places = [(left + axis.share(tick) * room, number(tick)) for tick in axis.ticks]
     lines = [line(x, top, x, bottom, "grid") for x, _ in places]
     return [*lines, *(text(x, bottom + 16, shown, "middle") for x, shown in places)]

@@ -66,7 +66,9 @@ def run_calibrate(options: BenchOptions, progress: ProgressBar) -> Report:
         measured = _measured(config, rounds, progress)
         levels = read_levels(timeline)
     host = host_costs(config, measured, levels)
-    target, draft = _forwards(options)
+    with Engine(options.engine_config(mode="sync", pace="")) as engine:  # at the machine's own speed
+        drafter = engine.drafters.make_lm()
+        target, draft = _pace(engine.executor, 0), _pace(drafter.executor, drafter.feature_width)
     name = config.target.name
     calibration = MachineCalibration(processor=cpu_name(), pair=name, target=target, draft=draft, host=host)
     if options.to:
@@ -119,13 +121,6 @@ def _between(measured: Sequence[Measured], levels: Sequence[Level]) -> Iterator[
             for level, after in pairwise(own):
                 if not level.prompt_rows and not after.prompt_rows:
                     yield level.leaves, after.began - level.ended
-
-
-def _forwards(options: BenchOptions) -> tuple[str, str]:
-    """Of target and draft, at the machine's own speed, as paces."""
-    with Engine(options.engine_config(mode="sync", pace="")) as engine:
-        draft = engine.drafters.make_lm()
-        return _pace(engine.executor, 0), _pace(draft.executor, draft.feature_width)
 
 
 def _pace(executor: Executor, feature_width: int) -> str:

@@ -125,9 +125,6 @@ def _choose(record: Given, plan: Path | None) -> HardwareChoice:
     return choose(situation_of(record, str(plan or "options")), bar)
 
 
-# -- a plan with what options replace
-
-
 def _record(plan: Path | None, situation: Given, limits: Given) -> Given:
     record = {**({} if plan is None else read_toml("plan", plan)), **situation}
     return {**record, "limits": {**_section(record, "limits"), **limits}}

@@ -49,8 +49,7 @@ def run_record(options: BenchOptions, progress: ProgressBar) -> Report:
 
 
 def guessed(draft: Executor, job: Job, prompt: Sequence[int], output: Sequence[int]) -> TracedSequence:
-    """The output of a job, and the draft's guesses in each of its tokens' place. Overwrites the draft's first slots:
-    only while it is idle."""
+    """A job's output, and the draft's guesses in place of each token. Overwrites an idle draft's first slots."""
     parts = list(_guesses(draft, job, [*prompt, *output], len(prompt)))
     tokens, log_chances = (np.concatenate(part).tolist() for part in zip(*parts, strict=True))
     return TracedSequence(job.prompt.id, list(prompt), list(output), tokens, log_chances)

@@ -1,2 +1,1 @@
-"""Folders of token ids of requests whose callers allow it: servers write rows through `store.py`, trainings read them
-through `upkeep.py`."""
+"""Folders of token ids that callers allow: servers write by `store.py`, trainings read by `upkeep.py`."""

@@ -1,2 +1,1 @@
-"""Why acceptance changed between two windows of time: statistics of cohorts come in, ranked causes with advice go
-out. Open `explain.py` first."""
+"""Why acceptance changed between two windows: cohorts come in, ranked causes with advice go out. `explain.py` first."""

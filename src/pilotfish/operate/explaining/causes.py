@@ -79,9 +79,6 @@ def _by_value(cells: PairedCells, figures: Floats) -> dict[str, float]:
     return sums
 
 
-# -- shares
-
-
 @dataclass(frozen=True)
 class DimensionMix:
     dimension: str
@@ -139,9 +136,6 @@ def _mix_cause(cells: PairedCells, mix: DimensionMix) -> FoundCause:
     differences = PairedCells([()], (), cells.by().before, named).factor_changes[0]
     factor = FACTORS[int(np.argmax(differences * np.sign(differences.sum())))]
     return FoundCause("mix", factor, mix.effect, mix.dimension, mix.values, mix.alike)
-
-
-# -- rates
 
 
 @dataclass(frozen=True)

@@ -51,9 +51,8 @@ class Portions:
 
 @dataclass(frozen=True)
 class Decomposition:
-    """Both portions have the same cohorts in the same order. A cohort that is absent from one has no rate there: it is
-    taken to have changed as the common cohorts did, weighted by their mean shares; without common cohorts, all is
-    mix."""
+    """Both portions have the same cohorts in the same order. A cohort that one lacks is taken to have changed as the
+    common cohorts did, weighted by their mean shares; without common cohorts, all is mix."""
 
     before: Portions
     after: Portions

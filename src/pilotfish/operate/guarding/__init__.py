@@ -1,2 +1,1 @@
-"""The guard of a rollout: readings of variants and the holdout come in each second, cuts and trials go out. Open
-`guard.py` first."""
+"""The guard of a rollout: readings of variants and holdout come in, cuts and trials go out. Open `guard.py` first."""

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import exp, log, sqrt
 
-#: No single reading decides: this many must agree, however far off they are. A garbage collector's pause is in one
-#: reading, or across two.
+#: So many readings must agree, however far off: a garbage collector's pause is in one reading, or across two.
 AGREEING = 3
 
 
@@ -82,8 +81,7 @@ class NoiseEstimate:
 
 class ChangeDetector:
     """An e-detector (Shin, Ramdas and Rinaldo 2022) of a rise of unknown size and time: the mean of Shiryaev-Roberts
-    statistics for a few sizes s, with z, a reading's excess over the tolerance, and s in standard deviations of the
-    noise:
+    statistics for a few sizes s; s, and z, a reading's excess over the tolerance, in standard deviations of noise:
 
         R_s ← (R_s + 1) exp(s z − s²/2)        evidence = mean over s of R_s        detected: evidence ≥ LIMIT
 

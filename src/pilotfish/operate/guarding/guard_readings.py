@@ -78,8 +78,7 @@ class Comparison(Struct, frozen=True):
 
 
 class ReadingPairs:
-    """Joins seconds until a variant and the holdout have enough tokens each. Seconds in which either has none are left
-    out, so that both have the same load."""
+    """Joins seconds until both have enough tokens. Those in which either has none are left out: loads must be equal."""
 
     def __init__(self) -> None:
         self._own = self._holdout = NOTHING

@@ -21,8 +21,7 @@ from pilotfish.errors import ParameterError
 TracedLine = TypeVar("TracedLine")
 Token = Annotated[int, Meta(ge=0, lt=1 << 31)]
 LogChance = Annotated[float, Meta(le=0)]
-#: Of drawn traces: similarity of the chances of first guesses over positions. Those of real drafts are
-#: near 0 or 1 at most of them.
+#: How alike drawn chances of first guesses are over positions. Those of real drafts are near 0 or 1 mostly.
 CONCENTRATION = 0.8
 #: Traces in this package, by name.
 BUNDLED = {"pycode": Path(__file__).with_name("pycode.jsonl.gz")}
@@ -136,28 +135,17 @@ def write_acceptance(path: Path, pair: TracedPair, sequences: Sequence[TracedSeq
 def drawn_acceptance(
     acceptance: float, *, sequences: int = 32, prompt: int = 128, output: int = 256, width: int = 12, seed: int = 0
 ) -> AcceptanceTrace:
-    """One guess of each token, mostly the likeliest, is right with this mean chance, 0 to 1. Chances are
-    Beta-distributed and calibrated; the rest of each chance falls to the other guesses in halves. So the likeliest is
-    right a little more often."""
+    """One guess of each token, mostly the likeliest, is right with this mean chance, 0 to 1; the likeliest a bit more
+    often. Chances are Beta-distributed and calibrated; what is left of each falls to the other guesses in halves."""
     random, count, vocab = np.random.default_rng(seed), sequences * output, 1 << 15
-    chances = _drawn_chances(random, acceptance, count, width)
+    first = random.beta(CONCENTRATION * acceptance, CONCENTRATION * (1 - acceptance), count)
+    chances = np.column_stack((first, (1 - first)[:, None] * 0.5 ** np.arange(1, width)))
     guesses = (random.integers(vocab, size=(count, 1)) + np.arange(width)) % vocab
-    tokens = (guesses[:, 0] + _drawn_ranks(random, chances)) % vocab
+    right = (random.random(count)[:, None] > np.cumsum(chances, axis=1)).sum(axis=1)  # `width`: none of the guesses
+    tokens = (guesses[:, 0] + right) % vocab
     prompts = random.integers(vocab, size=(sequences, prompt)).tolist()
     pair = TracedPair("drawn", f"{acceptance:g}", 0.0, vocab)
     return AcceptanceTrace(pair, prompts, np.arange(sequences) * output, tokens, *_falling(guesses, chances))
-
-
-def _drawn_chances(random: np.random.Generator, acceptance: float, count: int, width: int) -> Floats:
-    """[count, width], of one guess and of others."""
-    first = random.beta(CONCENTRATION * acceptance, CONCENTRATION * (1 - acceptance), count)
-    return np.column_stack((first, (1 - first)[:, None] * 0.5 ** np.arange(1, width)))
-
-
-def _drawn_ranks(random: np.random.Generator, chances: Floats) -> Ints:
-    """[n], index of the right guess; `width`: none."""
-    ranks: Ints = (random.random(len(chances))[:, None] > np.cumsum(chances, axis=1)).sum(axis=1)
-    return ranks
 
 
 def _falling(guesses: Ints, chances: Floats) -> tuple[Ints, Floats]:

@@ -131,8 +131,6 @@ class Simulation:
     def _observed(self, target: int, step: StepRecord) -> None:
         self._steps[target].append(step)
 
-    # -- between targets and pools
-
     def _make_target(self, number: int) -> VirtualTarget:
         def make(clock: VirtualClock) -> Drafter:
             if not self._pools:

@@ -125,8 +125,7 @@ def _draft_busy(run: SimulatedRun, setup: Setup) -> float | None:
 
 
 def crossover(points: Sequence[SweepPoint]) -> float | None:
-    """The first load from which a setting's speed-up is below 1, interpolated in log load; None: there is none.
-    `points`: of one setting, loads ascending."""
+    """The first load, interpolated in log load, with a speed-up below 1; None: there is none. `points` ascend."""
     if points[0].speedup < 1:
         return points[0].load
     for before, after in pairwise(points):

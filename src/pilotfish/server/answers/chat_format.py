@@ -61,8 +61,6 @@ class ChatFormat(AnswerFormat):
             prompt.pop("prompt_token_ids", None)  # once is enough
         return {**event, **prompt}
 
-    # -- pieces
-
     def _message(self, output: OutputBuffer) -> Part:
         calls, thoughts = self._calls[output.index], ""
         for piece in output.pieces:
@@ -93,8 +91,6 @@ class ChatFormat(AnswerFormat):
     def _call(self, begin: CallBegin) -> Part:
         function = {"name": begin.name, "arguments": ""}
         return {"id": self.generation.reading.call_id(), "type": "function", "function": function}
-
-    # -- log-probabilities
 
     def written(self, entry: TokenLogprobs) -> Raw:
         return Raw(encode(chat_logprob(entry, self.names)))

@@ -58,7 +58,10 @@ class PlainTexts(ClientTexts):
         self._ended = {text[n:] for text in cores for n in range(1, len(text)) if not text[n:].isalnum()}
         self._longest = max(map(len, self._spelled), default=0)
         self._backend = with_added(backend, (_by_spelling(one) if i in self._ids else one for i, one in added))
-        self._backend.normalizer = _without_wedges(backend.normalizer)
+        # a template may have written the wedges as JSON escapes
+        wedges = (normalizers.Replace(wedge, "") for wedge in (WEDGE, json.dumps(WEDGE)[1:-1]))
+        own = [] if backend.normalizer is None else [backend.normalizer]
+        self._backend.normalizer = normalizers.Sequence([*wedges, *own])
         self._check()
 
     def tokens(self, text: str, *, special: bool) -> list[int]:
@@ -68,8 +71,6 @@ class PlainTexts(ClientTexts):
         wedged = [{name: v if name == "role" else self._within(v) for name, v in one.items()} for one in messages]
         arguments = {name: self._within(value) for name, value in template.items()}
         return chat_prompt(wedged, self, arguments, special=special)
-
-    # -- as a tokenizer of wedged texts
 
     @property
     def chat_template(self) -> Any:
@@ -82,8 +83,6 @@ class PlainTexts(ClientTexts):
         text = text.removeprefix(WEDGE)  # some put a space before what is first
         found: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return found
-
-    # -- wedges
 
     def _within(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -130,12 +129,6 @@ def _is_text(token: int, text: str, bare: Any) -> bool:
 def _by_spelling(token: Any) -> Any:
     flags = {name: getattr(token, name) for name in ("single_word", "lstrip", "rstrip", "special")}
     return type(token)(token.content, normalized=False, **flags)
-
-
-def _without_wedges(normalizer: Any) -> Any:
-    """A template may have written the wedges as JSON escapes."""
-    wedges = (normalizers.Replace(wedge, "") for wedge in (WEDGE, json.dumps(WEDGE)[1:-1]))
-    return normalizers.Sequence([*wedges, *([] if normalizer is None else [normalizer])])
 
 
 def _starts_of(texts: Collection[str]) -> str:

@@ -52,7 +52,8 @@ class Wanted:
 
 def wanted(body: GenerationRequest) -> Wanted | None:
     """HttpError names the second of two fields that both give a constraint."""
-    given = [*_of_format(body.response_format), *_of_structured(body.structured_outputs), *_of_guided(body)]
+    guided = [Wanted(name, GUIDED[name], value) for name in GUIDED if (value := getattr(body, name)) is not None]
+    given = [*_of_format(body.response_format), *_of_structured(body.structured_outputs), *guided]
     if len(given) > 1:
         raise bad_request(given[1].field, f"it cannot be combined with {given[0].field}")
     return given[0] if given else None
@@ -73,11 +74,6 @@ def _of_structured(given: StructuredOutputs | None) -> Iterator[Wanted]:
         raise bad_request(FIELD, f"one of {', '.join(KINDS[:-1])} and {KINDS[-1]} is needed")
     compact = given.disable_any_whitespace is not False
     yield from (Wanted(f"{FIELD}.{kind}", kind, getattr(given, kind), compact) for kind in kinds)
-
-
-def _of_guided(body: GenerationRequest) -> Iterator[Wanted]:
-    given = {field: getattr(body, field) for field in GUIDED}
-    yield from (Wanted(field, GUIDED[field], value) for field, value in given.items() if value is not None)
 
 
 def _schema(field: str, given: dict[str, Any] | str) -> dict[str, Any]:

@@ -152,9 +152,6 @@ def granted(speculation: SpeculationOptions, target: Identity) -> dict[str, Any]
     return {**({"mode": target.mode} if other else {}), **({"max_nodes": target.max_nodes} if more else {})}
 
 
-# -- prompts
-
-
 async def text_tokens(text: str, texts: ClientTexts, *, special: bool = True) -> list[int]:
     return await _tokenize(len(text), lambda: texts.tokens(text, special=special))
 

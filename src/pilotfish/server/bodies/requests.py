@@ -31,8 +31,7 @@ LogprobCount = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS, description=f"an integ
 RequestId = Annotated[str, Meta(pattern=r"^[ -~]{1,128}\Z", description="1 to 128 printable ASCII characters")]
 AnswerId = Annotated[str, Meta(pattern=r"^[ -~]{1,160}\Z", description="1 to 160 printable ASCII characters")]
 Seconds = Annotated[float, Meta(gt=0, le=1e9, description="a number of seconds, more than 0")]
-#: Sampling parameters that no body has, and those whose JSON is not SamplingParams' own type. A description is what
-#: errors say is allowed.
+#: Sampling parameters that no body has, and those whose JSON has a type of its own, with what errors say is allowed.
 NOT_IN_BODIES = frozenset({"bad_token_ids", "logprobs", "structured_outputs"})
 AS_JSON: dict[str, Any] = {
     "seed": Annotated[int | str, Meta(description=SEED)],

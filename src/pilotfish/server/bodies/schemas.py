@@ -1,5 +1,4 @@
-"""An unknown field of a body is left out, unless it could mean something: another API's field, a misspelt one, a
-constraint on the answer."""
+"""Unknown fields are left out, unless they could mean something: another API's, a misspelt one, a constraint."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ _JSON_TYPE = re.compile(r"application/([\w.-]+\+)?json\s*(;.*)?", re.IGNORECASE)
 
 
 async def read_body(request: Request, kind: type[Body], config: ServerConfig, ignored: Ignored) -> Body:
-    """HttpError 408 for a body that takes too long, 413 for a too large one, 415 for another type than JSON, else 400
-    that names the first bad field."""
+    """HttpError 408 for a slow body, 413 for a large one, 415 for no JSON, else 400 that names the first bad field."""
     content_type = request.headers.get("content-type")
     if content_type and not _JSON_TYPE.fullmatch(content_type.strip()):
         raise HttpError(415, f"content-type: {short(content_type)} is not allowed; expected application/json")
@@ -93,9 +91,6 @@ def _object(body: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise bad("body", fields, "an object")
     return fields
-
-
-# -- unknown fields
 
 
 def _supported(fields: dict[str, Any], kind: type[RequestBody], ignored: Ignored) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""Events: `message_start`, the events of blocks, `message_delta` with the usage, `message_stop`; `error` in place of
-the last two where the stream broke."""
+"""Events: `message_start`, those of blocks, `message_delta` with the usage, `message_stop`; or `error` at the end."""
 
 from __future__ import annotations
 
@@ -42,7 +41,6 @@ class MessageFormat(EventFormat):
         return self._usage(self.output.tokens, self.output.reasoning_tokens)
 
     def _usage(self, tokens: int, thinking: int) -> Part:
-        """Cached tokens of the prompt count apart from the others."""
         cached = self._cached().total()
         return {
             "input_tokens": self.prompt_tokens - cached,

@@ -16,8 +16,7 @@ GAUGES = {
     "pilotfish_shadow": ("ready", "tokens_per_second", "live_tokens_per_second", "error"),
     "pilotfish_kv": ("used_bytes", "capacity_bytes"),
 }
-#: Slots that count as one block of vLLM's: gateways that hash prompts raise smaller blocks to this size, and keep their
-#: number.
+#: Slots told as one block of vLLM's: gateways that hash prompts raise smaller blocks to this, and keep their number.
 BLOCK_SLOTS = 64
 #: Of a server with one target.
 NOT_ROUTED = RoutedTokens()
@@ -131,8 +130,6 @@ class FleetMetrics:
         self._add_total(replica, counts.loading_seconds, "pilotfish_kv_loading_seconds")
         self._add_total(replica, counts.computing_seconds, "pilotfish_kv_estimated_computing_seconds")
 
-    # -- gauges
-
     def _show(
         self, prefix: str, rows: Mapping[str, Sequence[float]], detail: str = "", of: Mapping[str, str] | None = None
     ) -> None:
@@ -153,8 +150,6 @@ class FleetMetrics:
         self._metrics.empty(*(names or [group]))
         self._shown[group] = shown
         return True
-
-    # -- counters
 
     def _add_totals(self, replica: str, totals: Mapping[str, float], *metric: str) -> None:
         for label, total in totals.items():

@@ -76,8 +76,6 @@ class ServerMetrics(dict[str | tuple[str, ...], Any]):
         if "record" in family:
             self._of_requests.append((name, bool(labels), attrgetter(family["record"])))
 
-    # -- the targets' steps
-
     def progress(self, step: StepReport, deltas: Sequence[Delta]) -> None:
         self["pilotfish_step_seconds", "proposal"].observe(step.draft)
         self["pilotfish_step_seconds", "verify"].observe(step.forward + step.verify)
@@ -106,8 +104,6 @@ class ServerMetrics(dict[str | tuple[str, ...], Any]):
         for origin, count in Counter(origin for tree in trees for origin in tree.origins).items():
             self["pilotfish_accepted_tokens", origin].inc(count)
 
-    # -- requests
-
     def prefix(self, tokens: int, cached: Mapping[str, int], handed_over: int = 0) -> None:
         """`cached`: tokens whose KV was there, by tier. A sequence that began twice may have found handed-over KV."""
         found, device = sum(cached.values()), cached.get(DEVICE, 0)
@@ -135,8 +131,6 @@ class ServerMetrics(dict[str | tuple[str, ...], Any]):
         if len(self._tags) < MAX_TAGS:
             self._tags.add(tag)
         return tag if tag in self._tags else OTHER
-
-    # -- answers
 
     def http(self, route: str, method: str, status: int) -> None:
         """`route` is the route's pattern, never the path that a client sent."""

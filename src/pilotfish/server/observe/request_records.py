@@ -163,7 +163,9 @@ class RequestRecord:
             self.drafted += verified.nodes
             self.accepted += verified.accepted
             self.accepted_by_origin.update(verified.origins)
-            self._count_depths(verified)
+            for depth in range(min(max(verified.depth, verified.accepted), DEPTHS)):
+                self.tried_by_depth[depth] += verified.accepted >= depth
+                self.accepted_by_depth[depth] += verified.accepted > depth
         if verified.tokens:
             self.served.steps += 1
             self.late += verified.late
@@ -174,11 +176,6 @@ class RequestRecord:
             if since is not None:
                 self._metrics["vllm:inter_token_latency_seconds"].observe(since)
             self.observe_step(verified, since)
-
-    def _count_depths(self, tree: Verified) -> None:
-        for depth in range(min(max(tree.depth, tree.accepted), DEPTHS)):
-            self.tried_by_depth[depth] += tree.accepted >= depth
-            self.accepted_by_depth[depth] += tree.accepted > depth
 
     def close(self, error: BaseException | None) -> None:
         self.error = error

@@ -1,5 +1,4 @@
-"""Spans follow OpenTelemetry's conventions for generative AI, with vLLM's names where these have none. A span holds
-counts and times, never text."""
+"""Spans follow OpenTelemetry's conventions for generative AI, or vLLM's beyond these: counts, times, never text."""
 
 from __future__ import annotations
 

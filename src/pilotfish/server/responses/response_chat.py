@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from msgspec import Struct
-
 from pilotfish.printable import short
 from pilotfish.server.bodies.ignored import Ignored, kind_of
 from pilotfish.server.bodies.requests import AnyText, ChatRequest, JsonObject
@@ -106,9 +104,6 @@ def chat_of(request: ResponsesRequest, ignored: Ignored) -> ResponseChat:
     return converted({name: value for name, value in fields.items() if value is not None}, ResponseChat)
 
 
-# -- parts of a body
-
-
 def _goes_on(items: str | list[Any]) -> bool | None:
     last = items[-1] if items and not isinstance(items, str) else None
     goes_on = isinstance(last, InputMessage) and last.role == "assistant" and last.status not in (None, "completed")
@@ -166,7 +161,6 @@ _ORDER = ("reasoning", "content", "tool_calls")
 
 
 def _belongs(part: dict[str, Any], message: dict[str, Any]) -> bool:
-    """Whether a part continues an assistant's message, in order: reasoning, text, calls."""
     if part["role"] != "assistant" or message["role"] != "assistant":
         return False
     said = [_ORDER.index(name) for name in message if name in _ORDER]
@@ -196,10 +190,7 @@ def _response_format(text: TextOptions | None) -> dict[str, Any] | None:
         case JsonObject():
             return {"type": "json_object"}
         case SchemaJson() as form:
-            return {"type": "json_schema", "json_schema": _present_fields(form)}
+            given = {name: getattr(form, name) for name in form.__struct_fields__}
+            present = {name: value for name, value in given.items() if value is not None}
+            return {"type": "json_schema", "json_schema": present}
     raise TypeError(text)
-
-
-def _present_fields(struct: Struct) -> dict[str, Any]:
-    given = {name: getattr(struct, name) for name in struct.__struct_fields__}
-    return {name: value for name, value in given.items() if value is not None}

@@ -1,6 +1,5 @@
 """An alias that clients ask for: the small model answers if it is sure, else the large one. The small model's updates
-are held back until its first tokens are judged, and dropped where it is not sure. One model gives the whole answer, as
-it would alone."""
+are held back until its first tokens are judged. One model gives the whole answer, as it would alone."""
 
 from __future__ import annotations
 
@@ -28,9 +27,6 @@ from pilotfish.wire.serving import EngineRequest
 SMALL = "small"
 #: Seconds that a request whose small target is lost waits for another one, at most: the large model is there.
 RESUME = 2.0
-
-
-# -- configuration
 
 
 @dataclass(frozen=True)
@@ -70,9 +66,6 @@ def server_of_small(policy: CascadePolicy, server: ServerConfig) -> ServerConfig
     return replace(
         server, replicas=None, target_pool=pools, target_pool_key=keys, resume_timeout=patience, cascade=None
     )
-
-
-# -- requests
 
 
 class Cascade:
@@ -173,8 +166,6 @@ class CascadeStream:
         if self._asked[0].params.logprobs is not None or not update.delta.logprobs:
             return update
         return replace(update, delta=msgspec.structs.replace(update.delta, logprobs=[]))
-
-    # -- the models
 
     def _begun(self) -> Updates:
         if self._answer.escalated is not None:

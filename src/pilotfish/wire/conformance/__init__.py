@@ -1,2 +1,1 @@
-"""The conformance kit of the draft protocol. It plays targets at a drafter of any make, and reports which rules that
-breaks. Open kit.py first."""
+"""Plays targets at a drafter of any make, and reports which rules of the protocol that breaks. Open kit.py first."""

@@ -75,8 +75,6 @@ class CheckContext:
             raise CheckError(f"Hello was not answered with Load within {self.options.patience:g} s; {refused}")
         return player
 
-    # -- texts
-
     @property
     def _first(self) -> int:
         """The first tokens are often special."""
@@ -92,8 +90,6 @@ class CheckContext:
 
     def figure(self, name: str, value: float, unit: str) -> None:
         self.figures.append(Figure(name, value, unit))
-
-    # -- what many checks do
 
     def guessed(self, player: Player, session: PlayedSession, seconds: float | None = None) -> bool:
         patience = self.options.patience if seconds is None else seconds

@@ -50,7 +50,8 @@ def examine(
 ) -> ConformanceReport:
     """All checks, or the named ones, in order, each with its own targets. CheckError where nothing answers at all."""
     referee = Referee(hello.vocab_size)
-    identity = _introduced(dial, hello, options, referee)
+    with ExitStack() as channels:
+        loaded = CheckContext(dial, hello, options, referee, channels).target().heard.loads[-1]
     findings, figures = list[CheckResult](), list[Figure]()
     for check in [check for check in CHECKS if not only or check.name in only]:
         with ExitStack() as channels:
@@ -59,15 +60,8 @@ def examine(
             figures += bench.figures
         done(check.name)
     rules = [_rule(name, referee) for name in RULES if not only or name in only or name in referee.breaches]
+    identity = loaded.model, loaded.revision, loaded.capabilities
     return ConformanceReport(*identity, referee.trees, referee.nodes, findings + rules, figures)
-
-
-def _introduced(
-    dial: Callable[[bytes], PlayerChannel], hello: Hello, options: KitOptions, referee: Referee
-) -> tuple[str, str, list[str]]:
-    with ExitStack() as channels:
-        load = CheckContext(dial, hello, options, referee, channels).target().heard.loads[-1]
-        return load.model, load.revision, load.capabilities
 
 
 def _found(check: Check, bench: CheckContext) -> CheckResult:

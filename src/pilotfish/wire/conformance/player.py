@@ -75,8 +75,6 @@ class Player:
         self._greeted = -GREETING
         self._word = self._busy_until = 0.0  # when a word came last; until when none is to be expected
 
-    # -- what it says
-
     def say(self, *messages: Struct) -> None:
         self.send(*map(encode, messages))
 
@@ -86,7 +84,6 @@ class Player:
             self.listen(0.01)
 
     def greet(self) -> bool:
-        """Whether Hello was answered with Load."""
         self.listen(self.patience, lambda: bool(self.heard.loads or self.heard.refusals))
         return bool(self.heard.loads)
 
@@ -120,8 +117,6 @@ class Player:
     def close(self, session: PlayedSession) -> None:
         session.closed_at = time.monotonic()
         self.say(Close(session.number, session.generation))
-
-    # -- what it hears
 
     def listen(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
         """Whether `until` held in time."""

@@ -137,9 +137,6 @@ def frees_closed(bench: CheckContext) -> str:
     return "8 sessions"
 
 
-# -- capabilities
-
-
 @check("capabilities", "pauses", "A paused session is kept and grows nothing; Resume, or a Commit, ends that.")
 def pauses(bench: CheckContext) -> str:
     player = bench.target()

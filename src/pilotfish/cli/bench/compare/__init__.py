@@ -1,2 +1,1 @@
-"""`bench compare`: the same prompts for Pilotfish and other engines, each in a process of its own; out go their speeds
-and ratios. `compare.py` first."""
+"""`bench compare`: Pilotfish and others with the same prompts, each in a process of its own. `compare.py` first."""

@@ -86,8 +86,7 @@ class Players:
 
 
 def run_compare(options: BenchOptions, progress: ProgressBar) -> Report:
-    """Every contestant runs the first prompt to warm up, then `repeats` times every prompt. The end of sequence is
-    ignored, so that all generate as much."""
+    """After one prompt to warm up, all of them `repeats` times, past the end of sequence: all generate as much."""
     questions = questions_of(options)
     with ExitStack() as stack:
         players = load_all(options, max(len(one.prompt) for one in questions), stack, progress)
@@ -121,9 +120,6 @@ def questions_of(options: BenchOptions) -> list[Question]:
         Question(prompt=tokens[row.id], max_tokens=new, temperature=options.temperature, seed=row.seed + turn)
         for row, turn in turns
     ]
-
-
-# -- loading
 
 
 def load_all(options: BenchOptions, longest: int, stack: ExitStack, progress: ProgressBar) -> Players:
@@ -173,8 +169,7 @@ def peer_setup(options: BenchOptions, threads: int, longest: int) -> PeerSetup:
 
 
 def converted(library: Library, setup: PeerSetup) -> PeerSetup:
-    """Of GGUF files where the library needs them. EngineError where it is not installed; ModelError for a model that is
-    not converted."""
+    """GGUF files where the library needs them. EngineError without the library, ModelError without such files."""
     if absent := library.absent():
         raise EngineError(f"{absent} not installed: {INSTALL}")
     if not library.weights:

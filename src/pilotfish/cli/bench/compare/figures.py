@@ -27,7 +27,6 @@ class Contender:
 
     @property
     def name(self) -> str:
-        """`off`, `sync` and `async` are ours; others have their engine's name before theirs."""
         if self.engine == PILOTFISH:
             return self.way
         return self.engine if self.way == PLAIN else f"{self.engine}, {self.way}"
@@ -87,9 +86,6 @@ def ratios_of(field: Mapping[str, Contender], rounds: Rounds) -> list[Row]:
     return [{"numerator": n, "denominator": d, "ratio": over(n, d, known)} for d in below for n in ours]
 
 
-# -- the chart of `--svg`: tokens a second of each contestant, ours among the others
-
-
 #: The engine whose bars are coloured.
 PILOTFISH = "Pilotfish"
 TITLE = "Tokens a second, one request at a time"
@@ -105,7 +101,7 @@ text { font: 11px system-ui, sans-serif; fill: #1c2430 } .title { font-size: 13p
 
 
 def headline(compared: Mapping[str, Any]) -> Element:
-    """Bars, quickest first; ours are coloured. `compared` has the tables `contestants` and `speeds`."""
+    """Tokens a second as bars, quickest first; ours are coloured. `compared` has `contestants` and `speeds`."""
     own = {row["contestant"] for row in compared["contestants"] if row["engine"] == PILOTFISH}
     medians = {row["contestant"]: row["tokens_per_second"].median for row in compared["speeds"]}
     ranked = sorted(medians, key=lambda name: -medians[name])

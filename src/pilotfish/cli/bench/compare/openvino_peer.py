@@ -32,8 +32,7 @@ LOOKUP_OPTIONS: dict[str, Any] = {"num_assistant_tokens": 5, "max_ngram_size": 3
 
 
 def load(text: str) -> LoadedPeer:
-    """`text` is a PeerSetup of GGUF files. Products and KV are in the precision of all others; else KV would have 8
-    bits."""
+    """`text` is a PeerSetup of GGUF files. Products and KV are in the precision of all others (not in 8 bits)."""
     setup = setup_of(text)
     precision = PRECISIONS[setup.dtype]
     hints = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}

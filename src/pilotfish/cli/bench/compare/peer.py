@@ -32,8 +32,7 @@ Said = TypeVar("Said", bound=Struct)
 
 
 class PeerSetup(Struct, frozen=True, kw_only=True):
-    """How another engine is to run. `target` and `draft` are in its own format; without a draft it runs the ways that
-    need none."""
+    """`target` and `draft` are in the engine's own format; without a draft it runs the ways that need none."""
 
     target: str
     draft: str | None
@@ -96,8 +95,7 @@ class LoadedPeer:
 
 
 class Peer(subprocess.Popen[bytes]):
-    """The peer of a module of this package, loading, on some cores. It ends with the `with`; its stderr goes to a
-    file."""
+    """The peer of a module of this package, loading, on some cores. It ends with the `with`; its stderr is a file."""
 
     def __init__(self, engine: str, module: str, setup: str, cores: frozenset[int]) -> None:
         command = [sys.executable, "-m", __name__, module, setup]

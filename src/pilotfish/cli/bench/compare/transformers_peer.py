@@ -1,5 +1,4 @@
-"""transformers as a contestant, as its user has it: its own cache and attention, its defaults of assisted
-generation."""
+"""transformers as its user has it: its own cache and attention, its defaults of assisted generation."""
 
 from __future__ import annotations
 

@@ -1,2 +1,1 @@
-"""`bench run` and `bench tune`: settings of speculation take turns on the same prompts. Out go tables, and JSON with
-each request; `run.py` first."""
+"""`bench run` and `bench tune`: settings take turns on the same prompts; tables and JSON go out. `run.py` first."""

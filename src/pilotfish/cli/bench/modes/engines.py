@@ -77,7 +77,6 @@ class Engines:
         return self._open[config]
 
     def _traced(self, config: EngineConfig) -> EngineConfig:
-        """With a timeline, where it has drafts whose levels are in one."""
         if config.mode != "async":
             return config
         path = Path(self._directory.name) / f"{len(self._timelines)}.json"
@@ -99,9 +98,6 @@ class Engines:
         for name, played in self._played.items():
             self.levels[name] = [level for config, levels in read if config == played for level in levels]
         self._directory.cleanup()
-
-
-# -- levels of drafts
 
 
 @dataclass(frozen=True)

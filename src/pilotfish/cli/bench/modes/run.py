@@ -24,8 +24,7 @@ Rounds = Mapping[int, Mapping[str, Sequence[Run]]]
 
 
 def run_modes(options: BenchOptions, progress: ProgressBar) -> Report:
-    """Every setting plays every round, in rotating order, `repeats` rounds after one to warm up; fails where outputs of
-    float32 differ from those of off."""
+    """Settings take turns, `repeats` rounds after a warm-up; fails where float32 outputs differ from those of off."""
     settings, prompts = grid_of(options), len(options.rows())
     numbers = {c: max(c, prompts) for c in parse_numbers("concurrency", options.concurrencies)}
     jobs = {concurrency: options.rounds(number) for concurrency, number in numbers.items()}
@@ -85,9 +84,6 @@ def _latencies(outputs: Sequence[OutputTimes]) -> dict[str, list[float]]:
         "ITL": [b - a for one in outputs for a, b in pairwise(one.times) if b > a],
         "E2E": [one.times[-1] - one.began for one in outputs],
     }
-
-
-# -- requests and acceptance
 
 
 def by_request(rounds: Rounds, jobs: Mapping[int, Sequence[Sequence[Job]]]) -> dict[str, list[Row]]:

@@ -121,8 +121,7 @@ def rungs(candidates: int, first: int) -> list[tuple[int, int]]:
 
 
 def halve(candidates: Sequence[Candidate], first: int, play: PlayRounds[Candidate]) -> Candidate:
-    """The one with the best score in the last rung of successive halving (Jamieson, Talwalkar, 2016); of equal ones the
-    first."""
+    """The best in the last rung of successive halving (Jamieson, Talwalkar, 2016); of equal ones the first."""
     left = list(candidates)
     for count, rounds in rungs(len(left), first):
         left = left[:count]

@@ -34,7 +34,6 @@ class ServedEndpoint:
         return CHATS if self.chat else COMPLETIONS
 
     def body(self, request: ServerRequest, history: Sequence[Message]) -> dict[str, Any]:
-        """Of a turn, after what was said before."""
         told = {"continuous_usage_stats": True} if self.owner in (OURS, VLLM) else {}
         if request.prompt and not self.chat:
             asked: dict[str, Any] = {"prompt": request.prompt}
@@ -77,8 +76,7 @@ class ServedEndpoint:
 
 
 def find_endpoint(options: ServeBenchOptions) -> ServedEndpoint:
-    """The endpoint with its model. ParameterError for a URL or a variable that cannot be used; EngineError where the
-    server does not list its models."""
+    """With its model. ParameterError for an unusable URL or variable; EngineError where the server lists no models."""
     url, headers = server_url("base_url", options.base_url), key_headers(options.api_key_env)
     listed = _listed(url, headers, needed=not options.model)
     model = options.model or listed[0]["id"]

@@ -14,8 +14,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 
 def latency_rows(records: Sequence[SentRequest]) -> list[dict[str, Any]]:
-    """Milliseconds: mean, percentiles (linear between neighbours, as numpy's) and maximum. TTFT, TPOT and E2E are of
-    requests, ITL of gaps."""
+    """Milliseconds; percentiles as numpy's, by linear interpolation. ITL is of gaps, the others of requests."""
     whole = [one for one in records if not one.error]
     values: dict[str, Iterable[float | None]] = {
         "TTFT": (one.ttft for one in whole),

@@ -18,8 +18,7 @@ _RATE = re.compile(r"[0-9]+(\.[0-9]+)?", re.ASCII)
 
 
 class ServedLoad(Struct, frozen=True):
-    """A closed loop of so many sessions at a time; or else an open one, whose sessions begin at their time whatever
-    becomes of the others."""
+    """A closed loop of so many sessions at a time; or an open one, in which each begins at its time."""
 
     concurrency: int | None = None
     rate: float | None = None  # sessions a second; None where a trace says when
@@ -70,8 +69,7 @@ def burst_times(rate: float, options: ServeBenchOptions) -> Iterator[float]:
 
 def arrival_times(rate: float, seed: int, burstiness: float = 1.0) -> Iterator[float]:
     """Times of arrivals without end, `rate` a second in the mean. Intervals are gamma distributed with this shape: 1 is
-    a Poisson process, below it arrivals come in bursts, above it more evenly. One seed gives the same times for all
-    rates, but for their distance."""
+    a Poisson process, less gives bursts, more evenness. One seed gives the same times, stretched, for all rates."""
     random, at = np.random.default_rng(seed), 0.0
     while True:
         at += float(random.standard_gamma(burstiness)) / (burstiness * rate)

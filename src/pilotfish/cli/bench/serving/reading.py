@@ -80,9 +80,8 @@ def usage_of(answer: Answer) -> Mapping[str, Any]:
 
 
 def token_times(answer: Answer, tokens: int) -> list[float]:
-    """When each of so many tokens came, in moments of the host's monotonic clock; those of one event at the same. Which
-    came with which is as the server's running usage says. Without one, an event has a token if there are as many of
-    both, and else its share of the text."""
+    """When each token came, in moments of the host's monotonic clock; those of one event together, as the server's
+    running usage says. Without one, an event has a token if there are as many of both, else its share of the text."""
     running = [event for event in answer.events if _choices(event.data) and event.data.get("usage")]
     events = [event for event in answer.events if content_size(event)]
     if running and all(event.data.get("usage") for event in events):
@@ -97,7 +96,6 @@ def token_times(answer: Answer, tokens: int) -> list[float]:
 
 
 def content_size(event: Event) -> int:
-    """Characters that an event adds to the output."""
     text, calls = _pieces(event.data)
     return len(text) + sum(len(_arguments(call)) for call in calls)
 

@@ -39,8 +39,7 @@ def vocabulary() -> Vocabulary:
 
 
 def load_counter(path: str) -> Any:
-    """The tokenizer that lengths are counted with: a tokenizer.json, or the bundled pair's. ParameterError for what is
-    none."""
+    """To count lengths with: a tokenizer.json, or the bundled pair's. ParameterError for what is none."""
     from tokenizers import Tokenizer
 
     file = path or str(resolve_pair("pycode").target / "tokenizer.json")

@@ -36,8 +36,7 @@ class WorkloadPart:
 
 
 def sessions_of(options: ServeBenchOptions, tokenizer: Any) -> Iterator[RequestSession]:
-    """Sessions of the workload, the file or the trace that options name; a trace alone has an end. InputError names the
-    first line that cannot be used."""
+    """Of the workload, file or trace in options; only a trace ends. InputError names the first bad line."""
     if options.prompts is not None and options.trace is not None:
         raise ParameterError("trace", str(options.trace), "either --prompts or --trace")
     if options.trace is not None:

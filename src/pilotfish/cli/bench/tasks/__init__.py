@@ -1,2 +1,1 @@
-"""`bench eval` and `bench cascade`: tasks whose outputs succeed or do not, by judges and, for programs, a sandbox.
-`success.py` first."""
+"""`bench eval` and `bench cascade`: outputs are judged, those that are programs in a sandbox. `success.py` first."""

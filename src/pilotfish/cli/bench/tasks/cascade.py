@@ -1,5 +1,4 @@
-"""How sure a small model must be to answer in place of a large one: `threshold` of a cascade's file, from tasks whose
-success can be judged."""
+"""How sure a small model must be to answer in place of a large one: a cascade's `threshold`, from judged tasks."""
 
 from __future__ import annotations
 
@@ -24,7 +23,6 @@ SIDES = ("small", "large")
 
 
 def run_cascade(options: BenchOptions, progress: ProgressBar) -> Report:
-    """Both models generate all tasks alone, plainly, one after the other; then the outputs are judged."""
     if options.target is not None and options.small is None:
         raise ParameterError("small", None, "--target and --small together")
     large = options.engine_config(mode="off")
@@ -86,9 +84,6 @@ def category_rows(tasks: Sequence[CascadedTask], threshold: float) -> list[Row]:
     return [{"category": name, **outcome(each, threshold).row()} for name, each in own.items()]
 
 
-# -- from tasks that both did alone to a threshold between them
-
-
 #: Thresholds are rounded down to so many parts of 1.
 STEPS = 10_000
 #: A share that is too low by less is not.
@@ -133,8 +128,7 @@ def share(of: Sequence[bool]) -> float:
 
 
 def outcomes(tasks: Sequence[CascadedTask]) -> list[CascadeOutcome]:
-    """Of every threshold that differs from the one before, the lowest first: there the small model answers all. At the
-    last one it answers nothing."""
+    """Of every threshold that matters, ascending: the small model answers all at the first, nothing at the last."""
     found = {math.floor(task.confidence * STEPS) / STEPS for task in tasks}
     return [outcome(tasks, threshold) for threshold in (*sorted(found), NOBODY)]
 

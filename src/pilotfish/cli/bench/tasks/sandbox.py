@@ -1,9 +1,7 @@
-"""Runs programs that a model wrote. `sandboxed` says what such a process gives up before it begins; here are its
-limits, its end, and what is told of it.
+"""Runs programs that a model wrote. `sandboxed` says what they give up first; here are their limits and their end.
 
 A program passes where it runs to its end: only then the process writes a nonce to a pipe. A program that leaves early,
-whatever its exit code, has not passed. One that sets out to cheat can: it shares a process with its tests.
-"""
+whatever its exit code, has not passed. One that sets out to cheat can: it shares a process with its tests."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""Runs one program that a model wrote, in this process, after giving up what the process could do to others. The
-standard library alone: `sandbox` starts it as `python -I -S sandboxed.py LIMITS VERDICT`, with a nonce and the program
-on stdin.
+"""Runs one program that a model wrote, in this process, after giving up what the process could do to others. Standard
+library alone: `sandbox` starts `python -I -S sandboxed.py LIMITS VERDICT`, with a nonce and the program on stdin.
 
 What is given up, in order: capabilities; files (Landlock) but for reading Python and writing the working directory;
-resources (limits); calls of the kernel that start processes, open sockets, or reach other processes (seccomp).
-"""
+resources (limits); calls of the kernel that start processes, open sockets, or reach other processes (seccomp)."""
 
 from __future__ import annotations
 
@@ -73,9 +71,6 @@ def set_limits(limits: dict[str, int]) -> None:
         resource.setrlimit(number, (min(most, hard), hard))
 
 
-# -- files
-
-
 def confine_files() -> bool:
     """Whether this kernel has Landlock."""
     version = _libc.syscall(CREATE_RULESET, None, 0, 1)
@@ -100,15 +95,11 @@ def _read_by_python() -> set[Path]:
 
 
 def _allow(rules: int, path: Path, rights: int) -> None:
-    """Nothing where there is no such path."""
     with suppress(FileNotFoundError):
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         rights &= -1 if path.is_dir() else FILE_RIGHTS
         _call(_libc.syscall, ADD_RULE, rules, 1, struct.pack("=Qi", rights, place), 0)
         os.close(place)
-
-
-# -- calls of the kernel
 
 
 class _Filter(ctypes.Structure):
@@ -141,9 +132,6 @@ def _instructions() -> Iterable[tuple[int, int, int, int]]:
     for own in FOR_ITSELF.values():
         yield from (call(own, 5), argument, (EQUAL, 1, 0, os.getpid()), (EQUAL, 0, 1, 0), allowed, denied)
     yield allowed
-
-
-# -- the program
 
 
 def main() -> None:

@@ -39,7 +39,6 @@ class Asked:
 
 
 def run_eval(options: BenchOptions, progress: ProgressBar) -> Report:
-    """Engines of all modes generate the same outputs, one mode after the other; then the outputs are judged."""
     modes, (asked, judge) = parse_choices("modes", options.modes, get_args(Mode)), asked_tasks(options)
     progress.total = len(modes) * len(asked)
     runs = {mode: run_tasks(options.engine_config(mode=mode), asked, options, progress) for mode in modes}

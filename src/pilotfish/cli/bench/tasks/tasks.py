@@ -1,7 +1,6 @@
 """Tasks whose outputs succeed or do not: those of tasks.toml, and rows of HumanEval's file.
 
-Each kind says what the model is asked and how its output is judged; `Judge` holds what that needs.
-"""
+Each kind says what the model is asked and how its output is judged; `Judge` holds what that needs."""
 
 from __future__ import annotations
 
@@ -130,8 +129,7 @@ class JsonTask(Task, frozen=True):
 
 
 class ToolTask(Task, frozen=True):
-    """The output is calls of tools there are, with arguments that their schemas allow; one is asked for, as with
-    `tool_choice: required`."""
+    """The output is calls that the tools' schemas allow; one is asked for, as with `tool_choice: required`."""
 
     tools: str
 
@@ -177,8 +175,7 @@ def bundled_tasks() -> dict[str, list[Task]]:
 
 
 def humaneval_tasks(path: Path) -> list[Task]:
-    """Rows of `task_id` (or `id`), `prompt` (or `turns`), `test`, `entry_point`. PromptError names the first that is
-    none."""
+    """Rows of `task_id` (or `id`), `prompt` (or `turns`), `test`, `entry_point`. PromptError names a bad one."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
