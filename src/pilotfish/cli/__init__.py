@@ -1,4 +1,5 @@
-"""The command line: parse, call one function below, print. Exit codes: 0 done, 2 bad usage or input, 1 failure."""
+"""The command line: options come in, a command calls one function of a room below, text or JSON goes out. Exit codes:
+0 done, 2 bad usage or input, 1 failure. `generate.py` first."""
 
 import logging
 import os
