@@ -16,10 +16,10 @@ BENCH = PACKAGE / "cli" / "bench"
 #: Kernels count for themselves: C++, and Triton's language in Python's clothes.
 KERNELS = {PACKAGE / "model" / "cuda" / "triton_kernels.py"}
 LIMITS = {
-    "lines of the package": 60_300,  # the aim: 58,000
+    "lines of the package": 58_000,
     "lines of bench in the package": 5_000,
     "lines of bench and benchmarks/": 8_500,
-    "lines of tests": 75_100,  # the aim: 65,000
+    "lines of tests": 65_000,
     "rooms": 14,
     "files beside each other": 20,
     "words of docs": 60_000,
