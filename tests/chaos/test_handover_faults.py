@@ -3,6 +3,7 @@ is held in the end. tests/core/test_handover_machine.py has all that can be told
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from handovers import (
 from inline_prefills import arena_of, assert_nothing_left
 from msgspec.structs import replace
 from sizes import sized
-from workers import eventually
+from workers import LIMIT, eventually
 
 from pilotfish.core.peers import peer as peers
 from pilotfish.core.peers.fields import Peer
@@ -51,6 +52,7 @@ from pilotfish.core.prefilling.prefill_messages import (
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
 from pilotfish.core.prefilling.segments import SegmentReference
 from pilotfish.engine.engine import Engine
+from pilotfish.engine.prefills import handovers as engine_handovers
 from pilotfish.model.kv_copy import HostCopier
 from pilotfish.workers.prefill import PrefillWorker
 
@@ -213,6 +215,44 @@ def test_a_request_is_aborted_in_mid_transfer(both: Beside) -> None:
     assert reports(samples[:1])[0].outcome == "cancelled"
     for sample in samples[1:]:
         both.engine.abort(sample)
+
+
+@ONE_TRANSPORT
+@pytest.mark.parametrize("writes", [False, True], ids=["read", "written"])
+def test_slots_that_were_given_back_are_not_written(
+    writes: bool, both: Beside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An abort does not wait for a segment that is being read, which comes to nothing; it waits for one that is being
+    written."""
+    where = (HostCopier, "write_layers") if writes else (engine_handovers, "converted")
+    write, held = HostCopier.write_layers, getattr(*where)
+    began, may_end, written = threading.Event(), threading.Event(), list[range]()
+
+    def hold(*arguments: Any) -> Any:
+        began.set()
+        assert may_end.wait(LIMIT)
+        return held(*arguments)
+
+    def noted(copier: HostCopier, slots: Any, layers: range, data: Any) -> None:
+        (hold if writes else write)(copier, slots, layers, data)
+        written.append(layers)
+
+    monkeypatch.setattr(*where, hold)
+    monkeypatch.setattr(HostCopier, "write_layers", noted)
+    (sample,) = both.engine.submit(prompts()[0], PARAMS[0])
+    step_until(both.engine, began.is_set)
+    aborting = threading.Thread(target=both.engine.abort, args=(sample,))
+    aborting.start()
+    aborting.join(0.1 if writes else LIMIT)
+    assert aborting.is_alive() == writes and not written
+    may_end.set()
+    aborting.join()
+    assert len(written) == writes and reports([sample])[0].outcome == "cancelled"
+    both.forget()
+    assert both.run() == WHOLE
+    segments = len(written) - writes
+    both.forget()
+    assert both.run() == WHOLE and len(written) - writes == 2 * segments
 
 
 def test_an_engine_is_closed_in_mid_transfer(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
