@@ -29,6 +29,7 @@ from pilotfish.engine.targets.target_process import TargetService
 from pilotfish.errors import EngineError
 from pilotfish.grammar import compile as compiling
 from pilotfish.grammar.state import MaskPlan, MatcherState
+from pilotfish.wire.channel import encode
 from pilotfish.wire.serving import (
     Beat,
     Delta,
@@ -203,6 +204,14 @@ def test_a_number_that_is_in_use_is_no_other_requests(target: Target, caplog: py
     target.submit(1, [9], params(max_tokens=2))  # it is free again
     target.heard_until()
     assert "its number 1 is in use" in caplog.text
+
+
+def test_a_request_that_is_none_is_refused(target: Target) -> None:
+    target.attendance.sent += 1
+    bad = {"type": "submit", "id": 1, "incarnation": target.attendance.incarnation, "request": {"tokens": "x"}}
+    target.channel.send(TARGET, encode(bad))
+    (failure,) = (message for message in target.heard_until(Failure) if isinstance(message, Failure))
+    assert (failure.ids, failure.refused) == ([1], True) and "tokens" in failure.reason
 
 
 @pytest.mark.parametrize("at_the_end", [False, True])
