@@ -255,6 +255,27 @@ def test_slots_that_were_given_back_are_not_written(
     assert len(written) == writes and reports([sample])[0].outcome == "cancelled"
 
 
+@ONE_TRANSPORT
+def test_a_request_is_aborted_whose_pool_was_lost_as_its_hand_over_began(
+    both: Beside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of which nobody has taken note yet."""
+    assert both.engine.prefills is not None
+    machine, pool = both.engine.prefills.handovers.machine, both.pool
+    begin = machine.begin
+
+    def lost(*arguments: Any) -> Any:
+        machine.lost(pool, "it hung up")
+        return begin(*arguments)
+
+    monkeypatch.setattr(machine, "begin", lost)
+    (sample,) = both.engine.submit(prompts()[0], PARAMS[0])
+    both.engine.step()
+    both.engine.abort(sample)
+    monkeypatch.undo()
+    assert [report.outcome for report in reports([sample])] == ["gone"]
+
+
 def test_an_engine_is_closed_in_mid_transfer(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_quick(monkeypatch)
     with meddled_worker(llama, tmp_path) as (worker, link), handed(llama, tmp_path) as engine:

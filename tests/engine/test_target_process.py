@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from attending import TARGET, AttendingServer
 from loopback import Loopback
 from support import SNIPPETS, assert_idle, drain, make_engine, params, run
 
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
+from pilotfish.core.routing.held_prefixes import Held, HeldCopies, routing_keys
 from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.fingerprint import fingerprint
@@ -212,6 +214,16 @@ def test_a_request_that_is_none_is_refused(target: Target) -> None:
     target.channel.send(TARGET, encode(bad))
     (failure,) = (message for message in target.heard_until(Failure) if isinstance(message, Failure))
     assert (failure.ids, failure.refused) == ([1], True) and "tokens" in failure.reason
+
+
+def test_it_says_which_prefixes_it_holds_to_who_asks(target: Target) -> None:
+    tokens, copies = target.engine.tokenizer.encode("".join(SNIPPETS))[:200], HeldCopies()
+    target.submit(1, tokens, params())
+    target.heard_until()
+    target.attendance.attend = partial(target.attendance.attend, True)  # type: ignore[method-assign]
+    copies.apply("target", target.until(Held))
+    assert copies.matched(routing_keys(None, tokens)) == {"target": len(tokens) // OBJECT_TOKENS}
+    assert copies.matched(routing_keys("other", tokens)) == {}
 
 
 @pytest.mark.parametrize("at_the_end", [False, True])
