@@ -3,6 +3,7 @@ is held in the end. tests/core/test_handover_machine.py has all that can be told
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from handovers import (
 from inline_prefills import arena_of, assert_nothing_left
 from msgspec.structs import replace
 from sizes import sized
-from workers import eventually
+from workers import LIMIT, eventually
 
 from pilotfish.core.peers import peer as peers
 from pilotfish.core.peers.fields import Peer
@@ -51,6 +52,8 @@ from pilotfish.core.prefilling.prefill_messages import (
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
 from pilotfish.core.prefilling.segments import SegmentReference
 from pilotfish.engine.engine import Engine
+from pilotfish.engine.prefills import handovers as engine_handovers
+from pilotfish.kv.lanes import URGENT
 from pilotfish.model.kv_copy import HostCopier
 from pilotfish.workers.prefill import PrefillWorker
 
@@ -213,6 +216,64 @@ def test_a_request_is_aborted_in_mid_transfer(both: Beside) -> None:
     assert reports(samples[:1])[0].outcome == "cancelled"
     for sample in samples[1:]:
         both.engine.abort(sample)
+
+
+@ONE_TRANSPORT
+@pytest.mark.parametrize("writes", [False, True], ids=["read", "written"])
+def test_slots_that_were_given_back_are_not_written(
+    writes: bool, both: Beside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An abort does not wait for a segment that is being read, which comes to nothing; it waits for one that is being
+    written."""
+    where = (HostCopier, "write_layers") if writes else (engine_handovers, "converted")
+    write, held = HostCopier.write_layers, getattr(*where)
+    began, may_end, all_done = threading.Event(), threading.Event(), threading.Event()
+    written = list[range]()
+
+    def hold(*arguments: Any) -> Any:
+        began.set()
+        assert may_end.wait(LIMIT)
+        return held(*arguments)
+
+    def noted(copier: HostCopier, slots: Any, layers: range, data: Any) -> None:
+        (hold if writes else write)(copier, slots, layers, data)
+        written.append(layers)
+
+    monkeypatch.setattr(*where, hold)
+    monkeypatch.setattr(HostCopier, "write_layers", noted)
+    (sample,) = both.engine.submit(prompts()[0], PARAMS[0])
+    step_until(both.engine, began.is_set)
+    aborting = threading.Thread(target=both.engine.abort, args=(sample,))
+    aborting.start()
+    aborting.join(0.1 if writes else LIMIT)
+    assert aborting.is_alive() == writes and not written
+    may_end.set()
+    aborting.join()
+    assert both.engine.prefills is not None
+    both.engine.prefills.handovers._sources[both.pool.peer].lane.put(URGENT, all_done.set)
+    assert all_done.wait(LIMIT)
+    assert len(written) == writes and reports([sample])[0].outcome == "cancelled"
+
+
+@ONE_TRANSPORT
+def test_a_request_is_aborted_whose_pool_was_lost_as_its_hand_over_began(
+    both: Beside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of which nobody has taken note yet."""
+    assert both.engine.prefills is not None
+    machine, pool = both.engine.prefills.handovers.machine, both.pool
+    begin = machine.begin
+
+    def lost(*arguments: Any) -> Any:
+        machine.lost(pool, "it hung up")
+        return begin(*arguments)
+
+    monkeypatch.setattr(machine, "begin", lost)
+    (sample,) = both.engine.submit(prompts()[0], PARAMS[0])
+    both.engine.step()
+    both.engine.abort(sample)
+    monkeypatch.undo()
+    assert [report.outcome for report in reports([sample])] == ["gone"]
 
 
 def test_an_engine_is_closed_in_mid_transfer(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

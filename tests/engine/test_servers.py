@@ -15,7 +15,7 @@ from pilotfish.core.routing.held_prefixes import Held, HeldCopies, routing_keys
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.targets import servers as servers_module
 from pilotfish.engine.targets.held_followers import AGAIN, CHANGES, HeldFollowers
-from pilotfish.engine.targets.servers import BEAT, TICK, Attendance, Dropped, Servers
+from pilotfish.engine.targets.servers import BEAT, TICK, Attendance, Dropped, Malformed, Servers
 from pilotfish.wire.channel import Received, decoded, encode
 from pilotfish.wire.serving import (
     SERVER_DECODER,
@@ -192,6 +192,19 @@ def test_what_is_meant_for_another_target_is_dropped(rig: Rig) -> None:
     rig.submit(A, 1)
     rig.attend(A)
     assert [message.id for _, message in rig.taken()] == [1] and rig.follows(A)
+
+
+def test_a_request_that_is_none_is_refused_alone(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.attend(A)
+    bad = {"type": "submit", "id": 4, "incarnation": rig.servers.incarnation, "request": {"tokens": ["x"]}}
+    rig.known[A].sent += 1
+    for frame in (b"\xff\x00", encode(bad), b""):
+        rig.servers._receive(Received(A, frame))
+        rig.servers._receive(Received(B, frame))  # of nobody
+    rig.attend(A)
+    ((peer, message),) = rig.taken()
+    assert peer == A and isinstance(message, Malformed) and message.id == 4 and "tokens" in message.reason
+    assert len(caplog.records) == 1
 
 
 def test_another_version_is_declined(rig: Rig) -> None:

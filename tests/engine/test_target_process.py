@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from attending import TARGET, AttendingServer
 from loopback import Loopback
 from support import SNIPPETS, assert_idle, drain, make_engine, params, run
 
+from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
+from pilotfish.core.routing.held_prefixes import Held, HeldCopies, routing_keys
 from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.engine.engine import Engine
 from pilotfish.engine.fingerprint import fingerprint
@@ -29,6 +31,7 @@ from pilotfish.engine.targets.target_process import TargetService
 from pilotfish.errors import EngineError
 from pilotfish.grammar import compile as compiling
 from pilotfish.grammar.state import MaskPlan, MatcherState
+from pilotfish.wire.channel import encode
 from pilotfish.wire.serving import (
     Beat,
     Delta,
@@ -203,6 +206,24 @@ def test_a_number_that_is_in_use_is_no_other_requests(target: Target, caplog: py
     target.submit(1, [9], params(max_tokens=2))  # it is free again
     target.heard_until()
     assert "its number 1 is in use" in caplog.text
+
+
+def test_a_request_that_is_none_is_refused(target: Target) -> None:
+    target.attendance.sent += 1
+    bad = {"type": "submit", "id": 1, "incarnation": target.attendance.incarnation, "request": {"tokens": "x"}}
+    target.channel.send(TARGET, encode(bad))
+    (failure,) = (message for message in target.heard_until(Failure) if isinstance(message, Failure))
+    assert (failure.ids, failure.refused) == ([1], True) and "tokens" in failure.reason
+
+
+def test_it_says_which_prefixes_it_holds_to_who_asks(target: Target) -> None:
+    tokens, copies = target.engine.tokenizer.encode("".join(SNIPPETS))[:200], HeldCopies()
+    target.submit(1, tokens, params())
+    target.heard_until()
+    target.attendance.attend = partial(target.attendance.attend, True)  # type: ignore[method-assign]
+    copies.apply("target", target.until(Held))
+    assert copies.matched(routing_keys(None, tokens)) == {"target": len(tokens) // OBJECT_TOKENS}
+    assert copies.matched(routing_keys("other", tokens)) == {}
 
 
 @pytest.mark.parametrize("at_the_end", [False, True])
