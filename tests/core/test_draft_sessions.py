@@ -13,6 +13,7 @@ from sizes import sized
 from slot_contents import CHILDREN, SHAPE, SessionRules, SlotContents, make_table
 
 from pilotfish.core.drafting.draft_sessions import (
+    IDLE,
     DraftModel,
     DraftSession,
     LevelPart,
@@ -151,6 +152,9 @@ class SessionsMachine(SessionRules):
         before, rested = self.table.pool.num_available, [session.evicted for session in self.table]
         self.table.make_room(count, (), tenants, self.now)
         assert before < count or rested == [session.evicted for session in self.table]
+        for session, rests in zip(self.table, rested, strict=True):
+            loses = rests or session.paused or self.now - session.touched > IDLE or session.tenant in tenants
+            assert loses or not session.evicted
         if tenants == set(TENANTS):
             assert self.table.pool.num_available >= min(count, CAPACITY - sum(len(s.tree.slots) for s in self.table))
 

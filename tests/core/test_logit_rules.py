@@ -27,6 +27,7 @@ def rules(prompt: list[int], stop_ids: frozenset[int] = NO_STOPS, bad: Any = (),
 @given(prompt=TOKENS, output=TOKENS, path=TOKENS)
 def test_counts_are_those_of_output_and_path(prompt: list[int], output: list[int], path: list[int]) -> None:
     own = rules(prompt, repetition_penalty=1.5)
+    own.edits(path)  # nothing that it keeps of them outlives an output
     own.extend(output)
     edits = own.edits(path)
     counted = dict(zip(edits.seen.tolist(), edits.counts.tolist(), strict=True))

@@ -583,7 +583,7 @@ def test_a_sample_that_comes_when_the_prompts_slots_are_given_back_computes_it()
 
 
 def test_long_prompts_count_as_what_they_may_hold() -> None:
-    scheduler = Scheduler(SlotPool(60, window=9), max_rows=16, max_requests=4)
+    scheduler = Scheduler(SlotPool(48, window=9), max_rows=16, max_requests=4)
     for number in range(3):
         scheduler.add(new_request(number, 200, 5))
     scheduler.plan()

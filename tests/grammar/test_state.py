@@ -29,7 +29,7 @@ SCHEMA = Constraint.json(
 
 
 def legal(of: MatcherState, path: list[int]) -> set[int]:
-    bits = np.zeros(words(VOCAB), np.int32)
+    bits = np.full(words(VOCAB), -1, np.int32)
     of.mask(path, bits)
     return set(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist())
 

@@ -90,6 +90,7 @@ DAMAGES = (
         json.dumps({"holds": "pilotfish kv", "version": 1, "shape": shape, "object_bytes": object_bytes})
         for shape, object_bytes in (("ab", 5), ("x" * 64, 5), ("ab" * 32, 0), ("ab" * 32, "5"))
     ]
+    + [json.dumps({"holds": "pilotfish kv", "version": 2, "shape": "ab" * 32, "object_bytes": 5})]
 )
 
 
@@ -149,6 +150,12 @@ def test_a_manifest_of_others_is_refused(directory: Path, names: Sequence[str], 
     assert f"its {MANIFEST} is not ours" in refusal(lambda: store_in(directory))
     kept = {path.name: path.read_text("latin-1") for path in directory.iterdir()}
     assert kept == dict.fromkeys(names, contents)
+
+
+def test_an_unwritable_directory_of_ours(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store_in(directory).close()
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    assert "(Permission denied)" in refusal(lambda: store_in(directory))
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("elsewhere")])

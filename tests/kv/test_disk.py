@@ -73,10 +73,11 @@ def test_less_capacity_than_before(directory: Path) -> None:
     store = store_in(directory)
     for seed in range(4):
         store.put(some_kv(seed))
-        os.utime(object_path(directory, some_kv(seed).key), (0, 10 * seed))
+        os.utime(object_path(directory, some_kv(seed).key), (0, 10 * (4 - seed)))
+    assert store.get(some_kv(3).key, some_kv(3).tokens)  # it is used last now
     store.close()
     store = store_in(directory, 2)
-    assert [seed for seed in range(4) if store.contains(some_kv(seed).key)] == [2, 3]
+    assert [seed for seed in range(4) if store.contains(some_kv(seed).key)] == [0, 3]
     assert store.counts.evictions == 2 and bytes_on_disk(directory) == 2 * FILE_BYTES
     store.close()
 

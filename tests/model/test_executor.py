@@ -243,12 +243,14 @@ def outputs(block: Any, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("native", [True, False], ids=["native", "eager"])
 @pytest.mark.parametrize(("kind", "options"), MIXTURES, ids=str)
 @torch.inference_mode()
-def test_a_row_has_the_same_bits_whoever_shares_its_experts(
+def test_experts_are_those_of_transformers_and_a_row_has_the_same_bits_whoever_shares_them(
     kind: str, options: dict[str, Any], native: bool, threads: int
 ) -> None:
     ours = experts_of(kind, options, native)
+    reference: Any = tiny_model(kind, experts_implementation="eager", **options).eval()
     x = torch.randn(ROWS, 64)
     together = outputs(ours, x)
+    torch.testing.assert_close(together, outputs(reference.model.layers[1].mlp, x), rtol=1e-5, atol=1e-5)
     torch.set_num_threads(threads)
     least = 1 if native else 16  # the runner's smallest bucket
     for rows in (least, least + 1, 33, 64, 250):

@@ -14,6 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from support import RowSampling, reference_probs, sampling_of
+from transformers import (
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+)
 
 from pilotfish.core.sampling.constraint import words
 from pilotfish.core.sampling.logit_rules import LogitEdits
@@ -86,6 +92,23 @@ def test_edits_are_the_documented_ones_row_by_row(rows: list[Any], seed: int) ->
     got = edited(logits, sampling_of(samples))
     for i, (request, (*_, path)) in enumerate(zip(requests, rows, strict=True)):
         np.testing.assert_allclose(got[i].numpy(), loops(logits[i].numpy(), request, path), rtol=1e-12, atol=1e-12)
+
+
+PROCESSORS = [
+    ({"repetition_penalty": 1.7}, (), RepetitionPenaltyLogitsProcessor(1.7)),
+    ({"logit_bias": {3: 2.5, 8: -1.0}}, (), SequenceBiasLogitsProcessor([[[3], 2.5], [[8], -1.0]])),
+    ({}, BAD, NoBadWordsLogitsProcessor(BAD, eos_token_id=None)),
+    ({"min_tokens": 3}, (), MinNewTokensLengthLogitsProcessor(3, 3, sorted(STOPS))),
+]
+
+
+@pytest.mark.parametrize(("params", "bad", "processor"), PROCESSORS, ids=lambda v: type(v).__name__)
+@pytest.mark.parametrize("output", [[], [1, 2], [2, 2, 9, 1]])
+def test_edits_are_those_of_transformers(params: Any, bad: Any, processor: Any, output: list[int]) -> None:
+    request = request_of(params, [1, 8, 2], output, bad)
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
+    want = processor(torch.tensor([request.tokens]), logits.clone())
+    torch.testing.assert_close(edited(logits, sampling_of([after(request)])).float(), want.float())
 
 
 def test_rows_without_rules_keep_their_logits() -> None:

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import RowSampling, reference_probs, sampling_of
+from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from pilotfish.core.sampling import noise
 from pilotfish.core.sampling.sampling_params import SamplingParams
@@ -153,6 +154,16 @@ def test_the_filter_kernel_drops_what_is_no_number() -> None:
     logits = torch.tensor([[1.0, math.nan, 3.0, math.nan]])
     kept = filtered_by(logits, [SamplingParams(min_p=0.01, top_k=3, top_p=0.9)]).isfinite()
     assert kept.tolist() == [[True, False, True, False]]
+
+
+@pytest.mark.parametrize("params", FILTERS, ids=str)
+def test_filters_are_those_of_transformers(params: dict[str, float]) -> None:
+    p, logits = SamplingParams(**params), random_logits(30, 100)  # type: ignore[arg-type]
+    expected = TemperatureLogitsWarper(float(p.temperature))(None, logits.double())
+    expected = MinPLogitsWarper(p.min_p)(None, expected) if p.min_p > 0 else expected
+    expected = TopKLogitsWarper(p.top_k)(None, expected) if p.top_k > 0 else expected
+    expected = TopPLogitsWarper(p.top_p)(None, expected) if p.top_p < 1 else expected
+    torch.testing.assert_close(filtered_by(logits, [p] * 30), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_row_gives_the_same_token_in_any_company() -> None:
