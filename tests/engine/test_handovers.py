@@ -118,6 +118,7 @@ def test_prompts_of_any_length(engine: Engine, outputs: list[list[int]]) -> None
     assert ended(engine, first) == outputs
     assert [report.outcome for report in reports(first)] == [WHOLE] * (len(LENGTHS) - 1)  # of one token there is none
     assert sum(report.tokens for report in reports(first)) == sum(length - 1 for length in LENGTHS)
+    assert all(report.size == report.tokens * engine.memory.target.slot for report in reports(first))
     assert {report.transport for report in reports(first)} == {(*engine.config.prefill_transports, "ipc")[0]}
     again = [sample for tokens in whole for sample in engine.submit(tokens, params())]
     assert ended(engine, again) == outputs and not reports(again)

@@ -212,7 +212,8 @@ def test_a_request_that_is_none_is_refused(target: Target) -> None:
     target.attendance.sent += 1
     bad = {"type": "submit", "id": 1, "incarnation": target.attendance.incarnation, "request": {"tokens": "x"}}
     target.channel.send(TARGET, encode(bad))
-    (failure,) = (message for message in target.heard_until(Failure) if isinstance(message, Failure))
+    target.start()
+    failure = target.until(Failure)
     assert (failure.ids, failure.refused) == ([1], True) and "tokens" in failure.reason
 
 
