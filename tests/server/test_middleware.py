@@ -102,6 +102,7 @@ def test_a_key_has_so_many_requests_at_a_time(keyed: Server) -> None:
     refused, gone = list[Answer](), asyncio.Event()
 
     async def meanwhile(_: Answer) -> None:
+        keyed.engine.script = said
         refused.append(await exchange(keyed.app, "POST", COMPLETIONS, json.dumps(body).encode(), key))
         gone.set()
 
@@ -113,7 +114,6 @@ def test_a_key_has_so_many_requests_at_a_time(keyed: Server) -> None:
         "rate_limit_error",
     )
     assert second.error["message"].startswith("max_concurrency: 1 ") and 1 <= int(second.headers["retry-after"]) <= 60
-    keyed.engine.script = said
     assert keyed.client.post(COMPLETIONS, body, **key).status == 200  # the first one has left
 
 
