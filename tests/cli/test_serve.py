@@ -28,6 +28,7 @@ from pilotfish.wire.curve_keys import new_key_pair, write_key_pair
         (["--speculative-config", '{"method": "mlp_speculator"}'], "speculative_config.method: 'mlp_speculator'"),
         (["--served-model-name", ""], "served_model_name"),
         (["--replicas", "0"], "replicas: 0"),
+        (["--cascade", "/nowhere.toml"], "cascade: '/nowhere.toml'"),
         (["--port", "0", "--target-pool", "http://a"], "target_pool: 'http://a'"),
         (["--port", "0", "--target-pool", "tcp://192.0.2.1:7000"], "target_pool: 'tcp://192.0.2.1:7000'"),
         (["--port", "0", "--target-pool", "ipc:///a", "--target-key", "/nowhere/a.key"], "target_key"),

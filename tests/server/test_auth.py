@@ -181,6 +181,7 @@ def key(**options: object) -> str:
             "key 1, sha256: (65 characters, not shown) is not allowed; expected 64",
         ),
         (key(cache_salt='""'), "key 1, cache_salt: (0 characters, not shown)"),
+        (key(cache_salt="7"), "key 1, cache_salt: (1 characters, not shown)"),
         (key(requests_per_minute="0"), "key 1, requests_per_minute: 0 is not allowed; expected an integer 1 to"),
         (key(tokens_per_minute="true"), "key 1, tokens_per_minute: True is not allowed"),
         (key(max_concurrency='"many"'), "key 1, max_concurrency: 'many' is not allowed"),

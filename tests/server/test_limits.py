@@ -164,7 +164,7 @@ def test_retry_after_follows_the_rate_of_completions(clock: Clock) -> None:
         clock.now += 5.0
         running.pop(0).release()
         running.append(admission.admit(ANONYMOUS, SMALL, TARGET))
-    assert seconds(refused(admission, ANONYMOUS)) in (4, 5, 6)
+        assert seconds(refused(admission, ANONYMOUS)) in (4, 5, 6)
     assert seconds(refused(admission, ANONYMOUS, RequestFacts((1,), 1, n=2))) in (8, 9, 10, 11, 12)
     for _ in range(1000):
         clock.now += 0.1

@@ -387,6 +387,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type: 'xml' is not allowed"),
     ({"max_completion_tokens": 3}, "max_completion_tokens: there is no such parameter"),
     ({"messages": [{"role": "user", "content": "x" * 100_000}]}, "messages: 100000 characters are more than"),
+    ({"messages": [{"role": "user", "content": "☃" * 2000}]}, "messages: 4014 tokens are not allowed"),
 ]
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from http_double import COMPLETIONS, Engine, Server, application
+from http_double import COMPLETIONS, Answer, Engine, Server, application, exchange
+from openapi_document import OPERATIONS
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from pilotfish.config.server import ServerConfig
@@ -24,6 +26,7 @@ name = "search"
 secret = "{SECRET}"
 cache_salt = "search-only"
 requests_per_minute = 2
+max_concurrency = 1
 """
 
 
@@ -59,6 +62,14 @@ def test_without_a_known_key_nobody_comes_in(keyed: Server, caplog: pytest.LogCa
     assert "401" in logged and SECRET not in logged and "wrong-secret" not in logged
 
 
+@pytest.mark.parametrize("name", [name for name, each in OPERATIONS.items() if 401 in each.failures])
+def test_every_path_asks_for_a_key_before_it_reads(keyed: Server, name: str) -> None:
+    path = OPERATIONS[name].path.replace("{name}", "tiny")
+    post = OPERATIONS[name].method == "post"
+    answer = keyed.client.post(path, raw=b"no JSON") if post else keyed.client.get(path)
+    assert (answer.status, answer.json["error"]["type"]) == (401, "authentication_error")
+
+
 def test_a_key_in_the_header_of_anthropics_clients(keyed: Server) -> None:
     wrong = "wrong-secret-of-sixteen"
     assert keyed.client.get("/v1/models", x_api_key=SECRET).status == 200
@@ -83,6 +94,27 @@ def test_a_key_brings_its_salt_and_its_rate(keyed: Server) -> None:
         (401, "authentication_error"),
     ]
     assert [submitted.cache_salt for submitted in keyed.engine.submitted] == ["search-only"] * 2
+
+
+def test_a_key_has_so_many_requests_at_a_time(keyed: Server) -> None:
+    body, key, said = {"prompt": "x", "stream": True}, {"authorization": f"Bearer {SECRET}"}, keyed.engine.script
+    keyed.engine.script = lambda submitted: [next(iter(said(submitted))), asyncio.Event()]
+    refused, gone = list[Answer](), asyncio.Event()
+
+    async def meanwhile(_: Answer) -> None:
+        keyed.engine.script = said
+        refused.append(await exchange(keyed.app, "POST", COMPLETIONS, json.dumps(body).encode(), key))
+        gone.set()
+
+    asyncio.run(exchange(keyed.app, "POST", COMPLETIONS, json.dumps(body).encode(), key, gone, meanwhile))
+    (second,) = refused
+    assert (second.status, second.error["code"], second.error["type"]) == (
+        429,
+        "concurrency_exceeded",
+        "rate_limit_error",
+    )
+    assert second.error["message"].startswith("max_concurrency: 1 ") and 1 <= int(second.headers["retry-after"]) <= 60
+    assert keyed.client.post(COMPLETIONS, body, **key).status == 200  # the first one has left
 
 
 @pytest.mark.parametrize(("limit", "status"), [(1 + 6 + 1 + 30, 200), (36, 429)])

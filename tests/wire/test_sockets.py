@@ -38,6 +38,15 @@ def test_order_holds_both_ways(both: Both) -> None:
     assert [received.frame for received in exactly(len(frames), dialing)] == frames
 
 
+def test_frames_of_one_message_arrive_in_order(both: Both) -> None:
+    listening, dialing = both
+    peer = introduce(dialing, listening).peer
+    assert dialing.send(b"0", b"one", b"two", b"three")
+    assert [received.frame for received in exactly(3, listening)] == [b"one", b"two", b"three"]
+    assert listening.send(peer, b"four", b"five")
+    assert [received.frame for received in exactly(2, dialing)] == [b"four", b"five"]
+
+
 def test_large_frames_come_as_they_were_sent(both: Both) -> None:
     """Also after those that sent them have let them go, and beside small ones."""
     listening, dialing = both
