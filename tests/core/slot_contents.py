@@ -12,14 +12,15 @@ from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting.draft_sessions import IDLE, DraftSession, LevelPart, SessionTable
 from pilotfish.core.drafting.level_choice import LevelChoice, LevelShape
 
+Owner = tuple[str, bytes | None]
+
 
 class SlotContents:
-    """The KV in each slot: by the salt of its session, which says who may share it, and what was read up to its
-    own."""
+    """The KV in each slot: by the tenant and salt of its session, who may share it, and what was read up to its own."""
 
     def __init__(self, table: SessionTable) -> None:
         self.table = table
-        self.written: dict[int, tuple[str, tuple[int, ...]]] = {}
+        self.written: dict[int, tuple[Owner, tuple[int, ...]]] = {}
         self.rows = 0
 
     def run(self, level: Sequence[LevelPart]) -> None:
@@ -27,21 +28,25 @@ class SlotContents:
         for part in level:
             session, self.rows = part.session, self.rows + part.rows
             for length in range(len(session.slots) - part.pending + 1, len(session.slots) + 1):
-                self.written[int(session.slots[length - 1])] = session.cache_salt, tuple(session.inputs[:length])
+                self.written[int(session.slots[length - 1])] = _owner(session), tuple(session.inputs[:length])
             for leaf in part.leaves if not part.pending else ():
                 whole = *session.inputs, *path_inputs(session, leaf)
-                self.written[session.tree.path(leaf)[-1]] = session.cache_salt, whole
+                self.written[session.tree.path(leaf)[-1]] = _owner(session), whole
 
     def check(self) -> None:
         """Every slot holds what its session takes it to hold."""
         self.table.check()
         for session in self.table:
             for length, slot in enumerate(session.slots.tolist(), 1):
-                assert self.written[slot] == (session.cache_salt, tuple(session.inputs[:length]))
+                assert self.written[slot] == (_owner(session), tuple(session.inputs[:length]))
             for node in session.tree.expanded:
                 whole = (*session.inputs, *path_inputs(session, node))
                 for length, slot in enumerate(session.tree.path(node), len(session.inputs) + 1):
-                    assert self.written[slot] == (session.cache_salt, whole[:length])
+                    assert self.written[slot] == (_owner(session), whole[:length])
+
+
+def _owner(session: DraftSession) -> Owner:
+    return session.tenant, session.salt
 
 
 def path_inputs(session: DraftSession, node: int) -> list[int]:

@@ -163,6 +163,21 @@ def ordered(world: World) -> PrefillOrder:
     return order
 
 
+@pytest.mark.parametrize(("busy", "times"), [(True, 1), (False, MAX_FAILURES)])
+def test_a_pool_that_is_busy_or_fails_too_often_is_left_alone(busy: bool, times: int) -> None:
+    world = served(World())
+    pool, *others = world.target.pools
+    for other in others:
+        world.target.leave(other)
+    for _ in range(times):
+        assert pool.takes(60, world.now)
+        begun(world)
+        (incoming,) = world.target.at(pool)
+        world.target.receive(pool, OrderFailed(incoming.number, "too much", busy=busy), world.now)
+        world.settle()
+    assert not pool.takes(60, world.now)
+
+
 def whole_reference(order: PrefillOrder) -> SegmentReference:
     """To one segment of everything."""
     tokens, digest = len(order.tokens), sequence_digest(order.tokens)

@@ -324,6 +324,14 @@ def test_a_forged_reference_brings_nothing(bench: Bench, change: dict[str, Any])
     assert gone.reason == "the reference was not given to this target" and not bench.heard(A, SegmentBytes)
 
 
+def test_a_segment_is_fetched_once(bench: Bench) -> None:
+    reference = bench.export(begun(bench), 2)
+    assert reference is not None
+    bench.say(A, Fetch(reference), Fetch(reference))
+    assert [bytes(each.data) for each in bench.heard(A, SegmentBytes)] == [b"b'a' 1 0"]
+    assert [each.number for each in bench.heard(A, SegmentGone)] == [0]
+
+
 def test_a_reference_with_the_mac_of_its_holder_brings_no_other_place(bench: Bench) -> None:
     """A target has its own key: it may sign what it likes."""
     order, key = begun(bench), bench.greet(A)

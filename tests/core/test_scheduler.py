@@ -448,6 +448,18 @@ def test_rows_go_to_the_best_nodes_of_all_trees(seed: int, count: int, budget: i
     assert sorted(step.forest.nodes.scores, reverse=True) == every[:budget]
 
 
+def test_a_request_may_want_few_nodes_or_none() -> None:
+    rng = np.random.default_rng(0)
+    scheduler = Scheduler(SlotPool(1000), max_rows=100, max_requests=8)
+    for number, most in enumerate((None, 3, 0)):
+        params = SamplingParams(max_tokens=100)
+        scheduler.add(Request(number, [1], params, number, frozenset(), 1000, max_nodes=most))
+    trees = [random_guesses(rng, VOCAB, 12) for _ in range(3)]
+    step = scheduler.schedule(scheduler.plan().chunks, Forest.of(trees), 1000)
+    assert [len(tree) for tree in trees_of(step.forest)] == [len(trees[0]), 3, 0]
+    assert paths_of(trees_of(step.forest)[1]) == paths_of(trees[1].best(3).tree())
+
+
 def test_trees_never_make_a_request_give_way() -> None:
     """Two requests that fill the pool run to their end beside trees that would fill it as well."""
     scheduler = Scheduler(SlotPool(20), max_rows=64, max_requests=2)

@@ -157,6 +157,17 @@ def test_host_memory_spills_to_disk_and_both_are_bounded(make: Make, pool: Pool,
     assert_loaded(pool, load, 2)
 
 
+def test_what_is_in_memory_at_the_end_is_on_disk_at_the_next_start(make: Make, pool: Pool) -> None:
+    tiers = make(8, 8)
+    tiers.closing()
+    save(tiers, 5)
+    assert tiers.close()
+    tiers = make(8, 8)
+    load = begin(tiers, 5)
+    assert finish(tiers, load) == 5 * OBJECT_TOKENS and load.tiers == [DISK] * 5
+    assert_loaded(pool, load, 5)
+
+
 def test_tenants_share_no_object(make: Make, tmp_path: Path) -> None:
     tiers, pairs = make(0, 400), sized(20, 200)
     for pair in range(pairs):

@@ -159,7 +159,7 @@ def random_head(kind: str, *, draft_vocab: int = VOCAB, seed: int = 0) -> HeadFi
         tensors |= {f"layers.0.self_attn.{x}_proj.bias": draw(KV_HEADS * HEAD_DIM) for x in "kv"}
     d2t = None
     if draft_vocab < VOCAB:
-        d2t = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(seed))[:draft_vocab].sort().values
+        d2t = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(seed))[:draft_vocab]
     return HeadFiles(spec, tensors, d2t, "")
 
 

@@ -34,7 +34,7 @@ def drawn(draft_vocab: int, rules: Sampling, vocab_size: int | None = None) -> t
     assert executor.vocab_size == VOCAB
     everything = torch.full((len(LENGTHS), VOCAB), -torch.inf)
     assert files.d2t is not None
-    listed = files.d2t[files.d2t < (vocab_size or VOCAB)]
+    listed = files.d2t[files.d2t < (vocab_size or VOCAB)].sort().values
     everything[:, listed] = logits(executor, *rows)
     return executor.execute(rows, rules), everything
 
