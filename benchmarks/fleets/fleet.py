@@ -8,7 +8,6 @@ and prefill workers. One loop over events in virtual time.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import count
@@ -75,7 +74,7 @@ class SimulatedFleet:
             self._events.run_to(request.at)
             self._arrive(request, next(turns) % len(self.servers))
         self.counts.end(self.usage())
-        self._events.run_to(math.inf)
+        self._events.run(until=lambda: False)
         return self.counts.figures(self.plan)
 
     def usage(self) -> Usage:

@@ -14,7 +14,8 @@ from slot_contents import CHILDREN, SHAPE, SessionRules, make_table, path_inputs
 from vocabularies import read, said, sayings, table, tables
 
 from pilotfish.core.drafting import mapped_text
-from pilotfish.core.drafting.draft_machine import DraftIdentity, DraftMachine
+from pilotfish.core.drafting.connected_targets import DraftIdentity
+from pilotfish.core.drafting.draft_machine import DraftMachine
 from pilotfish.core.drafting.draft_sessions import (
     DraftModel,
     DraftSession,

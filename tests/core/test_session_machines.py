@@ -29,7 +29,8 @@ from pilotfish.core.cache.prefix_keys import KnownPrefixes
 from pilotfish.core.cache.slots import SlotPool
 from pilotfish.core.drafting import draft_sessions
 from pilotfish.core.drafting import pools as target_pools
-from pilotfish.core.drafting.draft_machine import REPORT, SILENCE, DraftIdentity, DraftMachine
+from pilotfish.core.drafting.connected_targets import DraftIdentity
+from pilotfish.core.drafting.draft_machine import REPORT, SILENCE, DraftMachine
 from pilotfish.core.drafting.draft_sessions import (
     FORGOTTEN,
     DraftSession,

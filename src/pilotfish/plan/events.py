@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -27,7 +26,7 @@ class Events:
 
     def run_to(self, time: float) -> None:
         self.run(lambda: self._planned[0][0] > time)
-        self.now = max(self.now, time) if time < math.inf else self.now
+        self.now = max(self.now, time)
 
 
 @dataclass

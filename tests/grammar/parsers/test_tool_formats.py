@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from cuts import calls_of, content_of, parse, parts_of
 from recorded import OUTPUTS, TOOLS
+from sizes import sized
 
 from pilotfish.grammar.parsers.formats import TOOL_FORMATS, tool_format_of
 from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, OutputParser
@@ -114,15 +115,16 @@ def test_an_output_of_twice_the_length_costs_twice_as_much(case: str, value: str
         text = LONG[case].replace("VALUE", VALUES[value](length))
         return steps_of(lambda: parse(parser_of(case), parts_of(text, 4)))
 
-    assert steps(1200) < 2.2 * steps(600)
+    length = sized(600, 2000)
+    assert steps(2 * length) < 2.2 * steps(length)
 
 
 @pytest.mark.parametrize("case", ["hermes", "llama3_json", "pythonic", "mistral", "content"])
 def test_a_parser_keeps_nothing_of_what_it_told(case: str) -> None:
     made = TOOL_FORMATS["hermes" if case == "content" else case].parser(TOOLS)
     told = 0
-    for delta in parts_of(LONG[case].replace("VALUE", VALUES["a text"](30_000)), 4):
+    for delta in parts_of(LONG[case].replace("VALUE", VALUES["a text"](sized(30_000, 100_000))), 4):
         told += sum(len(getattr(piece, "text", "")) for piece in made.feed(delta))
         reader = made._reader  # type: ignore[attr-defined]
         assert len(reader._text) + sum(map(len, reader._taken)) < 100
-    assert told > 30_000
+    assert told > sized(30_000, 100_000)

@@ -15,7 +15,7 @@ from permuted_models import permuted
 from rig import HELLO, IDENTITY, SAMPLINGS, SMALL, Rig, Told, loaded, make_open, prompt
 from support import SNIPPETS, VOCAB, RowSampling, sampling_of, tiny_model, write_tokenizer
 
-from pilotfish.core.drafting.draft_machine import DraftIdentity
+from pilotfish.core.drafting.connected_targets import DraftIdentity
 from pilotfish.core.drafting.draft_sessions import DraftSession
 from pilotfish.core.drafting.messages import Refuse, RequestSampling, Resync
 from pilotfish.core.sampling.constraint import Constraint

@@ -17,7 +17,8 @@ from pilotfish.cli.bench.workload import parse_numbers
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import DraftConfig
 from pilotfish.core.cache.slots import SlotPool
-from pilotfish.core.drafting.draft_machine import DraftIdentity, DraftMachine
+from pilotfish.core.drafting.connected_targets import DraftIdentity
+from pilotfish.core.drafting.draft_machine import DraftMachine
 from pilotfish.core.drafting.draft_sessions import SessionTable
 from pilotfish.core.drafting.drafter import DraftLimits
 from pilotfish.core.drafting.level_choice import LevelShape

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 
 from pilotfish.core.cache.prefix_keys import KnownPrefixes
+from pilotfish.core.drafting.connected_targets import ConnectedTarget, DraftIdentity
 from pilotfish.core.drafting.draft_sessions import (
     IDLE,
     MAX_SESSIONS,
@@ -57,11 +57,9 @@ from pilotfish.core.drafting.messages import (
     Tree,
     TreeFeedback,
 )
-from pilotfish.core.drafting.vocabulary import clash
-from pilotfish.core.drafting.vocabulary_map import MappedVocabulary, Unshared
 from pilotfish.core.features.feature_intake import FeatureIntake, FeatureNeed
 from pilotfish.core.peers.fields import MAX_TEXT, Error, Peer
-from pilotfish.core.peers.peer import EchoClock, ErrorReports, GreetedTarget, Listener
+from pilotfish.core.peers.peer import Listener
 from pilotfish.core.sampling.constraint import GrammarSource, no_grammars
 from pilotfish.core.scheduling.calibration import SecondsBySize
 from pilotfish.core.trees.lookahead import NewNodes
@@ -93,58 +91,6 @@ class DraftCounts:
     resyncs: int = 0
     paused: int = 0  # sessions, for want of room
     features: int = 0  # frames of them that were of use
-
-
-@dataclass(frozen=True)
-class DraftIdentity:
-    model: str
-    tokenizer: str  # digest of the base vocabulary
-    added_tokens: Mapping[int, str]  # by their ids
-    revision: str = ""  # as its operator names it
-    mapped: Mapping[str, MappedVocabulary] = field(default_factory=dict)  # other vocabularies, by their digests
-
-    def mismatch(self, hello: Hello, need: FeatureNeed | None) -> str | None:
-        if not hello.oldest <= PROTOCOL_VERSION <= hello.version:
-            return f"protocol version {_versions(hello)}; this draft speaks {PROTOCOL_VERSION}"
-        if hello.tokenizer not in (self.tokenizer, *self.mapped):
-            known = f"its tokenizer {hello.tokenizer[:12]} is not that of the draft {self.model}"
-            return f"{known}, nor one that its operator has named with --target-tokenizer"
-        if need is not None and (reason := need.mismatch(hello.features)) is not None:
-            return reason
-        return clash(hello.added_tokens, self._added_tokens(hello))
-
-    def vocabulary(self, hello: Hello) -> MappedVocabulary | None:
-        return self.mapped.get(hello.tokenizer)
-
-    def _added_tokens(self, hello: Hello) -> Mapping[int, str]:
-        vocabulary = self.vocabulary(hello)
-        return self.added_tokens if vocabulary is None else vocabulary.added_tokens
-
-    def unshared(self, hello: Hello) -> Unshared:
-        lacking = self._added_tokens(hello).keys() - hello.added_tokens.keys()
-        return Unshared(np.array(sorted(lacking), np.int64), hello.vocab_size)
-
-
-def _versions(hello: Hello) -> str:
-    return str(hello.version) if hello.oldest >= hello.version else f"{hello.oldest} to {hello.version}"
-
-
-@dataclass
-class ConnectedTarget(GreetedTarget):
-    unshared: Unshared
-    capabilities: frozenset[str]
-    vocabulary: MappedVocabulary | None = None  # the draft's own
-    rows: int = 0  # grown for it
-    cached: int = 0  # tokens of its sessions whose KV was there
-    last_features: int = 0  # the number of the last frame of features
-    feature_drops: Counter[str] = field(default_factory=Counter)  # by reason
-    echo: EchoClock = field(default_factory=EchoClock)
-    reports: ErrorReports = field(default_factory=ErrorReports)
-    errors: int = 0  # frames of this draft's that it says were of no use
-
-    def greeted(self, hello: Hello, now: float) -> None:
-        self.heard, self.capabilities = now, frozenset(hello.capabilities)
-        self.echo.hear(hello.echo, now)
 
 
 class DraftMachine(Listener[ConnectedTarget]):

@@ -14,7 +14,8 @@ from pilotfish.config.fields import model_name
 from pilotfish.config.workers import DraftConfig
 from pilotfish.core.cache.prefix_cache import PrefixCache
 from pilotfish.core.cache.slots import SlotPool
-from pilotfish.core.drafting.draft_machine import DraftIdentity, DraftMachine
+from pilotfish.core.drafting.connected_targets import DraftIdentity
+from pilotfish.core.drafting.draft_machine import DraftMachine
 from pilotfish.core.drafting.draft_sessions import SessionTable
 from pilotfish.core.drafting.level_choice import LevelShape
 from pilotfish.core.drafting.vocabulary import added_tokens, tokenizer_digest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import PrefillConfig
@@ -27,22 +28,27 @@ def divided(config: EngineConfig, targets: int = 1) -> EngineConfig:
     return replace(config, allotted=max(int(free / processes), 1))
 
 
-def shared(large: EngineConfig, targets: int, small: EngineConfig) -> tuple[EngineConfig, EngineConfig]:
+class SharedHost(NamedTuple):
+    large: EngineConfig
+    small: EngineConfig
+
+
+def shared(large: EngineConfig, targets: int, small: EngineConfig) -> SharedHost:
     """Each process gets its weights, and an equal part of the rest. Devices with memory of their own are not divided:
     ParameterError unless both engines say how much they take."""
     if targets == 0 or large.device != small.device:
-        return large, small
+        return SharedHost(large, small)
     if not small.device.startswith("cpu"):
         for field, config in (("cascade.small.kv_slots", small), ("kv_slots", large)):
             if not (config.kv_slots or config.memory):
                 raise ParameterError(field, 0, f"it or memory, here and there: both models are on {small.device}")
-        return large, small
+        return SharedHost(large, small)
     processes = targets * (1 + large.prefill_workers) * large.tensor_parallel
     of_large, of_small = (_given(one) or file_size(one.target) // one.tensor_parallel for one in (large, small))
     left = SHARE * free_memory() - targets * _beside(large) - processes * of_large - of_small
     sharing = (0 if large.memory else processes) + (0 if small.memory else 1)
     share = left / max(sharing, 1)
-    return _allotted(large, of_large + share), _allotted(small, of_small + share)
+    return SharedHost(_allotted(large, of_large + share), _allotted(small, of_small + share))
 
 
 def _given(config: EngineConfig) -> int:

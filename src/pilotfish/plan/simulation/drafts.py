@@ -6,7 +6,8 @@ from functools import partial
 from typing import cast
 
 from pilotfish.core.cache.slots import SlotPool
-from pilotfish.core.drafting.draft_machine import DraftIdentity, DraftMachine
+from pilotfish.core.drafting.connected_targets import DraftIdentity
+from pilotfish.core.drafting.draft_machine import DraftMachine
 from pilotfish.core.drafting.draft_sessions import LevelPart, SessionTable
 from pilotfish.core.drafting.drafter import CombinedDrafter, Drafter, DraftLimits, NoDrafter
 from pilotfish.core.drafting.level_choice import LevelShape

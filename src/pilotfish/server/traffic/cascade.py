@@ -48,7 +48,8 @@ def cascade_setup(engine: EngineConfig, server: ServerConfig) -> CascadeSetup | 
         raise ParameterError("cascade.name", policy.name, f"a name other than {' and '.join(served)}")
     small, own = small_config(policy, engine), server_of_small(policy, server)
     targets = num_own(engine, server) if num_own(small, own) else 0
-    return CascadeSetup(policy, *shared(engine, targets, small), own)
+    both = shared(engine, targets, small)
+    return CascadeSetup(policy, both.large, both.small, own)
 
 
 def small_config(policy: CascadePolicy, engine: EngineConfig) -> EngineConfig:
