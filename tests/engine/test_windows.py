@@ -81,20 +81,20 @@ def test_greedy_tokens_far_beyond_the_window_are_those_of_generate(small: Engine
                 ids,
                 attention_mask=torch.ones_like(ids),
                 do_sample=False,
-                max_new_tokens=40,
+                max_new_tokens=sized(40, 80),
                 pad_token_id=0,
                 output_logits=True,
                 return_dict_in_generate=True,
             )
         gaps = [float(x[0] - x[1]) for x in (step[0].topk(2).values for step in out.logits)]
         sure = next((i for i, gap in enumerate(gaps) if gap < SURE), len(gaps))
-        (sample,) = finish(small, prompt, params(40, temperature=0.0))
+        (sample,) = finish(small, prompt, params(sized(40, 80), temperature=0.0))
         assert sample.token_ids[:sure] == out.sequences[0, length : length + sure].tolist() and sure > WINDOW
 
 
 def test_many_sequences_longer_than_the_pool(small: Engine, plain: Engine) -> None:
     prompts = [prompt_of(length, seed=length) for length in (1, 15, 40, 90, 200, 500)]
-    each = [params(60, seed=i) for i in range(len(prompts))]
+    each = [params(sized(60, 100), seed=i) for i in range(len(prompts))]
     assert run(small, prompts, each) == run(plain, prompts, each)
     assert_idle(small)
 
