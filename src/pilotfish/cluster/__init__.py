@@ -1,2 +1,2 @@
-"""Pilotfish on a Ray cluster (an optional extra): Ray places, heals and scales our processes, and tells them of each
-other; requests, guesses and KV travel over our own wire. Nothing else imports Ray. Open `cluster.py` first."""
+"""Pilotfish on Ray (an extra): a description of a cluster comes in, processes that Ray places, heals and scales come
+out. Requests, guesses and KV travel over our own wire. Nothing else imports Ray. Open `cluster.py` first."""

@@ -1,2 +1,2 @@
-"""How engines, draft pools and servers are set up, declared once: command lines and help are derived from here, and
-each worker process starts from the same JSON. Frozen; every field is checked when made. Open `engine.py` first."""
+"""Options, JSON and files come in; frozen settings of engines, pools and servers come out, checked when made and
+declared once: command lines, help and worker processes derive from them. Open `engine.py` first."""

@@ -126,21 +126,19 @@ class RequestSampling(Struct, frozen=True, omit_defaults=True):
     @classmethod
     def of(cls, request: Request) -> RequestSampling:
         params, allowed = request.params, request.params.allowed_token_ids
-        return cls(
-            **{name: getattr(params, name) for name in _NUMBERS},
-            logit_bias=dict(params.logit_bias),
-            allowed_token_ids=None if allowed is None else list(allowed),
-            bad_token_ids=list(params.bad_token_ids),
-            bad_sequences=[list(sequence) for sequence in request.bad_sequences],
-            stop_ids=sorted(request.stop_ids),
-        )
+        lists = {
+            "logit_bias": dict(params.logit_bias),
+            "allowed_token_ids": None if allowed is None else list(allowed),
+            "bad_token_ids": list(params.bad_token_ids),
+            "bad_sequences": [list(sequence) for sequence in request.bad_sequences],
+            "stop_ids": sorted(request.stop_ids),
+        }
+        return cls(**{name: getattr(params, name) for name in _SHARED} | lists)
 
     def params(self) -> SamplingParams:
         """ParameterError for parameters that no target takes."""
-        return SamplingParams(
-            **{name: getattr(self, name) for name in (*_NUMBERS, "logit_bias", "allowed_token_ids", "bad_token_ids")},
-            max_tokens=max(self.min_tokens, 1),
-        )
+        shared = {name: getattr(self, name) for name in _SHARED}
+        return SamplingParams(**shared, max_tokens=max(self.min_tokens, 1))
 
     def rules(self, params: SamplingParams, tokens: Sequence[int], prompt_tokens: int) -> LogitRules | None:
         """Of a sequence whose first `prompt_tokens` are its prompt; None where logits stay as they are."""
@@ -150,11 +148,8 @@ class RequestSampling(Struct, frozen=True, omit_defaults=True):
         return rules
 
 
-#: Fields that `RequestSampling` and `SamplingParams` have alike.
-_NUMBERS = (
-    *("temperature", "top_k", "top_p", "min_p", "min_tokens"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-)
+#: Fields that both have.
+_SHARED = [name for name in RequestSampling.__struct_fields__ if name in SamplingParams.__dataclass_fields__]
 
 
 class OfSession(Struct, frozen=True):

@@ -1,2 +1,3 @@
-"""Token trees: `tree.py` has those of one step, and the walk that verifies them; `lookahead.py` those that a draft
-grows over many steps, and `tree_copy.py` a target's copy of them."""
+"""Token trees: a draft's guesses come in, the accepted path comes out. `tree.py` first: trees of one step, and the
+walk that verifies them; `lookahead.py` grows those of a draft over many steps, `tree_copy.py` has a target's copy of
+them."""

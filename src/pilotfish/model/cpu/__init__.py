@@ -1,2 +1,2 @@
-"""The C++ kernels (`kernels/`): `native.py` builds and loads them, `native_modules.py` puts modules over them in place
-of transformers' own."""
+"""The C++ kernels (`kernels/`): a loaded model comes in, the same with modules over them in place of transformers'
+own (`native_modules.py`) goes out. `native.py` builds and loads them, and comes first."""

@@ -1,1 +1,2 @@
-"""Plays targets at a drafter of any make, and reports which rules of the protocol that breaks. Open kit.py first."""
+"""A drafter of any make comes in, the rules of the protocol that it breaks come out: played targets ask it. Open
+kit.py first."""
