@@ -85,13 +85,15 @@ class _ApiProcess:
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        watching = asyncio.create_task(self._watch())
         try:
             await self._application.start()
             logger.info("listening at %s", url_of(self._listener))
-            await self._server.serve([self._listener])
+            watching = asyncio.create_task(self._watch())
+            try:
+                await self._server.serve([self._listener])
+            finally:
+                watching.cancel()
         finally:
-            watching.cancel()
             await self._application.close()
         health = self._application.engine.health
         if health.failed:  # the target cannot be started again

@@ -1,0 +1,26 @@
+"""A target that others started may be ready before the server has read its model."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inline_server import inline_server
+
+from pilotfish.model.loading import metadata
+
+
+def test_a_server_is_announced_once_it_can_answer(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = metadata.load_tokenizer
+
+    def slowly(directory: Path) -> Any:
+        time.sleep(1.0)  # the target is heard of meanwhile
+        return load(directory)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(metadata, "load_tokenizer", slowly)
+        with inline_server(llama) as server:
+            status, answer = server.post("/v1/completions", {"prompt": "a", "max_tokens": 2})
+            assert status == 200 and answer["usage"]["completion_tokens"]
