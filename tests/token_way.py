@@ -49,7 +49,7 @@ def generate(mode: str) -> None:
     from pilotfish import LLM, SamplingParams, resolve_pair
 
     pair = resolve_pair("pycode")
-    with LLM(pair.target, draft=pair.draft, mode=mode, threads=1, kv_slots=4096) as llm:
+    with LLM(pair.target, draft=pair.draft, mode=mode, budget="fixed", threads=1, kv_slots=4096) as llm:
         for state, tokens in ((0, 8), *TOKENS.items(), (OVER, 8)):
             with (Path(os.environ[FOLDER]) / "flag").open("r+b") as file:
                 file.write(bytes([state]))
