@@ -106,7 +106,7 @@ class MappedMachine(SessionRules):
             assert session.tokens == self.told[session.key.number]
             if session.text is not None:
                 mapped, target = self.vocabulary.map, self.target
-                assert read(mapped, self.draft, session.inputs) == said(target, session.tokens)
+                assert read(mapped, self.draft, session.inputs, session.tokens) == said(target, session.tokens)
             assert session.evicted or session.num_missing or len(session.tree)  # none stands still
 
 

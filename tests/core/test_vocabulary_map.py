@@ -40,7 +40,7 @@ def test_what_is_read_is_the_targets_text(data: st.DataObject, target: TokenTabl
     text = MappedText(one, tokens)
     inputs = text.inputs
     for _ in range(6):
-        assert read(one, draft, inputs) == said(target, tokens)
+        assert read(one, draft, inputs, tokens) == said(target, tokens)
         before, more = list(inputs), data.draw(sayings(target))
         guessed = [token for token in more if token in one.shared.ids][: data.draw(st.integers(0, 4))]
         text.follow(guessed)
@@ -62,7 +62,7 @@ def test_what_cannot_be_read_is_another_token_each(data: st.DataObject, target: 
         text.read(tokens[place : place + 3])
     whole = [*tokens, *tokens]
     spelled = {byte for piece in draft.plain.values() if len(piece) == 1 for byte in piece}
-    wrong = zip(read(one, draft, text.inputs), said(target, whole), strict=True)
+    wrong = zip(read(one, draft, text.inputs, whole), said(target, whole), strict=True)
     assert all(here == there or (here == ord("?") and there not in spelled) for here, there in wrong)
 
 

@@ -61,8 +61,11 @@ def said(one: TokenTable, tokens: Sequence[int]) -> bytes:
     return b"".join(texts.get(token, b"?") for token in tokens)
 
 
-def read(mapped: VocabularyMap, draft: TokenTable, inputs: Sequence[int]) -> bytes:
-    """The text that a draft reads, without what its own tokenizer puts before all."""
-    lead = len(draft.lead) if tuple(inputs[: len(draft.lead)]) == draft.lead == mapped.lead else 0
+def read(mapped: VocabularyMap, draft: TokenTable, inputs: Sequence[int], tokens: Sequence[int]) -> bytes:
+    """The text that a draft reads for a target's tokens, without what its own tokenizer puts before all where they do
+    not begin with that."""
+    begun = [mapped.mark(token) for token in tokens[:1]] == list(mapped.lead[:1])
+    lead = 0 if begun else len(mapped.lead)
+    assert tuple(inputs[:lead]) == mapped.lead[:lead]
     assert all(token in draft.plain or token in draft.added or token == UNREAD for token in inputs)
     return said(draft, inputs[lead:])

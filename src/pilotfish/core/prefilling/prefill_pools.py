@@ -19,6 +19,7 @@ from pilotfish.core.peers.peer import DialedPool
 from pilotfish.core.prefilling.handover import HandOverReport, HandOverTotals
 from pilotfish.core.prefilling.prefill_messages import PREFILL_VERSION, PrefillLoad, Welcome
 from pilotfish.core.prefilling.segments import KVIdentity
+from pilotfish.core.trees.tree import Floats
 
 #: Seconds between two Renewals, and how many of them a lease outlives at least.
 RENEWAL, RENEWALS = 0.2, 6
@@ -61,13 +62,13 @@ class ExposedSeconds:
     RATE = 0.3
 
     def __init__(self) -> None:
-        self._means: dict[int, float] = {}  # by the power
+        self._means: dict[int, Floats] = {}  # by the power: of tokens, and of seconds
         self._lost = 0.0
 
     def observe(self, tokens: int, seconds: float) -> None:
-        key = 1 << tokens.bit_length() - 1
-        mean = self._means.get(key, seconds)
-        self._means[key] = mean + self.RATE * (seconds - mean)
+        seen = np.array([tokens, seconds])
+        mean = self._means.get(tokens.bit_length(), seen)
+        self._means[tokens.bit_length()] = mean + self.RATE * (seen - mean)
         self.forgive()
 
     def forgive(self) -> None:
@@ -82,9 +83,8 @@ class ExposedSeconds:
     def _measured(self, tokens: int) -> float:
         if not self._means:
             return 0.0
-        known = sorted(self._means)
-        beyond = max(tokens / known[-1], 1.0)
-        return float(np.interp(tokens, known, [self._means[key] for key in known])) * beyond
+        known, seconds = np.array([self._means[power] for power in sorted(self._means)]).T
+        return float(np.interp(tokens, known, seconds) * max(tokens / known[-1], 1.0))
 
 
 @dataclass
