@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -127,6 +128,16 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         yield model
 
 
+def skip_where_openvino_dies(directory: Path) -> None:
+    """OpenVINO 2026.4 divides by zero where it compiles in bfloat16 on some virtual machines with AMX."""
+    call = f"OpenVINOExecutor(Path({str(directory)!r}), 'CPU', 'bfloat16', 512, 1, {TINY_VOCAB})"
+    script = f"from pathlib import Path\nfrom pilotfish.model.backends.openvino_executor import *\n{call}"
+    code = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False).returncode
+    if code == -signal.SIGFPE:
+        pytest.skip("OpenVINO divides by zero here")
+    assert code == 0
+
+
 @in_soak
 @HAS_OPENVINO
 def test_architectures(directory: Path) -> None:
@@ -136,6 +147,7 @@ def test_architectures(directory: Path) -> None:
 @in_soak
 @HAS_OPENVINO
 def test_bfloat16_is_near(directory: Path) -> None:
+    skip_where_openvino_dies(directory)
     theirs, ours = openvino(directory, "bfloat16"), own(512, directory)
     for forward in Traffic(2, vocab=TINY_VOCAB).forwards(10):
         found, expected = theirs.logits(forward), ours.forward(forward)
