@@ -23,8 +23,8 @@ test: check $(BROWSER) $(CROSS)
 # What takes minutes by nature: every case of parity, servers and pools under load, a cluster.
 soak: $(READY)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[llama-cpp,manifests,ray]'
-	$(BIN)/pytest -n 2 tests/soak/test_whole_files.py
-	$(BIN)/pytest tests/soak --ignore tests/soak/test_whole_files.py
+	failed=; $(BIN)/pytest -n 2 tests/soak/test_whole_files.py || failed=1; \
+	$(BIN)/pytest tests/soak --ignore tests/soak/test_whole_files.py && test -z "$$failed"
 
 check: $(READY)
 	$(BIN)/ruff check .

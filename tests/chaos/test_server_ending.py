@@ -74,7 +74,7 @@ def test_a_server_that_is_told_to_end_while_its_target_starts_leaves_nothing(
     """The target has begun draft workers, and still imports what it needs itself."""
     server = LiveServer(llama, draft=draft, mode="async")
     try:
-        eventually(lambda: "listening at" in server.log and len(list(tmp_path.glob("pilotfish-*"))) >= 2, 60.0)
+        eventually(lambda: "listening at" in server.log and len(list(tmp_path.glob("pilotfish-*"))) == 2, 60.0)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(LIMIT) == 0
         assert nothing_left(tmp_path, [])

@@ -78,7 +78,7 @@ def test_a_target_that_stands_still(prompts: list[Prompt], mode: Mode) -> None:
 @pytest.mark.parametrize("mode", ["off", "async"])
 def test_targets_that_are_killed_under_load(prompts: list[Prompt], mode: Mode) -> None:
     """Zero failed, zero unequal, whatever kind of request was under way."""
-    load = Load(prompts, 3 * SECONDS, 2 * STREAMS, requests=96, max_tokens=96)  # each client ends one between two
+    load = Load(prompts, 3 * SECONDS, 2 * STREAMS, requests=96, max_tokens=96)  # all clients end one between kills
     paced = replace(config(mode), pace="target=10ms")
     report = run_load(paced, load, kills(2, pause=1.0), ["--replicas=2"])
     show(report)

@@ -8,7 +8,6 @@ from token_way import files_on_the_way
 
 @pytest.mark.parametrize(("mode", "limit"), [("sync", 26), ("async", 36)])
 def test_a_token_passes_few_files(mode: str, limit: int) -> None:
-    ways = [set[str]().union(*files_on_the_way(mode)) for _ in range(2)]
-    files = ways[0] & ways[1]  # what a draft that falls behind passes beside is in one of them
+    files = set[str]().union(*files_on_the_way(mode))
     assert {"core/scheduling/scheduler.py", "model/executor.py"} <= files, "profilers saw nothing"
     assert len(files) <= limit

@@ -62,7 +62,7 @@ class ExposedSeconds:
     RATE = 0.3
 
     def __init__(self) -> None:
-        self._means: dict[int, Floats] = {}  # by the power: of tokens, and of seconds
+        self._means: dict[int, Floats] = {}  # by the power: mean tokens, mean seconds
         self._lost = 0.0
 
     def observe(self, tokens: int, seconds: float) -> None:
