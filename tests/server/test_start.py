@@ -1,4 +1,4 @@
-"""A target that others started may be ready before the server has read its model."""
+"""How a server begins: its target may be ready before it has read its model, and what watches the target may fail."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from inline_server import inline_server
 
 from pilotfish.model.loading import metadata
+from pilotfish.server.application import Application
 
 
 def test_a_server_is_announced_once_it_can_answer(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,3 +25,12 @@ def test_a_server_is_announced_once_it_can_answer(llama: Path, monkeypatch: pyte
         with inline_server(llama) as server:
             status, answer = server.post("/v1/completions", {"prompt": "a", "max_tokens": 2})
             assert status == 200 and answer["usage"]["completion_tokens"]
+
+
+def test_an_error_in_what_watches_the_targets_ends_the_server(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(_: Application) -> None:
+        raise RuntimeError("unforeseen")
+
+    monkeypatch.setattr(Application, "look", look)
+    with pytest.raises(RuntimeError, match="unforeseen"), inline_server(llama):
+        pass

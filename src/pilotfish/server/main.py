@@ -89,10 +89,8 @@ class _ApiProcess:
             await self._application.start()
             logger.info("listening at %s", url_of(self._listener))
             watching = asyncio.create_task(self._watch())
-            try:
-                await self._server.serve([self._listener])
-            finally:
-                watching.cancel()
+            await self._server.serve([self._listener])
+            await watching
         finally:
             await self._application.close()
         health = self._application.engine.health
@@ -101,14 +99,16 @@ class _ApiProcess:
 
     async def _watch(self) -> None:
         announced = False
-        while True:
-            health = self._application.look()
-            if health.ready and not announced:
-                announced = True
-                self._ready(url_of(self._listener))
-            if health.failed:
-                self._server.should_exit = True
-            await asyncio.sleep(PERIOD)
+        try:
+            while not self._server.should_exit:
+                health = self._application.look()
+                if health.ready and not announced:
+                    announced = True
+                    self._ready(url_of(self._listener))
+                self._server.should_exit |= health.failed
+                await asyncio.sleep(PERIOD)
+        finally:  # an error here ends the server
+            self._server.should_exit = True
 
     def _on_signal(self) -> None:
         if self._draining is None:
