@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from inline_server import inline_server
 
+from pilotfish.engine.targets.async_engine import Health
 from pilotfish.model.loading import metadata
 from pilotfish.server.application import Application
 
@@ -28,9 +29,13 @@ def test_a_server_is_announced_once_it_can_answer(llama: Path, monkeypatch: pyte
 
 
 def test_an_error_in_what_watches_the_targets_ends_the_server(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def look(_: Application) -> None:
-        raise RuntimeError("unforeseen")
+    look = Application.look
 
-    monkeypatch.setattr(Application, "look", look)
-    with pytest.raises(RuntimeError, match="unforeseen"), inline_server(llama):
+    def failing(application: Application) -> Health:  # other tests' servers run in this process
+        if application._setup.server.served_model_name == ("unlucky",):
+            raise RuntimeError("unforeseen")
+        return look(application)
+
+    monkeypatch.setattr(Application, "look", failing)
+    with pytest.raises(RuntimeError, match="unforeseen"), inline_server(llama, served_model_name=("unlucky",)):
         pass
