@@ -39,8 +39,11 @@ class Device:
     bias: float = 1.0
     blocks: bool = False  # whether a forward gives all levels
     reads: float = 0.0  # seconds of the draft for each token that was written while it rested, up to 200 of a sequence
+    lag: float | None = None  # of a draft elsewhere: it reads for as long as it rested, but for at most these seconds
     unread: int = 0
     now: float = 0.0
+    rested: float | None = 0.0  # when it was asked last, while it is not
+    has_read: float = 0.0  # when it will
     tokens: int = 0
     drafted: int = 0
     steps: int = 0
@@ -53,6 +56,8 @@ class Device:
         load = StepLoad(sequences, sequences, ROOM)
         limits = budget.limits(load, self.now)
         tree, levels = self._grow(limits, sequences)
+        if self.lag is not None:
+            tree, levels = self._pushed(tree, self.lag), 0
         draft_seconds = levels * self.level + (self.unread * self.reads if levels else 0.0)
         grown = Forest.of([tree] * sequences)
         nodes = budget.nodes(load, grown, draft_seconds, levels)
@@ -70,6 +75,13 @@ class Device:
         self.steps += 1
         if isinstance(budget, AdaptiveBudget) and (not self.choices or self.choices[-1][1] != budget.choice):
             self.choices.append((self.now, budget.choice))
+
+    def _pushed(self, tree: Guesses, lag: float) -> Guesses:
+        if not tree:
+            self.rested = self.now if self.rested is None else self.rested
+        elif self.rested is not None:
+            self.has_read, self.rested = self.now + min(lag, self.now - self.rested), None
+        return tree if self.now >= self.has_read else Guesses()
 
     def _grow(self, limits: DraftLimits, sequences: int) -> tuple[Guesses, int]:
         """As a draft in the target's process does, while it pays: the tree that all sequences get, and its forwards."""
@@ -236,6 +248,29 @@ def test_trials_of_a_draft_that_reads_long_are_rarer_still() -> None:
     assert got > 0.98 * plain
     assert speed(adaptive(rested), rested, 32, sized(1000, 1800)) > 0.98 * plain
     assert 0 < device.drafted < rested.drafted
+
+
+@pytest.mark.parametrize("lag", [0.0, 0.3, 1.5])
+def test_a_right_draft_elsewhere_comes_back_although_it_reads_for_longer_than_a_trials_steps(lag: float) -> None:
+    sequences, steps = 8, sized(1200, 3000)
+    device = Device(FLAT, 0.0, (0.05,), math.log(0.85) / math.log(0.05), lag=lag)
+    budget = adaptive(device)
+    assert speed(budget, device, sequences, steps) > 0.98 * sequences / FLAT(sequences)
+    assert budget.choice.effort is Effort.NONE
+    device.chances, device.bias = (0.85,), 1.0
+    assert speed(budget, device, sequences, steps) > 0.95 * best_fixed(device, sequences), device.choices
+
+
+class AbsentDraft(Device):
+    def _pushed(self, tree: Guesses, lag: float) -> Guesses:  # noqa: ARG002
+        return Guesses()
+
+
+def test_a_draft_elsewhere_that_never_comes_is_awaited_a_bounded_time() -> None:
+    device = AbsentDraft(FLAT, 0.0, (0.85,), lag=0.0)
+    budget = adaptive(device)
+    assert speed(budget, device, 8) > 0.98 * 8 / FLAT(8)
+    assert budget.choice.effort is Effort.NONE, device.choices
 
 
 def test_nothing_is_drafted_where_prompts_take_all_rows() -> None:

@@ -237,7 +237,8 @@ class TextStream:
 
     def take(self) -> str:
         """The text not yet taken that no stop string can still swallow."""
-        end = len(self.text) if self.ended else len(self.text) - self._held_back()
+        awaited = () if self.ended or self._shows_stop else self._params.stop
+        end = len(self.text) - max(map(self._begun, awaited), default=0)
         piece = self.text[self._taken : end]
         self._taken += len(piece)
         return piece
@@ -246,9 +247,6 @@ class TextStream:
         """For each token since the last call, the length of the whole text after it."""
         ends, self._ends = self._ends, []
         return ends
-
-    def _held_back(self) -> int:
-        return 0 if self._shows_stop else max(map(self._begun, self._params.stop), default=0)
 
     def _begun(self, stop: str) -> int:
         sizes = range(min(len(stop) - 1, len(self.text)), 0, -1)

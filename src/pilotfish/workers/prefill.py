@@ -114,7 +114,8 @@ class PrefillWorker:
     def _take_orders(self) -> None:
         """As many as fill a forward: more would only divide its rows."""
         machine = self.shared.machine
-        self.scheduler.max_rows = max(min(_rows_in_time(machine.token_seconds), self._max_rows), len(self._orders))
+        in_time = max(int(LONGEST / machine.token_seconds), LEAST_ROWS) if machine.token_seconds else FIRST_ROWS
+        self.scheduler.max_rows = max(min(in_time, self._max_rows), len(self._orders))
         while self._wanted_rows() < self.scheduler.max_rows and len(self._orders) < self.scheduler.max_requests:
             with self.shared.turn():
                 machine.free_slots = self.scheduler.pool.num_available
@@ -206,10 +207,6 @@ class PrefillWorker:
         """EngineError unless every slot is free, or in the cache, or known to be in use."""
         owned = [slot for request in self.scheduler.running for slot in request.held.tolist()]
         self.scheduler.pool.check([*owned, *self._held.slots], self.scheduler.cache.slots)
-
-
-def _rows_in_time(token_seconds: float) -> int:
-    return max(int(LONGEST / token_seconds), LEAST_ROWS) if token_seconds else FIRST_ROWS
 
 
 def _request(number: int, order: TakenOrder) -> Request:

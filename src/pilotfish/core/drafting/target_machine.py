@@ -216,8 +216,9 @@ class TargetMachine(Dialer[DraftPool]):
     def _ask(self, session: RemoteSession, now: float) -> None:
         if session.pool is not None and not self._keeps_sessions(session.pool, now):
             self._abandon(session.pool)
-        if session.parked is not None and session.pool is not None and self._parked_too_long(session, now):
-            session.refused_by.add(session.pool.peer)
+        pool, parked = session.pool, session.parked
+        if pool and parked is not None and now - parked > (PARKED if self._others_take(pool) else PARKED_ALONE):
+            session.refused_by.add(pool.peer)
             self._leave_pool(session)
         if session.state in (SessionState.OPENING, SessionState.LOST):
             if now >= session.not_before:
@@ -235,10 +236,6 @@ class TargetMachine(Dialer[DraftPool]):
             session.state = SessionState.GROWING
         elif session.pool is not None:
             self._send(session.pool, Resume(session.number, session.generation))
-
-    def _parked_too_long(self, session: RemoteSession, now: float) -> bool:
-        assert session.parked is not None and session.pool is not None
-        return now - session.parked > (PARKED if self._others_take(session.pool) else PARKED_ALONE)
 
     def _new_session(self, request: Request) -> RemoteSession:
         session = RemoteSession(self._next_number, request, self._empty_copy(request))

@@ -78,11 +78,12 @@ class AdaptiveBudget:
 
     Other efforts, and full trees of the chosen one, are tried for `PROBE_STEPS` steps, first after `FIRST_PROBE`
     seconds, then at doubled distances up to `LAST_PROBE`, so that they come back when the text becomes predictable;
-    later where trials would lose more than a hundredth of the time.
+    later where trials would lose more than a hundredth of the time. A draft elsewhere that rested first reads what was
+    written meanwhile: until most sequences have a tree, for at most `PATIENCE` seconds, nothing is learned of it.
     """
 
     MARGIN, DWELL = 0.03, 1.0
-    PROBE_STEPS, FIRST_PROBE, LAST_PROBE = 4, 2.0, 8.0
+    PROBE_STEPS, FIRST_PROBE, LAST_PROBE, PATIENCE = 4, 2.0, 8.0, 2.0
     FIRST_STEPS = 16  # of drafting, then half as many without, before anything is decided
     REVIEW = 0.05  # seconds for which an expectation holds while as many sequences sample
 
@@ -97,14 +98,12 @@ class AdaptiveBudget:
         self.choice = Choice(Effort.DRAFT, nodes)
         self.changes = 0
         self._changed_at = -self.DWELL
-        self._sequences = 0  # at the last review
-        self._reviewed_at = 0.0
+        self._sequences, self._reviewed_at = 0, 0.0  # at the last review
         self._probes = Probes(self.FIRST_STEPS, self.PROBE_STEPS, self.FIRST_PROBE, self.LAST_PROBE)
         self._effort = Effort.NONE  # of this step
-        self._probing = False  # in this step
-        self._resumed = False  # whether this step's draft had to catch up
-        self._draft_seconds = 0.0  # of this step
-        self._total = 0  # nodes that this step may verify
+        self._probing = self._resumed = False  # whether this step is of a trial; and its draft had to catch up
+        self._draft_seconds, self._total = 0.0, 0  # of this step; nodes that it may verify
+        self._now = self._awaited_until = 0.0  # of this step; when a draft that rested must have read
         self._price = 0.0  # tokens a second that its time is worth
 
     # -- before drafting
@@ -118,6 +117,7 @@ class AdaptiveBudget:
             self._review(alone, now, may_change=probed is None)
         before, self._effort = self._effort, (probed or self.choice.effort) if load.room else Effort.NONE
         self._resumed = before is not Effort.DRAFT
+        self._now, self._awaited_until = now, now + self.PATIENCE if self._resumed else self._awaited_until
         if probed in self._gains and not self._probing:
             self._forget(probed, 0 if before is not probed else self._asked(self.choice.bucket, load))
             if probed is Effort.DRAFT and self._resumed:  # or nothing that it is sure of is ever verified again
@@ -165,14 +165,23 @@ class AdaptiveBudget:
         if not offered.num_trees or self._effort is Effort.NONE:
             return 0
         chances = self._calibration.chances(offered.nodes.scores)
-        asked = self._asked(self._total, load)
-        self._gains[self._effort].observe(chances, offered.sizes, asked)
-        if self._effort is Effort.DRAFT:
-            likeliest_first = offered.nodes.depths[np.argsort(-chances, kind="stable")]
-            self._levels_taken.observe(likeliest_first, offered.num_trees, levels, asked)
+        if not self._is_awaited(offered, levels):
+            asked = self._asked(self._total, load)
+            self._gains[self._effort].observe(chances, offered.sizes, asked)
+            if self._effort is Effort.DRAFT:
+                likeliest_first = offered.nodes.depths[np.argsort(-chances, kind="stable")]
+                self._levels_taken.observe(likeliest_first, offered.num_trees, levels, asked)
+        elif self._probing:
+            self._probes.repeat(self._effort)
         if not self._resumed:  # or the time has the draft's catching up in it
             self._level_seconds[self._effort].observe(load.sequences, draft_seconds / max(levels, 1))
         return self._worthwhile(load, np.sort(chances)[::-1][: self._total])
+
+    def _is_awaited(self, offered: Forest, levels: int) -> bool:
+        """Whether a draft elsewhere, of no levels here, that rested still owes most sequences their trees."""
+        owes = self._effort is Effort.DRAFT and not levels and 2 * np.count_nonzero(offered.sizes) < offered.num_trees
+        self._awaited_until = self._awaited_until if owes else 0.0
+        return self._now < self._awaited_until
 
     def _asked(self, total: int, load: StepLoad) -> int:
         return min(self._nodes, -(-total // load.sequences))
@@ -207,8 +216,7 @@ class Probes:
 
     def __init__(self, first_steps: int, steps: int, first: float, last: float) -> None:
         self._steps, self._first, self._last = steps, first, last
-        start = {Effort.DRAFT: first_steps, Effort.NONE: first_steps // 2, Effort.FREE: steps}
-        self._coming = [effort for effort, count in start.items() for _ in range(count)]
+        self._coming = [Effort.DRAFT] * first_steps + [Effort.NONE] * (first_steps // 2) + [Effort.FREE] * steps
         self._turn = 0
         self._distance = first
         self._due: float | None = None
@@ -230,6 +238,9 @@ class Probes:
             self._distance = min(2 * self._distance, self._last)
             self._due, self._began, self._lost, self._earliest = now + self._distance, now, 0.0, now
         return self._coming.pop(0) if self._coming else None
+
+    def repeat(self, effort: Effort) -> None:
+        self._coming.insert(0, effort)
 
     def lose(self, seconds: float) -> None:
         if self._turn:

@@ -75,7 +75,8 @@ def model_weights(config: Any) -> list[Weight]:
     about, hidden = ARCHITECTURES[config.architectures[0]], config.hidden_size
     weights = [Weight("model.embed_tokens.weight", (config.vocab_size, hidden))]
     for layer in range(config.num_hidden_layers):
-        parts = (*_attention(config, about), *_feed_forward(config, about, layer), *_norms(about, hidden))
+        norms = (Weight(f"{name}.weight", (hidden,)) for name in about.get("norms", _NORMS))
+        parts = (*_attention(config, about), *_feed_forward(config, about, layer), *norms)
         weights += [replace(part, name=f"model.layers.{layer}.{part.name}") for part in parts]
     head = Weight("lm_head.weight", (config.vocab_size, hidden), linear=True)
     return [*weights, Weight("model.norm.weight", (hidden,)), head]
@@ -142,7 +143,3 @@ def _linear(name: str, outputs: int, inputs: int, *, bias: Any) -> Iterator[Weig
     yield Weight(f"{name}.weight", (outputs, inputs), linear=True)
     if bias:
         yield Weight(f"{name}.bias", (outputs,))
-
-
-def _norms(about: Mapping[str, Any], hidden: int) -> Iterator[Weight]:
-    return (Weight(f"{name}.weight", (hidden,)) for name in about.get("norms", _NORMS))
