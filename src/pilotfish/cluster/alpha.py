@@ -22,9 +22,9 @@ class _Telling(RequestRouter):
     """Tells its process of replicas that come, change and go. Pickled with this module, so it tells another module."""
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        from pilotfish.cluster.heard import Listed, listens, told
+        from pilotfish.cluster.heard import LISTENERS, Listed, told
 
-        if not listens(self.app_name):
+        if self.app_name not in LISTENERS:
             super().update_replicas(replicas)  # asks each replica for its queue, which is cut off when a command ends
         ready = [one for one in replicas if one.replica_metadata]
         told(

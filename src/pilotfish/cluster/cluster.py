@@ -50,6 +50,8 @@ def connected(address: str) -> Iterator[None]:
     try:
         yield
     finally:
+        # the thread of Ray's routers lives on: told of a replica now, it fails, and its loop would log that
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         ray.shutdown()
 
 

@@ -26,10 +26,6 @@ Listener = Callable[[Sequence[Listed]], None]
 LISTENERS: dict[str, Listener] = {}
 
 
-def listens(application: str) -> bool:
-    return application in LISTENERS
-
-
 def told(application: str, replicas: Sequence[Listed]) -> None:
     if (listener := LISTENERS.get(application)) is not None:
         listener(replicas)
