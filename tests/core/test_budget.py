@@ -42,8 +42,8 @@ class Device:
     lag: float | None = None  # of a draft elsewhere: it reads for as long as it rested, but for at most these seconds
     unread: int = 0
     now: float = 0.0
-    rested: float | None = 0.0  # when it was asked last, while it is not
-    has_read: float = 0.0  # when it will
+    rested: float | None = 0.0  # since when a draft elsewhere is not asked; None: it is
+    has_read: float = 0.0  # when it has read what was written meanwhile
     tokens: int = 0
     drafted: int = 0
     steps: int = 0
@@ -270,6 +270,15 @@ def test_a_draft_elsewhere_that_never_comes_is_awaited_a_bounded_time() -> None:
     device = AbsentDraft(FLAT, 0.0, (0.85,), lag=0.0)
     budget = adaptive(device)
     assert speed(budget, device, 8) > 0.98 * 8 / FLAT(8)
+    assert budget.choice.effort is Effort.NONE, device.choices
+
+
+def test_prompts_between_lengthen_no_wait_for_a_draft_elsewhere() -> None:
+    device = AbsentDraft(FLAT, 0.0, (0.85,), lag=0.0)
+    budget = adaptive(device)
+    for _ in range(400):
+        device.step(budget, 8)
+        budget.limits(StepLoad(8, 256, 0), device.now)
     assert budget.choice.effort is Effort.NONE, device.choices
 
 

@@ -100,7 +100,7 @@ class AdaptiveBudget:
         self._changed_at = -self.DWELL
         self._sequences, self._reviewed_at = 0, 0.0  # at the last review
         self._probes = Probes(self.FIRST_STEPS, self.PROBE_STEPS, self.FIRST_PROBE, self.LAST_PROBE)
-        self._effort = Effort.NONE  # of this step
+        self._effort = self._asked_for = Effort.NONE  # of this step; of the last one with room for nodes
         self._probing = self._resumed = False  # whether this step is of a trial; and its draft had to catch up
         self._draft_seconds, self._total = 0.0, 0  # of this step; nodes that it may verify
         self._now = self._awaited_until = 0.0  # of this step; when a draft that rested must have read
@@ -117,7 +117,9 @@ class AdaptiveBudget:
             self._review(alone, now, may_change=probed is None)
         before, self._effort = self._effort, (probed or self.choice.effort) if load.room else Effort.NONE
         self._resumed = before is not Effort.DRAFT
-        self._now, self._awaited_until = now, now + self.PATIENCE if self._resumed else self._awaited_until
+        if load.room and self._asked_for is not Effort.DRAFT:
+            self._awaited_until = now + self.PATIENCE
+        self._now, self._asked_for = now, self._effort if load.room else self._asked_for
         if probed in self._gains and not self._probing:
             self._forget(probed, 0 if before is not probed else self._asked(self.choice.bucket, load))
             if probed is Effort.DRAFT and self._resumed:  # or nothing that it is sure of is ever verified again
