@@ -1,5 +1,5 @@
-"""JSON (read by `schemas.py`, typed in `requests.py`) becomes a `params.Generation`, which `answers/stream.py` submits.
+"""JSON (read by `schemas.py`, typed in `requests.py`) becomes a `params.Generation`; `server/answers/` submits it.
 
-A field is added where the engine needs it: one of `SamplingParams` is in completions, chats and responses by itself
-(`requests.SAMPLING`), and `message_chat.py` names it for messages. Any other is a field of `GenerationRequest` (and of
-`response_chat.SHARED`), and one of `Generation`, which `routes.Api._generation` fills in and `stream.py` hands over."""
+A field of `SamplingParams` is in completions, chats and responses by itself; `server/messages/message_chat.py` names it
+for messages. Any other is a field of `GenerationRequest` (for responses in `server/responses/response_chat.SHARED`) and
+of `Generation`, which `server/routes.py` fills in. `EngineRequest` in `wire/serving.py` carries it to the engine."""
