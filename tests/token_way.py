@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from types import FrameType
@@ -54,6 +55,7 @@ def generate(mode: str) -> None:
             with (Path(os.environ[FOLDER]) / "flag").open("r+b") as file:
                 file.write(bytes([state]))
             llm.generate(["def mean(values):\n"], SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True))
+            time.sleep(1.0)  # a draft's process may have to catch up: that is no part of the next output
 
 
 def files_on_the_way(mode: str) -> list[set[str]]:
