@@ -42,15 +42,15 @@ def test_costs_never_fall_with_rows(observed: list[tuple[int, float]], knots: di
 def test_gains_are_cumulated_means_by_rank() -> None:
     curve = GainCurve(4, 0.9, 0.5)
     for _ in range(500):
-        curve.observe(np.array([0.2, 0.6, 0.6, 0.2, 0.0]), np.array([2, 2, 1]), 4)
-    np.testing.assert_allclose(curve.gain(np.array([0.0, 0.5, 1.0, 2.0, 4.0])), [0, 0.2, 0.4, 0.533, 0.533], atol=0.01)
+        curve.observe(np.array([0.2, 0.6, 0.6, 0.2, 0.0]), 3, 4)
+    np.testing.assert_allclose(curve.gain(np.array([0, 0.5, 1, 2, 4])), [0, 0.233, 0.467, 0.533, 0.533], atol=0.01)
 
 
 def test_a_cut_tree_teaches_nothing_of_what_was_cut() -> None:
     curve, ranks = GainCurve(4, 0.8, 0.5), np.arange(5.0)
     before = curve.gain(ranks)
     for _ in range(500):
-        curve.observe(np.array([0.6, 0.2, 0.2, 0.2]), np.array([2, 2]), 1)
+        curve.observe(np.array([0.6, 0.2, 0.2, 0.2]), 2, 1)
     np.testing.assert_allclose(np.diff(curve.gain(ranks)), [0.4, *np.diff(before)[1:]], atol=0.01)
 
 

@@ -259,6 +259,7 @@ def a_ramp_brings_it_in(story: Story, draft: Path, old: ExitStack) -> None:
     story.vary(f'name = "next"\ndraft = "r1"\nramp = [{points}]', PRESENT)
     time.sleep(RAMP + 15.0)
     story.told["accepted in the end"] = story.acceptance("next")
+    story.told["the guard"] = story.server.get("/v1/rollout")[1]["events"][-8:]
     assert story.guard("next")["state"] == "live", story.told
     story.stage.members({"r0": True, "r1": False}, {"new": False})
     story.vary('name = "next"\ndraft = "r1"')

@@ -61,7 +61,7 @@ class RequestOutcome(Struct, frozen=True, kw_only=True):
     late: int = 0  # steps that wanted a tree and had none: the draft had nothing below the committed tokens yet
     nodes: int = 0
     accepted: int = 0
-    guessable: int = 0  # of the steps, those in which prompts left rows for guesses
+    guessable: int = 0  # of the steps, those that asked for guesses
     sharing: int = 0  # sequences among which these shared out their guesses, summed
     tried_by_depth: list[int] = []  # [up to DEPTHS] trees whose path was accepted up to the depth before, or the root
     accepted_by_depth: list[int] = []  # likewise: of them, those that were accepted at this depth

@@ -237,7 +237,7 @@ class Verified(Struct, frozen=True, omit_defaults=True):
     resumed: bool = False  # the first one at a target that goes on with an output: the ones before have another clock
     depth: Count = 0  # of the deepest node
     late: bool = False  # a tree was asked for, and the drafter had none
-    sharing: Count = 0  # the sequences among which the step shared out guesses; 0: prompts left no rows for any
+    sharing: Count = 0  # the sequences among which the step shared out guesses; 0: none were asked for
 
 
 class Finish(Struct, frozen=True):

@@ -87,7 +87,7 @@ class TargetWorker:
         late = self.drafter.late(sampling, offered, limits)
         nodes = self.budget.nodes(load, offered, drafted - planned, self.drafter.levels)
         step = self.scheduler.schedule(chunks, offered, nodes)
-        sharing = load.sequences if load.room else 0
+        sharing = load.sequences if load.room and limits.nodes else 0
         return BegunStep(step, len(offered), late, sharing, began, planned, drafted, self._clock())
 
     def end(self, begun: BegunStep, outcome: Outcome) -> list[RequestCommit]:

@@ -169,22 +169,35 @@ class FailsAtThird:
         return False
 
 
+def six_requests(nodes: int) -> tuple[TargetWorker, list[Request]]:
+    """Of which four run at a time, with prompts of 3 to 48 tokens, in forwards of 40 rows."""
+    clock, replay = VirtualClock(), Replay(drawn_acceptance(0.7, sequences=6, output=32))
+    executor = ReplayedModel(replay, lambda _: 1.0, clock, SLOTS, CONTEXT)
+    scheduler = Scheduler(SlotPool(SLOTS), max_rows=40, max_requests=4)
+    worker = TargetWorker(executor, scheduler, RandomDrafter(1 << 15), FixedBudget(nodes, 3), clock)
+    prompts, params = [[1] * (3 + 9 * n) for n in range(6)], SamplingParams(max_tokens=25, temperature=0.0)
+    requests = [Request(n, one, params, replay.add(n, len(one)), frozenset(), CONTEXT) for n, one in enumerate(prompts)]
+    for request in requests:
+        worker.scheduler.add(request)
+    return worker, requests
+
+
+@pytest.mark.parametrize("nodes", [0, 8])
+def test_a_step_without_guesses_tells_nothing_of_acceptance(nodes: int) -> None:
+    """Who shared its guesses: the sequences that sampled, where prompts left rows for any and the budget asked."""
+    worker, _ = six_requests(nodes)
+    shared = [{commit.sharing for commit in worker.step()} for _ in range(6)]
+    assert shared[0] == {0} and shared[-1] == ({4} if nodes else {0})
+
+
 @pytest.mark.parametrize("broken", ["detector", "counts", "walk"])
 def test_a_commit_that_fails_ends_its_requests_and_frees_all_slots(
     broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of four requests the second cannot commit; two wait."""
     closed: list[int] = []
-    drafter = RandomDrafter(1 << 15)
-    monkeypatch.setattr(drafter, "close", lambda request: closed.append(request.id))
-    clock, replay = VirtualClock(), Replay(drawn_acceptance(0.7, sequences=6, output=32))
-    executor = ReplayedModel(replay, lambda _: 1.0, clock, SLOTS, CONTEXT)
-    scheduler = Scheduler(SlotPool(SLOTS), max_rows=40, max_requests=4)
-    worker = TargetWorker(executor, scheduler, drafter, FixedBudget(8, 3), clock)
-    prompts, params = [[1] * (3 + 9 * n) for n in range(6)], SamplingParams(max_tokens=25, temperature=0.0)
-    requests = [Request(n, one, params, replay.add(n, len(one)), frozenset(), CONTEXT) for n, one in enumerate(prompts)]
-    for request in requests:
-        worker.scheduler.add(request)
+    worker, requests = six_requests(8)
+    monkeypatch.setattr(worker.drafter.drafter, "close", lambda request: closed.append(request.id))
     worker.step()
     if broken == "detector":
         requests[1]._stop_detector = FailsAtThird()

@@ -169,7 +169,7 @@ class AdaptiveBudget:
         chances = self._calibration.chances(offered.nodes.scores)
         if not self._is_awaited(offered, levels):
             asked = self._asked(self._total, load)
-            self._gains[self._effort].observe(chances, offered.sizes, asked)
+            self._gains[self._effort].observe(chances, offered.num_trees, asked)
             if self._effort is Effort.DRAFT:
                 likeliest_first = offered.nodes.depths[np.argsort(-chances, kind="stable")]
                 self._levels_taken.observe(likeliest_first, offered.num_trees, levels, asked)

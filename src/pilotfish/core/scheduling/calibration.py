@@ -122,19 +122,19 @@ class MeansByRank:
 
 
 class GainCurve(MeansByRank):
-    """Tokens that a sequence gains a step from its k best nodes: the mean of their calibrated chances by rank."""
+    """Tokens that a sequence gains a step from its k best nodes: means of calibrated chances by rank. The likeliest
+    nodes of all trees are verified, so of n trees the n best nodes have rank 0, whosever they are."""
 
     def __init__(self, nodes: int, first: float, falls: float) -> None:
         """Believed at first: chances first, first * falls, … of the best node, the second, …"""
         super().__init__(np.asarray(first * falls ** np.arange(nodes), np.float64))
 
-    def observe(self, chances: Floats, sizes: Ints, asked: int) -> None:
-        """Chances in trees of `sizes` that could have `asked` nodes: fewer mean that no more were worth it."""
-        table = np.zeros((len(sizes), max(asked, int(sizes.max()))))
-        places = np.arange(len(chances)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        table[np.repeat(np.arange(len(sizes)), sizes), places] = chances
-        table.sort(axis=1)
-        self._learn(table[:, ::-1][:, : min(asked, len(self.values))].mean(axis=0), len(sizes))
+    def observe(self, chances: Floats, trees: int, asked: int) -> None:
+        """Chances in `trees` that could have `asked` nodes each: fewer mean that no more were worth it."""
+        ranked = np.zeros(trees * min(asked, len(self.values)))
+        best = -np.sort(-chances)[: len(ranked)]
+        ranked[: len(best)] = best
+        self._learn(ranked.reshape(-1, trees).mean(axis=1), trees)
 
     def gain(self, nodes: Floats) -> Floats:
         """Expected tokens from a sequence's best `nodes`, which may be fractions."""

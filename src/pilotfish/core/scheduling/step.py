@@ -201,7 +201,7 @@ class RequestCommit(Struct, frozen=True):
     nodes: int = 0  # of its tree, that were verified
     depth: int = 0  # of the deepest of them
     late: bool = False  # whether its drafter was asked for a tree and had none
-    sharing: int = 0  # the sequences among which its step shared out guesses; 0: prompts left no rows for any
+    sharing: int = 0  # the sequences among which its step shared out guesses; 0: none were asked for
     logprobs: Sequence[TokenLogprobs] = ()  # of `tokens`, where the request asks for them
     prompt_logprobs: Sequence[TokenLogprobs] = ()  # of the prompt tokens after `scored`
 

@@ -24,7 +24,7 @@ class CohortFigures(Struct, frozen=True, kw_only=True):
     accepted_per_tree: float | None
     nodes_per_tree: float | None
     tokens_per_step: float | None
-    load: float | None  # sequences that shared a step in which prompts left rows for guesses, in the mean
+    load: float | None  # sequences that shared a step that asked for guesses, in the mean
     by_depth: tuple[float | None, ...]  # of the guesses whose path was accepted up to there, those that were accepted
     reached: tuple[float | None, ...]  # trees that came to try this depth, of all
 

@@ -15,7 +15,7 @@ class GuardReading(Struct, frozen=True, kw_only=True):
     tokens: int = 0  # that came a step after others of their output
     itl_seconds: float = 0.0  # between the steps that gave an output these tokens and the steps before
     steps: int = 0
-    guessable: int = 0  # of the steps, those in which prompts left rows for guesses
+    guessable: int = 0  # of the steps, those that asked for guesses
     accepted: int = 0  # tokens, in these
     sharing: int = 0  # sequences among which these shared out their guesses, summed
 

@@ -111,7 +111,7 @@ class RequestRecord:
         self.drafted = 0  # nodes of these trees
         self.accepted = 0  # of them
         self.accepted_by_origin: Counter[str] = Counter()
-        self.guessable = self.sharing = 0  # steps in which prompts left rows for guesses, and who shared these, summed
+        self.guessable = self.sharing = 0  # steps that asked for guesses, and who shared these, summed
         self.late = 0  # steps of one output each whose drafter was asked for a tree and had none
         self.tried_by_depth, self.accepted_by_depth = [0] * DEPTHS, [0] * DEPTHS  # trees, as in `rollout.outcome`
         #: Called with each step of an output, and the seconds since its step before; None: there was none.
