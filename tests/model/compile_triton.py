@@ -1,13 +1,19 @@
-"""Compiles the Triton kernels as `triton_tree_attention` would on a GPU, without one; run by test_triton_attention.
+"""Compiles the Triton kernels as a GPU would have them, without one; run by test_triton_compiled.
 
-Arguments: which of `KERNELS`. Prints the result for each as JSON. Needs a process in which the interpreter is off.
+Arguments: which of `CASES`. Prints, for each, what its binaries are like, as JSON. Needs a process in which the
+interpreter is off.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import sys
-from types import SimpleNamespace
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,10 +27,13 @@ from pilotfish.model.loading.serving_imports import import_for_serving
 import_for_serving()  # takes less time
 
 from pilotfish.model.attention import AttentionMetadata, Scoring  # noqa: E402
-from pilotfish.model.cuda import triton_attention, triton_kernels  # noqa: E402
+from pilotfish.model.cuda import norms, products, triton_attention  # noqa: E402
+from pilotfish.model.experts import Affine  # noqa: E402
 from pilotfish.model.kv_planes import empty_kv  # noqa: E402
 
 CPU = torch.device("cpu")
+AMPERE, HOPPER = GPUTarget("cuda", 80, 32), GPUTarget("cuda", 90, 32)
+CDNA3 = GPUTarget("hip", "gfx942", 64)
 #: rows, prefix width, path width, and by how much the addresses of indices are off what a GPU likes.
 CALLS = ((1, 1, 1, 0), (64, 1024, 8, 0), (3, 17, 1, 1), (64, 5000, 64, 3))
 
@@ -45,32 +54,25 @@ class Launches:
     def _keep(self, bound: Any, specialization: Any, options: Any) -> None:
         self.wanted[str((specialization, options))] = bound, specialization, options
 
-    def compiled(self) -> Any:
-        """The one binary that serves all launches."""
-        [(bound, specialization, options)] = self.wanted.values()
-        kinds = enumerate(specialization)
-        signature = {name: kind for name, (kind, _) in zip(bound, specialization, strict=True)}
-        constants = {(i,): list(bound.values())[i] for i, (kind, _) in kinds if kind == "constexpr"}
+    def compiled(self) -> Iterator[Any]:
+        """A binary for each set of launches that one serves."""
         backend = make_backend(self.target)
-        hints = {(i,): backend.parse_attr(hint) for i, (_, hint) in enumerate(specialization) if isinstance(hint, str)}
-        source = ASTSource(self.kernel, signature, constants, hints)
-        chosen = {name: options[name] for name in ("num_warps", "num_stages")}
-        return triton.compile(source, target=self.target, options=chosen)
+        for bound, specialization, options in self.wanted.values():
+            kinds = enumerate(specialization)
+            signature = {name: kind for name, (kind, _) in zip(bound, specialization, strict=True)}
+            constants = {(i,): list(bound.values())[i] for i, (kind, _) in kinds if kind == "constexpr"}
+            hinted = ((i, hint) for i, (_, hint) in enumerate(specialization) if isinstance(hint, str))
+            source = ASTSource(
+                self.kernel, signature, constants, {(i,): backend.parse_attr(hint) for i, hint in hinted}
+            )
+            chosen = {name: options[name] for name in ("num_warps", "num_stages")}
+            yield triton.compile(source, target=self.target, options=chosen)
 
 
-#: Compute capability, and types of queries, of keys and values, and sizes of a head.
-KERNELS = (
-    (80, torch.float32, torch.float32, 256),
-    (80, torch.float32, torch.int8, 256),
-    (80, torch.bfloat16, torch.int8, 128),
-    (90, torch.bfloat16, torch.bfloat16, 128),
-    (90, torch.bfloat16, torch.float8_e4m3fn, 128),
-)
+# -- what is launched
 
 
-def launches(target: GPUTarget, dtype: torch.dtype, stored: torch.dtype, head_dim: int) -> tuple[Launches, Launches]:
-    both = Launches(triton_kernels.attend_split, target), Launches(triton_kernels.combine_splits, target)
-    triton_attention.attend_split, triton_attention.combine_splits = both
+def attention(dtype: torch.dtype, stored: torch.dtype, head_dim: int) -> None:
     sinks = torch.zeros(8, dtype=dtype) if dtype == torch.bfloat16 else None
     for rows, prefix, path, off in CALLS:
         index = torch.zeros(rows + off, dtype=torch.int32)[off:]
@@ -79,21 +81,83 @@ def launches(target: GPUTarget, dtype: torch.dtype, stored: torch.dtype, head_di
         slots = [torch.zeros(rows, width, dtype=torch.int32) for width in (prefix, path)]
         metadata, scoring = AttentionMetadata(*[index] * 4, *slots), Scoring(0.125, 100, 30.0, sinks)
         triton_attention.triton_tree_attention(q, k, v, kv, metadata, scoring)
-    return both
+
+
+def linear(dtype: torch.dtype, stored: torch.dtype, rows: tuple[int, ...]) -> None:
+    """As the queries, keys and values of an 8 B Llama, with 8 bits or a bias."""
+    weight: Any = torch.zeros(6144, 4096, dtype=stored)
+    if stored != dtype:
+        weight = SimpleNamespace(qdata=weight, scale=torch.ones(6144, 1))
+    layer = products.InvariantLinear(Affine(weight, torch.zeros(6144, dtype=dtype) if stored == dtype else None))
+    for count in rows:
+        layer(torch.zeros(count, 4096, dtype=dtype))
+
+
+def norm(dtype: torch.dtype) -> None:
+    own = norms.InvariantNorm(torch.zeros(4096, dtype=dtype), 1e-5)
+    for rows in (1, 3, 64):
+        own.of_sum(torch.zeros(rows, 4096, dtype=dtype), torch.zeros(rows, 4096, dtype=dtype))
+
+
+#: Where kernels are launched, and which.
+KERNELS: dict[ModuleType, tuple[str, ...]] = {
+    triton_attention: ("attend_split", "combine_splits"),
+    products: ("few_rows", "join_parts", "many_rows"),
+    norms: ("rms_norm",),
+}
+BFLOAT16, INT8, FP8 = torch.bfloat16, torch.int8, torch.float8_e4m3fn
+FLOAT32 = torch.float32
+CASES: dict[str, tuple[GPUTarget, Callable[..., None], tuple[Any, ...]]] = {
+    "attention, float32 on Ampere": (AMPERE, attention, (FLOAT32, FLOAT32, 256)),
+    "attention, float32 over int8 on Ampere": (AMPERE, attention, (FLOAT32, INT8, 256)),
+    "attention, bfloat16 over int8 on Ampere": (AMPERE, attention, (BFLOAT16, INT8, 128)),
+    "attention, bfloat16 on Hopper": (HOPPER, attention, (BFLOAT16, BFLOAT16, 128)),
+    "attention, bfloat16 over fp8 on Hopper": (HOPPER, attention, (BFLOAT16, FP8, 128)),
+    "products of few rows on Hopper": (HOPPER, linear, (BFLOAT16, BFLOAT16, (1, 16, 64))),
+    "products of many rows on Hopper": (HOPPER, linear, (BFLOAT16, BFLOAT16, (65, 2048))),
+    "products with fp8 on Hopper": (HOPPER, linear, (BFLOAT16, FP8, (1, 64, 256))),
+    "products with int8 on Hopper": (HOPPER, linear, (BFLOAT16, INT8, (1, 64, 256))),
+    "products on Ampere": (AMPERE, linear, (BFLOAT16, BFLOAT16, (1, 64, 256))),
+    "products in float32 on Ampere": (AMPERE, linear, (FLOAT32, FLOAT32, (1, 256))),
+    "products on CDNA3": (CDNA3, linear, (BFLOAT16, BFLOAT16, (1, 64, 256))),
+    "norms on Hopper": (HOPPER, norm, (BFLOAT16,)),
+}
+
+
+def compiled(target: GPUTarget, launch: Callable[..., None], arguments: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
+    launched = {}
+    for module, names in KERNELS.items():
+        for name in names:
+            kernel = getattr(module, name)
+            launched[name] = Launches(getattr(kernel, "kernel", kernel), target)
+            setattr(module, name, launched[name])
+    products.STAGES = 2 if target.backend == "hip" else 3
+    launch(*arguments)
+    for name, launches in launched.items():
+        for binary in launches.compiled():
+            text = binary.asm.get("ptx", "") or binary.asm["amdgcn"]
+            yield {
+                "kernel": name,
+                "shared_bytes": binary.metadata.shared,
+                "spilled_bytes": spilled(text, target),
+                "matrix_unit": re.findall(r"wgmma\.mma|mma\.sync|mfma", text)[:1],
+                "tf32": "tf32" in text,
+            }
+
+
+def spilled(text: str, target: GPUTarget) -> int:
+    if target.backend == "hip":
+        return sum(map(int, re.findall(r"_spill_count:\s+(\d+)", text)))
+    with tempfile.TemporaryDirectory() as directory:
+        (source := Path(directory) / "kernel.ptx").write_text(text)
+        card = f"--gpu-name=sm_{target.arch}{'a' if target.arch >= 90 else ''}"
+        command = [triton.knobs.nvidia.ptxas.path, "-v", card, source, "-o", source.with_suffix(".cubin")]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    return sum(map(int, re.findall(r"(\d+) bytes spill", told)))
 
 
 def main() -> None:
-    results = {}
-    for capability, dtype, stored, head_dim in (KERNELS[int(number)] for number in sys.argv[1:]):
-        target = GPUTarget("cuda", capability, 32)
-        split, combine = (each.compiled() for each in launches(target, dtype, stored, head_dim))
-        results[f"{dtype}, {stored}"] = {
-            "cubins": bool(split.asm["cubin"]) and bool(combine.asm["cubin"]),
-            "shared_bytes": split.metadata.shared,
-            "tf32": "tf32" in split.asm["ptx"],
-            "tensor_cores": "mma" in split.asm["ptx"],
-        }
-    json.dump(results, sys.stdout)
+    json.dump({name: list(compiled(*CASES[name])) for name in sys.argv[1:]}, sys.stdout)
 
 
 if __name__ == "__main__":

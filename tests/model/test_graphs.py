@@ -14,14 +14,14 @@ from transformers import LlamaConfig, MixtralConfig
 
 from pilotfish.core.features.features import FINAL
 from pilotfish.core.scheduling.executor import NodeRows, SequenceRows
-from pilotfish.model.batch import CUDA, EXACT
+from pilotfish.model.batch import CUBLAS, EXACT, GRAPHS
 from pilotfish.model.cuda.graphs import GraphCache, recordable
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.feature_tap import FeatureTap
 from pilotfish.model.loading.loader import load_model
 
 CPU = torch.device("cpu")
-ROWS = CUDA[torch.float32].rows[-1]
+ROWS = CUBLAS.rows[-1]
 
 
 class Recorder:
@@ -59,9 +59,9 @@ def recorder() -> Recorder:
 
 @pytest.fixture
 def recorded(llama: Path, recorder: Recorder) -> TorchExecutor:
-    """As on CUDA in float32, but on the CPU."""
+    """As on CUDA with --eager, but on the CPU."""
     executor = TorchExecutor(load_model(llama, torch.float32, CPU, eager=True), 1000)
-    executor.buckets = CUDA[torch.float32]
+    executor.buckets = CUBLAS
     executor._forward = GraphCache(executor._run_model, recorder, CPU)
     return executor
 
@@ -85,7 +85,7 @@ def test_other_shapes_are_recorded_anew(plain: TorchExecutor, recorded: TorchExe
 def test_replays_keep_features(plain: TorchExecutor, recorder: Recorder) -> None:
     tap = FeatureTap((0, 2, FINAL), 5, lambda states: states[:, ::40], "every 40th")
     executor, recorded = (TorchExecutor(plain.model, 1000, tap=tap) for _ in range(2))
-    recorded.buckets = CUDA[torch.float32]
+    recorded.buckets = CUBLAS
     recorded._forward = GraphCache(recorded._run_model, recorder, CPU)
     for tokens, nodes, seed in ((9, 0, 0), (12, 5, 1), (33, 8, 0)):
         rows = sequence(tokens, nodes, seed)
@@ -127,10 +127,10 @@ def test_rows_that_give_no_logits(recorded: TorchExecutor) -> None:
     assert recorded.forward(rows).shape == (0, VOCAB)
 
 
-@pytest.mark.parametrize(("rows", "padded"), [(1, 16), (16, 16), (17, 32), (256, 256), (257, 272), (600, 640)])
+@pytest.mark.parametrize(("rows", "padded"), [(1, 16), (16, 16), (17, 64), (256, 256), (257, 512), (1030, 1040)])
 def test_rows_are_padded_to_buckets(rows: int, padded: int) -> None:
-    assert CUDA[torch.bfloat16].pad_rows(rows) == padded
-    assert CUDA[torch.float32].pad_rows(rows) == -(-rows // ROWS) * ROWS
+    assert GRAPHS.pad_rows(rows) == padded
+    assert CUBLAS.pad_rows(rows) == -(-rows // ROWS) * ROWS
     assert EXACT.pad_rows(rows) == rows
 
 

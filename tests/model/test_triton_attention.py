@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,11 +17,10 @@ from tree_rows import TreeRows, shifted, unread_kv
 
 pytest.importorskip("triton")
 
-from pilotfish.config.cache import cache_folder
 from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.model.attention import Scoring, dense_tree_attention
 from pilotfish.model.cpu import native
-from pilotfish.model.cuda import triton_attention
+from pilotfish.model.cuda import norms, products, triton_attention
 from pilotfish.model.cuda.graphs import recordable
 from pilotfish.model.cuda.kernels import CUDAKernels
 from pilotfish.model.cuda.triton_attention import triton_tree_attention
@@ -199,10 +194,19 @@ def test_a_model_runs_on_it(kind: str, tmp_path: Path, monkeypatch: pytest.Monke
     expected = TorchExecutor(load_model(tmp_path, torch.float32, on_cpu, eager=True), 30).forward([rows])
     kernels = CUDAKernels(DEVICE)
     kernels.attend = Mock(side_effect=triton_tree_attention)
-    model = replace(load_model(tmp_path, torch.float32, DEVICE, eager=False), kernels=kernels)
+    module = kernels.replace(load_model(tmp_path, torch.float32, DEVICE, eager=True).module, 0, alone=True)
+    model = replace(load_model(tmp_path, torch.float32, DEVICE, eager=True), module=module, kernels=kernels)
     got = TorchExecutor(replace(model, recordable=False), 30).forward([rows]).cpu()
     assert kernels.attend.call_count == model.config.num_hidden_layers
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+#: Kernels, where they are launched.
+LAUNCHED: dict[Any, tuple[str, ...]] = {
+    triton_attention: ("attend_split", "combine_splits"),
+    products: ("few_rows", "join_parts", "many_rows"),
+    norms: ("rms_norm",),
+}
 
 
 class NoLaunch:
@@ -214,14 +218,16 @@ def forward_without_values(
     config: Any, monkeypatch: pytest.MonkeyPatch, stored: torch.dtype = torch.float32
 ) -> torch.Tensor:
     """A forward of tensors without values: reading a value fails, as it would in a CUDA graph."""
-    for kernel in ("attend_split", "combine_splits"):
-        monkeypatch.setattr(triton_attention, kernel, NoLaunch())
+    for module, names in LAUNCHED.items():
+        for kernel in names:
+            monkeypatch.setattr(module, kernel, NoLaunch())
     config._attn_implementation = config._experts_implementation = "pilotfish"
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(config).eval()
     config.num_key_value_heads, config.head_dim, config.context = 2, 32, 64
     meta = torch.device("meta")
     generation, kernels = GenerationConfig(frozenset(), {}), CUDAKernels(meta)
+    module = kernels.replace(module, config.context, alone=True)
     model = LoadedModel(module, config, config, generation, torch.float32, stored, meta, kernels)
     rows = SequenceRows(0, [1, 2, 3], np.arange(3, dtype=np.int32), NO_NODES, kept=[2])
     return TorchExecutor(model, 10).forward([rows])
@@ -241,27 +247,3 @@ def test_what_waits_for_nothing_is_recorded(kind: str, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn], ids=str)
 def test_rounding_waits_for_nothing(stored: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     assert forward_without_values(tiny_model("llama").config, monkeypatch, stored).shape == (1, VOCAB)
-
-
-# -- on a GPU that this machine need not have
-
-
-#: Of the kernels of `compile_triton`: one without tensor cores on Ampere, and one of the newest types on Hopper.
-COMPILED = sized("04", "01234")
-
-
-def test_one_binary_a_kernel_compiles_for_ampere_and_hopper() -> None:
-    """The compiler may refuse kernels that the interpreter accepts; and a binary for each width could change the order
-    of sums. Compiled once from the same sources."""
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache_folder("triton"))}
-    source = Path(triton_attention.__file__).parents[2]
-    environment["PYTHONPATH"] = os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])
-    script = Path(__file__).with_name("compile_triton.py")
-    result = subprocess.run([sys.executable, script, *COMPILED], env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    compiled = json.loads(result.stdout)
-    assert len(compiled) == len(COMPILED)
-    for (dtype, _), kernel in ((name.split(", "), kernel) for name, kernel in compiled.items()):
-        assert kernel["cubins"] and not kernel["tf32"]
-        assert kernel["tensor_cores"] == (dtype == "torch.bfloat16")
-        assert kernel["shared_bytes"] <= 99 * 1024, "what every GPU since Ampere has"

@@ -108,10 +108,12 @@ EXACT = Buckets()
 #: Library matrix products on a CPU give a row the same bits at every row count from 16 up, others below.
 LIBRARY = Buckets(rows=(16, 32, 64, 128, 256, 512, 1024))
 _WIDTHS = {"sequences": POWERS[::3], "prefix": POWERS[10:], "path": POWERS[3::3]}
-#: cuBLAS chooses a kernel by the row count, and kernels differ in the order of their sums. So in float32 there is one
-#: row count, and more rows run as several forwards; in bfloat16, where equal bits are not promised, there are a few.
-CUDA = {torch.float32: Buckets(rows=(64,), **_WIDTHS), torch.bfloat16: Buckets(rows=(16, 32, 64, 128, 256), **_WIDTHS)}
+#: For the Triton kernels, whose bits do not depend on it: few sizes, so that few graphs are recorded.
+GRAPHS = Buckets(rows=(16, 64, 128, 256, 512, 1024), **_WIDTHS)
+#: cuBLAS chooses a kernel by the row count, and kernels differ in the order of their sums. So there is one row count,
+#: and more rows run as several forwards.
+CUBLAS = Buckets(rows=(64,), **_WIDTHS)
 
 
-def library_buckets(device: torch.device, dtype: torch.dtype) -> Buckets:
-    return CUDA[dtype] if device.type == "cuda" else LIBRARY
+def library_buckets(device: torch.device) -> Buckets:
+    return CUBLAS if device.type == "cuda" else LIBRARY

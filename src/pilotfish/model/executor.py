@@ -23,7 +23,7 @@ Together = Callable[[Batch], AbstractContextManager[None]]
 
 
 class TorchExecutor:
-    """A row's logits do not depend on the rows that share its forward (`Buckets`; bfloat16 on CUDA excepted)."""
+    """A row's logits do not depend on the rows that share its forward (`Buckets`)."""
 
     deepest = ANY_DEPTH
 
@@ -52,7 +52,7 @@ class TorchExecutor:
             self._plane = empty_features(tap.width, model.dtype, num_slots, model.device)
             self.kv = [*self._layers, self._plane]
         self.progress = LayerProgress(len(self.kv))
-        self.buckets = model.kernels.buckets(model.dtype)
+        self.buckets = model.kernels.buckets()
         self._given = vocab_size
         self._together = together
         self._forward: Callable[[Batch], Tensor] = self._run_model

@@ -1,5 +1,5 @@
 """Mixtures of experts whose result for a row does not depend on the other rows. The number of rows of an expert varies,
-so its products are the C++ kernels' (`native_modules.py`), or padded to fixed row counts."""
+so its products are the kernels' (`fused.py`), or padded to fixed row counts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def library_mixture(experts: Any, hidden_states: Tensor, top_k_index: Tensor, to
     """The reference: transformers' operations on its stacked experts."""
 
     def run(index: int, x: Tensor) -> Tensor:
-        padding = library_buckets(x.device, x.dtype).pad_rows(len(x)) - len(x)
+        padding = library_buckets(x.device).pad_rows(len(x)) - len(x)
         gate_up, down = expert_parts(experts, index)
         gated = experts._apply_gate(F.linear(F.pad(x, (0, 0, 0, padding)), *gate_up))
         return F.linear(gated, *down)[: len(x)]

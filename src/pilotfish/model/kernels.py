@@ -4,7 +4,9 @@ device."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Any, cast
 
 import torch
@@ -23,6 +25,23 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@dataclass(frozen=True)
+class Gate:
+    """activation(gate) * up: makes [rows, n] of rows [rows, 2 n] of gates, then ups. `kind` is a key of GATES or, with
+    gpt-oss's `alpha` and `limit`, "clamped"."""
+
+    kind: str
+    alpha: float = 1.0
+    limit: float = inf
+
+    def __call__(self, both: Tensor) -> Tensor:
+        gate, up = both.chunk(2, dim=-1)
+        if self.kind != "clamped":
+            return GATES[self.kind](gate) * up
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return (up + 1) * (gate * torch.sigmoid(gate * self.alpha))
+
+
 class Kernels:
     native = False  # whether the C++ kernels compute, so that a row's bits do not depend on the other rows
 
@@ -32,8 +51,8 @@ class Kernels:
     #: Attention of all layers whose module is not replaced.
     attend: TreeAttention = staticmethod(dense_tree_attention)
 
-    def buckets(self, dtype: torch.dtype) -> Buckets:
-        return library_buckets(self.device, dtype)
+    def buckets(self) -> Buckets:
+        return library_buckets(self.device)
 
     # -- whole models
 
@@ -58,12 +77,14 @@ class Kernels:
         """Each of `parts` equal parts of a row is normed by itself. `weight` [size]."""
         return RMSNorm(weight, eps, parts)
 
-    def feed_forward(self, gate: Affine, up: Affine, down: Affine, activation: str) -> torch.nn.Module:
-        """x [rows, hidden] -> [rows, hidden]; `activation` is a key of GATES."""
-        return GatedFeedForward(self.linear(gate, up), self.linear(down), activation)
+    def feed_forward(self, gate: Affine, up: Affine, down: Affine, gated: Gate) -> torch.nn.Module:
+        """x [..., hidden] -> [..., hidden]"""
+        return GatedFeedForward(self.linear(gate, up), self.linear(down), gated)
 
-    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x [rows, heads, head_dim], maybe in place; cos and sin [rows, rotated part of a head]."""
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor, per_angle: int = 1) -> Tensor:
+        """x [rows, heads, head_dim], maybe in place; cos and sin [rows, rotated part of a head / `per_angle`]."""
+        if per_angle == 2:
+            cos, sin = (torch.cat((angles, angles), dim=-1) for angles in (cos, sin))
         size = cos.shape[1]
         turned, rest = x[..., :size], x[..., size:]
         halves = torch.cat((-turned[..., size // 2 :], turned[..., : size // 2]), dim=-1)
@@ -91,13 +112,12 @@ class JoinedLinear(torch.nn.Module):
 
 
 class GatedFeedForward(torch.nn.Module):
-    def __init__(self, gate_up: torch.nn.Module, down: torch.nn.Module, activation: str) -> None:
+    def __init__(self, gate_up: torch.nn.Module, down: torch.nn.Module, gated: Gate) -> None:
         super().__init__()
-        self.gate_up, self.down, self.gate = gate_up, down, GATES[activation]
+        self.gate_up, self.down, self.gated = gate_up, down, gated
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return cast(Tensor, self.down(self.gate(gate) * up))
+        return cast(Tensor, self.down(self.gated(self.gate_up(x))))
 
 
 class RMSNorm(torch.nn.Module):
@@ -113,3 +133,8 @@ class RMSNorm(torch.nn.Module):
 
     def of_sum(self, residual: Tensor, x: Tensor) -> Tensor:
         return cast(Tensor, self(residual.add_(x)))
+
+    def of_heads(self, x: Tensor) -> Tensor:
+        """Norms each head, or all heads together if the weight is that wide. x [rows, heads, head_dim] -> like x."""
+        normed: Tensor = self(x.reshape(len(x), -1, self.weight.numel()))
+        return normed.view(x.shape)

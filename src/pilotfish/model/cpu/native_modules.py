@@ -14,16 +14,14 @@ from pilotfish.core.scheduling.executor import LayerProgress
 from pilotfish.model.attention import AttentionMetadata, Scoring
 from pilotfish.model.batch import EXACT, Buckets
 from pilotfish.model.cpu.native import PANEL, pack_weight
-from pilotfish.model.experts import Affine, ExpertRouter, Mixture, expert_parts, halves
-from pilotfish.model.kernels import Kernels, RMSNorm, replace_modules
+from pilotfish.model.experts import Affine
+from pilotfish.model.fused import fused
+from pilotfish.model.kernels import Gate, Kernels, RMSNorm, replace_modules
 from pilotfish.model.kv_planes import KVPool, LayerKV
-from pilotfish.model.loading.configuration import ARCHITECTURES, activation, layer_windows
+from pilotfish.model.loading.configuration import ARCHITECTURES
 
-#: Endings of transformers' names of modules that kernels replace.
-_PARTS = ("Attention", "RMSNorm", "MLP", "Experts", "TopKRouter")
 #: activation(gate) * up: rows [rows, 2 n] of gates, then ups -> [rows, n].
 GateOp = Callable[[Tensor], Tensor]
-Linear = torch.nn.Linear | Affine
 
 
 @dataclass(frozen=True)
@@ -42,11 +40,11 @@ class PackedWeight:
 
 
 class PackedLinear(torch.nn.Module):
-    def __init__(self, *linears: Linear) -> None:
+    def __init__(self, *linears: Affine) -> None:
         super().__init__()
         self.out_features = sum(linear.weight.shape[0] for linear in linears)
         self.weight = PackedWeight.of(*(linear.weight for linear in linears))
-        biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+        biases = [linear.bias for linear in linears if linear.bias is not None]
         self.bias = torch.cat(biases) if biases else None
         self.cap = 0.0  # of outputs (the head of Gemma 2): cap * tanh(output / cap); 0: none
 
@@ -62,7 +60,7 @@ class PackedLinear(torch.nn.Module):
 
 
 class PackedGatedMLP(torch.nn.Module):
-    def __init__(self, gate: Linear, up: Linear, down: Linear) -> None:
+    def __init__(self, gate: Affine, up: Affine, down: Affine) -> None:
         super().__init__()
         self.out_features, self.inner_features = down.weight.shape
         self.gate, self.up, self.down = (PackedWeight.of(linear.weight) for linear in (gate, up, down))
@@ -76,7 +74,7 @@ class PackedGatedMLP(torch.nn.Module):
 
 
 class ActivatedMLP(torch.nn.Module):
-    def __init__(self, gate: Linear, up: Linear, down: Linear, op: GateOp) -> None:
+    def __init__(self, gate: Affine, up: Affine, down: Affine, op: GateOp) -> None:
         super().__init__()
         self.gate_up, self.down, self.op = PackedLinear(gate, up), PackedLinear(down), op
 
@@ -86,71 +84,11 @@ class ActivatedMLP(torch.nn.Module):
 
 
 class FusedRMSNorm(RMSNorm):
-    @classmethod
-    def of(cls, norm: Any) -> FusedRMSNorm:
-        about = ARCHITECTURES[type(norm).__name__.replace("RMSNorm", "ForCausalLM")]
-        weight = norm.weight.detach()
-        weight = (weight.float() if about.get("rounds_once") else weight) + about.get("norm_offset", 0.0)
-        return cls(weight, float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon))
-
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.pilotfish.rms_norm(x, self.weight, self.eps, self.parts)  # type: ignore[no-any-return]
 
     def of_sum(self, residual: Tensor, x: Tensor) -> Tensor:
         return torch.ops.pilotfish.add_rms_norm(residual, x, self.weight, self.eps)  # type: ignore[no-any-return]
-
-    def of_heads(self, x: Tensor) -> Tensor:
-        """Norms each head, or all heads together if the weight is that wide. x [rows, heads, head_dim] -> like x."""
-        normed: Tensor = self(x.reshape(len(x), -1, self.weight.numel()))
-        return normed.view(x.shape)
-
-
-class PackedAttention(torch.nn.Module):
-    def __init__(self, attention: Any) -> None:
-        super().__init__()
-        config = attention.config
-        self.layer, self.head_dim = attention.layer_idx, attention.head_dim
-        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.scoring = Scoring(
-            attention.scaling,
-            layer_windows(config)[self.layer],
-            getattr(attention, "attn_logit_softcapping", None) or 0.0,
-            None if (sinks := getattr(attention, "sinks", None)) is None else sinks.detach().clone(),
-        )
-        self.rotated_per_angle = 2 if type(attention).__name__ == "GptOssAttention" else 1
-        qkv = getattr(attention, "qkv_proj", None)
-        self.joined = PackedLinear(*([qkv] if qkv else (attention.q_proj, attention.k_proj, attention.v_proj)))
-        self.out = PackedLinear(attention.o_proj)
-        norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
-        self.q_norm, self.k_norm = (None if norm is None else FusedRMSNorm.of(norm) for norm in norms)
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor],
-        metadata: AttentionMetadata,
-        kv: KVPool,
-        progress: LayerProgress | None = None,
-        **_: object,
-    ) -> tuple[Tensor, None]:
-        """hidden_states [1, rows, K], cos and sin [1, rows, …] -> [1, rows, K]."""
-        cos, sin = position_embeddings
-        attended = self.attend(hidden_states[0], cos[0], sin[0], metadata, kv)
-        if progress is not None:
-            progress.wrote(self.layer)
-        return attended[None], None
-
-    def attend(self, hidden: Tensor, cos: Tensor, sin: Tensor, metadata: AttentionMetadata, kv: KVPool) -> Tensor:
-        """hidden [rows, K], cos and sin [rows, rotated part of a head or half of it] -> [rows, K]. Writes KV."""
-        rows = self.joined(hidden).view(-1, self.heads + 2 * self.kv_heads, self.head_dim)
-        q, k, v = rows.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm.of_heads(q), self.k_norm.of_heads(k)
-        for x in (q, k):
-            torch.ops.pilotfish.rotate(x[..., : self.rotated_per_angle * cos.shape[1]], cos, sin)
-        out = native_tree_attention(q, k, v, kv[self.layer], metadata, self.scoring)
-        attended: Tensor = self.out(out.view(-1, self.heads * self.head_dim))
-        return attended
 
 
 def native_tree_attention(
@@ -164,12 +102,12 @@ class NativeKernels(Kernels):
     native = True
     attend = staticmethod(native_tree_attention)
 
-    def buckets(self, dtype: torch.dtype) -> Buckets:  # noqa: ARG002
+    def buckets(self) -> Buckets:
         return EXACT
 
     def replace(self, model: Any, context: int, *, alone: bool) -> Any:
         """A plain decoder is replaced whole if its feed-forwards are silu-gated without biases."""
-        replace_modules(model, fused)
+        replace_modules(model, functools.partial(fused, self))
         model.lm_head.cap = getattr(model.config, "final_logit_softcapping", None) or 0.0
         model.config.final_logit_softcapping = None
         plain = ARCHITECTURES[type(model).__name__].get("plain", False)
@@ -182,49 +120,21 @@ class NativeKernels(Kernels):
     def rms_norm(self, weight: Tensor, eps: float, parts: int = 1) -> FusedRMSNorm:
         return FusedRMSNorm(weight, eps, parts)
 
-    def feed_forward(self, gate: Affine, up: Affine, down: Affine, activation: str) -> torch.nn.Module:
-        return gated_feed_forward(gate, up, down, activation)
+    def feed_forward(self, gate: Affine, up: Affine, down: Affine, gated: Gate) -> torch.nn.Module:
+        if gated.kind == "silu" and all(x.bias is None for x in (gate, up, down)):
+            return PackedGatedMLP(gate, up, down)
+        return ActivatedMLP(gate, up, down, _GATES[gated.kind](gated))
 
-    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        torch.ops.pilotfish.rotate(x[..., : cos.shape[1]], cos, sin)
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor, per_angle: int = 1) -> Tensor:
+        torch.ops.pilotfish.rotate(x[..., : per_angle * cos.shape[1]], cos, sin)
         return x
 
 
-def fused(module: Any) -> torch.nn.Module | None:
-    """None if its parts may be replaced instead."""
-    if isinstance(module, torch.nn.Linear):
-        return PackedLinear(module)
-    match next((part for part in _PARTS if type(module).__name__.endswith(part)), None):
-        case "Attention":
-            return PackedAttention(module)
-        case "RMSNorm":
-            return FusedRMSNorm.of(module)
-        case "MLP" if hasattr(module, "down_proj"):
-            both = getattr(module, "gate_up_proj", None)
-            gate, up = (module.gate_proj, module.up_proj) if both is None else halves(both)
-            return gated_feed_forward(gate, up, module.down_proj, activation(module.config))
-        case "Experts":
-            return Mixture(_packed_expert(module, i) for i in range(module.num_experts))
-        case "TopKRouter":
-            linear = PackedLinear(Affine(module.weight, getattr(module, "bias", None)))
-            return ExpertRouter(linear, module.top_k, over_all=not getattr(module, "norm_topk_prob", True))
-    return None
-
-
-def _packed_expert(experts: Any, index: int) -> torch.nn.Module:
-    gate_up, down = expert_parts(experts, index)
-    gate, up = halves(gate_up, interleaved=not experts.is_concatenated)
-    if type(experts).__name__ == "GptOssExperts":
-        op = functools.partial(torch.ops.pilotfish.gate_clamped, alpha=experts.alpha, limit=experts.limit)
-        return ActivatedMLP(gate, up, down, op)
-    return gated_feed_forward(gate, up, down, activation(experts.config))
-
-
-def gated_feed_forward(gate: Linear, up: Linear, down: Linear, kind: str) -> torch.nn.Module:
-    if kind == "silu" and all(x.bias is None for x in (gate, up, down)):
-        return PackedGatedMLP(gate, up, down)
-    ops = {"silu": torch.ops.pilotfish.gate_silu, "gelu_pytorch_tanh": torch.ops.pilotfish.gate_gelu}
-    return ActivatedMLP(gate, up, down, ops[kind])
+_GATES: dict[str, Callable[[Gate], GateOp]] = {
+    "silu": lambda _: torch.ops.pilotfish.gate_silu,
+    "gelu_pytorch_tanh": lambda _: torch.ops.pilotfish.gate_gelu,
+    "clamped": lambda gate: functools.partial(torch.ops.pilotfish.gate_clamped, alpha=gate.alpha, limit=gate.limit),
+}
 
 
 class PlainDecoder(torch.nn.Module):

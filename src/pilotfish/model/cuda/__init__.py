@@ -1,4 +1,3 @@
-"""CUDA: open `kernels.py` first. A fused module is a class over a Triton kernel in a file of its own here;
-`CUDAKernels` puts it in place of transformers' modules (`replace`, with `kernels.replace_modules`) and gives it to
-heads (`linear`, `rms_norm`, `feed_forward`, `rotate`). Its reference is `Kernels`' own, and a forward stays recordable
-(`graphs.py`)."""
+"""CUDA: open `kernels.py` first. A part of models is a class here over a Triton kernel in
+`triton_kernels/`; `CUDAKernels` gives it to transformers' models (by `fused.py`) and to heads (`linear`, `rms_norm`,
+`feed_forward`, `rotate`). Its reference is `Kernels`' own, and a forward stays recordable (`graphs.py`)."""

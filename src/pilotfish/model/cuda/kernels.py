@@ -1,17 +1,38 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+from torch import Tensor
+
+from pilotfish.model.batch import GRAPHS, Buckets
 from pilotfish.model.cuda.graphs import CudaRecorder, GraphCache, recordable
+from pilotfish.model.cuda.norms import InvariantNorm
+from pilotfish.model.cuda.products import InvariantLinear
 from pilotfish.model.cuda.triton_attention import triton_tree_attention
-from pilotfish.model.kernels import Forward, Kernels
+from pilotfish.model.experts import Affine
+from pilotfish.model.fused import fused
+from pilotfish.model.kernels import Forward, Kernels, replace_modules
 
 
 class CUDAKernels(Kernels):
     attend = staticmethod(triton_tree_attention)
+
+    def buckets(self) -> Buckets:
+        return GRAPHS
+
+    def replace(self, model: Any, context: int, *, alone: bool) -> Any:  # noqa: ARG002
+        replace_modules(model, partial(fused, self))
+        return model
 
     def records(self, config: Any) -> bool:
         return recordable(config)
 
     def recorded(self, forward: Forward) -> Forward:
         return GraphCache(forward, CudaRecorder(), self.device)
+
+    def linear(self, *affines: Affine) -> InvariantLinear:
+        return InvariantLinear(*affines)
+
+    def rms_norm(self, weight: Tensor, eps: float, parts: int = 1) -> InvariantNorm:
+        return InvariantNorm(weight, eps, parts)

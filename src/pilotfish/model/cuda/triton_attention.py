@@ -19,7 +19,7 @@ import triton
 from torch import Tensor
 
 from pilotfish.model.attention import AttentionMetadata, Scoring
-from pilotfish.model.cuda.triton_kernels import SPLIT, attend_split, combine_splits
+from pilotfish.model.cuda.triton_kernels.attention import SPLIT, attend_split, combine_splits
 from pilotfish.model.kv_planes import LayerKV
 
 #: Bytes of a block of keys: with as many values, and the next block's of both on their way, it fits any GPU.

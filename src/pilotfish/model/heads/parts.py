@@ -15,7 +15,7 @@ from pilotfish.model.devices import kernels_of
 from pilotfish.model.experts import Affine
 from pilotfish.model.feature_tap import FeatureTap
 from pilotfish.model.heads.spec import Decoder, HeadFiles, Projection
-from pilotfish.model.kernels import Kernels, RMSNorm
+from pilotfish.model.kernels import Gate, Kernels, RMSNorm
 from pilotfish.model.kv_planes import LayerKV
 
 #: Positions whose angles are computed at first; then twice as many, and so on.
@@ -49,7 +49,7 @@ class Parts:
 
     def feed_forward(self, layer: str, decoder: Decoder) -> torch.nn.Module:
         gate, up, down = (self.affine(f"{layer}.mlp.{name}_proj") for name in ("gate", "up", "down"))
-        return self.kernels.feed_forward(gate, up, down, decoder.activation)
+        return self.kernels.feed_forward(gate, up, down, Gate(decoder.activation))
 
 
 class Angles:

@@ -134,7 +134,7 @@ class RecurrentRows:
         head = cast(RecurrentHead, files.spec.head)
         parts = Parts(files.tensors, setup.kernels(head.decoder.head_dim), setup.dtype)
         self.vocab = DraftVocab.of(files.spec.draft_vocab, files.d2t, len(parts.tensors["embed_tokens.weight"]), setup)
-        self.buckets = parts.kernels.buckets(setup.dtype)
+        self.buckets = parts.kernels.buckets()
         self.module = RecurrentModule(head, parts, self.vocab.words).eval()
         self.kv = empty_kv(kv_shape(head.decoder), setup.dtype, setup.num_slots, setup.device)
         self._device = setup.device

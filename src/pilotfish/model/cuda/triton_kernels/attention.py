@@ -1,13 +1,13 @@
-"""Kernels of `triton_attention`. Arguments have no types: Triton reads annotations as its own."""
+"""Kernels of `triton_attention`."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
+from pilotfish.model.cuda.triton_kernels.common import as_computed, product
+
 SPLIT = tl.constexpr(256)  # positions
-#: Triton's interpreter multiplies no bfloat16; in float32 the products are the same.
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit(
@@ -70,9 +70,9 @@ def attend_split(
         entry = slot.to(tl.int64) * kv_heads + kv_head
         where = entry[:, None] * head_dim + dim[None, :]
         stored = visible[:, None] & real_dim[None, :]
-        keys = _as_computed(tl.load(k_pool + where, mask=stored, other=0.0), query)
-        values = _as_computed(tl.load(v_pool + where, mask=stored, other=0.0), query)
-        scores = _product(query, tl.trans(keys)) * scale
+        keys = as_computed(tl.load(k_pool + where, mask=stored, other=0.0), query)
+        values = as_computed(tl.load(v_pool + where, mask=stored, other=0.0), query)
+        scores = product(query, tl.trans(keys)) * scale
         if key_scales is not None:
             scores *= tl.load(key_scales + entry, mask=visible, other=0.0)[None, :]
         if softcap != 0:
@@ -84,7 +84,7 @@ def attend_split(
         mass = mass * shrink + tl.sum(weights, axis=1)
         if value_scales is not None:
             weights *= tl.load(value_scales + entry, mask=visible, other=0.0)[None, :]
-        total = total * shrink[:, None] + _product(weights.to(values.dtype), values)
+        total = total * shrink[:, None] + product(weights.to(values.dtype), values)
         top = higher
 
     place = (row * heads + head) * splits + split
@@ -136,20 +136,6 @@ def _first_visible(position, window: tl.constexpr):
     if window:
         return tl.maximum(position - window + 1, 0)
     return position * 0
-
-
-@triton.jit
-def _as_computed(x, like):
-    if x.dtype != like.dtype:
-        x = x.to(tl.float32).to(like.dtype)  # the interpreter turns no integer into bfloat16
-    return x
-
-
-@triton.jit
-def _product(a, b):
-    if INTERPRETED:
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, input_precision="ieee")
 
 
 @triton.jit

@@ -1,0 +1,99 @@
+"""Linear layers whose rows' bits do not depend on their company (`triton_kernels/products.py`). The reference is
+`kernels.JoinedLinear`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from pilotfish.model.cuda.triton_kernels.products import few_rows, join_parts, many_rows
+from pilotfish.model.experts import Affine
+
+#: Programs that keep every multiprocessor of the largest cards reading weights.
+PROGRAMS = 256
+#: Up to so many rows each part of a sum is a program of its own.
+FEW = 64
+#: Inputs of a block; parts are whole multiples of it.
+BLOCK_K = 128
+#: Bytes that a row of an operand must be a multiple of for the copy engine.
+ALIGNMENT = 16
+JOIN = 1024  # sums of a program
+#: Shared memory of AMD's cards holds fewer blocks that are on their way.
+STAGES = 2 if torch.version.hip else 3
+
+
+@dataclass(frozen=True)
+class OrderedWeight:
+    """Values [outputs, inputs] of the rows' type, or of 8 bits with `scales` float32 [outputs]."""
+
+    values: Tensor
+    scales: Tensor | None
+
+    @classmethod
+    def of(cls, *weights: Tensor) -> OrderedWeight:
+        values = [getattr(weight, "qdata", weight) for weight in weights]
+        scales = [weight.scale.flatten().float() for weight in weights if hasattr(weight, "qdata")]
+        joined = torch.cat(values) if len(values) > 1 else values[0].contiguous()
+        return cls(joined, torch.cat(scales) if scales else None)
+
+    @cached_property
+    def splits(self) -> int:
+        """Parts of a row's sum, by the shape alone: the fewest equal ones that give `PROGRAMS`."""
+        outputs, inputs = self.values.shape
+        blocks, tiles = triton.cdiv(inputs, BLOCK_K), triton.cdiv(outputs, FEW)
+        divisors = [count for count in range(1, blocks + 1) if blocks % count == 0]
+        return next((count for count in divisors if tiles * count >= PROGRAMS), blocks)
+
+    @property
+    def span(self) -> int:
+        return triton.cdiv(self.values.shape[1], BLOCK_K) // self.splits * BLOCK_K
+
+
+class InvariantLinear(torch.nn.Module):
+    def __init__(self, *affines: Affine) -> None:
+        super().__init__()
+        self.weight = OrderedWeight.of(*(affine.weight for affine in affines))
+        biases = [affine.bias for affine in affines if affine.bias is not None]
+        self.bias = torch.cat(biases) if biases else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., inputs] -> [..., outputs]"""
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        out = rows.new_empty(len(rows), len(self.weight.values))
+        if len(rows):
+            (_many if self._copied_by_blocks(rows) else _few)(out, rows, self.weight, self.bias)
+        return out.view(*x.shape[:-1], -1)
+
+    def _copied_by_blocks(self, rows: Tensor) -> bool:
+        operands = (rows, self.weight.values)
+        aligned = not any((x.stride(0) * x.element_size() | x.data_ptr()) % ALIGNMENT for x in operands)
+        return len(rows) > FEW and aligned and rows.dtype != torch.float32
+
+
+def _few(out: Tensor, x: Tensor, weight: OrderedWeight, bias: Tensor | None) -> None:
+    rows, (outputs, inputs) = len(x), weight.values.shape
+    block_m = min(FEW, max(16, triton.next_power_of_2(rows)))
+    block_k = 32 if x.dtype == torch.float32 else BLOCK_K if block_m <= 32 else BLOCK_K // 2
+    parts = x.new_empty(weight.splits, rows, outputs, dtype=torch.float32)
+    few_rows[triton.cdiv(outputs, FEW), triton.cdiv(rows, block_m), weight.splits](
+        x, weight.values, parts, rows, outputs, inputs, weight.span, FEW, block_m, block_k,
+        num_warps=4, num_stages=STAGES,
+    )  # fmt: skip
+    join_parts[(triton.cdiv(out.numel(), JOIN),)](
+        parts, weight.scales, bias, out, out.numel(), outputs, weight.splits, JOIN, num_warps=4
+    )
+
+
+def _many(out: Tensor, x: Tensor, weight: OrderedWeight, bias: Tensor | None) -> None:
+    rows, (outputs, inputs), block = len(x), weight.values.shape, 128
+    block_k = BLOCK_K // 2
+    blocks = [TensorDescriptor.from_tensor(each, [block, block_k]) for each in (x, weight.values)]
+    many_rows[(triton.cdiv(outputs, block) * triton.cdiv(rows, block),)](
+        *blocks, weight.scales, bias, out, rows, outputs, inputs, weight.span, block, block, block_k, 8,
+        num_warps=8, num_stages=STAGES,
+    )  # fmt: skip

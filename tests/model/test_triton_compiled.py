@@ -1,0 +1,70 @@
+"""The Triton kernels compiled for GPUs that this machine need not have. The compiler may refuse what the interpreter
+accepts, and a binary for each width could change the order of sums."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from sizes import sized
+
+pytest.importorskip("triton")
+
+from pilotfish.config.cache import cache_folder
+from pilotfish.model.cuda import triton_attention
+
+#: Kernels' binaries by what is launched: one, but where a tile's width follows the rows.
+BINARIES = {
+    "attention": {"attend_split": 1, "combine_splits": 1},
+    "products of few rows": {"few_rows": 2, "join_parts": 1},
+    "products of many rows": {"many_rows": 1},
+    "products": {"few_rows": 2, "join_parts": 1, "many_rows": 1},
+    "products in float32": {"few_rows": 2, "join_parts": 1},
+    "norms": {"rms_norm": 1},
+}
+#: Cases of `compile_triton`: of each kernel one, and of each card.
+CASES = [
+    "attention, float32 on Ampere",
+    "attention, bfloat16 over fp8 on Hopper",
+    "products of few rows on Hopper",
+    "products of many rows on Hopper",
+    "products on CDNA3",
+    "norms on Hopper",
+]
+OTHER_CASES = [
+    "attention, float32 over int8 on Ampere",
+    "attention, bfloat16 over int8 on Ampere",
+    "attention, bfloat16 on Hopper",
+    "products with fp8 on Hopper",
+    "products with int8 on Hopper",
+    "products on Ampere",
+    "products in float32 on Ampere",
+]
+UNITS = {"Ampere": "mma.sync", "Hopper": "wgmma.mma", "CDNA3": "mfma"}
+#: Bytes that every card of the kind has for a program.
+SHARED = {"Ampere": 99 * 1024, "Hopper": 99 * 1024, "CDNA3": 64 * 1024}
+
+
+def test_kernels_compile_for_cards_that_are_not_here() -> None:
+    cases = sized(CASES, CASES + OTHER_CASES)
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache_folder("triton"))}
+    source = Path(triton_attention.__file__).parents[2]
+    environment["PYTHONPATH"] = os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])
+    script = Path(__file__).with_name("compile_triton.py")
+    result = subprocess.run([sys.executable, script, *cases], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    for case, binaries in json.loads(result.stdout).items():
+        launched, card = case.rsplit(" on ", 1)
+        kind = launched.partition(",")[0].removesuffix(" with fp8").removesuffix(" with int8")
+        assert Counter(binary["kernel"] for binary in binaries) == BINARIES[kind], case
+        for binary in binaries:
+            of_case = f"{case}: {binary}"
+            assert not binary["tf32"] and not binary["spilled_bytes"], of_case
+            assert binary["shared_bytes"] <= SHARED[card], of_case
+            multiplies = binary["kernel"] in ("attend_split", "few_rows", "many_rows") and "float32" not in case
+            assert binary["matrix_unit"] == ([UNITS[card]] if multiplies else []), of_case
