@@ -77,9 +77,12 @@ def _copy(device: torch.device) -> Callable[[], object]:
 def step_time(executor: TorchExecutor, rows: int, repeats: int) -> Row:
     """A step of one token and a tree below it, `rows` together, after `CONTEXT` tokens: a forward from its rows to its
     logits, Python included. GB/s count weights and KV once each."""
+    from pilotfish.model.cuda.products import InvariantLinear
+
     step, model = step_rows(executor, rows), executor.model
     spent = milliseconds(lambda: executor.forward([step]), repeats)
-    weights = sum(one.nbytes for name, one in model.module.named_parameters() if "embed_tokens" not in name)
+    linears = (module.weight.values for module in model.module.modules() if isinstance(module, InvariantLinear))
+    weights = sum(values.nbytes for values in linears)
     read = weights + (CONTEXT + rows) * slot_bytes(model.config, model.kv_dtype.itemsize)
     return {"rows": rows, "milliseconds": spent, "gb_per_s": read / (spent * 1e6)}
 

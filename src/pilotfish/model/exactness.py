@@ -1,0 +1,35 @@
+"""Whether a row has the same bits whatever shares its forward: seen at start, on devices that nobody may have tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pilotfish.core.scheduling.executor import NO_NODES, SequenceRows
+from pilotfish.model.executor import TorchExecutor
+
+#: Rows among which a row is compared with itself alone, itself included: they choose other tiles and other kernels.
+COMPANY = (2, 16, 64, 256)
+PROMPT = 32  # tokens before it
+
+
+def unequal_companies(executor: TorchExecutor) -> list[int]:
+    """Numbers of rows, of `COMPANY` and `PROMPT` + 1, that a row's logits are not the same among as alone. Overwrites
+    the first slots: only while idle."""
+    slots, vocab = np.arange(executor.num_slots, dtype=np.int32), executor.vocab_size
+    tokens = [1 + 7 * place % (vocab - 1) for place in range(PROMPT + 1)]
+    prompt, row = slots[: PROMPT + 1], SequenceRows(PROMPT, tokens[PROMPT:], slots[: PROMPT + 1], NO_NODES, kept=[0])
+
+    def together() -> Iterator[tuple[int, Tensor]]:
+        yield PROMPT + 1, executor.forward([SequenceRows(0, tokens, prompt, NO_NODES, kept=[PROMPT])])
+        for count in COMPANY:
+            beside = slots[PROMPT + 1 :][: min(count - 1, executor.context)]
+            others = SequenceRows(0, [place % vocab for place in range(len(beside))], beside, NO_NODES, kept=())
+            yield count, executor.forward([others, row] if len(beside) else [row])[-1:]
+
+    executor.forward([SequenceRows(0, tokens[:PROMPT], prompt[:PROMPT], NO_NODES, kept=())])
+    alone = executor.forward([row])
+    return [count for count, logits in together() if not torch.equal(logits, alone)]
