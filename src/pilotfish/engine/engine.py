@@ -44,6 +44,7 @@ from pilotfish.grammar.threads import GrammarThreads
 from pilotfish.kv.disk import DiskStore
 from pilotfish.kv.tiers import HostStore, KVTiers
 from pilotfish.model.collective import ProcessGroup
+from pilotfish.model.exactness import note_company
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.feature_tap import FeatureTap
 from pilotfish.model.heads.parts import feature_tap
@@ -118,6 +119,8 @@ class Engine:
         logger.info(self.memory.describe())
         self.executor = self._load_target(heads)
         self.model = self.executor.model
+        if self.model.device.type == "cuda":
+            note_company(self.executor)
         if config.features is not None:
             note_head(ConfiguredHead.of(config, config.features, config.target), heads[0], self.model.config.context)
         if not self.model.native:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,9 +12,20 @@ from torch import Tensor
 from pilotfish.core.scheduling.executor import NO_NODES, SequenceRows
 from pilotfish.model.executor import TorchExecutor
 
+logger = logging.getLogger(__name__)
+
 #: Rows among which a row is compared with itself alone, itself included: they choose other tiles and other kernels.
 COMPANY = (2, 16, 64, 256)
 PROMPT = 32  # tokens before it
+
+
+def note_company(executor: TorchExecutor) -> None:
+    """One line in the log."""
+    if unequal := unequal_companies(executor):
+        found = "a row alone and among %s rows has other bits on this device: outputs may differ by speculation and load"
+        logger.warning(found, ", ".join(map(str, unequal)))
+    else:
+        logger.info("equal bits: a row alone and among up to %d rows", max(COMPANY))
 
 
 def unequal_companies(executor: TorchExecutor) -> list[int]:
