@@ -101,7 +101,7 @@ def norm(dtype: torch.dtype) -> None:
 
 #: Where kernels are launched, and which.
 KERNELS: dict[ModuleType, tuple[str, ...]] = {
-    triton_attention: ("attend_split", "combine_splits"),
+    triton_attention: ("attend_parts", "join_parts_in_order"),
     products: ("few_rows", "join_parts", "many_rows"),
     norms: ("rms_norm",),
 }

@@ -203,7 +203,7 @@ def test_a_model_runs_on_it(kind: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 #: Kernels, where they are launched.
 LAUNCHED: dict[Any, tuple[str, ...]] = {
-    triton_attention: ("attend_split", "combine_splits"),
+    triton_attention: ("attend_parts", "join_parts_in_order"),
     products: ("few_rows", "join_parts", "many_rows"),
     norms: ("rms_norm",),
 }

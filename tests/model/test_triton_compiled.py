@@ -20,7 +20,7 @@ from pilotfish.model.cuda import triton_attention
 
 #: Kernels' binaries by what is launched: one, but where a tile's width follows the rows.
 BINARIES = {
-    "attention": {"attend_split": 1, "combine_splits": 1},
+    "attention": {"attend_parts": 1, "join_parts_in_order": 1},
     "products of few rows": {"few_rows": 2, "join_parts": 1},
     "products of many rows": {"many_rows": 1},
     "products": {"few_rows": 2, "join_parts": 1, "many_rows": 1},
@@ -66,5 +66,5 @@ def test_kernels_compile_for_cards_that_are_not_here() -> None:
             of_case = f"{case}: {binary}"
             assert not binary["tf32"] and not binary["spilled_bytes"], of_case
             assert binary["shared_bytes"] <= SHARED[card], of_case
-            multiplies = binary["kernel"] in ("attend_split", "few_rows", "many_rows") and "float32" not in case
+            multiplies = binary["kernel"] in ("attend_parts", "few_rows", "many_rows") and "float32" not in case
             assert binary["matrix_unit"] == ([UNITS[card]] if multiplies else []), of_case

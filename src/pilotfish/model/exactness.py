@@ -22,7 +22,7 @@ PROMPT = 32  # tokens before it
 def note_company(executor: TorchExecutor) -> None:
     """One line in the log."""
     if unequal := unequal_companies(executor):
-        found = "a row alone and among %s rows has other bits on this device: outputs may differ by speculation and load"
+        found = "a row has other bits among %s rows than alone on this device: outputs may differ by speculation"
         logger.warning(found, ", ".join(map(str, unequal)))
     else:
         logger.info("equal bits: a row alone and among up to %d rows", max(COMPANY))

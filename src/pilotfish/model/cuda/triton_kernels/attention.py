@@ -11,11 +11,11 @@ SPLIT = tl.constexpr(256)  # positions
 
 
 @triton.jit(
-    do_not_specialize=["prefix_width", "path_width", "splits"],
+    do_not_specialize=["rows", "prefix_width", "path_width", "splits", "parts"],
     do_not_specialize_on_alignment=["row_sequences", "row_positions", "row_prefixes", "prefix_slots", "path_slots"],
 )
-def attend_split(
-    q,
+def attend_parts(
+    q,  # [rows, heads, head_dim]
     k_pool,
     v_pool,
     key_scales,  # float32 [slots, kv_heads], of pools of 8 bits; else None
@@ -25,102 +25,132 @@ def attend_split(
     row_prefixes,
     prefix_slots,
     path_slots,
-    tops,  # float32 [rows, heads, splits]: a split's highest score
-    masses,  # float32 [rows, heads, splits]: its sum of exp(score - top)
-    sums,  # float32 [rows, heads, splits, head_dim]: and of exp(score - top) * value
+    tops,  # float32 [rows, heads, parts]: a part's highest score
+    masses,  # float32 [rows, heads, parts]: its sum of exp(score - top)
+    sums,  # float32 [rows, heads, parts, head_dim]: and of exp(score - top) * value
+    rows,
     scale,
     prefix_width,
     path_width,
     splits,
+    parts,
     heads: tl.constexpr,
     kv_heads: tl.constexpr,
     head_dim: tl.constexpr,
     dims: tl.constexpr,
     group: tl.constexpr,
+    tile: tl.constexpr,
     block: tl.constexpr,
     window: tl.constexpr,
     softcap: tl.constexpr,
 ):
-    row, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
-    position = tl.load(row_positions + row)
-    first = _first_visible(position, window)
-    start = tl.maximum(split * SPLIT, first // block * block)
-    end = tl.minimum(split * SPLIT + SPLIT, position + 1)
+    """Queries, of `tile` rows by `group` heads, are columns; keys and values are the matrix unit's first operand."""
+    first_row, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    sequence, column = tl.load(row_sequences + first_row), tl.arange(0, tile * group)
+    row, in_group = first_row + column // group, column % group
+    before = tl.load(row_sequences + first_row - 1, mask=first_row % tile != 0, other=-1)
+    alone = part >= splits
+    if (before == sequence) & (part < splits):
+        return  # another program's tile holds this row
+    of_tile = (row // tile == first_row // tile) & _same_sequence(row_sequences, first_row, rows, column // group, tile)
+    of_tile = tl.where(alone, column < group, of_tile)
+    position = tl.load(row_positions + row, mask=of_tile, other=-1)
+    first = tl.where(position < 0, 2147483647, _first_visible(position, window))
+    prefix = tl.load(row_prefixes + first_row)
+    border, last, earliest = prefix // block * block, tl.max(position, axis=0), tl.min(first, axis=0)
+    low = tl.where(alone, border + (part - splits) * block, part * SPLIT)
+    high = tl.where(alone, low + block, tl.minimum(low + SPLIT, border))
+    start, end = tl.maximum(low, earliest // block * block), tl.minimum(high, last + 1)
     if start >= end:
         return
-    prefix = tl.load(row_prefixes + row)
-    prefix_row = prefix_slots + tl.load(row_sequences + row).to(tl.int64) * prefix_width
-    path_row = path_slots + row * path_width
+    prefix_row = prefix_slots + sequence.to(tl.int64) * prefix_width
+    path_row = path_slots + first_row.to(tl.int64) * path_width
 
-    in_group = tl.arange(0, group)
     head = kv_head * (heads // kv_heads) + in_group
     dim = tl.arange(0, dims)
-    real_head, real_dim = in_group < heads // kv_heads, dim < head_dim
-    real = real_head[:, None] & real_dim[None, :]
-    query = tl.load(q + (row * heads + head)[:, None] * head_dim + dim[None, :], mask=real, other=0.0)
+    real_dim, real_column = dim < head_dim, of_tile & (in_group < heads // kv_heads)
+    place = row.to(tl.int64) * heads + head
+    real = real_dim[:, None] & real_column[None, :]
+    query = tl.load(q + place[None, :] * head_dim + dim[:, None], mask=real, other=0.0)
 
-    top = tl.full([group], float("-inf"), tl.float32)
-    mass = tl.zeros([group], tl.float32)
-    total = tl.zeros([group, dims], tl.float32)
+    top = tl.full([tile * group], float("-inf"), tl.float32)
+    mass = tl.zeros([tile * group], tl.float32)
+    total = tl.zeros([dims, tile * group], tl.float32)
     for low in range(start, end, block):
         at = low + tl.arange(0, block)
-        visible = (at >= first) & (at <= position)
-        slot = tl.load(prefix_row + at, mask=visible & (at < prefix), other=0)
-        slot += tl.load(path_row + (at - prefix), mask=visible & (at >= prefix), other=0)
+        stored = at <= last
+        slot = tl.load(prefix_row + at, mask=stored & (at < prefix), other=0)
+        slot += tl.load(path_row + (at - prefix), mask=stored & (at >= prefix), other=0)
         entry = slot.to(tl.int64) * kv_heads + kv_head
-        where = entry[:, None] * head_dim + dim[None, :]
-        stored = visible[:, None] & real_dim[None, :]
-        keys = as_computed(tl.load(k_pool + where, mask=stored, other=0.0), query)
-        values = as_computed(tl.load(v_pool + where, mask=stored, other=0.0), query)
-        scores = product(query, tl.trans(keys)) * scale
+        where, read = entry[:, None] * head_dim + dim[None, :], stored[:, None] & real_dim[None, :]
+        if window:
+            read &= (at >= earliest)[:, None]
+        keys = as_computed(tl.load(k_pool + where, mask=read, other=0.0), query)
+        values = as_computed(tl.load(v_pool + where, mask=read, other=0.0), query)
+        scores = product(keys, query) * scale
         if key_scales is not None:
-            scores *= tl.load(key_scales + entry, mask=visible, other=0.0)[None, :]
+            scores *= tl.load(key_scales + entry, mask=stored, other=0.0)[:, None]
         if softcap != 0:
             scores = softcap * _tanh(scores / softcap)
-        scores = tl.where(visible[None, :], scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, axis=1))  # each block has a visible position: never -inf
-        weights = tl.exp(scores - higher[:, None])
-        shrink = tl.exp(top - higher)
-        mass = mass * shrink + tl.sum(weights, axis=1)
+        visible = (at[:, None] >= first[None, :]) & (at[:, None] <= position[None, :])
+        scores = tl.where(visible, scores, float("-inf"))
+        block_top = tl.max(scores, axis=0)
+        weights = tl.exp(scores - _finite(block_top)[None, :])
+        block_mass = tl.sum(weights, axis=0)
         if value_scales is not None:
-            weights *= tl.load(value_scales + entry, mask=visible, other=0.0)[None, :]
-        total = total * shrink[:, None] + product(weights.to(values.dtype), values)
+            weights *= tl.load(value_scales + entry, mask=stored, other=0.0)[:, None]
+        block_sums = product(tl.trans(values), weights.to(values.dtype))
+        higher = tl.maximum(top, block_top)
+        shrink, block_shrink = tl.exp(top - _finite(higher)), tl.exp(block_top - _finite(higher))
+        mass = tl.fma(mass, shrink, block_mass * block_shrink)
+        total = tl.fma(total, shrink[None, :] + tl.zeros_like(total), block_sums * block_shrink[None, :])
         top = higher
 
-    place = (row * heads + head) * splits + split
-    tl.store(tops + place, top, mask=real_head)
-    tl.store(masses + place, mass, mask=real_head)
-    tl.store(sums + place[:, None] * head_dim + dim[None, :], total, mask=real)
+    to = place * parts + part
+    tl.store(tops + to, top, mask=real_column)
+    tl.store(masses + to, mass, mask=real_column)
+    tl.store(sums + to[None, :] * head_dim + dim[:, None], total, mask=real)
 
 
-@triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["row_positions", "sinks"])
-def combine_splits(
+@triton.jit(
+    do_not_specialize=["splits", "parts"], do_not_specialize_on_alignment=["row_positions", "row_prefixes", "sinks"]
+)
+def join_parts_in_order(
     tops,
     masses,
     sums,
     row_positions,
+    row_prefixes,
     sinks,
     out,  # [rows, heads, head_dim]
     splits,
+    parts,
     heads: tl.constexpr,
     head_dim: tl.constexpr,
     dims: tl.constexpr,
+    block: tl.constexpr,
     window: tl.constexpr,
 ):
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    position = tl.load(row_positions + row)
+    position, border = tl.load(row_positions + row), tl.load(row_prefixes + row) // block
     dim = tl.arange(0, dims)
-    top, mass = float("-inf"), 0.0
-    total = tl.zeros([dims], tl.float32)
-    for split in range(_first_visible(position, window) // SPLIT, (position + SPLIT) // SPLIT):
-        place = (row * heads + head) * splits + split
-        split_top = tl.load(tops + place)
-        higher = tl.maximum(top, split_top)
-        shrink, split_shrink = tl.exp(top - higher), tl.exp(split_top - higher)
-        part = tl.load(sums + place * head_dim + dim, mask=dim < head_dim, other=0.0)
-        mass = mass * shrink + tl.load(masses + place) * split_shrink
-        total = total * shrink + part * split_shrink
-        top = higher
+    first = _first_visible(position, window)
+    at = (row * heads + head) * parts
+    top, mass, total = float("-inf"), 0.0, tl.zeros([dims], tl.float32)
+    for split in range(first // SPLIT, (position + SPLIT) // SPLIT):
+        split_top, split_mass, split_total = float("-inf"), 0.0, tl.zeros([dims], tl.float32)
+        low = tl.maximum(split * SPLIT, first // block * block)
+        if low < tl.minimum(tl.minimum(split * SPLIT + SPLIT, border * block), position + 1):
+            split_top, split_mass = tl.load(tops + at + split), tl.load(masses + at + split)
+            split_total = tl.load(sums + (at + split) * head_dim + dim, mask=dim < head_dim, other=0.0)
+        last = tl.minimum((split + 1) * (SPLIT // block), position // block + 1)
+        for number in range(tl.maximum(border, low // block), last):
+            place = at + splits + number - border
+            part = tl.load(sums + place * head_dim + dim, mask=dim < head_dim, other=0.0)
+            split_top, split_mass, split_total = _joined(
+                split_top, split_mass, split_total, tl.load(tops + place), tl.load(masses + place), part
+            )
+        top, mass, total = _joined(top, mass, total, split_top, split_mass, split_total)
     if sinks is not None:
         sink = tl.load(sinks + head).to(tl.float32)
         higher = tl.maximum(top, sink)
@@ -129,6 +159,34 @@ def combine_splits(
         total = total * shrink
     result = total / tl.where(mass > 0, mass, 1.0)  # padding rows have no mass, and give zeros
     tl.store(out + (row * heads + head) * head_dim + dim, result.to(out.dtype.element_ty), mask=dim < head_dim)
+
+
+@triton.jit
+def _joined(top, mass, total, other_top, other_mass, other_total):
+    """With the very operations of `attend_parts`: fused by name."""
+    higher = tl.maximum(top, other_top)
+    shrink, other_shrink = tl.exp(top - _finite(higher)), tl.exp(other_top - _finite(higher))
+    mass = tl.fma(mass, shrink, other_mass * other_shrink)
+    total = tl.fma(total, shrink + tl.zeros_like(total), other_total * other_shrink)
+    return higher, mass, total
+
+
+@triton.jit
+def _same_sequence(row_sequences, first_row, rows, place, tile: tl.constexpr):
+    """Whether all rows from the first to the `place`-th after it are of one sequence."""
+    sequence = tl.load(row_sequences + first_row)
+    end = 0  # rows until another sequence begins
+    going = True
+    for i in tl.static_range(tile):
+        other = tl.load(row_sequences + first_row + i, mask=first_row + i < rows, other=-1)
+        going = going & (other == sequence)
+        end += going.to(tl.int32)
+    return place < end
+
+
+@triton.jit
+def _finite(top):
+    return tl.where(top == float("-inf"), 0.0, top)
 
 
 @triton.jit
