@@ -27,7 +27,7 @@ from pilotfish.model.loading.serving_imports import import_for_serving
 import_for_serving()  # takes less time
 
 from pilotfish.model.attention import AttentionMetadata, Scoring  # noqa: E402
-from pilotfish.model.cuda import norms, products, triton_attention  # noqa: E402
+from pilotfish.model.cuda import drawing, norms, products, triton_attention  # noqa: E402
 from pilotfish.model.experts import Affine  # noqa: E402
 from pilotfish.model.kv_planes import empty_kv  # noqa: E402
 
@@ -99,11 +99,18 @@ def norm(dtype: torch.dtype) -> None:
         own.of_sum(torch.zeros(rows, 4096, dtype=dtype), torch.zeros(rows, 4096, dtype=dtype))
 
 
+def draw() -> None:
+    for rows, columns in ((1, 128_256), (3, 128_256), (64, 128_256)):
+        scores, index = torch.zeros(rows, columns, dtype=torch.float64), torch.zeros(rows, dtype=torch.int64)
+        drawing.noisy_best(scores, index, index, 4)
+
+
 #: Where kernels are launched, and which.
 KERNELS: dict[ModuleType, tuple[str, ...]] = {
     triton_attention: ("attend_parts", "join_parts_in_order"),
     products: ("few_rows", "join_parts", "many_rows"),
     norms: ("rms_norm",),
+    drawing: ("best_of_block", "best_of_all"),
 }
 BFLOAT16, INT8, FP8 = torch.bfloat16, torch.int8, torch.float8_e4m3fn
 FLOAT32 = torch.float32
@@ -121,6 +128,7 @@ CASES: dict[str, tuple[GPUTarget, Callable[..., None], tuple[Any, ...]]] = {
     "products in float32 on Ampere": (AMPERE, linear, (FLOAT32, FLOAT32, (1, 256))),
     "products on CDNA3": (CDNA3, linear, (BFLOAT16, BFLOAT16, (1, 64, 256))),
     "norms on Hopper": (HOPPER, norm, (BFLOAT16,)),
+    "drawing on Hopper": (HOPPER, draw, ()),
 }
 
 

@@ -26,6 +26,7 @@ BINARIES = {
     "products": {"few_rows": 2, "join_parts": 1, "many_rows": 1},
     "products in float32": {"few_rows": 2, "join_parts": 1},
     "norms": {"rms_norm": 1},
+    "drawing": {"best_of_block": 1, "best_of_all": 1},
 }
 #: Cases of `compile_triton`: of each kernel one, and of each card.
 CASES = [
@@ -35,6 +36,7 @@ CASES = [
     "products of many rows on Hopper",
     "products on CDNA3",
     "norms on Hopper",
+    "drawing on Hopper",
 ]
 OTHER_CASES = [
     "attention, float32 over int8 on Ampere",

@@ -7,7 +7,7 @@ has it. All in float64 and row by row, so that a row's token does not depend on 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -276,7 +276,8 @@ def perturbed_topk(scores: Tensor, sampling: Sampling, k: int, ids: Tensor | Non
     if scores.device.type == "cpu" and hasattr(torch.ops.pilotfish, "perturbed_topk"):
         values, columns = torch.ops.pilotfish.perturbed_topk(scores, seeds, positions, k, ids)
         return values, columns
-    return perturbed_topk_reference(scores, seeds.to(scores.device), positions.to(scores.device), k, ids)
+    best = PERTURBED_TOPK.get(scores.device.type, perturbed_topk_reference)
+    return best(scores, seeds.to(scores.device), positions.to(scores.device), k, ids)
 
 
 def perturbed_topk_reference(
@@ -286,6 +287,10 @@ def perturbed_topk_reference(
     noise = gumbel(seeds, positions, scores.shape[-1] if ids is None else int(ids[-1]) + 1)
     values, columns = (scores + (noise if ids is None else noise[:, ids])).sort(dim=-1, descending=True, stable=True)
     return values[:, :k], columns[:, :k]
+
+
+#: By type of device, where its kernels are loaded.
+PERTURBED_TOPK: dict[str, Callable[[Tensor, Tensor, Tensor, int, Tensor | None], tuple[Tensor, Tensor]]] = {}
 
 
 def gumbel(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:

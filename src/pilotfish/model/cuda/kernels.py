@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from pilotfish.model.batch import GRAPHS, Buckets
+from pilotfish.model.cuda.drawing import noisy_best
 from pilotfish.model.cuda.graphs import CudaRecorder, GraphCache, recordable
 from pilotfish.model.cuda.norms import InvariantNorm
 from pilotfish.model.cuda.products import InvariantLinear
@@ -13,6 +14,10 @@ from pilotfish.model.cuda.triton_attention import triton_tree_attention
 from pilotfish.model.experts import Affine
 from pilotfish.model.fused import fused
 from pilotfish.model.kernels import Forward, Kernels, replace_modules
+from pilotfish.model.sampling import PERTURBED_TOPK
+
+
+PERTURBED_TOPK["cuda"] = noisy_best
 
 
 class CUDAKernels(Kernels):
