@@ -16,7 +16,6 @@ from pilotfish.model.fused import fused
 from pilotfish.model.kernels import Forward, Kernels, replace_modules
 from pilotfish.model.sampling import PERTURBED_TOPK
 
-
 PERTURBED_TOPK["cuda"] = noisy_best
 
 
