@@ -35,7 +35,8 @@ def test_the_best_are_those_of_the_reference(columns: int, k: int, dropped: floa
 def test_columns_may_be_tokens_of_a_reduced_vocabulary() -> None:
     ids = torch.arange(0, 3 * 400, 3, device=DEVICE)
     given = scores(400)
-    for got, expected in zip(*(f(given, SEEDS, POSITIONS, 3, ids) for f in (noisy_best, perturbed_topk_reference))):
+    both = (draw(given, SEEDS, POSITIONS, 3, ids) for draw in (noisy_best, perturbed_topk_reference))
+    for got, expected in zip(*both, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-13)
 
 

@@ -71,11 +71,12 @@ class TorchExecutor:
         if self.pacer is not None:
             num_rows = sum(sequence.num_rows for sequence in rows)
             self.progress.hold(prepared, self.pacer.pace.seconds(num_rows))
+        kernels, start = self.model.kernels, self.model.kernels.moment()
         logits = self.run(batches)
-        computed = time.perf_counter()
+        end = kernels.moment()
         broken = non_finite_rows(logits)
         tokens, log_chances = draw(logits[:, : self._given], broken, sampling)
-        sampled = time.perf_counter() - computed
+        sampled = time.perf_counter() - prepared - kernels.seconds(start, end)
         if self.pacer is not None:
             self.pacer.hold(prepared, num_rows)
         model = time.perf_counter() - prepared - sampled  # the forward is what is paced, as far as the times tell

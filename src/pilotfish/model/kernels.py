@@ -3,6 +3,7 @@ device."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -53,6 +54,14 @@ class Kernels:
 
     def buckets(self) -> Buckets:
         return library_buckets(self.device)
+
+    def moment(self) -> Any:
+        """Where this device's work has come to, when it comes to it."""
+        return time.perf_counter()
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Between two moments, once what was drawn after them is known."""
+        return float(end - start)
 
     # -- whole models
 

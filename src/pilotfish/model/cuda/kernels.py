@@ -3,6 +3,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pilotfish.model.batch import GRAPHS, Buckets
@@ -24,6 +25,14 @@ class CUDAKernels(Kernels):
 
     def buckets(self) -> Buckets:
         return GRAPHS
+
+    def moment(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        return start.elapsed_time(end) / 1000
 
     def replace(self, model: Any, context: int, *, alone: bool) -> Any:  # noqa: ARG002
         replace_modules(model, partial(fused, self))
