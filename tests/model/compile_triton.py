@@ -27,7 +27,7 @@ from pilotfish.model.loading.serving_imports import import_for_serving
 import_for_serving()  # takes less time
 
 from pilotfish.model.attention import AttentionMetadata, Scoring  # noqa: E402
-from pilotfish.model.cuda import drawing, norms, products, triton_attention  # noqa: E402
+from pilotfish.model.cuda import drawing, norms, products, rotary, triton_attention  # noqa: E402
 from pilotfish.model.experts import Affine  # noqa: E402
 from pilotfish.model.kv_planes import empty_kv  # noqa: E402
 
@@ -93,10 +93,12 @@ def linear(dtype: torch.dtype, stored: torch.dtype, rows: tuple[int, ...]) -> No
         layer(torch.zeros(count, 4096, dtype=dtype))
 
 
-def norm(dtype: torch.dtype) -> None:
+def row_by_row(dtype: torch.dtype) -> None:
     own = norms.InvariantNorm(torch.zeros(4096, dtype=dtype), 1e-5)
     for rows in (1, 3, 64):
         own.of_sum(torch.zeros(rows, 4096, dtype=dtype), torch.zeros(rows, 4096, dtype=dtype))
+        joined, angles = torch.zeros(rows, 48, 128, dtype=dtype), torch.zeros(rows, 128, dtype=dtype)
+        rotary.rotated(joined[:, :32], angles, angles, 1)
 
 
 def draw() -> None:
@@ -111,6 +113,7 @@ KERNELS: dict[ModuleType, tuple[str, ...]] = {
     products: ("few_rows", "join_parts", "many_rows"),
     norms: ("rms_norm",),
     drawing: ("best_of_block", "best_of_all"),
+    rotary: ("rotate_heads",),
 }
 BFLOAT16, INT8, FP8 = torch.bfloat16, torch.int8, torch.float8_e4m3fn
 FLOAT32 = torch.float32
@@ -127,7 +130,7 @@ CASES: dict[str, tuple[GPUTarget, Callable[..., None], tuple[Any, ...]]] = {
     "products on Ampere": (AMPERE, linear, (BFLOAT16, BFLOAT16, (1, 64, 256))),
     "products in float32 on Ampere": (AMPERE, linear, (FLOAT32, FLOAT32, (1, 256))),
     "products on CDNA3": (CDNA3, linear, (BFLOAT16, BFLOAT16, (1, 64, 256))),
-    "norms on Hopper": (HOPPER, norm, (BFLOAT16,)),
+    "norms and rotations on Hopper": (HOPPER, row_by_row, (BFLOAT16,)),
     "drawing on Hopper": (HOPPER, draw, ()),
 }
 

@@ -25,7 +25,7 @@ BINARIES = {
     "products of many rows": {"many_rows": 1},
     "products": {"few_rows": 2, "join_parts": 1, "many_rows": 1},
     "products in float32": {"few_rows": 2, "join_parts": 1},
-    "norms": {"rms_norm": 1},
+    "norms and rotations": {"rms_norm": 1, "rotate_heads": 1},
     "drawing": {"best_of_block": 1, "best_of_all": 1},
 }
 #: Cases of `compile_triton`: of each kernel one, and of each card.
@@ -35,7 +35,7 @@ CASES = [
     "products of few rows on Hopper",
     "products of many rows on Hopper",
     "products on CDNA3",
-    "norms on Hopper",
+    "norms and rotations on Hopper",
     "drawing on Hopper",
 ]
 OTHER_CASES = [

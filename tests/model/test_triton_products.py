@@ -1,4 +1,4 @@
-"""The Triton products and norms against the reference, and in which order they add, on the device or in Triton's
+"""The Triton products, norms and rotations against the reference, and in which order they add, on the device or in Triton's
 interpreter. That has no bits of a matrix unit: tests/gpu compares those."""
 
 from __future__ import annotations
@@ -144,3 +144,20 @@ def test_norms_of_heads() -> None:
     own, reference = norms(32, 1, torch.float32, wide=False)
     x: Any = normal(3, 8, 32)[:, 2:6]
     check(own.of_heads(x), reference.of_heads(x))
+
+
+# -- rotations
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("rotated", "per_angle"), [(32, 1), (16, 1), (32, 2)])
+def test_heads_are_rotated(rotated: int, per_angle: int, dtype: torch.dtype) -> None:
+    """Where they lie among others, of which none changes."""
+    joined = normal(5, 6, 32, dtype=dtype)
+    angles = normal(5, rotated // per_angle, seed=1)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    expected = REFERENCE.rotate(joined[:, 1:4], cos, sin, per_angle)
+    before = joined.clone()
+    check(KERNELS.rotate(joined[:, 1:4], cos, sin, per_angle), expected)
+    assert torch.equal(joined[:, [0, 4, 5]], before[:, [0, 4, 5]])
+    assert torch.equal(joined[:, 1:4, rotated:], before[:, 1:4, rotated:])

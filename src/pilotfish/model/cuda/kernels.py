@@ -11,6 +11,7 @@ from pilotfish.model.cuda.drawing import noisy_best
 from pilotfish.model.cuda.graphs import CudaRecorder, GraphCache, recordable
 from pilotfish.model.cuda.norms import InvariantNorm
 from pilotfish.model.cuda.products import InvariantLinear
+from pilotfish.model.cuda.rotary import rotated
 from pilotfish.model.cuda.triton_attention import triton_tree_attention
 from pilotfish.model.experts import Affine
 from pilotfish.model.fused import fused
@@ -49,3 +50,6 @@ class CUDAKernels(Kernels):
 
     def rms_norm(self, weight: Tensor, eps: float, parts: int = 1) -> InvariantNorm:
         return InvariantNorm(weight, eps, parts)
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor, per_angle: int = 1) -> Tensor:
+        return rotated(x, cos, sin, per_angle)
