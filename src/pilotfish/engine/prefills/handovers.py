@@ -88,7 +88,8 @@ class HandOvers(PoolUser[PrefillPool]):
 
     def _end_turn(self) -> None:
         for work in self.machine.work:
-            self._begin_work(work)
+            pool = work.incoming.pool if isinstance(work, ReadSegment) else work.pool
+            self._sources[pool.peer].lane.put(URGENT, partial(self._do, self._sources[pool.peer], work))
         self.machine.work.clear()
         if self.machine.settled:
             self._event.set()
@@ -160,10 +161,6 @@ class HandOvers(PoolUser[PrefillPool]):
             return
         with self._turn() as now:
             self.machine.receive(pool, message, now)
-
-    def _begin_work(self, work: OpenMemory | CloseMemory | ReadSegment) -> None:
-        pool = work.incoming.pool if isinstance(work, ReadSegment) else work.pool
-        self._sources[pool.peer].lane.put(URGENT, partial(self._do, self._sources[pool.peer], work))
 
     # -- a pool's thread
 

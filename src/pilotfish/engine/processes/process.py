@@ -103,7 +103,8 @@ class WorkerProcess:
             if line.strip():
                 logger.warning("%s: %s", self._name, line.strip())
             return
-        sys.stderr.write(_shown(line))
+        body = line.rstrip("\r\n")
+        sys.stderr.write(printable_output(body) + ("\n" if len(body) < len(line) else ""))
         sys.stderr.flush()
 
     def wait(self) -> None:
@@ -124,11 +125,6 @@ class WorkerProcess:
         code = self._process.wait()
         self._reader.join(LAST_WORDS)
         return Ending(code, self._last_line)
-
-
-def _shown(line: str) -> str:
-    body = line.rstrip("\r\n")
-    return printable_output(body) + ("\n" if len(body) < len(line) else "")
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import sys
 import time
@@ -120,7 +119,3 @@ class Ranks:
 def rank_command(config: EngineConfig, rank: int, path: Path) -> list[str]:
     own = {"config": config_text(config.of_rank(rank)), "rank": str(rank), "connect": str(path)}
     return [sys.executable, "-m", "pilotfish", "rank", *(f"--{option}={value}" for option, value in own.items())]
-
-
-def cores_here() -> frozenset[int]:
-    return frozenset(os.sched_getaffinity(0))

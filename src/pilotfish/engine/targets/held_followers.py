@@ -39,12 +39,9 @@ class HeldFollowers:
         prefixes = self._prefixes
         changes = prefixes.changes()
         for server in followers:
-            if self._asks_for_all(server, now):
+            told = self._told.get(server)
+            if told is None or (not server.heard and now - told >= AGAIN):  # it asks for all
                 self._told[server] = now
                 self._servers.tell_held(server, prefixes.whole())
             elif changes is not None:
                 self._servers.tell_held(server, changes)
-
-    def _asks_for_all(self, server: AttendedServer, now: float) -> bool:
-        told = self._told.get(server)
-        return told is None or (not server.heard and now - told >= AGAIN)

@@ -272,10 +272,8 @@ class Servers:
 
     def _hear(self, server: AttendedServer) -> None:
         server.silence.heard()
-        if not server.present:
-            self._greet(server)
-
-    def _greet(self, server: AttendedServer) -> None:
+        if server.present:
+            return
         server.present = True  # before all else: whoever sets the status afterwards tells it too
         self._beat(server)
         if self._status is not None:
