@@ -11,11 +11,9 @@ import asyncio
 import logging
 import secrets
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from types import MappingProxyType
 from typing import Protocol
 
 from pilotfish.config.engine import EngineConfig
@@ -28,7 +26,7 @@ from pilotfish.core.routing.router import Router
 from pilotfish.engine.processes.launch import Supervisor, WorkerState
 from pilotfish.engine.processes.process import WorkerSpec
 from pilotfish.engine.targets.members import Member, Members, MembersFile, MembersThread
-from pilotfish.engine.targets.own_targets import TARGET, OwnTarget, num_own, own_targets
+from pilotfish.engine.targets.own_targets import OwnTarget, num_own, own_targets
 from pilotfish.engine.targets.replica import Replica, RoutedTokens
 from pilotfish.engine.targets.stream import OpenRequest
 from pilotfish.errors import ParameterError, WireError
@@ -96,9 +94,9 @@ class Fleet:
         server: ServerConfig,
         user: FleetUser,
         routing: Router,
-        environment: Mapping[str, str] = MappingProxyType({}),
-        clock: Callable[[], float] = time.monotonic,
-        own_name: str = TARGET,
+        environment: Mapping[str, str],
+        clock: Callable[[], float],
+        own_name: str,
     ) -> None:
         """`environment` is added to that of the started processes, which are called `own_name`."""
         self.replicas: list[Replica] = []
