@@ -27,7 +27,7 @@ from pilotfish.core.scheduling.executor import (
 )
 from pilotfish.core.trees.lookahead import NewNodes, path_table
 from pilotfish.errors import UnknownTypeError, WireError
-from pilotfish.wire.channel import Channel, Received, decode_to_draft, framed, type_of
+from pilotfish.wire.channel import Channel, Received, decode_to_draft, send_all, type_of
 from pilotfish.workers.records import LevelRecord, ObserveLevel
 
 if TYPE_CHECKING:  # imports transformers
@@ -116,11 +116,9 @@ class DraftWorker:
         self.machine.receive(received.peer, message, self._clock(), received.tenant, received.weight)
 
     def _send(self) -> None:
-        for peer, frames in framed(self.machine.outbox).items():
-            self.channel.send(peer, *frames)  # lost ones show as gaps
+        send_all(self.machine.outbox, self.channel.send)  # lost ones show as gaps
         for notice in self.machine.notices:
             logger.log(notice.level, "%s", notice.text)
-        self.machine.outbox.clear()
         self.machine.notices.clear()
 
     def _record(self, level: Sequence[LevelPart], added: Sequence[NewNodes], began: float, ended: float) -> None:

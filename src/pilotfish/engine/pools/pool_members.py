@@ -16,7 +16,7 @@ from pilotfish.core.peers.peer import Dialer
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
 from pilotfish.engine.targets.members import Member
 from pilotfish.errors import InputError
-from pilotfish.wire.channel import ChannelThread, Received, framed
+from pilotfish.wire.channel import ChannelThread, Received, send_all
 from pilotfish.wire.curve_keys import KeyPair
 from pilotfish.wire.endpoints import Endpoint
 from pilotfish.wire.sockets import DialingChannel
@@ -48,10 +48,7 @@ class PoolUser(ABC, Generic[AnyPool]):
     def _turn(self) -> Iterator[float]:
         with self._lock:
             yield self._clock()
-            if self.machine.outbox:
-                for peer, frames in framed(self.machine.outbox).items():
-                    self._post(peer, *frames)
-                self.machine.outbox.clear()
+            send_all(self.machine.outbox, self._post)
             self._end_turn()
             for pool in self.machine.pools:
                 for notice in pool.notices:
