@@ -59,7 +59,7 @@ def _serve(config: DraftConfig, ready: Callable[[str], None], signals: Signals) 
         ready(channel.endpoint)
         if trace is not None:
             timeline = stack.enter_context(closing(Timeline(part_of(trace, name), name)))
-            worker.observe = lambda record: timeline.level(record, None if pacer is None else pacer.taken[-1])
+            worker.observe = lambda record: timeline.forward(record, None if pacer is None else pacer.taken[-1])
         signals.call(worker.stop)
         worker.run()
     if pacer is not None:
