@@ -30,6 +30,7 @@ from pilotfish.engine.engine import Engine
 from pilotfish.engine.processes.launch import Supervisor
 from pilotfish.engine.processes.process import WorkerSpec
 from pilotfish.engine.sample import Sample
+from pilotfish.kv.tiers import KVTiers
 from pilotfish.model.loading.loader import LoadedModel, load_model
 from pilotfish.wire.serving import EngineRequest
 
@@ -181,6 +182,11 @@ async def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not holds():
             await asyncio.sleep(0.005)
+
+
+def settle(tiers: KVTiers) -> None:
+    """Until all that is saved is where it is kept."""
+    eventually(lambda: not tiers._saving and not tiers._unwritten)
 
 
 def descriptors() -> int:

@@ -190,7 +190,7 @@ async def test_a_host_without_an_address_is_told_of_once(
         raise ParameterError("target_pool", endpoint, "a host with an address")
 
     engine._fleet._channel.checked = checked  # type: ignore[method-assign, assignment]
-    await engine.set_targets([Member("tcp://t:7000")])
+    await engine._fleet.set_members([Member("tcp://t:7000")])
     engine._fleet.replicas[0].silence.seconds = 1000.0
     await asyncio.sleep(0.3)
     assert "a host with an address" in engine.health.reason

@@ -41,7 +41,7 @@ class Side:
 
     async def start(self) -> None:
         await self.engine.start()
-        await self.engine.set_targets([self.target.member])
+        await self.engine._fleet.set_members([self.target.member])
         await until(lambda: self.engine.health.ready)
 
     @property

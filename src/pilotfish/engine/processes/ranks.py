@@ -107,10 +107,6 @@ class Ranks:
         reason = f"{type(error).__name__}: {error}"
         self._lost = self._lost or f"target ranks are out of step after a forward that failed: {reason}"
 
-    @property
-    def pids(self) -> list[int]:
-        return [state.pid for state in self._supervisor.poll() if state.pid is not None]
-
     def close(self) -> None:
         self._supervisor.close()  # first: without it their ends would look like failures
         self._open.close()
