@@ -30,10 +30,8 @@ class HeldFollowers:
         self._changed = now
         followers = self._servers.followers()
         self._told = {server: self._told[server] for server in followers if server in self._told}
-        if followers:
-            self._tell(followers, now)
-
-    def _tell(self, followers: list[AttendedServer], now: float) -> None:
+        if not followers:
+            return
         if self._prefixes is None:
             self._prefixes = HeldPrefixes() if self._cache is None else HeldRuns(self._cache).prefixes
         prefixes = self._prefixes
