@@ -146,6 +146,10 @@ def worker_environment(spec: WorkerSpec) -> dict[str, str]:
     return {**os.environ, **threads, **spec.environment, PARENT: str(os.getpid())}
 
 
+def command_of(role: str, **options: object) -> list[str]:
+    return [sys.executable, "-m", "pilotfish", role, *(f"--{option}={value}" for option, value in options.items())]
+
+
 # -- in the worker
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,7 +14,7 @@ from pilotfish.config.engine import EngineConfig
 from pilotfish.config.text import config_text
 from pilotfish.engine.processes.launch import POLL, Supervisor, WorkerState, wait_until
 from pilotfish.engine.processes.placement import equal_parts
-from pilotfish.engine.processes.process import WorkerSpec
+from pilotfish.engine.processes.process import WorkerSpec, command_of
 from pilotfish.errors import ModelError, ParameterError, RankLost
 from pilotfish.wire.channel import encode
 from pilotfish.wire.link import Array, Begin, ForwardRows, RankLink, Unusable, from_rank
@@ -113,5 +112,4 @@ class Ranks:
 
 
 def rank_command(config: EngineConfig, rank: int, path: Path) -> list[str]:
-    own = {"config": config_text(config.of_rank(rank)), "rank": str(rank), "connect": str(path)}
-    return [sys.executable, "-m", "pilotfish", "rank", *(f"--{option}={value}" for option, value in own.items())]
+    return command_of("rank", config=config_text(config.of_rank(rank)), rank=rank, connect=path)
