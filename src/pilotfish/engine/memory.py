@@ -72,10 +72,6 @@ class MemoryPlan:
         return self.fixed + self.slots * self.slot
 
     @property
-    def slots_that_fit(self) -> int:
-        return (self.limit - self.fixed) // self.slot
-
-    @property
     def draft_in_slots(self) -> int:
         if self.draft is None:
             return 0
@@ -104,7 +100,8 @@ def plan_memory(config: EngineConfig, segments: int = 0, head: ConfiguredHead | 
     if plan.with_slots(needed) > plan.limit:
         raise ModelError(_too_large(config, plan, needed, segments, head))
     useful = _useful_slots(config, config.target if head is None else head.target.directory)
-    return replace(plan, slots=config.kv_slots or max(MIN_SLOTS, min(useful, plan.slots_that_fit)))
+    fit = (plan.limit - plan.fixed) // plan.slot
+    return replace(plan, slots=config.kv_slots or max(MIN_SLOTS, min(useful, fit)))
 
 
 def _useful_slots(config: EngineConfig, target: Path) -> int:

@@ -132,14 +132,5 @@ def _welcome(
     if (least := max(layout.token_bytes, layout.features)) > config.segment_bytes:
         allowed = f"at least {least}, which a token takes in a layer"
         raise ParameterError("segment_bytes", config.segment_bytes, allowed)
-    return Welcome(
-        PREFILL_VERSION,
-        identity,
-        model_name(config.model.target),
-        context,
-        bytes(MAC_KEY_BYTES),
-        config.lease,
-        config.segment_bytes,
-        arena.offer(),
-        remote_memory,
-    )
+    name, memory = model_name(config.model.target), (config.segment_bytes, arena.offer(), remote_memory)
+    return Welcome(PREFILL_VERSION, identity, name, context, bytes(MAC_KEY_BYTES), config.lease, *memory)

@@ -129,14 +129,12 @@ def prefill_pools_of(engine: Engine) -> list[PrefillPoolLoad]:
 
 
 def _prefill_pool_load(pool: PrefillPool, load: PrefillLoad, own: bool) -> PrefillPoolLoad:
+    same = ("queued_tokens", "free_slots", "token_ms", "leases")
     return PrefillPoolLoad(
         name=pool.name,
         ready=pool.ready,
         transport=pool.transport if pool.ready else "",
-        queued_tokens=load.queued_tokens,
-        free_slots=load.free_slots,
-        token_ms=load.token_ms,
-        leases=load.leases,
+        **{name: getattr(load, name) for name in same},
         totals=pool.totals,
         refused=pool.refused,
         own=own,
