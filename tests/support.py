@@ -243,6 +243,25 @@ def asked(engine: Engine, prompt: str, params: SamplingParams, **options: Any) -
     return EngineRequest(engine.check_prompt(prompt), params, **options)
 
 
+def sure_tokens(reference: Any, prompt: list[int], count: int, close: float) -> list[int]:
+    """Up to `count` that transformers' `generate` adds to a prompt, while its two best logits differ by `close`."""
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        out = reference.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=count,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    gaps = [float(x[0] - x[1]) for x in (step[0].topk(2).values for step in out.logits)]
+    sure = next((i for i, gap in enumerate(gaps) if gap < close), len(gaps))
+    tokens: list[int] = out.sequences[0, len(prompt) : len(prompt) + sure].tolist()
+    return tokens
+
+
 def step_until(engine: Engine, samples: Sequence[Sample], origin: str) -> None:
     """Until a guess of this origin was accepted."""
     while not any(sample.request.stats.accepted_by_origin.get(origin) for sample in samples):
