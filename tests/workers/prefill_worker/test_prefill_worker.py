@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -340,14 +341,9 @@ def test_an_order_that_ends_while_it_is_copied_leaves_its_place(
     rig.assert_idle()
 
 
-class Broken:
-    def read_layers(self, *_: object) -> None:
-        raise OSError("a bus error")
-
-
 def test_kv_that_cannot_be_copied_fails_its_order(rig: PrefillRig, target: Client) -> None:
     reader = rig.exporter._reader
-    rig.exporter._reader = Broken()
+    rig.exporter._reader = Mock(**{"read_layers.side_effect": OSError("a bus error")})
     target.order(1, prompt(100))
     rig.rest()
     assert "a bus error" in rig.heard(target.peer, OrderFailed)[0].reason
