@@ -343,7 +343,7 @@ def test_an_order_that_ends_while_it_is_copied_leaves_its_place(
 
 def test_kv_that_cannot_be_copied_fails_its_order(rig: PrefillRig, target: Client) -> None:
     reader = rig.exporter._reader
-    rig.exporter._reader = Mock(**{"read_layers.side_effect": OSError("a bus error")})
+    rig.exporter._reader = Mock(read_layers=Mock(side_effect=OSError("a bus error")))
     target.order(1, prompt(100))
     rig.rest()
     assert "a bus error" in rig.heard(target.peer, OrderFailed)[0].reason
