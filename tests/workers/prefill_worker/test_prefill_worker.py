@@ -235,9 +235,7 @@ def test_slots_that_are_still_to_be_exported_are_nobody_elses(llama: Path) -> No
     rig.rest()
     for handover in range(1, 6):
         busy.order(handover, prompt(180, seed=handover))
-        for _ in range(60):
-            rig.turns()
-            busy.take()
+        busy.turns(60)
         busy.assert_whole(handover)
     while lazy.take():
         rig.turns()
@@ -276,18 +274,14 @@ def test_requests_are_preempted_where_a_prompt_is_held_twice(llama: Path) -> Non
         rig.turns()
         quick.take()
     third.order(1, prompt(380, seed=1))
-    for _ in range(40):
-        rig.turns()
-        third.take()
+    third.turns(40)
     assert rig.worker.scheduler.preemptions == 1
     assert all(order.pending >= 0 for order in rig.machine.orders)
     rig.now += LEASE + 0.1
     for peer in (b"quick", b"third"):
         rig.say(peer, Renewal([1]))
     rig.shared.tick()
-    for _ in range(40):
-        rig.turns()
-        third.take()
+    third.turns(40)
     third.assert_whole(1)
     quick.assert_whole(1)
     rig.rest()
@@ -318,9 +312,7 @@ def test_the_beginning_of_what_is_to_be_exported_is_held_too(llama: Path) -> Non
     while lazy.take():
         rig.turns()
     lazy.assert_whole(1)
-    for _ in range(200):
-        rig.turns()
-        busy.take()
+    busy.turns(200)
     busy.assert_whole(1)
     rig.assert_idle()
 
