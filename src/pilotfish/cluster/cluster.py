@@ -87,8 +87,8 @@ def up(config: ClusterConfig, say: Say) -> str:
         _take_down([config.application(role) for role in changed if role not in before])
         raise
     _take_down([config.application(role) for role in before if role not in config.present])
-    host, port = config.server.host, config.server.port
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}" if "api" in config.present else ""
+    host = f"[{config.server.host}]" if ":" in config.server.host else config.server.host
+    return f"http://{host}:{config.server.port}" if "api" in config.present else ""
 
 
 def cluster_hosts() -> list[Host]:
