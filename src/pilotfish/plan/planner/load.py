@@ -7,6 +7,7 @@ ends. It completes
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from functools import cached_property
 
@@ -162,11 +163,4 @@ class LoadedDeployment:
 
 def last(most: int, holds: Callable[[int], bool]) -> int:
     """The last of 1 to `most` for which `holds`, which must be monotonic; 0: none."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if holds(middle):
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return most - bisect_left(range(most, 0, -1), True, key=holds)
