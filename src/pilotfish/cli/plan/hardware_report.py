@@ -3,6 +3,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from msgspec import to_builtins
+
 from pilotfish.cli.show import print_line, print_table, table_of
 
 if TYPE_CHECKING:
@@ -16,8 +18,6 @@ TABLE_WIDTH = 250
 
 
 def choice_record(choice: HardwareChoice) -> dict[str, Any]:
-    from msgspec import to_builtins
-
     from pilotfish.plan.planner.choice import shortfall
 
     record: dict[str, Any] = to_builtins(choice)
@@ -28,8 +28,6 @@ def choice_record(choice: HardwareChoice) -> dict[str, Any]:
 
 
 def _computed(one: Outlook) -> dict[str, Any]:
-    from msgspec import to_builtins
-
     deployment = one.deployment
     return {
         "kind": deployment.kind,
