@@ -76,15 +76,11 @@ def _record(report: CheckReport) -> dict[str, object]:
 
 
 def _print(report: CheckReport) -> None:
-    tables = [
-        facts_table(_model_facts(facts), role)
-        for role, facts in (("target", report.target), ("draft", report.draft))
-        if facts is not None
-    ]
+    for role, facts in (("target", report.target), ("draft", report.draft)):
+        if facts is not None:
+            print_table(facts_table(_model_facts(facts), role))
     if report.head is not None:
-        tables.append(facts_table(_head_facts(report.head), "head"))
-    for table in tables:
-        print_table(table)
+        print_table(facts_table(_head_facts(report.head), "head"))
     if report.memory is not None:
         print_line(report.memory.describe())
     for problem in report.problems:
