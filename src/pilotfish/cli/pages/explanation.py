@@ -56,12 +56,12 @@ def _effects(found: Explanation) -> Element:
 
 
 def _depths(found: Explanation) -> Element:
-    series = []
+    series = list[tuple[str, str, list[tuple[float, float]]]]()
     for words, style in SIDES.items():
         depths = getattr(found, words).by_depth
         points = [(float(depth), share) for depth, share in enumerate(depths, start=1) if share is not None]
         series += [(words, style, points)] if points else []
-    last = max((depth for *_, points in series for depth, _ in points), default=1.0)
+    last = max((point[0] for one in series for point in one[2]), default=1.0)
     depth = Axis("depth", 0.5, last + 0.5, [float(tick) for tick in range(1, int(last) + 1)])
     share = Axis("share of guesses accepted", 0.0, 1.0, (0, 0.25, 0.5, 0.75, 1))
     return line_chart("Of guesses whose path was accepted so far, those that were accepted", depth, share, series)
