@@ -66,13 +66,6 @@ def prompts_apart(deployment: Deployment, demand: Demand) -> PromptWork | None:
     return _work(demand, [time.alone for time in times], [time.chunks for time in times])
 
 
-def prompts_of_draft(deployment: Deployment, demand: Demand) -> float:
-    draft = deployment.draft
-    if draft is None or draft.resident:
-        return 0.0
-    return demand.mean(prompt_time(draft.placed, kind.prompt, demand.shared).alone for kind in demand.requests)
-
-
 def hand_over_seconds(deployment: Deployment, demand: Demand) -> float:
     """Seconds of KV transfer that the layers' own time does not hide."""
     size = demand.prompt * (1 - demand.shared) * deployment.target.kv_bytes
