@@ -77,20 +77,14 @@ def _placed(situation: Situation, offer: OfferedPlacement) -> PlacedModel:
             raise ParameterError("placements", offer.on, "either a tier or ffn_on, not both")
         link = look_up(LINKS, "ffn_link", "links", offer.ffn_link)
         ffn = _named(situation, offer.ffn_on)
-        split = SplitModel(**asdict(placed), ffn=ffn, link=link, batches=offer.batches)
-        return _that_fits(split, offer.on)
-    if offer.tier is None:
-        return _that_fits(placed, offer.on)
-    tier = _tier(offer.tier)
-    whole = TieredModel(**asdict(placed), tier=tier, weights_share=offer.tier.weights, kv_share=offer.tier.kv)
-    return _that_fits(whole, offer.on)
-
-
-def _that_fits(placement: PlacedModel, text: str) -> PlacedModel:
-    if placement.kv_room <= 0:
-        missing = f"{-placement.kv_room / 1e9:.1f} GB more memory, or smaller weights: no KV fits beside them"
-        raise ParameterError("placements", text, missing)
-    return placement
+        placed = SplitModel(**asdict(placed), ffn=ffn, link=link, batches=offer.batches)
+    elif offer.tier is not None:
+        tier = _tier(offer.tier)
+        placed = TieredModel(**asdict(placed), tier=tier, weights_share=offer.tier.weights, kv_share=offer.tier.kv)
+    if placed.kv_room <= 0:
+        missing = f"{-placed.kv_room / 1e9:.1f} GB more memory, or smaller weights: no KV fits beside them"
+        raise ParameterError("placements", offer.on, missing)
+    return placed
 
 
 def _named(situation: Situation, text: str) -> PlacedModel:
