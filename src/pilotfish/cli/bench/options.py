@@ -88,9 +88,8 @@ class BenchOptions:
         return PairDirs(self.target, draft)
 
     def compared_drafts(self) -> list[Path]:
-        named = [name for name in self.drafts.split(",") if not Path(name).is_dir()]
-        directories = {name: resolve_pair(self.pair or "pycode", name).draft for name in named}
-        return [directories.get(name, Path(name)) for name in self.drafts.split(",")]
+        names, pair = self.drafts.split(","), self.pair or "pycode"
+        return [Path(name) if Path(name).is_dir() else resolve_pair(pair, name).draft for name in names]
 
     def engine_config(self, **changes: Any) -> EngineConfig:
         """A sync engine with an LM drafter and without a prefix cache, which would answer for the contestants that come
