@@ -17,17 +17,12 @@ if TYPE_CHECKING:
     from pilotfish.engine.checks import CheckReport, ModelFacts
     from pilotfish.model.heads.files import HeadFacts
 
+ENGINE = ("dtype", "quantization", "kv_dtype", "device", "kv_slots", "memory", "eager", "tensor_parallel", "draft_layers")
 app = typer.Typer(help="Look at models before serving them.", no_args_is_help=True, callback=lambda: None)
 
 
 @app.command()
-@taking(
-    pick(
-        EngineConfig,
-        *("dtype", "quantization", "kv_dtype", "device", "kv_slots", "memory", "eager", "tensor_parallel"),
-        "draft_layers",
-    )
-)
+@taking(pick(EngineConfig, *ENGINE))
 def check(
     engine: Given,
     directory: Annotated[

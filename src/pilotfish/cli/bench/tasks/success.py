@@ -78,9 +78,8 @@ def asked_tasks(options: BenchOptions) -> tuple[list[Asked], Judge]:
     validator()  # before hours of work, not after
     sandbox = Sandbox() if options.allow_code_execution else None
     judge = Judge(load_tokenizer(options.engine_config().target), sandbox)
-    return [
-        Asked(category, task, _job(task, judge, options)) for category, each in tasks.items() for task in each
-    ], judge
+    asked = [Asked(category, task, _job(task, judge, options)) for category, each in tasks.items() for task in each]
+    return asked, judge
 
 
 def _job(task: Task, judge: Judge, options: BenchOptions) -> Job:
