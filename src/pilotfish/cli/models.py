@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from pilotfish.engine.checks import CheckReport, ModelFacts
     from pilotfish.model.heads.files import HeadFacts
 
-ENGINE = ("dtype", "quantization", "kv_dtype", "device", "kv_slots", "memory", "eager", "tensor_parallel", "draft_layers")
+ENGINE = ("dtype", "quantization", "kv_dtype", "device", "kv_slots", "memory", "eager")
 app = typer.Typer(help="Look at models before serving them.", no_args_is_help=True, callback=lambda: None)
 
 
 @app.command()
-@taking(pick(EngineConfig, *ENGINE))
+@taking(pick(EngineConfig, *ENGINE, "tensor_parallel", "draft_layers"))
 def check(
     engine: Given,
     directory: Annotated[
