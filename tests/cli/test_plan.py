@@ -1,12 +1,11 @@
 """`pilotfish plan`: for people and programs; what is refused."""
 
-import json
 import re
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from command_runs import Refused, Run
+from command_runs import Refused, Run, write_rows
 
 from pilotfish.cli.bench import contestants
 from pilotfish.cli.bench.modes.engines import Level
@@ -76,21 +75,20 @@ def test_bad_plans(refused: Refused, arguments: tuple[object, ...], why: str) ->
 
 
 def test_a_trace_is_planned_for_its_mean_and_its_peak(pilotfish: Run, refused: Refused, tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
     requests = [
         {"timestamp": 1000 * (i + i % 7), "input_length": 900, "output_length": 90, "hash_ids": [0, i]}
         for i in range(99)
     ]
-    path.write_text("\n".join(map(json.dumps, requests)))
+    path = write_rows(tmp_path / "trace.jsonl", *requests)
     few = ("--target", "llama-3.1-8b", "--devices", "l40s@1")
     (record,) = pilotfish("plan", "whatif", path, *few, "--json").rows
     assert record["trace"]["requests"] == 99 and record["trace"]["peak"] >= record["trace"]["mean"] > 0.9
     assert record["mean"]["situation"]["workload"]["rate"] == record["trace"]["mean"]
     printed = pilotfish("plan", "whatif", path, *few).stdout
     assert printed.startswith("99 requests in 2 minutes") and "mean:" in printed and "peak:" in printed
-    path.write_text(json.dumps(requests[0]))
+    write_rows(path, requests[0])
     assert "a minute or more is needed" in refused("plan", "whatif", path, *SMALL)
-    path.write_text('{"timestamp": 0, "input_length": 9, "hash_ids": [1]}\n')
+    write_rows(path, {"timestamp": 0, "input_length": 9, "hash_ids": [1]})
     assert "trace.jsonl:1 is not allowed" in refused("plan", "whatif", path, *SMALL)
 
 

@@ -1,12 +1,11 @@
 """Parity and task success: nothing is found where there is nothing, and errors that there are."""
 
-import json
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import pytest
-from command_runs import Measure
+from command_runs import Measure, write_rows
 
 from pilotfish.cli.bench import parity
 from pilotfish.cli.bench.options import BENCHES
@@ -103,10 +102,9 @@ SHORT = {"each": 2, "max_tokens": 32, "kv_slots": 4096, "threads": 1}
 @pytest.fixture
 def problems(tmp_path: Path) -> Path:
     """The first is solved as it is, the second is not."""
-    path, test = tmp_path / "problems.jsonl", "def check(f):\n    assert f() == 0"
-    rows = [{"task_id": f"own/{i}", "prompt": f"def f():\n    return {i}\n", "test": test} for i in range(2)]
-    path.write_text("\n".join(json.dumps({**row, "entry_point": "f"}) for row in rows))
-    return path
+    same = {"test": "def check(f):\n    assert f() == 0", "entry_point": "f"}
+    rows = [{"task_id": f"own/{i}", "prompt": f"def f():\n    return {i}\n", **same} for i in range(2)]
+    return write_rows(tmp_path / "problems.jsonl", *rows)
 
 
 @pytest.mark.usefixtures("drafts")

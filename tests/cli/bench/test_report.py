@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_runs import write_rows
 
 from pilotfish.cli.bench import report as report_module
 from pilotfish.cli.bench.options import BenchOptions
@@ -111,8 +112,7 @@ def test_rows(tmp_path: Path) -> None:
 
 def test_a_bad_row_is_named_in_one_line(tmp_path: Path) -> None:
     """`bench serve` reads the same rows: test_serving_workloads.py has other bad ones."""
-    path = tmp_path / "p.jsonl"
-    path.write_text(json.dumps({"id": 0, "turns": ["good"]}) + "\n" + json.dumps({"id": 1, "turns": [""]}) + "\n")
+    path = write_rows(tmp_path / "p.jsonl", {"id": 0, "turns": ["good"]}, {"id": 1, "turns": [""]})
     with pytest.raises(InputError, match=r"p\.jsonl:2: ") as raised:
         load_prompts(path)
     assert "\n" not in str(raised.value)
@@ -129,8 +129,7 @@ def test_mixed_jobs_hold_every_pair_once_and_mix_settings() -> None:
 
 
 def test_shards_part_the_prompts(tmp_path: Path) -> None:
-    path = tmp_path / "p.jsonl"
-    path.write_text("".join(json.dumps({"id": prompt.id, "prompt": prompt.text}) + "\n" for prompt in PROMPTS))
+    path = write_rows(tmp_path / "p.jsonl", *({"id": prompt.id, "prompt": prompt.text} for prompt in PROMPTS))
 
     def rows(shard: str) -> list[Prompt]:
         return BenchOptions(prompts=path, shard=shard).rows()

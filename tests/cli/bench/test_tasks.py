@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from command_runs import write_rows
 
 from pilotfish.cli.bench.tasks.sandbox import Sandbox
 from pilotfish.cli.bench.tasks.tasks import KINDS, CodeTask, Judge, Task, bundled_tasks, humaneval_tasks, validator
@@ -158,14 +159,9 @@ def test_without_a_validator_nothing_is_judged(monkeypatch: pytest.MonkeyPatch) 
 # -- HumanEval's file
 
 
-def write(path: Path, *rows: Any) -> Path:
-    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows) + "\n")
-    return path
-
-
 def test_rows_in_both_layouts(tmp_path: Path, judge: Judge) -> None:
     turns = {"id": "b", "turns": [PROBLEM["prompt"]], "test": PROBLEM["test"], "entry_point": "two"}
-    tasks = humaneval_tasks(write(tmp_path / "rows.jsonl", {"task_id": "a", **PROBLEM}, "", turns))
+    tasks = humaneval_tasks(write_rows(tmp_path / "rows.jsonl", {"task_id": "a", **PROBLEM}, "", turns))
     assert [task.id for task in tasks] == ["a", "b"] and {task.prompt for task in tasks} == {PROBLEM["prompt"]}
     for task in tasks:
         assert isinstance(task, CodeTask) and "\ndef" in task.params(judge)["stop"]
@@ -188,7 +184,7 @@ def test_rows_in_both_layouts(tmp_path: Path, judge: Judge) -> None:
 )
 def test_rows_that_are_none(tmp_path: Path, row: Any, message: str) -> None:
     with pytest.raises(PromptError, match=message) as caught:
-        humaneval_tasks(write(tmp_path / "rows.jsonl", {"task_id": "a", **PROBLEM}, row))
+        humaneval_tasks(write_rows(tmp_path / "rows.jsonl", {"task_id": "a", **PROBLEM}, row))
     assert "\n" not in str(caught.value)
 
 
@@ -196,4 +192,4 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^humaneval: .* cannot be read"):
         humaneval_tasks(tmp_path / "none")
     with pytest.raises(InputError, match=r"^humaneval: .* has no rows"):
-        humaneval_tasks(write(tmp_path / "rows.jsonl", ""))
+        humaneval_tasks(write_rows(tmp_path / "rows.jsonl", ""))
