@@ -147,12 +147,9 @@ def measured(name: str, sequences: int, nodes: int, began: float) -> Measured:
     period = TARGET + drafting + STEP + SEQUENCE * sequences + NODE * nodes
     steps = []
     for before, _ in pairwise(began + period * i for i in range(8)):
-        moments = (before, before, before, before + drafting, before + drafting)
-        ended = before + period
+        moments = (before, before, before, before + drafting, before + drafting, *[before + period] * 4)
         counts = {"rows": sequences + nodes, "nodes": nodes, "depth": 3, "offered": nodes, "accepted": 1}
-        steps.append(
-            StepRecord(*moments, ended, ended, ended, ended, sequences=sequences, committed=2, hits=0, **counts)
-        )
+        steps.append(StepRecord(*moments, sequences=sequences, committed=2, hits=0, **counts))
     return Measured(name, contestants.Run(1.0, [], steps=steps), sequences)
 
 
@@ -160,12 +157,8 @@ def test_costs_are_those_that_the_records_have() -> None:
     models = resolve_pair("pycode")
     pace = "target=1:20ms/4096:20ms,draft=1:4ms/4096:4ms"
     config = EngineConfig(target=models.target, draft=models.draft, mode="async", drafter="lm", pace=pace)
-    runs = [
-        measured(name, sequences, nodes * sequences, 10.0 * place)
-        for place, (name, sequences, nodes) in enumerate(
-            [("off", 1, 0), ("sync", 1, 12), ("async", 1, 16), ("off", 4, 0), ("sync", 4, 12), ("async", 4, 16)]
-        )
-    ]
+    kinds = [(name, n, n * nodes) for n in (1, 4) for name, nodes in (("off", 0), ("sync", 12), ("async", 16))]
+    runs = [measured(*kind, 10.0 * place) for place, kind in enumerate(kinds)]
     levels = [Level(at, at + DRAFT, 32, 0) for at in (20.0 + i * (DRAFT + LEVEL) for i in range(9))]
     found = host_costs(config, runs, levels)
     assert (found.step, found.sequence, found.node) == pytest.approx((STEP, SEQUENCE, NODE), rel=1e-3)

@@ -49,9 +49,8 @@ def test_a_wrong_rule_is_found(measure: Measure, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(scheduler, "walk", _accepts_first_child)
     report = measure(run_parity, "parity", thread_counts="1", max_tokens=8, limit=1)
     assert report.failed
-    found = {
-        (outcome["drafter"], outcome["concurrency"]) for outcome in report.results["outcomes"] if outcome["differing"]
-    }
+    outcomes = report.results["outcomes"]
+    found = {(outcome["drafter"], outcome["concurrency"]) for outcome in outcomes if outcome["differing"]}
     assert {("lm 16", 8), ("lm 16", 1), ("random", 8), ("random", 1), ("lm+ngram", 1)} <= found
     assert ("off", 8) not in found
     assert len(report.results["differences"]) == report.results["differing"]
@@ -136,10 +135,9 @@ def test_modes_succeed_alike(measure: Measure, problems: Path) -> None:
 def test_outputs_that_differ_are_found(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "walk", _accepts_first_child)
     report = measure(run_eval, "eval", **SHORT, modes="off,sync")
-    assert (
-        report.failed and report.results["unequal"] == sum(row["unequal"] for row in report.results["categories"]) > 0
-    )
-    assert report.results["unequal"] == sum(not outcome["equal"] for outcome in report.results["outcomes"])
+    results = report.results
+    assert report.failed and results["unequal"] == sum(row["unequal"] for row in results["categories"]) > 0
+    assert results["unequal"] == sum(not outcome["equal"] for outcome in results["outcomes"])
     low = measure(run_eval, "eval", **{**SHORT, "each": 1}, modes="off,sync", dtype="bfloat16")
     assert low.results["unequal"] and not low.failed  # equality is promised in float32
 

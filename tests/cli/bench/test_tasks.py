@@ -96,9 +96,8 @@ def test_a_task_can_be_solved(category: str, task: Task, judge: Judge) -> None:
 
 
 def test_every_task_has_a_name_of_its_own() -> None:
-    assert {category: len(tasks) for category, tasks in TASKS.items()} == {
-        category: len(SOLUTIONS[category]) for category in KINDS
-    }
+    counts = {category: len(SOLUTIONS[category]) for category in KINDS}
+    assert {category: len(tasks) for category, tasks in TASKS.items()} == counts
 
 
 @pytest.mark.parametrize(
