@@ -16,7 +16,6 @@ from pilotfish.cli.bench.report import (
     cpu_name,
     describe_machine,
     distinct_ngrams,
-    equal_share,
     matmul_probe,
     ratios,
     read_probe,
@@ -54,10 +53,6 @@ def test_ratios_pair_what_belongs_to_one_round() -> None:
 )
 def test_distinct_4grams(sequences: list[list[int]], share: float) -> None:
     assert distinct_ngrams(sequences) == share
-
-
-def test_shares() -> None:
-    assert equal_share([[1], [2]], [[1], [3]]) == 0.5
 
 
 def test_a_report_is_shown_and_written(capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,9 +108,8 @@ def test_rows(tmp_path: Path) -> None:
 def test_a_bad_row_is_named_in_one_line(tmp_path: Path) -> None:
     """`bench serve` reads the same rows: test_serving_workloads.py has other bad ones."""
     path = write_rows(tmp_path / "p.jsonl", {"id": 0, "turns": ["good"]}, {"id": 1, "turns": [""]})
-    with pytest.raises(InputError, match=r"p\.jsonl:2: ") as raised:
+    with pytest.raises(InputError, match=r"\A.*p\.jsonl:2: .*\Z"):
         load_prompts(path)
-    assert "\n" not in str(raised.value)
     assert len(load_prompts(path, limit=1)) == 1
 
 

@@ -118,9 +118,8 @@ def test_a_prompt_file_is_sent_again_under_other_ids(tmp_path: Path) -> None:
 def test_files_that_cannot_be_sent(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text(text)
-    with pytest.raises((InputError, PromptError), match=said) as raised:
+    with pytest.raises((InputError, PromptError), match=rf"\A.*{said}.*\Z"):
         first(1, prompts=path)
-    assert "\n" not in str(raised.value)
 
 
 # -- traces
@@ -156,9 +155,8 @@ def test_a_trace_says_when(tmp_path: Path) -> None:
 @pytest.mark.parametrize("field", ["timestamp", "input_length", "output_length", "hash_ids"])
 def test_a_trace_without_a_field_is_refused_by_its_line(tmp_path: Path, field: str) -> None:
     rows = [line(0, 9, 1), {k: v for k, v in line(0, 9, 1).items() if k != field}]
-    with pytest.raises(InputError, match=rf"t\.jsonl:2 is not allowed .*`{field}`") as raised:
+    with pytest.raises(InputError, match=rf"\A.*t\.jsonl:2 is not allowed .*`{field}`.*\Z"):
         first(1, trace=write_rows(tmp_path / "t.jsonl", *rows))
-    assert "\n" not in str(raised.value)
 
 
 def test_one_source_at_a_time(tmp_path: Path) -> None:

@@ -182,9 +182,8 @@ def test_rows_in_both_layouts(tmp_path: Path, judge: Judge) -> None:
     ],
 )
 def test_rows_that_are_none(tmp_path: Path, row: Any, message: str) -> None:
-    with pytest.raises(PromptError, match=message) as caught:
+    with pytest.raises(PromptError, match=rf"\A.*{message}.*\Z"):
         humaneval_tasks(write_rows(tmp_path / "rows.jsonl", {"task_id": "a", **PROBLEM}, row))
-    assert "\n" not in str(caught.value)
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
