@@ -140,10 +140,8 @@ def test_models_with_templates_are_asked_in_chats() -> None:
     plain = Judge(Tokenizer(chat_template="{{ messages }}"), None)
     knowing = Judge(Tokenizer(chat_template=TEMPLATE), None)
     assert not plain.tells_tools and knowing.tells_tools and knowing.format.name == "hermes"
-    (messages, tools), (own_messages, own_tools) = (
-        json.loads(bytes(weather.asked(judge).text))
-        for judge in (plain, knowing)  # type: ignore[arg-type]
-    )
+    asked = (json.loads(bytes(weather.asked(judge).text)) for judge in (plain, knowing))  # type: ignore[arg-type]
+    (messages, tools), (own_messages, own_tools) = asked
     assert tools is None and "get_weather" in messages[0]["content"]
     assert own_messages == [{"role": "user", "content": "What is the weather in Porto?"}]
     assert own_tools[0]["function"]["name"] == "get_weather"
