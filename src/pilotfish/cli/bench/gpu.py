@@ -114,9 +114,8 @@ def attention_contest(
         return kernel(q, k, v, kv, place, Scoring(SCALE))
 
     attend(dense_tree_attention)  # writes k and v
-    query, keys, values = (
-        x.transpose(0, 1)[None].contiguous() for x in (q, *(plane[: CONTEXT + rows] for plane in kv))
-    )
+    seen = (q, *(plane[: CONTEXT + rows] for plane in kv))
+    query, keys, values = (x.transpose(0, 1)[None].contiguous() for x in seen)
     mask = tree_mask(place)
 
     def sdpa() -> torch.Tensor:

@@ -63,10 +63,8 @@ def invalid(measured: Sequence[Row]) -> str:
     if not late:
         return ""
     worst = max(late, key=lambda row: row["overruns"])
-    where = f"{worst['setting']}, {worst['concurrency']} at a time"
-    return (
-        f"{worst['overruns']:.1%} of the forwards of {where} took longer than their pace; {MAX_OVERRUN_SHARE:.0%} may"
-    )
+    share, where = worst["overruns"], f"{worst['setting']}, {worst['concurrency']} at a time"
+    return f"{share:.1%} of the forwards of {where} took longer than their pace; {MAX_OVERRUN_SHARE:.0%} may"
 
 
 def latency_rows(rounds: Mapping[str, Sequence[Run]], concurrency: int) -> list[Row]:
