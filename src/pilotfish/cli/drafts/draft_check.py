@@ -111,7 +111,5 @@ def _print(report: ConformanceReport) -> None:
     if report.figures:
         figures = [{"figure": one.name, "value": f"{one.value:.2f} {one.unit}"} for one in report.figures]
         print_table(table_of(figures, title="Measured, and not judged", boxed=True), in_file=WIDTH)
-    passed = sum(finding.status == "pass" for finding in report.findings)
-    print_line(
-        f"{report.trees} Trees with {report.nodes} nodes came. {passed} checks passed, {len(report.failed)} failed."
-    )
+    passed, failed = sum(finding.status == "pass" for finding in report.findings), len(report.failed)
+    print_line(f"{report.trees} Trees with {report.nodes} nodes came. {passed} checks passed, {failed} failed.")

@@ -21,9 +21,8 @@ def choice_record(choice: HardwareChoice) -> dict[str, Any]:
     from pilotfish.plan.planner.choice import shortfall
 
     record: dict[str, Any] = to_builtins(choice)
-    for inner, one in zip(record["kinds"], choice.kinds, strict=True):
+    for inner, one in zip((record["chosen"], *record["kinds"]), (choice.chosen, *choice.kinds), strict=True):
         inner.update(_computed(one))
-    record["chosen"].update(_computed(choice.chosen))
     return {**record, "shortfall": shortfall(choice), "headroom": choice.chosen.headroom(choice.situation.workload)}
 
 

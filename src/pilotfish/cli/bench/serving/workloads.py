@@ -84,9 +84,7 @@ def _part(text: str, options: ServeBenchOptions) -> WorkloadPart:
 
 def session_of(name: str, category: str, asks: Iterable[GeneratedTask], answer: int) -> RequestSession:
     turns = [
-        ServerRequest(
-            f"{name}.{turn}", category, answer, messages=ask.messages, fields=ask.fields, session=name, turn=turn
-        )
+        ServerRequest(f"{name}.{turn}", category, answer, ask.messages, fields=ask.fields, session=name, turn=turn)
         for turn, ask in enumerate(asks)
     ]
     return RequestSession(turns)

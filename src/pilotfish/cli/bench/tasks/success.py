@@ -44,10 +44,9 @@ def run_eval(options: BenchOptions, progress: ProgressBar) -> Report:
     runs = {mode: run_tasks(options.engine_config(mode=mode), asked, options, progress) for mode in modes}
     failures = {mode: failures_of(asked, run, judge) for mode, run in runs.items()}
     unequal = [len({tuple(run.outputs[i]) for run in runs.values()}) > 1 for i in range(len(asked))]
+    names = dict.fromkeys(each.category for each in asked)
     results = {
-        "categories": [
-            _row(name, asked, runs, failures, unequal) for name in dict.fromkeys(each.category for each in asked)
-        ],
+        "categories": [_row(name, asked, runs, failures, unequal) for name in names],
         "outcomes": [_outcome(i, each, runs, failures, unequal) for i, each in enumerate(asked)],
         "unequal": sum(unequal),
     }
