@@ -31,12 +31,9 @@ def prompt_time(placed: PlacedModel, tokens: int, shared: float, sequences: int 
     attending = placed.context_products_seconds(new, tokens - new / 2)
     decoding = ForwardLoad(rows=sequences)
     both = ForwardLoad(rows=sequences + rows)
-    alone = ForwardLoad(rows=rows, context=read)
-    kv = placed.parts(alone).kv
-    added = placed.parts(both).seconds - placed.parts(decoding).seconds + kv
-    return PromptTime(
-        chunks=chunks, alone=chunks * placed.parts(alone).seconds + attending, beside=chunks * added + attending
-    )
+    alone = placed.parts(ForwardLoad(rows=rows, context=read))
+    added = placed.parts(both).seconds - placed.parts(decoding).seconds + alone.kv
+    return PromptTime(chunks=chunks, alone=chunks * alone.seconds + attending, beside=chunks * added + attending)
 
 
 class PromptWork(Struct, frozen=True, kw_only=True):
