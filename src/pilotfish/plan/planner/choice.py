@@ -58,8 +58,7 @@ class HardwareChoice(Struct, frozen=True, kw_only=True):
 def choose(situation: Situation, bar: Bar = lambda _: nullcontext(lambda: None)) -> HardwareChoice:
     """ParameterError where nothing serves anybody."""
     found = _outlooks(situation, list(deployments(situation)), bar)
-    extended = list(_extended(situation, found))
-    tried = [*found, *_outlooks(situation, extended, bar)]
+    tried = [*found, *_outlooks(situation, list(_extended(situation, found)), bar)]
     served = [one for _, one in tried if one is not None]
     if not served:
         raise ParameterError("limits", _limits(situation), "limits that a deployment of these devices can keep")
