@@ -98,6 +98,14 @@ class BenchOptions:
         base = {"target": models.target, "draft": models.draft, "mode": "sync", "drafter": "lm", "prefix_cache": False}
         return EngineConfig(**{**base, **self.engine, **changes})
 
+    @property
+    def precision(self) -> str:
+        """The dtype that the target computes in."""
+        from pilotfish.engine.memory import precision_here  # imports torch
+
+        config = self.engine_config()
+        return precision_here(config, config.target).name
+
     def rows(self) -> list[Prompt]:
         """Every n-th prompt of the file from the i-th on, for a shard i/n."""
         prompts, (first, _, last) = load_prompts(self.prompts, self.limit), self.shard.partition("/")
@@ -151,11 +159,8 @@ class Bench(Struct, frozen=True):
         found = {**vars(options), **options.engine}
         chosen = {name: found[name] for name in self.names if name not in ("json", "out", "save", "svg")}
         if "target" in self.names:
-            from pilotfish.engine.memory import precision_here  # imports torch
-
             config = options.engine_config()
-            dtype = precision_here(config, config.target).name
-            chosen |= {"target": str(config.target), "draft": str(config.draft), "dtype": dtype}
+            chosen |= {"target": str(config.target), "draft": str(config.draft), "dtype": options.precision}
         return chosen | ({"prompts": len(options.rows())} if "prompts" in self.names else {})
 
 

@@ -21,7 +21,6 @@ from pilotfish.config.fields import Mode
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import FinishReason
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.memory import precision_here
 from pilotfish.errors import ParameterError
 from pilotfish.model.loading.metadata import load_tokenizer
 from pilotfish.printable import one_line
@@ -54,9 +53,7 @@ def run_eval(options: BenchOptions, progress: ProgressBar) -> Report:
         results["programs_confined_to_their_directory"] = judge.sandbox.confines_files
     else:
         results["left_out"] = f"{CODE}: --allow-code-execution runs it"
-    config = options.engine_config()
-    in_float32 = precision_here(config, config.target).name == "float32"
-    return Report(results, failed=in_float32 and any(unequal))
+    return Report(results, failed=options.precision == "float32" and any(unequal))
 
 
 def chosen_tasks(options: BenchOptions) -> dict[str, list[Task]]:
