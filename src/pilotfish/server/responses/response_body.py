@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 
 from pilotfish.config.server import ToolTemplate
 from pilotfish.conversation import ExactStruct, Name
-from pilotfish.server.bodies.ignored import Ignored, kind_of
+from pilotfish.server.bodies.ignored import Ignored
 from pilotfish.server.bodies.requests import (
     AS_JSON,
     SAMPLING,
@@ -237,29 +237,8 @@ class ResponsesRequest(ResponseSampling, kw_only=True):
         if isinstance(items := present.get("input"), list):
             present["input"] = _remembered(items, ignored)
         if isinstance(tools := present.get("tools"), list):
-            present["tools"] = _offered("tools", tools, ignored)
+            present["tools"] = ignored.offered(tools, ("function", "custom", "namespace"))
         return fields | present
-
-
-#: Tools that a model can be told of.
-OFFERED = ("function", "custom", "namespace")
-
-
-def _offered(path: str, tools: list[Any], ignored: Ignored) -> list[Any]:
-    kept: list[Any] = []
-    for i, tool in enumerate(tools):
-        if tool is None:
-            raise bad(f"{path}[{i}]", tool, "an object")
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind not in OFFERED:
-            refusal = bad(f"{path}[{i}].type", kind, f"{OFFERED[0]}, {OFFERED[1]} or {OFFERED[2]}")
-            ignored.leave_out(refusal, kind_of("tools", kind))
-            kept.append(None)
-        elif kind == "namespace" and isinstance(tool.get("tools"), list):
-            kept.append({**tool, "tools": _offered(f"{path}[{i}].tools", tool["tools"], ignored)})
-        else:
-            kept.append(tool)
-    return kept
 
 
 def _remembered(items: list[Any], ignored: Ignored) -> list[Any]:
