@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from pilotfish.printable import short
 from pilotfish.server.bodies.ignored import Ignored, kind_of
-from pilotfish.server.bodies.requests import AnyText, ChatRequest, JsonObject
+from pilotfish.server.bodies.requests import ChatRequest, JsonOfSchema, JsonSchema, OutputFormat
 from pilotfish.server.bodies.schemas import converted
 from pilotfish.server.http_errors import bad, bad_request
 from pilotfish.server.responses.response_body import (
@@ -183,14 +183,8 @@ def _reference(chosen: FunctionChoice | CustomChoice) -> dict[str, Any]:
     return {"type": "function", "function": {"name": function_name(chosen.name, chosen.namespace)}}
 
 
-def _response_format(text: TextOptions | None) -> dict[str, Any] | None:
-    match text.format if text is not None else None:
-        case None | AnyText():
-            return None
-        case JsonObject():
-            return {"type": "json_object"}
-        case SchemaJson() as form:
-            given = {name: getattr(form, name) for name in form.__struct_fields__}
-            present = {name: value for name, value in given.items() if value is not None}
-            return {"type": "json_schema", "json_schema": present}
-    raise TypeError(text)
+def _response_format(text: TextOptions | None) -> OutputFormat | None:
+    form = None if text is None else text.format
+    if not isinstance(form, SchemaJson):
+        return form
+    return JsonOfSchema(JsonSchema(**{name: getattr(form, name) for name in form.__struct_fields__}))
