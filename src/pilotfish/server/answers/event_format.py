@@ -44,19 +44,16 @@ class TokenBuffer(OutputBuffer):
         self._scores += delta.logprobs
         ended = delta.finish is not None
         while self._waiting and (ended or self._waiting[0] <= self._read + len(self._text)):
-            self._token(self.parser.feed(self._next(self._waiting.popleft())))
+            size = self._waiting.popleft() - self._read
+            self._read += size
+            text, self._text = self._text[:size], self._text[size:]
+            self._token(self.parser.feed(text))
         if ended:
             self._add(self.parser.feed(self._text) + self.parser.finish(), None)
 
     def clear(self) -> None:
         super().clear()
         self.scored.clear()
-
-    def _next(self, end: int) -> str:
-        size = end - self._read
-        text, self._text = self._text[:size], self._text[size:]
-        self._read = end
-        return text
 
     def _token(self, pieces: list[Piece]) -> None:
         self._since += 1
