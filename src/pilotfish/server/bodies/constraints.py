@@ -20,11 +20,7 @@ from pilotfish.server.bodies.requests import (
 from pilotfish.server.http_errors import bad, bad_request
 
 FIELD = "structured_outputs"  # of SamplingParams
-#: vLLM's older parameters, each for one field of `structured_outputs`.
-GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
-
-
-#: Fields of `structured_outputs` that say which outputs are allowed.
+#: Fields of `structured_outputs` that say which outputs are allowed. All but the last have an older name: guided_json.
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 
@@ -52,7 +48,8 @@ class Wanted:
 
 def wanted(body: GenerationRequest) -> Wanted | None:
     """HttpError names the second of two fields that both give a constraint."""
-    guided = [Wanted(name, GUIDED[name], value) for name in GUIDED if (value := getattr(body, name)) is not None]
+    older = [(kind, getattr(body, f"guided_{kind}")) for kind in KINDS[:-1]]
+    guided = [Wanted(f"guided_{kind}", kind, value) for kind, value in older if value is not None]
     given = [*_of_format(body.response_format), *_of_structured(body.structured_outputs), *guided]
     if len(given) > 1:
         raise bad_request(given[1].field, f"it cannot be combined with {given[0].field}")
