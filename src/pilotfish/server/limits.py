@@ -234,13 +234,12 @@ class RequestGuard:
         state_of(request.scope).caller = caller
         return caller
 
-    def identify_admin(self, request: Request) -> Caller:
+    def identify_admin(self, request: Request) -> None:
         """HttpError 403 without an admin's key. Without keys everybody may, as only this host can connect."""
         caller = self.identify(request)
         if not (caller.admin or caller is ANONYMOUS):
             message = "authorization: a key with admin = true is needed"
             raise HttpError(403, message, "permission_error", code="not_an_admin")
-        return caller
 
     def admit(self, request: Request, caller: Caller, generation: Generation) -> RequestRecord:
         state, params, target, body = state_of(request.scope), generation.params, generation.target, generation.body
@@ -263,7 +262,9 @@ class RequestGuard:
         self.feedback.remember(caller.name, (state.id, generation.head["id"]), record.served)
         counted = generation.cascade is None  # else the small model's steps would count as the large one's
         cohort = self._cohort(generation, facts)
-        replay = _replay(state.id, generation, facts) if counted else None
+        replay = None
+        if counted and facts.sequences == 1:
+            replay = ReplayedRequest(state.id, facts.variant, generation.prompts[0].tokens, params, ())
         record.followers = [reservation, self.rollout.begin(generation.choice, cohort, record, replay, counted=counted)]
         if counted and self._capture is not None:
             kept = self._capture.begin(caller, facts.tag, request.headers, generation)
@@ -287,12 +288,6 @@ class RequestGuard:
             script=generation.script,
             client=facts.client or NONE,
         )
-
-
-def _replay(number: str, generation: Generation, facts: RequestFacts) -> ReplayedRequest | None:
-    if facts.sequences != 1:
-        return None
-    return ReplayedRequest(number, facts.variant, generation.prompts[0].tokens, generation.params, ())
 
 
 def request_tag(request: Request, body: GenerationRequest) -> str | None:
