@@ -86,9 +86,6 @@ class Cascade:
         if (reason := why_ids_differ(self._large.tokenizer, self.small.tokenizer)) is not None:
             raise ModelError(f"cascade.small.target: {self.small.name} reads prompts otherwise: {reason}")
 
-    async def close(self) -> None:
-        await self.small.close()
-
     def begin(self, tag: str | None, prompt_tokens: int) -> CascadeAnswer:
         return CascadeAnswer(escalated=self.policy.rule(tag, prompt_tokens))
 

@@ -160,8 +160,7 @@ class Rollout:
         counted: bool = True,
     ) -> GuidedRequest:
         wanted = replay is not None and choice.max_nodes != 0 and unit(replay.id, "canary") < self.variants.canary
-        guided = GuidedRequest(choice, cohort, self._ended, choice.cut, replay if wanted else None)
-        guided.counted = counted
+        guided = GuidedRequest(choice, cohort, self._ended, choice.cut, replay if wanted else None, counted=counted)
         self._running.add(guided)
         if counted:
             record.observe_step = partial(self._observe, guided)
@@ -194,11 +193,10 @@ class Rollout:
     def _outcome(self, guided: GuidedRequest, record: RequestRecord) -> RequestOutcome:
         choice = guided.choice
         failed = record.reason not in WHOLE
-        draft = self._draft_of(guided)
         return RequestOutcome(
             ended=self._wall(),
             variant=choice.variant.name,
-            cohort=replace(guided.cohort, draft=draft),
+            cohort=replace(guided.cohort, draft=self._draft_of(guided)),
             cut=guided.cut,
             pinned=choice.pinned,
             failed=failed,
