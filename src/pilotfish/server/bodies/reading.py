@@ -97,7 +97,7 @@ class OutputFormats:
         self.template: str = template or ""
         self._told = tells_of_tools(template)  # a model that is not told of tools does not know when to stop
         self._tool_template = config.tool_template
-        start, end = (self.reasoning.start, self.reasoning.end) if self.reasoning else ("", "")
+        start, end = self._thoughts = (self.reasoning.start, self.reasoning.end) if self.reasoning else ("", "")
         self._end_of_reasoning: list[int] = tokenizer.encode(end, add_special_tokens=False)
         first: list[int] = tokenizer.encode(start, add_special_tokens=False)
         self._start_of_reasoning = first[0] if len(first) == 1 else None
@@ -116,7 +116,7 @@ class OutputFormats:
             parser=lambda: self._parser(body, calls, use, thinking),
             constraint=constraint,
             field=field,
-            shows_special=not self._special.isdisjoint(self._marks(calls if use.tools else None)),
+            shows_special=not self._special.isdisjoint((*self._thoughts, *(calls.marks if use.tools else ()))),
             use=use,
             call_id=mistral_id if calls.name == "mistral" else call_id,
         )
@@ -158,15 +158,9 @@ class OutputFormats:
 
     def _grammar(self, calls: ToolFormat, use: ToolUse, *, told: bool) -> str:
         if len(use.tools) > MOST_TOOLS:
-            raise bad_request(
-                "tools", f"of {len(use.tools)} tools no call can be enforced; expected {MOST_TOOLS} at most"
-            )
-        several = use.parallel and told
-        return calls.grammar(use.tools, named=use.named, parallel=several, added=self._added)
-
-    def _marks(self, calls: ToolFormat | None) -> tuple[str, ...]:
-        thoughts = () if self.reasoning is None else (self.reasoning.start, self.reasoning.end)
-        return (*thoughts, *(calls.marks if calls else ()))
+            problem = f"of {len(use.tools)} tools no call can be enforced; expected {MOST_TOOLS} at most"
+            raise bad_request("tools", problem)
+        return calls.grammar(use.tools, named=use.named, parallel=use.parallel and told, added=self._added)
 
     def _thinking(self, body: ChatRequest, prompt: Sequence[int]) -> Thinking:
         if self.reasoning is None:
