@@ -80,11 +80,9 @@ class Keyring:
         secret = api_key if bearer is None else bearer["secret"]
         if secret is None:
             return None
-        given, found = _digest(secret), None
-        for owner in self._owners:
-            if hmac.compare_digest(owner.digest, given):
-                found = owner
-        return found
+        given = _digest(secret)
+        found = [owner for owner in self._owners if hmac.compare_digest(owner.digest, given)]
+        return found[0] if found else None
 
 
 def load_keyring(options: Sequence[str] = (), environment: str = "", file: Path | None = None) -> Keyring:

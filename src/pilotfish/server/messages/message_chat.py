@@ -245,10 +245,8 @@ def _assistant(turn: _Turn) -> Message:
 
 
 def _call(block: ToolUseBlock) -> ToolCall:
-    arguments = msgspec.json.encode(block.input).decode()
-    return ToolCall(
-        id=call_id(block.id), type="function", function=CalledFunction(name=block.name, arguments=arguments)
-    )
+    called = CalledFunction(name=block.name, arguments=msgspec.json.encode(block.input).decode())
+    return ToolCall(id=call_id(block.id), type="function", function=called)
 
 
 def call_id(given: str) -> str:
