@@ -113,12 +113,12 @@ def _goes_on(items: str | list[Any]) -> bool | None:
 def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if request.instructions is not None:
-        messages.append({"role": "system", "content": request.instructions})
+        messages.append({"role": "system", "content": _content(request.instructions)})
     if isinstance(request.input, str):
         return [*messages, {"role": "user", "content": request.input}]
     for part in (_message(item) for item in request.input if item is not None):
         if messages and part["role"] == messages[-1]["role"] in ("system", "user"):
-            messages[-1] = {**part, "content": _parts(messages[-1]["content"]) + _parts(part["content"])}
+            messages[-1] = {**part, "content": messages[-1]["content"] + part["content"]}
         elif messages and _belongs(part, messages[-1]):
             calls = [*messages[-1].get("tool_calls", ()), *part.get("tool_calls", ())]
             messages[-1] |= {**part, "tool_calls": calls} if calls else part
@@ -148,12 +148,9 @@ def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"role": "assistant", "tool_calls": [call]}
 
 
-def _content(given: str | Sequence[InputText | OutputText | RefusalText]) -> str | list[dict[str, str]]:
-    return given if isinstance(given, str) else [{"type": "text", "text": part.text} for part in given]
-
-
-def _parts(content: str | list[dict[str, str]]) -> list[dict[str, str]]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+def _content(given: str | Sequence[InputText | OutputText | RefusalText]) -> list[dict[str, str]]:
+    texts = [given] if isinstance(given, str) else [part.text for part in given]
+    return [{"type": "text", "text": text} for text in texts]
 
 
 #: In the order in which the assistant says them.
