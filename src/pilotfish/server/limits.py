@@ -193,10 +193,8 @@ class _Account:
         """HttpError for a request above the present rates, ParameterError for one that they can never allow."""
         limit = self.tokens.per_minute
         if limit is not None and facts.tokens > limit:
-            allowed = (
-                f"fewer: prompts and outputs of {facts.tokens} tokens exceed this key's tokens_per_minute, {limit}"
-            )
-            raise ParameterError("max_tokens", facts.max_tokens, allowed)
+            excess = f"prompts and outputs of {facts.tokens} tokens exceed this key's tokens_per_minute, {limit}"
+            raise ParameterError("max_tokens", facts.max_tokens, f"fewer: {excess}")
         rates = (("requests_per_minute", self.requests, 1), ("tokens_per_minute", self.tokens, facts.tokens))
         name, bucket, amount = max(rates, key=lambda rate: rate[1].seconds(rate[2], now))
         if (seconds := bucket.seconds(amount, now)) > 0:

@@ -64,9 +64,7 @@ Form = Callable[[Generation, Any, TokenNames], AnswerFormat]
 
 
 class Api:
-    def __init__(
-        self, engine: AsyncEngine, config: ServerConfig, guard: RequestGuard, cascade: Cascade | None = None
-    ) -> None:
+    def __init__(self, engine: AsyncEngine, config: ServerConfig, guard: RequestGuard, cascade: Cascade | None) -> None:
         self._engine, self._config, self._guard, self._cascade = engine, config, guard, cascade
         self._started = int(time.time())
 
