@@ -63,10 +63,6 @@ class VariantChoice:
     named: bool = False  # whether the answer says which
 
     @property
-    def draft(self) -> str:
-        return self.variant.draft
-
-    @property
     def declined(self) -> bool:
         """Its client refuses guesses that its variant has, so the request says nothing about the variant."""
         return self.max_nodes == 0 and not self.cut and self.variant.mode == "on"
@@ -216,8 +212,8 @@ class Rollout:
         choice, labels = guided.choice, {pool: revision or pool for pool, revision in self._pools.items()}
         if choice.max_nodes == 0:
             return NONE
-        if choice.draft or len(set(labels.values())) == 1:
-            return choice.draft or next(iter(labels.values()))
+        if choice.variant.draft or len(set(labels.values())) == 1:
+            return choice.variant.draft or next(iter(labels.values()))
         return labels.get(guided.pool, ANY)
 
     # -- the guard
@@ -244,9 +240,8 @@ class Rollout:
         """Once for each: pools may still be loading at the start, so the file is not refused."""
         unknown = self.variants.drafts - set(self._pools.values()) if self._pools else set[str]()
         for draft in sorted(unknown - self._told_unknown):
-            logger.warning(
-                "rollout: no pool tells the revision %s: its variants run without guesses until one does", draft
-            )
+            message = "rollout: no pool tells the revision %s: its variants run without guesses until one does"
+            logger.warning(message, draft)
         self._told_unknown = unknown
 
     def _cut_running(self) -> None:
