@@ -8,11 +8,10 @@ A part ends where a piece of another kind comes. Only the number of deltas depen
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from pilotfish.core.scheduling.executor import TokenLogprobs
 from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, Content, Piece, Reasoning
@@ -68,21 +67,16 @@ class TokenBuffer(OutputBuffer):
         self.scored.append((pieces, logprobs))
 
 
-class OpenPart(ABC):
-    """A part grows by pieces. All methods but `whole` give events of the stream."""
+class OpenPart(Protocol):
+    """A part grows by pieces. All methods but `whole`, the part as it stands, give events of the stream."""
 
-    @abstractmethod
     def begin(self) -> list[Part]: ...
 
-    @abstractmethod
     def add(self, text: str, logprobs: list[Part]) -> list[Part]: ...
 
-    @abstractmethod
     def end(self, status: PartStatus) -> list[Part]: ...
 
-    @abstractmethod
-    def whole(self, status: PartStatus) -> Part:
-        """The part as it stands."""
+    def whole(self, status: PartStatus) -> Part: ...
 
 
 class PartWriter:
