@@ -45,20 +45,19 @@ class Ignored:
 
     def offered(self, tools: list[Any], kinds: Sequence[str], path: str = "tools") -> list[Any]:
         """None in place of each tool of other `kinds`, of which no model can be told."""
-        kept: list[Any] = []
-        for i, tool in enumerate(tools):
-            if tool is None:
-                raise bad(f"{path}[{i}]", tool, "an object")
-            kind = tool.get("type") if isinstance(tool, dict) else None
-            if isinstance(kind, str) and kind not in kinds:
-                allowed = " or ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
-                self.leave_out(bad(f"{path}[{i}].type", kind, allowed), kind_of("tools", kind))
-                kept.append(None)
-            elif kind == "namespace" and isinstance(tool.get("tools"), list):
-                kept.append({**tool, "tools": self.offered(tool["tools"], kinds, f"{path}[{i}].tools")})
-            else:
-                kept.append(tool)
-        return kept
+        return [self._offered(tool, kinds, f"{path}[{i}]") for i, tool in enumerate(tools)]
+
+    def _offered(self, tool: Any, kinds: Sequence[str], path: str) -> Any:
+        if tool is None:
+            raise bad(path, tool, "an object")
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind not in kinds:
+            allowed = " or ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
+            self.leave_out(bad(f"{path}.type", kind, allowed), kind_of("tools", kind))
+            return None
+        if kind == "namespace" and isinstance(tool.get("tools"), list):
+            return {**tool, "tools": self.offered(tool["tools"], kinds, f"{path}.tools")}
+        return tool
 
     def is_told(self, field: str) -> bool:
         if len(self._names) >= MOST:
