@@ -65,10 +65,9 @@ class TextFormat(AnswerFormat):
         return self._echoes[output.index // self.generation.params.n]
 
     def choice(self, output: OutputBuffer) -> Part:
-        text = output.content
         return {
             "index": output.index,
-            "text": text if output.begun else self._echo(output) + text,
+            "text": output.content if output.begun else self._echo(output) + output.content,
             "logprobs": self._logprobs(output),
             **self.finish(output),
             **self.prompt(output),

@@ -226,14 +226,10 @@ def _user(turn: _Turn, calls: dict[str, str]) -> Iterator[Message]:
                 raise bad_request(path, "a tool_result after text is not allowed; expected results first")
             if calls.pop(block.tool_use_id, None) is None:
                 raise bad(f"{path}.tool_use_id", block.tool_use_id, "the id of a tool_use block in the turn before")
-            yield _result(block)
+            content = block.content if isinstance(block.content, str) else [_part(part) for part in block.content or ()]
+            yield Message(role="tool", tool_call_id=call_id(block.tool_use_id), content=content)
     if turn.texts:
         yield Message(role="user", content=turn.texts)
-
-
-def _result(block: ToolResultBlock) -> Message:
-    content = block.content if isinstance(block.content, str) else [_part(part) for part in block.content or ()]
-    return Message(role="tool", tool_call_id=call_id(block.tool_use_id), content=content)
 
 
 def _assistant(turn: _Turn) -> Message:
