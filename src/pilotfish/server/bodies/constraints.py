@@ -43,7 +43,14 @@ class Wanted:
             return Constraint.grammar(self.value)
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "object"} if self.kind == "json_object" else _schema(self.field, self.value)
+        if self.kind == "json_object":
+            return {"type": "object"}
+        if isinstance(self.value, dict):
+            return closed(self.value)
+        try:
+            return closed(msgspec.json.decode(self.value, type=dict[str, Any]))
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise bad(self.field, self.value, "a JSON schema, as an object or as its text") from error
 
 
 def wanted(body: GenerationRequest) -> Wanted | None:
@@ -71,15 +78,6 @@ def _of_structured(given: StructuredOutputs | None) -> Iterator[Wanted]:
         raise bad_request(FIELD, f"one of {', '.join(KINDS[:-1])} and {KINDS[-1]} is needed")
     compact = given.disable_any_whitespace is not False
     yield from (Wanted(f"{FIELD}.{kind}", kind, getattr(given, kind), compact) for kind in kinds)
-
-
-def _schema(field: str, given: dict[str, Any] | str) -> dict[str, Any]:
-    if isinstance(given, dict):
-        return closed(given)
-    try:
-        return closed(msgspec.json.decode(given, type=dict[str, Any]))
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise bad(field, given, "a JSON schema, as an object or as its text") from error
 
 
 @contextmanager
