@@ -76,16 +76,13 @@ class CompletionRate:
     def __init__(self, now: float) -> None:
         self._sum = 0.0  # of ended sequences, weighted by age
         self._weight = 0.0  # of the seconds observed: below 1 at first, which is made up for
-        self._at = now
-
-    def resume(self, now: float) -> None:
-        self._at = now
+        self.at = now  # the seconds from here on are observed
 
     def observe(self, ended: int, now: float) -> None:
-        decay = math.exp((self._at - now) / self.TIME_CONSTANT)
+        decay = math.exp((self.at - now) / self.TIME_CONSTANT)
         self._sum = self._sum * decay + ended / self.TIME_CONSTANT
         self._weight = self._weight * decay + 1 - decay
-        self._at = now
+        self.at = now
 
     def seconds(self, sequences: float, now: float) -> float:
         """Time until `sequences` more have ended, at the observed rate; infinity before any has."""
@@ -160,7 +157,7 @@ class Admission:
 
     def _enter(self, account: _Account, facts: RequestFacts, now: float) -> Reservation:
         if self.requests == 0:
-            self._rate.resume(now)
+            self._rate.at = now
         self._count(1, account, facts)
         account.requests.take(1, now)
         account.tokens.take(facts.tokens, now)
