@@ -16,7 +16,6 @@ from pilotfish.server.bodies.schemas import converted
 from pilotfish.server.http_errors import bad, bad_request
 from pilotfish.server.responses.response_body import (
     LOGPROBS,
-    RESPONSE_SAMPLING,
     CustomChoice,
     FunctionChoice,
     InputCall,
@@ -35,22 +34,8 @@ from pilotfish.server.responses.response_body import (
 )
 from pilotfish.server.responses.response_tools import arguments_of, function_name, offered_tools
 
-#: Fields of chats with the same name and meaning.
-SHARED = (
-    *RESPONSE_SAMPLING,
-    "model",
-    "stream",
-    "metadata",
-    "user",
-    "prompt_cache_key",
-    "parallel_tool_calls",
-    "structured_outputs",
-    "cache_salt",
-    "request_id",
-    "timeout",
-    "speculation",
-    "tool_template",
-)
+#: Fields of chats with the same name. They have the same meaning, too, unless `chat_of` says otherwise.
+SHARED = [name for name in ResponsesRequest.__struct_fields__ if name in ChatRequest.__struct_fields__]
 
 
 class ResponseChat(ChatRequest, kw_only=True):
@@ -87,6 +72,7 @@ def chat_of(request: ResponsesRequest, ignored: Ignored) -> ResponseChat:
     wants_logprobs, tools = LOGPROBS in (request.include or ()), list(offered_tools(request))
     fields = {
         **{name: getattr(request, name) for name in SHARED},
+        "stream_options": None,
         "asked": request,
         "messages": _messages(request),
         "continue_final_message": _goes_on(request.input),
@@ -99,7 +85,6 @@ def chat_of(request: ResponsesRequest, ignored: Ignored) -> ResponseChat:
         "tool_choice": _tool_choice(request),
         "response_format": _response_format(request.text),
         "reasoning_effort": request.reasoning and request.reasoning.effort,
-        "chat_template_kwargs": request.chat_template_kwargs,
     }
     return converted({name: value for name, value in fields.items() if value is not None}, ResponseChat)
 
