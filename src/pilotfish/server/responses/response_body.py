@@ -23,8 +23,7 @@ from pilotfish.server.bodies.requests import (
 from pilotfish.server.http_errors import bad
 
 #: Sampling parameters that this body has by other names, or lacks: a response is one output.
-_OTHERWISE = frozenset({"max_tokens", "n", "prompt_logprobs"})
-RESPONSE_SAMPLING = [name for name in SAMPLING if name not in _OTHERWISE]
+OTHERWISE = frozenset({"max_tokens", "n", "prompt_logprobs"})
 ItemState = Literal["in_progress", "completed", "incomplete"]
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
@@ -180,8 +179,10 @@ if TYPE_CHECKING:
     class ResponseSampling(RequestBody):
         def __getattr__(self, name: str) -> Any: ...
 else:
-    _fields = [(name, AS_JSON.get(name, SAMPLING[name]) | None, None) for name in RESPONSE_SAMPLING]
-    ResponseSampling = msgspec.defstruct("ResponseSampling", _fields, bases=(RequestBody,), kw_only=True)
+    _sampling = [
+        (name, AS_JSON.get(name, hint) | None, None) for name, hint in SAMPLING.items() if name not in OTHERWISE
+    ]
+    ResponseSampling = msgspec.defstruct("ResponseSampling", _sampling, bases=(RequestBody,), kw_only=True)
 
 
 class ResponsesRequest(ResponseSampling, kw_only=True):
