@@ -9,8 +9,7 @@ from pilotfish.config.server import ToolTemplate
 from pilotfish.conversation import ExactStruct, Name
 from pilotfish.server.bodies.ignored import Ignored
 from pilotfish.server.bodies.requests import (
-    AS_JSON,
-    SAMPLING,
+    SAMPLING_FIELDS,
     AnyText,
     JsonObject,
     LogprobCount,
@@ -179,10 +178,8 @@ if TYPE_CHECKING:
     class ResponseSampling(RequestBody):
         def __getattr__(self, name: str) -> Any: ...
 else:
-    _sampling = [
-        (name, AS_JSON.get(name, hint) | None, None) for name, hint in SAMPLING.items() if name not in OTHERWISE
-    ]
-    ResponseSampling = msgspec.defstruct("ResponseSampling", _sampling, bases=(RequestBody,), kw_only=True)
+    _fields = [field for field in SAMPLING_FIELDS if field[0] not in OTHERWISE]
+    ResponseSampling = msgspec.defstruct("ResponseSampling", _fields, bases=(RequestBody,), kw_only=True)
 
 
 class ResponsesRequest(ResponseSampling, kw_only=True):
