@@ -255,13 +255,12 @@ class RequestGuard:
         record = state.record = RequestRecord(self.metrics, facts, state.arrived)
         record.cascade = generation.cascade or record.cascade
         self.feedback.remember(caller.name, (state.id, generation.head["id"]), record.served)
-        counted = generation.cascade is None  # else the small model's steps would count as the large one's
         cohort = self._cohort(generation, facts)
         replay = None
-        if counted and facts.sequences == 1:
+        if generation.cascade is None and facts.sequences == 1:
             replay = ReplayedRequest(state.id, facts.variant, generation.prompts[0].tokens, params, ())
-        record.followers = [reservation, self.rollout.begin(generation.choice, cohort, record, replay, counted=counted)]
-        if counted and self._capture is not None:
+        record.followers = [reservation, self.rollout.begin(generation.choice, cohort, record, replay)]
+        if generation.cascade is None and self._capture is not None:
             kept = self._capture.begin(caller, facts.tag, request.headers, generation)
             record.followers += [] if kept is None else [kept]
         if self._tracer is not None:

@@ -158,8 +158,7 @@ class _Turn:
 
 def _system(body: CountTokensRequest, ignored: Ignored) -> list[Message]:
     """Drops lines that identify the client, unless strict: with their changing hash no KV would be found."""
-    given = [TextBlock(text=body.system)] if isinstance(body.system, str) else body.system or ()
-    texts = [block.text for block in given]
+    texts = [body.system] if isinstance(body.system, str) else [block.text for block in body.system or ()]
     if not ignored.strict and any(map(_CLIENT_LINES.match, texts)):
         ignored.tell("system[x-anthropic-]", "it only says which client asks")
         texts = [_CLIENT_LINES.sub("", text) for text in texts]
@@ -205,8 +204,7 @@ def _turns(body: CountTokensRequest) -> list[_Turn]:
             break
         if not turn.content:
             raise bad(f"messages[{i}].content", turn.content, "at least one character or block")
-        paths = (f"messages[{i}].content[{j}]" for j in range(len(turn.blocks)))
-        blocks = list(zip(paths, turn.blocks, strict=True))
+        blocks = [(f"messages[{i}].content[{j}]", block) for j, block in enumerate(turn.blocks)]
         if turns and turns[-1].role == turn.role:
             turns[-1].blocks += blocks
         else:

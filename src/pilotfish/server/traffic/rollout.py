@@ -147,14 +147,9 @@ class Rollout:
         return VariantChoice(variant, nodes, cut, assigned.pinned or own_choice, named=self.file is not None)
 
     def begin(
-        self,
-        choice: VariantChoice,
-        cohort: Cohort,
-        record: RequestRecord,
-        replay: ReplayedRequest | None = None,
-        *,
-        counted: bool = True,
+        self, choice: VariantChoice, cohort: Cohort, record: RequestRecord, replay: ReplayedRequest | None
     ) -> GuidedRequest:
+        counted = record.facts.mode != "cascade"  # or the small model's steps would count as the large one's
         wanted = replay is not None and choice.max_nodes != 0 and unit(replay.id, "canary") < self.variants.canary
         guided = GuidedRequest(choice, cohort, self._ended, choice.cut, replay if wanted else None, counted=counted)
         self._running.add(guided)
