@@ -147,9 +147,8 @@ class FunctionChoice(ExactStruct, tag_field="type", tag="function", omit_default
     namespace: str | None = None
 
 
-class CustomChoice(ExactStruct, tag_field="type", tag="custom", omit_defaults=True):
-    name: str
-    namespace: str | None = None
+class CustomChoice(FunctionChoice, tag="custom"):
+    pass
 
 
 class ToolSubsetChoice(ExactStruct, tag_field="type", tag="allowed_tools", kw_only=True):

@@ -16,7 +16,6 @@ from pilotfish.server.bodies.schemas import converted
 from pilotfish.server.http_errors import bad, bad_request
 from pilotfish.server.responses.response_body import (
     LOGPROBS,
-    CustomChoice,
     FunctionChoice,
     InputCall,
     InputCallOutput,
@@ -24,8 +23,7 @@ from pilotfish.server.responses.response_body import (
     InputItem,
     InputMessage,
     InputReasoning,
-    InputText,
-    OutputText,
+    ItemPart,
     RefusalText,
     ResponsesRequest,
     SchemaJson,
@@ -133,7 +131,7 @@ def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"role": "assistant", "tool_calls": [call]}
 
 
-def _content(given: str | Sequence[InputText | OutputText | RefusalText]) -> list[dict[str, str]]:
+def _content(given: str | Sequence[ItemPart | RefusalText]) -> list[dict[str, str]]:
     texts = [given] if isinstance(given, str) else [part.text for part in given]
     return [{"type": "text", "text": text} for text in texts]
 
@@ -154,14 +152,14 @@ def _tool_choice(request: ResponsesRequest) -> Any:
     match request.tool_choice:
         case "auto":
             return None
-        case FunctionChoice() | CustomChoice() as chosen:
+        case FunctionChoice() as chosen:
             return _reference(chosen)
         case ToolSubsetChoice(mode=mode, tools=tools):
             return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*map(_reference, tools)]}}
     return request.tool_choice
 
 
-def _reference(chosen: FunctionChoice | CustomChoice) -> dict[str, Any]:
+def _reference(chosen: FunctionChoice) -> dict[str, Any]:
     return {"type": "function", "function": {"name": function_name(chosen.name, chosen.namespace)}}
 
 
