@@ -117,28 +117,25 @@ class ResponseStreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None  # nothing is obfuscated
 
 
-class ResponseTool(Struct, tag_field="type", tag="function", forbid_unknown_fields=True, kw_only=True):
+class ToolBody(Struct, tag_field="type", forbid_unknown_fields=True, kw_only=True):
     name: Name
     description: str | None = None
+
+
+class ResponseTool(ToolBody, tag="function", kw_only=True):
     parameters: dict[str, Any] | None = None  # a JSON schema
     strict: bool | None = None
 
 
-class CustomTool(Struct, tag_field="type", tag="custom", forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+class CustomTool(ToolBody, tag="custom", kw_only=True, omit_defaults=True):
     """A tool whose input is a text."""
 
-    name: Name
-    description: str | None = None
     format: dict[str, Any] | None = None  # a grammar, which the model is shown
 
 
-class NamespaceTool(
-    Struct, tag_field="type", tag="namespace", forbid_unknown_fields=True, kw_only=True, omit_defaults=True
-):
+class NamespaceTool(ToolBody, tag="namespace", kw_only=True, omit_defaults=True):
     """Tools under one name."""
 
-    name: Name
-    description: str | None = None
     tools: list[ResponseTool | CustomTool | None]  # None: one that is left out
 
 
