@@ -50,11 +50,10 @@ class GenerationResponse(Response):
         ended: BaseException | None = None
         try:
             ended = await while_connected(receive, run(scope, receive, send))
-        except ClientGone as error:
-            ended = error
         except BaseException as error:
             ended = error
-            raise
+            if not isinstance(error, ClientGone):
+                raise
         finally:
             if self._stream is not None:
                 self._stream.abort()  # what still runs
