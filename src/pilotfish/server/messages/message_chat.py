@@ -50,7 +50,7 @@ from pilotfish.server.messages.message_body import (
 
 #: Fields of chats with the same name and meaning.
 SHARED = ("max_tokens", "temperature", "top_p", "top_k", "stream", "seed", "cache_salt", "speculation")
-#: Ids of calls begin so.
+#: Ids of calls begin so, but not for the chat template: some want ids of their own form.
 CALL = "toolu_"
 #: Claude Code's system text begins so.
 _CLIENT_LINES = re.compile(r"\A(x-anthropic-[\w-]+:.*(\n|\Z))+")
@@ -225,7 +225,7 @@ def _user(turn: _Turn, calls: dict[str, str]) -> Iterator[Message]:
             if calls.pop(block.tool_use_id, None) is None:
                 raise bad(f"{path}.tool_use_id", block.tool_use_id, "the id of a tool_use block in the turn before")
             content = block.content if isinstance(block.content, str) else [_part(part) for part in block.content or ()]
-            yield Message(role="tool", tool_call_id=call_id(block.tool_use_id), content=content)
+            yield Message(role="tool", tool_call_id=block.tool_use_id.removeprefix(CALL), content=content)
     if turn.texts:
         yield Message(role="user", content=turn.texts)
 
@@ -240,12 +240,7 @@ def _assistant(turn: _Turn) -> Message:
 
 def _call(block: ToolUseBlock) -> ToolCall:
     called = CalledFunction(name=block.name, arguments=msgspec.json.encode(block.input).decode())
-    return ToolCall(id=call_id(block.id), type="function", function=called)
-
-
-def call_id(given: str) -> str:
-    """As the chat template accepts it: some want ids of their own form."""
-    return given.removeprefix(CALL)
+    return ToolCall(id=block.id.removeprefix(CALL), type="function", function=called)
 
 
 def _refuse_unanswered(calls: dict[str, str]) -> None:
