@@ -159,6 +159,7 @@ class Admission:
         if self.requests == 0:
             self._rate.at = now
         self._count(1, account, facts)
+        self.idle.clear()
         account.requests.take(1, now)
         account.tokens.take(facts.tokens, now)
         return Reservation(lambda used: self._leave(account, facts, used))
@@ -166,6 +167,8 @@ class Admission:
     def _leave(self, account: _Account, facts: RequestFacts, used: int | None) -> None:
         now = self._clock()
         self._count(-1, account, facts)
+        if self.requests == 0:
+            self.idle.set()
         account.tokens.take(0 if used is None else min(used - facts.tokens, 0), now)
         self._rate.observe(facts.sequences, now)
 
@@ -174,10 +177,6 @@ class Admission:
         self.requests += sign
         self.sequences += sign * facts.sequences
         self.slots += sign * facts.slots
-        if self.requests:
-            self.idle.clear()
-        else:
-            self.idle.set()
 
 
 class _Account:

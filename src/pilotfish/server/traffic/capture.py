@@ -105,13 +105,12 @@ class RequestCapture:
 
     def offer(self, one: PendingCapture) -> None:
         with self._changed:
-            has_room = len(self._waiting) < WAITING_REQUESTS and self._tokens + one.tokens <= WAITING_TOKENS
-            if has_room:
+            if len(self._waiting) < WAITING_REQUESTS and self._tokens + one.tokens <= WAITING_TOKENS:
                 self._waiting.append(one)
                 self._tokens += one.tokens
                 self._changed.notify()
-        if not has_room:
-            self._lose("more waits for the disk than may")
+                return
+        self._lose("more waits for the disk than may")
 
     def close(self) -> None:
         with self._changed:
