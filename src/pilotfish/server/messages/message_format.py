@@ -73,4 +73,5 @@ class MessageFormat(EventFormat):
             return {"stop_reason": "model_context_window_exceeded" if full else "max_tokens", "stop_sequence": None}
         if isinstance(finish.stop, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": finish.stop}
-        return {"stop_reason": "tool_use" if self._writer.called else "end_turn", "stop_sequence": None}
+        called = any(part["type"] == "tool_use" for part in self._writer.parts)
+        return {"stop_reason": "tool_use" if called else "end_turn", "stop_sequence": None}
