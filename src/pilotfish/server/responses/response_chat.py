@@ -70,7 +70,7 @@ def chat_of(request: ResponsesRequest, ignored: Ignored) -> ResponseChat:
     wants_logprobs, tools = LOGPROBS in (request.include or ()), list(offered_tools(request))
     fields = {
         **{name: getattr(request, name) for name in SHARED},
-        "stream_options": None,
+        "stream_options": None,  # a response's say nothing to a chat
         "asked": request,
         "messages": _messages(request),
         "continue_final_message": _goes_on(request.input),

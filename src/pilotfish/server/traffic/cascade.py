@@ -157,8 +157,7 @@ class CascadeStream:
     def _hold(self, update: Update) -> None:
         before, delta = self._held.get(update.index), update.delta
         self._held[update.index] = update if before is None else merged(before, update)
-        logprobs = [one.logprob for one in delta.logprobs]
-        self._confidence.add(update.index, logprobs, ended=delta.finish is not None)
+        self._confidence.add(update.index, [one.logprob for one in delta.logprobs], ended=delta.finish is not None)
 
     def _shown(self, update: Update) -> Update:
         if self._asked[0].params.logprobs is not None or not update.delta.logprobs:
