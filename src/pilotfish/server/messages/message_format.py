@@ -17,8 +17,7 @@ from pilotfish.server.messages.message_events import BlockWriter
 class MessageFormat(EventFormat):
     def __init__(self, generation: Generation, tokenizer: Any, token_text: TokenNames) -> None:
         super().__init__(generation, tokenizer, token_text)
-        call_id = generation.reading.call_id
-        self._writer = BlockWriter(lambda: CALL + call_id().removeprefix("call_"))
+        self._writer = BlockWriter(lambda: CALL + generation.reading.call_id().removeprefix("call_"))
 
     def whole(self) -> Part:
         self._grown()
