@@ -243,7 +243,7 @@ class DraftMachine(Listener[ConnectedTarget]):
             self._send(peer, Refuse(message.session, message.generation, str(error)[:MAX_TEXT]))
             return
         self._found(peer, self.table.open(session))
-        self._know(session)
+        self.known.add(peer, session.salt, session.tokens)
         if session.features is not None and session.features.reach:
             self._send(peer, Skip(message.session, message.generation, session.features.reach))
 
@@ -255,9 +255,6 @@ class DraftMachine(Listener[ConnectedTarget]):
         if prefix is None:
             return None
         return msgspec.structs.replace(message, tokens=prefix + message.tokens, prefix_key=None)
-
-    def _know(self, session: DraftSession) -> None:
-        self.known.add(session.key.target, session.salt, session.tokens)
 
     def _found(self, peer: Peer, tokens: int) -> None:
         self.counts.cached += tokens
@@ -293,7 +290,7 @@ class DraftMachine(Listener[ConnectedTarget]):
         elif message.generation < session.generation:
             return
         elif isinstance(message, Close):
-            self._know(session)
+            self.known.add(peer, session.salt, session.tokens)
             self.table.close(session)
         elif message.generation > session.generation:
             self._ask_again(peer, message, "it was not opened")
