@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from pilotfish.errors import ParameterError
 from pilotfish.validation import parsed_toml
 
 #: Why the large model answers.
@@ -117,10 +116,7 @@ class CascadeAnswer:
 
 def read_cascade(text: str) -> CascadePolicy:
     """ParameterError names the bad field of the TOML file."""
-    policy = parsed_toml("cascade", text, CascadePolicy)
-    for field, value, allowed in _faults(policy):
-        raise ParameterError(field, value, allowed)
-    return policy
+    return parsed_toml("cascade", text, CascadePolicy, _faults)
 
 
 def _faults(policy: CascadePolicy) -> Iterator[tuple[str, object, str]]:
