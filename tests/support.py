@@ -30,6 +30,7 @@ from pilotfish.engine.engine import Engine
 from pilotfish.engine.processes.launch import Supervisor
 from pilotfish.engine.processes.process import WorkerSpec
 from pilotfish.engine.sample import Sample
+from pilotfish.kv.tiers import KVTiers
 from pilotfish.model.loading.loader import LoadedModel, load_model
 from pilotfish.wire.serving import EngineRequest
 
@@ -183,6 +184,11 @@ async def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
             await asyncio.sleep(0.005)
 
 
+def settle(tiers: KVTiers) -> None:
+    """Until all that is saved is where it is kept."""
+    eventually(lambda: not tiers._saving and not tiers._unwritten)
+
+
 def descriptors() -> int:
     """How many files this process has open."""
     return len(list(Path("/proc/self/fd").iterdir()))
@@ -235,6 +241,25 @@ def finish(engine: Engine, prompt: Any, params: SamplingParams, salt: str | None
 
 def asked(engine: Engine, prompt: str, params: SamplingParams, **options: Any) -> EngineRequest:
     return EngineRequest(engine.check_prompt(prompt), params, **options)
+
+
+def sure_tokens(reference: Any, prompt: list[int], count: int, close: float) -> list[int]:
+    """Up to `count` that transformers' `generate` adds to a prompt, while its two best logits differ by `close`."""
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        out = reference.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=count,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    gaps = [float(x[0] - x[1]) for x in (step[0].topk(2).values for step in out.logits)]
+    sure = next((i for i, gap in enumerate(gaps) if gap < close), len(gaps))
+    tokens: list[int] = out.sequences[0, len(prompt) : len(prompt) + sure].tolist()
+    return tokens
 
 
 def step_until(engine: Engine, samples: Sequence[Sample], origin: str) -> None:

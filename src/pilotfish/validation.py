@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
@@ -27,14 +27,19 @@ def converted(path: str, value: Any, kind: type[Converted]) -> Converted:
         raise _blame(path, value, kind) from error
 
 
-def parsed_toml(page: str, text: str, kind: type[Converted]) -> Converted:
-    """ParameterError names docs/`page`.md."""
+def parsed_toml(
+    page: str, text: str, kind: type[Converted], faults: Callable[[Converted], Iterable[tuple[str, object, str]]]
+) -> Converted:
+    """ParameterError names docs/`page`.md, or the first of `faults`: a field, its value, what is allowed."""
     try:
-        return msgspec.convert(tomllib.loads(text), kind)
+        parsed = msgspec.convert(tomllib.loads(text), kind)
     except tomllib.TOMLDecodeError as error:
         raise ParameterError(page, None, f"TOML ({error})") from error
     except msgspec.ValidationError as error:
         raise ParameterError(page, None, f"what docs/{page}.md says: {error}") from error
+    for fault in faults(parsed):
+        raise ParameterError(*fault)
+    return parsed
 
 
 def refused(field: str, problem: str) -> ParameterError:

@@ -1,10 +1,11 @@
-"""What commands leave behind, and the types of the fixtures that run them."""
+"""What commands are given and leave behind, and the types of the fixtures that run them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pilotfish.cli.bench.report import Report
@@ -12,6 +13,12 @@ from pilotfish.server.application import ServerSetup
 
 #: The tiny model in float32, on one thread.
 PLAIN = ("--dtype", "float32", "--threads", 1)
+
+
+def write_rows(path: Path, *rows: object) -> Path:
+    """A line for each: an object as JSON, a text as it is."""
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
 """Commands run in this process, so that one import of torch serves all tests."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command_runs import PLAIN, Configured, Refused, Result, Run
+from command_runs import PLAIN, Configured, Refused, Result, Run, write_rows
 from inline_drafts import inline_drafts
 
 from pilotfish.cli import generate as generate_command
@@ -87,13 +87,7 @@ def generate(pilotfish: Run, llama: Path, engines: dict[str, Engine], monkeypatc
 @pytest.fixture
 def prompts(tmp_path: Path) -> Callable[..., Path]:
     """Writes rows (objects, or text that is no JSON) into a prompts file."""
-
-    def write(*rows: object) -> Path:
-        path = tmp_path / "prompts.jsonl"
-        path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-        return path
-
-    return write
+    return partial(write_rows, tmp_path / "prompts.jsonl")
 
 
 @pytest.fixture

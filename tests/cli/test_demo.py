@@ -252,12 +252,13 @@ def test_a_pace_that_is_not_held_after_all_is_tried_again_slower(
 # -- the command
 
 
+Calls = list[tuple[list[Scene], Work, dict[str, Any]]]
+
+
 @pytest.fixture
-def demo(
-    pilotfish: Pilotfish, llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Pilotfish, list[tuple[list[Scene], Work, dict[str, Any]]]]:
+def demo(pilotfish: Pilotfish, llama: Path, draft: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Pilotfish, Calls]:
     """The command, whose outputs are always unequal, and its calls of `run_demo`."""
-    calls: list[tuple[list[Scene], Work, dict[str, Any]]] = []
+    calls = Calls()
     monkeypatch.setattr(pairs, "resolve_pair", lambda _: pairs.PairDirs(llama, draft))
     monkeypatch.setattr(runs, "time_modes", lambda *_, **__: timing(late=9))
     monkeypatch.setattr(scenes, "run_demo", lambda *args, **options: calls.append((*args, options)))
@@ -277,10 +278,8 @@ def test_the_command_passes_its_options_on(demo: Any) -> None:
     options = ("--dtype", "float32", "--threads", 1, "--eager", "--max-tokens", 4, "--rounds", 1, "--json")
     assert command(*options, "--pace", "target=500us,draft=100us").code == 1
     ((shown, work, how),) = calls
-    assert [(one.pair, one.config.pace) for one in shown] == [
-        ("pycode", "target=500us,draft=100us"),
-        ("pycode@344m", ""),
-    ]
+    paces = [(one.pair, one.config.pace) for one in shown]
+    assert paces == [("pycode", "target=500us,draft=100us"), ("pycode@344m", "")]
     assert all((one.config.dtype, one.config.threads, one.config.eager) == ("float32", 1, True) for one in shown)
     assert work.params.max_tokens == 4 and (how["rounds"], how["json"]) == (1, True)
     for option, value in (("--rounds", 0), ("--pace", "")):

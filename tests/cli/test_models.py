@@ -36,12 +36,13 @@ def test_windows_are_named(pilotfish: Run, tiny_models: dict[str, Path]) -> None
     assert sorted(row["target"]["layers"].split(", ")) == ["1 full", "1 of window 16"]
 
 
-def copy_of(model: Path, directory: Path) -> Path:
-    return Path(shutil.copytree(model, directory / "model"))
+@pytest.fixture
+def copy(llama: Path, tmp_path: Path) -> Path:
+    """Of the tiny Llama, to be changed."""
+    return Path(shutil.copytree(llama, tmp_path / "model"))
 
 
-def test_names_in_a_configuration_give_no_commands(pilotfish: Run, llama: Path, tmp_path: Path) -> None:
-    copy = copy_of(llama, tmp_path)
+def test_names_in_a_configuration_give_no_commands(pilotfish: Run, copy: Path) -> None:
     fields = json.loads((copy / "config.json").read_text())
     evil = "Evil\x1b[2J\x07\u202e\nwould run"
     for name, value in (("architectures", [evil]), ("model_type", evil), ("hidden_act", evil)):
@@ -53,8 +54,7 @@ def test_names_in_a_configuration_give_no_commands(pilotfish: Run, llama: Path, 
             assert "\nwould run" not in result.stdout + result.stderr
 
 
-def test_weights_that_are_missing_or_cut_off_are_found(pilotfish: Run, llama: Path, tmp_path: Path) -> None:
-    copy = copy_of(llama, tmp_path)
+def test_weights_that_are_missing_or_cut_off_are_found(pilotfish: Run, copy: Path) -> None:
     weights = copy / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     (row,) = pilotfish("models", "check", copy, "--json").rows
@@ -78,10 +78,7 @@ def test_weights_that_are_missing_or_cut_off_are_found(pilotfish: Run, llama: Pa
         ({"architectures": None}, "architectures is None; a list of one of LlamaForCausalLM"),
     ],
 )
-def test_it_says_what_a_start_would_say(
-    pilotfish: Run, llama: Path, tmp_path: Path, changes: dict[str, object], reason: str
-) -> None:
-    copy = copy_of(llama, tmp_path)
+def test_it_says_what_a_start_would_say(pilotfish: Run, copy: Path, changes: dict[str, object], reason: str) -> None:
     edit_config(copy, **changes)
     (row,) = pilotfish("models", "check", copy, "--json").rows
     (problem,) = row["problems"]
@@ -96,9 +93,8 @@ def test_too_little_memory_is_a_problem_and_a_name_is_no_markup(pilotfish: Run, 
     assert result.code == 2 and "problem: memory: " in result.stdout and "a[/red]" in "".join(result.stdout.split())
 
 
-def test_a_tokenizer_without_structured_output(pilotfish: Run, llama: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_without_structured_output(pilotfish: Run, llama: Path, copy: Path) -> None:
     """llguidance reads bytes alone."""
-    copy = copy_of(llama, tmp_path)
     backend = Tokenizer(models.Unigram([("<unk>", 0.0), ("</s>", 0.0), ("▁a", -1.0)], unk_id=0))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="</s>").save_pretrained(copy)
@@ -110,8 +106,7 @@ def test_a_tokenizer_without_structured_output(pilotfish: Run, llama: Path, tmp_
     assert plain["no_structured_output"] is None
 
 
-def test_entries_beyond_the_embedding_are_no_problem(pilotfish: Run, llama: Path, tmp_path: Path) -> None:
-    copy = copy_of(llama, tmp_path)
+def test_entries_beyond_the_embedding_are_no_problem(pilotfish: Run, copy: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(copy)
     tokenizer.add_tokens(["<image_soft_token>"])
     tokenizer.save_pretrained(copy)

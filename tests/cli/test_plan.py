@@ -1,12 +1,11 @@
 """`pilotfish plan`: for people and programs; what is refused."""
 
-import json
 import re
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from command_runs import Refused, Run
+from command_runs import Refused, Run, write_rows
 
 from pilotfish.cli.bench import contestants
 from pilotfish.cli.bench.modes.engines import Level
@@ -76,21 +75,20 @@ def test_bad_plans(refused: Refused, arguments: tuple[object, ...], why: str) ->
 
 
 def test_a_trace_is_planned_for_its_mean_and_its_peak(pilotfish: Run, refused: Refused, tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
     requests = [
         {"timestamp": 1000 * (i + i % 7), "input_length": 900, "output_length": 90, "hash_ids": [0, i]}
         for i in range(99)
     ]
-    path.write_text("\n".join(map(json.dumps, requests)))
+    path = write_rows(tmp_path / "trace.jsonl", *requests)
     few = ("--target", "llama-3.1-8b", "--devices", "l40s@1")
     (record,) = pilotfish("plan", "whatif", path, *few, "--json").rows
     assert record["trace"]["requests"] == 99 and record["trace"]["peak"] >= record["trace"]["mean"] > 0.9
     assert record["mean"]["situation"]["workload"]["rate"] == record["trace"]["mean"]
     printed = pilotfish("plan", "whatif", path, *few).stdout
     assert printed.startswith("99 requests in 2 minutes") and "mean:" in printed and "peak:" in printed
-    path.write_text(json.dumps(requests[0]))
+    write_rows(path, requests[0])
     assert "a minute or more is needed" in refused("plan", "whatif", path, *SMALL)
-    path.write_text('{"timestamp": 0, "input_length": 9, "hash_ids": [1]}\n')
+    write_rows(path, {"timestamp": 0, "input_length": 9, "hash_ids": [1]})
     assert "trace.jsonl:1 is not allowed" in refused("plan", "whatif", path, *SMALL)
 
 
@@ -149,12 +147,9 @@ def measured(name: str, sequences: int, nodes: int, began: float) -> Measured:
     period = TARGET + drafting + STEP + SEQUENCE * sequences + NODE * nodes
     steps = []
     for before, _ in pairwise(began + period * i for i in range(8)):
-        moments = (before, before, before, before + drafting, before + drafting)
-        ended = before + period
+        moments = (before, before, before, before + drafting, before + drafting, *[before + period] * 4)
         counts = {"rows": sequences + nodes, "nodes": nodes, "depth": 3, "offered": nodes, "accepted": 1}
-        steps.append(
-            StepRecord(*moments, ended, ended, ended, ended, sequences=sequences, committed=2, hits=0, **counts)
-        )
+        steps.append(StepRecord(*moments, sequences=sequences, committed=2, hits=0, **counts))
     return Measured(name, contestants.Run(1.0, [], steps=steps), sequences)
 
 
@@ -162,12 +157,8 @@ def test_costs_are_those_that_the_records_have() -> None:
     models = resolve_pair("pycode")
     pace = "target=1:20ms/4096:20ms,draft=1:4ms/4096:4ms"
     config = EngineConfig(target=models.target, draft=models.draft, mode="async", drafter="lm", pace=pace)
-    runs = [
-        measured(name, sequences, nodes * sequences, 10.0 * place)
-        for place, (name, sequences, nodes) in enumerate(
-            [("off", 1, 0), ("sync", 1, 12), ("async", 1, 16), ("off", 4, 0), ("sync", 4, 12), ("async", 4, 16)]
-        )
-    ]
+    kinds = [(name, n, n * nodes) for n in (1, 4) for name, nodes in (("off", 0), ("sync", 12), ("async", 16))]
+    runs = [measured(*kind, 10.0 * place) for place, kind in enumerate(kinds)]
     levels = [Level(at, at + DRAFT, 32, 0) for at in (20.0 + i * (DRAFT + LEVEL) for i in range(9))]
     found = host_costs(config, runs, levels)
     assert (found.step, found.sequence, found.node) == pytest.approx((STEP, SEQUENCE, NODE), rel=1e-3)

@@ -116,8 +116,7 @@ def test_keys_that_do_not_fit(line: Refused, tmp_path: Path, where: str) -> None
     write_key_pair(own, key)
     with locked(where) as public:
         said = line("--prefill-pool", where, "--prefill-key", key, "--prefill-pool-key", public)
-        expected = f"prefill_pool: {where} refused the key {own.public}; expected one on its allowlist"
-        assert said == expected
+        assert said == f"prefill_pool: {where} refused the key {own.public}; expected one on its allowlist"
         said = line("--prefill-pool", where)
         assert said == f"prefill_pool: {where} broke off: it wants a key, or is no prefill pool"
 

@@ -96,10 +96,8 @@ def test_help_shows_the_default_of_each_option(pilotfish, command: str, monkeypa
     monkeypatch.setenv("COLUMNS", "240")
     _, *options = re.split(r"│ \*? *--", pilotfish("train", command, "--help").stdout)
     shown = {name: text for name, _, text in (option.partition(" ") for option in options)}
-    assert {name for name, text in shown.items() if not re.search(r"\[(default: .+|required)\]", text)} == {
-        "json",
-        "help",
-    }
+    without = {name for name, text in shown.items() if not re.search(r"\[(default: .+|required)\]", text)}
+    assert without == {"json", "help"}
     defaults = {
         "pair": {"target-shape": "6,384,6,2,1024", "target-tokens": "24576000", "package": "click, filelock, "},
         "head": {"depth": "(4; dspark: 5)", "layers": "(1; dspark: 2)", "learning-rate": "0.008", "lean": "(off)"},

@@ -5,6 +5,7 @@ import re
 import shlex
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -132,16 +133,9 @@ def test_defaults_of_the_model_and_of_ours_can_be_left_out(
     assert refused(llama, "--generation-config", "/some").startswith("generation_config: '/some' is not allowed")
 
 
-class ModelFiles:
-    """Stands in for the engine: what it has read."""
-
-    def __init__(self) -> None:
-        self.tokenizer = type("Tokenizer", (), {"chat_template": "the model's"})()
-        self.defaults = {"temperature": 0.6}
-
-
 def test_overrides_replace_what_the_model_says(configured: Configured, llama: Path) -> None:
-    files = ModelFiles()
+    """Of the engine there is what it has read."""
+    files = SimpleNamespace(tokenizer=SimpleNamespace(chat_template="the model's"), defaults={"temperature": 0.6})
     apply_overrides(files, configured(llama).server)  # type: ignore[arg-type]
     assert (files.tokenizer.chat_template, files.defaults) == ("the model's", {"temperature": 0.6})
     setup = configured(llama, "--chat-template", "{{ 1 }}", "--generation-config", "vllm")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from pilotfish.wire.curve_keys import new_key_pair, write_key_pair
 
 TARGETS = Host("1", "a", {"CPU": 4.0, "target_device": 2.0}, {"rack": "r1"})
 DRAFTS = Host("2", "b", {"CPU": 4.0, "draft_device": 1.0})
+THREE = {"count": 3, "devices": {"target_device": 1}}
+OTHER = "is not that of roles.target on a"
 
 
 def config(target: dict[str, Any] | None = None, draft: dict[str, Any] | None = None, **others: Any) -> ClusterConfig:
@@ -31,32 +34,26 @@ def config(target: dict[str, Any] | None = None, draft: dict[str, Any] | None = 
     return cluster_config({"roles": roles, **others})
 
 
-def refusal(asked: ClusterConfig, *hosts: Host) -> str:
+def refusal(check: Callable[..., None], *arguments: object) -> str:
     with pytest.raises(InputError) as caught:
-        check_devices(asked, hosts)
+        check(*arguments)
     return str(caught.value)
 
 
 def test_all_find_a_place() -> None:
-    check_devices(
-        config({"count": 2, "devices": {"target_device": 1}}, {"devices": {"draft_device": 1}}), [TARGETS, DRAFTS]
-    )
+    both = config({"count": 2, "devices": {"target_device": 1}}, {"devices": {"draft_device": 1}})
+    check_devices(both, [TARGETS, DRAFTS])
     check_devices(config({"count": 8}), [TARGETS, DRAFTS])
     check_devices(config({"labels": {"rack": "r1"}, "count": 4}), [DRAFTS, TARGETS])
     check_devices(config({"cpus": 4}, {"labels": {"rack": "r1"}}), [TARGETS, Host("4", "d", {"CPU": 4.0})])
     check_devices(config({"count": 2, "cpus": 4}), [TARGETS, Host("4", "a", {"CPU": 4.0})])  # of one name
-    fractions = Host("3", "c", {"CPU": 1.0})
-    check_devices(config({"count": 10, "cpus": 0.1}), [fractions])
+    check_devices(config({"count": 10, "cpus": 0.1}), [Host("3", "c", {"CPU": 1.0})])  # fractions
 
 
 @pytest.mark.parametrize(
     ("target", "draft", "message"),
     [
-        (
-            {"count": 3, "devices": {"target_device": 1}},
-            None,
-            "roles: target ask for 3 target_device; there are 2: 2 on a",
-        ),
+        (THREE, None, "roles: target ask for 3 target_device; there are 2: 2 on a"),
         ({}, {"devices": {"npu": 1}}, "roles: draft ask for 1 npu; there are none on any of a, b"),
         ({"count": 7}, {"count": 2}, "roles: target and draft ask for 9 CPU; there are 8: 4 on a, 4 on b"),
         ({"cpus": 5}, None, "roles.target: no host has 5 CPU for number 1 of it"),
@@ -66,13 +63,14 @@ def test_all_find_a_place() -> None:
     ],
 )
 def test_which_and_where(target: dict[str, Any], draft: dict[str, Any] | None, message: str) -> None:
-    assert refusal(config(target, draft), TARGETS, DRAFTS) == message
+    assert refusal(check_devices, config(target, draft), [TARGETS, DRAFTS]) == message
 
 
 def test_each_rank_has_its_devices() -> None:
     fields = {"devices": {"target_device": 1}}
     check_devices(config({**fields, "options": {"tensor_parallel": 2}}), [TARGETS])
-    assert "target ask for 3 target_device" in refusal(config({**fields, "options": {"tensor_parallel": 3}}), TARGETS)
+    three = config({**fields, "options": {"tensor_parallel": 3}})
+    assert "target ask for 3 target_device" in refusal(check_devices, three, [TARGETS])
 
 
 def test_hosts_on_a_network_need_a_key() -> None:
@@ -114,16 +112,13 @@ def test_a_host_tells_what_it_has(tmp_path: Path) -> None:
 
 def test_a_host_without_the_key_or_the_model_says_so(tmp_path: Path) -> None:
     asked = config({"model": str(model(tmp_path / "m"))}, key=str(tmp_path / "cluster.key"))
-    assert (
-        host_report(asked, ["target"]).problem
-        == f"key: {tmp_path}/cluster.key cannot be read (No such file or directory)"
-    )
+    unread = f"key: {tmp_path}/cluster.key cannot be read (No such file or directory)"
+    assert host_report(asked, ["target"]).problem == unread
     missing = config({"model": str(tmp_path / "none")})
     assert "roles.target.model: " in host_report(missing, ["target"]).problem
     (tmp_path / "m" / "model.safetensors").unlink()
-    assert host_report(config({"model": str(tmp_path / "m")}), ["target"]).problem.endswith(
-        "has no weights in safetensors"
-    )
+    weightless = config({"model": str(tmp_path / "m")})
+    assert host_report(weightless, ["target"]).problem.endswith("has no weights in safetensors")
 
 
 def report(**changes: Any) -> HostReport:
@@ -137,20 +132,12 @@ def report(**changes: Any) -> HostReport:
         (report(version="2"), "version: b has Pilotfish 2; expected 1, as here"),
         (report(problem="key: gone"), "b: key: gone"),
         (report(key="other"), "key: a and b have different ones; expected the same on every host"),
-        (
-            report(models={"prefill": {"config.json": "y"}}),
-            "model: config.json of roles.prefill on b is not that of roles.target on a",
-        ),
-        (
-            report(models={"target": {"config.json": "x", "weights": "w 2"}}),
-            "model: weights of roles.target on b is not that of roles.target on a",
-        ),
+        (report(models={"prefill": {"config.json": "y"}}), f"model: config.json of roles.prefill on b {OTHER}"),
+        (report(models={"target": {"weights": "w 2"}}), f"model: weights of roles.target on b {OTHER}"),
     ],
 )
 def test_what_is_not_the_same_everywhere(second: HostReport, message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        check_reports({"a": report(), "b": second}, "1")
-    assert str(caught.value) == message
+    assert refusal(check_reports, {"a": report(), "b": second}, "1") == message
 
 
 def test_drafts_may_be_another_model() -> None:

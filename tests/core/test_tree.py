@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support import paths_of, random_guesses
 from trees import check_tree, trees_of
 
-from pilotfish.core.trees.tree import NO_TOKEN, ROOT, Forest, Guesses, TokenTree, walk
+from pilotfish.core.trees.tree import EMPTY_TREE, NO_TOKEN, ROOT, Forest, Guesses, TokenTree, walk
 
 VOCAB = 4
 Target = Callable[[Sequence[int]], int]
@@ -62,7 +62,7 @@ def test_a_chain_is_one_path(tokens: list[int]) -> None:
         node = built.add(node, token, score, "ngram")
     for name, values in vars(tree).items():
         assert values.tolist() == getattr(built.tree(), name).tolist(), name
-        assert values.dtype == getattr(TokenTree.empty(), name).dtype, name
+        assert values.dtype == getattr(EMPTY_TREE, name).dtype, name
 
 
 @given(tree=trees(), count=st.integers(0, 30))

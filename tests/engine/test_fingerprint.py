@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -157,13 +157,9 @@ def test_features_are_a_part_of_an_identity(model: Path) -> None:
     assert ours.difference(theirs) == "features: 64 of 0a, not 64 of 0b"
     assert ours.layout.described == "2 layers of [128, 128] bytes a head and features of 256 bytes"
     config = EngineConfig(target=model, dtype="float32")
-    assert len({kv_fingerprint(config, executor) for executor in executors_of(model, taps)}) == 3
-
-
-def executors_of(model: Path, taps: Sequence[FeatureTap]) -> list[TorchExecutor]:
-    """Without a tap, then with each."""
-    loaded = load_configured(EngineConfig(target=model, dtype="float32"), model)
-    return [TorchExecutor(loaded, num_slots=64, tap=tap) for tap in (None, *taps)]
+    loaded = load_configured(config, model)
+    executors = [TorchExecutor(loaded, num_slots=64, tap=tap) for tap in (None, *taps)]
+    assert len({kv_fingerprint(config, executor) for executor in executors}) == 3
 
 
 def test_the_layout_of_8_bits_has_its_scales(model: Path) -> None:

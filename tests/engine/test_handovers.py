@@ -13,7 +13,7 @@ import pytest
 from inline_drafts import inline_drafts
 from inline_prefills import assert_nothing_left, inline_prefills, prefill_worker
 from sizes import sized
-from support import MODES, VOCAB, drain, make_engine, run, write_model
+from support import MODES, VOCAB, drain, make_engine, run, settle, write_model
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import PrefillConfig
@@ -227,7 +227,7 @@ def test_tiers_come_first(long: Path, monkeypatch: pytest.MonkeyPatch, outputs: 
         assert engine.tiers is not None
         ended(engine, engine.submit(prompt(1000), params()))
         engine.worker.scheduler.save_all()
-        assert engine.tiers.settle(10)
+        settle(engine.tiers)
         _forget(engine)
         samples = engine.submit(prompt(1000), params())
         assert ended(engine, samples) == [outputs[LENGTHS.index(1000)]]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from inline_drafts import inline_drafts
 from sizes import paired, sized
-from support import MODES, SNIPPETS, assert_idle, finish, make_engine, params, run, write_model
+from support import MODES, SNIPPETS, assert_idle, finish, make_engine, params, run, settle, write_model
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.engine.engine import Engine
@@ -22,7 +22,6 @@ from pilotfish.wire.serving import SERVER_DECODER, Status
 
 #: Room for one long sequence.
 SLOTS = 512
-LIMIT = 20.0  # seconds
 
 
 pytestmark = pytest.mark.usefixtures("patient_tiers")
@@ -47,13 +46,9 @@ def prompts(plain: Engine, count: int = 6, length: int = 300) -> list[list[int]]
 
 def served(engine: Engine, prompt: Any, asked: SamplingParams, salt: str | None = None) -> Sample:
     (sample,) = finish(engine, prompt, asked, salt)
-    settle(engine)
+    assert engine.tiers is not None
+    settle(engine.tiers)
     return sample
-
-
-def settle(engine: Engine) -> None:
-    """Until all copies are made and files written."""
-    assert engine.tiers is not None and engine.tiers.settle(LIMIT)
 
 
 def from_where(sample: Sample) -> set[str]:
@@ -115,7 +110,8 @@ def test_prompts_of_any_length(length: int, tmp_path: Path) -> None:
         with make_engine(llama, kv_slots=4224, **where) as engine:
             for _ in range(2):
                 assert run(engine, each, asked) == run(plain, each, asked)
-                settle(engine)
+                assert engine.tiers is not None
+                settle(engine.tiers)
             assert_idle(engine)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from support import eventually
@@ -263,10 +264,6 @@ def test_what_interrupts_have_left_is_ended_by_the_next_close(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     """Each of the first two calls of `close` is interrupted wherever it terminates, or waits."""
-
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
     supervisor = Supervisor(grace=0.1)
     supervisor.start([python(STUBBORN, str(tmp_path / name), name=name) for name in ("one", "two")])
     for name in ("one", "two"):
@@ -275,7 +272,7 @@ def test_what_interrupts_have_left_is_ended_by_the_next_close(
     assert all(map(alive, pids))
     for _ in range(2):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(launch._Worker, broken, interrupted)
+            patch.setattr(launch._Worker, broken, Mock(side_effect=KeyboardInterrupt))
             supervisor.close()
     with pytest.raises(EngineError, match="closed"):
         supervisor.start([python(SLEEP)])

@@ -69,10 +69,8 @@ def test_drafts_are_changed_under_load(
     monkeypatch.setattr(RemoteDrafter, "propose", patient_propose(RemoteDrafter.propose))
     seeds = range(len(PROMPTS))
     expected = run(make_engine(llama), PROMPTS, [params(seed) for seed in seeds])
-    fleet, of_draft = (
-        Fleet(tmp_path, "draft_pools"),
-        EngineConfig(target=llama, draft=draft, mode="sync", kv_slots=8000),
-    )
+    fleet = Fleet(tmp_path, "draft_pools")
+    of_draft = EngineConfig(target=llama, draft=draft, mode="sync", kv_slots=8000)
     one, two, three = (fleet.member(name) for name in ("one", "two", "three"))
     fleet.set(one)
     with ExitStack() as first, ExitStack() as others:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -123,12 +124,8 @@ def test_a_prompt_that_is_scored_is_computed(caching: Engine, plain: Engine) -> 
 
 def test_requests_that_end_badly_leave_nothing(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(llama)
-
-    def broken(*_: object) -> None:
-        raise RuntimeError("broken")
-
     with monkeypatch.context() as patch:
-        patch.setattr(engine.executor, "execute", broken)
+        patch.setattr(engine.executor, "execute", Mock(side_effect=RuntimeError("broken")))
         engine.submit(SNIPPETS[0], params(4))
         with pytest.raises(Exception, match="broken"):
             engine.step()

@@ -19,7 +19,6 @@ from thread_ranks import thread_ranks
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.sampling.sampling_params import SamplingParams
-from pilotfish.engine.engine import Engine
 from pilotfish.engine.processes import rank, ranks
 from pilotfish.engine.targets.status import identity_of
 from pilotfish.errors import ParameterError, RankLost
@@ -125,17 +124,13 @@ def test_ranks_of_which_one_ends_run_no_forward_any_more(llama: Path) -> None:
         (samples,) = [engine.submit(SNIPPETS[2], PARAMS[0])]
         engine.step()
         engine.refuse_lost_rank()
-        pid = _other_rank(engine)
-        os.kill(pid, signal.SIGKILL)
+        assert engine.ranks is not None
+        (other,) = engine.ranks._supervisor.poll()
+        assert other.pid is not None
+        os.kill(other.pid, signal.SIGKILL)
         with pytest.raises(RankLost, match=r"^target rank 1: was ended by signal 9 \(Killed\)$"):
             drain(engine)
         assert samples[0].finish_reason == "abort"
         for call in (engine.refuse_lost_rank, lambda: run(engine, SNIPPETS[:1], PARAMS[:1])):
             with pytest.raises(RankLost, match="signal 9"):
                 call()
-
-
-def _other_rank(engine: Engine) -> int:
-    assert engine.ranks is not None
-    (pid,) = engine.ranks.pids
-    return pid

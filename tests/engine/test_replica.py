@@ -8,9 +8,11 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from attending import status
+from kv_objects import Clock
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
@@ -36,16 +38,11 @@ def served(replica: Replica, incarnation: str = "first") -> Replica:
     return replica
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    clock = Clock()
+    clock.now = 100.0
+    return clock
 
 
 @pytest.fixture
@@ -185,12 +182,9 @@ async def test_a_host_without_an_address_is_told_of_once(
     engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(fleet_module, "REDIAL", 0.01)
-
-    def checked(endpoint: str, _: object) -> None:
-        raise ParameterError("target_pool", endpoint, "a host with an address")
-
-    engine._fleet._channel.checked = checked  # type: ignore[method-assign, assignment]
-    await engine.set_targets([Member("tcp://t:7000")])
+    unknown = ParameterError("target_pool", "tcp://t:7000", "a host with an address")
+    monkeypatch.setattr(engine._fleet._channel, "checked", Mock(side_effect=unknown))
+    await engine._fleet.set_members([Member("tcp://t:7000")])
     engine._fleet.replicas[0].silence.seconds = 1000.0
     await asyncio.sleep(0.3)
     assert "a host with an address" in engine.health.reason

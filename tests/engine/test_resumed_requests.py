@@ -54,7 +54,7 @@ class World:
         return [target.member for target in self.targets]
 
     async def set_targets(self, members: Sequence[Member]) -> None:
-        await self.engine.set_targets(members)
+        await self.engine._fleet.set_members(members)
 
     def submit(self, snippets: Sequence[int] = range(8), params: SamplingParams = PARAMS) -> Stream:
         encode = self.engine.tokenizer.encode

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -243,10 +244,7 @@ def test_one_whose_steps_cannot_be_made_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def broken(*_: object) -> float:
-        raise WireError("broken")
-
-    monkeypatch.setattr(ShadowMachine, "turn", broken)
+    monkeypatch.setattr(ShadowMachine, "turn", Mock(side_effect=WireError("broken")))
     with ScriptedPool(endpoint, lambda _: None), shadowed(llama, endpoint, ready=False) as engine:
         eventually(lambda: "is not scored any more" in caplog.text)
         assert run(engine, SNIPPETS, ALL) == alone and not report(engine).ready

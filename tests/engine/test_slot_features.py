@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import CONTEXT, SNIPPETS, assert_idle, make_engine, native_model, params
+from support import CONTEXT, SNIPPETS, assert_idle, make_engine, native_model, params, settle
 from torch import Tensor
 
 from pilotfish.config.fields import KVDType
@@ -104,7 +104,7 @@ def test_of_what_comes_back_from_a_tier(
         assert engine.tiers is not None
         for prompt in PROMPTS * 2:
             (sample,) = finish(engine, [prompt], [params(4)], reference)
-            assert engine.tiers.settle(20.0)
+            settle(engine.tiers)
     assert sample.request.stats.cached_by_tier == {tier: 256}
 
 

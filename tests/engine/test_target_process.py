@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from attending import TARGET, AttendingServer
@@ -304,10 +305,7 @@ def test_a_device_that_stays_broken_ends_the_process(
 ) -> None:
     target = Target(engines["off"])
 
-    def broken(_: Any) -> Any:
-        raise RuntimeError("the device is gone")
-
-    monkeypatch.setattr(target.engine.executor, "run", broken)
+    monkeypatch.setattr(target.engine.executor, "run", Mock(side_effect=RuntimeError("the device is gone")))
     for request in range(target_process.MAX_FAILURES):
         target.submit(request + 1, [5, 6], params())
         target.service._take(target.servers.take(10.0)[0])
@@ -414,11 +412,7 @@ def test_the_loop_never_compiles(target: Target, monkeypatch: pytest.MonkeyPatch
 
 def test_a_compiler_that_breaks_fails_its_request_alone(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     assert target.engine.grammars is not None
-
-    def broken(_: Constraint) -> None:
-        raise RuntimeError("no memory")
-
-    monkeypatch.setattr(target.engine.grammars.grammars, "compile", broken)
+    monkeypatch.setattr(target.engine.grammars.grammars, "compile", Mock(side_effect=RuntimeError("no memory")))
     target.submit(1, [1, 2, 3], params(structured_outputs=FAST))
     (failure,) = (message for message in target.heard_until(Failure) if isinstance(message, Failure))
     assert (failure.ids, failure.refused, failure.reason) == ([1], False, "no memory")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from pilotfish.core.drafting.vocabulary_map import TokenTable, VocabularyMap
-from pilotfish.engine.drafts.draft_pool import MappedVocabularies
+from pilotfish.engine.drafts.draft_pool import mapped_vocabularies
 from pilotfish.engine.token_table import token_table
 from pilotfish.errors import ParameterError
 from pilotfish.model.loading.metadata import load_tokenizer
@@ -128,9 +129,9 @@ def test_tokenizers_of_words_are_refused(tmp_path: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>").save_pretrained(tmp_path / "words")
     draft = byte_level(tmp_path)
     with pytest.raises(ParameterError, match=r"target_tokenizer: .*words cannot be mapped: its tokens are neither"):
-        MappedVocabularies.of([tmp_path / "words"], draft, VOCAB)
+        mapped_vocabularies([tmp_path / "words"], draft, VOCAB, ExitStack())
 
 
 def test_the_drafts_own_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="tokenizers other than the draft's own"):
-        MappedVocabularies.of([tmp_path], byte_level(tmp_path), VOCAB)
+        mapped_vocabularies([tmp_path], byte_level(tmp_path), VOCAB, ExitStack())

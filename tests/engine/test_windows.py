@@ -11,7 +11,7 @@ import pytest
 import torch
 from inline_drafts import inline_drafts
 from sizes import sized
-from support import MODES, SNIPPETS, VOCAB, WINDOW, assert_idle, make_engine, params, run
+from support import MODES, SNIPPETS, VOCAB, WINDOW, assert_idle, make_engine, params, run, sure_tokens
 from transformers import AutoModelForCausalLM
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
@@ -75,21 +75,9 @@ def test_greedy_tokens_far_beyond_the_window_are_those_of_generate(small: Engine
     reference = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, attn_implementation="eager").eval()
     for length in (WINDOW - 1, WINDOW, 3 * WINDOW, 300):
         prompt = prompt_of(length)
-        with torch.inference_mode():
-            ids = torch.tensor([prompt])
-            out = reference.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                max_new_tokens=sized(40, 80),
-                pad_token_id=0,
-                output_logits=True,
-                return_dict_in_generate=True,
-            )
-        gaps = [float(x[0] - x[1]) for x in (step[0].topk(2).values for step in out.logits)]
-        sure = next((i for i, gap in enumerate(gaps) if gap < SURE), len(gaps))
+        sure = sure_tokens(reference, prompt, sized(40, 80), SURE)
         (sample,) = finish(small, prompt, params(sized(40, 80), temperature=0.0))
-        assert sample.token_ids[:sure] == out.sequences[0, length : length + sure].tolist() and sure > WINDOW
+        assert sample.token_ids[: len(sure)] == sure and len(sure) > WINDOW
 
 
 def test_many_sequences_longer_than_the_pool(small: Engine, plain: Engine) -> None:

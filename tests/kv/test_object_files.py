@@ -26,14 +26,12 @@ KV = some_kv()
 
 
 def test_an_object_is_intact_for_its_tokens_alone() -> None:
-    kv = some_kv()
-    assert kv.intact(kv.tokens) and kv.intact(kv.tokens.tolist())
-    assert not kv.intact(kv.tokens[:-1]) and not kv.intact([*kv.tokens.tolist()[:-1], 5]) and not kv.intact([])
+    assert KV.intact(KV.tokens) and KV.intact(KV.tokens.tolist())
+    assert not KV.intact(KV.tokens[:-1]) and not KV.intact([*KV.tokens.tolist()[:-1], 5]) and not KV.intact([])
 
 
 def test_the_checksum_is_crc32_of_key_tokens_and_data() -> None:
-    kv = some_kv()
-    assert kv.checksum == zlib.crc32(kv.key + kv.tokens.astype("<u4").tobytes() + kv.data.tobytes())
+    assert KV.checksum == zlib.crc32(KV.key + KV.tokens.astype("<u4").tobytes() + KV.data.tobytes())
 
 
 @pytest.fixture

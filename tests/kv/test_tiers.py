@@ -13,7 +13,7 @@ import pytest
 from kv_objects import Clock, failing
 from numpy.typing import NDArray
 from sizes import paired, sized
-from support import eventually
+from support import eventually, settle
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, Key, prefix_keys
 from pilotfish.core.cache.slots import Slots
@@ -88,10 +88,6 @@ def save(tiers: KVTiers, objects: int, first: int = 0, salt: str | None = None, 
     for place, key in reversed(list(enumerate(prefix_keys(tiers.root(salt), tokens)))):
         span = slice(place * OBJECT_TOKENS, (place + 1) * OBJECT_TOKENS)
         tiers.save(key, tokens[span], slots[span])
-
-
-def settle(tiers: KVTiers) -> None:
-    eventually(lambda: not tiers._saving and not tiers._unwritten)
 
 
 def saved(tiers: KVTiers, objects: int, **where: Any) -> None:

@@ -13,7 +13,7 @@ from support import CONTEXT, KINDS, VOCAB, WINDOW, native_model, random_tree, ti
 from transformers import AutoModelForCausalLM
 
 from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
-from pilotfish.core.trees.tree import ROOT, TokenTree
+from pilotfish.core.trees.tree import EMPTY_TREE, ROOT, TokenTree
 from pilotfish.model.cpu.native import load_kernels
 from pilotfish.model.cpu.native_modules import NativeKernels
 from pilotfish.model.executor import TorchExecutor
@@ -132,7 +132,7 @@ def test_other_fields_are_honoured(tmp_path: Path, kind: str, options: dict[str,
     bench, tokens = Bench(tmp_path, torch.float32, eager=eager), tokens_of(3 * WINDOW)
     with torch.inference_mode():
         expected, other = (model.eval()(torch.tensor([tokens])).logits[0, -1] for model in (reference, usual))
-    torch.testing.assert_close(bench.logits(bench.rows(tokens, TokenTree.empty()))[0], expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(bench.logits(bench.rows(tokens, EMPTY_TREE))[0], expected, rtol=0, atol=1e-4)
     usual_too = (kind, options) in OTHER_SHAPES or "dynamic" in str(options)  # of some kinds; within the context
     assert usual_too or (expected - other).abs().max() > 1e-2
 
@@ -171,7 +171,7 @@ def test_a_node_has_the_bits_that_it_has_alone(directory: Path, dtype: torch.dty
 @IN_TYPES
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_row_has_the_same_bits_in_any_company(directory: Path, dtype: torch.dtype, threads: int) -> None:
-    bench, empty = Bench(directory, dtype), TokenTree.empty()
+    bench, empty = Bench(directory, dtype), EMPTY_TREE
     tokens = tokens_of(66)
     alone = bench.logits(bench.rows(tokens, empty))[0]
     torch.set_num_threads(threads)
@@ -186,7 +186,7 @@ def test_a_row_has_the_same_bits_in_any_company(directory: Path, dtype: torch.dt
 @IN_TYPES
 def test_chunks_of_a_prompt_give_the_bits_of_the_whole(directory: Path, dtype: torch.dtype) -> None:
     bench, tokens = Bench(directory, dtype), tokens_of(sized(80, 150))
-    whole = bench.logits(bench.rows(tokens, TokenTree.empty()))
+    whole = bench.logits(bench.rows(tokens, EMPTY_TREE))
     for size in sized((7, 64), (1, 7, 64, 100)):
         slots = np.array(bench.take(len(tokens)), np.int32)
         for start in range(0, len(tokens), size):
@@ -205,7 +205,7 @@ def test_eager_rows_have_the_same_bits_in_a_tree_and_alone(directory: Path) -> N
     tokens, tree = tokens_of(30), random_tree(np.random.default_rng(1), VOCAB, sized(4, 20))
     together = bench.logits(bench.rows(tokens, tree))
     for node in range(len(tree)):
-        alone = bench.logits(bench.rows(tokens + tree.path_tokens(node), TokenTree.empty()))
+        alone = bench.logits(bench.rows(tokens + tree.path_tokens(node), EMPTY_TREE))
         assert torch.equal(alone[0], together[1 + node]), f"node {node}"
 
 

@@ -18,7 +18,7 @@ from test_kernels import exact_weight, linear_of
 from transformers import AutoModelForCausalLM
 
 from pilotfish.core.scheduling.executor import NodeRows, SequenceRows
-from pilotfish.core.trees.tree import TokenTree
+from pilotfish.core.trees.tree import EMPTY_TREE, TokenTree
 from pilotfish.errors import ParameterError
 from pilotfish.model.cpu.native import pack_weight
 from pilotfish.model.cpu.native_modules import PackedLinear, PackedWeight, fused
@@ -103,7 +103,7 @@ def test_logits_are_those_of_dequantized_weights(tiny_models: dict[str, Path], k
             module.weight = torch.nn.Parameter(exact_weight(copy).float(), requires_grad=False)
     model = load_model(tiny_models[kind], torch.float32, CPU, eager=eager, quantization="int8")
     tokens = np.random.default_rng(0).integers(0, VOCAB, 70).tolist()
-    got = TorchExecutor(model, 100).forward([rows_of(tokens, TokenTree.empty(), np.arange(70))])[0]
+    got = TorchExecutor(model, 100).forward([rows_of(tokens, EMPTY_TREE, np.arange(70))])[0]
     with torch.inference_mode():
         expected = reference(torch.tensor([tokens])).logits[0, -1]
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-4)
@@ -120,7 +120,7 @@ def test_a_node_has_the_bits_that_it_has_alone(tiny_models: dict[str, Path], kin
     together = executor.forward([rows_of(tokens, tree, rng.permutation(400))])
     for node in range(len(tree)):
         whole = tokens + tree.path_tokens(node)
-        alone = executor.forward([rows_of(whole, TokenTree.empty(), rng.permutation(400))])
+        alone = executor.forward([rows_of(whole, EMPTY_TREE, rng.permutation(400))])
         assert torch.equal(alone[0], together[1 + node]), f"node {node}"
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pilotfish.core.features.features import FINAL
 from pilotfish.core.scheduling.executor import NodeRows, SequenceRows
-from pilotfish.core.trees.tree import TokenTree
+from pilotfish.core.trees.tree import EMPTY_TREE
 from pilotfish.errors import ParameterError
 from pilotfish.model.collective import ProcessGroup, total
 from pilotfish.model.executor import TorchExecutor
@@ -57,7 +57,7 @@ class Ranks:
 def rows_of(length: int, nodes: int, seed: int = 0, first: int = 0) -> SequenceRows:
     """A prompt and a tree below it, in slots from `first` on; the logits of its last row and of the tree."""
     rng = np.random.default_rng(seed)
-    tree = random_tree(rng, 500, nodes) if nodes else TokenTree.empty()
+    tree = random_tree(rng, 500, nodes) if nodes else EMPTY_TREE
     slots = np.arange(first, first + length + len(tree), dtype=np.int32)
     below = NodeRows.of(tree, slots[length:])
     return SequenceRows(0, rng.integers(0, 500, length).tolist(), slots[:length], below, [length - 1])

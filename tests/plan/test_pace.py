@@ -72,9 +72,8 @@ BAD = (
 
 def test_bad_text_is_refused_in_one_line() -> None:
     for text in BAD:
-        with pytest.raises(ParameterError, match=r"^pace: .* is not allowed; expected .+\Z") as raised:
+        with pytest.raises(ParameterError, match=r"^pace: .* is not allowed; expected .+\Z"):
             EngineConfig(target=Path(), pace=text)  # type: ignore[arg-type]
-        assert "\n" not in str(raised.value), text
 
 
 @pytest.mark.parametrize(

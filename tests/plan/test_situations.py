@@ -24,6 +24,10 @@ RECORD: dict[str, Any] = {
 }
 
 
+def one_line(why: str) -> str:
+    return rf"\A.*(?:{why}).*\Z"
+
+
 @pytest.mark.parametrize("path", sorted(PLANS.glob("*.toml")), ids=lambda path: path.stem)
 def test_plans_of_the_documentation(path: Path) -> None:
     choice = choose(situation_of(tomllib.loads(path.read_text()), path.name))
@@ -63,9 +67,8 @@ def test_the_page_says_what_its_example_says() -> None:
     ],
 )
 def test_bad_situations(changed: dict[str, Any], why: str) -> None:
-    with pytest.raises(InputError, match=why) as raised:
+    with pytest.raises(InputError, match=one_line(why)):
         situation_of({**RECORD, **changed}, "plan.toml")
-    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +87,8 @@ def test_bad_situations(changed: dict[str, Any], why: str) -> None:
 )
 def test_situations_that_cannot_be(changed: dict[str, Any], why: str) -> None:
     drafts: dict[str, Any] = {"drafts": []}
-    with pytest.raises(ParameterError, match=why) as raised:
+    with pytest.raises(ParameterError, match=one_line(why)):
         choose(situation_of({**RECORD, **drafts, **changed}, "plan.toml"))
-    assert "\n" not in str(raised.value)
 
 
 # -- recorded traffic
@@ -110,9 +112,8 @@ BAD = [*((TracedRequest, line) for line in UNTIMED), *((TimedRequest, TIMED.repl
 def test_a_line_that_is_no_request_is_named(tmp_path: Path, kind: Any, line: str) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(TIMED + line + "\n")
-    with pytest.raises(InputError, match=r"trace\.jsonl:2 is not allowed") as raised:
+    with pytest.raises(InputError, match=one_line(r"trace\.jsonl:2 is not allowed")):
         read_trace(path, kind)
-    assert "\n" not in str(raised.value)
 
 
 def test_traces_that_cannot_be_read(tmp_path: Path) -> None:

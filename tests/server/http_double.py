@@ -139,14 +139,8 @@ def deltas(tokenizer: Any, index: int, text: str, submitted: Submitted, end: Fin
         last = start + at_a_time >= len(tokens)
         if last:
             stream.finish()
-        delta = Delta(
-            index + 1,
-            index,
-            part,
-            stream.take(),
-            ends,
-            [Verified(1.0, len(part), 3, len(part) - 1, ["lm"] * (len(part) - 1))],
-        )
+        verified = [Verified(1.0, len(part), 3, len(part) - 1, ["lm"] * (len(part) - 1))]
+        delta = Delta(index + 1, index, part, stream.take(), ends, verified)
         if params.logprobs is not None:
             delta = msgspec.structs.replace(delta, logprobs=[logprob(token, params.logprobs) for token in part])
         if params.prompt_logprobs is not None and start == 0 and index == 0:

@@ -185,20 +185,12 @@ def create(client: Any, case: Case) -> Any:
 @contextmanager
 def running(target: Path, draft: Path, cases: Sequence[Case], **options: Any) -> Iterator[Fleet]:
     """One server a mode."""
+    options |= {"budget": "fixed", "served_model_name": (MODEL,)}
     with ExitStack() as stack:
-        servers = {
-            mode: stack.enter_context(
-                inline_server(
-                    target,
-                    draft=None if mode == "off" else draft,
-                    mode=mode,
-                    budget="fixed",
-                    served_model_name=(MODEL,),
-                    **options,
-                )
-            )
-            for mode in MODES
-        }
+        servers: dict[str, HttpServer] = {}
+        for mode in MODES:
+            own = None if mode == "off" else draft
+            servers[mode] = stack.enter_context(inline_server(target, draft=own, mode=mode, **options))
         fleet = Fleet(servers, target, cases)
         stack.callback(fleet.close)
         yield fleet

@@ -204,7 +204,7 @@ def test_the_end_waits_for_a_hanging_disk_no_longer_than_it_may(
     monkeypatch.setattr(capture_module, "CLOSING", 0.01)
     server.ask()
     server.capture.close()
-    assert server.capture._thread._thread.is_alive()
+    assert server.capture._thread.is_alive()
     released.set()
 
 

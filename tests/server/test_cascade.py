@@ -184,16 +184,10 @@ def test_what_is_counted(server: CascadeServer) -> None:
     server.ask(metadata={"tag": "hard"})
     server.cascade.small.health = Health(ready=False)  # type: ignore[misc]
     server.ask()
-    assert (
-        server.samples("pilotfish_cascade_requests_total")
-        == {
-            'pilotfish_cascade_requests_total{answered_by="small",reason="sure"}': 1.0,
-            'pilotfish_cascade_requests_total{answered_by="large",reason="confidence"}': 1.0,
-            'pilotfish_cascade_requests_total{answered_by="large",reason="tag"}': 1.0,
-            'pilotfish_cascade_requests_total{answered_by="large",reason="unavailable"}': 1.0,
-        }
-        | {}
-    )
+    name, reasons = "pilotfish_cascade_requests_total", ("confidence", "tag", "unavailable")
+    answered = [("small", "sure"), *(("large", reason) for reason in reasons)]
+    told = {f'{name}{{answered_by="{side}",reason="{reason}"}}': 1.0 for side, reason in answered}
+    assert server.samples(name) == told
     assert list(server.samples("pilotfish_cascade_surprisal_count").values()) == [2.0]
     assert list(server.samples("pilotfish_cascade_surprisal_sum").values()) == [pytest.approx(0.5 + 0.9)]
     modes = {name.split('mode="')[1].split('"')[0] for name in server.samples("pilotfish_requests_total")}

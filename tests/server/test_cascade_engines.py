@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,7 +41,7 @@ class Side:
 
     async def start(self) -> None:
         await self.engine.start()
-        await self.engine.set_targets([self.target.member])
+        await self.engine._fleet.set_members([self.target.member])
         await until(lambda: self.engine.health.ready)
 
     @property
@@ -99,11 +99,8 @@ def models(tmp_path: Path, llama: Path, draft: Path) -> Callable[..., object]:
     return both
 
 
-def running(scenario: Awaitable[None]) -> None:
-    async def bounded() -> None:
-        await asyncio.wait_for(scenario, 120.0)
-
-    asyncio.run(bounded())
+def running(scenario: Coroutine[None, None, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, 120.0))
 
 
 def test_outputs_are_the_answering_models_own(models: Callable[..., object], llama: Path, draft: Path) -> None:

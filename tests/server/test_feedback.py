@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -163,22 +162,14 @@ def test_what_is_refused(server: FeedbackServer, fields: dict[str, Any], param: 
 
 @pytest.mark.parametrize("prompts", [False, True])
 def test_comments_are_logged_as_prompts_are(
-    server: FeedbackServer, caplog: pytest.LogCaptureFixture, prompts: bool, _configured: Callable[[bool], None]
+    server: FeedbackServer, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest, prompts: bool
 ) -> None:
-    _configured(prompts)
+    request.addfinalizer(lambda: configure("json"))
+    configure("json", prompts=prompts)
+    logging.getLogger().addHandler(caplog.handler)
     caplog.set_level(logging.INFO, "pilotfish.server.observe.feedback")
     request_id = server.ask().json["id"]
     assert server.tell(request_id=request_id, success=False, comment="it said Elfriede").status == 200
     (line,) = (vars(record)["fields"] for record in caplog.records if record.message == "feedback")
     fields = {"about": request_id, "category": "none", "mode": "sync", "score": 0.0}
     assert line == ({**fields, "comment": "it said Elfriede"} if prompts else fields)
-
-
-@pytest.fixture
-def _configured(caplog: pytest.LogCaptureFixture) -> Any:
-    def with_prompts(prompts: bool) -> None:
-        configure("json", prompts=prompts)
-        logging.getLogger().addHandler(caplog.handler)
-
-    yield with_prompts
-    configure("json")

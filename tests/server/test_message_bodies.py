@@ -13,7 +13,7 @@ import anthropic
 import httpx2
 import pytest
 from anthropic import AsyncAnthropic
-from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent, ToolUseBlock
+from anthropic.types import Message, RawMessageStreamEvent, ToolUseBlock
 from anthropic.types.beta import BetaMessage, BetaMessageTokensCount
 from anthropic.types.shared import ErrorResponse
 from http_double import IDENTITY, Client, Engine, Health, Submitted, Update, application, saying, unready
@@ -76,27 +76,11 @@ class Answering:
         self.client = Client(self.app)
 
     def create(self, way: str = "whole", **fields: Any) -> Message:
-        return asyncio.run(self._ask(way, {"model": "tiny", "max_tokens": 99, "messages": [HI], **fields}))
-
-    def count(self, **fields: Any) -> MessageTokensCount:
-        async def asked() -> MessageTokensCount:
-            async with self._official() as client:
-                return await client.messages.count_tokens(**{"model": "tiny", "messages": [HI], **fields})
-
-        return asyncio.run(asked())
+        return asyncio.run(self._ask(way, "create", fields))
 
     def parse(self, way: str, **fields: Any) -> Any:
         """The output as the client's `parse` reads it."""
-
-        async def asked() -> Any:
-            async with self._official() as client:
-                if way == "whole":
-                    return (await client.messages.parse(**fields)).parsed_output
-                async with client.messages.stream(**fields) as stream:
-                    return (await stream.get_final_message()).parsed_output
-
-        fields = {"model": "tiny", "max_tokens": 99, "messages": [HI], **fields}
-        return asyncio.run(asked())
+        return asyncio.run(self._ask(way, "parse", fields)).parsed_output
 
     @property
     def prompt(self) -> str:
@@ -106,10 +90,11 @@ class Answering:
     def submitted(self) -> Submitted:
         return self.engine.submitted[-1]
 
-    async def _ask(self, way: str, fields: dict[str, Any]) -> Message:
+    async def _ask(self, way: str, method: str, fields: dict[str, Any]) -> Any:
+        fields = {"model": "tiny", "max_tokens": 99, "messages": [HI], **fields}
         async with self._official() as client:
             if way == "whole":
-                return await client.messages.create(**fields)
+                return await getattr(client.messages, method)(**fields)
             async with client.messages.stream(**fields) as stream:
                 return await stream.get_final_message()
 

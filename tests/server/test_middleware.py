@@ -88,11 +88,9 @@ def test_a_key_brings_its_salt_and_its_rate(keyed: Server) -> None:
     assert [answer.status for answer in answers] == [200, 200, 429]
     assert answers[2].error["code"] == "rate_limit_exceeded" and int(answers[2].headers["retry-after"]) >= 1
     body = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
-    told = [keyed.client.post("/v1/messages", body, **header) for header in (key, {})]
-    assert [(answer.status, answer.json["error"]["type"]) for answer in told] == [
-        (429, "rate_limit_error"),
-        (401, "authentication_error"),
-    ]
+    for header, status, kind in ((key, 429, "rate_limit_error"), ({}, 401, "authentication_error")):
+        answer = keyed.client.post("/v1/messages", body, **header)
+        assert (answer.status, answer.json["error"]["type"]) == (status, kind)
     assert [submitted.cache_salt for submitted in keyed.engine.submitted] == ["search-only"] * 2
 
 
@@ -108,11 +106,8 @@ def test_a_key_has_so_many_requests_at_a_time(keyed: Server) -> None:
 
     asyncio.run(exchange(keyed.app, "POST", COMPLETIONS, json.dumps(body).encode(), key, gone, meanwhile))
     (second,) = refused
-    assert (second.status, second.error["code"], second.error["type"]) == (
-        429,
-        "concurrency_exceeded",
-        "rate_limit_error",
-    )
+    assert (second.status, second.error["code"]) == (429, "concurrency_exceeded")
+    assert second.error["type"] == "rate_limit_error"
     assert second.error["message"].startswith("max_concurrency: 1 ") and 1 <= int(second.headers["retry-after"]) <= 60
     assert keyed.client.post(COMPLETIONS, body, **key).status == 200  # the first one has left
 
@@ -211,8 +206,7 @@ def test_what_is_counted_of_a_request(server: Server, stream: bool) -> None:
     assert server.sample(f'pilotfish_request_tokens_total{{kind="generation",{labels}}}') == 2 * tokens
     assert server.sample('pilotfish_requests_in_flight{model_name="tiny"}') == 0
     assert server.admission.sequences == server.admission.slots == 0
-    name = 'http_requests_total{handler="/v1/completions",method="POST",status="2xx"}'
-    assert server.sample(name) == 1
+    assert server.sample('http_requests_total{handler="/v1/completions",method="POST",status="2xx"}') == 1
 
 
 def test_the_mode_of_a_request_that_does_without_speculation(server: Server) -> None:

@@ -65,12 +65,6 @@ def test_outputs_are_what_they_must_be_and_equal(bundled: Fleet, mode: str, case
         assert bundled.at_once(mode, streamed)[case] == plain
 
 
-# -- streams
-
-
-LONG: dict[str, Any] = {"model": MODEL, "prompt": "#", "max_tokens": 1900, "extra_body": {"ignore_eos": True}}
-
-
 # -- chunks
 
 
@@ -88,6 +82,8 @@ def test_chunks_tell_what_was_speculated(fleet: Fleet, mode: str) -> None:
 
 
 # -- clients that leave
+
+LONG: dict[str, Any] = {"model": MODEL, "prompt": "#", "max_tokens": 1900, "extra_body": {"ignore_eos": True}}
 
 
 def test_a_client_that_leaves_frees_what_it_held(fleet: Fleet, mode: str) -> None:
@@ -142,6 +138,3 @@ def test_max_nodes_bound_each_step(fleet: Fleet, mode: str, most: int) -> None:
     assert set(drafts["per_step_drafted"]) <= set(range(1, most + 1))
     assert sum(drafts["per_step_drafted"]) == drafts["num_draft_tokens"]
     assert sum(drafts["per_step_accepted"]) == drafts["num_accepted_draft_tokens"]
-
-
-# -- headers, tokens

@@ -96,6 +96,3 @@ def test_chunks_are_of_openais_types(bundled: Fleet, mode: str) -> None:
     parts = [chunk.choices[0].logprobs for chunk in chunks]
     entries = [entry for part in parts if part is not None for entry in part.content or []]
     assert entries == whole.choices[0].logprobs.content
-
-
-# -- loops

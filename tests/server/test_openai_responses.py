@@ -123,6 +123,3 @@ def test_turns(fleet: Fleet, answers: Any) -> None:
     assert told["output"][0]["content"][0]["text"] == chat.choices[0].message.content
     assert told["usage"]["input_tokens"] == chat.usage.prompt_tokens
     assert answers("off", "turns-with-instructions", False)["output"] == told["output"]
-
-
-# -- errors

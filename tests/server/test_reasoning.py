@@ -24,9 +24,10 @@ JSON = {"type": "json_object"}
 
 
 @pytest.fixture
-def says(engine: Engine) -> Callable[..., None]:
+def engine(engine: Engine) -> Engine:
+    """With a template that knows of reasoning."""
     engine.tokenizer.chat_template = TEMPLATE
-    return engine.says
+    return engine
 
 
 def asked(**fields: Any) -> dict[str, Any]:
@@ -44,44 +45,44 @@ def streamed(client: Client, **fields: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("at_a_time", [1, 2, 5, 100])
-def test_reasoning_is_told_apart(client: Client, says: Callable[..., None], at_a_time: int) -> None:
-    says(THOUGHT, at_a_time=at_a_time)
+def test_reasoning_is_told_apart(client: Client, engine: Engine, at_a_time: int) -> None:
+    engine.says(THOUGHT, at_a_time=at_a_time)
     thought = {"reasoning": "Let me see: <b>", "reasoning_content": "Let me see: <b>"}
     message = {"role": "assistant", "content": "Yes.", **thought}
     assert client.post(CHAT, asked()).json["choices"][0]["message"] == message
     assert streamed(client) == message
 
 
-def test_reasoning_that_the_prompt_begins(client: Client, says: Callable[..., None]) -> None:
-    says("I think so.</think>Yes.")
+def test_reasoning_that_the_prompt_begins(client: Client, engine: Engine) -> None:
+    engine.says("I think so.</think>Yes.")
     fields = {"chat_template_kwargs": {"open": True}}
     message = client.post(CHAT, asked(**fields)).json["choices"][0]["message"]
     assert (message["reasoning"], message["content"]) == ("I think so.", "Yes.")
 
 
-def test_reasoning_that_was_cut(client: Client, says: Callable[..., None]) -> None:
-    says("<think>I th", reason="length")
+def test_reasoning_that_was_cut(client: Client, engine: Engine) -> None:
+    engine.says("<think>I th", reason="length")
     choice = client.post(CHAT, asked()).json["choices"][0]
     assert choice["message"]["reasoning"] == "I th" and choice["message"]["content"] is None
     assert choice["finish_reason"] == "length"
 
 
-def test_reasoning_may_be_left_out(client: Client, says: Callable[..., None]) -> None:
-    says(THOUGHT)
+def test_reasoning_may_be_left_out(client: Client, engine: Engine) -> None:
+    engine.says(THOUGHT)
     fields = {"include_reasoning": False}
     assert client.post(CHAT, asked(**fields)).json["choices"][0]["message"] == {"role": "assistant", "content": "Yes."}
     assert streamed(client, **fields) == {"role": "assistant", "content": "Yes."}
 
 
-def test_calls_follow_reasoning(client: Client, says: Callable[..., None]) -> None:
-    says(f"<think>I must call {CALL}</think>{CALL}")
+def test_calls_follow_reasoning(client: Client, engine: Engine) -> None:
+    engine.says(f"<think>I must call {CALL}</think>{CALL}")
     message = client.post(CHAT, asked(tools=[TOOL])).json["choices"][0]["message"]
     assert message["reasoning"] == f"I must call {CALL}" and len(message["tool_calls"]) == 1
     assert message["content"] is None
 
 
-def test_reasoning_goes_back_to_the_template(client: Client, engine: Engine, says: Callable[..., None]) -> None:
-    says(THOUGHT)
+def test_reasoning_goes_back_to_the_template(client: Client, engine: Engine) -> None:
+    engine.says(THOUGHT)
     message = client.post(CHAT, asked()).json["choices"][0]["message"]
     for turn in (message, {**message, "reasoning": None}, {**message, "reasoning_content": None}):
         assert client.post(CHAT, {"messages": [USER, turn, USER]}).status == 200
@@ -101,9 +102,9 @@ def test_reasoning_goes_back_to_the_template(client: Client, engine: Engine, say
 )
 @pytest.mark.parametrize("wants", [{"response_format": JSON}, {"tools": [TOOL], "tool_choice": "required"}])
 def test_a_constraint_begins_after_reasoning(
-    client: Client, engine: Engine, says: Callable[..., None], fields: dict[str, Any], comes: bool, wants: Any
+    client: Client, engine: Engine, fields: dict[str, Any], comes: bool, wants: Any
 ) -> None:
-    says(THOUGHT)
+    engine.says(THOUGHT)
     assert client.post(CHAT, asked(**fields, **wants)).status == 200
     constraint = engine.submitted[0].params.structured_outputs
     end = engine.tokenizer.encode("</think>", add_special_tokens=False)
@@ -112,34 +113,30 @@ def test_a_constraint_begins_after_reasoning(
 
 @pytest.mark.parametrize(("inside", "token"), [(False, True), (True, True), (False, False)])
 def test_an_output_that_does_not_reason_is_constrained_at_once(
-    client: Client, engine: Engine, says: Callable[..., None], inside: bool, token: bool
+    client: Client, engine: Engine, inside: bool, token: bool
 ) -> None:
     """Where the start mark is one token, and the prompt has not begun a reasoning."""
     if token:
         engine.tokenizer = deepcopy(engine.tokenizer)
         engine.tokenizer.add_tokens(["<think>"])
-    says(THOUGHT)
+    engine.says(THOUGHT)
     assert client.post(CHAT, asked(response_format=JSON, chat_template_kwargs={"open": inside})).status == 200
     constraint = engine.submitted[0].params.structured_outputs
     expected = engine.tokenizer.convert_tokens_to_ids("<think>") if token and not inside else None
     assert constraint is not None and constraint.after and constraint.opening == expected
 
 
-def test_marks_that_are_special_tokens_are_shown_to_the_parser(
-    client: Client, engine: Engine, says: Callable[..., None]
-) -> None:
+def test_marks_that_are_special_tokens_are_shown_to_the_parser(client: Client, engine: Engine) -> None:
     engine.tokenizer = deepcopy(engine.tokenizer)
     engine.tokenizer.add_special_tokens({"additional_special_tokens": ["</think>"]})
-    says(THOUGHT)
+    engine.says(THOUGHT)
     message = client.post(CHAT, asked(skip_special_tokens=True)).json["choices"][0]["message"]
     assert not engine.submitted[0].params.skip_special_tokens
     assert (message["reasoning"], message["content"]) == ("Let me see: <b>", "Yes.")
 
 
-def test_without_a_parser_all_is_content(
-    serve: Callable[..., Client], engine: Engine, says: Callable[..., None]
-) -> None:
-    says(THOUGHT)
+def test_without_a_parser_all_is_content(serve: Callable[..., Client], engine: Engine) -> None:
+    engine.says(THOUGHT)
     client = serve(reasoning_parser="none")
     fields = {"response_format": JSON}
     message = client.post(CHAT, asked(**fields)).json["choices"][0]["message"]
@@ -148,7 +145,7 @@ def test_without_a_parser_all_is_content(
     assert constraint is not None and constraint.after == []
 
 
-def test_a_parser_may_be_named(serve: Callable[..., Client], says: Callable[..., None]) -> None:
-    says("[THINK]Hm.[/THINK]Yes.")
+def test_a_parser_may_be_named(serve: Callable[..., Client], engine: Engine) -> None:
+    engine.says("[THINK]Hm.[/THINK]Yes.")
     message = serve(reasoning_parser="mistral").post(CHAT, asked()).json["choices"][0]["message"]
     assert (message["reasoning"], message["content"]) == ("Hm.", "Yes.")

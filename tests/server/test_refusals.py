@@ -307,11 +307,8 @@ def test_content_types(client: Client) -> None:
 def test_routes_that_are_not_there(client: Client) -> None:
     for path in ("/v1/images/generations", "/v1/embeddings", "/nothing", "/v1/completions/"):
         answer = client.post(path, {"model": "tiny", "input": "x"})
-        assert (answer.status, answer.error["type"], answer.error["code"]) == (
-            404,
-            "invalid_request_error",
-            "unknown_url",
-        )
+        assert (answer.status, answer.error["type"]) == (404, "invalid_request_error")
+        assert answer.error["code"] == "unknown_url"
         assert answer.error["message"] == f"path: POST '{path}' is not served"
     wrong = client.get(COMPLETIONS)
     assert (wrong.status, wrong.headers["allow"], wrong.error["code"]) == (405, "POST", "method_not_supported")

@@ -125,13 +125,8 @@ def test_a_response_says_what_it_was_asked_for(client: Client) -> None:
 
 def test_what_was_not_asked_for_has_openais_defaults(client: Client) -> None:
     whole = response_of(client)
-    assert {name: whole[name] for name in ("temperature", "top_p", "tool_choice", "tools", "top_logprobs")} == {
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "tool_choice": "auto",
-        "tools": [],
-        "top_logprobs": 0,
-    }
+    usual = {"temperature": 1.0, "top_p": 1.0, "tool_choice": "auto", "tools": [], "top_logprobs": 0}
+    assert {name: whole[name] for name in usual} == usual
     assert whole["text"] == {"format": {"type": "text"}, "verbosity": "medium"}
     assert whole["reasoning"] == {"effort": None, "summary": None}
     assert (whole["store"], whole["background"], whole["parallel_tool_calls"]) == (False, False, True)
@@ -210,6 +205,7 @@ def test_reasoning(serve: Callable[..., Client], engine: Engine, at_a_time: int)
 
 
 SCHEMA_FORMAT = {"type": "json_schema", "name": "a", "schema": SCHEMA, "strict": True, "description": None}
+CHATS_FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
 
 
 @pytest.mark.parametrize(
@@ -217,15 +213,7 @@ SCHEMA_FORMAT = {"type": "json_schema", "name": "a", "schema": SCHEMA, "strict":
     [
         ({"text": {"format": {"type": "text"}}}, {}),
         ({"text": {"format": {"type": "json_object"}}}, {"response_format": {"type": "json_object"}}),
-        (
-            {"text": {"format": SCHEMA_FORMAT}},
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "a", "schema": SCHEMA, "strict": True},
-                }
-            },
-        ),
+        ({"text": {"format": SCHEMA_FORMAT}}, {"response_format": CHATS_FORMAT}),
         ({"structured_outputs": {"regex": "a+"}}, {"structured_outputs": {"regex": "a+"}}),
     ],
 )

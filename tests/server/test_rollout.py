@@ -208,9 +208,7 @@ def test_a_cut_reaches_requests_that_run(server: RolloutServer, monkeypatch: pyt
         return [first, gate, *rest]  # type: ignore[list-item]
 
     async def traffic() -> Answer:
-        asking = asyncio.create_task(
-            exchange(server.app, "POST", COMPLETIONS, body, {"content-type": "application/json"})
-        )
+        asking = asyncio.create_task(exchange(server.app, "POST", COMPLETIONS, body, {}))
         while not server.engine.submitted:
             await asyncio.sleep(0)
         assert server.engine.submitted[0].max_nodes == 4
@@ -222,10 +220,8 @@ def test_a_cut_reaches_requests_that_run(server: RolloutServer, monkeypatch: pyt
 
     server.engine.script = script  # type: ignore[assignment]
     body = json.dumps({"prompt": "x", "metadata": {"tag": "canary"}}).encode()
-    answer = asyncio.run(traffic())
-    assert (
-        answer.status == 200 and server.samples("pilotfish_variant")['pilotfish_variant_share{variant="next"}'] == 0.0
-    )
+    assert asyncio.run(traffic()).status == 200
+    assert server.samples("pilotfish_variant")['pilotfish_variant_share{variant="next"}'] == 0.0
     server.engine.script = saying(server.engine.tokenizer, "done")
     server.file.write_text(FILE.replace('tags = ["canary"]', ""))
     server.rollout.reload(["r2"])

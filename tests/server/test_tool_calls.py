@@ -35,11 +35,6 @@ TEMPLATE = (
 
 
 @pytest.fixture
-def says(engine: Engine) -> Callable[..., None]:
-    return engine.says
-
-
-@pytest.fixture
 def templated(engine: Engine) -> Engine:
     engine.tokenizer.chat_template = TEMPLATE
     return engine
@@ -70,8 +65,8 @@ def streamed(client: Client, **fields: Any) -> tuple[dict[str, Any], list[dict[s
 
 
 @pytest.mark.parametrize("at_a_time", [1, 2, 5, 100])
-def test_calls_are_told_apart_from_the_text(client: Client, says: Callable[..., None], at_a_time: int) -> None:
-    says(f"Let me see. {CALL}\n{SECOND}", at_a_time=at_a_time)
+def test_calls_are_told_apart_from_the_text(client: Client, engine: Engine, at_a_time: int) -> None:
+    engine.says(f"Let me see. {CALL}\n{SECOND}", at_a_time=at_a_time)
     (choice,) = client.post(CHAT, asked()).json["choices"]
     message = choice["message"]
     assert choice["finish_reason"] == "tool_calls" and message["content"].strip() == "Let me see."
@@ -85,8 +80,8 @@ def test_calls_are_told_apart_from_the_text(client: Client, says: Callable[..., 
 
 
 @pytest.mark.parametrize("at_a_time", [1, 2, 5, 100])
-def test_calls_of_a_stream_begin_with_their_name(client: Client, says: Callable[..., None], at_a_time: int) -> None:
-    says(f"Let me see. {CALL}\n{SECOND}", at_a_time=at_a_time)
+def test_calls_of_a_stream_begin_with_their_name(client: Client, engine: Engine, at_a_time: int) -> None:
+    engine.says(f"Let me see. {CALL}\n{SECOND}", at_a_time=at_a_time)
     message, choices = streamed(client)
     assert message["content"].strip() == "Let me see."
     calls = message["calls"]
@@ -117,9 +112,9 @@ def test_calls_of_a_stream_begin_with_their_name(client: Client, says: Callable[
     ],
 )
 def test_the_reason_of_the_end(
-    client: Client, says: Callable[..., None], choice: Any, reason: str, told: str, stream: bool
+    client: Client, engine: Engine, choice: Any, reason: str, told: str, stream: bool
 ) -> None:
-    says(CALL, reason=reason)
+    engine.says(CALL, reason=reason)
     fields = {"tool_choice": choice}
     choices = streamed(client, **fields)[1] if stream else client.post(CHAT, asked(**fields)).json["choices"]
     assert choices[-1]["finish_reason"] == told
@@ -128,17 +123,17 @@ def test_the_reason_of_the_end(
 @pytest.mark.parametrize("choice", ["required", NAMED])
 @pytest.mark.parametrize("length", [1, 8, 18, 28])
 def test_a_required_call_that_was_cut_before_its_name_is_nothing(
-    client: Client, says: Callable[..., None], choice: Any, length: int
+    client: Client, engine: Engine, choice: Any, length: int
 ) -> None:
-    says(CALL[:length], reason="length")
+    engine.says(CALL[:length], reason="length")
     (whole,) = client.post(CHAT, asked(tool_choice=choice)).json["choices"]
     assert whole["message"] == {"role": "assistant", "content": ""} and whole["finish_reason"] == "length"
     message, choices = streamed(client, tool_choice=choice)
     assert message == {"content": None, "calls": {}} and choices[-1]["finish_reason"] == "length"
 
 
-def test_every_chunk_of_a_stream_tells_something(client: Client, says: Callable[..., None]) -> None:
-    says(CALL, at_a_time=1)
+def test_every_chunk_of_a_stream_tells_something(client: Client, engine: Engine) -> None:
+    engine.says(CALL, at_a_time=1)
     for fields in ({}, {"tool_choice": "required"}):
         opening, *choices = streamed(client, **fields)[1]
         assert opening["delta"]["role"] == "assistant"
@@ -149,8 +144,8 @@ def test_every_chunk_of_a_stream_tells_something(client: Client, says: Callable[
     assert all(c["delta"] or c["finish_reason"] or c["token_ids"] for c in tokens)
 
 
-def test_content_is_null_beside_calls_alone(client: Client, says: Callable[..., None]) -> None:
-    says(CALL)
+def test_content_is_null_beside_calls_alone(client: Client, engine: Engine) -> None:
+    engine.says(CALL)
     for choice in ("auto", "required", NAMED):
         message = client.post(CHAT, asked(tool_choice=choice)).json["choices"][0]["message"]
         assert message["content"] is None and len(message["tool_calls"]) == 1
@@ -158,22 +153,22 @@ def test_content_is_null_beside_calls_alone(client: Client, says: Callable[..., 
 
 
 @pytest.mark.parametrize("fields", [{"tool_choice": "none"}, {"tools": None}, {"tools": []}])
-def test_without_tools_all_is_text(client: Client, says: Callable[..., None], fields: dict[str, Any]) -> None:
-    says(CALL)
+def test_without_tools_all_is_text(client: Client, engine: Engine, fields: dict[str, Any]) -> None:
+    engine.says(CALL)
     (choice,) = client.post(CHAT, asked(**fields)).json["choices"]
     assert choice["message"] == {"role": "assistant", "content": CALL} and choice["finish_reason"] == "stop"
     assert streamed(client, **fields)[0] == {"content": CALL, "calls": {}}
 
 
-def test_one_call_where_several_are_not_wanted(client: Client, says: Callable[..., None]) -> None:
-    says(f"{CALL}\n{SECOND}")
+def test_one_call_where_several_are_not_wanted(client: Client, engine: Engine) -> None:
+    engine.says(f"{CALL}\n{SECOND}")
     message = client.post(CHAT, asked(parallel_tool_calls=False)).json["choices"][0]["message"]
     assert [call["function"]["name"] for call in message["tool_calls"]] == ["weather"]
     assert streamed(client, parallel_tool_calls=False)[0]["calls"].keys() == {0}
 
 
-def test_every_output_has_calls_of_its_own(client: Client, says: Callable[..., None]) -> None:
-    says(CALL, "No idea.", SECOND)
+def test_every_output_has_calls_of_its_own(client: Client, engine: Engine) -> None:
+    engine.says(CALL, "No idea.", SECOND)
     choices = client.post(CHAT, asked(n=3)).json["choices"]
     assert [choice["finish_reason"] for choice in choices] == ["tool_calls", "stop", "tool_calls"]
     names = [[call["function"]["name"] for call in c["message"].get("tool_calls", [])] for c in choices]
@@ -181,8 +176,8 @@ def test_every_output_has_calls_of_its_own(client: Client, says: Callable[..., N
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_log_probabilities_are_of_all_tokens(client: Client, says: Callable[..., None], stream: bool) -> None:
-    says(CALL, at_a_time=2)
+def test_log_probabilities_are_of_all_tokens(client: Client, engine: Engine, stream: bool) -> None:
+    engine.says(CALL, at_a_time=2)
     fields = {"logprobs": True, "return_token_ids": True}
     choices = streamed(client, **fields)[1] if stream else client.post(CHAT, asked(**fields)).json["choices"]
     content = [entry for choice in choices for entry in (choice["logprobs"] or {}).get("content", [])]
@@ -201,8 +196,8 @@ def lark(*tools: Any, named: str | None = None, parallel: bool = True) -> str:
     return TOOL_FORMATS["hermes"].grammar(known, named=named, parallel=parallel, added={})
 
 
-def test_a_required_call_is_enforced(client: Client, templated: Engine, says: Callable[..., None]) -> None:
-    says(CALL)
+def test_a_required_call_is_enforced(client: Client, templated: Engine) -> None:
+    templated.says(CALL)
     for fields, expected in (
         ({"tool_choice": "required"}, lark(WEATHER, TIME)),
         ({"tool_choice": "required", "parallel_tool_calls": False}, lark(WEATHER, TIME, parallel=False)),
@@ -254,9 +249,9 @@ def test_the_template_has_the_tools(client: Client, templated: Engine) -> None:
     assert tokens == templated.submitted[-1].tokens
 
 
-def test_a_loop_of_tools(client: Client, templated: Engine, says: Callable[..., None]) -> None:
+def test_a_loop_of_tools(client: Client, templated: Engine) -> None:
     """The answer goes back as it came, with the call's result."""
-    says(CALL)
+    templated.says(CALL)
     message = client.post(CHAT, asked()).json["choices"][0]["message"]
     call = message["tool_calls"][0]
     result = {"role": "tool", "tool_call_id": call["id"], "content": [{"type": "text", "text": "sunny"}]}
@@ -313,16 +308,16 @@ def test_what_is_wrong_is_named(client: Client, engine: Engine, fields: dict[str
     assert words in answer.error["message"] and not engine.submitted
 
 
-def test_ids_are_as_the_template_takes_them(serve: Callable[..., Client], says: Callable[..., None]) -> None:
-    says('[TOOL_CALLS][{"name": "time", "arguments": {}}]')
+def test_ids_are_as_the_template_takes_them(serve: Callable[..., Client], engine: Engine) -> None:
+    engine.says('[TOOL_CALLS][{"name": "time", "arguments": {}}]')
     message = serve(tool_call_parser="mistral").post(CHAT, asked()).json["choices"][0]["message"]
     (call,) = message["tool_calls"]
     assert len(call["id"]) == 9 and call["id"].isalnum()
 
 
-def test_a_server_without_a_parser(serve: Callable[..., Client], says: Callable[..., None]) -> None:
+def test_a_server_without_a_parser(serve: Callable[..., Client], engine: Engine) -> None:
     """Calls that are enforced need none, as with vLLM."""
-    says(CALL)
+    engine.says(CALL)
     client = serve(tool_call_parser="none")
     answer = client.post(CHAT, asked())
     assert (answer.status, answer.error["param"]) == (400, "tool_choice") and "--tool-call-parser" in str(answer.error)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
+from unittest.mock import Mock
 
 import pytest
 from ends import LONG, introduce
@@ -104,11 +105,7 @@ def test_a_call_runs_on_the_thread_after_what_was_posted() -> None:
 
 def test_a_call_that_raises_tells_only_its_caller() -> None:
     here, there = Loopback.pair(b"target")
-    owner = ChannelThread(here, period=10.0)
-
-    def fail() -> None:
-        raise ValueError("not today")
-
+    owner, fail = ChannelThread(here, period=10.0), Mock(side_effect=ValueError("not today"))
     failing = owner.call(fail)
     cancelled = owner.call(fail)
     assert cancelled.cancel()

@@ -129,11 +129,8 @@ class Conversation:
         return sample
 
     def _prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        tokens: list[int]
-        if self._raw:
-            tokens = self.engine.tokenizer.encode("\n".join(message["content"] for message in messages))
-        else:
-            tokens = chat_prompt(messages, self.engine.tokenizer)
+        tokenizer, joined = self.engine.tokenizer, "\n".join(message["content"] for message in messages)
+        tokens: list[int] = tokenizer.encode(joined) if self._raw else chat_prompt(messages, tokenizer)
         context = self.engine.model.config.context
         if len(tokens) >= context:
             raise PromptError(

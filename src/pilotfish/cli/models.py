@@ -17,17 +17,12 @@ if TYPE_CHECKING:
     from pilotfish.engine.checks import CheckReport, ModelFacts
     from pilotfish.model.heads.files import HeadFacts
 
+ENGINE = ("dtype", "quantization", "kv_dtype", "device", "kv_slots", "memory", "eager")
 app = typer.Typer(help="Look at models before serving them.", no_args_is_help=True, callback=lambda: None)
 
 
 @app.command()
-@taking(
-    pick(
-        EngineConfig,
-        *("dtype", "quantization", "kv_dtype", "device", "kv_slots", "memory", "eager", "tensor_parallel"),
-        "draft_layers",
-    )
-)
+@taking(pick(EngineConfig, *ENGINE, "tensor_parallel", "draft_layers"))
 def check(
     engine: Given,
     directory: Annotated[
@@ -76,15 +71,11 @@ def _record(report: CheckReport) -> dict[str, object]:
 
 
 def _print(report: CheckReport) -> None:
-    tables = [
-        facts_table(_model_facts(facts), role)
-        for role, facts in (("target", report.target), ("draft", report.draft))
-        if facts is not None
-    ]
+    for role, facts in (("target", report.target), ("draft", report.draft)):
+        if facts is not None:
+            print_table(facts_table(_model_facts(facts), role))
     if report.head is not None:
-        tables.append(facts_table(_head_facts(report.head), "head"))
-    for table in tables:
-        print_table(table)
+        print_table(facts_table(_head_facts(report.head), "head"))
     if report.memory is not None:
         print_line(report.memory.describe())
     for problem in report.problems:

@@ -33,8 +33,6 @@ API_KEY_HELP = (
     "What clients must show, one or more. Every user of this host can read them in ps: PILOTFISH_API_KEY and "
     "--api-keys keep them out of sight."
 )
-
-
 CONFIG_HELP = "TOML of these options by name, as bench tune writes it; options given here go before it."
 
 

@@ -87,7 +87,8 @@ def up(config: ClusterConfig, say: Say) -> str:
         _take_down([config.application(role) for role in changed if role not in before])
         raise
     _take_down([config.application(role) for role in before if role not in config.present])
-    return url_of(config) if "api" in config.present else ""
+    host = f"[{config.server.host}]" if ":" in config.server.host else config.server.host
+    return f"http://{host}:{config.server.port}" if "api" in config.present else ""
 
 
 def cluster_hosts() -> list[Host]:
@@ -157,12 +158,6 @@ def _problem(status: Any) -> str:
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "no reason was told"
-
-
-def url_of(config: ClusterConfig) -> str:
-    server = config.server
-    host = f"[{server.host}]" if ":" in server.host else server.host
-    return f"http://{host}:{server.port}"
 
 
 @contextmanager

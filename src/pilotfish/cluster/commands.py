@@ -22,8 +22,9 @@ def worker_command(config: ClusterConfig, role: Role, site: Site) -> list[str]:
     own = [f"{model}={config.model_of(role)}", f"--listen={site.endpoint}", f"--name={site.name}", "--json"]
     if config.of(role).revision:
         own += [f"--revision={config.of(role).revision}"]
-    if role == "target":
-        own += _to_pools(config, site)
+    if role == "target" and config.pools:
+        own += [f"--members={site.members}", *(["--mode=async"] if "draft" in config.pools else [])]
+        own += [f"--{pool}-key={config.key}" for pool in config.pools if config.key is not None]
     if config.key is not None:
         own += [f"--key={config.key}", f"--allow={site.allow}"]
     if config.insecure:
@@ -31,14 +32,6 @@ def worker_command(config: ClusterConfig, role: Role, site: Site) -> list[str]:
     known = known_options(role)
     given = [flag for name, value in config.of(role).options.items() for flag in flags(known[name], value)]
     return [sys.executable, "-m", "pilotfish", role, *own, *given]
-
-
-def _to_pools(config: ClusterConfig, site: Site) -> list[str]:
-    if not config.pools:
-        return []
-    keys = [] if config.key is None else [f"--{role}-key={config.key}" for role in config.pools]
-    mode = ["--mode=async"] if "draft" in config.pools else []
-    return [f"--members={site.members}", *mode, *keys]
 
 
 def flags(option: Option, value: Any) -> list[str]:

@@ -115,10 +115,6 @@ class ClusterConfig:
         return f"{self.name}-{role}"
 
     @property
-    def ranks(self) -> int:
-        return self.engine.tensor_parallel
-
-    @property
     def pools(self) -> tuple[Role, ...]:
         return tuple(role for role in self.present if role in ("draft", "prefill"))
 
@@ -247,8 +243,8 @@ def _check_roles(config: ClusterConfig) -> None:
     for role in config.present:
         with _within(f"roles.{role}.options."):
             getattr(config, checks[role])
-    if config.of("prefill").count and config.ranks > 1:
-        raise ParameterError("roles.target.options.tensor_parallel", config.ranks, "1 with roles.prefill")
+    if config.of("prefill").count and (ranks := config.engine.tensor_parallel) > 1:
+        raise ParameterError("roles.target.options.tensor_parallel", ranks, "1 with roles.prefill")
 
 
 def shortened(text: str) -> str:

@@ -58,10 +58,8 @@ class Listing:
         return (*present, *draining)
 
     def wait(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
         with self._told:
-            while len(self._replicas) < len(self._handles) and (left := deadline - time.monotonic()) > 0:
-                self._told.wait(left)
+            self._told.wait_for(lambda: len(self._replicas) >= len(self._handles), seconds)
 
     def _take(self, role: Role, replicas: Sequence[Listed]) -> None:
         with self._told:

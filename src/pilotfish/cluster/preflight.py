@@ -50,7 +50,7 @@ def check_private(config: ClusterConfig, hosts: Sequence[Host]) -> None:
 
 
 def needs(config: ClusterConfig, role: Role) -> dict[str, float]:
-    own, ranks = config.of(role), config.ranks if role == "target" else 1
+    own, ranks = config.of(role), config.engine.tensor_parallel if role == "target" else 1
     amounts = {"CPU": own.cpus, "GPU": own.gpus, **own.devices}
     return {name: ranks * amount for name, amount in amounts.items() if amount}
 

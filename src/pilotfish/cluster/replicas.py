@@ -115,7 +115,10 @@ class ServedTarget(ServedWorker):
         await self._worker.start()
 
     async def record_routing_stats(self) -> dict[str, Any]:
-        return {**self._worker.load, **self._state}
+        if (status := self._attendant.status) is None:
+            return self._worker.load
+        used = (status.identity.kv_slots - status.free_slots) / status.identity.kv_slots
+        return {**self._worker.load, "running": status.running, "waiting": status.waiting, "kv": round(used, 2)}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         return {"demand": self._attendant.demand}
@@ -127,13 +130,6 @@ class ServedTarget(ServedWorker):
             await asyncio.sleep(LOOK)
         self._attendant.close()
         await asyncio.to_thread(self._worker.close)
-
-    @property
-    def _state(self) -> dict[str, Any]:
-        if (status := self._attendant.status) is None:
-            return {}
-        used = status.identity.kv_slots - status.free_slots
-        return {"running": status.running, "waiting": status.waiting, "kv": round(used / status.identity.kv_slots, 2)}
 
     def _silent(self, seconds: float) -> None:
         self._worker.kill(f"was silent for {seconds:.0f} s and is killed")

@@ -33,7 +33,7 @@ from pilotfish.engine.pools.remote_pools import FollowedMembers
 from pilotfish.engine.prefills.handovers import HandOvers
 from pilotfish.engine.prefills.remote_prefills import RemotePrefills
 from pilotfish.engine.processes.host_memory import GIB, divided
-from pilotfish.engine.processes.ranks import Ranks, cores_here
+from pilotfish.engine.processes.ranks import Ranks
 from pilotfish.engine.sample import Sample
 from pilotfish.engine.sample_maker import Prompt, SampleMaker
 from pilotfish.engine.tapping import with_features
@@ -201,7 +201,7 @@ class Engine:
         if self.prefills is not None:
             cores = self.prefills.cores or cores
         if self.config.tensor_parallel > 1:
-            self.ranks = Ranks(self.config, cores or cores_here())
+            self.ranks = Ranks(self.config, cores or frozenset(os.sched_getaffinity(0)))
             cores = self.ranks.cores
         if cores:
             os.sched_setaffinity(0, cores)

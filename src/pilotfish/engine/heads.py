@@ -19,7 +19,6 @@ from pilotfish.model.heads.files import read_head, read_spec
 from pilotfish.model.heads.parts import feature_tap
 from pilotfish.model.heads.spec import HeadFiles, HeadSpec
 from pilotfish.model.heads.target import TargetFacts
-from pilotfish.model.loading.configuration import load_config
 from pilotfish.model.loading.footprint import Footprint
 from pilotfish.model.loading.loader import LoadedModel
 
@@ -58,11 +57,8 @@ class ConfiguredHead:
     def spec(self) -> HeadSpec:
         return read_spec(self.directory, self.target, self.layers)
 
-    def read(self) -> HeadFiles:
-        return read_head(self.directory, self.target, self.layers)
-
     def either(self) -> list[HeadFiles]:
-        files = self.read()
+        files = read_head(self.directory, self.target, self.layers)
         if self.layers is not None or not files.spec.other_layers:
             return [files]
         return [files, read_head(self.directory, self.target, files.spec.other_layers)]
@@ -116,14 +112,10 @@ def note_head(head: ConfiguredHead, files: HeadFiles, context: int) -> None:
     """Warns if it names another target, no error: heads of base models guess for models tuned from them, too."""
     if (doubt := files.trained_on.doubt(head.target)) is not None:
         logger.warning("head: %s was trained on %s: its guesses may seldom be right", head.directory, doubt)
-    _note_reach("head", head.directory, files.spec.head.context, context)
+    note_reach("head", head.directory, files.spec.head.context, context)
 
 
-def note_model(draft: Path, context: int) -> None:
-    _note_reach("draft", draft, load_config(draft).context, context)
-
-
-def _note_reach(kind: str, draft: Path, reach: int, context: int) -> None:
+def note_reach(kind: str, draft: Path, reach: int, context: int) -> None:
     if reach < context:
         text = "%s: %s guesses up to position %d of the target's %d; what comes after is decoded without it"
         logger.info(text, kind, draft, reach, context)
@@ -153,15 +145,15 @@ def agreement(files: HeadFiles, model: LoadedModel, tokens: list[int]) -> float:
     tap = feature_tap(files, model.device, model.dtype, eager=not model.native)
     target = TorchExecutor(model, count, tap=tap)
     slots = np.arange(count, dtype=np.int32)
-    first = target.execute([SequenceRows(0, tokens, slots, NO_NODES, range(1, count))], _greedy(1, count)).tokens
+    first = target.execute([SequenceRows(0, tokens, slots, NO_NODES, range(1, count))], _greedy(count - 1)).tokens
     head = files.executor(HeadSetup(model.device, model.dtype, count, eager=not model.native))
     features = np.concatenate((np.full((1, tap.width), np.nan, np.float32), target.features(slots[:-1])))
     rows = SequenceRows(0, tokens, slots, NO_NODES, range(1, count), features)
-    guessed = head.execute([rows], _greedy(1, count, children=1)).tokens
+    guessed = head.execute([rows], _greedy(count - 1, children=1)).tokens
     return float(np.mean(first == guessed[:, 0]))
 
 
-def _greedy(first: int, end: int, children: int = 0) -> Sampling:
-    count = end - first
-    params = SamplingParams(temperature=0.0)
-    return Sampling(None, [params], [0], np.zeros(count, np.int64), np.arange(first + 1, end + 1), children=children)
+def _greedy(count: int, children: int = 0) -> Sampling:
+    """Of a sequence's tokens from the third on, so many."""
+    params, positions = SamplingParams(temperature=0.0), np.arange(2, count + 2)
+    return Sampling(None, [params], [0], np.zeros(count, np.int64), positions, children=children)

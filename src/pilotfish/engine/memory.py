@@ -72,10 +72,6 @@ class MemoryPlan:
         return self.fixed + self.slots * self.slot
 
     @property
-    def slots_that_fit(self) -> int:
-        return (self.limit - self.fixed) // self.slot
-
-    @property
     def draft_in_slots(self) -> int:
         if self.draft is None:
             return 0
@@ -104,7 +100,8 @@ def plan_memory(config: EngineConfig, segments: int = 0, head: ConfiguredHead | 
     if plan.with_slots(needed) > plan.limit:
         raise ModelError(_too_large(config, plan, needed, segments, head))
     useful = _useful_slots(config, config.target if head is None else head.target.directory)
-    return replace(plan, slots=config.kv_slots or max(MIN_SLOTS, min(useful, plan.slots_that_fit)))
+    fit = (plan.limit - plan.fixed) // plan.slot
+    return replace(plan, slots=config.kv_slots or max(MIN_SLOTS, min(useful, fit)))
 
 
 def _useful_slots(config: EngineConfig, target: Path) -> int:
@@ -113,7 +110,7 @@ def _useful_slots(config: EngineConfig, target: Path) -> int:
     return min(config.max_requests * context, SHARED_SLOTS if shared else 1 << 62)
 
 
-def _without_slots(config: EngineConfig, segments: int = 0, head: ConfiguredHead | None = None) -> MemoryPlan:
+def _without_slots(config: EngineConfig, segments: int, head: ConfiguredHead | None) -> MemoryPlan:
     device = device_of(config)
 
     def of(directory: Path, max_model_len: int = 0, ranks: int = 1) -> Footprint:
@@ -169,16 +166,14 @@ def _too_large(config: EngineConfig, plan: MemoryPlan, slots: int, segments: int
 def _alternatives(
     config: EngineConfig, slots: int, segments: int, head: ConfiguredHead | None
 ) -> list[tuple[str, int]]:
+    off = replace(config, mode="off")
     smaller = {
         f"--kv-slots {MIN_SLOTS}": (config, MIN_SLOTS),
-        "--mode off": (replace(config, mode="off"), slots),
+        "--mode off": (off, slots),
         "--dtype bfloat16": (replace(config, dtype="bfloat16"), slots),
         "--quantization int8": (replace(config, quantization="int8"), slots),
         "--kv-dtype int8": (replace(config, kv_dtype="int8"), slots),
-        f"--mode off --quantization int8 --kv-slots {MIN_SLOTS}": (
-            replace(config, mode="off", quantization="int8"),
-            MIN_SLOTS,
-        ),
+        f"--mode off --quantization int8 --kv-slots {MIN_SLOTS}": (replace(off, quantization="int8"), MIN_SLOTS),
     }
     if config.prefill_workers and config.allotted:
         smaller["--prefill-workers 0"] = (replace(config, prefill_workers=0, allotted=0), slots)

@@ -222,7 +222,8 @@ class TextStream:
         self.ended = True
 
     def _whole_characters(self, tokens: Sequence[int]) -> str:
-        hidden = self._special_ids() if self._params.skip_special_tokens else ()
+        added = self._backend.get_added_tokens_decoder() if self._params.skip_special_tokens else {}
+        hidden = {token for token, one in added.items() if one.special}
         bytes_of, shown = token_bytes(self._tokenizer), [token for token in tokens if token not in hidden]
         found = BEGUN_CHARACTER.search(b"".join(map(bytes_of, shown)))
         begun = 0 if found is None else len(found[0])
@@ -231,9 +232,6 @@ class TextStream:
             begun -= size
         text = self._decode(shown)
         return text.removesuffix("\ufffd") if begun else text  # the last token ends a character, and begins one
-
-    def _special_ids(self) -> set[int]:
-        return {token for token, added in self._backend.get_added_tokens_decoder().items() if added.special}
 
     def take(self) -> str:
         """The text not yet taken that no stop string can still swallow."""

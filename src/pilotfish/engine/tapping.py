@@ -23,7 +23,6 @@ def with_features(config: EngineConfig) -> EngineConfig:
             raise ParameterError("draft_layers", given, f"nothing: {config.draft} is no trained head")
         return config
     if config.features not in (None, config.draft):
-        raise ParameterError(
-            "features", str(config.features), f"nothing but the draft, which is a head: {config.draft}"
-        )
+        allowed = f"nothing but the draft, which is a head: {config.draft}"
+        raise ParameterError("features", str(config.features), allowed)
     return replace(config, features=config.draft)

@@ -30,17 +30,13 @@ def token_table(tokenizer: Any, vocab_size: int) -> TokenTable:
     plain = {t: one.content.encode() for t, one in added.items() if t in named and not one.special}
     base = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
     pieces = {token: piece for piece, token in base.items() if token < vocab_size and token not in added}
-    encoder = _lossless(described)
+    encoder, special = _lossless(described), named.keys() - plain.keys()
     return TokenTable(
         _bytes_of(pieces, described) | plain,
         named,
         lambda text: encoder.encode(text, add_special_tokens=False).ids,
-        _lead(tokenizer, named.keys() - plain.keys()),
-        {
-            role: token
-            for role in ROLES
-            if (token := getattr(tokenizer, f"{role}_token_id")) in named.keys() - plain.keys()
-        },
+        _lead(tokenizer, special),
+        {role: token for role in ROLES if (token := getattr(tokenizer, f"{role}_token_id")) in special},
     )
 
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
+from operator import eq
 
 import numpy as np
 from llguidance import LLMatcher
@@ -169,11 +171,7 @@ class MatcherState:
         """False where the path is not legal, a limit was reached, or there is a problem."""
         if self.problem is not None or self._matcher.is_error():
             return False
-        shared = 0
-        for here, there in zip(self._path, path, strict=False):
-            if here != there:
-                break
-            shared += 1
+        shared = sum(takewhile(bool, map(eq, self._path, path)))
         back, onward = len(self._path) - shared, list(path[shared:])
         if back:
             self._matcher.rollback(back)

@@ -90,13 +90,10 @@ class DiskStore:
         except FileNotFoundError:
             self._forget(key)
             return None
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             self.counts.failed_reads += 1
-            if error.errno not in _OUR_LACK:
+            if isinstance(error, OSError) and error.errno not in _OUR_LACK:
                 self._remove(key)
-            return None
-        except MemoryError:
-            self.counts.failed_reads += 1
             return None
         if isinstance(found, KVObject) and not np.array_equal(found.tokens, np.asarray(tokens)):
             found = Damage.TOKENS

@@ -1,4 +1,4 @@
-"""A thread for work that may take long, or for ever."""
+"""A thread for work that may take long, or for ever; and what waits in a thread's queue."""
 
 from __future__ import annotations
 
@@ -7,13 +7,27 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from queue import PriorityQueue
+from contextlib import suppress
+from queue import Empty, PriorityQueue, SimpleQueue
+from typing import TypeVar
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 #: Jobs that are waited for, and jobs that are not.
 URGENT, IDLE = 0, 1
 _END = 2
+
+
+def drained(queue: SimpleQueue[T], timeout: float = 0.0) -> list[T]:
+    """All that is in it, in order; waits up to `timeout` seconds for the first."""
+    found = list[T]()
+    with suppress(Empty):
+        if timeout > 0:
+            found.append(queue.get(timeout=timeout))
+        while True:
+            found.append(queue.get_nowait())
+    return found
 
 
 class Lane:

@@ -142,9 +142,8 @@ def _new_agent(answers: bool) -> Any:
     from nixl._api import nixl_agent, nixl_agent_config
 
     logging.getLogger("nixl").setLevel(logging.WARNING)  # it writes to stdout
-    return nixl_agent(
-        f"pilotfish-{secrets.token_hex(16)}", nixl_agent_config(enable_prog_thread=answers, backends=["UCX"])
-    )
+    config = nixl_agent_config(enable_prog_thread=answers, backends=["UCX"])
+    return nixl_agent(f"pilotfish-{secrets.token_hex(16)}", config)
 
 
 def _register(agent: Any, memory: Bytes) -> Any:

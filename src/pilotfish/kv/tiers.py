@@ -360,13 +360,6 @@ class KVTiers:
             with self._lock:
                 del self._unwritten[kv.key]
 
-    def settle(self, seconds: float) -> bool:
-        """Wait up to `seconds` for all saves to end; whether they did."""
-        end = self._clock() + seconds
-        while (self._saving or self._unwritten) and self._clock() < end:
-            time.sleep(WAIT)
-        return not (self._saving or self._unwritten)
-
     def use(self) -> list[TierUse]:
         tiers, size, counts = list[TierUse](), self._copier.object_bytes, self.counts
         if (host := self._host) is not None:

@@ -77,8 +77,6 @@ class Batch:
         return Batch(input_ids, keep, self.num_kept, AttentionMetadata(*metadata), self.last)
 
 
-# -- padding
-
 POWERS = tuple(1 << exponent for exponent in range(21))
 
 

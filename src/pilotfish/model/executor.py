@@ -12,8 +12,8 @@ from pilotfish.core.cache.slots import Slots
 from pilotfish.core.features.features import Features
 from pilotfish.core.scheduling.executor import ANY_DEPTH, ForwardSeconds, LayerProgress, Outcome, Sampling, SequenceRows
 from pilotfish.model.batch import Batch
-from pilotfish.model.feature_tap import FeatureTap, capturing, empty_states, refuse_unknown_layers
-from pilotfish.model.kv_planes import SlotPlanes, empty_features, empty_kv
+from pilotfish.model.feature_tap import FeatureTap, capturing, refuse_unknown_layers
+from pilotfish.model.kv_planes import FeatureKV, SlotPlanes, empty_kv, zeros
 from pilotfish.model.loading.loader import LoadedModel
 from pilotfish.model.logprobs import token_logprobs
 from pilotfish.model.pacer import Pacer
@@ -49,7 +49,7 @@ class TorchExecutor:
         self.kv: SlotPlanes = self._layers
         if tap is not None:
             refuse_unknown_layers(tap.layers, config.num_hidden_layers)
-            self._plane = empty_features(tap.width, model.dtype, num_slots, model.device)
+            self._plane = FeatureKV(zeros((num_slots + 1, tap.width), model.dtype, model.device))
             self.kv = [*self._layers, self._plane]
         self.progress = LayerProgress(len(self.kv))
         self.buckets = model.kernels.buckets()
@@ -113,8 +113,8 @@ class TorchExecutor:
         batch = batch.map(lambda tensor: tensor.to(self.model.device))
         if self.tap is None:
             return self._logits(batch, progress)
-        model, hidden = self.model, self.model.config.hidden_size
-        states = empty_states(self.tap, len(batch.input_ids), hidden, model.dtype, model.device)
+        model, size = self.model, (len(batch.input_ids), len(self.tap.layers) * self.model.config.hidden_size)
+        states = torch.empty(size, dtype=model.dtype, device=model.device)
         with capturing(model.module, self.tap.layers, states):
             logits = self._logits(batch, progress)
         self._plane.write(batch.metadata.row_slots, self.tap.project(states))

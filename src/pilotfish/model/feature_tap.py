@@ -64,7 +64,3 @@ def _keep_input(part: Tensor, _module: Any, args: tuple[Tensor, ...], kwargs: di
 
 def _keep_output(part: Tensor, _module: Any, _args: tuple[Tensor, ...], output: Tensor) -> None:
     part.copy_(output[0])
-
-
-def empty_states(tap: FeatureTap, rows: int, hidden: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.empty((rows, len(tap.layers) * hidden), dtype=dtype, device=device)

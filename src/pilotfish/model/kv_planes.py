@@ -132,10 +132,6 @@ def empty_kv(config: Any, dtype: torch.dtype, num_slots: int, device: torch.devi
     return [LayerKV(*(make() for make in planes)) for _ in range(config.num_hidden_layers)]
 
 
-def empty_features(width: int, dtype: torch.dtype, num_slots: int, device: torch.device) -> FeatureKV:
-    return FeatureKV(zeros((num_slots + 1, width), dtype, device))
-
-
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """On a CPU from numpy, whose zeros take no memory until they are written; torch writes them."""
     if device.type != "cpu":

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import log
 from typing import Annotated, Literal
 
@@ -100,11 +100,6 @@ class RolloutArms(Struct, kw_only=True):
         if outcome.variant != self.holdout:
             arm.contrasts.setdefault(measure, Contrast()).add_variant(outcome.ended, value)
         else:
-            for contrast in self._counterparts(measure):
-                contrast.add_holdout(outcome.ended, value)
-
-    def _counterparts(self, measure: str) -> Iterator[Contrast]:
-        for name in self.compared:
-            arm = self.arms[name]
-            if arm.requests and not arm.paused:
-                yield arm.contrasts.setdefault(measure, Contrast())
+            for other in (self.arms[name] for name in self.compared):
+                if other.requests and not other.paused:
+                    other.contrasts.setdefault(measure, Contrast()).add_holdout(outcome.ended, value)

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from pilotfish.errors import ParameterError
 from pilotfish.validation import parsed_toml
 
 #: Why the large model answers.
@@ -111,20 +110,13 @@ class CascadeAnswer:
         return "small" if self.escalated is None else "large"
 
     @property
-    def surprisal(self) -> float | None:
-        return None if self.confidence is None else -self.confidence
-
-    @property
     def reason(self) -> str:
         return self.escalated or "sure"
 
 
 def read_cascade(text: str) -> CascadePolicy:
     """ParameterError names the bad field of the TOML file."""
-    policy = parsed_toml("cascade", text, CascadePolicy)
-    for field, value, allowed in _faults(policy):
-        raise ParameterError(field, value, allowed)
-    return policy
+    return parsed_toml("cascade", text, CascadePolicy, _faults)
 
 
 def _faults(policy: CascadePolicy) -> Iterator[tuple[str, object, str]]:

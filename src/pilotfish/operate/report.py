@@ -82,7 +82,8 @@ def rollout_report(arms: RolloutArms, alpha: float) -> RolloutReport:
 def _row(arms: RolloutArms, name: str, measure: str, alpha: float) -> RolloutRow:
     arm, beside = arms.arms[name], name != arms.holdout
     moments = arm.moments.get(measure, Moments())
-    difference = _difference(measure, arm.contrasts.get(measure, Contrast()), alpha) if beside else None
+    between = arm.contrasts.get(measure, Contrast()).total().interval(alpha) if beside else None
+    difference = _mapped(between, expm1) if WORDS[measure].kind == "ratio" else between
     seen = difference is not None and not difference.holds(0)
     return RolloutRow(
         variant=name,
@@ -101,11 +102,6 @@ def _value(measure: str, moments: Moments, alpha: float) -> Interval | None:
         return share_interval(moments.count, moments.mean * moments.count, alpha)
     mean = mean_interval(moments.count, moments.mean, moments.variance, alpha)
     return _mapped(mean, exp) if WORDS[measure].kind == "ratio" else mean
-
-
-def _difference(measure: str, contrast: Contrast, alpha: float) -> Interval | None:
-    between = contrast.total().interval(alpha)
-    return _mapped(between, expm1) if WORDS[measure].kind == "ratio" else between
 
 
 def _mapped(interval: Interval | None, function: Callable[[float], float]) -> Interval | None:

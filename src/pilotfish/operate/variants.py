@@ -16,7 +16,6 @@ from typing import Literal
 
 from msgspec import Struct
 
-from pilotfish.errors import ParameterError
 from pilotfish.validation import parsed_toml
 
 #: Variants are labels of metrics, so their number is bounded.
@@ -117,10 +116,7 @@ def unit(text: str, use: str = "variant") -> float:
 
 def read_variants(text: str) -> Variants:
     """ParameterError names the bad field of the TOML file."""
-    variants = parsed_toml("rollout", text, Variants)
-    for field, value, allowed in _faults(variants):
-        raise ParameterError(field, value, allowed)
-    return variants
+    return parsed_toml("rollout", text, Variants, _faults)
 
 
 def _faults(variants: Variants) -> Iterator[tuple[str, object, str]]:

@@ -29,14 +29,6 @@ class RunModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Of a forward over `rows` rows of each of `sequences`, whose KV of `context` tokens is read once."""
         return self.placed.seconds(ForwardLoad(rows=sequences * rows, sequences=sequences, context=context))
 
-    @property
-    def round_seconds(self) -> float:
-        return self.placed.engine.round.value
-
-    @property
-    def level_seconds(self) -> float:
-        return self.placed.engine.level.value
-
 
 class Inputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="of"):
     def predict(self, unit: str) -> float:
@@ -68,8 +60,8 @@ class SyncInputs(Inputs, frozen=True, kw_only=True, tag="sync"):
 
     def predict(self, unit: str) -> float:
         verify = self.target.seconds(self.sequences, self.guesses + 1, self.context)
-        draft = self.draft.seconds(self.sequences, 1, self.context) + self.draft.level_seconds
-        seconds = sync_round(verify, draft, self.forwards, self.target.round_seconds)
+        draft = self.draft.seconds(self.sequences, 1, self.context) + self.draft.placed.engine.level.value
+        seconds = sync_round(verify, draft, self.forwards, self.target.placed.engine.round.value)
         plain = self.target.seconds(self.sequences, 1, self.context)
         return self.tokens * (plain if unit == "x" else self.sequences) / seconds
 
@@ -99,11 +91,11 @@ class OutcomeCacheInputs(Inputs, frozen=True, kw_only=True, tag="outcome_cache")
         verify = self.target.seconds(self.sequences, self.guesses + 1, self.context)
         answer = self.draft.seconds(self.sequences, self.guesses + 1, self.context)
         level = self.draft.seconds(self.sequences, (self.guesses + 1) * self.fan_out, self.context)
-        speculate = speculate_seconds(answer, level, self.guesses, self.draft.level_seconds)
+        speculate = speculate_seconds(answer, level, self.guesses, self.draft.placed.engine.level.value)
         backup, hit = self.guesses * self.draft.seconds(self.sequences, 1, self.context), self.hit**self.sequences
         if unit == "ms":
             return 1e3 * outcome_cache_round(0.0, speculate, backup, hit, 0.0)
-        seconds = outcome_cache_round(verify, speculate, backup, hit, self.target.round_seconds)
+        seconds = outcome_cache_round(verify, speculate, backup, hit, self.target.placed.engine.round.value)
         return self.sequences * self.tokens / seconds
 
 
@@ -120,9 +112,9 @@ class RerootedInputs(Inputs, frozen=True, kw_only=True, tag="rerooted"):
 
     def predict(self, unit: str) -> float:  # noqa: ARG002  # always tok/s
         verify = self.target.seconds(1, self.rows, self.context)
-        level = self.draft.seconds(1, self.width, self.context) + self.draft.level_seconds
+        level = self.draft.seconds(1, self.width, self.context) + self.draft.placed.engine.level.value
         depth = levels_hidden(verify, level)
-        return self.tokens / rerooted_round(verify, level, depth, self.survives, self.target.round_seconds)
+        return self.tokens / rerooted_round(verify, level, depth, self.survives, self.target.placed.engine.round.value)
 
 
 AnyInputs = ForwardInputs | SyncInputs | ChainInputs | OutcomeCacheInputs | RerootedInputs

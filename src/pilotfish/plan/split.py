@@ -45,7 +45,8 @@ class SplitModel(PlacedModel, frozen=True, kw_only=True):
     def parts(self, load: ForwardLoad) -> ForwardParts:
         """Of the slower: one batch through both sides, or all through the slower side."""
         share = replace(load, rows=-(-load.rows // self.batches), sequences=-(-load.sequences // self.batches))
-        attention, ffn, exchange = self._attention_parts(share), self._ffn_parts(share), self._exchange(share.rows)
+        attention, ffn = self._attention_parts(share), self._ffn_parts(share)
+        exchange = self.model.layers * self.link.exchange(2 * share.rows * self.model.hidden * BYTES["bf16"])
         slower = max(attention, ffn, key=lambda side: side.seconds)
         if self.batches * slower.seconds > attention.seconds + ffn.seconds + exchange:
             return _total([slower] * self.batches)
@@ -60,9 +61,6 @@ class SplitModel(PlacedModel, frozen=True, kw_only=True):
         whole, model = self.ffn.parts(load), self.model
         stored = (model.read(load.rows) - model.attention) * BYTES[self.ffn.weights]
         return replace(_side(self.ffn, whole, stored, model.multiplied - model.attention - model.head), kv=0.0)
-
-    def _exchange(self, rows: int) -> float:
-        return self.model.layers * self.link.exchange(2 * rows * self.model.hidden * BYTES["bf16"])
 
     @property
     def _ffn_bytes(self) -> float:

@@ -115,7 +115,7 @@ class Application:
             logger.error("rollout: %s; the last file stays", error)
 
     async def end_targets(self) -> None:
-        cascade = [] if self.cascade is None else [self.cascade.close()]
+        cascade = [] if self.cascade is None else [self.cascade.small.close()]
         await asyncio.gather(self.engine.close(), *cascade)
 
     async def close(self) -> None:

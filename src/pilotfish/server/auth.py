@@ -80,11 +80,9 @@ class Keyring:
         secret = api_key if bearer is None else bearer["secret"]
         if secret is None:
             return None
-        given, found = _digest(secret), None
-        for owner in self._owners:
-            if hmac.compare_digest(owner.digest, given):
-                found = owner
-        return found
+        given = _digest(secret)
+        found = [owner for owner in self._owners if hmac.compare_digest(owner.digest, given)]
+        return found[0] if found else None
 
 
 def load_keyring(options: Sequence[str] = (), environment: str = "", file: Path | None = None) -> Keyring:
@@ -155,9 +153,8 @@ def _owner(where: str, table: object) -> Caller:
         given = [name for name in ("secret", "sha256") if name in table]
         raise ParameterError(where, given, "either `secret` or `sha256`")
     try:
-        for name in table:
-            if name not in _FIELDS:
-                raise ParameterError("field", name, f"one of {', '.join(_FIELDS)}")
+        if unknown := [name for name in table if name not in _FIELDS]:
+            raise ParameterError("field", unknown[0], f"one of {', '.join(_FIELDS)}")
         limits = {name: value for name, value in table.items() if name not in ("secret", "sha256")}
         owner = Caller(**{"name": None, **limits})
         secret, sha256 = table.get("secret"), table.get("sha256")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from http import HTTPStatus
 from typing import Any
 
@@ -93,21 +94,19 @@ class ConnectionProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._expect_reader(self.transport.get_write_buffer_size())
+        self._check_reader(math.inf)
 
     def resume_writing(self) -> None:
         self._stop(self._writing)
         super().resume_writing()
 
-    def _expect_reader(self, waiting: int) -> None:
-        self._writing = self.loop.call_later(self._write_timeout, self._check_reader, waiting)
-
-    def _check_reader(self, before: int) -> None:
+    def _check_reader(self, before: float) -> None:
+        """`before`: bytes that waited at the last check."""
         waiting = self.transport.get_write_buffer_size()
         if waiting >= before:
             self.transport.abort()
         else:
-            self._expect_reader(waiting)
+            self._writing = self.loop.call_later(self._write_timeout, self._check_reader, waiting)
 
     @staticmethod
     def _stop(*timers: asyncio.TimerHandle | None) -> None:

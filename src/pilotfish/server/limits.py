@@ -76,16 +76,13 @@ class CompletionRate:
     def __init__(self, now: float) -> None:
         self._sum = 0.0  # of ended sequences, weighted by age
         self._weight = 0.0  # of the seconds observed: below 1 at first, which is made up for
-        self._at = now
-
-    def resume(self, now: float) -> None:
-        self._at = now
+        self.at = now  # the seconds from here on are observed
 
     def observe(self, ended: int, now: float) -> None:
-        decay = math.exp((self._at - now) / self.TIME_CONSTANT)
+        decay = math.exp((self.at - now) / self.TIME_CONSTANT)
         self._sum = self._sum * decay + ended / self.TIME_CONSTANT
         self._weight = self._weight * decay + 1 - decay
-        self._at = now
+        self.at = now
 
     def seconds(self, sequences: float, now: float) -> float:
         """Time until `sequences` more have ended, at the observed rate; infinity before any has."""
@@ -160,8 +157,9 @@ class Admission:
 
     def _enter(self, account: _Account, facts: RequestFacts, now: float) -> Reservation:
         if self.requests == 0:
-            self._rate.resume(now)
+            self._rate.at = now
         self._count(1, account, facts)
+        self.idle.clear()
         account.requests.take(1, now)
         account.tokens.take(facts.tokens, now)
         return Reservation(lambda used: self._leave(account, facts, used))
@@ -169,6 +167,8 @@ class Admission:
     def _leave(self, account: _Account, facts: RequestFacts, used: int | None) -> None:
         now = self._clock()
         self._count(-1, account, facts)
+        if self.requests == 0:
+            self.idle.set()
         account.tokens.take(0 if used is None else min(used - facts.tokens, 0), now)
         self._rate.observe(facts.sequences, now)
 
@@ -177,10 +177,6 @@ class Admission:
         self.requests += sign
         self.sequences += sign * facts.sequences
         self.slots += sign * facts.slots
-        if self.requests:
-            self.idle.clear()
-        else:
-            self.idle.set()
 
 
 class _Account:
@@ -193,10 +189,8 @@ class _Account:
         """HttpError for a request above the present rates, ParameterError for one that they can never allow."""
         limit = self.tokens.per_minute
         if limit is not None and facts.tokens > limit:
-            allowed = (
-                f"fewer: prompts and outputs of {facts.tokens} tokens exceed this key's tokens_per_minute, {limit}"
-            )
-            raise ParameterError("max_tokens", facts.max_tokens, allowed)
+            excess = f"prompts and outputs of {facts.tokens} tokens exceed this key's tokens_per_minute, {limit}"
+            raise ParameterError("max_tokens", facts.max_tokens, f"fewer: {excess}")
         rates = (("requests_per_minute", self.requests, 1), ("tokens_per_minute", self.tokens, facts.tokens))
         name, bucket, amount = max(rates, key=lambda rate: rate[1].seconds(rate[2], now))
         if (seconds := bucket.seconds(amount, now)) > 0:
@@ -234,13 +228,12 @@ class RequestGuard:
         state_of(request.scope).caller = caller
         return caller
 
-    def identify_admin(self, request: Request) -> Caller:
+    def identify_admin(self, request: Request) -> None:
         """HttpError 403 without an admin's key. Without keys everybody may, as only this host can connect."""
         caller = self.identify(request)
         if not (caller.admin or caller is ANONYMOUS):
             message = "authorization: a key with admin = true is needed"
             raise HttpError(403, message, "permission_error", code="not_an_admin")
-        return caller
 
     def admit(self, request: Request, caller: Caller, generation: Generation) -> RequestRecord:
         state, params, target, body = state_of(request.scope), generation.params, generation.target, generation.body
@@ -261,11 +254,12 @@ class RequestGuard:
         record = state.record = RequestRecord(self.metrics, facts, state.arrived)
         record.cascade = generation.cascade or record.cascade
         self.feedback.remember(caller.name, (state.id, generation.head["id"]), record.served)
-        counted = generation.cascade is None  # else the small model's steps would count as the large one's
         cohort = self._cohort(generation, facts)
-        replay = _replay(state.id, generation, facts) if counted else None
-        record.followers = [reservation, self.rollout.begin(generation.choice, cohort, record, replay, counted=counted)]
-        if counted and self._capture is not None:
+        replay = None
+        if generation.cascade is None and facts.sequences == 1:
+            replay = ReplayedRequest(state.id, facts.variant, generation.prompts[0].tokens, params, ())
+        record.followers = [reservation, self.rollout.begin(generation.choice, cohort, record, replay)]
+        if generation.cascade is None and self._capture is not None:
             kept = self._capture.begin(caller, facts.tag, request.headers, generation)
             record.followers += [] if kept is None else [kept]
         if self._tracer is not None:
@@ -287,12 +281,6 @@ class RequestGuard:
             script=generation.script,
             client=facts.client or NONE,
         )
-
-
-def _replay(number: str, generation: Generation, facts: RequestFacts) -> ReplayedRequest | None:
-    if facts.sequences != 1:
-        return None
-    return ReplayedRequest(number, facts.variant, generation.prompts[0].tokens, generation.params, ())
 
 
 def request_tag(request: Request, body: GenerationRequest) -> str | None:

@@ -133,19 +133,17 @@ class _Server(uvicorn.Server):
         self, config: uvicorn.Config, on_signal: Callable[[], None], reload: Callable[[], None] | None = None
     ) -> None:
         super().__init__(config)
-        self._on_signal = on_signal
-        self._reload = reload
+        self._handlers = dict.fromkeys(heeded((signal.SIGTERM, signal.SIGINT)), on_signal)
+        if reload is not None:
+            self._handlers[signal.SIGHUP] = reload
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        loop, numbers = asyncio.get_running_loop(), heeded((signal.SIGTERM, signal.SIGINT))
-        for number in numbers:
-            loop.add_signal_handler(number, self._on_signal)
-        if self._reload is not None:
-            loop.add_signal_handler(signal.SIGHUP, self._reload)
-            numbers = [*numbers, signal.SIGHUP]
+        loop = asyncio.get_running_loop()
+        for number, handler in self._handlers.items():
+            loop.add_signal_handler(number, handler)
         try:
             yield
         finally:
-            for number in numbers:
+            for number in self._handlers:
                 loop.remove_signal_handler(number)

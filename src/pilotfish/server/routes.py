@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import to_builtins
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -64,9 +63,7 @@ Form = Callable[[Generation, Any, TokenNames], AnswerFormat]
 
 
 class Api:
-    def __init__(
-        self, engine: AsyncEngine, config: ServerConfig, guard: RequestGuard, cascade: Cascade | None = None
-    ) -> None:
+    def __init__(self, engine: AsyncEngine, config: ServerConfig, guard: RequestGuard, cascade: Cascade | None) -> None:
         self._engine, self._config, self._guard, self._cascade = engine, config, guard, cascade
         self._started = int(time.time())
 
@@ -143,17 +140,17 @@ class Api:
     async def rollout(self, request: Request) -> Response:
         """Variants of speculation: shares, the guard's state and events, and what came of their requests."""
         self._guard.identify_admin(request)
-        return json(to_builtins(self._guard.rollout.told()))
+        return json(self._guard.rollout.told())
 
     async def rollout_statistics(self, request: Request) -> Response:
         """What came of requests by cohort and minute, to explain a change later."""
         self._guard.identify_admin(request)
-        return json(to_builtins(self._guard.rollout.statistics()))
+        return json(self._guard.rollout.statistics())
 
     async def drafts(self, request: Request) -> Response:
         """The draft pools that each target knows."""
         self._guard.identify_admin(request)
-        return json(to_builtins(pools_of(self._engine.health.replicas)))
+        return json(pools_of(self._engine.health.replicas))
 
     async def rollout_reload(self, request: Request) -> Response:
         """Read the file of variants again. 400 for one that cannot be used: then the last one stays."""
@@ -161,7 +158,7 @@ class Api:
         if self._guard.rollout.file is None:
             raise bad_request("rollout", "this server was started without a file of variants (--rollout)")
         self._guard.rollout.reload(draft_revisions(self._engine.health.replicas).values())
-        return json(to_builtins(self._guard.rollout.told()))
+        return json(self._guard.rollout.told())
 
     async def models(self, request: Request) -> Response:
         """The model that is served, by each of its names, and the alias of a cascade."""
@@ -352,7 +349,7 @@ def openapi_document() -> bytes:
     return encode(msgspec.json.decode(Path(__file__).with_name("openapi.json").read_bytes()))
 
 
-def json(answer: dict[str, Any], status: int = 200) -> Response:
+def json(answer: Any, status: int = 200) -> Response:
     return Response(encode(answer), status, media_type="application/json")
 
 

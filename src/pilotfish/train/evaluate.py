@@ -51,9 +51,6 @@ def _evenly(count: int, most: int) -> list[int]:
     return places
 
 
-# -- on held-out text
-
-
 @dataclass(frozen=True)
 class Evaluation:
     """On text that training never saw; losses and divergence in nats a token."""
@@ -98,9 +95,6 @@ def _rows(tokens: Tokens, length: int, count: int) -> list[Tokens]:
     return [tokens[start : start + length] for start in _evenly(len(tokens) - length + 1, count)]
 
 
-# -- on captured outputs
-
-
 @dataclass(frozen=True)
 class CapturedEvaluation:
     """On outputs that training never saw, token by token; losses and divergence in nats a token."""
@@ -131,9 +125,6 @@ def accepted_of_chains(chances: Tensor) -> Tensor:
     """[tokens]: guesses expected to be accepted of a chain below each token; `chances` [tokens] are each guess's."""
     following = F.pad(chances, (0, CHAIN - 1)).unfold(0, CHAIN, 1)
     return following.cumprod(1).sum(1)
-
-
-# -- of a head
 
 
 @dataclass(frozen=True)

@@ -114,9 +114,6 @@ def most_frequent(text: Tokens, count: int) -> Tensor:
     return torch.from_numpy(np.sort(order[:count]))
 
 
-# -- its shape
-
-
 def head_of(recipe: HeadRecipe, target: TaughtTarget) -> Head:
     config = target.config
     width, eps = config.hidden_size, getattr(config, "rms_norm_eps", 1e-6)
@@ -162,8 +159,6 @@ def trainee_of(head: Head, shared: Shared, recipe: HeadRecipe) -> Trainee:
     start(trainee, recipe.layers, recipe.seed)
     return trainee.to(shared.embedding.device)
 
-
-# -- its files
 
 STORED = torch.bfloat16
 

@@ -103,8 +103,6 @@ def _windows(tokens: Tokens, recipe: PairRecipe, rows: int) -> Windows:
     return Windows(tokens, rows, length, recipe.context, recipe.seed)
 
 
-# -- its files
-
 CARD = jinja2.Template(
     Path(__file__).with_name("model_card.md").read_text(encoding="utf-8"),
     undefined=jinja2.StrictUndefined,

@@ -60,11 +60,14 @@ _from_prefill: msgspec.msgpack.Decoder[FromPrefill] = msgspec.msgpack.Decoder(Fr
 encode = msgspec.msgpack.Encoder().encode
 
 
-def framed(outbox: Iterable[Outgoing]) -> dict[Peer, list[bytes]]:
+def send_all(outbox: list[Outgoing], send: Callable[..., object]) -> None:
+    """Each peer's in one call; then the outbox is empty."""
     frames: dict[Peer, list[bytes]] = {}
     for outgoing in outbox:
         frames.setdefault(outgoing.peer, []).append(encode(outgoing.message))
-    return frames
+    for peer, own in frames.items():
+        send(peer, *own)
+    outbox.clear()
 
 
 class Typed(msgspec.Struct):

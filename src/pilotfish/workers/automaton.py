@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from typing import NamedTuple
 
 ROOT = 0
@@ -95,10 +96,7 @@ class SuffixAutomaton:
         return Match(state, self._lengths[state])
 
     def match(self, tokens: Sequence[int]) -> Match:
-        match = Match(ROOT, 0)
-        for token in tokens:
-            match = self.follow(match, token)
-        return match
+        return reduce(self.follow, tokens, Match(ROOT, 0))
 
     def follow(self, match: Match, token: int) -> Match:
         """The longest suffix of `match` with `token` at its end that occurs."""

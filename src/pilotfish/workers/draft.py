@@ -27,7 +27,7 @@ from pilotfish.core.scheduling.executor import (
 )
 from pilotfish.core.trees.lookahead import NewNodes, path_table
 from pilotfish.errors import UnknownTypeError, WireError
-from pilotfish.wire.channel import Channel, Received, decode_to_draft, framed, type_of
+from pilotfish.wire.channel import Channel, Received, decode_to_draft, send_all, type_of
 from pilotfish.workers.records import LevelRecord, ObserveLevel
 
 if TYPE_CHECKING:  # imports transformers
@@ -116,11 +116,9 @@ class DraftWorker:
         self.machine.receive(received.peer, message, self._clock(), received.tenant, received.weight)
 
     def _send(self) -> None:
-        for peer, frames in framed(self.machine.outbox).items():
-            self.channel.send(peer, *frames)  # lost ones show as gaps
+        send_all(self.machine.outbox, self.channel.send)  # lost ones show as gaps
         for notice in self.machine.notices:
             logger.log(notice.level, "%s", notice.text)
-        self.machine.outbox.clear()
         self.machine.notices.clear()
 
     def _record(self, level: Sequence[LevelPart], added: Sequence[NewNodes], began: float, ended: float) -> None:
@@ -183,7 +181,8 @@ class Grower:
             slots = part.session.slots
             if part.pending:
                 start = len(slots) - part.pending
-                tokens = _readable(part.session.inputs[start : len(slots)], self.executor.vocab_size)
+                inputs, known = part.session.inputs[start : len(slots)], self.executor.vocab_size
+                tokens = [token if token < known else 0 for token in inputs]  # 0 in place of those that it lacks
                 kept, log = [part.pending - 1] if part.leaves else [], part.session.features
                 features = None if log is None else log.of_rows(start, part.pending)
                 rows.append(SequenceRows(start, tokens, slots, NO_NODES, kept, features))
@@ -221,11 +220,6 @@ def leaf_rows(level: Sequence[LevelPart]) -> NodeRows:
     tokens = np.array([session.input_at(leaf) for session, leaf in leaves], np.int64)
     depths = np.array([session.tree.depth(leaf) for session, leaf in leaves], np.int64)
     return NodeRows(tokens, depths, path_table([session.tree.path(leaf) for session, leaf in leaves]))
-
-
-def _readable(tokens: Sequence[int], vocab_size: int) -> list[int]:
-    """Inputs as a draft with `vocab_size` embeddings reads them: 0 replaces those that it lacks."""
-    return [token if token < vocab_size else 0 for token in tokens]
 
 
 def sampling_of(level: Sequence[LevelPart], children: int, masks: TokenMasks | None = None) -> Sampling:

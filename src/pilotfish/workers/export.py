@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +26,7 @@ from pilotfish.core.prefilling.segments import LEAST_SEGMENT, KVLayout
 from pilotfish.core.scheduling.executor import LayerProgress
 from pilotfish.errors import EngineError
 from pilotfish.kv.arena import Arena
+from pilotfish.kv.lanes import drained
 from pilotfish.kv.readers import content
 from pilotfish.workers.shared import SharedMachine
 
@@ -113,7 +114,7 @@ class Exporter:
         """Exports whose slots are read no more. EngineError once the thread has failed."""
         if self._failure is not None:
             raise EngineError(f"the exporting thread failed: {self._failure}") from self._failure
-        return _all_of(self._back)
+        return drained(self._back)
 
     def close(self) -> None:
         """No slot is read when this returns."""
@@ -134,7 +135,7 @@ class Exporter:
     def turn(self) -> bool:
         self._event.clear()
         self._wait = LATER
-        for export in _all_of(self._given):
+        for export in drained(self._given):
             self._exports.setdefault(export.order, deque()).append(export)
         return sum(self._advance(order) for order in list(self._exports)) > 0
 
@@ -183,12 +184,3 @@ class Exporter:
         self._reader.read_layers(export.slots[tokens.start : tokens.stop], layers, data)
         first, epoch = export.first + tokens.start, self._memory.epoch(place)
         return PlacedSegment(first, len(tokens), layers.start, len(layers), place, epoch, len(data), content(data.data))
-
-
-def _all_of(queue: SimpleQueue[Export]) -> list[Export]:
-    found = list[Export]()
-    try:
-        while True:
-            found.append(queue.get_nowait())
-    except Empty:
-        return found

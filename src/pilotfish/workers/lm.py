@@ -82,14 +82,12 @@ class LMDrafter(Drafter):
 
     def commit(self, request: Request, tokens: Sequence[int]) -> bool:
         """Never a hit: those are counted of trees that grow while the target verifies."""
-        session = self.table.get(_key(request))
-        if session is not None:
+        if (session := self.table.get(_key(request))) is not None:
             self.table.commit(session, tokens)
         return False
 
     def close(self, request: Request) -> None:
-        session = self.table.get(_key(request))
-        if session is not None:
+        if (session := self.table.get(_key(request))) is not None:
             self.table.close(session)
 
     def _session(self, request: Request) -> DraftSession:

@@ -11,8 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 from pilotfish.core.cache.slots import SlotPool, Slots
 from pilotfish.core.prefilling.prefill_orders import TakenOrder
@@ -22,6 +21,7 @@ from pilotfish.core.scheduling.request import FinishReason, Request
 from pilotfish.core.scheduling.scheduler import Scheduler
 from pilotfish.core.scheduling.step import Step
 from pilotfish.core.trees.tree import Forest, Guesses
+from pilotfish.kv.lanes import drained
 from pilotfish.workers.export import Export, Exporter
 from pilotfish.workers.records import ObservePrefill, PrefillRecord
 from pilotfish.workers.shared import SharedMachine
@@ -80,18 +80,11 @@ class PrefillWorker:
 
     def turn(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds for something to do, and run a forward; whether there was one."""
-        self._wait(timeout)
+        drained(self._events, timeout)
         self._take_back()
         self._drop_ended()
         self._take_orders()
         return self._forward()
-
-    def _wait(self, timeout: float) -> None:
-        with suppress(Empty):
-            if timeout > 0:
-                self._events.get(timeout=timeout)
-            while True:
-                self._events.get_nowait()
 
     def _take_back(self) -> None:
         for export in self.exporter.take_back():

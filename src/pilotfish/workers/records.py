@@ -111,14 +111,9 @@ class Timeline:
             if name != "waiting":
                 self._span(name, began, ended, {})
 
-    def level(self, record: LevelRecord, taken: float | None = None) -> None:
+    def forward(self, record: LevelRecord | PrefillRecord, taken: float | None = None) -> None:
         """`taken`: seconds that it took by itself, without being held back to its pace."""
-        self._forward("level", record, taken)
-
-    def prefill(self, record: PrefillRecord, taken: float | None = None) -> None:
-        self._forward("prefill", record, taken)
-
-    def _forward(self, name: str, record: LevelRecord | PrefillRecord, taken: float | None) -> None:
+        name = "level" if isinstance(record, LevelRecord) else "prefill"
         counts = {key: value for key, value in vars(record).items() if key not in ("began", "ended")}
         self._span(name, record.began, record.ended, counts if taken is None else {**counts, "taken": taken})
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pilotfish.core.prefilling.prefill_machine import PrefillMachine
 from pilotfish.core.prefilling.prefill_orders import TakenOrder
 from pilotfish.errors import WireError
-from pilotfish.wire.channel import Received, decode_to_prefill, framed
+from pilotfish.wire.channel import Received, decode_to_prefill, send_all
 from pilotfish.workers.records import LeaseRecord, ObserveLease
 
 logger = logging.getLogger(__name__)
@@ -41,13 +41,11 @@ class SharedMachine:
     def turn(self) -> Iterator[float]:
         with self._lock:
             yield self._clock()
-            for peer, frames in framed(self.machine.outbox).items():
-                self._post(peer, *frames)
+            send_all(self.machine.outbox, self._post)
             for notice in self.machine.notices:
                 logger.log(notice.level, "%s", notice.text)
             for order in self.machine.ended:
                 self.observe_lease(_record(order))
-            self.machine.outbox.clear()
             self.machine.notices.clear()
             self.machine.ended.clear()
 

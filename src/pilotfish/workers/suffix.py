@@ -71,10 +71,6 @@ class ResponseCache:
     def num_tokens(self) -> int:
         return sum(tenant.num_tokens for tenant in self._tenants.values())
 
-    @property
-    def num_tenants(self) -> int:
-        return len(self._tenants)
-
     def automata(self, salt: str | None) -> tuple[SuffixAutomaton, ...]:
         if salt is None or salt not in self._tenants:
             return ()
@@ -86,7 +82,7 @@ class ResponseCache:
             return
         self._tenants.setdefault(salt, Responses(self.max_tokens)).add(tokens)
         self._tenants.move_to_end(salt)
-        while self.num_tokens > self.max_tokens or self.num_tenants > MAX_TENANTS:
+        while self.num_tokens > self.max_tokens or len(self._tenants) > MAX_TENANTS:
             self._tenants.popitem(last=False)
 
 

@@ -141,7 +141,8 @@ class TargetWorker:
             scoring, broken = step.scoring_rows(), set(outcome.broken)
             unscored = {request for request, rows in scoring.items() if not broken.isdisjoint(rows)}
             commits = self.scheduler.commit(step, outcome.tokens, unscored)
-            return with_logprobs([_marked(commit, begun) for commit in commits], step, scoring, outcome)
+            marked = [replace(one, late=one.request.id in begun.late, sharing=begun.sharing) for one in commits]
+            return with_logprobs(marked, step, scoring, outcome)
         except BaseException:
             self._abort_all(step)
             raise
@@ -179,10 +180,6 @@ def _counts(step: Step, commits: Sequence[RequestCommit]) -> dict[str, int]:
         "accepted": sum(commit.accepted for commit in commits),
         "committed": sum(len(commit.tokens) for commit in commits),
     }
-
-
-def _marked(commit: RequestCommit, begun: BegunStep) -> RequestCommit:
-    return replace(commit, late=commit.request.id in begun.late, sharing=begun.sharing)
 
 
 class GuardedDrafter:

@@ -1,13 +1,12 @@
 """A tiny pair, a prompt file over it, and benches that run on them."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command_runs import Measure
+from command_runs import Measure, write_rows
 from support import SNIPPETS
 
 from pilotfish.cli.bench import report
@@ -26,10 +25,8 @@ def _no_probes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def prompt_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
     rows = [{"id": f"own/{index}", "turns": [text]} for index, text in enumerate(SNIPPETS)]
-    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
-    return path
+    return write_rows(tmp_path_factory.mktemp("prompts") / "prompts.jsonl", *rows)
 
 
 @pytest.fixture

@@ -229,10 +229,6 @@ def serve(cache: RunCache, request: SimulatedRequest) -> int:
     return found
 
 
-def ignored(run: KnownRun, before: int) -> None:
-    pass
-
-
 @pytest.mark.parametrize("capacity", [700, 2000, 10**6])
 @pytest.mark.parametrize("proven_share", [0.0, PROVEN_SHARE])
 def test_it_finds_what_the_engines_cache_finds(capacity: int, proven_share: float) -> None:
@@ -242,7 +238,7 @@ def test_it_finds_what_the_engines_cache_finds(capacity: int, proven_share: floa
     for seed in range(3):
         requests = runs(seed)
         tokens = tokens_of(requests)
-        real, cache = Real(capacity, proven_share), RunCache(capacity, ignored, proven_share)
+        real, cache = Real(capacity, proven_share), RunCache(capacity, lambda *_: None, proven_share)
         for request in requests:
             prompt = list(chain.from_iterable(tokens[run] for run in request.runs))
             expected, own = real.serve(prompt, tokens[request.output_run]), serve(cache, request)

@@ -1,12 +1,11 @@
 """Parity and task success: nothing is found where there is nothing, and errors that there are."""
 
-import json
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import pytest
-from command_runs import Measure
+from command_runs import Measure, write_rows
 
 from pilotfish.cli.bench import parity
 from pilotfish.cli.bench.options import BENCHES
@@ -50,9 +49,8 @@ def test_a_wrong_rule_is_found(measure: Measure, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(scheduler, "walk", _accepts_first_child)
     report = measure(run_parity, "parity", thread_counts="1", max_tokens=8, limit=1)
     assert report.failed
-    found = {
-        (outcome["drafter"], outcome["concurrency"]) for outcome in report.results["outcomes"] if outcome["differing"]
-    }
+    outcomes = report.results["outcomes"]
+    found = {(outcome["drafter"], outcome["concurrency"]) for outcome in outcomes if outcome["differing"]}
     assert {("lm 16", 8), ("lm 16", 1), ("random", 8), ("random", 1), ("lm+ngram", 1)} <= found
     assert ("off", 8) not in found
     assert len(report.results["differences"]) == report.results["differing"]
@@ -103,10 +101,9 @@ SHORT = {"each": 2, "max_tokens": 32, "kv_slots": 4096, "threads": 1}
 @pytest.fixture
 def problems(tmp_path: Path) -> Path:
     """The first is solved as it is, the second is not."""
-    path, test = tmp_path / "problems.jsonl", "def check(f):\n    assert f() == 0"
-    rows = [{"task_id": f"own/{i}", "prompt": f"def f():\n    return {i}\n", "test": test} for i in range(2)]
-    path.write_text("\n".join(json.dumps({**row, "entry_point": "f"}) for row in rows))
-    return path
+    same = {"test": "def check(f):\n    assert f() == 0", "entry_point": "f"}
+    rows = [{"task_id": f"own/{i}", "prompt": f"def f():\n    return {i}\n", **same} for i in range(2)]
+    return write_rows(tmp_path / "problems.jsonl", *rows)
 
 
 @pytest.mark.usefixtures("drafts")
@@ -138,10 +135,9 @@ def test_modes_succeed_alike(measure: Measure, problems: Path) -> None:
 def test_outputs_that_differ_are_found(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "walk", _accepts_first_child)
     report = measure(run_eval, "eval", **SHORT, modes="off,sync")
-    assert (
-        report.failed and report.results["unequal"] == sum(row["unequal"] for row in report.results["categories"]) > 0
-    )
-    assert report.results["unequal"] == sum(not outcome["equal"] for outcome in report.results["outcomes"])
+    results = report.results
+    assert report.failed and results["unequal"] == sum(row["unequal"] for row in results["categories"]) > 0
+    assert results["unequal"] == sum(not outcome["equal"] for outcome in results["outcomes"])
     low = measure(run_eval, "eval", **{**SHORT, "each": 1}, modes="off,sync", dtype="bfloat16")
     assert low.results["unequal"] and not low.failed  # equality is promised in float32
 

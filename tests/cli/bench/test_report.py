@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_runs import write_rows
 
 from pilotfish.cli.bench import report as report_module
 from pilotfish.cli.bench.options import BenchOptions
@@ -15,7 +16,6 @@ from pilotfish.cli.bench.report import (
     cpu_name,
     describe_machine,
     distinct_ngrams,
-    equal_share,
     matmul_probe,
     ratios,
     read_probe,
@@ -53,10 +53,6 @@ def test_ratios_pair_what_belongs_to_one_round() -> None:
 )
 def test_distinct_4grams(sequences: list[list[int]], share: float) -> None:
     assert distinct_ngrams(sequences) == share
-
-
-def test_shares() -> None:
-    assert equal_share([[1], [2]], [[1], [3]]) == 0.5
 
 
 def test_a_report_is_shown_and_written(capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,11 +107,9 @@ def test_rows(tmp_path: Path) -> None:
 
 def test_a_bad_row_is_named_in_one_line(tmp_path: Path) -> None:
     """`bench serve` reads the same rows: test_serving_workloads.py has other bad ones."""
-    path = tmp_path / "p.jsonl"
-    path.write_text(json.dumps({"id": 0, "turns": ["good"]}) + "\n" + json.dumps({"id": 1, "turns": [""]}) + "\n")
-    with pytest.raises(InputError, match=r"p\.jsonl:2: ") as raised:
+    path = write_rows(tmp_path / "p.jsonl", {"id": 0, "turns": ["good"]}, {"id": 1, "turns": [""]})
+    with pytest.raises(InputError, match=r"\A.*p\.jsonl:2: .*\Z"):
         load_prompts(path)
-    assert "\n" not in str(raised.value)
     assert len(load_prompts(path, limit=1)) == 1
 
 
@@ -129,8 +123,7 @@ def test_mixed_jobs_hold_every_pair_once_and_mix_settings() -> None:
 
 
 def test_shards_part_the_prompts(tmp_path: Path) -> None:
-    path = tmp_path / "p.jsonl"
-    path.write_text("".join(json.dumps({"id": prompt.id, "prompt": prompt.text}) + "\n" for prompt in PROMPTS))
+    path = write_rows(tmp_path / "p.jsonl", *({"id": prompt.id, "prompt": prompt.text} for prompt in PROMPTS))
 
     def rows(shard: str) -> list[Prompt]:
         return BenchOptions(prompts=path, shard=shard).rows()

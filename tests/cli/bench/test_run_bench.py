@@ -153,7 +153,7 @@ def test_levels_are_those_of_the_runs_without_prompts(tmp_path: Path) -> None:
     with closing(Timeline(path, "draft")) as timeline:
         moments = [(0.0, 0.5, 0), (1.0, 2.0, 0), (2.25, 3.0, 9), (3.5, 4.0, 0), (4.25, 4.75, 0)]
         for began, ended, prompt in (*moments, (4.8, 5.0, 0), (9.0, 9.5, 0)):
-            timeline.level(LevelRecord(began, ended, 1, leaves=4, prompt_rows=prompt, nodes=3, used=0, wasted=0))
+            timeline.forward(LevelRecord(began, ended, 1, leaves=4, prompt_rows=prompt, nodes=3, used=0, wasted=0))
     merge([path], path.with_name("whole.json"))
     levels = read_levels(path.with_name("whole.json"))
     assert len(levels) == 7

@@ -47,9 +47,7 @@ def rows_of(report: Report) -> list[dict[str, Any]]:
         chunked(GOOD.replace(b"\n", b"\r\n")),
         chunked(b": a comment\n\n" + GOOD.replace(b"data: ", b"event: chunk\nid: 1\ndata: ")),
         HEAD + b"connection: close\r\n\r\n" + GOOD,
-        HEAD
-        + b"connection: close\r\n\r\n"
-        + sse(chunk("a b"), chunk(" c"), chunk(finish="stop"), usage(3), done=False),
+        HEAD + b"connection: close\r\n\r\n" + GOOD.removesuffix(b"data: [DONE]\n\n"),
     ],
     ids=["chunked", "byte by byte", "no space", "CR LF", "comments, names", "until it closes", "without DONE"],
 )
@@ -130,10 +128,8 @@ def test_a_turn_has_the_answer_to_the_one_before() -> None:
     with ScriptedServer(script) as server:
         report = serve(server.url, workload="sessions", turns=3, requests=3)
     assert [row["error"] for row in rows_of(report)] == [""] * 3
-    assert [one["content"] for one in server.bodies[2]["messages"] if one["role"] == "assistant"] == [
-        "answer 0",
-        "answer 1",
-    ]
+    answers = [one["content"] for one in server.bodies[2]["messages"] if one["role"] == "assistant"]
+    assert answers == ["answer 0", "answer 1"]
     sent = [row["sent"] for row in rows_of(report)]
     assert all(later >= row["ended"] for row, later in zip(rows_of(report), sent[1:], strict=False))
 
@@ -158,13 +154,8 @@ def test_failures_are_counted_and_in_no_average() -> None:
     assert (settings["requests"], settings["failed"], settings["tokens"]) == (1, 5, 3)
     assert {row["ms"]: row["count"] for row in report.results["latencies"]}["TTFT"] == 1
     errors = [row["error"] for row in rows_of(report)]
-    assert errors[1:] == [
-        "HTTP 429: slow\ndown",
-        "it broke",
-        "the answer broke off",
-        "it is no JSON object: <html>",
-        "HTTP 422: {'detail': 'eos'}",
-    ]
+    told = ["HTTP 429: slow\ndown", "it broke", "the answer broke off", "it is no JSON object: <html>"]
+    assert errors[1:] == [*told, "HTTP 422: {'detail': 'eos'}"]
     assert all(row["times"] == [] and row["first"] is None for row in rows_of(report)[1:])
     assert not report.results["partial"] and not report.error
 
@@ -305,10 +296,8 @@ def test_goodput_counts_those_that_keep_every_limit() -> None:
 
 def test_acceptance_of_vllm_and_of_llama_cpp() -> None:
     told = {"num_spec_steps": 4, "num_draft_tokens": 12, "num_accepted_draft_tokens": 5}
-    histogram = {"0": 1, "1": 1, "2": 2}
-    ours = accepted_of(
-        answer_of(chunk("a"), {"metrics": {"speculative_decoding": {**told, "acceptance_histogram": histogram}}})
-    )
+    histogram = {"acceptance_histogram": {"0": 1, "1": 1, "2": 2}}
+    ours = accepted_of(answer_of(chunk("a"), {"metrics": {"speculative_decoding": {**told, **histogram}}}))
     assert ours == Accepted(12, 5, 4, {0: 1, 1: 1, 2: 2})
     assert ours.row()["acceptance_length"] == 2.25 and ours.by_depth() == {"offered": [4, 4], "accepted": [3, 2]}
     other = accepted_of(answer_of({"timings": {"draft_n": 10, "draft_n_accepted": 4}}))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_runs import write_rows
 
 from pilotfish.cli.bench.serving.generators import GENERATORS
 from pilotfish.cli.bench.serving.loads import arrival_times, burst_times, loads_of, times_of
@@ -97,14 +98,9 @@ def test_turns_of_options_are_for_workloads_that_have_some() -> None:
 # -- files
 
 
-def written(path: Path, *rows: Any) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def test_a_prompt_file_is_sent_again_under_other_ids(tmp_path: Path) -> None:
     rows = [{"id": 1, "prompt": "a"}, {"id": "b", "turns": ["x", "y"], "category": "code"}]
-    found = first(3, prompts=written(tmp_path / "p.jsonl", *rows), ignore_eos=True, answer_tokens=None)
+    found = first(3, prompts=write_rows(tmp_path / "p.jsonl", *rows), ignore_eos=True, answer_tokens=None)
     assert [turn.id for one in found for turn in one.turns] == ["1", "b.0", "b.1", "1#1"]
     assert found[0].turns[0].prompt == "a" and found[1].turns[1].category == "code"
     assert found[1].turns[0].fields == {"ignore_eos": True} and found[0].turns[0].seed != found[2].turns[0].seed
@@ -122,9 +118,8 @@ def test_a_prompt_file_is_sent_again_under_other_ids(tmp_path: Path) -> None:
 def test_files_that_cannot_be_sent(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text(text)
-    with pytest.raises((InputError, PromptError), match=said) as raised:
+    with pytest.raises((InputError, PromptError), match=rf"\A.*{said}.*\Z"):
         first(1, prompts=path)
-    assert "\n" not in str(raised.value)
 
 
 # -- traces
@@ -147,7 +142,7 @@ def test_equal_blocks_of_a_trace_are_equal_texts(tmp_path: Path, name: str) -> N
 
 
 def test_a_trace_says_when(tmp_path: Path) -> None:
-    path = written(tmp_path / "t.jsonl", line(1000, 9, 1), line(3000, 9, 1, answer=512))
+    path = write_rows(tmp_path / "t.jsonl", line(1000, 9, 1), line(3000, 9, 1, answer=512))
     asked = options(trace=path, speedup=4.0, block_tokens=16)
     found = list(sessions_of(asked, TOKENIZER))
     (load,) = loads_of(asked)
@@ -160,9 +155,8 @@ def test_a_trace_says_when(tmp_path: Path) -> None:
 @pytest.mark.parametrize("field", ["timestamp", "input_length", "output_length", "hash_ids"])
 def test_a_trace_without_a_field_is_refused_by_its_line(tmp_path: Path, field: str) -> None:
     rows = [line(0, 9, 1), {k: v for k, v in line(0, 9, 1).items() if k != field}]
-    with pytest.raises(InputError, match=rf"t\.jsonl:2 is not allowed .*`{field}`") as raised:
-        first(1, trace=written(tmp_path / "t.jsonl", *rows))
-    assert "\n" not in str(raised.value)
+    with pytest.raises(InputError, match=rf"\A.*t\.jsonl:2 is not allowed .*`{field}`.*\Z"):
+        first(1, trace=write_rows(tmp_path / "t.jsonl", *rows))
 
 
 def test_one_source_at_a_time(tmp_path: Path) -> None:

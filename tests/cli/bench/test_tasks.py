@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from command_runs import write_rows
 
 from pilotfish.cli.bench.tasks.sandbox import Sandbox
 from pilotfish.cli.bench.tasks.tasks import KINDS, CodeTask, Judge, Task, bundled_tasks, humaneval_tasks, validator
@@ -95,9 +96,8 @@ def test_a_task_can_be_solved(category: str, task: Task, judge: Judge) -> None:
 
 
 def test_every_task_has_a_name_of_its_own() -> None:
-    assert {category: len(tasks) for category, tasks in TASKS.items()} == {
-        category: len(SOLUTIONS[category]) for category in KINDS
-    }
+    counts = {category: len(SOLUTIONS[category]) for category in KINDS}
+    assert {category: len(tasks) for category, tasks in TASKS.items()} == counts
 
 
 @pytest.mark.parametrize(
@@ -140,10 +140,8 @@ def test_models_with_templates_are_asked_in_chats() -> None:
     plain = Judge(Tokenizer(chat_template="{{ messages }}"), None)
     knowing = Judge(Tokenizer(chat_template=TEMPLATE), None)
     assert not plain.tells_tools and knowing.tells_tools and knowing.format.name == "hermes"
-    (messages, tools), (own_messages, own_tools) = (
-        json.loads(bytes(weather.asked(judge).text))
-        for judge in (plain, knowing)  # type: ignore[arg-type]
-    )
+    asked = (json.loads(bytes(weather.asked(judge).text)) for judge in (plain, knowing))  # type: ignore[arg-type]
+    (messages, tools), (own_messages, own_tools) = asked
     assert tools is None and "get_weather" in messages[0]["content"]
     assert own_messages == [{"role": "user", "content": "What is the weather in Porto?"}]
     assert own_tools[0]["function"]["name"] == "get_weather"
@@ -158,14 +156,9 @@ def test_without_a_validator_nothing_is_judged(monkeypatch: pytest.MonkeyPatch) 
 # -- HumanEval's file
 
 
-def write(path: Path, *rows: Any) -> Path:
-    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows) + "\n")
-    return path
-
-
 def test_rows_in_both_layouts(tmp_path: Path, judge: Judge) -> None:
     turns = {"id": "b", "turns": [PROBLEM["prompt"]], "test": PROBLEM["test"], "entry_point": "two"}
-    tasks = humaneval_tasks(write(tmp_path / "rows.jsonl", {"task_id": "a", **PROBLEM}, "", turns))
+    tasks = humaneval_tasks(write_rows(tmp_path / "rows.jsonl", {"task_id": "a", **PROBLEM}, "", turns))
     assert [task.id for task in tasks] == ["a", "b"] and {task.prompt for task in tasks} == {PROBLEM["prompt"]}
     for task in tasks:
         assert isinstance(task, CodeTask) and "\ndef" in task.params(judge)["stop"]
@@ -187,13 +180,12 @@ def test_rows_in_both_layouts(tmp_path: Path, judge: Judge) -> None:
     ],
 )
 def test_rows_that_are_none(tmp_path: Path, row: Any, message: str) -> None:
-    with pytest.raises(PromptError, match=message) as caught:
-        humaneval_tasks(write(tmp_path / "rows.jsonl", {"task_id": "a", **PROBLEM}, row))
-    assert "\n" not in str(caught.value)
+    with pytest.raises(PromptError, match=rf"\A.*{message}.*\Z"):
+        humaneval_tasks(write_rows(tmp_path / "rows.jsonl", {"task_id": "a", **PROBLEM}, row))
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^humaneval: .* cannot be read"):
         humaneval_tasks(tmp_path / "none")
     with pytest.raises(InputError, match=r"^humaneval: .* has no rows"):
-        humaneval_tasks(write(tmp_path / "rows.jsonl", ""))
+        humaneval_tasks(write_rows(tmp_path / "rows.jsonl", ""))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, Content, OutputParser, Piece, Reasoning, joined
+from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, Content, OutputParser, Piece, joined
 
 
 def parse(parser: OutputParser, parts: Sequence[str]) -> list[Piece]:
@@ -28,10 +28,6 @@ def pairs_of_cuts(text: str) -> Iterator[tuple[str, str, str]]:
 
 def content_of(pieces: Sequence[Piece]) -> str:
     return "".join(piece.text for piece in pieces if isinstance(piece, Content))
-
-
-def reasoning_of(pieces: Sequence[Piece]) -> str:
-    return "".join(piece.text for piece in pieces if isinstance(piece, Reasoning))
 
 
 def calls_of(pieces: Sequence[Piece]) -> list[tuple[str, str]]:

@@ -95,7 +95,7 @@ def test_the_log_says_what_is_doubted_and_how_far_it_guesses(
     caplog.set_level("INFO")
     for facts, context in ((target, 2048), (tuned, 8192)):
         head = ConfiguredHead(directory, facts)
-        note_head(head, head.read(), context)
+        note_head(head, head.either()[0], context)
     warning, reach = caplog.messages
     assert warning.startswith(f"head: {tmp_path} was trained on other embeddings (") and "seldom be right" in warning
     assert reach.startswith(f"head: {tmp_path} guesses up to position 2048 of the target's 8192; ")

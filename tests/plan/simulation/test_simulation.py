@@ -123,9 +123,8 @@ def test_requests_come_when_they_come() -> None:
 def test_the_rule_leaves_guessing_where_it_does_not_pay() -> None:
     """A target whose forwards cost in proportion to their rows: there is nothing to gain."""
     by_rows: Cost = lambda load: 0.010 * load.rows  # noqa: E731
-    simulated = run.simulate(
-        Setup(target=by_rows, draft=flat(0.010), speculation=Speculation(mode="sync")), TRACE, closed_load(16, 8, 60, 8)
-    )
+    costly = Setup(target=by_rows, draft=flat(0.010), speculation=Speculation(mode="sync"))
+    simulated = run.simulate(costly, TRACE, closed_load(16, 8, 60, 8))
     late = simulated.steps[0][len(simulated.steps[0]) // 2 :]
     assert sum(step.nodes for step in late) < 0.2 * sum(step.sequences for step in late)
 

@@ -105,9 +105,8 @@ def test_a_trace_may_be_drawn_instead() -> None:
 def test_the_host_is_that_of_a_machine_or_assumed(tmp_path: Path) -> None:
     level = PILOTFISH.level.value
     assert host_of(None) == HostCosts(step=PILOTFISH.step.value, level=level, waited=level)
-    calibration = MachineCalibration(
-        processor="a", pair="pycode", target="1:1ms/8:2ms", draft="1ms", host=HostCosts(step=0.001)
-    )
+    own = {"processor": "a", "pair": "pycode", "target": "1:1ms/8:2ms", "draft": "1ms"}
+    calibration = MachineCalibration(**own, host=HostCosts(step=0.001))
     file, other, garbage = (tmp_path / f"{name}.json" for name in ("machine", "other", "garbage"))
     file.write_bytes(msgspec.json.encode(calibration))
     assert read_calibration(file) == calibration and host_of(file) == HostCosts(step=0.001)

@@ -14,7 +14,6 @@ from server_traffic import (
     LOST,
     POOL,
     SHADOW,
-    TIERS,
     delta,
     everything,
     facts,
@@ -73,6 +72,10 @@ def names(metrics: ServerMetrics) -> set[str]:
     return {name for name, _, _ in samples(metrics)}
 
 
+def assert_values(metrics: ServerMetrics, name: str, label: str, expected: dict[str, float]) -> None:
+    assert {each: value(metrics, name, **{label: each}) for each in expected} == expected
+
+
 def test_both_formats_have_vllms_names_and_labels(metrics: ServerMetrics) -> None:
     everything(metrics)
     told, plain = metrics.render("text/plain;version=0.0.4")
@@ -111,10 +114,7 @@ def test_accepted_tokens_by_position_and_origin(metrics: ServerMetrics) -> None:
     assert value(metrics, "vllm:spec_decode_num_accepted_tokens_total") == 4
     assert [value(metrics, per_position, position=str(i)) for i in range(3)] == [2, 1, 1]
     assert sum(name == per_position for name, _, _ in samples(metrics)) == 3
-    assert [value(metrics, "pilotfish_accepted_tokens_total", origin=origin) for origin in ("pool 0", "ngram")] == [
-        2,
-        2,
-    ]
+    assert_values(metrics, "pilotfish_accepted_tokens_total", "origin", {"pool 0": 2, "ngram": 2})
 
 
 def test_drops_of_pools_go_on_when_a_target_begins_at_zero(metrics: ServerMetrics, fleet: FleetMetrics) -> None:
@@ -184,8 +184,7 @@ def test_a_prompt_s_cached_tokens_count_once(metrics: ServerMetrics) -> None:
     assert value(metrics, "vllm:external_prefix_cache_queries_total") == 19
     assert value(metrics, "vllm:external_prefix_cache_hits_total") == 4
     sources = {"device": 16, "host": 3, "disk": 1, "computed": 15}
-    for source, tokens in sources.items():
-        assert value(metrics, "pilotfish_kv_prompt_tokens_total", source=source) == tokens
+    assert_values(metrics, "pilotfish_kv_prompt_tokens_total", "source", sources)
 
 
 def test_preemptions_and_restarts_go_on_when_a_target_begins_at_zero(
@@ -232,15 +231,14 @@ def test_several_targets_are_told_of_together_and_each_by_its_name(metrics: Serv
 def test_tiers_of_kv(metrics: ServerMetrics, fleet: FleetMetrics) -> None:
     fleet.tell(serving(status()))
     used, capacity = "pilotfish_kv_used_bytes", "pilotfish_kv_capacity_bytes"
-    assert [value(metrics, used, tier=tier.name) for tier in TIERS] == [250, 640, 320]
-    assert [value(metrics, capacity, tier=tier.name) for tier in TIERS] == [1000, 6400, 64000]
-    assert [value(metrics, "pilotfish_kv_evicted_tokens_total", tier=tier.name) for tier in TIERS] == [70, 64, 128]
+    assert_values(metrics, used, "tier", {"device": 250, "host": 640, "disk": 320})
+    assert_values(metrics, capacity, "tier", {"device": 1000, "host": 6400, "disk": 64000})
+    assert_values(metrics, "pilotfish_kv_evicted_tokens_total", "tier", {"device": 70, "host": 64, "disk": 128})
     moved = "pilotfish_kv_moved_bytes_total"
     assert [value(metrics, moved, direction="save", tier=tier) for tier in ("host", "disk")] == [1280, 640]
     assert [value(metrics, moved, direction="load", tier=tier) for tier in ("host", "disk")] == [100, 50]
     outcomes = {"saved": 4, "lost": 1, "given_up": 2, "recomputed": 3}
-    for outcome, objects in outcomes.items():
-        assert value(metrics, "pilotfish_kv_objects_total", outcome=outcome) == objects
+    assert_values(metrics, "pilotfish_kv_objects_total", "outcome", outcomes)
     damaged = "pilotfish_kv_damaged_objects_total"
     assert value(metrics, damaged, tier="host", reason="checksum") == 1
     assert value(metrics, damaged, tier="disk", reason="size") == 2
@@ -299,8 +297,7 @@ def test_parts_of_hand_overs(metrics: ServerMetrics) -> None:
         assert value(metrics, "pilotfish_handover_seconds_sum", pool="east", part=part) == seconds
         assert value(metrics, "pilotfish_handover_seconds_count", pool="east", part=part) == 1
     sources = {"device": 0, "host": 20, "disk": 0, "prefill": 9, "computed": 1}
-    for source, tokens in sources.items():
-        assert value(metrics, "pilotfish_kv_prompt_tokens_total", source=source) == tokens
+    assert_values(metrics, "pilotfish_kv_prompt_tokens_total", "source", sources)
     assert record.handed_over == 9
     metrics.handover(replace(HANDED, computing=0.0))  # the pool's last word was lost
     assert value(metrics, "pilotfish_handover_seconds_count", pool="east", part="exposed") == 1
@@ -309,9 +306,7 @@ def test_parts_of_hand_overs(metrics: ServerMetrics) -> None:
 def test_what_was_handed_over_and_then_found_counts_once(metrics: ServerMetrics) -> None:
     """A sequence that lost its KV before its first token finds what was handed over."""
     metrics.prefix(30, {"device": 27}, handed_over=29)
-    sources = {"device": 27, "prefill": 3, "computed": 0}
-    for source, tokens in sources.items():
-        assert value(metrics, "pilotfish_kv_prompt_tokens_total", source=source) == tokens
+    assert_values(metrics, "pilotfish_kv_prompt_tokens_total", "source", {"device": 27, "prefill": 3, "computed": 0})
 
 
 def test_a_target_that_is_gone_holds_nothing(metrics: ServerMetrics, fleet: FleetMetrics) -> None:

@@ -46,7 +46,7 @@ def test_processes_stand_side_by_side_and_a_killed_one_leaves_what_it_had(tmp_pa
     assert len(set(parts)) == 3
     for part in parts[:2]:  # the third never started
         one = Timeline(part, part.name)
-        one.level(LEVEL)
+        one.forward(LEVEL)
         one.close()
     with parts[1].open("ab") as file:
         file.write(b'{"name":"level","ph":"X"')  # cut off
@@ -58,8 +58,8 @@ def test_processes_stand_side_by_side_and_a_killed_one_leaves_what_it_had(tmp_pa
 
 def test_a_prefill_worker_s_forwards_and_leases(tmp_path: Path) -> None:
     one = Timeline(tmp_path / "part", "prefill")
-    one.prefill(PrefillRecord(2.0, 2.5, handovers=3, rows=512, completed=1))
-    one.prefill(PrefillRecord(2.5, 3.5, handovers=1, rows=64, completed=1), 0.75)
+    one.forward(PrefillRecord(2.0, 2.5, handovers=3, rows=512, completed=1))
+    one.forward(PrefillRecord(2.5, 3.5, handovers=1, rows=64, completed=1), 0.75)
     one.lease(LeaseRecord(1.0, 2.0, 3.5, 4.0, tokens=500, cached=64, size=1 << 20, outcome="released"))
     one.lease(LeaseRecord(1.5, None, None, 9.5, tokens=7, cached=0, size=0, outcome="expired"))
     one.close()
@@ -83,7 +83,7 @@ def test_a_part_has_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(records, "MAX_EVENTS", 3)  # the process's name is one
     one = Timeline(tmp_path / "part", "draft")
     for _ in range(10):
-        one.level(LEVEL)
+        one.forward(LEVEL)
     one.close()
     merge([tmp_path / "part"], tmp_path / "trace.json")
     assert len(spans(tmp_path / "trace.json")) == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from pilotfish.core.drafting.messages import Refuse, RequestSampling, Resync
 from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.core.scheduling.executor import NO_NODES, SequenceRows
 from pilotfish.core.trees.lookahead import Lookahead
-from pilotfish.engine.drafts.draft_pool import MappedVocabularies
+from pilotfish.engine.drafts.draft_pool import mapped_vocabularies
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.loading.metadata import load_tokenizer
 from pilotfish.model.sampling import draw
@@ -35,15 +35,15 @@ class MappedRig(Rig):
 
     def __init__(self, directory: Path, target: Path) -> None:
         tokenizer = load_tokenizer(directory)
-        self.mapped = MappedVocabularies.of([target], tokenizer, loaded(directory).model.config.vocab_size)
-        (vocabulary,) = self.mapped.by_digest.values()
+        vocab_size, ended = loaded(directory).model.config.vocab_size, ExitStack()
+        (vocabulary,) = mapped_vocabularies([target], tokenizer, vocab_size, ended).values()
         self.map = vocabulary.map
         identity = DraftIdentity(IDENTITY.model, "of the draft", {}, mapped={IDENTITY.tokenizer: vocabulary})
         super().__init__(directory, vocab_size=len(tokenizer), identity=identity)
-        self.directory = target
+        self.directory, self.ended = target, ended
 
     def close(self) -> None:
-        self.mapped.close()
+        self.ended.close()
 
 
 @pytest.fixture(scope="module")

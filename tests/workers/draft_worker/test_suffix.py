@@ -73,13 +73,10 @@ def test_chances_leave_something_for_the_unknown(contexts: list[Context]) -> Non
     chances = next_token_chances(contexts)
     assert chances.keys() == {token for context in contexts for token in context.followers}
     assert all(chance > 0 for chance in chances.values())
-    left = math.prod(1 - total / (total + PRIOR / length) for length, total in _totals(contexts))
+    totals = [(context.length, sum(context.followers.values())) for context in contexts]
+    left = math.prod(1 - total / (total + PRIOR / length) for length, total in totals)
     assert left > 0
     assert 1 - sum(chances.values()) == pytest.approx(left, rel=1e-9, abs=1e-14)
-
-
-def _totals(contexts: list[Context]) -> list[tuple[int, int]]:
-    return [(context.length, sum(context.followers.values())) for context in contexts]
 
 
 def test_noise_moves_chances_to_what_it_favours() -> None:

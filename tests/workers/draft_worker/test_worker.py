@@ -139,12 +139,8 @@ def test_kept_kv_changes_no_guess(rig: Rig, name: str) -> None:
     rig.turns(3)
     assert told.listen()
     assert rig.session().tokens == told.tokens
-    assert (
-        len(seen) >= 4
-        and rig.worker.machine.counts.hits
-        and rig.worker.machine.counts.misses
-        and rig.worker.machine.counts.used
-    )
+    counts = rig.worker.machine.counts
+    assert len(seen) >= 4 and counts.hits and counts.misses and counts.used
 
 
 def test_it_stops_at_the_wanted_nodes(rig: Rig) -> None:
@@ -354,16 +350,14 @@ def test_too_many_sessions_cost_the_tenant_that_has_them(llama: Path, monkeypatc
 
 def test_tenants_share_a_saturated_level_by_weight(llama: Path) -> None:
     rig = Rig(llama, slots=6000)
-    rows = {}
     for name, weight in (("heavy", 3.0), ("light", 1.0)):
         rig.say(name.encode(), HELLO, tenant=name, weight=weight)
         rig.say(name.encode(), make_open(prompt(5), wanted=10**6), tenant=name, weight=weight)
     rig.turns(100)
     rig.now += 1.0
     rig.turns()
-    for name in ("heavy", "light"):
-        rows[name] = rig.heard(name.encode(), Load)[-1].own_rows
-    assert rows["heavy"] / rows["light"] == pytest.approx(3.0, rel=0.1)
+    heavy, light = (rig.heard(name, Load)[-1].own_rows for name in (b"heavy", b"light"))
+    assert heavy / light == pytest.approx(3.0, rel=0.1)
 
 
 # -- silence

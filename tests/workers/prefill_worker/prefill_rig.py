@@ -231,6 +231,12 @@ class Client:
                 self.kv[handover][key] = self.kv[handover].get(key, b"") + data[at : at + width]
                 at += width
 
+    def turns(self, count: int) -> None:
+        """Of the worker; after each it takes what is ready."""
+        for _ in range(count):
+            self.rig.turns()
+            self.take()
+
     def gets(self, *handovers: int) -> None:
         """Once the worker has done what it can; whole."""
         self.rig.rest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -234,9 +235,7 @@ def test_slots_that_are_still_to_be_exported_are_nobody_elses(llama: Path) -> No
     rig.rest()
     for handover in range(1, 6):
         busy.order(handover, prompt(180, seed=handover))
-        for _ in range(60):
-            rig.turns()
-            busy.take()
+        busy.turns(60)
         busy.assert_whole(handover)
     while lazy.take():
         rig.turns()
@@ -275,18 +274,14 @@ def test_requests_are_preempted_where_a_prompt_is_held_twice(llama: Path) -> Non
         rig.turns()
         quick.take()
     third.order(1, prompt(380, seed=1))
-    for _ in range(40):
-        rig.turns()
-        third.take()
+    third.turns(40)
     assert rig.worker.scheduler.preemptions == 1
     assert all(order.pending >= 0 for order in rig.machine.orders)
     rig.now += LEASE + 0.1
     for peer in (b"quick", b"third"):
         rig.say(peer, Renewal([1]))
     rig.shared.tick()
-    for _ in range(40):
-        rig.turns()
-        third.take()
+    third.turns(40)
     third.assert_whole(1)
     quick.assert_whole(1)
     rig.rest()
@@ -317,9 +312,7 @@ def test_the_beginning_of_what_is_to_be_exported_is_held_too(llama: Path) -> Non
     while lazy.take():
         rig.turns()
     lazy.assert_whole(1)
-    for _ in range(200):
-        rig.turns()
-        busy.take()
+    busy.turns(200)
     busy.assert_whole(1)
     rig.assert_idle()
 
@@ -340,14 +333,9 @@ def test_an_order_that_ends_while_it_is_copied_leaves_its_place(
     rig.assert_idle()
 
 
-class Broken:
-    def read_layers(self, *_: object) -> None:
-        raise OSError("a bus error")
-
-
 def test_kv_that_cannot_be_copied_fails_its_order(rig: PrefillRig, target: Client) -> None:
     reader = rig.exporter._reader
-    rig.exporter._reader = Broken()
+    rig.exporter._reader = Mock(read_layers=Mock(side_effect=OSError("a bus error")))
     target.order(1, prompt(100))
     rig.rest()
     assert "a bus error" in rig.heard(target.peer, OrderFailed)[0].reason

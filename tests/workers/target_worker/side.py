@@ -47,6 +47,10 @@ class Side:
         for pool in self.pools:
             self.hear(load(), pool.peer)
 
+    def let_pass(self, seconds: float) -> None:
+        self.now += seconds
+        self.drafter.tick()
+
     def hear(self, message: ToTarget, peer: Peer = b"0") -> None:
         self.drafter.receive(Received(peer, encode(message)))
 

@@ -196,11 +196,9 @@ def test_a_busy_pool_is_silent_in_the_end(busy: float) -> None:
     side = Side()
     side.hear(able(busy_ms=busy))
     quiet = min(busy / 1000, MAX_BUSY) + SILENCE
-    side.now += quiet - 0.01
-    side.drafter.tick()
+    side.let_pass(quiet - 0.01)
     assert side.pools[0].ready
-    side.now += 0.02
-    side.drafter.tick()
+    side.let_pass(0.02)
     assert side.pools[0].silent and not side.pools[0].ready
 
 
@@ -295,8 +293,7 @@ def test_the_way_to_a_pool_is_measured() -> None:
     """Its clock shows another time, and it answers late."""
     side, pool = Side(), None
     for number in range(5):
-        side.now += 1.1
-        side.drafter.tick()
+        side.let_pass(1.1)
         (hello,) = side.said(Hello)[-1:]
         assert hello.echo is not None
         side.now += 0.04 + 0.1 * number

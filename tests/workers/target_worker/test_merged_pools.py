@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from live_drafts import drafted
 from side import NODES, Side, load, make_request, tree
-from support import limits, make_engine
+from support import drain, limits, make_engine
 from test_lossless import MIXED, alone, generate, params
 
 from pilotfish.config.engine import EngineConfig
@@ -89,10 +89,8 @@ def test_outputs_stay_where_pools_are_short_of_room_and_requests_of_slots(llama:
         samples = [d.engine.submit(f"x = {case}", params(case))[0] for case in MIXED]
         reference = make_engine(llama)
         expected = [reference.submit(f"x = {case}", params(case))[0] for case in MIXED]
-        while d.engine.busy:
-            d.engine.step()
-        while reference.busy:
-            reference.step()
+        drain(d.engine)
+        drain(reference)
         assert sum(sample.request.stats.preemptions for sample in samples) > 1
         assert [sample.token_ids for sample in samples] == [sample.token_ids for sample in expected]
     d.settle()

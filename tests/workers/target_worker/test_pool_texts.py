@@ -41,8 +41,7 @@ def test_texts(frame: bytes, caplog: pytest.LogCaptureFixture, capfd: pytest.Cap
     side.propose(make_request())
     with caplog.at_level(logging.DEBUG):
         side.drafter.receive(Received(b"0", frame))
-        side.now += 100.0
-        side.drafter.tick()
+        side.let_pass(100.0)
         side.hear(load())
     if (problem := problem_of(side.pools[0])) is not None:
         assert cli._fail(str(ModelError(problem)), 2) == 2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from sizes import sized
-from support import KINDS, make_engine, run
+from support import KINDS, drain, make_engine, run, sure_tokens
 from transformers import AutoModelForCausalLM
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
@@ -46,31 +46,13 @@ def prompt_of(length: int, vocab: int) -> list[int]:
     return np.random.default_rng(length).integers(1, vocab, length).tolist()
 
 
-def sure_tokens(reference: Any, prompt: list[int]) -> list[int]:
-    """What `generate` adds to a prompt, up to where its two best logits are too close to call."""
-    ids = torch.tensor([prompt])
-    with torch.inference_mode():
-        out = reference.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=NEW_TOKENS,
-            pad_token_id=0,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-    gaps = [float(x[0] - x[1]) for x in (step[0].topk(2).values for step in out.logits)]
-    sure = next((i for i, gap in enumerate(gaps) if gap < CLOSE), len(gaps))
-    return out.sequences[0, len(prompt) : len(prompt) + sure].tolist()
-
-
 @some
 def test_greedy_tokens_of_a_batch_are_those_of_generate(directory: Path) -> None:
     reference, engine = both(directory)
     prompts = [prompt_of(length, engine.model.config.vocab_size) for length in LENGTHS]
     greedy = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS)
     for prompt, tokens in zip(prompts, run(engine, prompts, [greedy] * len(prompts)), strict=True):
-        expected = sure_tokens(reference, prompt)
+        expected = sure_tokens(reference, prompt, NEW_TOKENS, CLOSE)
         assert tokens[: len(expected)] == expected, f"after {len(prompt)} tokens"
         assert expected  # so that something was compared
 
@@ -94,8 +76,7 @@ def test_logprobs_are_those_of_transformers(directory: Path) -> None:
     prompts = [prompt_of(length, engine.model.config.vocab_size) for length in (1, 2, 65, 130)]
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=12, logprobs=3, prompt_logprobs=2)
     samples = [engine.submit(prompt, params)[0] for prompt in prompts]
-    while engine.busy:
-        engine.step()
+    drain(engine)
     for prompt, sample in zip(prompts, samples, strict=True):
         tokens = prompt + sample.token_ids
         with torch.inference_mode():

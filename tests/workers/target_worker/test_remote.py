@@ -99,8 +99,7 @@ def test_a_pool_that_may_have_forgotten_is_sent_all_tokens(side: Side, loss: str
     side.hear(load(capabilities=[PREFIX_KEYS] if loss != "never said so" else []))
     side.opened(make_request(0, prompt=100))
     if loss == "silent":
-        side.now += SILENCE + 0.1
-        side.drafter.tick()
+        side.let_pass(SILENCE + 0.1)
     elif loss == "disconnected":
         side.problems[b"0"] = "it hung up"
         side.drafter.tick()

@@ -87,8 +87,7 @@ def steps(side: Side, chips: list[Chip], request: Request, seconds: float, each:
     nodes = []
     until = side.now + seconds
     while side.now < until:
-        side.now += each
-        side.drafter.tick()
+        side.let_pass(each)
         for chip in chips:
             chip.turn()
         nodes.append(len(side.propose(request)[0]))
@@ -133,8 +132,7 @@ def test_a_silent_pool_is_told_all_when_it_speaks_again() -> None:
     side, request = Side(), make_request(max_tokens=5000)
     side.propose(request)
     side.said(Open)
-    side.now += SILENCE + 0.1
-    side.drafter.tick()
+    side.let_pass(SILENCE + 0.1)
     for token in (3, 4, 5):
         side.propose(request)
         side.commit(request, token)
@@ -147,8 +145,7 @@ def test_a_silent_pool_is_told_all_when_it_speaks_again() -> None:
 def test_any_word_of_a_pool_ends_its_silence() -> None:
     side, request = Side(), make_request()
     opened = side.opened(request)
-    side.now += SILENCE + 0.1
-    side.drafter.tick()
+    side.let_pass(SILENCE + 0.1)
     assert not side.pools[0].ready
     side.hear(tree(opened, 0, 5, (1, 0, 7, -0.5)))
     assert side.pools[0].ready and len(side.propose(request)[0]) == 1
@@ -158,8 +155,7 @@ def test_a_silent_pool_gets_no_new_sessions() -> None:
     side = Side()
     side.propose(make_request(0))
     assert len(side.said(Open)) == 1
-    side.now += SILENCE + 0.1
-    side.drafter.tick()
+    side.let_pass(SILENCE + 0.1)
     assert [len(one) for one in side.propose(make_request(0), make_request(1))] == [0, 0]
     assert not side.said(Open) and not side.said(Close)
 
@@ -190,8 +186,7 @@ def test_sessions_of_a_pool_that_hung_up_are_not_kept() -> None:
     """Silence may be work; nobody at the other end is not."""
     side, request = Side(), make_request()
     side.propose(request)
-    side.now += SILENCE + 0.1
-    side.drafter.tick()
+    side.let_pass(SILENCE + 0.1)
     assert not side.said(Close)
     side.problems[b"0"] = "pool 0 hung up"
     side.drafter.tick()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,23 +53,16 @@ def test_time_that_a_step_drafts_is_not_the_forwards() -> None:
     assert live.error == pytest.approx(0.0) and live.speed.value == pytest.approx(3 / 0.51)
 
 
-@dataclass
-class Vocabulary:
-    """All of an executor that a machine looks at."""
-
-    vocab_size: int = 100
+#: All of an executor that a machine looks at.
+EXECUTOR: Any = SimpleNamespace(vocab_size=100)
 
 
-@dataclass
 class Followed(RandomDrafter):
     """Which requests it was asked for, and told of."""
 
-    asked: set[int] = field(default_factory=set)
-    closed: list[int] = field(default_factory=list)
-
     def __init__(self) -> None:
-        super().__init__(100)
-        self.asked, self.closed = set(), []
+        super().__init__(EXECUTOR.vocab_size)
+        self.asked, self.closed = set[int](), list[int]()
 
     def propose(self, requests: Any, limits: Any) -> Any:
         self.asked |= {request.id for request in requests}
@@ -79,10 +72,9 @@ class Followed(RandomDrafter):
         self.closed.append(request.id)
 
 
-def machine(live: LiveSteps, share: float = 1.0) -> tuple[ShadowMachine, Followed]:
-    drafter, setup = Followed(), ShadowSetup(2048, 64, 8, share=share)
-    executor: Any = Vocabulary()
-    return ShadowMachine(executor, drafter, [], FixedBudget(8, 8), live, setup), drafter
+def machine(live: LiveSteps, **options: Any) -> tuple[ShadowMachine, Followed]:
+    drafter, setup = Followed(), ShadowSetup(2048, 64, 8)
+    return ShadowMachine(EXECUTOR, drafter, [], FixedBudget(8, 8), live, setup, **options), drafter
 
 
 def ended(number: int, output: int = 5, reason: FinishReason = FinishReason.LENGTH) -> Request:
@@ -163,11 +155,7 @@ def test_a_request_is_left_as_it_is() -> None:
 def test_what_the_loop_takes_longer_than_the_live_one_counts() -> None:
     """Where live steps have no trees to propose and to walk down."""
     ticks = iter(0.001 * number for number in range(1000))
-    live = live_steps(record(0.0, 0.010))
-    executor: Any = Vocabulary()
-    one = ShadowMachine(
-        executor, Followed(), [], FixedBudget(8, 8), live, ShadowSetup(2048, 64, 8), cpu_seconds=lambda: next(ticks)
-    )
+    one, _ = machine(live_steps(record(0.0, 0.010)), cpu_seconds=lambda: next(ticks))
     one.ended(ended(0))
     first = one.turn(0.0)
     second = one.turn(first) - first

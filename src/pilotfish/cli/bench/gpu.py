@@ -54,7 +54,8 @@ def run_gpu(options: BenchOptions, progress: ProgressBar) -> Report:
             steps += [{"shape": name, "graphs": graphs, **step_time(executor, rows, repeats)} for rows in ROWS]
         attention += [{"shape": name, "rows": rows, **attention_us(shape, rows, model, repeats)} for rows in ROWS]
         progress(name)
-    copied = 2 * COPY_BYTES / (milliseconds(_copy(device), repeats) * 1e6)
+    source, copy = (torch.zeros(COPY_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
+    copied = 2 * COPY_BYTES / (milliseconds(lambda: copy.copy_(source), repeats) * 1e6)
     machine = {"dtype": precision.name, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     return Report({**machine, "copy_gb_per_s": copied, "steps": steps, "attention": attention})
 
@@ -67,11 +68,6 @@ def milliseconds(call: Callable[[], object], repeats: int) -> float:
         torch.cuda.synchronize()
 
     return 1000 * statistics.median([timed(waited) for _ in range(WARM_UP + repeats)][WARM_UP:])
-
-
-def _copy(device: torch.device) -> Callable[[], object]:
-    source, target = (torch.zeros(COPY_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
-    return lambda: target.copy_(source)
 
 
 def step_time(executor: TorchExecutor, rows: int, repeats: int) -> Row:
@@ -121,9 +117,8 @@ def attention_contest(
         return kernel(q, k, v, kv, place, Scoring(SCALE))
 
     attend(dense_tree_attention)  # writes k and v
-    query, keys, values = (
-        x.transpose(0, 1)[None].contiguous() for x in (q, *(plane[: CONTEXT + rows] for plane in kv))
-    )
+    seen = (q, *(plane[: CONTEXT + rows] for plane in kv))
+    query, keys, values = (x.transpose(0, 1)[None].contiguous() for x in seen)
     mask = tree_mask(place)
 
     def sdpa() -> torch.Tensor:

@@ -88,9 +88,8 @@ class BenchOptions:
         return PairDirs(self.target, draft)
 
     def compared_drafts(self) -> list[Path]:
-        named = [name for name in self.drafts.split(",") if not Path(name).is_dir()]
-        directories = {name: resolve_pair(self.pair or "pycode", name).draft for name in named}
-        return [directories.get(name, Path(name)) for name in self.drafts.split(",")]
+        names, pair = self.drafts.split(","), self.pair or "pycode"
+        return [Path(name) if Path(name).is_dir() else resolve_pair(pair, name).draft for name in names]
 
     def engine_config(self, **changes: Any) -> EngineConfig:
         """A sync engine with an LM drafter and without a prefix cache, which would answer for the contestants that come
@@ -98,6 +97,14 @@ class BenchOptions:
         models = self.models()
         base = {"target": models.target, "draft": models.draft, "mode": "sync", "drafter": "lm", "prefix_cache": False}
         return EngineConfig(**{**base, **self.engine, **changes})
+
+    @property
+    def precision(self) -> str:
+        """The dtype that the target computes in."""
+        from pilotfish.engine.memory import precision_here  # imports torch
+
+        config = self.engine_config()
+        return precision_here(config, config.target).name
 
     def rows(self) -> list[Prompt]:
         """Every n-th prompt of the file from the i-th on, for a shard i/n."""
@@ -152,11 +159,8 @@ class Bench(Struct, frozen=True):
         found = {**vars(options), **options.engine}
         chosen = {name: found[name] for name in self.names if name not in ("json", "out", "save", "svg")}
         if "target" in self.names:
-            from pilotfish.engine.memory import precision_here  # imports torch
-
             config = options.engine_config()
-            dtype = precision_here(config, config.target).name
-            chosen |= {"target": str(config.target), "draft": str(config.draft), "dtype": dtype}
+            chosen |= {"target": str(config.target), "draft": str(config.draft), "dtype": options.precision}
         return chosen | ({"prompts": len(options.rows())} if "prompts" in self.names else {})
 
 

@@ -25,7 +25,6 @@ from pilotfish.core.scheduling.request import Request
 from pilotfish.core.scheduling.scheduler import HEADROOM
 from pilotfish.core.trees.tree import Guesses
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.memory import precision_here
 
 #: The settings of the parity promise.
 PARITY_SETTINGS = msgspec.toml.decode(
@@ -106,8 +105,8 @@ def run_parity(options: BenchOptions, progress: ProgressBar) -> Report:
     results = {"outcomes": outcomes, "across_threads": across[1:], "differences": differences}
     counts = {name: sum(outcome[name] for outcome in outcomes) for name in ("compared", "differing")}
     unproved = counts["differing"] > 0 or any(outcome["vacuous"] for outcome in outcomes)
-    seconds, dtype = time.perf_counter() - began, precision_here(config, config.target).name
-    return Report({**results, **counts, "seconds": seconds}, failed=dtype == "float32" and unproved)
+    seconds = time.perf_counter() - began
+    return Report({**results, **counts, "seconds": seconds}, failed=options.precision == "float32" and unproved)
 
 
 def _runs(

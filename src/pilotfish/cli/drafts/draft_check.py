@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import to_builtins
+from msgspec.structs import replace
 from rich.text import Text
 
 from pilotfish.cli.options import JsonOption, model_directories
@@ -41,8 +43,6 @@ def draft_check(
 ) -> None:
     """Play targets at a draft of any make, and report which rules of the draft protocol it keeps
     (docs/draft-check.md). Exits with 1 if it breaks one."""
-    from msgspec import to_builtins
-
     from pilotfish.wire.conformance.checks import CheckError, KitOptions
     from pilotfish.wire.conformance.kit import CHECKS, SENTENCES, examine
     from pilotfish.wire.curve_keys import load_target_keys
@@ -80,8 +80,6 @@ def draft_check(
 
 
 def _hello(tokenizer: Path | None, pair: str | None, digest: str, vocab_size: int) -> Hello:
-    from msgspec.structs import replace
-
     from pilotfish.core.drafting.messages import PROTOCOL_VERSION, TARGET_CAPABILITIES, Hello
 
     if sum((tokenizer is not None, pair is not None, bool(digest))) > 1:
@@ -113,7 +111,5 @@ def _print(report: ConformanceReport) -> None:
     if report.figures:
         figures = [{"figure": one.name, "value": f"{one.value:.2f} {one.unit}"} for one in report.figures]
         print_table(table_of(figures, title="Measured, and not judged", boxed=True), in_file=WIDTH)
-    passed = sum(finding.status == "pass" for finding in report.findings)
-    print_line(
-        f"{report.trees} Trees with {report.nodes} nodes came. {passed} checks passed, {len(report.failed)} failed."
-    )
+    passed, failed = sum(finding.status == "pass" for finding in report.findings), len(report.failed)
+    print_line(f"{report.trees} Trees with {report.nodes} nodes came. {passed} checks passed, {failed} failed.")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from pilotfish.cli.pages.document import tag
@@ -35,33 +35,17 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Series:
-    name: str
-    style: str  # a class
-    points: Sequence[tuple[float, float]]
-
-
-@dataclass(frozen=True)
 class Frame:
     """Points beyond the axes are drawn on the border."""
 
     x: Axis
     y: Axis
-    width: float = WIDTH
-    height: float = HEIGHT
-    parts: list[Element] = field(default_factory=list)
 
     def at(self, x: float, y: float) -> tuple[float, float]:
         across, up = (min(max(share, 0.0), 1.0) for share in (self.x.share(x), self.y.share(y)))
-        return LEFT + across * (self.width - LEFT - RIGHT), self.height - BOTTOM - up * (self.height - TOP - BOTTOM)
+        return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
 
-    def draw(self, *parts: Element) -> None:
-        self.parts.extend(parts)
-
-    def svg(self, title: str) -> Element:
-        return svg(title, self.width, self.height, *self._grid(), *self.parts)
-
-    def _grid(self) -> list[Element]:
+    def grid(self) -> list[Element]:
         left, bottom = self.at(self.x.low, self.y.low)
         right, top = self.at(self.x.high, self.y.high)
         across = [(self.at(tick, self.y.low)[0], number(tick)) for tick in self.x.ticks]
@@ -72,20 +56,24 @@ class Frame:
             *(line(x, bottom, x, bottom + 4, "axis") for x, _ in across),
             *(text(x, bottom + 16, label, "middle") for x, label in across),
             line(left, bottom, right, bottom, "axis"),
-            text((left + right) / 2, self.height - 5, self.x.label, "middle", "label"),
+            text((left + right) / 2, HEIGHT - 5, self.x.label, "middle", "label"),
             tag("text", self.y.label, class_="label", text_anchor="middle",
                 transform=f"translate(11 {(top + bottom) / 2:.0f}) rotate(-90)"),
         ]  # fmt: skip
 
 
-def line_chart(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> Element:
+def line_chart(
+    title: str, x: Axis, y: Axis, series: Sequence[tuple[str, str, Sequence[tuple[float, float]]]]
+) -> Element:
+    """`series`: names, classes, and points."""
     frame = Frame(x, y)
-    for one in reversed(series):
-        places = [frame.at(*point) for point in one.points]
+    parts = frame.grid()
+    for name, style, points in reversed(series):
+        places = [frame.at(*point) for point in points]
         joined = "M" + "L".join(f"{across:.1f} {up:.1f}" for across, up in places)
-        frame.draw(tag("path", tag("title", one.name), d=joined, class_=f"line {one.style}"))
-        frame.draw(*(tag("circle", cx=a, cy=b, r=3, class_=f"dot {one.style}") for a, b in places))
-    return frame.svg(title)
+        parts.append(tag("path", tag("title", name), d=joined, class_=f"line {style}"))
+        parts += [tag("circle", cx=a, cy=b, r=3, class_=f"dot {style}") for a, b in places]
+    return svg(title, WIDTH, HEIGHT, *parts)
 
 
 def bar_chart(

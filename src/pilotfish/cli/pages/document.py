@@ -14,15 +14,13 @@ def tag(kind: str, /, *children: Child | None, **attributes: object) -> Element:
     numbers have at most two decimals. Texts and values are escaped when written."""
     named = {key.rstrip("_").replace("_", "-"): _text(value) for key, value in attributes.items() if value is not None}
     element = Element(kind, named)
-    last: Element | None = None
     for child in children:
         if isinstance(child, Element):
             element.append(child)
-            last = child
-        elif child is not None and last is None:
+        elif child is not None and len(element):
+            element[-1].tail = (element[-1].tail or "") + child
+        elif child is not None:
             element.text = (element.text or "") + child
-        elif child is not None and last is not None:
-            last.tail = (last.tail or "") + child
     return element
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from xml.etree.ElementTree import Element
 
-from pilotfish.cli.pages.charts import Axis, Series, bar_chart, line_chart
+from pilotfish.cli.pages.charts import Axis, bar_chart, line_chart
 from pilotfish.cli.pages.document import table, tag, whole_page
 from pilotfish.operate.explaining.explain_wording import headline
 from pilotfish.operate.explaining.explanation import Cause, Explanation
@@ -56,12 +56,12 @@ def _effects(found: Explanation) -> Element:
 
 
 def _depths(found: Explanation) -> Element:
-    series = []
+    series = list[tuple[str, str, list[tuple[float, float]]]]()
     for words, style in SIDES.items():
         depths = getattr(found, words).by_depth
         points = [(float(depth), share) for depth, share in enumerate(depths, start=1) if share is not None]
-        series += [Series(words, style, points)] if points else []
-    last = max((point[0] for one in series for point in one.points), default=1.0)
+        series += [(words, style, points)] if points else []
+    last = max((point[0] for one in series for point in one[2]), default=1.0)
     depth = Axis("depth", 0.5, last + 0.5, [float(tick) for tick in range(1, int(last) + 1)])
     share = Axis("share of guesses accepted", 0.0, 1.0, (0, 0.25, 0.5, 0.75, 1))
     return line_chart("Of guesses whose path was accepted so far, those that were accepted", depth, share, series)

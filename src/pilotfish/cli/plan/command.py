@@ -1,6 +1,7 @@
 from typing import Any
 
 import typer
+from msgspec import to_builtins
 
 from pilotfish.cli.bench.commands import add_commands
 from pilotfish.cli.options import JsonOption
@@ -21,8 +22,6 @@ def published(json: JsonOption = False) -> None:
 
 
 def _record() -> dict[str, Any]:
-    from msgspec import to_builtins
-
     from pilotfish.plan.published import GROUPS, PUBLISHED, summaries
 
     groups = {

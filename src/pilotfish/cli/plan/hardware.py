@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import to_builtins
 from rich.console import Console
 
 from pilotfish.cli.options import JsonOption
@@ -100,8 +101,6 @@ def whatif(
     json: JsonOption = False,
 ) -> None:
     """Plan for the traffic of TRACE: for its mean, and for its busiest minute. A plan's own workload is not used."""
-    from msgspec import to_builtins
-
     from pilotfish.plan.planner.recorded import recorded_load
     from pilotfish.plan.trace import TimedRequest, read_trace
 

@@ -3,6 +3,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from msgspec import to_builtins
+
 from pilotfish.cli.show import print_line, print_table, table_of
 
 if TYPE_CHECKING:
@@ -16,20 +18,15 @@ TABLE_WIDTH = 250
 
 
 def choice_record(choice: HardwareChoice) -> dict[str, Any]:
-    from msgspec import to_builtins
-
     from pilotfish.plan.planner.choice import shortfall
 
     record: dict[str, Any] = to_builtins(choice)
-    for inner, one in zip(record["kinds"], choice.kinds, strict=True):
+    for inner, one in zip((record["chosen"], *record["kinds"]), (choice.chosen, *choice.kinds), strict=True):
         inner.update(_computed(one))
-    record["chosen"].update(_computed(choice.chosen))
     return {**record, "shortfall": shortfall(choice), "headroom": choice.chosen.headroom(choice.situation.workload)}
 
 
 def _computed(one: Outlook) -> dict[str, Any]:
-    from msgspec import to_builtins
-
     deployment = one.deployment
     return {
         "kind": deployment.kind,

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from msgspec import to_builtins
 from rich.console import Console
 
 from pilotfish.cli.options import JsonOption
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from pilotfish.plan.simulation.sweep import Sweep, SweepPoint
 
 T = TypeVar("T", int, float)
+#: By setting: its points; the load at which it stops paying, of those that speculate.
+Points = dict[str, list["SweepPoint"]]
+Stops = dict[str, float | None]
 MODES = ("off", "sync", "async")
 MOST = 1 << 20
 MANY = 1 << 16
@@ -58,7 +62,7 @@ def simulate(
     from pilotfish.plan.simulation.calibration import host_of
     from pilotfish.plan.simulation.models import cost_of
     from pilotfish.plan.simulation.setup import Setup, Speculation
-    from pilotfish.plan.simulation.sweep import Sweep
+    from pilotfish.plan.simulation.sweep import Sweep, crossover
 
     speculation = Speculation(nodes=nodes, levels=levels, width=width, leaves=leaves, adaptive=not fixed)
     setup = Setup(
@@ -82,13 +86,14 @@ def simulate(
     )
     with progress_bar(Console(stderr=True), sweep.runs, "runs") as advance:
         points = list(sweep.points(advance))
-    by_setting: dict[str, list[SweepPoint]] = {}
+    by_setting: Points = {}
     for point in points:
         by_setting.setdefault(point.setting, []).append(point)
+    stops = {setting: crossover(of) for setting, of in by_setting.items() if of[0].mode != "off"}
     if json:
-        print_json(_record(sweep, by_setting, target, draft))
+        print_json(_record(sweep, by_setting, stops, target, draft))
     else:
-        _print(sweep, by_setting)
+        _print(sweep, by_setting, stops)
 
 
 def _modes(text: str, draft: str | None) -> list[Mode]:
@@ -111,26 +116,18 @@ def _numbers(field: str, text: str, kind: type[T]) -> list[T]:
     return numbers
 
 
-def _record(sweep: Sweep, by_setting: dict[str, list[SweepPoint]], target: str, draft: str | None) -> Any:
-    from msgspec import to_builtins
-
-    from pilotfish.plan.simulation.sweep import crossover
-
+def _record(sweep: Sweep, by_setting: Points, stops: Stops, target: str, draft: str | None) -> Any:
     about = {"target": target, "draft": draft, "pair": sweep.trace.pair, "acceptance": sweep.trace.acceptance}
     setup = {name: getattr(sweep.setup, name) for name in ("speculation", "host", "targets", "pools", "delay")}
     load = {"load": "rate" if sweep.poisson else "concurrency", "requests": sweep.requests, "output": sweep.output}
     crossovers = [
-        {"mode": of[0].mode, "budget": of[0].budget, "load": crossover(of)}
-        for of in by_setting.values()
-        if of[0].mode != "off"
+        {"mode": by_setting[one][0].mode, "budget": by_setting[one][0].budget, "load": at} for one, at in stops.items()
     ]
     points = [point for of in by_setting.values() for point in of]
     return to_builtins({**about, **setup, **load, "points": points, "crossovers": crossovers})
 
 
-def _print(sweep: Sweep, by_setting: dict[str, list[SweepPoint]]) -> None:
-    from pilotfish.plan.simulation.sweep import crossover
-
+def _print(sweep: Sweep, by_setting: Points, stops: Stops) -> None:
     pair, host = sweep.trace.pair, sweep.setup.host
     print_line(
         f"acceptance of {pair.target} with {pair.draft}: first guess right {sweep.trace.acceptance:.3f}, "
@@ -139,11 +136,10 @@ def _print(sweep: Sweep, by_setting: dict[str, list[SweepPoint]]) -> None:
     )
     rows = [{"\nmode": point.setting, **_cells(point, sweep.poisson)} for of in by_setting.values() for point in of]
     print_table(table_of(rows), in_file=WIDTH)
-    for setting, of in by_setting.items():
-        if of[0].mode != "off":
-            at = crossover(of)
-            pays = f"pays up to {of[-1].load:g} and maybe beyond" if at is None else f"stops paying at {at:.3g}"
-            print_line(f"{setting}: {pays}")
+    for setting, at in stops.items():
+        most = by_setting[setting][-1].load
+        pays = f"pays up to {most:g} and maybe beyond" if at is None else f"stops paying at {at:.3g}"
+        print_line(f"{setting}: {pays}")
 
 
 def _cells(point: SweepPoint, poisson: bool) -> dict[str, str]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import to_builtins
 from rich.text import Text
 
 from pilotfish.cli.options import JsonOption
@@ -37,8 +38,6 @@ def report(
     json: JsonOption = False,
 ) -> None:
     """Say what each variant does beside the holdout. Look as often as you like: its intervals allow for that."""
-    from msgspec import to_builtins
-
     from pilotfish.cli.pages.document import write_file
     from pilotfish.cli.pages.rollout import rollout_page
     from pilotfish.operate.arms import RolloutArms

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec import to_builtins
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
@@ -46,8 +47,6 @@ def explain(
     json: JsonOption = False,
 ) -> None:
     """Say why acceptance changed between two intervals, and what to do (docs/explaining.md)."""
-    from msgspec import to_builtins
-
     from pilotfish.cli.pages.document import write_file
     from pilotfish.cli.pages.explanation import explanation_page
     from pilotfish.operate.explaining import explain as explaining

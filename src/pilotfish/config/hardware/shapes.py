@@ -72,8 +72,8 @@ class ModelShape(Sourced, frozen=True, kw_only=True):
 
     @property
     def attention(self) -> int:
-        each = self.latent.weights(self.hidden, self.heads) if self.latent else self._grouped_attention
-        return self.layers * each
+        grouped = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+        return self.layers * (self.latent.weights(self.hidden, self.heads) if self.latent else grouped)
 
     def context_products(self, context: float) -> float:
         """Multiplications of a row with its queries and scores over `context` tokens."""
@@ -109,10 +109,6 @@ class ModelShape(Sourced, frozen=True, kw_only=True):
         dense = (self.layers - self._expert_layers) * 3 * self.hidden * self.ffn
         routing = self.hidden * self.experts.count + self.experts.shared * self._expert if self.experts else 0
         return self.attention + dense + self._expert_layers * routing
-
-    @property
-    def _grouped_attention(self) -> int:
-        return 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
 
 
 MODELS = read_table(__file__, "models", dict[str, ModelShape])

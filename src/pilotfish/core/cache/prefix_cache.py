@@ -109,7 +109,11 @@ class PrefixCache:
         path = self._path(salt, np.asarray(tokens, np.int64))
         slots = self._reusable(_slots_of(path))
         begins = np.cumsum([0, *(len(run.tokens) for run in path[:-1])])
-        self._prove(path, int(np.count_nonzero(begins < len(slots))))
+        for run in path[: np.count_nonzero(begins < len(slots))]:  # found
+            if not run.proven:
+                self._move(run)
+        self._use(path)
+        self._limit_proven()
         return slots
 
     def _reusable(self, slots: Slots) -> Slots:
@@ -261,13 +265,6 @@ class PrefixCache:
             runs[run] = None
             runs.move_to_end(run)
             run.offered = False
-
-    def _prove(self, path: Sequence[CachedRun], found: int) -> None:
-        for run in path[:found]:
-            if not run.proven:
-                self._move(run)
-        self._use(path)
-        self._limit_proven()
 
     def _limit_proven(self) -> None:
         while self._proven_slots > self._max_proven:

@@ -25,7 +25,8 @@ class DraftIdentity:
 
     def mismatch(self, hello: Hello, need: FeatureNeed | None) -> str | None:
         if not hello.oldest <= PROTOCOL_VERSION <= hello.version:
-            return f"protocol version {_versions(hello)}; this draft speaks {PROTOCOL_VERSION}"
+            versions = str(hello.version) if hello.oldest >= hello.version else f"{hello.oldest} to {hello.version}"
+            return f"protocol version {versions}; this draft speaks {PROTOCOL_VERSION}"
         if hello.tokenizer not in (self.tokenizer, *self.mapped):
             known = f"its tokenizer {hello.tokenizer[:12]} is not that of the draft {self.model}"
             return f"{known}, nor one that its operator has named with --target-tokenizer"
@@ -43,10 +44,6 @@ class DraftIdentity:
     def unshared(self, hello: Hello) -> Unshared:
         lacking = self._added_tokens(hello).keys() - hello.added_tokens.keys()
         return Unshared(np.array(sorted(lacking), np.int64), hello.vocab_size)
-
-
-def _versions(hello: Hello) -> str:
-    return str(hello.version) if hello.oldest >= hello.version else f"{hello.oldest} to {hello.version}"
 
 
 @dataclass

@@ -80,7 +80,6 @@ PAUSED = 5.0
 @dataclass
 class DraftCounts:
     levels: int = 0
-    rows: int = 0
     nodes: int = 0  # added to trees
     used: int = 0  # of them, committed
     hits: int = 0  # commits that were in the tree
@@ -244,7 +243,7 @@ class DraftMachine(Listener[ConnectedTarget]):
             self._send(peer, Refuse(message.session, message.generation, str(error)[:MAX_TEXT]))
             return
         self._found(peer, self.table.open(session))
-        self._know(session)
+        self.known.add(peer, session.salt, session.tokens)
         if session.features is not None and session.features.reach:
             self._send(peer, Skip(message.session, message.generation, session.features.reach))
 
@@ -256,9 +255,6 @@ class DraftMachine(Listener[ConnectedTarget]):
         if prefix is None:
             return None
         return msgspec.structs.replace(message, tokens=prefix + message.tokens, prefix_key=None)
-
-    def _know(self, session: DraftSession) -> None:
-        self.known.add(session.key.target, session.salt, session.tokens)
 
     def _found(self, peer: Peer, tokens: int) -> None:
         self.counts.cached += tokens
@@ -294,7 +290,7 @@ class DraftMachine(Listener[ConnectedTarget]):
         elif message.generation < session.generation:
             return
         elif isinstance(message, Close):
-            self._know(session)
+            self.known.add(peer, session.salt, session.tokens)
             self.table.close(session)
         elif message.generation > session.generation:
             self._ask_again(peer, message, "it was not opened")
@@ -384,7 +380,6 @@ class DraftMachine(Listener[ConnectedTarget]):
             if part.pending:
                 self._queue_seconds.observe(1, began - session.touched)
                 session.read = now
-            self.counts.rows += part.rows
             self.counts.nodes += len(nodes)
             self._targets[session.key.target].rows += part.rows
             if part.leaves:

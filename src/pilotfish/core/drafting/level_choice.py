@@ -125,12 +125,6 @@ def _can_grow(session: DraftSession) -> bool:
     return not rests and session.max_depth > 0 and len(session.tree) < session.wanted
 
 
-def _part(session: DraftSession, leaves: Sequence[int]) -> LevelPart:
-    if session.num_pending:
-        return LevelPart.of_pending(session, session.num_pending)
-    return LevelPart(session, 0, leaves)
-
-
 class LevelChoice:
     def __init__(self, table: SessionTable, shape: LevelShape) -> None:
         self.table = table
@@ -168,8 +162,11 @@ class LevelChoice:
                 unmet -= shares[session.tenant] <= 0
         for tenant, left in shares.items():
             self._leaf_share.charge(tenant, -left, weights[tenant])  # its last offer was larger than the rest
-        parts = zip(sessions, chosen, strict=True)
-        return [_part(session, leaves) for session, leaves in parts if leaves]
+        return [
+            LevelPart.of_pending(session, session.num_pending) if session.num_pending else LevelPart(session, 0, leaves)
+            for session, leaves in zip(sessions, chosen, strict=True)
+            if leaves
+        ]
 
     def _offers(self, place: int, session: DraftSession) -> Iterator[LeafOffer]:
         """Likeliest first; the root, after tokens without KV, has chance 1."""

@@ -12,6 +12,8 @@ draft's tokens each token is read by itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
+from operator import eq
 
 from pilotfish.core.drafting.vocabulary_map import VocabularyMap
 
@@ -68,11 +70,8 @@ class MappedText:
         self._open.clear()
 
     def _write(self) -> int:
-        written, same = self.map.written(bytes(self._open)), self._start
-        for before, now in zip(self.inputs[self._start :], written, strict=False):
-            if before != now:
-                break
-            same += 1
+        written = self.map.written(bytes(self._open))
+        same: int = self._start + sum(takewhile(bool, map(eq, self.inputs[self._start :], written)))
         self.inputs[same:] = written[same - self._start :]
         return same
 

@@ -31,13 +31,11 @@ class HeldRuns(RunWatcher):
             self._tell(other)
 
     def split(self, upper: CachedRun, lower: CachedRun) -> None:
-        begin = _begin(upper)
-        count = _pages(begin, begin + len(upper.tokens))
+        count = _pages(upper)
         self._keys[upper], self._keys[lower] = self._keys[lower][:count], self._keys[lower][count:]
 
     def shortened(self, run: CachedRun) -> None:
-        begin = _begin(run)
-        count = _pages(begin, begin + len(run.tokens))
+        count = _pages(run)
         self.prefixes.remove(_short(self._keys[run][count:]))
         del self._keys[run][count:]
 
@@ -75,15 +73,11 @@ class HeldRuns(RunWatcher):
                 waiting += [(below, distance) for below in other.below.values()]
 
 
-def _begin(run: CachedRun) -> int:
+def _pages(run: CachedRun) -> int:
     begin, above = 0, run.above
     while above is not None:
         begin, above = begin + len(above.tokens), above.above
-    return begin
-
-
-def _pages(begin: int, end: int) -> int:
-    return end // OBJECT_TOKENS - begin // OBJECT_TOKENS
+    return (begin + len(run.tokens)) // OBJECT_TOKENS - begin // OBJECT_TOKENS
 
 
 def _short(keys: list[Key]) -> list[bytes]:

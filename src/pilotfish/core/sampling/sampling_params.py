@@ -105,12 +105,6 @@ def plain(value: object) -> object:
     return value.item() if isinstance(value, np.bool_ | np.integer | np.floating) else value
 
 
-def _plain_tuple(value: object) -> object:
-    if isinstance(value, np.ndarray):
-        value = value.tolist()
-    return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
-
-
 def _plain_field(name: str, value: object) -> object:
     if name == "stop" and isinstance(value, str):
         return (value,)
@@ -118,4 +112,7 @@ def _plain_field(name: str, value: object) -> object:
         return 0
     if name == "logit_bias" and isinstance(value, Mapping):
         return {plain(token): plain(bias) for token, bias in value.items()}
-    return _plain_tuple(value) if options_of(SamplingParams)[name].kind is tuple else plain(value)
+    if options_of(SamplingParams)[name].kind is not tuple:
+        return plain(value)
+    value = value.tolist() if isinstance(value, np.ndarray) else value
+    return tuple(map(plain, value)) if isinstance(value, list | tuple) else value

@@ -39,10 +39,6 @@ class TokenTree:
     scores: Floats  # [n], at most 0
     origins: Names  # [n]
 
-    @classmethod
-    def empty(cls) -> TokenTree:
-        return _EMPTY
-
     def __len__(self) -> int:
         return len(self.tokens)
 
@@ -78,11 +74,8 @@ class TokenTree:
         return paths
 
 
-def _ints(count: int = 0) -> Ints:
-    return np.zeros(count, np.int64)
-
-
-_EMPTY = TokenTree(_ints(), _ints(), _ints(), np.zeros(0), np.zeros(0, object))
+_NO_INTS: Ints = np.zeros(0, np.int64)
+EMPTY_TREE = TokenTree(_NO_INTS, _NO_INTS, _NO_INTS, np.zeros(0), np.zeros(0, object))
 
 
 def best(scores: Floats, count: int) -> Ints:
@@ -158,7 +151,7 @@ class Forest:
     def of(cls, trees: Sequence[Guesses]) -> Forest:
         sizes = [len(tree) for tree in trees]
         if not any(sizes):
-            return cls(_EMPTY, _EMPTY.parents, np.zeros(len(trees) + 1, np.int64))
+            return cls(EMPTY_TREE, _NO_INTS, np.zeros(len(trees) + 1, np.int64))
         starts, owners = np.array([0, *accumulate(sizes)]), np.repeat(np.arange(len(trees)), sizes)
         return cls(_joined(trees), owners, starts)
 

@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def _serve(config: DraftConfig, ready: Callable[[str], None], signals: Signals) 
         ready(channel.endpoint)
         if trace is not None:
             timeline = stack.enter_context(closing(Timeline(part_of(trace, name), name)))
-            worker.observe = lambda record: timeline.level(record, None if pacer is None else pacer.taken[-1])
+            worker.observe = lambda record: timeline.forward(record, None if pacer is None else pacer.taken[-1])
         signals.call(worker.stop)
         worker.run()
     if pacer is not None:
@@ -71,66 +71,53 @@ def make_worker(config: DraftConfig, channel: Channel, pacer: Pacer | None = Non
     if model.core_set:
         os.sched_setaffinity(0, model.core_set)
     torch.set_num_threads(model.num_threads)
-    mapped = _mapped(config)
+    ended = ExitStack()
+    mapped = _mapped(config, ended)
     draft = _load_head(config) if is_head(model.target) else load_draft(config)
     tokenizer, executor = draft.tokenizer, draft.executor
     pool = SlotPool(executor.num_slots)
     table = SessionTable(pool, PrefixCache(pool) if model.prefix_cache else None)
     known_by = model_name(model.target), tokenizer_digest(tokenizer), added_tokens(tokenizer)
-    identity = DraftIdentity(*known_by, config.revision, mapped.by_digest)
+    identity = DraftIdentity(*known_by, config.revision, mapped)
     grammars = GrammarThreads(Grammars(tokenizer, executor.vocab_size, sorted(draft.eos_ids)))
+    ended.callback(grammars.close)
     shape = LevelShape(config.leaves, config.children)
     machine = DraftMachine(identity, table, shape, executor.context, grammars.pending, draft.features)
     grower = Grower(executor, table, config.children, pacer, grammars.masks)
-
-    def end() -> None:
-        grammars.close()
-        mapped.close()
-
-    return DraftWorker(machine, grower, channel, ended=end)
+    return DraftWorker(machine, grower, channel, ended=ended.close)
 
 
-def _mapped(config: DraftConfig) -> MappedVocabularies:
+def _mapped(config: DraftConfig, ended: ExitStack) -> dict[str, MappedVocabulary]:
     draft, named = config.model.target, config.target_tokenizer
     if not named:
-        return MappedVocabularies()
+        return {}
     if is_head(draft):
         raise ParameterError("target_tokenizer", str(named[0]), f"nothing: {draft} is a trained head, of its target's")
     tokenizer = load_tokenizer(config.tokenizer_directory)
-    return MappedVocabularies.of(named, tokenizer, len(tokenizer) if config.is_gguf else load_config(draft).vocab_size)
+    vocab_size = len(tokenizer) if config.is_gguf else load_config(draft).vocab_size
+    return mapped_vocabularies(named, tokenizer, vocab_size, ended)
 
 
-@dataclass
-class MappedVocabularies:
-    by_digest: dict[str, MappedVocabulary] = field(default_factory=dict)
-    grammars: list[GrammarThreads] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, directories: Sequence[Path], draft: Any, vocab_size: int) -> MappedVocabularies:
-        """`draft` is a tokenizer whose model has `vocab_size` embeddings. ParameterError names an unusable path."""
-        made = cls()
-        for directory in directories:
-            target = load_tokenizer(directory)
-            if (digest := tokenizer_digest(target)) == tokenizer_digest(draft):
-                raise ParameterError("target_tokenizer", str(directory), "tokenizers other than the draft's own")
-            try:
-                made._add(digest, target, draft, vocab_size)
-            except InputError as error:
-                reason = f"target_tokenizer: {directory} cannot be mapped: {error}"
-                raise ParameterError.described("target_tokenizer", reason) from error
-            shared = made.by_digest[digest].map.shared
-            logger.info("%s: %d of its tokens can be guessed", directory, len(shared.ids))
-        return made
-
-    def _add(self, digest: str, target: Any, draft: Any, vocab_size: int) -> None:
-        one = VocabularyMap(token_table(target, len(target)), token_table(draft, vocab_size))
-        threads = GrammarThreads(Grammars(target, one.size, ()))
-        self.grammars.append(threads)
-        self.by_digest[digest] = MappedVocabulary(one, added_tokens(target), threads.pending, threads.masks)
-
-    def close(self) -> None:
-        for threads in self.grammars:
-            threads.close()
+def mapped_vocabularies(
+    directories: Sequence[Path], draft: Any, vocab_size: int, ended: ExitStack
+) -> dict[str, MappedVocabulary]:
+    """By the digests of the directories' tokenizers. `draft` is a tokenizer whose model has `vocab_size` embeddings;
+    `ended` closes threads. ParameterError names an unusable path."""
+    made = dict[str, MappedVocabulary]()
+    for directory in directories:
+        target = load_tokenizer(directory)
+        if (digest := tokenizer_digest(target)) == tokenizer_digest(draft):
+            raise ParameterError("target_tokenizer", str(directory), "tokenizers other than the draft's own")
+        try:
+            one = VocabularyMap(token_table(target, len(target)), token_table(draft, vocab_size))
+            threads = GrammarThreads(Grammars(target, one.size, ()))
+            ended.callback(threads.close)
+            made[digest] = MappedVocabulary(one, added_tokens(target), threads.pending, threads.masks)
+        except InputError as error:
+            reason = f"target_tokenizer: {directory} cannot be mapped: {error}"
+            raise ParameterError.described("target_tokenizer", reason) from error
+        logger.info("%s: %d of its tokens can be guessed", directory, len(one.shared.ids))
+    return made
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,13 @@ from pilotfish.core.drafting.vocabulary import added_tokens
 from pilotfish.core.scheduling.executor import Executor
 from pilotfish.engine.checks import load_draft_tokenizer
 from pilotfish.engine.drafts.remote_drafts import RemoteDrafter, RemoteDrafts
-from pilotfish.engine.heads import note_model, sharing
+from pilotfish.engine.heads import note_reach, sharing
 from pilotfish.engine.memory import load_configured
 from pilotfish.grammar.threads import GrammarThreads
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.heads.executor import HeadSetup
 from pilotfish.model.heads.spec import HeadFiles
+from pilotfish.model.loading.configuration import load_config
 from pilotfish.model.pacer import Pacer
 from pilotfish.workers.lm import LMDrafter
 from pilotfish.workers.ngram import NgramDrafter
@@ -92,7 +93,7 @@ class Drafters:
         return self.draft_executor, frozenset(unshared)
 
     def _read_draft(self, draft: Path) -> Any:
-        note_model(draft, self._target.context)
+        note_reach("draft", draft, load_config(draft).context, self._target.context)
         return load_draft_tokenizer(draft, self._config.target, self._tokenizer)
 
     def _load_head(self) -> tuple[Executor, frozenset[int]]:

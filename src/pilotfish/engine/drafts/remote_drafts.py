@@ -11,6 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from pilotfish.engine.pools.remote_pools import RemotePools, salt_key
 from pilotfish.engine.processes.placement import split_cores
 from pilotfish.errors import UnknownTypeError, WireError
 from pilotfish.model.heads.target import TargetFacts
-from pilotfish.wire.channel import Received, decode_to_target, type_of
+from pilotfish.wire.channel import Frame, decode_to_target, type_of
 
 #: More pools than a target has.
 MANY_POOLS = 1 << 16
@@ -166,20 +167,10 @@ class RemoteDrafter(PoolUser[DraftPool], Drafter):
     def _disconnected(self, pool: DraftPool, problem: str) -> None:
         pool.disconnected(problem)
 
-    def receive(self, received: Received) -> None:
-        """Decodes before it takes the lock."""
-        pool = self.machine.pool_at(received.peer)
-        if pool is None:
-            return
+    def _decoded(self, pool: DraftPool, frame: Frame) -> Callable[[float], None]:
         try:
-            message = decode_to_target(received.frame)
+            return partial(self.machine.receive, pool, decode_to_target(frame))
         except UnknownTypeError as error:
-            with self._turn() as now:
-                self.machine.unknown(pool, error.kind, now)
-            return
+            return partial(self.machine.unknown, pool, error.kind)
         except WireError as error:
-            with self._turn() as now:
-                self.machine.malformed(pool, str(error), now, type_of(received.frame))
-            return
-        with self._turn() as now:
-            self.machine.receive(pool, message, now)
+            return partial(self.machine.malformed, pool, str(error), about=type_of(frame))

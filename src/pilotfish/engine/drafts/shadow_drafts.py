@@ -83,20 +83,13 @@ class Shadow:
 
     def report(self, live: LiveSteps) -> ShadowReport:
         score = self.machine.score
+        sums = ("requests", "steps", "trees", "late", "accepted", "hits", "tried_by_depth", "accepted_by_depth")
+        rates = ("tokens_per_step", "tokens_per_second")
         return ShadowReport(
             name=self.pool.name,
             ready=self.pool.ready and not self._failed,
             revision=self.pool.revision,
-            requests=score.requests,
-            steps=score.steps,
-            trees=score.trees,
-            late=score.late,
-            accepted=score.accepted,
-            hits=score.hits,
-            tried_by_depth=score.tried_by_depth,
-            accepted_by_depth=score.accepted_by_depth,
-            tokens_per_step=score.tokens_per_step,
-            tokens_per_second=score.tokens_per_second,
+            **{name: getattr(score, name) for name in (*sums, *rates)},
             live_tokens_per_second=live.speed.value,
             error=live.error,
             cpu_seconds=self._turning + self._receiving,

@@ -23,14 +23,14 @@ from pilotfish.errors import ParameterError
 
 SEED = 0
 MULTIPLE = 128  # of FFN neurons: matrix kernels run on whole tiles
-MEBIBYTE = 2**20
-SHARD_BYTES = 1024 * MEBIBYTE
+SHARD_BYTES = 1 << 30
 
 
 def inflated(directory: Path, millions: int) -> Path:
     """Written on first use. ParameterError for fewer `millions` than the model has."""
     config = json.loads((directory / "config.json").read_text())
-    weights = _load(directory)
+    files = sorted(directory.glob("*.safetensors"))
+    weights = {name: tensor for path in files for name, tensor in load_file(path).items()}
     parameters = sum(tensor.numel() for tensor in weights.values())
     ffn = _ffn(config, parameters, millions)
     cached = cache_folder("pairs") / f"{directory.parent.name}-{millions}m-{_digest(directory)}"
@@ -50,12 +50,8 @@ def _ffn(config: Mapping[str, int], parameters: int, millions: int) -> int:
 def _write(made: Path, directory: Path, config: Mapping[str, int], weights: dict[str, Tensor]) -> None:
     shutil.copytree(directory, made, ignore=shutil.ignore_patterns("*.safetensors*", "README.md"))
     (made / "config.json").write_text(json.dumps(config, indent=2))
-    _save(made, _grown(weights, config["intermediate_size"]))
-
-
-def _grown(weights: dict[str, Tensor], ffn: int) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(SEED)
-    return {name: _grow(name, tensor, ffn, generator) for name, tensor in sorted(weights.items())}
+    ffn, generator = config["intermediate_size"], torch.Generator().manual_seed(SEED)
+    _save(made, {name: _grow(name, tensor, ffn, generator) for name, tensor in sorted(weights.items())})
 
 
 def _grow(name: str, tensor: Tensor, ffn: int, generator: torch.Generator) -> Tensor:
@@ -72,7 +68,7 @@ def _grow(name: str, tensor: Tensor, ffn: int, generator: torch.Generator) -> Te
 def _save(directory: Path, weights: dict[str, Tensor]) -> None:
     shards: list[dict[str, Tensor]] = [{}]
     for name, tensor in weights.items():
-        if shards[-1] and sum(map(_bytes, shards[-1].values())) + _bytes(tensor) > SHARD_BYTES:
+        if shards[-1] and sum(one.nbytes for one in shards[-1].values()) + tensor.nbytes > SHARD_BYTES:
             shards.append({})
         shards[-1][name] = tensor.contiguous()
     places: dict[str, str] = {}
@@ -80,19 +76,8 @@ def _save(directory: Path, weights: dict[str, Tensor]) -> None:
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
         save_file(shard, directory / file, metadata={"format": "pt"})
         places |= dict.fromkeys(shard, file)
-    index = {"metadata": {"total_size": sum(map(_bytes, weights.values()))}, "weight_map": places}
+    index = {"metadata": {"total_size": sum(tensor.nbytes for tensor in weights.values())}, "weight_map": places}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _load(directory: Path) -> dict[str, Tensor]:
-    weights: dict[str, Tensor] = {}
-    for path in sorted(directory.glob("*.safetensors")):
-        weights |= load_file(path)
-    return weights
 
 
 def _digest(directory: Path) -> str:

@@ -16,7 +16,7 @@ from pilotfish.core.peers.peer import Dialer
 from pilotfish.core.prefilling.prefill_pools import PrefillPool
 from pilotfish.engine.targets.members import Member
 from pilotfish.errors import InputError
-from pilotfish.wire.channel import ChannelThread, Received, framed
+from pilotfish.wire.channel import ChannelThread, Frame, Received, send_all
 from pilotfish.wire.curve_keys import KeyPair
 from pilotfish.wire.endpoints import Endpoint
 from pilotfish.wire.sockets import DialingChannel
@@ -48,10 +48,7 @@ class PoolUser(ABC, Generic[AnyPool]):
     def _turn(self) -> Iterator[float]:
         with self._lock:
             yield self._clock()
-            if self.machine.outbox:
-                for peer, frames in framed(self.machine.outbox).items():
-                    self._post(peer, *frames)
-                self.machine.outbox.clear()
+            send_all(self.machine.outbox, self._post)
             self._end_turn()
             for pool in self.machine.pools:
                 for notice in pool.notices:
@@ -86,8 +83,16 @@ class PoolUser(ABC, Generic[AnyPool]):
     @abstractmethod
     def _disconnected(self, pool: AnyPool, problem: str) -> None: ...
 
+    def receive(self, received: Received) -> None:
+        """Decodes before it takes the lock."""
+        if (pool := self.machine.pool_at(received.peer)) is not None:
+            take_in = self._decoded(pool, received.frame)
+            with self._turn() as now:
+                take_in(now)
+
     @abstractmethod
-    def receive(self, received: Received) -> None: ...
+    def _decoded(self, pool: AnyPool, frame: Frame) -> Callable[[float], None]:
+        """What the machine does with it."""
 
 
 class PoolMembers(Generic[AnyPool]):

@@ -22,7 +22,7 @@ from pilotfish.core.prefilling.prefill_pools import PrefillPool
 from pilotfish.engine.pools.pool_members import AnyPool, PoolMembers, PoolUser
 from pilotfish.engine.processes.launch import Supervisor, WorkerState, wait_until
 from pilotfish.engine.processes.placement import Placement
-from pilotfish.engine.processes.process import WorkerSpec
+from pilotfish.engine.processes.process import WorkerSpec, command_of
 from pilotfish.engine.targets.members import Member, Members, MembersFile, MembersThread
 from pilotfish.errors import EngineError, ModelError
 from pilotfish.wire.channel import ChannelThread
@@ -163,8 +163,7 @@ class FollowedMembers:
 
 
 def worker_command(role: str, config: EngineConfig, endpoint: str, name: str) -> list[str]:
-    own = {"config": config_text(replace(config, cores="")), "listen": endpoint, "name": name}
-    return [sys.executable, "-m", "pilotfish", role, *(f"--{option}={value}" for option, value in own.items())]
+    return command_of(role, config=config_text(replace(config, cores="")), listen=endpoint, name=name)
 
 
 def salt_key(own: KeyPair | None) -> bytes:

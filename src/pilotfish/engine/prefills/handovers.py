@@ -36,7 +36,7 @@ from pilotfish.kv.lanes import URGENT, Lane
 from pilotfish.kv.layouts import converted
 from pilotfish.kv.nixl import NixlReader, nixl_installed
 from pilotfish.kv.readers import SegmentReader, SharedMemoryReader, check_content
-from pilotfish.wire.channel import Received, decode_from_prefill
+from pilotfish.wire.channel import Frame, decode_from_prefill
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,8 @@ class HandOvers(PoolUser[PrefillPool]):
 
     def _end_turn(self) -> None:
         for work in self.machine.work:
-            self._begin_work(work)
+            pool = work.incoming.pool if isinstance(work, ReadSegment) else work.pool
+            self._sources[pool.peer].lane.put(URGENT, partial(self._do, self._sources[pool.peer], work))
         self.machine.work.clear()
         if self.machine.settled:
             self._event.set()
@@ -147,23 +148,11 @@ class HandOvers(PoolUser[PrefillPool]):
     def _disconnected(self, pool: PrefillPool, problem: str) -> None:
         self.machine.lost(pool, problem)
 
-    def receive(self, received: Received) -> None:
-        """Decodes before it takes the lock."""
-        pool = self.machine.pool_at(received.peer)
-        if pool is None:
-            return
+    def _decoded(self, pool: PrefillPool, frame: Frame) -> Callable[[float], None]:
         try:
-            message = decode_from_prefill(received.frame)
+            return partial(self.machine.receive, pool, decode_from_prefill(frame))
         except WireError as error:
-            with self._turn() as now:
-                self.machine.malformed(pool, str(error), now)
-            return
-        with self._turn() as now:
-            self.machine.receive(pool, message, now)
-
-    def _begin_work(self, work: OpenMemory | CloseMemory | ReadSegment) -> None:
-        pool = work.incoming.pool if isinstance(work, ReadSegment) else work.pool
-        self._sources[pool.peer].lane.put(URGENT, partial(self._do, self._sources[pool.peer], work))
+            return partial(self.machine.malformed, pool, str(error))
 
     # -- a pool's thread
 

@@ -62,7 +62,7 @@ def _serve(config: PrefillConfig, ready: Callable[[str], None], signals: Signals
         worker = stack.enter_context(serving(config, channel, pacer))
         if timeline is not None:
             worker.shared.observe_lease = timeline.lease
-            worker.observe = lambda record: timeline.prefill(record, None if pacer is None else pacer.taken[-1])
+            worker.observe = lambda record: timeline.forward(record, None if pacer is None else pacer.taken[-1])
         welcome = worker.shared.machine.welcome
         memory = {"shm": welcome.shared_memory, "nixl": welcome.remote_memory}
         transports = [*(kind for kind, given in memory.items() if given is not None), channel.endpoint.split(":")[0]]
@@ -132,14 +132,5 @@ def _welcome(
     if (least := max(layout.token_bytes, layout.features)) > config.segment_bytes:
         allowed = f"at least {least}, which a token takes in a layer"
         raise ParameterError("segment_bytes", config.segment_bytes, allowed)
-    return Welcome(
-        PREFILL_VERSION,
-        identity,
-        model_name(config.model.target),
-        context,
-        bytes(MAC_KEY_BYTES),
-        config.lease,
-        config.segment_bytes,
-        arena.offer(),
-        remote_memory,
-    )
+    name, memory = model_name(config.model.target), (config.segment_bytes, arena.offer(), remote_memory)
+    return Welcome(PREFILL_VERSION, identity, name, context, bytes(MAC_KEY_BYTES), config.lease, *memory)

@@ -31,9 +31,8 @@ class RemotePrefills(RemotePools[PrefillPool]):
         self.cores = frozenset[int]()  # the target's own business, unless workers are started
         if config.prefill_workers:
             free = frozenset(os.sched_getaffinity(0)) - taken
-            self._start_workers(
-                split_for_prefill(free, config.cores, config.prefill_cores, config.prefill_workers, taken)
-            )
+            cores, workers = config.prefill_cores, config.prefill_workers
+            self._start_workers(split_for_prefill(free, config.cores, cores, workers, taken))
 
     def connect(self, identity: Callable[[], KVIdentity], layout: KVLayout, writer: LayerWriter) -> HandOvers:
         """Returns once every pool serves, as `wait` says."""

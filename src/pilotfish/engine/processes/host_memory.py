@@ -44,15 +44,13 @@ def shared(large: EngineConfig, targets: int, small: EngineConfig) -> SharedHost
                 raise ParameterError(field, 0, f"it or memory, here and there: both models are on {small.device}")
         return SharedHost(large, small)
     processes = targets * (1 + large.prefill_workers) * large.tensor_parallel
-    of_large, of_small = (_given(one) or file_size(one.target) // one.tensor_parallel for one in (large, small))
+    of_large, of_small = (
+        round(one.memory * GIB) or file_size(one.target) // one.tensor_parallel for one in (large, small)
+    )
     left = SHARE * free_memory() - targets * _beside(large) - processes * of_large - of_small
     sharing = (0 if large.memory else processes) + (0 if small.memory else 1)
     share = left / max(sharing, 1)
     return SharedHost(_allotted(large, of_large + share), _allotted(small, of_small + share))
-
-
-def _given(config: EngineConfig) -> int:
-    return round(config.memory * GIB)
 
 
 def _allotted(config: EngineConfig, size: float) -> EngineConfig:
@@ -65,13 +63,9 @@ def file_size(model: Path) -> int:
 
 def _beside(config: EngineConfig) -> float:
     planned = config.kv_host_memory + config.prefill_workers * PrefillConfig.segment_memory
-    return planned * GIB + _of_drafts(config)
-
-
-def _of_drafts(config: EngineConfig) -> int:
-    if not config.starts_drafts or config.draft is None:
-        return 0
-    return config.draft_workers * (2 * file_size(config.draft) + _OF_A_DRAFT)
+    if config.starts_drafts and config.draft is not None:
+        return planned * GIB + config.draft_workers * (2 * file_size(config.draft) + _OF_A_DRAFT)
+    return planned * GIB
 
 
 def free_memory() -> int:

@@ -103,7 +103,8 @@ class WorkerProcess:
             if line.strip():
                 logger.warning("%s: %s", self._name, line.strip())
             return
-        sys.stderr.write(_shown(line))
+        body = line.rstrip("\r\n")
+        sys.stderr.write(printable_output(body) + ("\n" if len(body) < len(line) else ""))
         sys.stderr.flush()
 
     def wait(self) -> None:
@@ -126,11 +127,6 @@ class WorkerProcess:
         return Ending(code, self._last_line)
 
 
-def _shown(line: str) -> str:
-    body = line.rstrip("\r\n")
-    return printable_output(body) + ("\n" if len(body) < len(line) else "")
-
-
 @contextmanager
 def on_cores(cores: frozenset[int]) -> Iterator[None]:
     """For this thread, and processes that it starts meanwhile; empty changes nothing."""
@@ -148,6 +144,10 @@ def on_cores(cores: frozenset[int]) -> Iterator[None]:
 def worker_environment(spec: WorkerSpec) -> dict[str, str]:
     threads = dict.fromkeys(THREAD_COUNTS, str(len(spec.cores))) if spec.cores else {}
     return {**os.environ, **threads, **spec.environment, PARENT: str(os.getpid())}
+
+
+def command_of(role: str, **options: object) -> list[str]:
+    return [sys.executable, "-m", "pilotfish", role, *(f"--{option}={value}" for option, value in options.items())]
 
 
 # -- in the worker

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,7 +14,7 @@ from pilotfish.config.engine import EngineConfig
 from pilotfish.config.text import config_text
 from pilotfish.engine.processes.launch import POLL, Supervisor, WorkerState, wait_until
 from pilotfish.engine.processes.placement import equal_parts
-from pilotfish.engine.processes.process import WorkerSpec
+from pilotfish.engine.processes.process import WorkerSpec, command_of
 from pilotfish.errors import ModelError, ParameterError, RankLost
 from pilotfish.wire.channel import encode
 from pilotfish.wire.link import Array, Begin, ForwardRows, RankLink, Unusable, from_rank
@@ -108,19 +106,10 @@ class Ranks:
         reason = f"{type(error).__name__}: {error}"
         self._lost = self._lost or f"target ranks are out of step after a forward that failed: {reason}"
 
-    @property
-    def pids(self) -> list[int]:
-        return [state.pid for state in self._supervisor.poll() if state.pid is not None]
-
     def close(self) -> None:
         self._supervisor.close()  # first: without it their ends would look like failures
         self._open.close()
 
 
 def rank_command(config: EngineConfig, rank: int, path: Path) -> list[str]:
-    own = {"config": config_text(config.of_rank(rank)), "rank": str(rank), "connect": str(path)}
-    return [sys.executable, "-m", "pilotfish", "rank", *(f"--{option}={value}" for option, value in own.items())]
-
-
-def cores_here() -> frozenset[int]:
-    return frozenset(os.sched_getaffinity(0))
+    return command_of("rank", config=config_text(config.of_rank(rank)), rank=rank, connect=path)

@@ -20,7 +20,6 @@ from pilotfish.core.routing.held_prefixes import routing_keys
 from pilotfish.core.routing.router import Router, RouteRequest
 from pilotfish.core.sampling.noise import DRAWN_SEED_BITS
 from pilotfish.engine.targets.fleet import Fleet
-from pilotfish.engine.targets.members import Member
 from pilotfish.engine.targets.own_targets import TARGET
 from pilotfish.engine.targets.replica import Replica, ReplicaHealth, RoutedTokens
 from pilotfish.engine.targets.stream import OpenRequest, Stream
@@ -89,9 +88,6 @@ class AsyncEngine:
         self.tokenizer = metadata.load_tokenizer(self.config.target)
         self.defaults = metadata.read_generation_config(self.config.target).defaults
         self._own = {"tokenizer": text_digest(self.tokenizer), "config": metadata.config_digest(self.config.target)}
-
-    async def set_targets(self, members: Sequence[Member]) -> None:
-        await self._fleet.set_members(members)
 
     async def close(self) -> None:
         """Open streams fail. Idempotent."""

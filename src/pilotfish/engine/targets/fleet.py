@@ -10,12 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from types import MappingProxyType
 from typing import Protocol
 
 from pilotfish.config.engine import EngineConfig
@@ -26,9 +23,9 @@ from pilotfish.core.peers.fields import Peer
 from pilotfish.core.routing.held_prefixes import Held
 from pilotfish.core.routing.router import Router
 from pilotfish.engine.processes.launch import Supervisor, WorkerState
-from pilotfish.engine.processes.process import WorkerSpec
+from pilotfish.engine.processes.process import WorkerSpec, command_of
 from pilotfish.engine.targets.members import Member, Members, MembersFile, MembersThread
-from pilotfish.engine.targets.own_targets import TARGET, OwnTarget, num_own, own_targets
+from pilotfish.engine.targets.own_targets import OwnTarget, num_own, own_targets
 from pilotfish.engine.targets.replica import Replica, RoutedTokens
 from pilotfish.engine.targets.stream import OpenRequest
 from pilotfish.errors import ParameterError, WireError
@@ -96,9 +93,9 @@ class Fleet:
         server: ServerConfig,
         user: FleetUser,
         routing: Router,
-        environment: Mapping[str, str] = MappingProxyType({}),
-        clock: Callable[[], float] = time.monotonic,
-        own_name: str = TARGET,
+        environment: Mapping[str, str],
+        clock: Callable[[], float],
+        own_name: str,
     ) -> None:
         """`environment` is added to that of the started processes, which are called `own_name`."""
         self.replicas: list[Replica] = []
@@ -148,8 +145,7 @@ class Fleet:
     def _start_own(self, own: OwnTarget) -> None:
         endpoint = f"ipc://{self._supervisor.directory}/{own.name.replace(' ', '-')}"
         self._add(Replica(Member(endpoint, name=own.name), self._clock, WorkerState(own.name)))
-        options = (f"--listen={endpoint}", f"--name={own.name}", f"--config={config_text(own.config)}")
-        command = [sys.executable, "-m", "pilotfish", "target", *options]
+        command = command_of("target", listen=endpoint, name=own.name, config=config_text(own.config))
         self._supervisor.start([WorkerSpec(own.name, command, own.cores, self._environment)])
 
     async def _follow(self, file: MembersFile, fixed: Sequence[Member]) -> None:

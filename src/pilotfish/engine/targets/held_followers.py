@@ -30,21 +30,16 @@ class HeldFollowers:
         self._changed = now
         followers = self._servers.followers()
         self._told = {server: self._told[server] for server in followers if server in self._told}
-        if followers:
-            self._tell(followers, now)
-
-    def _tell(self, followers: list[AttendedServer], now: float) -> None:
+        if not followers:
+            return
         if self._prefixes is None:
             self._prefixes = HeldPrefixes() if self._cache is None else HeldRuns(self._cache).prefixes
         prefixes = self._prefixes
         changes = prefixes.changes()
         for server in followers:
-            if self._asks_for_all(server, now):
+            told = self._told.get(server)
+            if told is None or (not server.heard and now - told >= AGAIN):  # it asks for all
                 self._told[server] = now
                 self._servers.tell_held(server, prefixes.whole())
             elif changes is not None:
                 self._servers.tell_held(server, changes)
-
-    def _asks_for_all(self, server: AttendedServer, now: float) -> bool:
-        told = self._told.get(server)
-        return told is None or (not server.heard and now - told >= AGAIN)

@@ -157,10 +157,7 @@ class MembersThread:
             waited += PERIOD
             if self._file.poll() or waited >= REMINDER:
                 waited = 0.0
-                self._tell_safely()
-
-    def _tell_safely(self) -> None:
-        try:
-            self._tell(self._file.members)
-        except Exception:
-            logger.exception("members could not be taken in")
+                try:
+                    self._tell(self._file.members)
+                except Exception:
+                    logger.exception("members could not be taken in")

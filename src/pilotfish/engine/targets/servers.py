@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 
 import msgspec
 
 from pilotfish.core.peers.fields import Id, Peer, Text
 from pilotfish.core.routing.held_prefixes import Held
 from pilotfish.errors import WireError
+from pilotfish.kv.lanes import drained
 from pilotfish.wire.channel import Channel, ChannelThread, Received, decoded, encode
 from pilotfish.wire.serving import (
     SERVER_SILENCE,
@@ -158,13 +159,7 @@ class Servers:
 
     def take(self, timeout: float) -> list[FromServer]:
         """In order; waits up to `timeout` seconds, or until `wake`."""
-        taken: list[FromServer | None] = []
-        with suppress(Empty):
-            if timeout > 0:
-                taken.append(self._asked.get(timeout=timeout))
-            while True:
-                taken.append(self._asked.get_nowait())
-        return [asked for asked in taken if asked is not None]
+        return [asked for asked in drained(self._asked, timeout) if asked is not None]
 
     def wake(self) -> None:
         """From any thread, or a signal's handler."""
@@ -272,10 +267,8 @@ class Servers:
 
     def _hear(self, server: AttendedServer) -> None:
         server.silence.heard()
-        if not server.present:
-            self._greet(server)
-
-    def _greet(self, server: AttendedServer) -> None:
+        if server.present:
+            return
         server.present = True  # before all else: whoever sets the status afterwards tells it too
         self._beat(server)
         if self._status is not None:

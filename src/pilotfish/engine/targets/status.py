@@ -45,19 +45,14 @@ def step_report(record: StepRecord, before: float | None, pushes: Sequence[Arriv
     draft = record.drafted - record.planned
     forward, verify = record.computed - record.prepared, record.verified - record.computed
     began = record.began if before is None else before
+    same = ("sequences", "rows", "nodes", "accepted", "committed", "hits", "verified")
     return StepReport(
         at=record.began,
         draft=draft,
         forward=forward,
         verify=verify,
         coordination=max(0.0, record.ended - began - draft - forward - verify),
-        sequences=record.sequences,
-        rows=record.rows,
-        nodes=record.nodes,
-        accepted=record.accepted,
-        committed=record.committed,
-        hits=record.hits,
-        verified=record.verified,
+        **{name: getattr(record, name) for name in same},
         pushes=list(pushes),
     )
 
@@ -106,31 +101,23 @@ def pools_of(engine: Engine) -> list[PoolLoad]:
 
 
 def _pool_load(pool: DraftPool, load: Load, own: bool) -> PoolLoad:
-    delay, score = pool.echo.delay, pool.score
+    delay, counts = pool.echo.delay, ("trees", "nodes", "verified", "accepted")
+    same = ("sessions", "free_slots", "step_ms", "queue_ms", "revision", "model", "slots")
     return PoolLoad(
         name=pool.name,
         ready=pool.ready,
-        sessions=load.sessions,
-        free_slots=load.free_slots,
-        step_ms=load.step_ms,
-        queue_ms=load.queue_ms,
+        **{name: getattr(load, name) for name in same},
         drops=pool.drops.counts,
         cached=load.own_cached,
-        revision=load.revision,
         own=own,
         feature_bytes=pool.features.size,
         feature_drops=pool.feature_drops,
-        model=load.model,
         capabilities=[printable(name) for name in load.capabilities],
         own_sessions=len(pool.sessions),
-        slots=load.slots,
         busy=pool.is_busy(time.monotonic()),
         refusal=pool.refusal,
         delay_ms=None if delay is None else 1000 * delay,
-        trees=score.trees,
-        nodes=score.nodes,
-        verified=score.verified,
-        accepted=score.accepted,
+        **{name: getattr(pool.score, name) for name in counts},
     )
 
 
@@ -142,14 +129,12 @@ def prefill_pools_of(engine: Engine) -> list[PrefillPoolLoad]:
 
 
 def _prefill_pool_load(pool: PrefillPool, load: PrefillLoad, own: bool) -> PrefillPoolLoad:
+    same = ("queued_tokens", "free_slots", "token_ms", "leases")
     return PrefillPoolLoad(
         name=pool.name,
         ready=pool.ready,
         transport=pool.transport if pool.ready else "",
-        queued_tokens=load.queued_tokens,
-        free_slots=load.free_slots,
-        token_ms=load.token_ms,
-        leases=load.leases,
+        **{name: getattr(load, name) for name in same},
         totals=pool.totals,
         refused=pool.refused,
         own=own,

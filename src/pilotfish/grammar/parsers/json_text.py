@@ -94,7 +94,5 @@ def _read_escape(reader: Reader, sink: Sink) -> Reading[None]:
 
 def _read_unit(reader: Reader, written: str) -> Reading[tuple[int, str]]:
     written += reader.take(1)
-    digits = ""
-    while len(digits) < 4 and (sign := (yield from reader.peek())) and sign in _HEX:
-        digits += reader.take(1)
+    digits = yield from reader.digits(_HEX, 4)
     return int(digits, 16) if len(digits) == 4 else -1, written + digits

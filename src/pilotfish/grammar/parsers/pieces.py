@@ -52,11 +52,8 @@ class ContentParser:
 
 
 def joined(pieces: Iterable[Piece]) -> list[Piece]:
-    return [_join(list(group)) for _, group in groupby(pieces, key=_kind)]
-
-
-def _kind(piece: Piece) -> tuple[type[Piece], int]:
-    return type(piece), getattr(piece, "index", 0)
+    groups = groupby(pieces, key=lambda piece: (type(piece), getattr(piece, "index", 0)))
+    return [_join(list(group)) for _, group in groups]
 
 
 def _join(group: list[Piece]) -> Piece:

@@ -58,27 +58,20 @@ def _read_escape(reader: Reader, sink: Sink) -> Reading[None]:
     written = reader.take(1)
     sign = yield from reader.peek()
     if sign in _OCTAL:
-        number = yield from _read_digits(reader, _OCTAL, 3)
+        number = yield from reader.digits(_OCTAL, 3)
         sink(_escaped(chr(int(number, 8))))
         return
     written += reader.take(len(sign))
     if sign not in _DIGITS:
         sink(_escaped(_ESCAPES.get(sign, written)))
         return
-    number = yield from _read_digits(reader, _HEX, _DIGITS[sign])
+    number = yield from reader.digits(_HEX, _DIGITS[sign])
     if len(number) < _DIGITS[sign] or int(number, 16) > 0x10FFFF:
         sink(_escaped(written + number))
     elif sign == "U" and int(number, 16) > 0xFFFF:
         sink(_escaped(chr(int(number, 16))))
     else:
         sink(f"\\u{number[-4:]:0>4}")  # as JSON writes it too, half of a pair included
-
-
-def _read_digits(reader: Reader, digits: frozenset[str], count: int) -> Reading[str]:
-    number = ""
-    while len(number) < count and (yield from reader.peek()) in digits:
-        number += reader.take(1)
-    return number
 
 
 def _escaped(text: str) -> str:

@@ -68,6 +68,13 @@ class Reader:
                 return ""
             yield
 
+    def digits(self, allowed: frozenset[str], most: int) -> Reading[str]:
+        """Takes up to `most` digits, of those that are `allowed`."""
+        number = ""
+        while len(number) < most and (yield from self.peek()) in allowed:
+            number += self.take(1)
+        return number
+
     def taken(self) -> str:
         return "".join(self._taken)
 

@@ -105,9 +105,6 @@ class LlamaCppExecutor(LogitsExecutor):
         llama_cpp.llama_memory_seq_rm(self._memory, number, -1, -1)
 
 
-# -- loading
-
-
 class Complaints:
     """The first error that llama.cpp logs: it causes the later ones."""
 

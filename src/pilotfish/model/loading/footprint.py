@@ -51,8 +51,9 @@ def footprint(
     inner = max(weight.shape[0] for weight in linears[:-1])  # all but the head
     plain = packed and ranks == 1 and ARCHITECTURES[config.architectures[0]].get("plain", False)
     angles = 2 * config.context * config.head_dim * size * plain
+    *whole, head = model_weights(config)
     return Footprint(
-        parameters=_parameters(config),
+        parameters=sum(weight.numel for weight in whole) + (0 if config.tie_word_embeddings else head.numel),
         weights=_weight_bytes(part, dtype, packed=packed, quantized=quantization != "none") + angles,
         slot=slot_bytes(part, element_type(kv_dtype, dtype, device).itemsize),
         row=size * (8 * config.hidden_size + (1 if packed else 3) * inner + config.vocab_size)
@@ -60,11 +61,6 @@ def footprint(
         + size * (ranks > 1) * (ranks * config.hidden_size + 2 * config.vocab_size),  # everybody's parts
         loading=0 if quantization == "none" else _QUANTIZING * max(weight.numel for weight in linears),
     )
-
-
-def _parameters(config: Any) -> int:
-    *weights, head = model_weights(config)
-    return sum(weight.numel for weight in weights) + (0 if config.tie_word_embeddings else head.numel)
 
 
 def _weight_bytes(config: Any, dtype: torch.dtype, *, packed: bool, quantized: bool) -> int:

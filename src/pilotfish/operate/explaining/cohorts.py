@@ -3,10 +3,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from itertools import zip_longest
-from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Struct
 
+from pilotfish.operate.contrast import Count
 from pilotfish.operate.outcome import RequestOutcome
 
 #: Cells of a window; further ones are merged into one whose dimensions are all OTHER.
@@ -17,8 +17,6 @@ WINDOW_SECONDS = 60.0
 #: Windows of a day.
 KEPT_WINDOWS = 24 * 60
 OTHER = "other"
-
-Count = Annotated[int, Meta(ge=0)]
 
 
 class CellKey(Struct, frozen=True, kw_only=True):

@@ -122,11 +122,8 @@ def _kind(found: FoundCause, own: BothFigures) -> Kind:
     """A budget that wants fewer trees without more load means worse guesses."""
     if found.part == "mix":
         return OF_SHARES.get(found.dimension or "", "mix")
-    if found.factor == "late" or (found.factor == "wanted" and not _is_like_load(own)):
+    loads = own.before.load or 0.0, own.after.load or 0.0
+    is_like_load = 0 < max(loads) <= LIKE_LOAD * min(loads)
+    if found.factor == "late" or (found.factor == "wanted" and not is_like_load):
         return found.factor
     return OF_RATES.get(found.dimension or "", "drift")
-
-
-def _is_like_load(own: BothFigures) -> bool:
-    loads = own.before.load or 0.0, own.after.load or 0.0
-    return 0 < max(loads) <= LIKE_LOAD * min(loads)

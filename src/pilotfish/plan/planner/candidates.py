@@ -77,20 +77,14 @@ def _placed(situation: Situation, offer: OfferedPlacement) -> PlacedModel:
             raise ParameterError("placements", offer.on, "either a tier or ffn_on, not both")
         link = look_up(LINKS, "ffn_link", "links", offer.ffn_link)
         ffn = _named(situation, offer.ffn_on)
-        split = SplitModel(**asdict(placed), ffn=ffn, link=link, batches=offer.batches)
-        return _that_fits(split, offer.on)
-    if offer.tier is None:
-        return _that_fits(placed, offer.on)
-    tier = _tier(offer.tier)
-    whole = TieredModel(**asdict(placed), tier=tier, weights_share=offer.tier.weights, kv_share=offer.tier.kv)
-    return _that_fits(whole, offer.on)
-
-
-def _that_fits(placement: PlacedModel, text: str) -> PlacedModel:
-    if placement.kv_room <= 0:
-        missing = f"{-placement.kv_room / 1e9:.1f} GB more memory, or smaller weights: no KV fits beside them"
-        raise ParameterError("placements", text, missing)
-    return placement
+        placed = SplitModel(**asdict(placed), ffn=ffn, link=link, batches=offer.batches)
+    elif offer.tier is not None:
+        tier = _tier(offer.tier)
+        placed = TieredModel(**asdict(placed), tier=tier, weights_share=offer.tier.weights, kv_share=offer.tier.kv)
+    if placed.kv_room <= 0:
+        missing = f"{-placed.kv_room / 1e9:.1f} GB more memory, or smaller weights: no KV fits beside them"
+        raise ParameterError("placements", offer.on, missing)
+    return placed
 
 
 def _named(situation: Situation, text: str) -> PlacedModel:
@@ -105,13 +99,12 @@ def _named(situation: Situation, text: str) -> PlacedModel:
 
 
 def _tier(use: PlannedTier) -> MemoryTier:
-    if use.memory is None and use.bandwidth is None:
-        return look_up(TIERS, "tier", "tiers", use.name)
-    if not (use.memory and use.bandwidth and use.memory > 0 and use.bandwidth > 0):
-        raise ParameterError("tier", use.name, "memory and bandwidth, both above 0, or the name of a known tier alone")
-    return MemoryTier(
-        full_name=use.name, memory=use.memory, bandwidth=use.bandwidth, writable=use.writable, sources=("given",)
-    )
+    name, memory, bandwidth = use.name, use.memory, use.bandwidth
+    if memory is None and bandwidth is None:
+        return look_up(TIERS, "tier", "tiers", name)
+    if not (memory and bandwidth and memory > 0 and bandwidth > 0):
+        raise ParameterError("tier", name, "memory and bandwidth, both above 0, or the name of a known tier alone")
+    return MemoryTier(full_name=name, memory=memory, bandwidth=bandwidth, writable=use.writable, sources=("given",))
 
 
 def _left(situation: Situation, deployment: Deployment) -> Left | None:
@@ -162,10 +155,8 @@ def _by_how_much(situation: Situation) -> str:
         return f"a device whose peak for {situation.weights} is known"
     placed, offer = max(usable, key=lambda one: one[0].kv_room)
     needed = math.ceil(placed.weight_bytes / (KV_MEMORY * placed.device.memory))
-    missing = f"{-placed.kv_room / 1e9:.1f} GB of the weights in {situation.weights} do not fit"
-    return (
-        f"more memory than {placed.count} {offer.name}: {missing} in {KV_MEMORY:.0%} of it; {needed} or more would do"
-    )
+    missing = f"{-placed.kv_room / 1e9:.1f} GB of the weights in {situation.weights} do not fit in {KV_MEMORY:.0%}"
+    return f"more memory than {placed.count} {offer.name}: {missing} of it; {needed} or more would do"
 
 
 def _degree(count: int) -> int:

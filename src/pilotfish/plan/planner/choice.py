@@ -28,10 +28,6 @@ Tried = tuple[Deployment, Outlook | None]
 Bar = Callable[[int], AbstractContextManager[Callable[[], None]]]
 
 
-def no_bar(total: int) -> AbstractContextManager[Callable[[], None]]:  # noqa: ARG001
-    return nullcontext(lambda: None)
-
-
 class Crossover(Struct, frozen=True, kw_only=True):
     outlook: Outlook  # of the best deployment of its kind
     ranges: tuple[PayingRange, ...]  # of sequences of a target, up to those that it has memory for
@@ -59,11 +55,10 @@ class HardwareChoice(Struct, frozen=True, kw_only=True):
     break_even: float | None  # acceptance of `speculative` with which it is as fast as plain steps are there
 
 
-def choose(situation: Situation, bar: Bar = no_bar) -> HardwareChoice:
+def choose(situation: Situation, bar: Bar = lambda _: nullcontext(lambda: None)) -> HardwareChoice:
     """ParameterError where nothing serves anybody."""
     found = _outlooks(situation, list(deployments(situation)), bar)
-    extended = list(_extended(situation, found))
-    tried = [*found, *_outlooks(situation, extended, bar)]
+    tried = [*found, *_outlooks(situation, list(_extended(situation, found)), bar)]
     served = [one for _, one in tried if one is not None]
     if not served:
         raise ParameterError("limits", _limits(situation), "limits that a deployment of these devices can keep")

@@ -26,9 +26,8 @@ class Demand(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ParameterError("requests", self.requests, "one kind of requests or more")
         for kind in self.requests:
             if kind.prompt < 1 or kind.output < 1 or not kind.share > 0:
-                raise ParameterError(
-                    "requests", kind.prompt, "a prompt and an output of a token or more, shares above 0"
-                )
+                allowed = "a prompt and an output of a token or more, shares above 0"
+                raise ParameterError("requests", kind.prompt, allowed)
         if not 0 <= self.shared < 1:
             raise ParameterError("shared", self.shared, "a share of the prompt from 0 to below 1")
         if (self.rate is None) == (self.users is None):

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from msgspec import Struct
 
 from pilotfish.config.hardware.cost import PlacedModel
-from pilotfish.config.hardware.tables import LINKS, Interconnect
+from pilotfish.config.hardware.tables import LINKS, Device, Interconnect
 from pilotfish.plan.planner.acceptance import PairAcceptance
 
 Mode = Literal["off", "sync", "async"]
@@ -38,15 +38,21 @@ class Deployment(Struct, frozen=True, kw_only=True):
     link: Interconnect = LINKS["roce-100g"]  # between targets, drafts and prefill workers on devices of their own
 
     @property
+    def groups(self) -> Iterator[tuple[Device, int, str]]:
+        """Devices, how many of them, and by what name `LoadPoint.utilisation` has the share of the time they work."""
+        for device, count in self.target.devices:
+            yield device, count * self.replicas, "target"
+        if self.draft is not None and not self.draft.resident:
+            yield self.draft.placed.device, self.draft.placed.count * self.draft.workers, "draft at work"
+        if self.prefill is not None:
+            yield self.prefill.placed.device, self.prefill.placed.count * self.prefill.workers, "prefill"
+
+    @property
     def devices(self) -> Mapping[str, int]:
         counts: Counter[str] = Counter()
-        for device, count in self.target.devices:
-            counts[device.full_name] += count * self.replicas
-        for other in (self.draft, self.prefill):
-            if other is not None:
-                workers = 0 if isinstance(other, DraftPlacement) and other.resident else other.workers
-                counts[other.placed.device.full_name] += other.placed.count * workers
-        return {name: count for name, count in counts.items() if count}
+        for device, count, _ in self.groups:
+            counts[device.full_name] += count
+        return counts
 
     @property
     def kind(self) -> str:

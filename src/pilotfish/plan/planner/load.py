@@ -7,6 +7,7 @@ ends. It completes
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from functools import cached_property
 
@@ -16,13 +17,7 @@ from msgspec.structs import replace
 from pilotfish.plan.planner.decoding import DecodingStep, best_step
 from pilotfish.plan.planner.demand import Demand, LoadLimits
 from pilotfish.plan.planner.deployment import Deployment
-from pilotfish.plan.planner.prompts import (
-    hand_over_seconds,
-    prompts_apart,
-    prompts_beside,
-    prompts_of_draft,
-    wait_seconds,
-)
+from pilotfish.plan.planner.prompts import hand_over_seconds, prompt_time, prompts_apart, prompts_beside, wait_seconds
 
 #: Most sequences of a target.
 MOST_SEQUENCES = 1024
@@ -149,24 +144,18 @@ class LoadedDeployment:
         return computed + 1.5 * step.seconds
 
     def _utilisation(self, rate: float, step: DecodingStep, decoding: float) -> dict[str, float]:
-        deployment, all_of_them = self.deployment, rate * self.deployment.replicas
+        deployment, demand, all_of_them = self.deployment, self.demand, rate * self.deployment.replicas
         used = {"target": 1.0}
         if (draft := deployment.draft) is not None and not draft.resident:
-            reading = all_of_them * prompts_of_draft(deployment, self.demand) / draft.workers
+            alone = (prompt_time(draft.placed, kind.prompt, demand.shared).alone for kind in demand.requests)
+            reading = all_of_them * demand.mean(alone) / draft.workers
             used["draft"] = reading
             used["draft at work"] = min(1.0, reading + step.draft_busy / step.seconds * rate * decoding)
-        if (apart := prompts_apart(deployment, self.demand)) is not None and deployment.prefill is not None:
+        if (apart := prompts_apart(deployment, demand)) is not None and deployment.prefill is not None:
             used["prefill"] = all_of_them * apart.busy / deployment.prefill.workers
         return used
 
 
 def last(most: int, holds: Callable[[int], bool]) -> int:
     """The last of 1 to `most` for which `holds`, which must be monotonic; 0: none."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if holds(middle):
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return most - bisect_left(range(most, 0, -1), True, key=holds)

@@ -89,14 +89,7 @@ def hourly_cost(situation: Situation, deployment: Deployment) -> Money | None:
 def _joules(deployment: Deployment, point: LoadPoint) -> float | None:
     """Of devices alone, at designed power while busy and at none while idle."""
     watts = 0.0
-    groups = [(device, count * deployment.replicas, "target") for device, count in deployment.target.devices]
-    if deployment.draft is not None and not deployment.draft.resident:
-        draft = deployment.draft
-        groups.append((draft.placed.device, draft.placed.count * draft.workers, "draft at work"))
-    if deployment.prefill is not None:
-        prefill = deployment.prefill
-        groups.append((prefill.placed.device, prefill.placed.count * prefill.workers, "prefill"))
-    for device, count, role in groups:
+    for device, count, role in deployment.groups:
         if device.power is None:
             return None
         watts += device.power * count * point.utilisation[role]

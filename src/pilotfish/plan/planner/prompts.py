@@ -31,12 +31,9 @@ def prompt_time(placed: PlacedModel, tokens: int, shared: float, sequences: int 
     attending = placed.context_products_seconds(new, tokens - new / 2)
     decoding = ForwardLoad(rows=sequences)
     both = ForwardLoad(rows=sequences + rows)
-    alone = ForwardLoad(rows=rows, context=read)
-    kv = placed.parts(alone).kv
-    added = placed.parts(both).seconds - placed.parts(decoding).seconds + kv
-    return PromptTime(
-        chunks=chunks, alone=chunks * placed.parts(alone).seconds + attending, beside=chunks * added + attending
-    )
+    alone = placed.parts(ForwardLoad(rows=rows, context=read))
+    added = placed.parts(both).seconds - placed.parts(decoding).seconds + alone.kv
+    return PromptTime(chunks=chunks, alone=chunks * alone.seconds + attending, beside=chunks * added + attending)
 
 
 class PromptWork(Struct, frozen=True, kw_only=True):
@@ -64,13 +61,6 @@ def prompts_apart(deployment: Deployment, demand: Demand) -> PromptWork | None:
         return None
     times = [prompt_time(deployment.prefill.placed, kind.prompt, demand.shared) for kind in demand.requests]
     return _work(demand, [time.alone for time in times], [time.chunks for time in times])
-
-
-def prompts_of_draft(deployment: Deployment, demand: Demand) -> float:
-    draft = deployment.draft
-    if draft is None or draft.resident:
-        return 0.0
-    return demand.mean(prompt_time(draft.placed, kind.prompt, demand.shared).alone for kind in demand.requests)
 
 
 def hand_over_seconds(deployment: Deployment, demand: Demand) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -100,20 +100,16 @@ def trace_of(trace: str, acceptance: float | None) -> AcceptanceTrace:
 
 def read_acceptance(path: Path) -> AcceptanceTrace:
     """ParameterError names the first bad line."""
-    lines = list(_lines(path))
+    try:
+        with (gzip.open if path.suffix == ".gz" else Path.open)(path, "rb") as file:
+            lines = list(file)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ParameterError("trace", str(path), f"a readable file: {error}") from None
     if len(lines) < 2:
         raise ParameterError("trace", str(path), "a line of the pair and one for each sequence")
     pair = _decoded(path, 1, lines[0], TracedPair)
     sequences = [_decoded(path, number, line, TracedSequence) for number, line in enumerate(lines[1:], 2)]
     return AcceptanceTrace.of(pair, sequences)
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    try:
-        with (gzip.open if path.suffix == ".gz" else Path.open)(path, "rb") as file:
-            yield from file
-    except (OSError, EOFError, zlib.error) as error:
-        raise ParameterError("trace", str(path), f"a readable file: {error}") from None
 
 
 def _decoded(path: Path, number: int, line: bytes, kind: type[TracedLine]) -> TracedLine:

@@ -57,8 +57,7 @@ class VirtualPool:
         assert setup.draft is not None  # as in every setup with pools
         self._events, self._reply = events, reply
         self._clock = VirtualClock()
-        cost = setup.host.of_draft(setup.draft)
-        executor = ReplayedModel(replay, cost, self._clock)
+        executor = ReplayedModel(replay, setup.host.of_draft(setup.draft), self._clock)
         table, shape = SessionTable(SlotPool(executor.num_slots)), LevelShape(setup.speculation.leaves)
         self.machine = DraftMachine(DraftIdentity("draft", TOKENIZER, {}), table, shape, executor.context)
         self._grower = Grower(executor, table, shape.children)

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from pilotfish.plan.simulation.acceptance import AcceptanceTrace
-from pilotfish.plan.simulation.run import SimulatedRun, SimulatedTimes, simulate
+from pilotfish.plan.simulation.run import SimulatedRun, simulate
 from pilotfish.plan.simulation.setup import Mode, Setup, SimulatedLoad, closed_load, poisson_load
 
 #: Default requests of each setting: this many for each at a time, and at least `LEAST`.
@@ -101,7 +101,7 @@ def point_of(run: SimulatedRun, setup: Setup, budget: TreeBudget, load: float) -
         budget=budget,
         load=load,
         tokens_per_second=run.tokens_per_second,
-        user_tokens_per_second=median(map(_rate, run.requests)),
+        user_tokens_per_second=median(times.tokens / (times.ended - times.came) for times in run.requests),
         tokens_per_step=run.tokens_per_step,
         ttft_p50=median(firsts),
         ttft_p99=float(np.percentile(firsts, 99)),
@@ -109,10 +109,6 @@ def point_of(run: SimulatedRun, setup: Setup, budget: TreeBudget, load: float) -
         tpot_p99=float(np.percentile(each, 99)),
         draft_busy=_draft_busy(run, setup),
     )
-
-
-def _rate(times: SimulatedTimes) -> float:
-    return times.tokens / (times.ended - times.came)
 
 
 def _draft_busy(run: SimulatedRun, setup: Setup) -> float | None:

@@ -35,13 +35,11 @@ class VirtualTarget:
         self.clock = VirtualClock()
         self._events = events
         self._committed = committed
-        cost = setup.host.of_target(setup.target)
-        executor = ReplayedModel(replay, cost, self.clock)
+        executor = ReplayedModel(replay, setup.host.of_target(setup.target), self.clock)
         self.context = executor.context
         scheduler = Scheduler(SlotPool(executor.num_slots), MAX_ROWS, setup.max_requests)
         drafter = make_drafter(self.clock)
-        budget = budget_of(setup, drafter)
-        self.worker = TargetWorker(executor, scheduler, drafter, budget, self.clock)
+        self.worker = TargetWorker(executor, scheduler, drafter, budget_of(setup, drafter), self.clock)
         self._idle = True
 
     def submit(self, request: Request) -> None:

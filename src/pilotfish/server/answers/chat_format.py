@@ -25,8 +25,7 @@ class ChatFormat(AnswerFormat):
         return {**super().whole(), **self.prompt(self.outputs[0])}
 
     def choice(self, output: OutputBuffer) -> Part:
-        message = self._message(output)
-        return {"index": output.index, "message": message, **self._told(output)}
+        return {"index": output.index, "message": self._message(output), **self._told(output)}
 
     def chunks(self, output: OutputBuffer) -> list[Part]:
         opening = [] if output.begun else [self._opening(output)]

@@ -8,11 +8,10 @@ A part ends where a piece of another kind comes. Only the number of deltas depen
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from pilotfish.core.scheduling.executor import TokenLogprobs
 from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, Content, Piece, Reasoning
@@ -44,19 +43,16 @@ class TokenBuffer(OutputBuffer):
         self._scores += delta.logprobs
         ended = delta.finish is not None
         while self._waiting and (ended or self._waiting[0] <= self._read + len(self._text)):
-            self._token(self.parser.feed(self._next(self._waiting.popleft())))
+            size = self._waiting.popleft() - self._read
+            self._read += size
+            text, self._text = self._text[:size], self._text[size:]
+            self._token(self.parser.feed(text))
         if ended:
             self._add(self.parser.feed(self._text) + self.parser.finish(), None)
 
     def clear(self) -> None:
         super().clear()
         self.scored.clear()
-
-    def _next(self, end: int) -> str:
-        size = end - self._read
-        text, self._text = self._text[:size], self._text[size:]
-        self._read = end
-        return text
 
     def _token(self, pieces: list[Piece]) -> None:
         self._since += 1
@@ -71,21 +67,16 @@ class TokenBuffer(OutputBuffer):
         self.scored.append((pieces, logprobs))
 
 
-class OpenPart(ABC):
-    """A part grows by pieces. All methods but `whole` give events of the stream."""
+class OpenPart(Protocol):
+    """A part grows by pieces. All methods but `whole`, the part as it stands, give events of the stream."""
 
-    @abstractmethod
     def begin(self) -> list[Part]: ...
 
-    @abstractmethod
     def add(self, text: str, logprobs: list[Part]) -> list[Part]: ...
 
-    @abstractmethod
     def end(self, status: PartStatus) -> list[Part]: ...
 
-    @abstractmethod
-    def whole(self, status: PartStatus) -> Part:
-        """The part as it stands."""
+    def whole(self, status: PartStatus) -> Part: ...
 
 
 class PartWriter:

@@ -93,8 +93,7 @@ class AnswerFormat:
     def __init__(self, generation: Generation, tokenizer: Any, token_text: TokenNames) -> None:
         self.generation, self.tokenizer, self.token_text = generation, tokenizer, token_text
         n, prompts = generation.params.n, generation.prompts
-        parser = generation.reading.parser
-        self.outputs = [self.buffer(i, prompts[i // n], parser()) for i in range(len(prompts) * n)]
+        self.outputs = [self.buffer(i, prompts[i // n], generation.reading.parser()) for i in range(len(prompts) * n)]
         self.body, self.head = generation.body, generation.head
         self.options = self.body.stream_options or StreamOptions()
         self.detailed = self.body.detail

@@ -50,11 +50,10 @@ class GenerationResponse(Response):
         ended: BaseException | None = None
         try:
             ended = await while_connected(receive, run(scope, receive, send))
-        except ClientGone as error:
-            ended = error
         except BaseException as error:
             ended = error
-            raise
+            if not isinstance(error, ClientGone):
+                raise
         finally:
             if self._stream is not None:
                 self._stream.abort()  # what still runs
@@ -64,8 +63,7 @@ class GenerationResponse(Response):
         """HttpError 504 after the deadline, TargetUnavailable if the target is not ready; also the engine's errors."""
         given, only_echo = self._generation, self._generation.body.only_echo
         ends = asyncio.get_running_loop().time() + given.timeout
-        guesses = given.choice
-        others = given.params, given.cache_salt, guesses.max_nodes, given.session, guesses.draft
+        others = given.params, given.cache_salt, given.choice.max_nodes, given.session, given.choice.variant.draft
         self._stream = self._engine.submit([EngineRequest(prompt.tokens, *others) for prompt in given.prompts])
         self._record.submitted(self._stream)
         try:

@@ -48,11 +48,10 @@ class EchoedPrompt:
 class TextFormat(AnswerFormat):
     def __init__(self, generation: Generation, tokenizer: Any, token_text: TokenNames) -> None:
         super().__init__(generation, tokenizer, token_text)
-        scores = self.body.echo and generation.params.logprobs is not None
-        prompts = generation.prompts if scores else ()
-        self._echoes = [EchoedPrompt(prompt, tokenizer, self.names) for prompt in prompts]
         echoed = generation.prompts if self.body.echo else ()
         self._prompts = [tokenizer.decode(one.tokens) if one.text is None else one.text for one in echoed]
+        scored = () if generation.params.logprobs is None else echoed
+        self._echoes = [EchoedPrompt(prompt, tokenizer, self.names) for prompt in scored]
 
     def take_scored(self, output: OutputBuffer, entries: Sequence[TokenLogprobs]) -> None:
         super().take_scored(output, entries)
@@ -66,10 +65,9 @@ class TextFormat(AnswerFormat):
         return self._echoes[output.index // self.generation.params.n]
 
     def choice(self, output: OutputBuffer) -> Part:
-        text = output.content
         return {
             "index": output.index,
-            "text": text if output.begun else self._echo(output) + text,
+            "text": output.content if output.begun else self._echo(output) + output.content,
             "logprobs": self._logprobs(output),
             **self.finish(output),
             **self.prompt(output),

@@ -48,6 +48,7 @@ class PlainTexts(ClientTexts):
     def __init__(self, tokenizer: Any) -> None:
         """ModelError for a tokenizer that does not find its tokens by their spelling."""
         super().__init__(tokenizer)
+        self.apply_chat_template = tokenizer.apply_chat_template
         backend = tokenizer.backend_tokenizer
         added, bare = sorted(backend.get_added_tokens_decoder().items()), with_added(backend, ())
         self._ids = {token for token, one in added if one.special or not _is_text(token, one.content, bare)}
@@ -75,9 +76,6 @@ class PlainTexts(ClientTexts):
     @property
     def chat_template(self) -> Any:
         return self.tokenizer.chat_template
-
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], **arguments: Any) -> Any:
-        return self.tokenizer.apply_chat_template(messages, **arguments)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         text = text.removeprefix(WEDGE)  # some put a space before what is first

@@ -40,10 +40,8 @@ def _joined(schema: dict[str, Any]) -> set[str]:
 
 
 def _definitions(schema: dict[str, Any]) -> dict[str, Any]:
-    named = ((keyword, schema.get(keyword)) for keyword in DEFINED)
-    inner = {
-        f"#/{key}/{name}": each for key, all_of in named if isinstance(all_of, dict) for name, each in all_of.items()
-    }
+    named = {keyword: schema[keyword] for keyword in DEFINED if isinstance(schema.get(keyword), dict)}
+    inner = {f"#/{keyword}/{name}": each for keyword, all_of in named.items() for name, each in all_of.items()}
     return {"#": schema, **inner}
 
 

@@ -20,11 +20,7 @@ from pilotfish.server.bodies.requests import (
 from pilotfish.server.http_errors import bad, bad_request
 
 FIELD = "structured_outputs"  # of SamplingParams
-#: vLLM's older parameters, each for one field of `structured_outputs`.
-GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
-
-
-#: Fields of `structured_outputs` that say which outputs are allowed.
+#: Fields of `structured_outputs` that say which outputs are allowed. All but the last have an older name: guided_json.
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 
@@ -47,12 +43,20 @@ class Wanted:
             return Constraint.grammar(self.value)
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "object"} if self.kind == "json_object" else _schema(self.field, self.value)
+        if self.kind == "json_object":
+            return {"type": "object"}
+        if isinstance(self.value, dict):
+            return closed(self.value)
+        try:
+            return closed(msgspec.json.decode(self.value, type=dict[str, Any]))
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise bad(self.field, self.value, "a JSON schema, as an object or as its text") from error
 
 
 def wanted(body: GenerationRequest) -> Wanted | None:
     """HttpError names the second of two fields that both give a constraint."""
-    guided = [Wanted(name, GUIDED[name], value) for name in GUIDED if (value := getattr(body, name)) is not None]
+    older = [(kind, getattr(body, f"guided_{kind}")) for kind in KINDS[:-1]]
+    guided = [Wanted(f"guided_{kind}", kind, value) for kind, value in older if value is not None]
     given = [*_of_format(body.response_format), *_of_structured(body.structured_outputs), *guided]
     if len(given) > 1:
         raise bad_request(given[1].field, f"it cannot be combined with {given[0].field}")
@@ -74,15 +78,6 @@ def _of_structured(given: StructuredOutputs | None) -> Iterator[Wanted]:
         raise bad_request(FIELD, f"one of {', '.join(KINDS[:-1])} and {KINDS[-1]} is needed")
     compact = given.disable_any_whitespace is not False
     yield from (Wanted(f"{FIELD}.{kind}", kind, getattr(given, kind), compact) for kind in kinds)
-
-
-def _schema(field: str, given: dict[str, Any] | str) -> dict[str, Any]:
-    if isinstance(given, dict):
-        return closed(given)
-    try:
-        return closed(msgspec.json.decode(given, type=dict[str, Any]))
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise bad(field, given, "a JSON schema, as an object or as its text") from error
 
 
 @contextmanager

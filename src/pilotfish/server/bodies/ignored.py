@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Sequence
+from typing import Any
 
-from pilotfish.server.http_errors import HttpError
+from pilotfish.server.http_errors import HttpError, bad
 
 HEADER = "x-pilotfish-ignored"
 #: Names told for one request, and in all by the log: clients make them up.
@@ -40,6 +42,22 @@ class Ignored:
         if name not in _logged and len(_logged) < MOST_LOGGED:
             _logged.add(name)
             logger.info("%s is left out of requests: %s", name, why)
+
+    def offered(self, tools: list[Any], kinds: Sequence[str], path: str = "tools") -> list[Any]:
+        """None in place of each tool of other `kinds`, of which no model can be told."""
+        return [self._offered(tool, kinds, f"{path}[{i}]") for i, tool in enumerate(tools)]
+
+    def _offered(self, tool: Any, kinds: Sequence[str], path: str) -> Any:
+        if tool is None:
+            raise bad(path, tool, "an object")
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind not in kinds:
+            allowed = " or ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
+            self.leave_out(bad(f"{path}.type", kind, allowed), kind_of("tools", kind))
+            return None
+        if kind == "namespace" and isinstance(tool.get("tools"), list):
+            return {**tool, "tools": self.offered(tool["tools"], kinds, f"{path}.tools")}
+        return tool
 
     def is_told(self, field: str) -> bool:
         if len(self._names) >= MOST:

@@ -166,9 +166,7 @@ async def _tokenize(size: int, work: Callable[[], Result]) -> Result:
     return await asyncio.get_running_loop().run_in_executor(_thread, work)
 
 
-async def chat_tokens(
-    request: ChatRequest | TokenizeRequest, texts: ClientTexts, *, tools_as_text: bool = False
-) -> list[int]:
+async def chat_tokens(request: ChatRequest | TokenizeRequest, texts: ClientTexts, *, tools_as_text: bool) -> list[int]:
     """HttpError or ParameterError names the bad field, HttpError where the template refuses the messages."""
     tokenizer, plain = texts.tokenizer, template_messages("messages", request.messages or [])
     begins, goes_on = request.add_generation_prompt, bool(request.continue_final_message)

@@ -97,7 +97,7 @@ class OutputFormats:
         self.template: str = template or ""
         self._told = tells_of_tools(template)  # a model that is not told of tools does not know when to stop
         self._tool_template = config.tool_template
-        start, end = (self.reasoning.start, self.reasoning.end) if self.reasoning else ("", "")
+        start, end = self._thoughts = (self.reasoning.start, self.reasoning.end) if self.reasoning else ("", "")
         self._end_of_reasoning: list[int] = tokenizer.encode(end, add_special_tokens=False)
         first: list[int] = tokenizer.encode(start, add_special_tokens=False)
         self._start_of_reasoning = first[0] if len(first) == 1 else None
@@ -105,18 +105,18 @@ class OutputFormats:
         self._special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
 
     def chat(self, body: ChatRequest, use: ToolUse, prompt: Sequence[int]) -> OutputReading:
-        calls, thinking, asked = self._calls(body, use), self._thinking(body, prompt), wanted(body)
+        calls, (inside, comes), asked = self._calls(body, use), self._thinking(body, prompt), wanted(body)
         field, told = use.field if use.required or asked is None else asked.field, self._told or self.as_text(body)
         with blaming(field):
             constraint = self._constraint(asked, calls, use, told=told)
-        if constraint is not None and thinking.comes:
-            opening = None if thinking.inside else self._start_of_reasoning
+        if constraint is not None and comes:
+            opening = None if inside else self._start_of_reasoning
             constraint = replace(constraint, after=self._end_of_reasoning, opening=opening)
         return OutputReading(
-            parser=lambda: self._parser(body, calls, use, thinking),
+            parser=lambda: self._parser(body, calls, use, inside),
             constraint=constraint,
             field=field,
-            shows_special=not self._special.isdisjoint(self._marks(calls if use.tools else None)),
+            shows_special=not self._special.isdisjoint((*self._thoughts, *(calls.marks if use.tools else ()))),
             use=use,
             call_id=mistral_id if calls.name == "mistral" else call_id,
         )
@@ -158,30 +158,25 @@ class OutputFormats:
 
     def _grammar(self, calls: ToolFormat, use: ToolUse, *, told: bool) -> str:
         if len(use.tools) > MOST_TOOLS:
-            raise bad_request(
-                "tools", f"of {len(use.tools)} tools no call can be enforced; expected {MOST_TOOLS} at most"
-            )
-        several = use.parallel and told
-        return calls.grammar(use.tools, named=use.named, parallel=several, added=self._added)
+            problem = f"of {len(use.tools)} tools no call can be enforced; expected {MOST_TOOLS} at most"
+            raise bad_request("tools", problem)
+        return calls.grammar(use.tools, named=use.named, parallel=use.parallel and told, added=self._added)
 
-    def _marks(self, calls: ToolFormat | None) -> tuple[str, ...]:
-        thoughts = () if self.reasoning is None else (self.reasoning.start, self.reasoning.end)
-        return (*thoughts, *(calls.marks if calls else ()))
-
-    def _thinking(self, body: ChatRequest, prompt: Sequence[int]) -> Thinking:
+    def _thinking(self, body: ChatRequest, prompt: Sequence[int]) -> tuple[bool, bool]:
+        """Whether the prompt has begun a reasoning, and whether the output has one, or its rest."""
         if self.reasoning is None:
-            return Thinking(inside=False, comes=False)
+            return False, False
         end = str(self._tokenizer.decode(prompt[-END:])).rstrip()
         inside, variables = self.reasoning.begins_inside(end), body.chat_template_kwargs or {}
         off = end.endswith(self.reasoning.end) or any(variables.get(name) is False for name in SWITCHES)
-        return Thinking(inside, comes=inside or not off)
+        return inside, inside or not off
 
-    def _parser(self, body: ChatRequest, calls: ToolFormat, use: ToolUse, thinking: Thinking) -> OutputParser:
+    def _parser(self, body: ChatRequest, calls: ToolFormat, use: ToolUse, inside: bool) -> OutputParser:
         parser: OutputParser = calls.parser(use.tools) if use.tools else ContentParser()
         if use.required:  # all is calls: a text held back at the end is one that was cut before it had a name
             parser = FilteredPieces(parser, lambda _: True, lambda piece: not isinstance(piece, Content))
         if self.reasoning is not None:
-            parser = ReasoningParser(self.reasoning, parser, thinking.inside)
+            parser = ReasoningParser(self.reasoning, parser, inside)
         reasoning = body.include_reasoning is not False
 
         def wanted(piece: Piece) -> bool:
@@ -190,12 +185,6 @@ class OutputFormats:
             return reasoning or not isinstance(piece, Reasoning)
 
         return parser if reasoning and use.parallel else FilteredPieces(parser, wanted, wanted)
-
-
-@dataclass(frozen=True)
-class Thinking:
-    inside: bool  # whether the prompt has begun a reasoning
-    comes: bool  # whether the output has one, or its rest
 
 
 class FilteredPieces:

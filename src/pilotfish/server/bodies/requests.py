@@ -39,6 +39,8 @@ AS_JSON: dict[str, Any] = {
     "logit_bias": Annotated[dict[str, float], Meta(description="an object of token ids and numbers")],
 }
 SAMPLING = {name: hint for name, hint in get_type_hints(SamplingParams).items() if name not in NOT_IN_BODIES}
+#: With their types in bodies, and what stands for an absent one.
+SAMPLING_FIELDS = [(name, AS_JSON.get(name, hint) | None, None) for name, hint in SAMPLING.items()]
 
 
 class RequestBody(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -56,9 +58,8 @@ if TYPE_CHECKING:
     class DerivedFields(RequestBody):
         def __getattr__(self, name: str) -> Any: ...
 else:
-    _sampling = [(name, AS_JSON.get(name, hint) | None, None) for name, hint in SAMPLING.items()]
-    _harmless = [(name, Any, None) for name in HARMLESS]
-    DerivedFields = msgspec.defstruct("DerivedFields", [*_sampling, *_harmless], bases=(RequestBody,), kw_only=True)
+    _fields = [*SAMPLING_FIELDS, *((name, Any, None) for name in HARMLESS)]
+    DerivedFields = msgspec.defstruct("DerivedFields", _fields, bases=(RequestBody,), kw_only=True)
 
 
 class SpeculationOptions(ExactStruct):

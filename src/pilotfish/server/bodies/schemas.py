@@ -104,16 +104,14 @@ def _supported(fields: dict[str, Any], kind: type[RequestBody], ignored: Ignored
 
 
 def _leave_out(name: str, value: Any, names: set[str], ignored: Ignored) -> None:
-    if name in UNSUPPORTED or name in HINTS:
-        if value in (UNSUPPORTED.get(name) or HINTS[name]):
-            return
+    if name not in UNSUPPORTED and name not in HINTS:
+        _leave_out_unknown(name, name, names, ignored)
+    elif value not in (UNSUPPORTED.get(name) or HINTS[name]):
         instead = f": {INSTEAD[name]}" if name in INSTEAD else ""
         error = bad_request(name, f"{short(value)} is not supported; leave it out{instead}")
         if name in UNSUPPORTED:
             raise error
         ignored.leave_out(error)
-        return
-    _leave_out_unknown(name, name, names, ignored)
 
 
 def _leave_out_unknown(path: str, name: str, known: Collection[str], ignored: Ignored) -> None:

@@ -41,9 +41,8 @@ def with_tools_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[dict[
 def _plain(message: dict[str, Any]) -> dict[str, Any]:
     if message["role"] == "tool":
         return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
-    calls = message.get("tool_calls", ())
     said = [message["content"]] if message["content"] else []
-    written = [f"<tool_call>\n{_json(call['function'])}\n</tool_call>" for call in calls]
+    written = [f"<tool_call>\n{_json(call['function'])}\n</tool_call>" for call in message.get("tool_calls", ())]
     kept = {name: value for name, value in message.items() if name != "tool_calls"}
     return {**kept, "content": "\n".join([*said, *written])}
 

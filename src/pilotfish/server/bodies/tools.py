@@ -12,6 +12,7 @@ from pilotfish.server.http_errors import bad, bad_request
 
 #: Of a function's arguments where it has no schema.
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+Offered = tuple[Tool, str]  # a tool, and where its schema stands in the body
 
 
 @dataclass(frozen=True)
@@ -37,23 +38,18 @@ def tool_use(body: ChatRequest) -> ToolUse:
     if isinstance(choice, NamedTool):
         name = choice.function.name
         _check_offered("tool_choice.function.name", name, offered)
-        return ToolUse((offered[name].tool,), required=True, named=name, parallel=False, field=offered[name].field)
+        tool, field = offered[name]
+        return ToolUse((tool,), required=True, named=name, parallel=False, field=field)
     mode = choice
     if isinstance(choice, AllowedTools):
         mode, offered = choice.allowed_tools.mode, _subset(choice.allowed_tools.tools, offered)
-    field = next(iter(offered.values())).field if len(offered) == 1 else "tools"
-    tools = tuple(each.tool for each in offered.values())
+    field = next(iter(offered.values()))[1] if len(offered) == 1 else "tools"
+    tools = tuple(tool for tool, _ in offered.values())
     return ToolUse(tools, required=mode == "required", parallel=parallel, field=field)
 
 
-@dataclass(frozen=True)
-class _Offered:
-    tool: Tool
-    field: str  # where its schema stands
-
-
-def _by_name(body: ChatRequest) -> dict[str, _Offered]:
-    offered: dict[str, _Offered] = {}
+def _by_name(body: ChatRequest) -> dict[str, Offered]:
+    offered: dict[str, Offered] = {}
     for i, each in enumerate(body.tools or ()):
         path, function = body.tool_path(i), each.function
         if function.name in offered:
@@ -63,11 +59,11 @@ def _by_name(body: ChatRequest) -> dict[str, _Offered]:
             raise bad(f"{path}.parameters.type", kind, "object")
         with blaming(f"{path}.parameters"):
             tool = Tool(function.name, function.description, closed(schema), bool(function.strict))
-        offered[function.name] = _Offered(tool, f"{path}.parameters")
+        offered[function.name] = tool, f"{path}.parameters"
     return offered
 
 
-def _subset(given: list[ToolReference], offered: Mapping[str, _Offered]) -> dict[str, _Offered]:
+def _subset(given: list[ToolReference], offered: Mapping[str, Offered]) -> dict[str, Offered]:
     path = "tool_choice.allowed_tools.tools"
     if not given:
         raise bad(path, given, "a list of at least one tool")
@@ -77,6 +73,6 @@ def _subset(given: list[ToolReference], offered: Mapping[str, _Offered]) -> dict
     return {name: each for name, each in offered.items() if name in names}
 
 
-def _check_offered(field: str, name: str, offered: Mapping[str, _Offered]) -> None:
+def _check_offered(field: str, name: str, offered: Mapping[str, Offered]) -> None:
     if name not in offered:
         raise bad(field, name, f"a function of tools: {' or '.join(offered)}")

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
 from pilotfish.config.server import ToolTemplate
 from pilotfish.conversation import ExactStruct
-from pilotfish.server.bodies.ignored import Ignored, kind_of
+from pilotfish.server.bodies.ignored import Ignored
 from pilotfish.server.bodies.requests import RequestBody, SpeculationOptions
-from pilotfish.server.http_errors import bad
 
 #: Anthropic's rules for a tool's name, and for a budget to think.
 ToolName = Annotated[
@@ -147,19 +145,7 @@ class CountTokensRequest(RequestBody, kw_only=True):
     def normal(cls, fields: dict[str, Any], ignored: Ignored) -> dict[str, Any]:
         """Tools that run at Anthropic, or that only its models know, are left out."""
         given = fields.get("tools")
-        return fields if not isinstance(given, list) else {**fields, "tools": list(_client_tools(given, ignored))}
-
-
-def _client_tools(given: list[Any], ignored: Ignored) -> Iterator[Any]:
-    for i, tool in enumerate(given):
-        if tool is None:
-            raise bad(f"tools[{i}]", tool, "an object")
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind != "custom":
-            ignored.leave_out(bad(f"tools[{i}].type", kind, "custom"), kind_of("tools", kind))
-            yield None
-        else:
-            yield tool
+        return fields if not isinstance(given, list) else {**fields, "tools": ignored.offered(given, ("custom",))}
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):

@@ -50,7 +50,7 @@ from pilotfish.server.messages.message_body import (
 
 #: Fields of chats with the same name and meaning.
 SHARED = ("max_tokens", "temperature", "top_p", "top_k", "stream", "seed", "cache_salt", "speculation")
-#: Ids of calls begin so.
+#: Ids of calls begin so, but not for the chat template: some want ids of their own form.
 CALL = "toolu_"
 #: Claude Code's system text begins so.
 _CLIENT_LINES = re.compile(r"\A(x-anthropic-[\w-]+:.*(\n|\Z))+")
@@ -158,8 +158,7 @@ class _Turn:
 
 def _system(body: CountTokensRequest, ignored: Ignored) -> list[Message]:
     """Drops lines that identify the client, unless strict: with their changing hash no KV would be found."""
-    given = [TextBlock(text=body.system)] if isinstance(body.system, str) else body.system or ()
-    texts = [block.text for block in given]
+    texts = [body.system] if isinstance(body.system, str) else [block.text for block in body.system or ()]
     if not ignored.strict and any(map(_CLIENT_LINES.match, texts)):
         ignored.tell("system[x-anthropic-]", "it only says which client asks")
         texts = [_CLIENT_LINES.sub("", text) for text in texts]
@@ -205,8 +204,7 @@ def _turns(body: CountTokensRequest) -> list[_Turn]:
             break
         if not turn.content:
             raise bad(f"messages[{i}].content", turn.content, "at least one character or block")
-        paths = (f"messages[{i}].content[{j}]" for j in range(len(turn.blocks)))
-        blocks = list(zip(paths, turn.blocks, strict=True))
+        blocks = [(f"messages[{i}].content[{j}]", block) for j, block in enumerate(turn.blocks)]
         if turns and turns[-1].role == turn.role:
             turns[-1].blocks += blocks
         else:
@@ -226,14 +224,10 @@ def _user(turn: _Turn, calls: dict[str, str]) -> Iterator[Message]:
                 raise bad_request(path, "a tool_result after text is not allowed; expected results first")
             if calls.pop(block.tool_use_id, None) is None:
                 raise bad(f"{path}.tool_use_id", block.tool_use_id, "the id of a tool_use block in the turn before")
-            yield _result(block)
+            content = block.content if isinstance(block.content, str) else [_part(part) for part in block.content or ()]
+            yield Message(role="tool", tool_call_id=block.tool_use_id.removeprefix(CALL), content=content)
     if turn.texts:
         yield Message(role="user", content=turn.texts)
-
-
-def _result(block: ToolResultBlock) -> Message:
-    content = block.content if isinstance(block.content, str) else [_part(part) for part in block.content or ()]
-    return Message(role="tool", tool_call_id=call_id(block.tool_use_id), content=content)
 
 
 def _assistant(turn: _Turn) -> Message:
@@ -245,15 +239,8 @@ def _assistant(turn: _Turn) -> Message:
 
 
 def _call(block: ToolUseBlock) -> ToolCall:
-    arguments = msgspec.json.encode(block.input).decode()
-    return ToolCall(
-        id=call_id(block.id), type="function", function=CalledFunction(name=block.name, arguments=arguments)
-    )
-
-
-def call_id(given: str) -> str:
-    """As the chat template accepts it: some want ids of their own form."""
-    return given.removeprefix(CALL)
+    called = CalledFunction(name=block.name, arguments=msgspec.json.encode(block.input).decode())
+    return ToolCall(id=block.id.removeprefix(CALL), type="function", function=called)
 
 
 def _refuse_unanswered(calls: dict[str, str]) -> None:

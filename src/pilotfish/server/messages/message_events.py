@@ -53,11 +53,9 @@ class BlockWriter(PartWriter):
     def __init__(self, call_id: Callable[[], str]) -> None:
         super().__init__(self._made)
         self._call_id = call_id
-        self.called = False  # a tool
 
     def _made(self, index: int, piece: Piece) -> OpenBlock:
         if isinstance(piece, CallBegin):
-            self.called = True
             start = {"type": "tool_use", "id": self._call_id(), "name": piece.name, "input": {}}
             return OpenBlock(index, start, "partial_json")
         if isinstance(piece, Reasoning):

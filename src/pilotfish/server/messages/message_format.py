@@ -17,8 +17,7 @@ from pilotfish.server.messages.message_events import BlockWriter
 class MessageFormat(EventFormat):
     def __init__(self, generation: Generation, tokenizer: Any, token_text: TokenNames) -> None:
         super().__init__(generation, tokenizer, token_text)
-        call_id = generation.reading.call_id
-        self._writer = BlockWriter(lambda: CALL + call_id().removeprefix("call_"))
+        self._writer = BlockWriter(lambda: CALL + generation.reading.call_id().removeprefix("call_"))
 
     def whole(self) -> Part:
         self._grown()
@@ -73,4 +72,5 @@ class MessageFormat(EventFormat):
             return {"stop_reason": "model_context_window_exceeded" if full else "max_tokens", "stop_sequence": None}
         if isinstance(finish.stop, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": finish.stop}
-        return {"stop_reason": "tool_use" if self._writer.called else "end_turn", "stop_sequence": None}
+        called = any(part["type"] == "tool_use" for part in self._writer.parts)
+        return {"stop_reason": "tool_use" if called else "end_turn", "stop_sequence": None}

@@ -93,7 +93,5 @@ class Feedback:
         return labels[0]
 
     def table(self) -> list[dict[str, Any]]:
-        return [
-            {"category": category, "mode": mode, **row.as_json()}
-            for (category, mode), row in sorted(self._rows.items())
-        ]
+        rows = sorted(self._rows.items())
+        return [{"category": category, "mode": mode, **row.as_json()} for (category, mode), row in rows]

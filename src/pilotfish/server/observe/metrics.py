@@ -6,7 +6,6 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from pilotfish.core.prefilling.handover import WHOLE, HandOverReport
 from pilotfish.wire.serving import Delta, StepReport, Verified
 
 DECLARATIONS = Path(__file__).with_name("metrics.toml")
+DECLARED: dict[str, Any] = tomllib.loads(DECLARATIONS.read_text("utf-8"))
 KINDS: dict[str, Any] = {name.lower(): getattr(prometheus_client, name) for name in ("Counter", "Gauge", "Histogram")}
 ENGINE = "0"
 #: Distinct tags of one server, whatever clients send; requests with further ones count as OTHER.
@@ -29,11 +29,6 @@ NO_TAG, OTHER = "none", "other"
 #: Tokens of a prompt whose KV a prefill worker computed, and those whose KV was nowhere.
 PREFILL, COMPUTED = "prefill", "computed"
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-
-
-@cache
-def declared_families() -> dict[str, Any]:
-    return tomllib.loads(DECLARATIONS.read_text("utf-8"))
 
 
 class ServerMetrics(dict[str | tuple[str, ...], Any]):
@@ -47,10 +42,9 @@ class ServerMetrics(dict[str | tuple[str, ...], Any]):
         self._model_name = model_name
         self._families: dict[str, tuple[Any, tuple[str, ...]]] = {}  # with the values of the labels that all have
         self._tags: set[str] = set()
-        declared = declared_families()
-        for name, family in declared.items():
+        for name, family in DECLARED.items():
             if name != "buckets":
-                self._declare(name, family, declared["buckets"])
+                self._declare(name, family, DECLARED["buckets"])
 
     def __missing__(self, key: str | tuple[str, ...]) -> Any:
         name, *values = (key,) if isinstance(key, str) else key

@@ -134,8 +134,7 @@ class RequestRecord:
         if delta.queued is not None and output == 0:  # its first, and that of its prompt
             handed_over = sum(report.tokens for report in delta.handovers)
             self._metrics.prefix(self.facts.prompts[prompt], delta.cached, handed_over)
-        if delta.queued is not None and self.queued is None:
-            self.queued = delta.queued
+        self.queued = delta.queued if self.queued is None else self.queued
         if delta.tokens:
             self._add_tokens(index, len(delta.tokens), now)
         for verified in delta.verified:

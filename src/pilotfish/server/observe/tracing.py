@@ -54,8 +54,9 @@ ATTRIBUTES = {
     "pilotfish.accepted": "accepted",
     "pilotfish.handed_over": "handed_over",
 }
-#: Attributes of the span of a hand-over.
+#: Attributes of the span of a hand-over, and of the event of a verify step.
 HANDOVER_FACTS = ("pool", "transport", "outcome", "tokens", "cached")
+STEP_FACTS = ("at", "nodes", "accepted", "tokens")
 
 
 class Tracer:
@@ -141,11 +142,5 @@ class RequestSpan(RequestFollower):
         if self._events > MAX_EVENTS:
             self._span.set_attribute("pilotfish.verify_steps.without_event", self._events - MAX_EVENTS)
             return
-        attributes = {
-            "pilotfish.output": index,
-            "pilotfish.at": verified.at,
-            "pilotfish.nodes": verified.nodes,
-            "pilotfish.accepted": verified.accepted,
-            "pilotfish.tokens": verified.tokens,
-        }
-        self._span.add_event("verify", attributes)
+        facts = {"output": index, **{name: getattr(verified, name) for name in STEP_FACTS}}
+        self._span.add_event("verify", {f"pilotfish.{name}": value for name, value in facts.items()})

@@ -7,10 +7,9 @@ from msgspec import Meta, Struct
 
 from pilotfish.config.server import ToolTemplate
 from pilotfish.conversation import ExactStruct, Name
-from pilotfish.server.bodies.ignored import Ignored, kind_of
+from pilotfish.server.bodies.ignored import Ignored
 from pilotfish.server.bodies.requests import (
-    AS_JSON,
-    SAMPLING,
+    SAMPLING_FIELDS,
     AnyText,
     JsonObject,
     LogprobCount,
@@ -23,8 +22,7 @@ from pilotfish.server.bodies.requests import (
 from pilotfish.server.http_errors import bad
 
 #: Sampling parameters that this body has by other names, or lacks: a response is one output.
-_OTHERWISE = frozenset({"max_tokens", "n", "prompt_logprobs"})
-RESPONSE_SAMPLING = [name for name in SAMPLING if name not in _OTHERWISE]
+OTHERWISE = frozenset({"max_tokens", "n", "prompt_logprobs"})
 ItemState = Literal["in_progress", "completed", "incomplete"]
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
@@ -119,28 +117,25 @@ class ResponseStreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None  # nothing is obfuscated
 
 
-class ResponseTool(Struct, tag_field="type", tag="function", forbid_unknown_fields=True, kw_only=True):
+class ToolBody(Struct, tag_field="type", forbid_unknown_fields=True, kw_only=True):
     name: Name
     description: str | None = None
+
+
+class ResponseTool(ToolBody, tag="function", kw_only=True):
     parameters: dict[str, Any] | None = None  # a JSON schema
     strict: bool | None = None
 
 
-class CustomTool(Struct, tag_field="type", tag="custom", forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+class CustomTool(ToolBody, tag="custom", kw_only=True, omit_defaults=True):
     """A tool whose input is a text."""
 
-    name: Name
-    description: str | None = None
     format: dict[str, Any] | None = None  # a grammar, which the model is shown
 
 
-class NamespaceTool(
-    Struct, tag_field="type", tag="namespace", forbid_unknown_fields=True, kw_only=True, omit_defaults=True
-):
+class NamespaceTool(ToolBody, tag="namespace", kw_only=True, omit_defaults=True):
     """Tools under one name."""
 
-    name: Name
-    description: str | None = None
     tools: list[ResponseTool | CustomTool | None]  # None: one that is left out
 
 
@@ -149,9 +144,8 @@ class FunctionChoice(ExactStruct, tag_field="type", tag="function", omit_default
     namespace: str | None = None
 
 
-class CustomChoice(ExactStruct, tag_field="type", tag="custom", omit_defaults=True):
-    name: str
-    namespace: str | None = None
+class CustomChoice(FunctionChoice, tag="custom"):
+    pass
 
 
 class ToolSubsetChoice(ExactStruct, tag_field="type", tag="allowed_tools", kw_only=True):
@@ -180,7 +174,7 @@ if TYPE_CHECKING:
     class ResponseSampling(RequestBody):
         def __getattr__(self, name: str) -> Any: ...
 else:
-    _fields = [(name, AS_JSON.get(name, SAMPLING[name]) | None, None) for name in RESPONSE_SAMPLING]
+    _fields = [field for field in SAMPLING_FIELDS if field[0] not in OTHERWISE]
     ResponseSampling = msgspec.defstruct("ResponseSampling", _fields, bases=(RequestBody,), kw_only=True)
 
 
@@ -237,29 +231,8 @@ class ResponsesRequest(ResponseSampling, kw_only=True):
         if isinstance(items := present.get("input"), list):
             present["input"] = _remembered(items, ignored)
         if isinstance(tools := present.get("tools"), list):
-            present["tools"] = _offered("tools", tools, ignored)
+            present["tools"] = ignored.offered(tools, ("function", "custom", "namespace"))
         return fields | present
-
-
-#: Tools that a model can be told of.
-OFFERED = ("function", "custom", "namespace")
-
-
-def _offered(path: str, tools: list[Any], ignored: Ignored) -> list[Any]:
-    kept: list[Any] = []
-    for i, tool in enumerate(tools):
-        if tool is None:
-            raise bad(f"{path}[{i}]", tool, "an object")
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind not in OFFERED:
-            refusal = bad(f"{path}[{i}].type", kind, f"{OFFERED[0]}, {OFFERED[1]} or {OFFERED[2]}")
-            ignored.leave_out(refusal, kind_of("tools", kind))
-            kept.append(None)
-        elif kind == "namespace" and isinstance(tool.get("tools"), list):
-            kept.append({**tool, "tools": _offered(f"{path}[{i}].tools", tool["tools"], ignored)})
-        else:
-            kept.append(tool)
-    return kept
 
 
 def _remembered(items: list[Any], ignored: Ignored) -> list[Any]:

@@ -11,13 +11,11 @@ from typing import Any, ClassVar
 
 from pilotfish.printable import short
 from pilotfish.server.bodies.ignored import Ignored, kind_of
-from pilotfish.server.bodies.requests import AnyText, ChatRequest, JsonObject
+from pilotfish.server.bodies.requests import ChatRequest, JsonOfSchema, JsonSchema, OutputFormat
 from pilotfish.server.bodies.schemas import converted
 from pilotfish.server.http_errors import bad, bad_request
 from pilotfish.server.responses.response_body import (
     LOGPROBS,
-    RESPONSE_SAMPLING,
-    CustomChoice,
     FunctionChoice,
     InputCall,
     InputCallOutput,
@@ -25,8 +23,7 @@ from pilotfish.server.responses.response_body import (
     InputItem,
     InputMessage,
     InputReasoning,
-    InputText,
-    OutputText,
+    ItemPart,
     RefusalText,
     ResponsesRequest,
     SchemaJson,
@@ -35,22 +32,8 @@ from pilotfish.server.responses.response_body import (
 )
 from pilotfish.server.responses.response_tools import arguments_of, function_name, offered_tools
 
-#: Fields of chats with the same name and meaning.
-SHARED = (
-    *RESPONSE_SAMPLING,
-    "model",
-    "stream",
-    "metadata",
-    "user",
-    "prompt_cache_key",
-    "parallel_tool_calls",
-    "structured_outputs",
-    "cache_salt",
-    "request_id",
-    "timeout",
-    "speculation",
-    "tool_template",
-)
+#: Fields of chats with the same name. They have the same meaning, too, unless `chat_of` says otherwise.
+SHARED = [name for name in ResponsesRequest.__struct_fields__ if name in ChatRequest.__struct_fields__]
 
 
 class ResponseChat(ChatRequest, kw_only=True):
@@ -87,6 +70,7 @@ def chat_of(request: ResponsesRequest, ignored: Ignored) -> ResponseChat:
     wants_logprobs, tools = LOGPROBS in (request.include or ()), list(offered_tools(request))
     fields = {
         **{name: getattr(request, name) for name in SHARED},
+        "stream_options": None,  # a response's say nothing to a chat
         "asked": request,
         "messages": _messages(request),
         "continue_final_message": _goes_on(request.input),
@@ -99,7 +83,6 @@ def chat_of(request: ResponsesRequest, ignored: Ignored) -> ResponseChat:
         "tool_choice": _tool_choice(request),
         "response_format": _response_format(request.text),
         "reasoning_effort": request.reasoning and request.reasoning.effort,
-        "chat_template_kwargs": request.chat_template_kwargs,
     }
     return converted({name: value for name, value in fields.items() if value is not None}, ResponseChat)
 
@@ -113,12 +96,12 @@ def _goes_on(items: str | list[Any]) -> bool | None:
 def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     if request.instructions is not None:
-        messages.append({"role": "system", "content": request.instructions})
+        messages.append({"role": "system", "content": _content(request.instructions)})
     if isinstance(request.input, str):
         return [*messages, {"role": "user", "content": request.input}]
     for part in (_message(item) for item in request.input if item is not None):
         if messages and part["role"] == messages[-1]["role"] in ("system", "user"):
-            messages[-1] = {**part, "content": _parts(messages[-1]["content"]) + _parts(part["content"])}
+            messages[-1] = {**part, "content": messages[-1]["content"] + part["content"]}
         elif messages and _belongs(part, messages[-1]):
             calls = [*messages[-1].get("tool_calls", ()), *part.get("tool_calls", ())]
             messages[-1] |= {**part, "tool_calls": calls} if calls else part
@@ -148,12 +131,9 @@ def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"role": "assistant", "tool_calls": [call]}
 
 
-def _content(given: str | Sequence[InputText | OutputText | RefusalText]) -> str | list[dict[str, str]]:
-    return given if isinstance(given, str) else [{"type": "text", "text": part.text} for part in given]
-
-
-def _parts(content: str | list[dict[str, str]]) -> list[dict[str, str]]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+def _content(given: str | Sequence[ItemPart | RefusalText]) -> list[dict[str, str]]:
+    texts = [given] if isinstance(given, str) else [part.text for part in given]
+    return [{"type": "text", "text": text} for text in texts]
 
 
 #: In the order in which the assistant says them.
@@ -172,25 +152,19 @@ def _tool_choice(request: ResponsesRequest) -> Any:
     match request.tool_choice:
         case "auto":
             return None
-        case FunctionChoice() | CustomChoice() as chosen:
+        case FunctionChoice() as chosen:
             return _reference(chosen)
         case ToolSubsetChoice(mode=mode, tools=tools):
             return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [*map(_reference, tools)]}}
     return request.tool_choice
 
 
-def _reference(chosen: FunctionChoice | CustomChoice) -> dict[str, Any]:
+def _reference(chosen: FunctionChoice) -> dict[str, Any]:
     return {"type": "function", "function": {"name": function_name(chosen.name, chosen.namespace)}}
 
 
-def _response_format(text: TextOptions | None) -> dict[str, Any] | None:
-    match text.format if text is not None else None:
-        case None | AnyText():
-            return None
-        case JsonObject():
-            return {"type": "json_object"}
-        case SchemaJson() as form:
-            given = {name: getattr(form, name) for name in form.__struct_fields__}
-            present = {name: value for name, value in given.items() if value is not None}
-            return {"type": "json_schema", "json_schema": present}
-    raise TypeError(text)
+def _response_format(text: TextOptions | None) -> OutputFormat | None:
+    form = None if text is None else text.format
+    if not isinstance(form, SchemaJson):
+        return form
+    return JsonOfSchema(JsonSchema(**{name: getattr(form, name) for name in form.__struct_fields__}))

@@ -21,6 +21,7 @@ from typing import Any
 from pilotfish.grammar.parsers.pieces import CallBegin, Content, Piece, Reasoning
 from pilotfish.server.answers.event_format import OpenPart, PartStatus, PartWriter
 from pilotfish.server.answers.formats import Part
+from pilotfish.server.responses.response_body import CustomTool
 from pilotfish.server.responses.response_tools import InputReader, OfferedTool
 
 
@@ -149,6 +150,6 @@ class ResponseItems(PartWriter):
             return TextItem(REASONING if isinstance(piece, Reasoning) else MESSAGE, index)
         tool = self._tools.get(piece.name)  # none: the model calls what it was not offered
         told = {"name": piece.name} if tool is None else tool.told
-        if tool is not None and tool.is_custom:
+        if tool is not None and isinstance(tool.tool, CustomTool):
             return CustomCallItem(CUSTOM_CALL, index, self._call_id(), told)
         return CallItem(CALL, index, self._call_id(), told)

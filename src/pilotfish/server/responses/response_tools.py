@@ -50,10 +50,6 @@ class OfferedTool:
         return {"name": self.name, **described, "parameters": schema}
 
     @property
-    def is_custom(self) -> bool:
-        return isinstance(self.tool, CustomTool)
-
-    @property
     def told(self) -> dict[str, str]:
         return {"name": self.tool.name, **({} if self.namespace is None else {"namespace": self.namespace})}
 

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -78,9 +78,9 @@ class PendingCapture(RequestFollower):
         )
 
 
-class CaptureThread:
-    def __init__(self, store: CaptureStore, metrics: ServerMetrics) -> None:
-        self._store, self._metrics = store, metrics
+class RequestCapture:
+    def __init__(self, store: CaptureStore, tags: Collection[str], metrics: ServerMetrics) -> None:
+        self._store, self._tags, self._metrics = store, tags, metrics
         self._changed = threading.Condition()  # around the next four
         self._waiting = deque[PendingCapture]()
         self._tokens = 0  # of them
@@ -90,15 +90,27 @@ class CaptureThread:
         self._thread = threading.Thread(target=self._run, name="capture", daemon=True)
         self._thread.start()
 
+    def begin(
+        self, caller: Caller, tag: str | None, headers: Mapping[str, str], generation: Generation
+    ) -> PendingCapture | None:
+        if not (caller.capture or tag in self._tags) or generation.body.only_echo:
+            return None
+        if headers.get(REFUSAL_HEADER, "0") != "0":
+            self._metrics["pilotfish_captured_requests", "refused"].inc()
+            return None
+        prompts = [prompt.tokens for prompt in generation.prompts]
+        outputs = [list[int]() for _ in range(len(prompts) * generation.params.n)]
+        temperature = generation.params.temperature
+        return PendingCapture(caller.name, tag, temperature, generation.target, prompts, outputs, self.offer)
+
     def offer(self, one: PendingCapture) -> None:
         with self._changed:
-            has_room = len(self._waiting) < WAITING_REQUESTS and self._tokens + one.tokens <= WAITING_TOKENS
-            if has_room:
+            if len(self._waiting) < WAITING_REQUESTS and self._tokens + one.tokens <= WAITING_TOKENS:
                 self._waiting.append(one)
                 self._tokens += one.tokens
                 self._changed.notify()
-        if not has_room:
-            self._lose("more waits for the disk than may")
+                return
+        self._lose("more waits for the disk than may")
 
     def close(self) -> None:
         with self._changed:
@@ -148,32 +160,11 @@ class CaptureThread:
         logger.warning("capture: %d requests were not kept since the last such line: %s", lost, reason)
 
 
-class RequestCapture:
-    def __init__(self, tags: frozenset[str], thread: CaptureThread, metrics: ServerMetrics) -> None:
-        self._tags, self._thread, self._metrics = tags, thread, metrics
-
-    def begin(
-        self, caller: Caller, tag: str | None, headers: Mapping[str, str], generation: Generation
-    ) -> PendingCapture | None:
-        if not (caller.capture or tag in self._tags) or generation.body.only_echo:
-            return None
-        if headers.get(REFUSAL_HEADER, "0") != "0":
-            self._metrics["pilotfish_captured_requests", "refused"].inc()
-            return None
-        prompts = [prompt.tokens for prompt in generation.prompts]
-        outputs = [list[int]() for _ in range(len(prompts) * generation.params.n)]
-        temperature = generation.params.temperature
-        return PendingCapture(caller.name, tag, temperature, generation.target, prompts, outputs, self._thread.offer)
-
-    def close(self) -> None:
-        self._thread.close()
-
-
 def start_capture(config: ServerConfig, metrics: ServerMetrics) -> RequestCapture | None:
     """None where nothing is kept. ParameterError for a folder that cannot be used."""
     if config.capture is None:
         return None
     retention = Retention(config.capture_days * DAY, int(config.capture_size * (1 << 30)))
-    thread = CaptureThread(CaptureStore(ClaimedFolder(config.capture), retention), metrics)
+    store = CaptureStore(ClaimedFolder(config.capture), retention)
     logger.info("capture: into %s, of keys with capture = true and of tags %s", config.capture, config.capture_tags)
-    return RequestCapture(frozenset(config.capture_tags), thread, metrics)
+    return RequestCapture(store, frozenset(config.capture_tags), metrics)

@@ -86,9 +86,6 @@ class Cascade:
         if (reason := why_ids_differ(self._large.tokenizer, self.small.tokenizer)) is not None:
             raise ModelError(f"cascade.small.target: {self.small.name} reads prompts otherwise: {reason}")
 
-    async def close(self) -> None:
-        await self.small.close()
-
     def begin(self, tag: str | None, prompt_tokens: int) -> CascadeAnswer:
         return CascadeAnswer(escalated=self.policy.rule(tag, prompt_tokens))
 
@@ -160,8 +157,7 @@ class CascadeStream:
     def _hold(self, update: Update) -> None:
         before, delta = self._held.get(update.index), update.delta
         self._held[update.index] = update if before is None else merged(before, update)
-        logprobs = [one.logprob for one in delta.logprobs]
-        self._confidence.add(update.index, logprobs, ended=delta.finish is not None)
+        self._confidence.add(update.index, [one.logprob for one in delta.logprobs], ended=delta.finish is not None)
 
     def _shown(self, update: Update) -> Update:
         if self._asked[0].params.logprobs is not None or not update.delta.logprobs:

@@ -63,10 +63,6 @@ class VariantChoice:
     named: bool = False  # whether the answer says which
 
     @property
-    def draft(self) -> str:
-        return self.variant.draft
-
-    @property
     def declined(self) -> bool:
         """Its client refuses guesses that its variant has, so the request says nothing about the variant."""
         return self.max_nodes == 0 and not self.cut and self.variant.mode == "on"
@@ -151,17 +147,11 @@ class Rollout:
         return VariantChoice(variant, nodes, cut, assigned.pinned or own_choice, named=self.file is not None)
 
     def begin(
-        self,
-        choice: VariantChoice,
-        cohort: Cohort,
-        record: RequestRecord,
-        replay: ReplayedRequest | None = None,
-        *,
-        counted: bool = True,
+        self, choice: VariantChoice, cohort: Cohort, record: RequestRecord, replay: ReplayedRequest | None
     ) -> GuidedRequest:
+        counted = record.facts.mode != "cascade"  # or the small model's steps would count as the large one's
         wanted = replay is not None and choice.max_nodes != 0 and unit(replay.id, "canary") < self.variants.canary
-        guided = GuidedRequest(choice, cohort, self._ended, choice.cut, replay if wanted else None)
-        guided.counted = counted
+        guided = GuidedRequest(choice, cohort, self._ended, choice.cut, replay if wanted else None, counted=counted)
         self._running.add(guided)
         if counted:
             record.observe_step = partial(self._observe, guided)
@@ -194,11 +184,10 @@ class Rollout:
     def _outcome(self, guided: GuidedRequest, record: RequestRecord) -> RequestOutcome:
         choice = guided.choice
         failed = record.reason not in WHOLE
-        draft = self._draft_of(guided)
         return RequestOutcome(
             ended=self._wall(),
             variant=choice.variant.name,
-            cohort=replace(guided.cohort, draft=draft),
+            cohort=replace(guided.cohort, draft=self._draft_of(guided)),
             cut=guided.cut,
             pinned=choice.pinned,
             failed=failed,
@@ -218,8 +207,8 @@ class Rollout:
         choice, labels = guided.choice, {pool: revision or pool for pool, revision in self._pools.items()}
         if choice.max_nodes == 0:
             return NONE
-        if choice.draft or len(set(labels.values())) == 1:
-            return choice.draft or next(iter(labels.values()))
+        if choice.variant.draft or len(set(labels.values())) == 1:
+            return choice.variant.draft or next(iter(labels.values()))
         return labels.get(guided.pool, ANY)
 
     # -- the guard
@@ -246,9 +235,8 @@ class Rollout:
         """Once for each: pools may still be loading at the start, so the file is not refused."""
         unknown = self.variants.drafts - set(self._pools.values()) if self._pools else set[str]()
         for draft in sorted(unknown - self._told_unknown):
-            logger.warning(
-                "rollout: no pool tells the revision %s: its variants run without guesses until one does", draft
-            )
+            message = "rollout: no pool tells the revision %s: its variants run without guesses until one does"
+            logger.warning(message, draft)
         self._told_unknown = unknown
 
     def _cut_running(self) -> None:

@@ -93,9 +93,6 @@ def _of_target(name: str, shape: torch.Size, shared: Shared, depth: int) -> Tens
     return value if value.shape == shape else None
 
 
-# -- Medusa's
-
-
 class DepthHead(nn.Module):
     def __init__(self, head: MedusaHead, output: Tensor) -> None:
         super().__init__()

@@ -134,7 +134,3 @@ class Check:
 
 def check(group: Group, name: str, sentence: str) -> Callable[[Callable[[CheckContext], str]], Check]:
     return lambda run: Check(name, group, sentence, run)
-
-
-def median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]

@@ -7,7 +7,7 @@ import time
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, prefix_keys, text_root
 from pilotfish.core.drafting.messages import PAUSES, PREFIX_KEYS, Commit, Open, Pause, RequestSampling, Resume
 from pilotfish.wire.conformance.checks import CheckContext, CheckError, NotApplicableError, check, expect_kept
-from pilotfish.wire.conformance.player import GRACE, Player
+from pilotfish.wire.conformance.player import GRACE
 from pilotfish.wire.conformance.referee import PlayedSession
 
 #: Nodes beyond `wanted` that a level under way may add.
@@ -166,17 +166,13 @@ def prefix_keys_known(bench: CheckContext) -> str:
     bench.guessed(player, session, 1.0)
     player.close(session)
     keys = prefix_keys(text_root(None), text)
-    _opened_by(bench, player, keys[1], text, 2 * OBJECT_TOKENS)
+    named = 2 * OBJECT_TOKENS
+    opened = player.open(text[named:], prefix_key=keys[1])
+    opened.tokens, opened.told = list(text), len(text)
+    if not bench.guessed_in_turns(player, [opened], 2, shift=len(text) % 10):
+        reasons = opened.resyncs or ["no Tree came"]
+        raise CheckError(f"an Open by the key of {named} tokens that were sent: {reasons[0]}")
     stranger = player.open(text[:8], prefix_key=bytes(32))
     if not player.listen(bench.options.patience, lambda: bool(stranger.resyncs)):
         raise CheckError("an Open by a key of nothing got no Resync")
     return "known, and unknown"
-
-
-def _opened_by(bench: CheckContext, player: Player, key: bytes, text: list[int], named: int) -> None:
-    session = player.open(text[named:], prefix_key=key)
-    session.tokens = list(text)
-    session.told = len(text)
-    if not bench.guessed_in_turns(player, [session], 2, shift=len(text) % 10):
-        reasons = session.resyncs or ["no Tree came"]
-        raise CheckError(f"an Open by the key of {named} tokens that were sent: {reasons[0]}")

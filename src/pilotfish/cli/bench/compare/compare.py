@@ -45,11 +45,6 @@ class Library:
     module: str = ""  # the package's of the extra
     weights: Mapping[str, GGUFWeights] = field(default_factory=dict)  # of its GGUF files by the dtype of its products
 
-    def absent(self) -> str:
-        """Packages of its that are not installed, if any."""
-        needed = (self.module, "gguf") if self.module else ()
-        return " and ".join(PACKAGES[one] for one in needed if find_spec(one) is None)
-
 
 #: By name in `--peers`. The reader of OpenVINO GenAI knows no weights but float16 that are not quantized.
 LIBRARIES = {
@@ -170,7 +165,8 @@ def peer_setup(options: BenchOptions, threads: int, longest: int) -> PeerSetup:
 
 def converted(library: Library, setup: PeerSetup) -> PeerSetup:
     """GGUF files where the library needs them. EngineError without the library, ModelError without such files."""
-    if absent := library.absent():
+    needed = (library.module, "gguf") if library.module else ()
+    if absent := " and ".join(PACKAGES[one] for one in needed if find_spec(one) is None):
         raise EngineError(f"{absent} not installed: {INSTALL}")
     if not library.weights:
         return setup

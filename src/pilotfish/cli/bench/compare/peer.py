@@ -99,13 +99,11 @@ class Peer(subprocess.Popen[bytes]):
 
     def __init__(self, engine: str, module: str, setup: str, cores: frozenset[int]) -> None:
         command = [sys.executable, "-m", __name__, module, setup]
-        spec = WorkerSpec(engine, command, cores, {} if module == OURS else AWAKE)
+        environment = worker_environment(WorkerSpec(engine, command, cores, {} if module == OURS else AWAKE))
         self._engine, self._log = engine, tempfile.TemporaryFile()  # noqa: SIM115  # open as long as it runs
         pipe = subprocess.PIPE
         with on_cores(cores):  # a group, not a session: Linux shares cores between sessions first, then threads
-            super().__init__(
-                command, env=worker_environment(spec), stdin=pipe, stdout=pipe, stderr=self._log, process_group=0
-            )
+            super().__init__(command, env=environment, stdin=pipe, stdout=pipe, stderr=self._log, process_group=0)
 
     @cached_property
     def ready(self) -> PeerReady:

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -127,12 +127,8 @@ def levels_of(runs: Sequence[Run], levels: Sequence[Level]) -> Row:
     """Milliseconds of a level, pace included, and from the end of one to the beginning of the next, where neither had
     rows of prompts; of the levels during some runs. The median: a draft that waits, because its trees are large enough,
     has nothing to do between two levels."""
-    pairs = [
-        pair
-        for run in runs
-        for pair in pairwise(levels_during(run, levels))
-        if not any(one.prompt_rows for one in pair)
-    ]
+    both = chain.from_iterable(pairwise(levels_during(run, levels)) for run in runs)
+    pairs = [pair for pair in both if not any(one.prompt_rows for one in pair)]
     if not pairs:
         return {}
     return {

@@ -12,7 +12,6 @@ from pilotfish.cli.bench.options import BenchOptions
 from pilotfish.cli.bench.report import ProgressBar, Report, Row
 from pilotfish.cli.bench.serving.figures import spread_of
 from pilotfish.cli.bench.workload import Job, parse_numbers
-from pilotfish.engine.memory import precision_here
 from pilotfish.model.pacer import MAX_OVERRUN_SHARE
 
 #: Tables that are only in the JSON.
@@ -32,8 +31,6 @@ def run_modes(options: BenchOptions, progress: ProgressBar) -> Report:
     with Engines(options.engine_config(max_requests=max(32, *numbers)), options.engines) as engines:
         rounds = {c: engines.play(settings, jobs[c], c, progress) for c in numbers}
     measured = [row for c, found in rounds.items() for row in measured_rows(found, c, engines.levels)]
-    config = options.engine_config()
-    exact = precision_here(config, config.target).name == "float32"
     unequal = [row["setting"] for row in measured if row["equal_outputs"] < 1]
     results = {
         "grid": [setting.row() for setting in settings],
@@ -42,7 +39,7 @@ def run_modes(options: BenchOptions, progress: ProgressBar) -> Report:
         "invalid": invalid(measured),
         **by_request(rounds, {c: rest for c, (_, *rest) in jobs.items()}),
     }
-    return Report(results, failed=exact and bool(unequal), unshown=UNSHOWN)
+    return Report(results, failed=options.precision == "float32" and bool(unequal), unshown=UNSHOWN)
 
 
 def measured_rows(rounds: Mapping[str, Sequence[Run]], concurrency: int, levels: Levels) -> list[Row]:
@@ -63,10 +60,8 @@ def invalid(measured: Sequence[Row]) -> str:
     if not late:
         return ""
     worst = max(late, key=lambda row: row["overruns"])
-    where = f"{worst['setting']}, {worst['concurrency']} at a time"
-    return (
-        f"{worst['overruns']:.1%} of the forwards of {where} took longer than their pace; {MAX_OVERRUN_SHARE:.0%} may"
-    )
+    share, where = worst["overruns"], f"{worst['setting']}, {worst['concurrency']} at a time"
+    return f"{share:.1%} of the forwards of {where} took longer than their pace; {MAX_OVERRUN_SHARE:.0%} may"
 
 
 def latency_rows(rounds: Mapping[str, Sequence[Run]], concurrency: int) -> list[Row]:

@@ -51,17 +51,14 @@ class Setting:
         """Over an engine of its `engine_config`."""
         if self.mode == OFF:
             return PLAIN
-        given = {
-            name: self.fields[name] for name in ("drafter", "nodes", "levels", "width", "budget") if name in self.fields
-        }
+        between_runs = ("drafter", "nodes", "levels", "width", "budget")
+        given = {name: self.fields[name] for name in between_runs if name in self.fields}
         config = replace(engine.config, **given)
         drafter = engine.drafter if self.mode == "async" else engine.drafters.make(config.drafters, config.width)
         return Contestant(always(drafter), budgets_of(config, engine, drafter))
 
     def row(self) -> dict[str, Any]:
-        shown = {
-            name: str(value) if name == "draft" else value for name, value in self.fields.items() if name != "cores"
-        }
+        shown = {k: str(value) if k == "draft" else value for k, value in self.fields.items() if k != "cores"}
         cores = dict(zip(("cores", "draft_cores"), self.fields.get("cores", ()), strict=False))
         return {"setting": self.name, "mode": self.mode, **shown, **{k: v for k, v in cores.items() if v}}
 

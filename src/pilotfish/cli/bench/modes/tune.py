@@ -105,9 +105,8 @@ def rounds_of(workload: Workload, number: int, seed: int) -> Iterator[list[Job]]
     """Rounds without end: each has the next `number` prompts of the shuffled file, with seeds of their own."""
     prompts = list(workload.prompts)
     Random(seed).shuffle(prompts)
-    jobs = (
-        prompt.job(workload.temperature, workload.max_tokens, offset) for offset, prompt in enumerate(cycle(prompts))
-    )
+    numbered = enumerate(cycle(prompts))
+    jobs = (prompt.job(workload.temperature, workload.max_tokens, offset) for offset, prompt in numbered)
     while True:
         yield list(islice(jobs, number))
 
@@ -139,12 +138,8 @@ def verdict(best: Setting, gain: Spread) -> str:
 def config_of_setting(best: Setting, options: BenchOptions) -> dict[str, Any]:
     models = options.models()
     changes: Mapping[str, Any] = best.changes()
-    rest = {
-        name: value for name, value in options.engine.items() if name in ("dtype", "quantization", "threads") and value
-    }
+    kept = ("dtype", "quantization", "threads")
+    rest = {name: value for name, value in options.engine.items() if name in kept and value}
     found = {"target": models.target, "draft": None if best.mode == OFF else changes["draft"], **changes, **rest}
-    return {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in found.items()
-        if value not in (None, "")
-    }
+    said = {name: value for name, value in found.items() if value not in (None, "")}
+    return {name: str(value) if isinstance(value, Path) else value for name, value in said.items()}

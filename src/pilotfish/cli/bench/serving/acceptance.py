@@ -80,13 +80,10 @@ def counted(before: str, after: str) -> Accepted | None:
 
 
 def _sums(text: str) -> dict[str, float]:
-    found: dict[str, float] = {}
     try:
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     except ValueError:  # another format
         return {}
-    for name, suffix in COUNTERS.items():
-        values = [sample.value for sample in samples if sample.name.rpartition(":")[2] == suffix]
-        if values:
-            found[name] = sum(values)
-    return found
+    named = [(sample.name.rpartition(":")[2], sample.value) for sample in samples]
+    values = {name: [value for own, value in named if own == suffix] for name, suffix in COUNTERS.items()}
+    return {name: sum(own) for name, own in values.items() if own}

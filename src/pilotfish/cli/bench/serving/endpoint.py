@@ -29,10 +29,6 @@ class ServedEndpoint:
     headers: Mapping[str, str] = field(default_factory=dict)
     owner: str = ""  # of the model, as the server says
 
-    @property
-    def path(self) -> str:
-        return CHATS if self.chat else COMPLETIONS
-
     def body(self, request: ServerRequest, history: Sequence[Message]) -> dict[str, Any]:
         told = {"continuous_usage_stats": True} if self.owner in (OURS, VLLM) else {}
         if request.prompt and not self.chat:
@@ -54,7 +50,8 @@ class ServedEndpoint:
 
     async def send(self, request: ServerRequest, history: Sequence[Message]) -> Exchange:
         """OSError where nobody listens."""
-        return await exchange(self.url, self.path, self.body(request, history), headers=self.headers)
+        path = CHATS if self.chat else COMPLETIONS
+        return await exchange(self.url, path, self.body(request, history), headers=self.headers)
 
     async def gone(self) -> str:
         """Why it does not answer any more; empty where it does, whatever it says."""

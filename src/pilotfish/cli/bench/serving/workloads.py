@@ -84,9 +84,7 @@ def _part(text: str, options: ServeBenchOptions) -> WorkloadPart:
 
 def session_of(name: str, category: str, asks: Iterable[GeneratedTask], answer: int) -> RequestSession:
     turns = [
-        ServerRequest(
-            f"{name}.{turn}", category, answer, messages=ask.messages, fields=ask.fields, session=name, turn=turn
-        )
+        ServerRequest(f"{name}.{turn}", category, answer, ask.messages, fields=ask.fields, session=name, turn=turn)
         for turn, ask in enumerate(asks)
     ]
     return RequestSession(turns)
@@ -100,11 +98,8 @@ def _of_row(row: Row | BadRow, options: ServeBenchOptions) -> RequestSession:
     name, answer = str(row.id), options.answer_tokens or ANSWER
     if not row.chat:
         return RequestSession([ServerRequest(name, row.category, answer, prompt=row.texts[0], session=name)])
-    turns = [
-        ServerRequest(f"{name}.{i}", row.category, answer, [{"role": "user", "content": text}], session=name, turn=i)
-        for i, text in enumerate(row.texts)
-    ]
-    return RequestSession(turns)
+    asks = (GeneratedTask([{"role": "user", "content": text}]) for text in row.texts)
+    return session_of(name, row.category, asks, answer)
 
 
 def replayed(options: ServeBenchOptions, tokenizer: Any) -> Iterator[RequestSession]:

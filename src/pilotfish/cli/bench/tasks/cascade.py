@@ -18,9 +18,6 @@ from pilotfish.errors import ModelError, ParameterError
 from pilotfish.model.loading.metadata import load_tokenizer
 from pilotfish.operate.cascade_policy import LEAST, NOBODY, Confidence
 
-#: Sides, and a task that each has in common.
-SIDES = ("small", "large")
-
 
 def run_cascade(options: BenchOptions, progress: ProgressBar) -> Report:
     if options.target is not None and options.small is None:
@@ -99,9 +96,6 @@ class CascadedTask:
     small: bool  # whether its output succeeded
     large: bool
 
-    def answered_by_small(self, threshold: float) -> bool:
-        return self.confidence >= threshold
-
 
 @dataclass(frozen=True)
 class CascadeOutcome:
@@ -117,7 +111,7 @@ class CascadeOutcome:
 
 
 def outcome(tasks: Sequence[CascadedTask], threshold: float) -> CascadeOutcome:
-    stays = [task.answered_by_small(threshold) for task in tasks]
+    stays = [task.confidence >= threshold for task in tasks]
     successes = [task.small if stay else task.large for task, stay in zip(tasks, stays, strict=True)]
     small, large = (share([getattr(task, side) for task in tasks]) for side in ("small", "large"))
     return CascadeOutcome(threshold, share(stays), share(successes), small, large, len(tasks))

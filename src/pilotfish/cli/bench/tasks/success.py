@@ -21,7 +21,6 @@ from pilotfish.config.fields import Mode
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.request import FinishReason
 from pilotfish.engine.engine import Engine
-from pilotfish.engine.memory import precision_here
 from pilotfish.errors import ParameterError
 from pilotfish.model.loading.metadata import load_tokenizer
 from pilotfish.printable import one_line
@@ -44,10 +43,9 @@ def run_eval(options: BenchOptions, progress: ProgressBar) -> Report:
     runs = {mode: run_tasks(options.engine_config(mode=mode), asked, options, progress) for mode in modes}
     failures = {mode: failures_of(asked, run, judge) for mode, run in runs.items()}
     unequal = [len({tuple(run.outputs[i]) for run in runs.values()}) > 1 for i in range(len(asked))]
+    names = dict.fromkeys(each.category for each in asked)
     results = {
-        "categories": [
-            _row(name, asked, runs, failures, unequal) for name in dict.fromkeys(each.category for each in asked)
-        ],
+        "categories": [_row(name, asked, runs, failures, unequal) for name in names],
         "outcomes": [_outcome(i, each, runs, failures, unequal) for i, each in enumerate(asked)],
         "unequal": sum(unequal),
     }
@@ -55,9 +53,7 @@ def run_eval(options: BenchOptions, progress: ProgressBar) -> Report:
         results["programs_confined_to_their_directory"] = judge.sandbox.confines_files
     else:
         results["left_out"] = f"{CODE}: --allow-code-execution runs it"
-    config = options.engine_config()
-    in_float32 = precision_here(config, config.target).name == "float32"
-    return Report(results, failed=in_float32 and any(unequal))
+    return Report(results, failed=options.precision == "float32" and any(unequal))
 
 
 def chosen_tasks(options: BenchOptions) -> dict[str, list[Task]]:
@@ -78,9 +74,8 @@ def asked_tasks(options: BenchOptions) -> tuple[list[Asked], Judge]:
     validator()  # before hours of work, not after
     sandbox = Sandbox() if options.allow_code_execution else None
     judge = Judge(load_tokenizer(options.engine_config().target), sandbox)
-    return [
-        Asked(category, task, _job(task, judge, options)) for category, each in tasks.items() for task in each
-    ], judge
+    asked = [Asked(category, task, _job(task, judge, options)) for category, each in tasks.items() for task in each]
+    return asked, judge
 
 
 def _job(task: Task, judge: Judge, options: BenchOptions) -> Job:

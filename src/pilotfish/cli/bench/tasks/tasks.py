@@ -21,7 +21,6 @@ from pilotfish.grammar.parsers.grammars import Tool
 from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, Piece, joined
 from pilotfish.prompts import chat_prompt
 
-FILE = Path(__file__).with_name("tasks.toml")
 #: Where a completed function is over, as HumanEval's own harness has it.
 CODE_STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 #: For models whose template shows no format of its own.
@@ -170,7 +169,7 @@ KINDS: dict[str, type[Task]] = {"exact": ExactTask, "json": JsonTask, "tools": T
 
 
 def bundled_tasks() -> dict[str, list[Task]]:
-    rows = msgspec.toml.decode(FILE.read_bytes())
+    rows = msgspec.toml.decode(Path(__file__).with_name("tasks.toml").read_bytes())
     return {name: msgspec.convert(rows[name], list[kind]) for name, kind in KINDS.items()}  # type: ignore[valid-type]
 
 

@@ -111,8 +111,7 @@ class MedusaExecutor(HeadExecutor):
             of_depth = np.flatnonzero(known & (depths == depth))
             distinct, which = np.unique(roots[of_depth], return_inverse=True)
             logits = self.heads[depth](torch.stack([cast(Tensor, features[root]) for root in distinct.tolist()]))
-            on_device = (torch.from_numpy(x).to(self._device) for x in (of_depth, which))
-            place, source = on_device
+            place, source = (torch.from_numpy(x).to(self._device) for x in (of_depth, which))
             values[place] = logits[source]
         return HeadLogits(values)
 

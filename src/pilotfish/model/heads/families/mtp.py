@@ -8,7 +8,7 @@ from dataclasses import replace
 from pilotfish.model.heads.families.layout import HeadLayout, HeadSource, Renaming, read_decoder
 from pilotfish.model.heads.families.recurrent import RecurrentHead
 from pilotfish.model.heads.fields import HeadFields
-from pilotfish.model.heads.spec import FINAL, Decoder, Projection
+from pilotfish.model.heads.spec import FINAL, Projection
 
 #: Models whose norms multiply by one more than their weights.
 _OFFSET_NORMS = ("qwen3_next", "qwen3_5", "qwen3_5_text")
@@ -96,14 +96,10 @@ def _layout(
     fields.only("rope_interleave", False, "halves of a head are rotated together")
     source.check_target(fields.count("hidden_size"))
     decoder = read_decoder(fields, names, layers=1, window=0, norm_offset=float(offset))
-    decoder = replace(decoder, gated_attention=_gated(source, names, decoder))
+    rows = source.shape(names.get("layers.0.self_attn.q_proj.weight", ""))[:1]
+    decoder = replace(decoder, gated_attention=rows == (2 * decoder.heads * decoder.head_dim,))
     projection = Projection((FINAL,), decoder.hidden, fc=False, eps=decoder.eps)
     head = RecurrentHead(
         projection, decoder, "joined", hidden_first=hidden_first, recycles_normed=True, zero_first_embedding=zero_first
     )
     return source.laid_out(head, "mtp", dialect, names, source.vocabulary(fields), of_target=True)
-
-
-def _gated(source: HeadSource, names: dict[str, str], decoder: Decoder) -> bool:
-    rows = source.shape(names.get("layers.0.self_attn.q_proj.weight", ""))[:1]
-    return rows == (2 * decoder.heads * decoder.head_dim,)
