@@ -226,6 +226,7 @@ def forward_without_values(
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(config).eval()
     config.num_key_value_heads, config.head_dim, config.context = 2, 32, 64
+    config.architectures = [type(module).__name__]
     meta = torch.device("meta")
     generation, kernels = GenerationConfig(frozenset(), {}), CUDAKernels(meta)
     module = kernels.replace(module, config.context, alone=True)

@@ -20,7 +20,7 @@ def scores(columns: int, dropped: float = 0.0) -> torch.Tensor:
     return drawn.masked_fill(torch.rand(drawn.shape, generator=generator) < dropped, -torch.inf).to(DEVICE)
 
 
-@pytest.mark.parametrize(("columns", "k"), [(1, 1), (37, 4), (5003, 1), (5003, 8)])
+@pytest.mark.parametrize(("columns", "k"), [(5, 1), (37, 4), (5003, 1), (5003, 8)])
 @pytest.mark.parametrize("dropped", [0.0, 0.7])
 def test_the_best_are_those_of_the_reference(columns: int, k: int, dropped: float) -> None:
     given = scores(columns, dropped)

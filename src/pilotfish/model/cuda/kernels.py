@@ -28,12 +28,12 @@ class CUDAKernels(Kernels):
         return GRAPHS
 
     def moment(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        return start.elapsed_time(end) / 1000
+        return float(start.elapsed_time(end)) / 1000
 
     def replace(self, model: Any, context: int, *, alone: bool) -> Any:  # noqa: ARG002
         replace_modules(model, partial(fused, self))

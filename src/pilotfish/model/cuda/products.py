@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, cast
 
 import torch
 import triton
@@ -37,7 +38,7 @@ class OrderedWeight:
     @classmethod
     def of(cls, *weights: Tensor) -> OrderedWeight:
         values = [getattr(weight, "qdata", weight) for weight in weights]
-        scales = [weight.scale.flatten().float() for weight in weights if hasattr(weight, "qdata")]
+        scales = [cast(Any, weight).scale.flatten().float() for weight in weights if hasattr(weight, "qdata")]
         joined = torch.cat(values) if len(values) > 1 else values[0].contiguous()
         return cls(joined, torch.cat(scales) if scales else None)
 
@@ -51,7 +52,7 @@ class OrderedWeight:
 
     @property
     def span(self) -> int:
-        return triton.cdiv(self.values.shape[1], BLOCK_K) // self.splits * BLOCK_K
+        return int(triton.cdiv(self.values.shape[1], BLOCK_K)) // self.splits * BLOCK_K
 
 
 class InvariantLinear(torch.nn.Module):
@@ -67,7 +68,7 @@ class InvariantLinear(torch.nn.Module):
         out = rows.new_empty(len(rows), len(self.weight.values))
         if len(rows):
             (_many if self._copied_by_blocks(rows) else _few)(out, rows, self.weight, self.bias)
-        return out.view(*x.shape[:-1], -1)
+        return out.view(*x.shape[:-1], out.shape[1])
 
     def _copied_by_blocks(self, rows: Tensor) -> bool:
         operands = (rows, self.weight.values)

@@ -78,13 +78,11 @@ def attend_parts(
     total = tl.zeros([dims, tile * group], tl.float32)
     for low in range(start, end, block):
         at = low + tl.arange(0, block)
-        stored = at <= last
+        stored = (at >= earliest) & (at <= last)
         slot = tl.load(prefix_row + at, mask=stored & (at < prefix), other=0)
         slot += tl.load(path_row + (at - prefix), mask=stored & (at >= prefix), other=0)
         entry = slot.to(tl.int64) * kv_heads + kv_head
         where, read = entry[:, None] * head_dim + dim[None, :], stored[:, None] & real_dim[None, :]
-        if window:
-            read &= (at >= earliest)[:, None]
         keys = as_computed(tl.load(k_pool + where, mask=read, other=0.0), query)
         values = as_computed(tl.load(v_pool + where, mask=read, other=0.0), query)
         scores = product(keys, query) * scale
