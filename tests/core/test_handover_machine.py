@@ -238,18 +238,18 @@ def incoming(report: HandOverReport, *landings: tuple[float, float]) -> Incoming
 
 
 @pytest.mark.parametrize(
-    ("outcome", "parts", "exposed", "hidden"),
+    ("outcome", "parts", "exposed", "lost", "hidden"),
     [
-        (WHOLE, (0.5, 1.25), 0.25, 0.375),  # the pool had computed by 8.75
-        (WHOLE, (0.0, 0.0), 0.0, 0.0),  # it did not say how long it took: no part is known
-        ("late", (0.0, 0.0), 0.0, 0.0),  # all time is lost
+        (WHOLE, (0.5, 1.25), 0.25, 0.0, 0.375),  # the pool had computed by 8.75
+        (WHOLE, (0.0, 0.0), 0.0, 0.0, 0.0),  # it did not say how long it took: no part is known
+        ("late", (0.0, 0.0), 0.0, 2.0, 0.0),  # all time is lost
     ],
 )
 def test_what_is_exposed_and_what_is_hidden(
-    outcome: str, parts: tuple[float, float], exposed: float, hidden: float
+    outcome: str, parts: tuple[float, float], exposed: float, lost: float, hidden: float
 ) -> None:
     report = HandOverReport(outcome=outcome, began=7.0, seconds=2.0, queued=parts[0], computing=parts[1])
-    assert report.exposed == exposed
+    assert (report.exposed, report.lost) == (exposed, lost)
     assert incoming(report, (7.75, 0.125), (8.75, 0.25), (9.0, 0.375)).hidden == hidden
 
 
@@ -257,4 +257,4 @@ def test_what_is_exposed_and_what_is_hidden(
 def test_no_part_is_less_than_nothing(whole: float, queued: float, computing: float, outcome: str) -> None:
     """Clocks of two processes may disagree."""
     report = HandOverReport(outcome=outcome, seconds=whole, queued=queued, computing=computing)
-    assert 0 <= report.exposed <= report.seconds
+    assert 0 <= min(report.exposed, report.lost) <= max(report.exposed, report.lost) <= report.seconds

@@ -110,6 +110,10 @@ class CascadeAnswer:
         return "small" if self.escalated is None else "large"
 
     @property
+    def surprisal(self) -> float | None:
+        return None if self.confidence is None else -self.confidence
+
+    @property
     def reason(self) -> str:
         return self.escalated or "sure"
 

@@ -51,6 +51,10 @@ class HandOverReport:
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "exposed": self.exposed}
 
+    @property
+    def lost(self) -> float:
+        return 0.0 if self.outcome == WHOLE else self.seconds
+
 
 @dataclass(eq=False)
 class HandOver:
