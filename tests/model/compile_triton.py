@@ -65,7 +65,7 @@ class Launches:
             source = ASTSource(
                 self.kernel, signature, constants, {(i,): backend.parse_attr(hint) for i, hint in hinted}
             )
-            chosen = {name: options[name] for name in ("num_warps", "num_stages")}
+            chosen = {name: options[name] for name in ("num_warps", "num_stages") if name in options}
             yield triton.compile(source, target=self.target, options=chosen)
 
 
@@ -108,13 +108,14 @@ def draw() -> None:
 
 
 #: Where kernels are launched, and which.
-KERNELS: dict[ModuleType, tuple[str, ...]] = {
+LAUNCHED: dict[ModuleType, tuple[str, ...]] = {
     triton_attention: ("attend_parts", "join_parts_in_order"),
     products: ("few_rows", "join_parts", "many_rows"),
     norms: ("rms_norm",),
     drawing: ("best_of_block", "best_of_all"),
     rotary: ("rotate_heads",),
 }
+KERNELS = [(module, name, getattr(module, name)) for module, names in LAUNCHED.items() for name in names]
 BFLOAT16, INT8, FP8 = torch.bfloat16, torch.int8, torch.float8_e4m3fn
 FLOAT32 = torch.float32
 CASES: dict[str, tuple[GPUTarget, Callable[..., None], tuple[Any, ...]]] = {
@@ -136,13 +137,10 @@ CASES: dict[str, tuple[GPUTarget, Callable[..., None], tuple[Any, ...]]] = {
 
 
 def compiled(target: GPUTarget, launch: Callable[..., None], arguments: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
-    launched = {}
-    for module, names in KERNELS.items():
-        for name in names:
-            kernel = getattr(module, name)
-            launched[name] = Launches(getattr(kernel, "kernel", kernel), target)
-            setattr(module, name, launched[name])
-    products.STAGES = 2 if target.backend == "hip" else 3
+    launched = {name: Launches(kernel, target) for _, name, kernel in KERNELS}
+    for module, name, _ in KERNELS:
+        setattr(module, name, launched[name])
+    products.STAGES, products.TILE = 2 if target.backend == "hip" else 3, 128 if target is HOPPER else 64
     launch(*arguments)
     for name, launches in launched.items():
         for binary in launches.compiled():

@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 import weakref
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,9 @@ from pilotfish.core.scheduling.executor import NodeRows, SequenceRows
 from pilotfish.core.trees.tree import EMPTY_TREE, TokenTree
 from pilotfish.errors import ParameterError
 from pilotfish.model.cpu.native import pack_weight
-from pilotfish.model.cpu.native_modules import PackedLinear, PackedWeight, fused
+from pilotfish.model.cpu.native_modules import NativeKernels, PackedLinear, PackedWeight
 from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.fused import fused
 from pilotfish.model.kernels import replace_modules
 from pilotfish.model.loading.loader import load_model
 from pilotfish.model.loading.quantize import quantize
@@ -141,7 +143,7 @@ def test_a_replaced_layer_frees_its_weight_at_once() -> None:
     layers = [weakref.ref(layer) for layer in model]
     gc.disable()
     try:
-        replace_modules(model, fused)
+        replace_modules(model, partial(fused, NativeKernels(CPU)))
         assert [layer() for layer in layers] == [None, None]
     finally:
         gc.enable()

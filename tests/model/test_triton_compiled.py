@@ -66,7 +66,8 @@ def test_kernels_compile_for_cards_that_are_not_here() -> None:
         assert Counter(binary["kernel"] for binary in binaries) == BINARIES[kind], case
         for binary in binaries:
             of_case = f"{case}: {binary}"
-            assert not binary["tf32"] and not binary["spilled_bytes"], of_case
+            assert not binary["tf32"], of_case
+            assert not binary["spilled_bytes"] or "float32" in case, of_case
             assert binary["shared_bytes"] <= SHARED[card], of_case
             multiplies = binary["kernel"] in ("attend_parts", "few_rows", "many_rows") and "float32" not in case
             assert binary["matrix_unit"] == ([UNITS[card]] if multiplies else []), of_case

@@ -26,6 +26,8 @@ ALIGNMENT = 16
 JOIN = 1024  # sums of a program
 #: Shared memory of AMD's cards holds fewer blocks that are on their way.
 STAGES = 2 if torch.version.hip else 3
+#: Rows, and outputs, of a tile of many rows: cards before Hopper would spill registers with more.
+TILE = 128 if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0) else 64
 
 
 @dataclass(frozen=True)
@@ -91,10 +93,9 @@ def _few(out: Tensor, x: Tensor, weight: OrderedWeight, bias: Tensor | None) -> 
 
 
 def _many(out: Tensor, x: Tensor, weight: OrderedWeight, bias: Tensor | None) -> None:
-    rows, (outputs, inputs), block = len(x), weight.values.shape, 128
-    block_k = BLOCK_K // 2
-    blocks = [TensorDescriptor.from_tensor(each, [block, block_k]) for each in (x, weight.values)]
-    many_rows[(triton.cdiv(outputs, block) * triton.cdiv(rows, block),)](
-        *blocks, weight.scales, bias, out, rows, outputs, inputs, weight.span, block, block, block_k, 8,
+    rows, (outputs, inputs), block_k = len(x), weight.values.shape, BLOCK_K // 2
+    blocks = [TensorDescriptor.from_tensor(each, [TILE, block_k]) for each in (x, weight.values)]
+    many_rows[(triton.cdiv(outputs, TILE) * triton.cdiv(rows, TILE),)](
+        *blocks, weight.scales, bias, out, rows, outputs, inputs, weight.span, TILE, TILE, block_k, 8,
         num_warps=8, num_stages=STAGES,
     )  # fmt: skip

@@ -109,11 +109,12 @@ def many_rows(
 @triton.jit
 def _scaled(total, scales, bias, n, real):
     """The product and the sum are fused where both are, by name: else each kernel's compiler would choose."""
-    if bias is None:
-        if scales is not None:
-            total *= tl.load(scales + n, mask=real, other=0.0)
-        return total
-    added = tl.load(bias + n, mask=real, other=0.0).to(tl.float32)
-    if scales is None:
-        return total + added
-    return tl.fma(total, tl.load(scales + n, mask=real, other=0.0) + tl.zeros_like(total), added + tl.zeros_like(total))
+    added = tl.zeros_like(total)
+    if bias is not None:
+        added += tl.load(bias + n, mask=real, other=0.0).to(tl.float32)
+    if scales is not None:
+        scale = tl.load(scales + n, mask=real, other=0.0) + tl.zeros_like(total)
+        total = tl.fma(total, scale, added) if bias is not None else total * scale
+    elif bias is not None:
+        total += added
+    return total
