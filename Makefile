@@ -1,4 +1,4 @@
-# make demo | test | soak | check | format | parity PROMPTS=FILE.jsonl | bench PROMPTS=FILE.jsonl | clean
+# make demo | test | soak | gpu | check | format | parity PROMPTS=FILE.jsonl | bench PROMPTS=FILE.jsonl | clean
 
 SHELL := /bin/bash
 VENV := .venv
@@ -11,7 +11,7 @@ CROSS := $(VENV)/.cross
 IS_ROOT := $(filter 0,$(shell id -u))
 AS_ROOT := $(if $(IS_ROOT),,sudo -n)
 
-.PHONY: demo test soak check format parity bench has-prompts clean
+.PHONY: demo test soak gpu check format parity bench has-prompts clean
 
 demo: $(READY)
 	$(BIN)/pilotfish demo
@@ -25,6 +25,15 @@ soak: $(READY)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[llama-cpp,manifests,ray]'
 	failed=; $(BIN)/pytest -n 2 tests/soak/test_whole_files.py || failed=1; \
 	$(BIN)/pytest tests/soak --ignore tests/soak/test_whole_files.py && test -z "$$failed"
+
+# On a machine with a CUDA GPU. PYTHON: of an environment with a CUDA build of PyTorch and what `.[dev]` names.
+PYTHON := python3
+REPORT := runs/gpu.json
+gpu: export PYTHONPATH := src
+gpu:
+	mkdir -p $(dir $(REPORT))
+	$(PYTHON) -m pytest tests/gpu $(wildcard tests/model/test_triton_*.py)
+	$(PYTHON) -m pilotfish bench gpu --out $(REPORT)
 
 check: $(READY)
 	$(BIN)/ruff check .

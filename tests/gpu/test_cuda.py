@@ -1,4 +1,4 @@
-"""Tests that need a CUDA device. `tests/model/test_triton_attention.py` runs on the device too, if there is one.
+"""Tests that need a CUDA device. `make gpu` runs `tests/model/test_triton_*.py` on it too.
 
 None of this asserts a time. Bits and outputs are compared with ==.
 """
@@ -17,9 +17,6 @@ import pytest
 import torch
 from support import KINDS, SETTINGS, SNIPPETS, VOCAB, RandomDrafter, assert_idle, make_engine, random_tree, run
 
-from pilotfish.cli.bench.gpu import run_gpu
-from pilotfish.cli.bench.options import BENCHES
-from pilotfish.cli.bench.report import ProgressBar
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.cache.slots import Slots
 from pilotfish.core.sampling.sampling_params import SamplingParams
@@ -269,10 +266,3 @@ def test_rounded_outputs_are_those_without_a_draft(engines: Any, dtype: str, kin
     alone = outputs(engines(None, dtype, **{rounded: kind}), together=False)
     for drafter in ("lm+ngram", "random"):
         assert outputs(engines(drafter, dtype, **{rounded: kind}), together=True) == alone
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_bench_runs(dtype: str) -> None:
-    results = run_gpu(BENCHES["gpu"].options(dtype=dtype, repeats=1), ProgressBar()).results
-    assert len(results["steps"]) == 2 * len(results["attention"]) > 0
-    assert all(step["milliseconds"] > 0 for step in results["steps"])

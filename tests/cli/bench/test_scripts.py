@@ -13,10 +13,11 @@ import torch
 from programs import children, memory_bytes
 from typer.testing import CliRunner
 
-from pilotfish.cli.bench import protocol
+from pilotfish.cli.bench import gpu, protocol
 from pilotfish.cli.bench.commands import app
-from pilotfish.cli.bench.gpu import attention_contest, llama, random_model
+from pilotfish.cli.bench.gpu import llama, random_model
 from pilotfish.cli.bench.options import BENCHES
+from pilotfish.cli.bench.plain_decode import PlainDecode
 from pilotfish.cli.bench.protocol import ASKED, LEVELS, Costs, DraftExchange, costs_of, run_protocol
 from pilotfish.cli.bench.report import MEBIBYTE, ProgressBar
 from pilotfish.errors import InputError
@@ -56,15 +57,28 @@ def test_without_a_gpu_it_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch
     assert isinstance(result.exception, InputError) and str(result.exception) == "there is no CUDA device here"
 
 
-@pytest.mark.parametrize("rows", [1, 9])
-def test_attentions_do_the_same_work(rows: int) -> None:
-    pytest.importorskip("triton")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(0)
-    contest = attention_contest(TINY, rows, torch.float32, device)
-    expected = contest["dense"]()
-    for other in (contest["triton"], contest["sdpa"]):
-        torch.testing.assert_close(other(), expected, rtol=1e-5, atol=1e-5)
+def test_its_measurements_run_on_a_processor_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured, not how fast it is."""
+    cpu = torch.device("cpu")
+    for name, value in {"CONTEXTS": (40,), "ROWS": (1, 5), "CALLS": 2, "PROMPT": 20, "CONTEXT": 9, "SLOTS": 60}.items():
+        monkeypatch.setattr(gpu, name, value)
+    model = random_model(TINY, torch.float32, cpu)
+    read = gpu.weight_bytes(model)
+    linears = 32 * (4 + 2 * 2) * 64 + 32 * 4 * 64 + 3 * 32 * 48 + 8192 * 32
+    assert read == 4 * linears, "all products, and no embedding"
+    for row in gpu.steps(model, 10.0, 1):
+        assert row["floor_ms"] > read / 1e7 and row["step_ms"] > row["forward_ms"] > 0
+    assert gpu.prompt(model, 1)["tflop_per_s"] > 0
+    for row in (*gpu.attention(TINY, torch.float32, cpu, 10.0, 1), *gpu.products(TINY, torch.float32, cpu, 1)):
+        assert row["us"] > 0
+    monkeypatch.setitem(gpu.SHAPES, "1b", TINY)
+    assert [row["draft"] for row in gpu.levels(torch.float32, cpu, 1) if row["ms"] > 0] == ["1b", "bundled"]
+
+
+def test_what_is_compiled_decodes() -> None:
+    step = PlainDecode(TINY, 3, 9, torch.float32, torch.device("cpu"))
+    first = step()
+    assert first.shape == (3,) and torch.equal(step(), first)
 
 
 def test_a_random_model_runs_as_any_other() -> None:

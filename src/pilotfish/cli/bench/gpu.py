@@ -1,43 +1,56 @@
-"""Cost of a step on a CUDA GPU, with and without graphs, and its attention beside other ways to compute it."""
+"""What steps cost on a CUDA GPU beside the time in which their bytes are read; attention and products alone."""
 
 from __future__ import annotations
 
 import statistics
-import tempfile
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from functools import partial
-from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from pilotfish.cli.bench.options import BenchOptions
+from pilotfish.cli.bench.plain_decode import PlainDecode
 from pilotfish.cli.bench.report import ProgressBar, Report, Row, timed
-from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
+from pilotfish.config.fields import Quantization
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, Sampling, SequenceRows
 from pilotfish.core.trees.tree import Guesses
+from pilotfish.engine.pairs import resolve_pair
 from pilotfish.errors import InputError
-from pilotfish.model.attention import AttentionMetadata, Scoring, TreeAttention, dense_tree_attention, key_slots
-from pilotfish.model.batch import EXACT, Batch
+from pilotfish.model.attention import AttentionMetadata, Scoring
+from pilotfish.model.batch import Batch
 from pilotfish.model.cuda.graphs import CudaRecorder
+from pilotfish.model.devices import kernels_of
 from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.experts import Affine
+from pilotfish.model.kernels import JoinedLinear, Kernels
 from pilotfish.model.kv_planes import LayerKV
 from pilotfish.model.loading.footprint import slot_bytes
 from pilotfish.model.loading.loader import LoadedModel, load_model
+from pilotfish.model.loading.metadata import GenerationConfig
 from pilotfish.model.loading.precision import precision_of
+from pilotfish.model.loading.quantize import quantize
+from pilotfish.model.loading.tensors import model_weights
 
-VOCAB = 8192
-HEAD_DIM = 64
+T = TypeVar("T")
+
+VOCAB = 8192  # of shapes that name no other
 CONTEXT = 256  # tokens before a step
+PROMPT = 1024
 ROWS = (1, 8, 16, 64)
-WARM_UP = 3  # forwards
-SLOTS = CONTEXT + max(ROWS)
-CALLS = 50  # of an attention in one measurement
+CONTEXTS = (1024, 8192, 32768)  # of attention
+LEAVES, CHILDREN = 2, 4  # of a draft's level
+WARM_UP = 3  # calls
 COPY_BYTES = 2**30
-SCALE = HEAD_DIM**-0.5
+SLOTS = PROMPT + max(ROWS)
+#: Calls of one measurement, over copies of a weight or of KV that no cache holds together.
+CALLS = 40
 
 
 def run_gpu(options: BenchOptions, progress: ProgressBar) -> Report:
@@ -45,19 +58,32 @@ def run_gpu(options: BenchOptions, progress: ProgressBar) -> Report:
     if not torch.cuda.is_available():
         raise InputError("there is no CUDA device here")
     device, repeats = torch.device("cuda"), options.repeats
-    precision = precision_of(options.engine["dtype"], SHAPES["88m"], device, eager=False)
-    progress.total, steps, attention = len(SHAPES), list[Row](), list[Row]()
-    for name, shape in SHAPES.items():
-        model = random_model(shape, precision.dtype, device)
-        for graphs in (False, True):
-            executor = TorchExecutor(replace(model, recordable=graphs and model.recordable), SLOTS)
-            steps += [{"shape": name, "graphs": graphs, **step_time(executor, rows, repeats)} for rows in ROWS]
-        attention += [{"shape": name, "rows": rows, **attention_us(shape, rows, model, repeats)} for rows in ROWS]
-        progress(name)
-    source, copy = (torch.zeros(COPY_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
-    copied = 2 * COPY_BYTES / (milliseconds(lambda: copy.copy_(source), repeats) * 1e6)
+    precision = precision_of(options.engine["dtype"], SHAPES["1b"], device, eager=False)
+    dtype, shape = precision.dtype, SHAPES["8b"]
+    progress.total = 7
+    gb_per_s = 2 * COPY_BYTES / (milliseconds(_copy(device), repeats) * 1e6)
+    results: dict[str, Any] = {"steps": []}
+    for name, each in SHAPES.items():
+        model = random_model(each, dtype, device)
+        results["steps"] += [{"shape": name, **row} for row in steps(model, gb_per_s, repeats)]
+        progress(f"steps of {name}")
+    results["prompts"] = [{"products": "ours", **prompt(model, repeats)}]
+    del model
+    compiled = [{"rows": rows, "ms": compiled_ms(rows, dtype, device, repeats)} for rows in ROWS[:2]]
+    progress("compiled")
+    library = random_model(shape, dtype, device, with_cublas(device, shape.head_dim))
+    results["prompts"] += [{"products": "cuBLAS", **prompt(library, repeats)}]
+    del library
+    progress("prompts")
+    results |= {"compiled": compiled, "eight_bits": eight_bits(shape, dtype, device, repeats)}
+    progress("8 bits")
+    results["levels"] = levels(dtype, device, repeats)
+    results["attention"] = list(attention(shape, dtype, device, gb_per_s, repeats))
+    progress("attention")
+    results["products"] = list(products(shape, dtype, device, repeats))
+    progress("products")
     machine = {"dtype": precision.name, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
-    return Report({**machine, "copy_gb_per_s": copied, "steps": steps, "attention": attention})
+    return Report({**machine, "copy_gb_per_s": gb_per_s, **results})
 
 
 def milliseconds(call: Callable[[], object], repeats: int) -> float:
@@ -65,92 +91,174 @@ def milliseconds(call: Callable[[], object], repeats: int) -> float:
 
     def waited() -> None:
         call()
-        torch.cuda.synchronize()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
 
     return 1000 * statistics.median([timed(waited) for _ in range(WARM_UP + repeats)][WARM_UP:])
 
 
-def step_time(executor: TorchExecutor, rows: int, repeats: int) -> Row:
-    """A step of one token and a tree below it, `rows` together, after `CONTEXT` tokens: a forward from its rows to its
-    logits, Python included. GB/s count weights and KV once each."""
-    from pilotfish.model.cuda.products import InvariantLinear
-
-    step, model = step_rows(executor, rows), executor.model
-    spent = milliseconds(lambda: executor.forward([step]), repeats)
-    linears = (module.weight.values for module in model.module.modules() if isinstance(module, InvariantLinear))
-    weights = sum(values.nbytes for values in linears)
-    read = weights + (CONTEXT + rows) * slot_bytes(model.config, model.kv_dtype.itemsize)
-    return {"rows": rows, "milliseconds": spent, "gb_per_s": read / (spent * 1e6)}
+def microseconds(calls: Callable[[], object], count: int, device: torch.device, repeats: int) -> float:
+    """Of one of the `count` calls, replayed as a graph, without launches."""
+    replay: Callable[[], object] = calls
+    if device.type == "cuda":
+        replay, _ = CudaRecorder()(lambda: (calls(), torch.zeros(1, device=device))[1])
+    return 1000 * milliseconds(replay, repeats) / count
 
 
-def attention_us(shape: LlamaConfig, rows: int, model: LoadedModel, repeats: int) -> Row:
-    """Microseconds of one layer's attention over such a step's rows; SDPA's alone writes no KV. Triton and SDPA are
-    replayed as graphs, without launches; the dense reference asks the device for lengths, so its launches count."""
-    calls = attention_contest(shape, rows, model.dtype, model.device)
-    record = CudaRecorder()
-    replayed = {kind: record(calls[kind])[0] for kind in ("triton", "sdpa")}
-
-    def microseconds(call: Callable[[], object]) -> float:
-        return 1000 * milliseconds(lambda: [call() for _ in range(CALLS)], repeats) / CALLS
-
-    return {kind: microseconds(call) for kind, call in {**calls, **replayed}.items()}
+def in_turn(call: Callable[[T], object], each: Sequence[T], count: int) -> Callable[[], object]:
+    return lambda: [call(each[i % len(each)]) for i in range(count)]
 
 
-def attention_contest(
-    shape: LlamaConfig, rows: int, dtype: torch.dtype, device: torch.device
-) -> dict[str, Callable[[], torch.Tensor]]:
-    """Three ways to attend with a step's rows, over the same random keys; SDPA's are laid out in position order
-    beforehand. Each gives [rows, heads, head_dim]."""
-    from pilotfish.model.cuda.triton_attention import triton_tree_attention
-
-    [batch] = Batch.build([context_and_tree(rows, VOCAB)[1]], EXACT, SLOTS)
-    place = batch.map(lambda tensor: tensor.to(device)).metadata
-
-    def normal(tokens: int, heads: int) -> torch.Tensor:
-        return torch.randn(tokens, heads, HEAD_DIM, dtype=dtype, device=device)
-
-    kv_heads = shape.num_key_value_heads
-    q, k, v = (normal(rows, heads) for heads in (shape.num_attention_heads, kv_heads, kv_heads))
-    kv = LayerKV(*(normal(SLOTS + 1, kv_heads) for _ in range(2)))
-
-    def attend(kernel: TreeAttention) -> torch.Tensor:
-        return kernel(q, k, v, kv, place, Scoring(SCALE))
-
-    attend(dense_tree_attention)  # writes k and v
-    seen = (q, *(plane[: CONTEXT + rows] for plane in kv))
-    query, keys, values = (x.transpose(0, 1)[None].contiguous() for x in seen)
-    mask = tree_mask(place)
-
-    def sdpa() -> torch.Tensor:
-        attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=SCALE, enable_gqa=True)
-        return attended[0].transpose(0, 1)
-
-    triton, dense = partial(attend, triton_tree_attention), partial(attend, dense_tree_attention)
-    return {"triton": triton, "dense": dense, "sdpa": sdpa}
+def _copy(device: torch.device) -> Callable[[], object]:
+    source, target = (torch.zeros(COPY_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
+    return lambda: target.copy_(source)
 
 
-def tree_mask(place: AttentionMetadata) -> torch.Tensor:
-    """Tells which of the slots 0 to `CONTEXT` + rows - 1 each row sees. bool [rows, slots]."""
-    rows = len(place.row_slots)
-    seen = torch.zeros(rows, CONTEXT + rows, dtype=torch.bool, device=place.row_slots.device)
-    for row, slots, position in zip(seen, key_slots(place), place.row_positions.tolist(), strict=True):
-        row[slots[: position + 1]] = True
-    return seen
+# -- steps
+
+
+def steps(model: LoadedModel, gb_per_s: float, repeats: int) -> Iterator[Row]:
+    """Of one token and a tree below it, `rows` together, after `CONTEXT` tokens. `forward_ms` is the device's; a step
+    is from rows to tokens at T = 0.8, Python included. The floor reads weights and KV once each."""
+    executor = TorchExecutor(model, SLOTS)
+    for rows in ROWS:
+        step = step_rows(executor, rows)
+        run = partial(executor.execute, [step], sampling_of(rows))
+        spent = milliseconds(run, repeats)
+        forward = 1000 * statistics.median(run().seconds.model for _ in range(repeats))
+        read = weight_bytes(model) + (CONTEXT + rows) * slot_bytes(model.config, model.kv_dtype.itemsize)
+        floor = read / (gb_per_s * 1e6)
+        yield {"rows": rows, "floor_ms": floor, "forward_ms": forward, "step_ms": spent, "times_floor": spent / floor}
+
+
+def sampling_of(rows: int, children: int = 0) -> Sampling:
+    index = np.arange(rows)
+    return Sampling(None, [SamplingParams(temperature=0.8)], [7], np.zeros_like(index), index, children=children)
+
+
+def weight_bytes(model: LoadedModel) -> int:
+    """Of products, which are all that a step reads of a model but for rows of its embedding."""
+    return sum(weight.numel for weight in model_weights(model.config) if weight.linear) * model.dtype.itemsize
+
+
+def prompt(model: LoadedModel, repeats: int) -> Row:
+    executor = TorchExecutor(model, SLOTS)
+    tokens, slots = [1 + place % (VOCAB - 1) for place in range(PROMPT)], np.arange(PROMPT, dtype=np.int32)
+    rows = SequenceRows(0, tokens, slots, NO_NODES, kept=[PROMPT - 1])
+    spent = milliseconds(lambda: executor.forward([rows]), repeats)
+    operations = 2 * PROMPT * weight_bytes(model) / model.dtype.itemsize
+    return {"tokens": PROMPT, "ms": spent, "tflop_per_s": operations / (spent * 1e9)}
+
+
+def with_cublas(device: torch.device, head_dim: int) -> Kernels:
+    """The device's kernels, but for products, which are the library's."""
+    kernels = kernels_of(device, head_dim, eager=False)
+    kernels.linear = JoinedLinear  # type: ignore[method-assign]
+    return kernels
+
+
+def eight_bits(shape: LlamaConfig, dtype: torch.dtype, device: torch.device, repeats: int) -> list[Row]:
+
+    def forward_ms(kind: Quantization) -> float:
+        executor = TorchExecutor(random_model(shape, dtype, device, quantization=kind), SLOTS)
+        step = step_rows(executor, 1)
+        return milliseconds(lambda: executor.forward([step]), repeats)
+
+    kinds: tuple[Quantization, ...] = ("none", "int8", "fp8")
+    return [{"weights": kind, "rows": 1, "forward_ms": forward_ms(kind)} for kind in kinds]
+
+
+def levels(dtype: torch.dtype, device: torch.device, repeats: int) -> list[Row]:
+    """Of drafts: `LEAVES` rows, and the `CHILDREN` likeliest tokens after each."""
+    drafts = {
+        "1b": random_model(SHAPES["1b"], dtype, device),
+        "bundled": load_model(resolve_pair("pycode").draft, dtype, device, eager=False),
+    }
+    found = []
+    for name, model in drafts.items():
+        executor = TorchExecutor(model, SLOTS)
+        level = partial(executor.execute, [step_rows(executor, LEAVES)], sampling_of(LEAVES, CHILDREN))
+        found.append({"draft": name, "ms": milliseconds(level, repeats)})
+    return found
+
+
+def compiled_ms(rows: int, dtype: torch.dtype, device: torch.device, repeats: int) -> float:
+    step = PlainDecode(SHAPES["8b"], rows, CONTEXT, dtype, device)
+    step.layer = torch.compile(step.layer)
+    return microseconds(step, 1, device, repeats) / 1000
+
+
+# -- attention and products by themselves
+
+
+def attention(
+    shape: LlamaConfig, dtype: torch.dtype, device: torch.device, gb_per_s: float, repeats: int
+) -> Iterator[Row]:
+    """Of one layer, over a tree of `rows` below so many tokens; the floor reads its KV once."""
+    kv_heads, head_dim = shape.num_key_value_heads, shape.head_dim
+    for context in CONTEXTS:
+        token = 2 * kv_heads * head_dim * dtype.itemsize
+        copies = min(CALLS, 1 + (256 << 20) // (token * context))
+        pools = [_kv(context + max(ROWS) + 1, kv_heads, head_dim, dtype, device) for _ in range(copies)]
+        for rows in ROWS:
+            calls = in_turn(attending(shape, context, rows, dtype, device), pools, CALLS)
+            spent = microseconds(calls, CALLS, device, repeats)
+            yield {"context": context, "rows": rows, "floor_us": context * token / (gb_per_s * 1e3), "us": spent}
+
+
+def _kv(slots: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> LayerKV:
+    return LayerKV(*(torch.randn(slots, heads, head_dim, dtype=dtype, device=device) for _ in range(2)))
+
+
+def attending(
+    shape: LlamaConfig, context: int, rows: int, dtype: torch.dtype, device: torch.device
+) -> Callable[[LayerKV], Tensor]:
+    kernels = kernels_of(device, shape.head_dim, eager=False)
+    [batch] = Batch.build([context_and_tree(rows, VOCAB, context)[1]], kernels.buckets(), context + max(ROWS))
+    place: AttentionMetadata = batch.map(lambda tensor: tensor.to(device)).metadata
+    heads, kv_heads = shape.num_attention_heads, shape.num_key_value_heads
+    q, k, v = (
+        torch.randn(len(place.row_slots), count, shape.head_dim, dtype=dtype, device=device)
+        for count in (heads, kv_heads, kv_heads)
+    )
+    return lambda kv: kernels.attend(q, k, v, kv, place, Scoring(shape.head_dim**-0.5))
+
+
+def products(shape: LlamaConfig, dtype: torch.dtype, device: torch.device, repeats: int) -> Iterator[Row]:
+    """Each over several weights, so that none comes out of a cache."""
+    kernels, hidden, inner = kernels_of(device, shape.head_dim, eager=False), shape.hidden_size, shape.intermediate_size
+    joined = (shape.num_attention_heads + 2 * shape.num_key_value_heads) * shape.head_dim
+    sizes = {"qkv": (joined, hidden), "o": (hidden, hidden), "gate_up": (2 * inner, hidden), "down": (hidden, inner)}
+    for name, (outputs, inputs) in {**sizes, "head": (shape.vocab_size, hidden)}.items():
+        copies = max(2, (256 << 20) // (outputs * inputs * dtype.itemsize))
+        weights = [torch.randn(outputs, inputs, dtype=dtype, device=device) for _ in range(copies)]
+        ours, library = ([make(Affine(w, None)) for w in weights] for make in (kernels.linear, JoinedLinear))
+        for rows in (1, 16, 64, 2 * PROMPT):
+            x, turns = torch.randn(rows, inputs, dtype=dtype, device=device), CALLS if rows <= 64 else 4
+            calls = (in_turn(partial(_applied, x), each, turns) for each in (ours, library))
+            us = [microseconds(call, turns, device, repeats) for call in calls]
+            yield {"product": name, "rows": rows, "us": us[0], "cublas_us": us[1], "speed": us[1] / us[0]}
+
+
+def _applied(x: Tensor, linear: Callable[[Tensor], Tensor]) -> Tensor:
+    return linear(x)
 
 
 # -- Llamas of known shapes with random weights, whose forwards cost what trained ones do; the rows of a step
 
 
-def llama(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int) -> LlamaConfig:
-    """Input and output embeddings are two matrices of `VOCAB` rows."""
+def llama(
+    layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, head_dim: int = 64, vocab: int = VOCAB
+) -> LlamaConfig:
+    """Input and output embeddings are two matrices."""
     return LlamaConfig(
-        vocab_size=VOCAB,
+        vocab_size=vocab,
         hidden_size=hidden,
         intermediate_size=ffn,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        head_dim=HEAD_DIM,
+        head_dim=head_dim,
         max_position_embeddings=4096,
         tie_word_embeddings=False,
         bos_token_id=None,
@@ -159,18 +267,31 @@ def llama(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int) -> Llam
     )
 
 
-#: Named by their parameters.
+#: Of Llama 3.2 1B and Llama 3.1 8B.
 SHAPES = {
-    "88m": llama(layers=12, hidden=768, heads=12, kv_heads=4, ffn=2048),
-    "344m": llama(layers=24, hidden=1024, heads=16, kv_heads=4, ffn=3584),
+    "1b": llama(layers=16, hidden=2048, heads=32, kv_heads=8, ffn=8192, vocab=128_256),
+    "8b": llama(layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, head_dim=128, vocab=128_256),
 }
 
 
-def random_model(shape: LlamaConfig, dtype: torch.dtype, device: torch.device) -> LoadedModel:
-    """Random weights, loaded as any other model is; they pass through a temporary directory."""
-    with tempfile.TemporaryDirectory() as directory:
-        write_random_model(shape, dtype, directory)
-        return load_model(Path(directory), dtype, device, eager=False)
+def random_model(
+    shape: LlamaConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: Kernels | None = None,
+    quantization: Quantization = "none",
+) -> LoadedModel:
+    """Random weights, made on the device."""
+    config, kernels = deepcopy(shape), kernels or kernels_of(device, shape.head_dim, eager=False)
+    config.architectures, config.context = [LlamaForCausalLM.__name__], shape.max_position_embeddings
+    config._attn_implementation = "pilotfish"
+    with torch.device(device):
+        module = AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
+    if quantization != "none":
+        quantize(module, quantization)
+    module = kernels.replace(module, config.context, alone=True)
+    generation, recordable = GenerationConfig(frozenset(), {}), kernels.records(config)
+    return LoadedModel(module, config, config, generation, dtype, dtype, device, kernels, recordable)
 
 
 def write_random_model(shape: LlamaConfig, dtype: torch.dtype, directory: str) -> None:
@@ -180,18 +301,18 @@ def write_random_model(shape: LlamaConfig, dtype: torch.dtype, directory: str) -
 
 
 def step_rows(executor: TorchExecutor, rows: int) -> SequenceRows:
-    before, step = context_and_tree(rows, executor.model.config.vocab_size)
+    before, step = context_and_tree(rows, executor.model.config.vocab_size, CONTEXT)
     executor.forward([before])
     return step
 
 
-def context_and_tree(rows: int, vocab_size: int) -> tuple[SequenceRows, SequenceRows]:
-    """`CONTEXT` tokens; then a token and a tree below it, `rows` together. Slots count up from 0."""
-    prefix = np.arange(CONTEXT + 1, dtype=np.int32)
-    prompt = [1 + token % (vocab_size - 1) for token in range(CONTEXT + 1)]
+def context_and_tree(rows: int, vocab_size: int, context: int) -> tuple[SequenceRows, SequenceRows]:
+    """`context` tokens; then a token and a tree below it, `rows` together. Slots count up from 0."""
+    prefix = np.arange(context + 1, dtype=np.int32)
+    tokens = [1 + token % (vocab_size - 1) for token in range(context + 1)]
     tree = Guesses()
     for node in range(rows - 1):
         tree.add(node // 4 - 1, (node + 1) % vocab_size, -float(node + 1))
-    nodes = NodeRows.of(tree.tree(), np.arange(CONTEXT + 1, CONTEXT + rows, dtype=np.int32))
-    before = SequenceRows(0, prompt[:CONTEXT], prefix[:CONTEXT], NO_NODES, kept=[CONTEXT - 1])
-    return before, SequenceRows(CONTEXT, prompt[CONTEXT:], prefix, nodes, kept=[0])
+    nodes = NodeRows.of(tree.tree(), np.arange(context + 1, context + rows, dtype=np.int32))
+    before = SequenceRows(0, tokens[:context], prefix[:context], NO_NODES, kept=[context - 1])
+    return before, SequenceRows(context, tokens[context:], prefix, nodes, kept=[0])
