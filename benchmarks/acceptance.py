@@ -1,7 +1,5 @@
 """The tokens that a verify step commits, by drafter and temperature. Times nothing."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import product
 

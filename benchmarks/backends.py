@@ -1,8 +1,6 @@
 """Tokens per second in mode async with the draft on our own executor, on llama.cpp and on OpenVINO, paced and not: a
 pool of each, in turn. Exit 1 if outputs differ in float32."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack

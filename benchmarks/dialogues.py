@@ -1,7 +1,5 @@
 """Requests that begin alike, as scripts: a request, its answer, the next request."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Sequence
 from itertools import cycle
 from typing import Any

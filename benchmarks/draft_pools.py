@@ -1,7 +1,5 @@
 """Draft pools and networks before them, for scripts that draft far from the target."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Sequence

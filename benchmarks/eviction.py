@@ -1,8 +1,6 @@
 """Which KV the prefix cache keeps: requests of a trace, and of tenants whose prompts begin alike, found in pools of
 several sizes. No model runs: a slot holds a block of tokens, and requests come one at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

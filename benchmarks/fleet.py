@@ -1,7 +1,5 @@
 """Fleets of 1 to 1,000 targets at the same load for each, simulated: policies of routing side by side. No model."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence

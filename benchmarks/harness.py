@@ -1,7 +1,5 @@
 """What the scripts of this folder share: options from the command line, a bar on stderr, tables or JSON on stdout."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """KV in int8 beside KV as it is computed: logits, accepted tokens, slots, and decoding after long contexts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import cycle, islice

@@ -1,7 +1,5 @@
 """Whether the time to a first token tells a tenant what another has asked. What he himself has asked it must tell."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -7,8 +7,6 @@ client sees them, while the server answers another client's prompt, new each tim
 how long that answer took. The speed is of an output that has the server for itself.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import statistics

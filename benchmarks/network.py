@@ -1,7 +1,5 @@
 """Tokens per second with a draft pool at a distance, beside plain decoding: a proxy stands for the network."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any

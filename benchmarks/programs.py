@@ -1,7 +1,5 @@
 """Programs that benches start, and memory of processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

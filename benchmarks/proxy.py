@@ -7,8 +7,6 @@
 its endpoint as JSON on the first line of stdout, and runs until it is killed.
 """
 
-from __future__ import annotations
-
 import json
 import queue
 import socket

@@ -1,7 +1,5 @@
 """Loss, acceptance and forwards with weights of int8, beside those of plain weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product

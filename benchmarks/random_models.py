@@ -1,7 +1,5 @@
 """Random models that engines serve, and executors whose forwards take turns."""
 
-from __future__ import annotations
-
 import shutil
 import statistics
 from collections.abc import Mapping

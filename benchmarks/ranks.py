@@ -1,8 +1,6 @@
 """A target in so many ranks: what each takes of memory, what forwards cost, tokens per second. Run it once for each
 number of ranks."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Time to the first token of requests that begin as earlier ones did: with the KV of those, and without."""
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import time

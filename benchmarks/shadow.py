@@ -1,7 +1,5 @@
 """What a shadow costs those who are served, and how far what it promises is from what the same draft does when live."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial

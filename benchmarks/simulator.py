@@ -6,8 +6,6 @@
 TRACE is a file of `pilotfish bench record`, of other prompts.
 """
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence

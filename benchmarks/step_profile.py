@@ -1,7 +1,5 @@
 """Cost of a step's parts, and of forwards by their rows."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import product
 

@@ -1,7 +1,5 @@
 """A server of a target, as tests need one: it attends, asks and counts, without an engine behind it."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

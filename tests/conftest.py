@@ -1,7 +1,5 @@
 """Fixtures of all tests. Threads wait passively: tests share cores with whatever else runs."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -1,7 +1,5 @@
 """Whether a text is what an entry of the corpus asks for, or may become it, judged without llguidance."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import json

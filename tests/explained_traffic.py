@@ -1,7 +1,5 @@
 """Traffic of which it is known why acceptance changes: requests drawn from shares of cohorts, chances of guesses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 

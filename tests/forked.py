@@ -1,7 +1,5 @@
 """Real processes that start in a tenth of a second: forks of one that has imported everything."""
 
-from __future__ import annotations
-
 import multiprocessing
 import multiprocessing.connection
 import os

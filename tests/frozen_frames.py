@@ -1,7 +1,5 @@
 """The frames of docs/draft-frames.md."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Constraints of many kinds, each with texts that it allows and some that it does not. Strings and lists are bounded:
 most outputs of any model end."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

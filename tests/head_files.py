@@ -1,7 +1,5 @@
 """Tiny random heads on disk, in the layout of every publisher."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

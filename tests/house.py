@@ -1,8 +1,6 @@
 """How large the house is: `python tests/house.py` prints its counts, `test_house.py` holds them to `LIMITS`. A new
 capability finds its room, or something makes room for it."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """Draft workers as threads of the test's process: their models, loops and sockets are real, no interpreter starts."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,6 @@
 """Prefill workers as threads of the test's process: their models, loops, memory and sockets are real, no interpreter
 starts."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """A server as threads of the test's process: its API, loops, sockets and models are real, no interpreter starts."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import logging

@@ -1,7 +1,5 @@
 """Targets as threads of the test's process: their engines, loops and sockets are real, no interpreter starts."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from pathlib import Path

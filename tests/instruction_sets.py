@@ -1,7 +1,5 @@
 """The tests of the kernels under other instruction sets of this processor than its best."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

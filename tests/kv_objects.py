@@ -1,7 +1,5 @@
 """Small objects and their store, for tests."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The manifests in deploy/kubernetes, for tests of what they say."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

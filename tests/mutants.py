@@ -1,7 +1,5 @@
 """Frames that nearly are messages, by their bytes or by what they say."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random

@@ -1,7 +1,5 @@
 """Tables of the documentation, for tests that try their lines."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A model whose tokens have other ids, and nothing else that is another."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -6,8 +6,6 @@ their own, and the last one is followed by the end of the sequence:
     … <assistant><cue:0> ─► "I look." ─► "\\n<tool_call>\\n{" ─► … ─► <eos>
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path

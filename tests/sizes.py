@@ -1,7 +1,5 @@
 """How much a test does: in the suite enough to find what it looks for, in `make soak` all of it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from itertools import product

@@ -1,7 +1,5 @@
 """What tests share: tiny models on disk, engines over them, drafters that guess at random."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """What is made once is made again where it is damaged, and by whoever is sooner."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Configurations: cores that a process may have or not; what a worker takes over from its engine."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The documentation hangs together: the index has every page, and links lead somewhere."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

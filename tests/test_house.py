@@ -1,7 +1,5 @@
 """The house keeps its limits, and its counts would notice."""
 
-from __future__ import annotations
-
 import house
 import pytest
 

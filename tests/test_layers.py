@@ -1,7 +1,5 @@
 """Imports point down only, and core stays free of devices, clocks and sockets."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Lines of a server's log: whose they are, what they say, and that nobody can forge one."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

@@ -1,7 +1,5 @@
 """OpenMP's threads sleep while they wait, whoever starts them."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Declared options: every bound is kept, by the configuration and by the command line, and refused in one line."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

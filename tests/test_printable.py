@@ -1,7 +1,5 @@
 """What a terminal could take for a command never reaches it raw, and what writing needs stays."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 

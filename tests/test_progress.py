@@ -1,7 +1,5 @@
 """What a long work says of itself: on a terminal bars, elsewhere lines. Time is what the test says."""
 
-from __future__ import annotations
-
 import io
 import threading
 from dataclasses import dataclass, field

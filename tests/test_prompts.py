@@ -1,7 +1,5 @@
 """What the engine is given for a row."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

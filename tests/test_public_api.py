@@ -1,7 +1,5 @@
 """What `import pilotfish` promises. A change here is a change for users."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 

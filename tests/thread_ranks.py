@@ -1,7 +1,5 @@
 """Ranks as threads of the test's process: their shards, forwards and sums are real, no interpreter starts."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,8 +1,6 @@
 """Files of the package that a token passes between a draft's forward and an output's text, by profilers in all
 processes of an `LLM`: `python tests/token_way.py`."""
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

@@ -3,8 +3,6 @@
 The types are asked for their fields, so that a field which is added is covered.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Routing that looks at no prefixes and no loads, to compare a `Router` with."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from itertools import count

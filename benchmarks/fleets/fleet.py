@@ -6,8 +6,6 @@ and prefill workers. One loop over events in virtual time.
                   └───────────────────────────┘
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import count

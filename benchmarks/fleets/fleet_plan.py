@@ -1,7 +1,5 @@
 """Plans of fleets: numbers of targets, servers and pools, and their speeds by the cost model or a pace."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Draft pools and prefill pools as a simulated target uses them."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """A server of a simulated fleet: what requests and events cost it, and what it knows of replicas. It routes by
 `core/routing/router.py` itself."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

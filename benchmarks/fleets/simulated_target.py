@@ -7,8 +7,6 @@ preempted.
     ends      when its steps are done, or after the step at hand where a request has arrived that can be admitted
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import deque

@@ -1,8 +1,6 @@
 """Logs on stderr, as JSON or text. Clients cannot break out of a line: both formats escape control characters. Prompts
 are logged only with `--log-prompts`."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterator

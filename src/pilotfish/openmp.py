@@ -2,8 +2,6 @@
 one busy neighbour a forward of a 344 M model took ten times as long; sleeping threads cost a few microseconds a
 wake-up. Torch's own operations run on these threads, our kernels on others (`model/cpu/kernels/team.h`)."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

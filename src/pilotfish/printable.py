@@ -1,8 +1,6 @@
 """Foreign text is made safe to print: characters that control a terminal or break lines are escaped as in Python.
 Messages become one line; a model's output keeps its lines."""
 
-from __future__ import annotations
-
 import logging
 import re
 import reprlib

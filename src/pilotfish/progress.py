@@ -1,7 +1,5 @@
 """Phases follow each other. A running phase's speed is measured; a later one's is planned, or that of its namesake."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Prompt files are JSON Lines of {"id", "prompt"} or {"id", "turns": [text, …]}, maybe with a "category"."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Processes that compute nothing leave torch out: they start in a third of the time, and take 300 MB less."""
 
-from __future__ import annotations
-
 import os
 import sys
 

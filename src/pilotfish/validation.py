@@ -1,7 +1,5 @@
 """msgspec converts and refuses; its messages are not parsed. The bad field is found by walking the type."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache

@@ -1,8 +1,6 @@
 """Servers, targets and drafts that are made to suffer. Workers are processes or threads of their own, real sockets lie
 between; outputs are compared with those of mode off."""
 
-from __future__ import annotations
-
 import socket
 import tempfile
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Targets and prefill workers between which somebody meddles."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

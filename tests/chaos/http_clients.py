@@ -1,7 +1,5 @@
 """Clients of a live server, well-behaved and not: requests in threads, and bare sockets."""
 
-from __future__ import annotations
-
 import json
 import socket
 import struct

@@ -1,8 +1,6 @@
 """Drafts elsewhere that cannot be had: one line and exit code 2 or, where they are optional or refuse the target, one
 line and a target without one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

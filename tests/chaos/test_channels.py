@@ -1,7 +1,5 @@
 """A connection that loses, repeats, delays, reorders and damages frames, both ways."""
 
-from __future__ import annotations
-
 import heapq
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Processes that end in order, or are killed: what they are called, and that nothing of them stays."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,8 +1,6 @@
 """Prefill workers that lie, and hand-overs that are late, given up or cut off: outputs stay what they are, and nothing
 is held in the end. tests/core/test_handover_machine.py has all that can be told wrongly, without sockets or memory."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence

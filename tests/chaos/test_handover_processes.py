@@ -1,7 +1,5 @@
 """Prefill workers and targets that are killed and stopped in the midst of hand-overs."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterator

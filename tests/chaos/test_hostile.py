@@ -1,8 +1,6 @@
 """A pool that answers Hello and then sends whatever could harm. What else a tree may not be is in
 tests/core/test_tree_copy.py, frames that nearly are messages in tests/workers/target_worker/test_mutated_answers.py."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator

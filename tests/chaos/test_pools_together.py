@@ -1,8 +1,6 @@
 """Two pools guess for each sequence, one of them through a map; both are short of room, and so is the target; one is
 killed and comes back. Outputs are those of mode off."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from time import sleep
 from typing import Any

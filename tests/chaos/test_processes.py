@@ -1,7 +1,5 @@
 """Draft workers that are killed, stopped and replaced while requests run."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whatever bytes a client may send: the right status, one line that says why, and nobody else is harmed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Clients of a server that go away, or read slowly or not at all."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Servers that are told to end, or are killed, while they serve; and those that cannot begin."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """A server whose workers are killed, and that ends itself: what its clients see."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

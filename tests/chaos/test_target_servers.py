@@ -1,8 +1,6 @@
 """A target whose servers die or fall silent: others notice nothing, and nothing is left. tests/engine/test_servers.py
 has whatever else may happen between them, without sockets and engines."""
 
-from __future__ import annotations
-
 import secrets
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Draft workers for tests: real processes that start in a tenth of a second, and threads."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What commands are given and leave behind, and the types of the fixtures that run them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The file of a cluster: what is taken, and the one line about what is not. Needs no Ray."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

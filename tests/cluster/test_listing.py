@@ -1,7 +1,5 @@
 """What a process knows of a cluster's others. Needs no Ray: what it tells is told here."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What is looked at before a cluster starts. Needs no Ray."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

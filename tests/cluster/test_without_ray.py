@@ -1,8 +1,6 @@
 """Ray is an extra: one package imports it, and the commands of one host do without it. It is none of what development
 installs, so the other tests run without it too."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

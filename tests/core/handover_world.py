@@ -5,8 +5,6 @@ KV of a token is a pure function of its salt and of all tokens up to it. So what
 prompt, tenant or layer, is not what is expected there.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A target, its pools, and a line each way between them that loses, repeats and reorders frames."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from random import Random

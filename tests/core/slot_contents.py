@@ -1,7 +1,5 @@
 """What a device would have in the slots of a draft, for tests that run none, and what may happen to its sessions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from hypothesis import strategies as st

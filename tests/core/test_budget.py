@@ -1,7 +1,5 @@
 """The budget in virtual time: near the best fixed choice whatever forwards cost and however good the draft is."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect
 from collections.abc import Callable, Iterator

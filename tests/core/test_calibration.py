@@ -1,7 +1,5 @@
 """Learned costs and chances, of a tree's nodes too, converge to what they are shown, and stay in bounds on the way."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

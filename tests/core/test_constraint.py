@@ -1,7 +1,5 @@
 """Constraints: how they are made, what is refused, and trees below an output that follows a grammar."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """A draft's sessions: the KV in a session's slots is that of its tokens, under its tenant and salt; none is lost."""
 
-from __future__ import annotations
-
 from unittest.mock import Mock, call
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Hand-overs between a target's machine and prefill workers' machines, whatever happens to messages, memory, workers
 and pools: what a hand-over says that it brought is there, and right; nothing is held when all have ended."""
 
-from __future__ import annotations
-
 from collections import Counter
 from random import Random
 

@@ -1,8 +1,6 @@
 """A level: shares of a saturated draft are in proportion to weights, nothing is saved up or wasted; leaves that pay
 are taken, by what levels were seen to cost."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable

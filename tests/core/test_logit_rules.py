@@ -1,7 +1,5 @@
 """What parameters do to logits depends on the row's own path, and on nothing else."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Sessions whose target has another vocabulary: KV is that of what the draft reads, which is the target's text."""
 
-from __future__ import annotations
-
 import zlib
 
 import numpy as np

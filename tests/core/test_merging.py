@@ -1,7 +1,5 @@
 """Trees of several pools, or several drafters, for one request."""
 
-from __future__ import annotations
-
 import math
 from unittest.mock import Mock, call
 

@@ -1,7 +1,5 @@
 """The noise is a protocol: its numbers are pinned, here and in docs/noise-vectors.md."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

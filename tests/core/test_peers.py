@@ -1,7 +1,5 @@
 """What both sides of a connection do: one-way delay from echoes, whatever the two clocks show; errors, sent seldom."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

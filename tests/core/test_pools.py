@@ -1,7 +1,5 @@
 """What a target thinks of a pool: alive, silent, refusing, broken; and which one drafts for a request."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """Who computes a prompt: the one that has it sooner, as measured, and not where hand-overs lose."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

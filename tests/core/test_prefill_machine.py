@@ -1,7 +1,5 @@
 """A prefill worker's machine: nothing leaks, nothing is given to the wrong target, whatever comes and in what order."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field

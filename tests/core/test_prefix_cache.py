@@ -1,7 +1,5 @@
 """The prefix cache: what it gives is KV of those very tokens under that very salt; nothing that is owned is evicted."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import cache

@@ -1,8 +1,6 @@
 """Keys of prefixes: equal for equal tokens, tenants and shapes alone. One stands for the tokens that a target told
 under a salt, or for none."""
 
-from __future__ import annotations
-
 import hashlib
 import struct
 

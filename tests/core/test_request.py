@@ -1,8 +1,6 @@
 """Requests end where they should, token by token. Nobody's next token waits, and prompts that are scored make no long
 step."""
 
-from __future__ import annotations
-
 from unittest.mock import Mock, call
 
 import pytest

@@ -1,8 +1,6 @@
 """Where requests go: to KV that is there, unless others have less to do; to nobody in a herd; always to a candidate.
 What servers know of targets' prefixes: what the targets said, no more after a gap, and never another tenant's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What sampling cannot be asked is refused at once, in one line that names the field."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

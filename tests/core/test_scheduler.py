@@ -1,7 +1,5 @@
 """The scheduler under random arrivals, aborts, drafts and tokens: nothing lost, nobody starved, nothing changed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np

@@ -6,8 +6,6 @@ wrong place, below another prefix or of another session, carries a token that th
 are such a function, too: what a row gets is that of the token before, or nothing.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator, Sequence
 from random import Random

@@ -1,7 +1,5 @@
 """What a would-be step commits, which requests are followed, and how that is counted."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Trees: their order makes every cut connected, and a walk over any tree gives what no tree gives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

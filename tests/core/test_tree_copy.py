@@ -1,7 +1,5 @@
 """A target's copy of a draft's tree: equal when all is delivered, a tree whatever is."""
 
-from __future__ import annotations
-
 from collections import deque
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Maps between vocabularies: what a draft reads is the target's text, what it may guess are tokens that both have."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Trees of a forest, and a check of lookahead trees."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from pilotfish.core.trees.tree import Forest, TokenTree

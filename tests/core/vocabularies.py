@@ -1,7 +1,5 @@
 """Small vocabularies over few bytes, written by the longest token that fits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """deploy/: manifests that Kubernetes' own schemas allow, and whose parts fit each other and the server."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A target worker in a process of its own: its streams, its end, its return."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Outputs that follow a grammar: the same with and without speculation, and as a plain loop over the model has them."""
 
-from __future__ import annotations
-
 import random
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Paced engines: the same tokens, every forward counted, none of those that were measured at start."""
 
-from __future__ import annotations
-
 from itertools import chain, repeat
 from pathlib import Path
 

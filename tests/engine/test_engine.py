@@ -1,7 +1,5 @@
 """The engine: refusals harm nobody, ends are where they should be, nothing is left behind."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

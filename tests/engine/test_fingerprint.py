@@ -1,7 +1,5 @@
 """Targets with equal fingerprints give equal tokens; KV of equal identities stands for each other."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Prompts computed by prefill workers: the same outputs as without them, in every mode, over every transport."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing

@@ -1,7 +1,5 @@
 """KV that comes back from host memory, and from disk after a restart: the same output, always."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

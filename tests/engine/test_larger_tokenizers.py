@@ -1,7 +1,5 @@
 """Tokenizers with entries that the model has no embedding for, as Gemma 3's: in no grammar, and text where spelled."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Workers in processes of their own, with small scripts in their place: each starts in tens of milliseconds."""
 
-from __future__ import annotations
-
 import gc
 import io
 import json

@@ -1,7 +1,5 @@
 """Engines whose drafts have other vocabularies: outputs are those without a draft, and what the drafts know helps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Members in a file: what it may say, what becomes of what it must not, and who hears of a change."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from pathlib import Path

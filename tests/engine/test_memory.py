@@ -1,7 +1,5 @@
 """The memory plan: what it counts, what it gives to KV, what it refuses and offers instead."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Logits that are no numbers end their own request with an error; nobody else notices, and no draft matters."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The pair that ships with the package, its names, and larger targets that compute the same."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sampling parameters through the whole engine, with speculation off and on."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Cores of target, drafts and prefill workers: as given, or by the rule; never both on one core without a warning."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from dataclasses import replace

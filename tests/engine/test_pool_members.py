@@ -1,7 +1,5 @@
 """Pools that come and go while a target serves: no request fails, and no token is another."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """KV of earlier requests: the same output with and without it, and none of another tenant's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

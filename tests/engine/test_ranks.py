@@ -1,8 +1,6 @@
 """Engines whose target has several ranks: the same tokens in every mode; what they cannot do is refused; none lives on
 alone."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,8 +1,6 @@
 """A target as a server knows it: when it is ready, when it is given up, which of its messages still count; and targets
 that come and go while they are dialled, where nobody listens."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """An output that another engine had begun goes on as if it had never been broken off, wherever that was."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce

@@ -1,7 +1,5 @@
 """Several targets behind one server: a request whose target is lost goes on at another one, with the same tokens."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager

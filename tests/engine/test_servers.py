@@ -1,7 +1,5 @@
 """The servers of a target: who is heard, what is lost, whose requests end. No sockets, no threads, a clock by hand."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any
 

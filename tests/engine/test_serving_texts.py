@@ -1,7 +1,5 @@
 """Whatever texts a target and a server exchange, none of it reaches a terminal, a log or an error raw."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

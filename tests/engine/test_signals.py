@@ -1,7 +1,5 @@
 """Signals that end a process, and those that it was started to ignore."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Streams: nothing is lost or reordered, and a slow reader holds nobody up."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable
 

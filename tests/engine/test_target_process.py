@@ -1,7 +1,5 @@
 """The target worker's side of a server's wire: what it is told, what it answers, what it frees."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

@@ -1,7 +1,5 @@
 """Text by pieces: what is taken is final, whole characters, and never part of a stop string."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from functools import cache
 from pathlib import Path

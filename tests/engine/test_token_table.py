@@ -1,7 +1,5 @@
 """What tokens stand for, of byte-level BPE and of SentencePiece's kind, and texts that may be parts of others."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A draft's tokenizer is the target's, or that with other added tokens; what else differs is said."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Sequence

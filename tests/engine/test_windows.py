@@ -1,7 +1,5 @@
 """Models whose layers all have a window: sequences longer than the pool, with the same output as without any limit."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

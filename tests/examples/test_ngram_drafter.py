@@ -1,7 +1,5 @@
 """The example drafter, which tests/wire/conformance holds against the protocol; the frames in its page are real."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

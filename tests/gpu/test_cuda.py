@@ -3,8 +3,6 @@
 None of this asserts a time. Bits and outputs are compared with ==.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

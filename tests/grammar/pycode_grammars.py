@@ -1,7 +1,5 @@
 """The bundled pair's tokenizer and its grammars, made when a test first asks for them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import closing
 from functools import cache

@@ -1,7 +1,5 @@
 """What is compiled is enforced, and what would not be is refused, by name; grammars that explode are stopped."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

@@ -1,8 +1,6 @@
 """Grammars against independent judges: jsonschema-rs with formats, regular expressions of another library, parsers of
 Python and JSON. Random legal tokens lead to valid texts."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Vocabularies: which tokens a text may be written with."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any

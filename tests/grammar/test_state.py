@@ -1,7 +1,5 @@
 """A state along a tree against a matcher that replays each path from the root."""
 
-from __future__ import annotations
-
 import random
 from functools import cache
 

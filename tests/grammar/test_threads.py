@@ -1,7 +1,5 @@
 """Masks of many paths in one call, against each path's own."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Iterator, Sequence

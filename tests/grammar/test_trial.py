@@ -1,7 +1,5 @@
 """The process that tries grammars: ended by them, ended by others, and with its owner."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

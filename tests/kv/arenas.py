@@ -1,8 +1,6 @@
 """Segments in an arena, and processes that own one, for tests. Run as a program it is such a process: it tells of its
 memory and of one segment, then rewrites that for every line that it is told; with `nixl` over NIXL too."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Places of an arena: one owner each, and no reference to what was there before is good."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A directory is taken if it is empty or ours, of this format and shape, and nobody else's now; refused in one line."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

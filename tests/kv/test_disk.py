@@ -1,7 +1,5 @@
 """The store on disk: what it gives is what was put under that key for those tokens; anything else is a miss."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """A store against a model of it: any order of puts, gets, damage, losses, refusals of the disk and restarts."""
 
-from __future__ import annotations
-
 import errno
 import os
 import tempfile

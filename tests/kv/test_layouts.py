@@ -1,7 +1,5 @@
 """KV of ranks that have some heads each: what is made of it is KV of the heads that were asked for, bit for bit."""
 
-from __future__ import annotations
-
 import itertools
 
 import msgspec

@@ -1,7 +1,5 @@
 """Segments over NIXL, between processes: what was referred to, or an error. Where NIXL is installed."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

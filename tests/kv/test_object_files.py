@@ -1,8 +1,6 @@
 """An object is what it was made from, or not intact; a file gives back the object that was written into it, or says
 what is wrong."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

@@ -1,7 +1,5 @@
 """Segments read out of another process's memory: what was referred to, or an error that says why not."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import zlib

@@ -1,7 +1,5 @@
 """Tiers: what comes back is what was saved, or nothing; nobody waits for ever, no slot is written after its load."""
 
-from __future__ import annotations
-
 import errno
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What is said of a directory, and what is removed from it: ours alone, and only if nobody has it."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable, Iterator, Sequence

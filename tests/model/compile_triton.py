@@ -4,8 +4,6 @@ Arguments: which of `CASES`. Prints, for each, what its binaries are like, as JS
 interpreter is off.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

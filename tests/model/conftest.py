@@ -1,7 +1,5 @@
 """Fixtures of tests that run the C++ kernels."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weight files that are not the model of their configuration are refused in one line that names the tensor."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

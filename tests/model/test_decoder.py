@@ -1,7 +1,5 @@
 """A plain decoder in one call of the kernels has the bits of its parts called one by one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Speculation draws from the target's distribution, exactly: 200,000 seeds, and a wrong rule is caught."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections import defaultdict

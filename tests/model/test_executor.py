@@ -1,7 +1,5 @@
 """A forward's rows: the same bits alone, in a tree, in a batch, at any thread count; and the logits of transformers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

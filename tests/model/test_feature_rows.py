@@ -1,7 +1,5 @@
 """Features as bytes, against torch's own types."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Features: what a tap makes of the hidden states of transformers, in the slots of the rows that gave them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

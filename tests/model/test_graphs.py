@@ -1,7 +1,5 @@
 """Recorded forwards and the sizes they come in. The recorder only remembers the call; CUDA's is tested in tests/gpu."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Programs without torch: the kernels for another instruction set than this processor's best, others under an emulator,
 and the threads that compute them. `make soak` has every set, and the kernels' tests with torch."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import subprocess

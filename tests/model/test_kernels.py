@@ -1,7 +1,5 @@
 """The C++ kernels against torch, and the property that they exist for: a row's bits are its own."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

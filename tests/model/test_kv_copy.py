@@ -1,7 +1,5 @@
 """Objects and segments of KV: what is read from slots is what is in every plane, and goes back to any others."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """KV in 8 bits: what rounding keeps, that the C++ kernels round as torch does, what planes and slots are."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Layers that a forward has counted have their KV in the slots, for all of its rows, whatever comes later."""
 
-from __future__ import annotations
-
 import threading
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Model directories that cannot be served are refused in one line that says why."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Log-probabilities of tokens: the kernel, its reference and plain NumPy tell the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

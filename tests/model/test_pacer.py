@@ -1,7 +1,5 @@
 """Forwards held back, on a clock of the test's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from unittest.mock import Mock

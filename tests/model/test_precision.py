@@ -1,7 +1,5 @@
 """What precision a model runs in, and that PyTorch multiplies bfloat16 only where there are instructions for it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Quantized weights: what torchao makes of them, what the kernels compute from them, and what is refused."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import subprocess

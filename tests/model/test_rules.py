@@ -1,7 +1,5 @@
 """What rules, masks and another vocabulary make of logits, against plain loops and torch; what is drawn below them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Sampling: filters in the documented order, and the noise of core. `test_exactness` has the distribution."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Processes that only serve leave out what transformers imports for training, and miss nothing."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

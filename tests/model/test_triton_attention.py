@@ -1,7 +1,5 @@
 """The Triton kernels against plain attention in float64, on the device or in Triton's interpreter; and their bits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias

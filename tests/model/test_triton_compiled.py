@@ -1,8 +1,6 @@
 """The Triton kernels compiled for GPUs that this machine need not have. The compiler may refuse what the interpreter
 accepts, and a binary for each width could change the order of sums."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,8 +1,6 @@
 """The Triton products, norms and rotations against the reference, on the device or in Triton's interpreter, and the
 order in which they add. The interpreter has no bits of a matrix unit: tests/gpu compares those."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

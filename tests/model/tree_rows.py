@@ -1,7 +1,5 @@
 """Inputs of attention kernels, shared by the tests of C++ and of Triton."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The cost model: forwards by hand, what is refused, and laws that hold whatever is placed where."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Paces: times by rows, and one line for text that is no pace."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

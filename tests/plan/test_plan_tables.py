@@ -1,7 +1,5 @@
 """Tables of devices, links, models, engines: sources, units, names; models as numbers of weights."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

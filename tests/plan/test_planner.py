@@ -1,7 +1,5 @@
 """The planner: each formula by hand, and laws that hold whatever is placed where."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any

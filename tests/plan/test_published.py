@@ -1,7 +1,5 @@
 """The committed predictions are the model's; how far they are from what was published; rounds of speculation."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

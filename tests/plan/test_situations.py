@@ -1,7 +1,5 @@
 """Plans of the documentation run as they are; situations and traces that make no sense are refused in one line."""
 
-from __future__ import annotations
-
 import gzip
 import tomllib
 from pathlib import Path

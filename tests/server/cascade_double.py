@@ -1,7 +1,5 @@
 """A server with a cascade over two engines that say what they were told to."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

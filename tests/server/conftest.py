@@ -1,7 +1,5 @@
 """A server over an engine that says what it was told to, and a real one."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from copy import copy

@@ -1,7 +1,5 @@
 """Requests of Anthropic's official client, with a fixed seed, to real servers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 HI = {"role": "user", "content": "Say hello."}

@@ -1,7 +1,5 @@
 """Requests of the official client, with a fixed seed, and their expected answers in each mode."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Servers of one model, one a mode, and the official client's answers from them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

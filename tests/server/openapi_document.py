@@ -4,8 +4,6 @@ written in the document itself, and test_schemathesis holds the server's answers
 `python tests/server/openapi_document.py` writes it into the server's package, after a change of the API.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

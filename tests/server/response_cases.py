@@ -1,7 +1,5 @@
 """Requests of the official client for responses, with a fixed seed."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 

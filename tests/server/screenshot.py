@@ -1,7 +1,5 @@
 """Writes the documentation's picture of the playground: `python tests/server/screenshot.py docs/playground.png`."""
 
-from __future__ import annotations
-
 import sys
 
 from browser import Playground, browser

@@ -1,7 +1,5 @@
 """A stand-in for the server: the playground's files, and scripted answers in the server's format."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """Requests for JSON, choices, expressions, grammars and calls, and what their outputs must be."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Bodies with the fields that coding agents send: taken as they are. What is left out of them is told."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Answers that are not streamed: choices, log-probabilities, usage, seeds, and the parameters for the engine."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Iterator

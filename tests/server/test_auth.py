@@ -1,7 +1,5 @@
 """API keys: who is let in, which files are refused, and that no secret is ever shown."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The canary: what it replays, when, and what it says of it."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """What a server keeps of requests: of whom, what, and that neither a full queue nor a bad disk costs a request."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import shutil

@@ -1,7 +1,5 @@
 """A cascade: who answers, what is told of it, and how it ends."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A cascade over two real engines: outputs are the answering model's own, and nothing stays behind."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """A cascade as it is configured: its engines, their memory, and files that do not fit a server."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Texts of clients that spell special tokens, which with `--no-special-in-user-text` are text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from types import SimpleNamespace

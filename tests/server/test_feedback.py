@@ -1,7 +1,5 @@
 """Feedback: for one's own requests, once each, and what it adds to the table and the metrics."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

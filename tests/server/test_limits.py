@@ -1,7 +1,5 @@
 """Admission: nobody gets more than the limits, every release frees what was taken, a refusal says when to return."""
 
-from __future__ import annotations
-
 import asyncio
 from http import HTTPStatus
 

@@ -1,7 +1,5 @@
 """/v1/messages over outputs that are written down: what the official client makes of them, streamed or not."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

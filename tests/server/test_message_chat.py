@@ -1,7 +1,5 @@
 """The chat that a body of Anthropic's Messages API means."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

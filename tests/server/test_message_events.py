@@ -1,7 +1,5 @@
 """Pieces become the same blocks however they are cut, and the official client makes these of the events."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import combinations, count

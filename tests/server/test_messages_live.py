@@ -1,7 +1,5 @@
 """Anthropic's official client gets one answer from real servers, whatever the mode, the load, and how it is sent."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Keys and limits of requests, the middleware around them, and what both say in logs, metrics and traces."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """The official client gives one answer to a request, whatever the mode, the load, and the way it is sent."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Requests that cannot be served raise the official client's exceptions, which name the field, in every mode."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Completions and chats through the official client: what fields ask for is in the answer."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from itertools import pairwise
 from typing import Any

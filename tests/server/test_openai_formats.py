@@ -1,7 +1,5 @@
 """Calls in every format of models, enforced by its grammar and read by its parser, through the official client."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any, Literal

@@ -1,8 +1,6 @@
 """The official client's own helpers over live servers: answers parsed by Pydantic, streams put together, loops of
 tools, and what they raise."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import pytest

@@ -1,7 +1,5 @@
 """Responses through the official client: one answer to a request, whatever the mode and the way it is sent."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import cache

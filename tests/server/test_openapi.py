@@ -1,7 +1,5 @@
 """The OpenAPI document describes what is taken and given; the page's files are served."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The playground in headless Chromium, before a stand-in for the server."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """The playground in headless Chromium, before real servers: it says what their answers and metrics say."""
 
-from __future__ import annotations
-
 import logging
 import re
 import time

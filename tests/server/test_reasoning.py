@@ -1,8 +1,6 @@
 """Reasoning of chats over an engine that says what it was told to: it is told apart from the answer, and what a body
 says of the answer does not hold for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any

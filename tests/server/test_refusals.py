@@ -1,7 +1,5 @@
 """Requests that cannot be served are 400, or have their own status, with OpenAI's body: one line names the field."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """/v1/responses over an engine that says what it was told to: what its body means, its answers, its streams."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

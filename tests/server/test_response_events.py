@@ -1,8 +1,6 @@
 """The events of a response: OpenAI's types allow each, and together they say what the items say, however the output was
 cut into pieces."""
 
-from __future__ import annotations
-
 from itertools import count
 from typing import Any
 

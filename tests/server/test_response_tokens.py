@@ -1,7 +1,5 @@
 """What each token of an output was for, however the output came."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Variants of speculation in a server: what requests get, what is told, what a reload and the guard change."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterable

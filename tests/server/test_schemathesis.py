@@ -1,7 +1,5 @@
 """schemathesis reads the server's OpenAPI document: answers conform to it, and none is a 500."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

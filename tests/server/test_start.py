@@ -1,7 +1,5 @@
 """How a server begins: its target may be ready before it has read its model, and what watches the target may fail."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

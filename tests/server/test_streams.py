@@ -1,7 +1,5 @@
 """Streams: their bytes, what breaks them before and after the first token, and clients that go away."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a body says that an output must be goes to the engine as a Constraint, and comes back as the field to blame."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any
 

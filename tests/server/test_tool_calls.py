@@ -1,8 +1,6 @@
 """Tools of chats over an engine that says what it was told to: what the model is told, what it must write, and what is
 made of it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

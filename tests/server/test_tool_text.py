@@ -1,7 +1,5 @@
 """Models whose chat template tells of no tools: the answer says so, or a plain text tells of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Spans of requests, read back from memory and from a collector that listens."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """vLLM's parameters of prompts and answers, over an engine that says what it was told to."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

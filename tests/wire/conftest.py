@@ -1,7 +1,5 @@
 """Both ends of a connection, and their keys; all is closed after a test."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Waiting for channels. Nothing here asserts a time: what does not come in LONG seconds does not come."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

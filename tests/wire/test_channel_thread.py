@@ -1,7 +1,5 @@
 """The thread of a channel: order, threads, handlers that raise, an end that sends what was posted."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable

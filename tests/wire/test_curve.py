@@ -1,7 +1,5 @@
 """With keys: who comes in, what is known of them, and what those are told who do not."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Addresses that cannot be used are refused in one line that names the field and the value."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable
 from pathlib import Path

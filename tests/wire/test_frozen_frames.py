@@ -1,7 +1,5 @@
 """The frames of docs/draft-frames.md stand for version 1: they never change, and are read as they always were."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any, get_args
 

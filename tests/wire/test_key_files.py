@@ -1,7 +1,5 @@
 """Files of keys: what is written can be read, and what is wrong is told with its line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Messages survive the wire; whatever else comes is a WireError and nothing else."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Channels over real sockets: what is sent arrives, in order, or is known to be lost."""
 
-from __future__ import annotations
-
 import resource
 import socket
 import stat

@@ -1,7 +1,5 @@
 """A cache for kernels, widened pairs, and drafts in other engines' formats."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

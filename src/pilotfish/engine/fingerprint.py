@@ -7,8 +7,6 @@
 Every byte of the weights counts; reading them takes about a second a GiB.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

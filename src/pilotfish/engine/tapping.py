@@ -1,7 +1,5 @@
 """Imports no torch: workers start afterwards."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from pilotfish.config.engine import EngineConfig

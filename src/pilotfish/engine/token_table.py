@@ -4,8 +4,6 @@ byte-level BPE     Ġreturn  âĺĥ  Ċ       each character is a byte:  ` retur
 SentencePiece      ▁return  ☃  <0x0A>    ▁ is a space; bytes have tokens of their own
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping

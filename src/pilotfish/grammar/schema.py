@@ -1,8 +1,6 @@
 """JSON schemas that llguidance enforces wholly: keywords that it would ignore are refused by name, those that it
 enforces in part are made exact. Alone it lets impossible dates, escaped duplicate keys and endless white space pass."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

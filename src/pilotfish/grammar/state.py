@@ -8,8 +8,6 @@ keeps its last mask over a rollback, and may give it for another path.
 
 A guess that reaches a limit changes no output: no guess is legal from then on, and a fresh matcher takes over."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ same special tokens, computes the first masks and takes a token back.
              ◄──"problem", or null──                                   less stack than any thread here
 """
 
-from __future__ import annotations
-
 import resource
 import signal
 import subprocess

@@ -7,8 +7,6 @@ DIR/4f/4fd0….kv             the object with the key 4fd0…
 DIR/4f/4fd0….tmp            one that is being written, or that nobody finished
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import logging

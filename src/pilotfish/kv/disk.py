@@ -1,7 +1,5 @@
 """The tier on disk: objects in files, a bounded number of bytes of them, used longest ago evicted first."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading

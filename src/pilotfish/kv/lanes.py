@@ -1,7 +1,5 @@
 """A thread for work that may take long, or for ever; and what waits in a thread's queue."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import threading

@@ -5,8 +5,6 @@ theirs   rank 0 [ head 0, 1 ]   rank 1 [ head 2, 3 ]
 ours            [ head 0, 1, 2, 3 ]    or [ head 1 ]
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

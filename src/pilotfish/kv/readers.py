@@ -1,7 +1,5 @@
 """Reading segments out of a prefill worker's memory. A segment that differs from its reference is an error."""
 
-from __future__ import annotations
-
 import fcntl
 import mmap
 import os

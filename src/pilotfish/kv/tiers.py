@@ -8,8 +8,6 @@
 A slot is written only under the lock of its load, and never after the load was ended: others may have the slots then.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 import time

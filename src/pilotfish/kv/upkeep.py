@@ -1,7 +1,5 @@
 """The commands of `pilotfish kv` on a directory of objects. Only those that remove files own it meanwhile."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Every rank adds all ranks' partial sums in float32, rank 0's first. No library reduces: it would choose an order by
 the number of rows, and a row's bits must not depend on that."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whether a row has the same bits whatever shares its forward: seen at start, on devices that nobody may have tried."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 

@@ -1,8 +1,6 @@
 """Mixtures of experts whose result for a row does not depend on the other rows. The number of rows of an expert varies,
 so its products are the kernels' (`fused.py`), or padded to fixed row counts."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NamedTuple
 

@@ -6,8 +6,6 @@ layer    0        1              n - 1           norm       head
 id      0        1              n - 1   n             FINAL
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass

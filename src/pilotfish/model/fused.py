@@ -1,7 +1,5 @@
 """Modules of transformers' models, made anew out of a device's parts (`kernels.Kernels`)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ segment  [ layer 8: keys of n tokens | values of n tokens ][ layer 9: … ]     
 Features are one more layer, the last.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from itertools import chain

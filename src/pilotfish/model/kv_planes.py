@@ -1,8 +1,6 @@
 """Keys and values may be rounded to elements of 8 bits: each head of a token by itself, to nearest with ties to even,
 with one scale. `kernels/attention.h` rounds and reads in the same way."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

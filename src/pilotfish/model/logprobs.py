@@ -1,7 +1,5 @@
 """Log-probabilities in float64, row by row, so that a row's do not depend on the rows beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -4,8 +4,6 @@ Order: bias, penalties and exclusions (`core.logit_rules` says which), softmax(l
 has it. All in float64 and row by row, so that a row's token does not depend on the rows beside it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ else ─► small: the first tokens of every output ─► unsure ─► large, 
                                                  └ sure ───► small, to the end
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@
   related to the law of the iterated logarithm", 1970), which holds exactly from the first observation on.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from math import ceil, inf, lgamma, log, log1p
 

@@ -1,7 +1,5 @@
 """Counts and times of ended requests, never texts."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections import Counter
 from typing import Literal

@@ -1,7 +1,5 @@
 """Differences of times and speeds are ratios less 1: times of -0.1 are a tenth shorter."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from math import exp, expm1, log1p

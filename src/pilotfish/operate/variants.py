@@ -5,8 +5,6 @@ variant has an interval as long as its greatest share, in the file's order, and 
 
 So a ramp moves requests from the variant that takes the rest to the ramped one, and no other."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterator, Sequence

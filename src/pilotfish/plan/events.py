@@ -1,7 +1,5 @@
 """Virtual time, in seconds."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from msgspec import Struct
 
 from pilotfish.config.hardware.cost import KV, ForwardLoad, PlacedModel, Weights, place

@@ -1,8 +1,6 @@
 """A row of `published.toml` `calibrates` a constant of an engine, is `predicted` by constants of other rows or
 assumptions, or `lacks` an input. The model's authors knew all rows: predictions are not fitted, but not blind."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from statistics import mean
 from typing import Literal

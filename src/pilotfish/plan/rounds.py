@@ -1,8 +1,6 @@
 """Tokens and seconds of a round of speculation. Chain: Leviathan et al. (arXiv 2211.17192); cache of outcomes:
 SSD/Saguaro (arXiv 2603.03251); re-rooted tree: SwiftSpec (arXiv 2506.11309)."""
 
-from __future__ import annotations
-
 import math
 
 

@@ -5,8 +5,6 @@ pass the sides in turn, and overlap: a step takes as long as the slower side for
 
 (MegaScale-Infer, arXiv 2504.02263, for many layers). A side has half of a layer's fixed time and of its all-reduces."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from msgspec.structs import replace

@@ -1,8 +1,6 @@
 """A part of a model is in host memory, SSDs, high-bandwidth flash or 3D DRAM. A tier is read at its own rate, in turn
 with the device's memory; latency is not counted, as reads are taken to be early enough."""
 
-from __future__ import annotations
-
 import math
 
 from msgspec.structs import replace

@@ -1,7 +1,5 @@
 """Recorded traffic in Mooncake's format: JSON Lines, one request a line."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """API keys of options, of the environment, or of a TOML file (docs/security.md). No message or log shows a secret."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import os

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 #: Codex puts it before a conversation in place of its own text of 4,000 tokens.

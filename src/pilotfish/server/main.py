@@ -5,8 +5,6 @@
 
 A second signal does not wait. SIGINT stays ignored where the process was started so."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

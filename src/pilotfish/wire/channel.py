@@ -1,7 +1,5 @@
 """Frames (messages as MessagePack maps with a `type`) and channels for them. Delivery may fail; order holds."""
 
-from __future__ import annotations
-
 import logging
 import os
 import select

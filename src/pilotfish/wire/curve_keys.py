@@ -11,8 +11,6 @@ An allowlist names a pool's clients, one a line; the weight is the share of a sa
 
 A word that begins with # begins a comment, so `new_key_pair` makes no such key."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """Addresses of pools: `ipc://PATH` on one host, `tcp://HOST:PORT` between hosts."""
 
-from __future__ import annotations
-
 import errno
 import ipaddress
 import os

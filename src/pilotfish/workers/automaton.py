@@ -1,7 +1,5 @@
 """A suffix automaton over token sequences: which tokens followed a context, and how often (Blumer et al. 1985)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import NamedTuple

@@ -5,8 +5,6 @@ chunk 1     tokens   ═══════════════════�
 chunk 2     tokens   ══════════╪                   its forward runs: layers 0 to 2 are there
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

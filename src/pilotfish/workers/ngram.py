@@ -1,7 +1,5 @@
 """Prompt lookup: what followed the last n tokens the time before (Saxena 2023; free, and good at copying)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ loop               machine ─► next order ─► plan, forward, commit      o
 exporting thread   slots of the forward at hand ─► segments ─► machine ─► SegmentReady
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import Counter

@@ -2,8 +2,6 @@
 host's monotonic clock. Timelines are JSON in the Trace Event Format (Google, 2016), which Perfetto opens. A process
 streams events into a part, one a line, so a killed process leaves all so far. A host's parts are merged at the end."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A prefill worker's machine (prefill_machine.py) as its threads share it: a lock, a clock, an outbox."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """Suffix decoding: a tree of what followed the longest suffixes seen before (Oliaro et al. 2024, arXiv 2411.04975)."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import OrderedDict

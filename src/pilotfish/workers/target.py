@@ -1,7 +1,5 @@
 """The target's loop: plan, propose, schedule, forward, sample, commit; and a guard around its drafter."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import defaultdict

@@ -6,8 +6,6 @@
 Nothing of it is verified and it gets no row: its owner calls `turn` beside the step loop. It has no socket, clock or
 lock: time is an argument, and a remote draft is told through the drafter."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable, Sequence

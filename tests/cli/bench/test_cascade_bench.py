@@ -1,7 +1,5 @@
 """The bench that finds a cascade's threshold: on outcomes that are made up, and once on two models."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A simulated fleet and its cache beside the engine's own scheduler and cache in virtual time, and on their own."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain

@@ -1,7 +1,5 @@
 """`bench run` and `bench tune` on a tiny pair; grids, halving, and contestants by themselves."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Mapping, Sequence

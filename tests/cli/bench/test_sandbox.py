@@ -1,7 +1,5 @@
 """Programs in the sandbox: only one that reaches its end passes, and none does anything to others."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

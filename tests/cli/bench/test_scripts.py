@@ -1,7 +1,5 @@
 """The scripts of benchmarks/, how each is used; benches of a GPU and of the draft protocol. No test says how fast."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import subprocess

@@ -1,7 +1,5 @@
 """`bench serve` against odd servers: framings, turns, failures; and what it makes of answers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

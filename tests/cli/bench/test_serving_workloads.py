@@ -1,7 +1,5 @@
 """What `bench serve` sends, and when: generators, files, traces, loads."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterator

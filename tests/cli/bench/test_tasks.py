@@ -1,7 +1,5 @@
 """Tasks can be solved, and what does not solve them is told apart; HumanEval's rows in both layouts."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Outputs cut anywhere, and what parsers make of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, Content, OutputParser, Piece, joined

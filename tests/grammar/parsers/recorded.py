@@ -1,7 +1,5 @@
 """Outputs as models of each family write them, and what they say."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

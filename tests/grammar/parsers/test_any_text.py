@@ -1,7 +1,5 @@
 """Whatever a model writes: nothing raises, no cut matters, no text is lost."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 import pytest

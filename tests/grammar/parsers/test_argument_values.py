@@ -1,7 +1,5 @@
 """Arguments mean what the model meant: json and Python's own repr are the references."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

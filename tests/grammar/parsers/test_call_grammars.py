@@ -1,7 +1,5 @@
 """Grammars of calls: what they allow is what their format's parser reads."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Reasoning before an answer."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 import pytest

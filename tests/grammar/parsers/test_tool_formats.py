@@ -1,7 +1,5 @@
 """Which format a template shows; what parsers hold back, and what they cost."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Both back-ends over the bundled draft, beside our own executor over the same weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache

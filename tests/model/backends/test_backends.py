@@ -1,7 +1,5 @@
 """Drafts on other engines compute what our own executor computes, and guess as well; no output depends on them."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

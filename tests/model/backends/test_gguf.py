@@ -1,8 +1,6 @@
 """llama.cpp computes what transformers computes, from files that we wrote of the same weights; and drafts that it
 cannot run are one line. Skipped where it is not installed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import struct

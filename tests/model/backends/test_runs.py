@@ -1,7 +1,5 @@
 """Slots as places in sequences: whatever is grown, dropped and written again, a row comes after its own path."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from backend_rig import Traffic

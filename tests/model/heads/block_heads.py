@@ -1,8 +1,6 @@
 """Tiny random block drafters and Medusa heads, and what they give by the formulas of their papers: float64, one block
 at a time, no cache. And what an executor says after a sequence's tokens and nodes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

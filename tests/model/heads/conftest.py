@@ -1,7 +1,5 @@
 """Fixtures of tests of trained heads."""
 
-from __future__ import annotations
-
 import pytest
 from head_files import write_target
 

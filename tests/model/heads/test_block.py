@@ -1,8 +1,6 @@
 """Block drafters and Medusa's heads are what their papers' formulas say: after prompts, commits and anchors anew, with
 kernels and without."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """DFlash and DSpark heads in every publisher's layout are read as what they are."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A DFlash head gives what transformers' own generator of candidates gives, after prompts and commits."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Trees of heads through the one grower: a node's children are those of the formulas, under the target's noise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial

@@ -1,7 +1,5 @@
 """The heads that ship with the package: what each reads in its own way is worth guesses."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """EAGLE-3 heads in every publisher's layout are read as what they are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

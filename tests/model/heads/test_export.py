@@ -1,7 +1,5 @@
 """Heads written in speculators' layout are read back as they were, and that library itself loads them."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 from pathlib import Path

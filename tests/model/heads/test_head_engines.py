@@ -1,7 +1,5 @@
 """Trained heads as drafts, of every family: whatever they guess, the output is the target's own, to the token."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Heads whose layers are published in one convention or another: a short text tells which."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

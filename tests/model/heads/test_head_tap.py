@@ -1,7 +1,5 @@
 """What a target makes of its hidden states for a head, against the same said in plain torch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """MTP modules, EAGLE-1 and Medusa heads are read as what they are."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """P-EAGLE's heads, read from files of both layouts: what they give is what its authors' formulas give, and what
 contradicts itself is refused by name."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Heads that recycle their own states, held to the formulas of their publishers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

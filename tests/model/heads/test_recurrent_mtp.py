@@ -1,7 +1,5 @@
 """An MTP module held to transformers' own, of a GLM with dense layers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Heads that give some tokens only: the noise, masks and rules are those of the target's ids."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

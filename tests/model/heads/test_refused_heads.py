@@ -1,7 +1,5 @@
 """Heads that are not what their configuration says, or not of this target, are refused in one line that says why."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which target a head was trained on: what it says of that, and what the log makes of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

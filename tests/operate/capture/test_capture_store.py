@@ -1,7 +1,5 @@
 """Folders of captured rows: what is written is read, within bounds, whatever happens to the files."""
 
-from __future__ import annotations
-
 import os
 import stat
 import time

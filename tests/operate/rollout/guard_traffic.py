@@ -1,7 +1,5 @@
 """Traffic of a variant and the holdout in virtual time, as a guard is told of it, and how long the guard takes."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterator

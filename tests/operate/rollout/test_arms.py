@@ -1,7 +1,5 @@
 """What an outcome adds to which sums, that they stay bounded, and that they are the sums, however they are split."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from math import log
 from typing import Any

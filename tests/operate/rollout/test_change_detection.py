@@ -1,7 +1,5 @@
 """Evidence: what it promises while nothing is wrong, how many readings must agree, what it takes noise to be."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

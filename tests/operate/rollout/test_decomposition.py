@@ -1,7 +1,5 @@
 """Statistics by cohort and minute; the parts of a change of a mean: exact, and zero where nothing happened."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Sequence
 

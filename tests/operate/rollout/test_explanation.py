@@ -1,7 +1,5 @@
 """Explanations of changes whose cause is known: the first cause named is the one that was built in."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, get_args

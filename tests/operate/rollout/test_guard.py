@@ -1,7 +1,5 @@
 """The guard in virtual time: collapses are cut within seconds, noise cuts nothing, what recovers is restored."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Intervals are the published ones, and hold at all times at once: of shares exactly, of means in watched rollouts."""
 
-from __future__ import annotations
-
 from functools import cache
 from math import log, sqrt
 

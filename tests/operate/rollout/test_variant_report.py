@@ -1,7 +1,5 @@
 """What the report says of differences that are there, of none, and of too few requests; how alpha is shared."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """A file of variants, and which request gets which; a cascade's file, and how sure its small model is."""
 
-from __future__ import annotations
-
 import math
 from datetime import UTC, datetime, timedelta
 

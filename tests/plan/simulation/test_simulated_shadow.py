@@ -1,7 +1,5 @@
 """Shadows in virtual time: their target does not notice, and what they promise is what their drafts do when live."""
 
-from __future__ import annotations
-
 import math
 from functools import cache, partial
 

@@ -1,7 +1,5 @@
 """Runs in virtual time: whatever guesses, outputs are the target's; times are those of the devices."""
 
-from __future__ import annotations
-
 import pytest
 from support import RandomDrafter
 

@@ -1,7 +1,5 @@
 """Modes at several loads, where each stops paying, what a command line may say of them; costs of a machine."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

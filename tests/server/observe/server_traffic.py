@@ -1,7 +1,5 @@
 """What a server would feed its metrics, of a few requests."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

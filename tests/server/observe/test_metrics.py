@@ -1,7 +1,5 @@
 """The metrics of a server: names, labels, sums, and bounds on labels."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

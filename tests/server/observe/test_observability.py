@@ -1,7 +1,5 @@
 """The Grafana dashboard and the alert rules: they ask only for metrics and labels of a server that has seen traffic."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """A request's record from the deltas that a server gets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

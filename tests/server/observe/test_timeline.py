@@ -1,7 +1,5 @@
 """Timelines: what processes stream, and one file of it in the Trace Event Format."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A lawful drafter, the example's, and thirty that break one rule each."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The conformance kit: what is lawful passes, and what is broken fails by the name of its rule."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

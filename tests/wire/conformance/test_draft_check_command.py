@@ -1,7 +1,5 @@
 """`pilotfish draft-check`, from its arguments to its exit code; and on this project's own draft."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A draft worker that is stepped by hand, and targets that check what it pushes against the model itself."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The suffix automaton against search through plain lists."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

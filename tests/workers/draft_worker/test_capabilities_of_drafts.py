@@ -1,7 +1,5 @@
 """What a draft tells targets beyond Trees, and what it makes of what they tell."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a draft makes of the features that targets send, honest or not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The LM drafter: guesses that mirror the noise, KV that is kept where it was right, no slot lost."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """A trained head as the draft in the target's process: each of its rows has the feature of the token before, whatever
 became of sequence and slots in between. The head is scripted: what it guesses depends on every feature that it read."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,8 +1,6 @@
 """Drafts of other vocabularies: a target's own model under other ids guesses as itself; others guess what they say of
 tokens that both have, and their KV is that of what they read."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing

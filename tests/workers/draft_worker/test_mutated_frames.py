@@ -1,8 +1,6 @@
 """A draft is sent frames that nearly are messages, among those of the sessions that they speak of, and what it holds
 stays bounded; a target beside them is served as if they had not come."""
 
-from __future__ import annotations
-
 import logging
 from collections import defaultdict
 from pathlib import Path

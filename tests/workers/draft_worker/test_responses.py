@@ -1,7 +1,5 @@
 """Past responses: bounded, oldest forgotten first, and of one tenant only."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Suffix decoding: trees of what followed, in the sequence itself and in its tenant's past responses."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whatever texts a target sends, none of it reaches a draft's terminal or log raw, and none is sent back raw."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The draft worker: it grows what its model says, whatever was committed, evicted or lost, and nobody harms others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A prefill worker that is stepped by hand, and targets that check what they are given against the model itself."""
 
-from __future__ import annotations
-
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence

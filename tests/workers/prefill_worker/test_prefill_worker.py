@@ -1,7 +1,5 @@
 """The prefill worker: what it hands over is what a direct forward writes, whatever else runs, ends or fails."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 from unittest.mock import Mock

@@ -1,7 +1,5 @@
 """Targets whose drafts run on threads of the same process."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence

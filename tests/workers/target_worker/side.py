@@ -1,7 +1,5 @@
 """A target's side of the wire, over pools that a test plays and a clock that it moves."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, TypeVar
 

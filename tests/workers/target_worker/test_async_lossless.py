@@ -1,7 +1,5 @@
 """Asynchronous drafts never change the output: == in float32. Bad connections are in tests/chaos/test_channels.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from live_drafts import drafted

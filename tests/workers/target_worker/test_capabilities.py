@@ -1,7 +1,5 @@
 """What a target tells pools beyond Open, Commit and Close, and what it makes of what they tell."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

@@ -1,7 +1,5 @@
 """What a target sends of features: to whom, in which order, how much at a time."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from msgspec.structs import replace

@@ -1,7 +1,5 @@
 """Speculation never changes the output: token ids compared with ==, whatever drafts, batches, or counts threads."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pools that join, drain and leave while a target serves."""
 
-from __future__ import annotations
-
 import pytest
 from side import NODES, Side, load, make_request, tree
 

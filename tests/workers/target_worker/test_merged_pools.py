@@ -1,7 +1,5 @@
 """Several pools guess for each sequence at once: outputs stay, and each pool gets its due."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 """A pool sends a target frames that nearly are messages, among those that are, and what the target holds stays bounded;
 what the target verifies are trees, and a pool beside it drafts as if they had not come."""
 
-from __future__ import annotations
-
 import logging
 from itertools import count
 from random import Random

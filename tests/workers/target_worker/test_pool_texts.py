@@ -1,7 +1,5 @@
 """Whatever texts a pool sends, none of it reaches a terminal or a log raw."""
 
-from __future__ import annotations
-
 import logging
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Greedy decoding is that of transformers.generate, up to where its own two best logits are too close to call."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

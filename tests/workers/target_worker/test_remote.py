@@ -1,7 +1,5 @@
 """Remote drafts, seen from the target: whatever comes or does not, the step loop goes on."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 

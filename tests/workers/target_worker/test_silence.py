@@ -1,7 +1,5 @@
 """Pools that say nothing for a while: a slow chip keeps what it computes, a dead one is opened less and less often."""
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from itertools import pairwise

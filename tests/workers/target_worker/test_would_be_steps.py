@@ -1,7 +1,5 @@
 """What shadows learn of live steps, and which requests they take in."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

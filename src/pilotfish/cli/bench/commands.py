@@ -1,7 +1,5 @@
 """`pilotfish bench`: measure and compare. Each command parses its options, measures, and shows the report."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import sys

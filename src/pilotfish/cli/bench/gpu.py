@@ -1,7 +1,5 @@
 """What steps cost on a CUDA GPU beside the time in which their bytes are read; attention and products alone."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy

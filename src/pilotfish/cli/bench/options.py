@@ -1,7 +1,5 @@
 """Benches by command, and their options: the conditions under which they measure. Quick to import."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass

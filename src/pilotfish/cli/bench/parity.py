@@ -1,7 +1,5 @@
 """Lossless or not: the tokens of every drafter, or of mode async, against those of the target alone, by ==."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator, Sequence

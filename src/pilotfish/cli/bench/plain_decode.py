@@ -1,7 +1,5 @@
 """A forward of a plain decode loop, for torch.compile: `rows` sequences of one token each, greedy, without trees."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

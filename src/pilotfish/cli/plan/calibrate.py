@@ -1,8 +1,6 @@
 """`pilotfish plan calibrate`: what this machine takes beside forwards, by steps and levels of a real engine whose
 devices are paced; and forwards of the pair as they are here."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Acceptance traces of a pair: what its target writes, and what its draft would have guessed in each token's place."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

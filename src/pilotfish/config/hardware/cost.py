@@ -6,8 +6,6 @@
 Bandwidths and peaks are multiplied by the share reached. The times to read weights and to multiply add up: published
 speed-ups by batch size ask for the sum (docs/planning.md)."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Literal

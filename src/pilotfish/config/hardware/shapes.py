@@ -1,7 +1,5 @@
 """Weights of public models (`models.toml`), norms and biases not counted."""
 
-from __future__ import annotations
-
 from msgspec import Struct
 
 from pilotfish.config.hardware.tables import Sourced, read_table

@@ -5,8 +5,6 @@
 Equal keys mean equal prefixes. The root covers the tenant's salt and, where KV is named, all that KV depends on.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Slots: one token's place in a KV pool. Bookkeeping only; the tensors are in `model/attention.py`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -8,8 +8,6 @@ tiers                     ▼                  objects of 64 tokens, named by th
 pool                      ▼
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol

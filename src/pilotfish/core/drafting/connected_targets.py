@@ -1,7 +1,5 @@
 """A draft's view of the targets that connect: identity, capabilities and delay."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -9,8 +9,6 @@ Where slots are short a session in use may lose its KV: its target is told Pause
 Resume when there is room. The machine has no model, socket or clock: `workers/draft.py` owns those, and sends `outbox`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Sequence

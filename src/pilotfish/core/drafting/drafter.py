@@ -1,7 +1,5 @@
 """A target's view of a draft, of no draft, and of several drafts as one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

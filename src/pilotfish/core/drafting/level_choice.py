@@ -1,7 +1,5 @@
 """The choice of a level: which leaves a draft expands next, and which prompts it goes on reading."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import Counter

@@ -9,8 +9,6 @@ tokenized anew, which may join the target's pieces; the beginning and its KV sta
 draft's tokens each token is read by itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import takewhile
 from operator import eq

@@ -9,8 +9,6 @@ later commits when it speaks again. It is not silent while it said it would be b
 sessions, and its own move at their next commit if another pool takes them.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

@@ -12,8 +12,6 @@ simulations where a level takes half of a step; here about 1 % (docs/shadow.md).
 of as many rows, plus the longer work of its own loop for the trees.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from copy import deepcopy

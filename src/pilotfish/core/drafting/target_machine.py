@@ -11,8 +11,6 @@ Commits of a growing session are sent at once; those of a resting one, or one wi
 collected. A session is OPENING again if its pool goes, and after its next commit if its pool drains.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass

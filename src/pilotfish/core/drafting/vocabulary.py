@@ -4,8 +4,6 @@ base     0 ................ 999     equal: the same tokens, merges, normalizer a
 added    1000 <eos>  1001 <tool>    each may have some that the other lacks: they are never guessed
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping

@@ -8,8 +8,6 @@ Drafts give ids of the target, of tokens that both have (`core.executor.SharedTo
 their own tokenizer writes it (`core/drafting/mapped_text.py`).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

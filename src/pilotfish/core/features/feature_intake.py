@@ -1,7 +1,5 @@
 """A draft's side of features: which it needs, and the use of the frames that hold them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ A step's few rows go before its Commit, as the draft waits for them. A prompt, o
 catches up piece by piece after all Commits: so many bytes a step, and only while little is on the way to its pool.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ feature         A    B    C    D    -        the target has not run e yet
 row of a head        A b  B c  C d  D e      the feature of the token before, and the token
 """
 
-from __future__ import annotations
-
 from typing import Protocol, TypeAlias
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fields that several protocols share, with limits so that a decoded message can be handled."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from functools import cache

@@ -8,8 +8,6 @@
 The machines have no socket, clock or lock: their owners send the `outbox` and log the notices.
 """
 
-from __future__ import annotations
-
 import logging
 from abc import ABC, abstractmethod
 from collections import deque

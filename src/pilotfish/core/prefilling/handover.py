@@ -4,8 +4,6 @@ position   0 ............ first ......................... n │ last
            [ it has        ][ slots, filled by the hand-over ][ its own row, which samples ]
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol

@@ -13,8 +13,6 @@ A hand-over ends once, in `settle` or `cancel`. The machine has no socket, clock
 those and does `work`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

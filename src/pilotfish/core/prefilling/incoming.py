@@ -5,8 +5,6 @@ layer 0     [ in slots | announced |            ]     segments of a layer come i
 layer 1     [ in slots |                        ]     count: tokens that are in the slots in every layer
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import NamedTuple
 

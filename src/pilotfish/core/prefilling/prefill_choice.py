@@ -4,8 +4,6 @@ here    [ others' prompts ][ this one ]        whoever decodes meanwhile waits l
 there   [ its queue ][ all that it has no KV of ][ exposed ][ the end of the step at hand ][ a step of the last row ]
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

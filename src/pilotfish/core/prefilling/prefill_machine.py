@@ -8,8 +8,6 @@
 The machine has no model, socket or clock: `prefill/` owns those.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -14,8 +14,6 @@ target                                        prefill worker
   ├─ Release ────────────────────────────────► │   whatever is held for the hand-over goes
 """
 
-from __future__ import annotations
-
 from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct

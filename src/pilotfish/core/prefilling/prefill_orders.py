@@ -4,8 +4,6 @@ order    tokens   [ cached | computed | pending .............. ]
 segments                 [ of tokens from `first` on, layer by layer, as soon as their KV is there ]
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field

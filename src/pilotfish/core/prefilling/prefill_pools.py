@@ -7,8 +7,6 @@ A pool whose hand-overs fail in a row rests, then is tried with one; longer each
 drains gets no orders.
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass, field
 

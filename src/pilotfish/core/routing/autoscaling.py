@@ -1,7 +1,5 @@
 """How many targets there should be: as many as all their work fills to `GOAL`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 

@@ -5,8 +5,6 @@ target                                                       server
                                     numbered; after a gap the server asks for all
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence, Set
 from itertools import count
 from typing import TypeAlias

@@ -7,8 +7,6 @@ A prefix is held where a request would find all of it: while its slots are cache
 next row sees.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from pilotfish.core.cache.prefix_cache import CachedRun, PrefixCache, RunWatcher

@@ -7,8 +7,6 @@ spreads without a threshold. Among similar replicas requests of one session, or 
 same one. Requests sent since the last report count at once.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import defaultdict
 from collections.abc import Sequence

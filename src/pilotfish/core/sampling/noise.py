@@ -12,8 +12,6 @@ Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. `
 `model/cpu/kernels/sampling.h` are pinned to this reference by tests.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The parameters of a request, declared once: the command line and the HTTP bodies are derived from here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial

@@ -5,8 +5,6 @@ goodput(rows) = ------------------------------------------------------
                    seconds of a forward of `rows` + seconds of drafting
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum

@@ -1,7 +1,5 @@
 """Costs of forwards and chances of guesses, learned while serving."""
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Callable, Mapping
 

@@ -4,8 +4,6 @@ admitted ──► load from tiers ──► hand-over ──► rows for what i
              where any is        where that is sooner
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS

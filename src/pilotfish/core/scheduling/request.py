@@ -1,7 +1,5 @@
 """Requests: one sequence each, and the queue of those that wait."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 """The rows of the next forward, and the commit of its outcome. There is no prefill, decode or speculative phase: a
 step gives rows to a request's committed tokens without KV and to a tree of guesses below the last one, maybe empty."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 import numpy as np

@@ -1,8 +1,6 @@
 """One step of the target: its rows, and its additions to each request. Records made several times a step are msgspec
 structs, as those are made ten times as fast as frozen dataclasses."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass

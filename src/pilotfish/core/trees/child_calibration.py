@@ -8,8 +8,6 @@ target's token was there, and how often the draft believed so.
     depth 2   rank 0 1 2 …      …
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -9,8 +9,6 @@
 The target holds a copy of the nodes that were pushed (`core/trees/tree_copy.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush

@@ -1,7 +1,5 @@
 """A target's copy of the tree that a draft grows for one sequence (core/trees/lookahead.py)."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from math import isnan

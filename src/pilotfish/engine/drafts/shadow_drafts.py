@@ -7,8 +7,6 @@ shadows' thread   turn: would-be steps of each machine (workers/target_shadow.py
 channel's thread  Tree: attach to the copy       Load: the pool lives
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import secrets

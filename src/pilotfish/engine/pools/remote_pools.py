@@ -1,7 +1,5 @@
 """Workers that an engine starts, or pools that it is told of. Imports no torch: it does so while its workers load."""
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 import sys

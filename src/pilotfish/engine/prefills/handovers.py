@@ -7,8 +7,6 @@ a thread a pool      work: read a segment, check it, write it into slots ── 
 Slots are written only under the lock of their hand-over, and never after it ended.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

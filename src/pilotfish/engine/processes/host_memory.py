@@ -1,7 +1,5 @@
 """How the processes of an engine divide a host's free memory. Imports no torch."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Imports no torch."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 from itertools import pairwise

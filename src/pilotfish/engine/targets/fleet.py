@@ -5,8 +5,6 @@ event loop        send, withdraw, revise ─►            Attend, twice a secon
 channel's thread  Beat: it lives                       the others: to the loop     silent, or cut off: to the loop
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets

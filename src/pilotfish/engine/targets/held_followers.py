@@ -1,7 +1,5 @@
 """Tells servers that choose among targets which prefixes this one holds: all at first, then changes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from pilotfish.core.cache.prefix_cache import PrefixCache

@@ -5,8 +5,6 @@
 A writer of the file decides where prompts are sent, so its owner must guard it.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import stat

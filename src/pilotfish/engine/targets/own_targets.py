@@ -1,7 +1,5 @@
 """Imports no torch."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, replace
 

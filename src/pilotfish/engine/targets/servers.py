@@ -5,8 +5,6 @@ step loop          take: what was asked for      progress, fail: numbered      t
 channel's thread   Attend: known, heard          the rest: to the loop         Beat, twice a second
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import secrets

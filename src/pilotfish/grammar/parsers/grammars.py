@@ -1,7 +1,5 @@
 """Grammars of tool calls in Lark, as llguidance reads it."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

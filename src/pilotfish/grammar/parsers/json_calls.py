@@ -1,8 +1,6 @@
 """Calls as JSON objects {"name": …, "arguments": {…}} with members in any order; Mistral writes a list of them behind
 one [TOOL_CALLS], or a name and its arguments behind each."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 

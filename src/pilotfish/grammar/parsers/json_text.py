@@ -1,7 +1,5 @@
 """JSON as it comes, split by brackets and quotes alone; its reader checks validity."""
 
-from __future__ import annotations
-
 import re
 
 from pilotfish.grammar.parsers.reader import Reader, Reading, Sink

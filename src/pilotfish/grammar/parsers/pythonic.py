@@ -1,7 +1,5 @@
 """Calls as Python writes them: [name(key=value, …), …]."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """An argument's value is JSON, but for Python's True, False and None."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,6 @@
 """A parser is a coroutine over a `Reader`: it is suspended where the text ends, until more comes. It sees characters,
 runs and marks, never the boundaries of the parts; so no boundary can matter."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """The C++ kernels (`torch.ops.pilotfish`)."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib

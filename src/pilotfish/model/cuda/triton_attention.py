@@ -14,8 +14,6 @@ on whether a position is prefix or path: nothing is tuned at run time, one binar
 products are not rounded to TF32.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Writes a head in speculators' layout, which vLLM and SGLang load too; `files.read_head` reads it back equal."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """For heads that compute all depths below a root in one forward."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A field that cannot be honoured is an error, so that no model is served wrong. Imports no torch."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator, Mapping
 from copy import deepcopy

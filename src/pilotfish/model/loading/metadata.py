@@ -1,7 +1,5 @@
 """Model metadata that needs no weights. Imports no torch: the HTTP server's process has none."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Quantization by torchao. The C++ kernels take its int8 values (`PackedWeight`) and multiply by themselves."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from typing import Any, Literal

@@ -1,8 +1,6 @@
 """transformers' model classes import torch's compiler, FSDP and sympy for decorators and type names: half of a worker's
 start. Here stand-ins replace them."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import sys

@@ -1,8 +1,6 @@
 """Attention is divided by heads and feed-forwards by inner neurons (`collective.py` sums what they return), embedding
 and head by tokens. With fewer KV heads than ranks, some ranks hold the same ones. The rest is whole in each."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """The tensors in the files' headers, and those that the architecture needs (`architectures.toml`). Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod

@@ -10,8 +10,6 @@ DIR/9c0e…/1764100000000-0.rows    those from this millisecond on, of an hour a
 Directories have mode 0700 and files 0600. Readers and removers need no lock: the writer opens a file for each row, and
 begins another one where it is gone."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import hmac

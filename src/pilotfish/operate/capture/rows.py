@@ -6,8 +6,6 @@
 
 An interrupted writer leaves a torn last row: readers stop before it."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections.abc import Iterator, Sequence

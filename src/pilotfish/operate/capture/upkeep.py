@@ -1,7 +1,5 @@
 """A server may write meanwhile."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress

@@ -2,8 +2,6 @@
 are asked for the rest, until none adds anything. Then changes of rates, by factor, at the shares of after; values of a
 dimension are named if only they changed. Effects and rest add up to the change."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt

@@ -9,8 +9,6 @@ With shares w and rates r, before (0) and after (1), and the mean R = sum of w Â
                     mix                   within                 interaction
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

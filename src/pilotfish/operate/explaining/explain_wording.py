@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pilotfish.operate.explaining.causes import Factor
 from pilotfish.operate.explaining.explanation import Cause, CohortFigures, Kind, Verdict
 from pilotfish.printable import printable

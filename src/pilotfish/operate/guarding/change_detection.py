@@ -1,8 +1,6 @@
 """Tests of bounded size over a figure that each reading measures once. The variance of its noise is a known *scale*,
 such as 1 over the tokens of a mean, times a learned factor."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import exp, log, sqrt
 

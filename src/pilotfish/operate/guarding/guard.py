@@ -8,8 +8,6 @@
 
 docs/rollout.md has the rule and its limits."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping, Sequence
 from math import inf

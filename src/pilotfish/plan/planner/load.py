@@ -4,8 +4,6 @@ ends. It completes
     rate(n) = 1 / (output · step / (n · tokens of a step) + prompt)        requests a second
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from msgspec import Struct
 
 from pilotfish.plan.planner.demand import Demand

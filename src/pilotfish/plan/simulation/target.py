@@ -1,7 +1,5 @@
 """Production's step loop, scheduler and budget over a replayed model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

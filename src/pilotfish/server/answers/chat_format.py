@@ -1,7 +1,5 @@
 """A chunk has one piece: content, reasoning, arguments of a call, or a call's beginning."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any
 

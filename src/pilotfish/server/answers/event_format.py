@@ -6,8 +6,6 @@ parts    a thought              a text             a call
 
 A part ends where a piece of another kind comes. Only the number of deltas depends on how an output was cut."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field

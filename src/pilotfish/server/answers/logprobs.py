@@ -1,7 +1,5 @@
 """Log-probabilities are written as they come: those of a long prompt are megabytes, and would hold up all streams."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any

@@ -6,8 +6,6 @@
 
 A client that goes away ends the request; one that takes nothing is disconnected by `connections`."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence

@@ -11,8 +11,6 @@ one text, and a chat without such spellings is tokenized as ever.
 A text that ends with a token's beginning, as `<|im_`, has a wedge at its end; likewise at its start: no neighbour
 completes the token. A template that writes both ends itself, as `<|` and `|>` around a role, has written a token."""
 
-from __future__ import annotations
-
 import json
 import re
 import secrets

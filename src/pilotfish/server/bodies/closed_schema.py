@@ -5,8 +5,6 @@ properties of its own. OpenAI's strict schemas must say so, and vLLM reads every
     {"allOf": [{"properties": {"a": …}}, {"$ref": "#/$defs/B"}]}   open, and so is B: each names only some of them
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 #: Keywords whose values are schemas by name.

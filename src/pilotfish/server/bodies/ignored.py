@@ -1,8 +1,6 @@
 """Parts of a request that are left out because they change no answer: metadata, hints, beta fields, tools that run
 elsewhere. A header tells the client, the log tells the operator once for each name."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ body ──┬─► tools.tool_use ─────► what may be called, and w
 prompt ─► whether it has begun a reasoning, or ended it ──────────────────────┘
 """
 
-from __future__ import annotations
-
 import secrets
 import string
 from collections.abc import Callable, Sequence

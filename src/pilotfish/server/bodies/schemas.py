@@ -1,7 +1,5 @@
 """Unknown fields are left out, unless they could mean something: another API's, a misspelt one, a constraint."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Collection, Sequence

@@ -5,8 +5,6 @@ assistant   as it was, and <tool_call> … </tool_call> for each call
 tool        user: <tool_response> … </tool_response>
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

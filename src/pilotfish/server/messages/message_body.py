@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct

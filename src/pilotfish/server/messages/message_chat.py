@@ -6,8 +6,6 @@ assistant: thinking, text …, tool_use …                ─► assistant, wit
            text … as the last turn                     ─► assistant, which the answer goes on with
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

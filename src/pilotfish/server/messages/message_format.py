@@ -1,7 +1,5 @@
 """Events: `message_start`, those of blocks, `message_delta` with the usage, `message_stop`; or `error` at the end."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pilotfish.core.scheduling.request import FinishReason

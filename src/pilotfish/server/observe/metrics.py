@@ -1,8 +1,6 @@
 """Metrics have vLLM's names, labels and meanings, for dashboards and benchmark clients; those that vLLM lacks begin
 with `pilotfish_`. `metrics.toml` declares them, `docs/metrics.md` describes them."""
 
-from __future__ import annotations
-
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ input    reasoning · message · function_call · function_call    function_call
 chat     one message of the assistant, with two calls           a tool's message        the user's message
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, ClassVar
 

@@ -11,8 +11,6 @@ events   output_item.added        output_item.added    output_item.added
          output_item.done         output_item.done
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from secrets import token_hex

@@ -1,8 +1,6 @@
 """Events: `response.created`, `response.in_progress`, the events of items, `response.completed` or
 `response.incomplete`; `error` and `response.failed` where the stream broke. Each event has a number."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

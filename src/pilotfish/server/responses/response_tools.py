@@ -6,8 +6,6 @@ custom c: input is a text        c, with one parameter `input`      custom_tool_
 namespace n: f, c                n__f, n__c                         either, with `namespace`
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterator

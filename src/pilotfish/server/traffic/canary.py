@@ -1,8 +1,6 @@
 """A small share of the speculated requests is generated again without speculation while the targets are idle; in
 float32 the tokens must be equal. A replay stops, and waits again, when a client's request comes."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets

@@ -1,7 +1,5 @@
 """A check, its context and its result."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field

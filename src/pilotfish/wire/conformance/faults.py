@@ -1,7 +1,5 @@
 """Checks with frames that are lost, repeated, damaged or many."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from random import Random

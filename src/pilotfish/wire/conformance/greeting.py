@@ -1,7 +1,5 @@
 """Checks of Hello's answer, and of a draft's description of itself."""
 
-from __future__ import annotations
-
 import time
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """A run of the kit: all checks against one pool, and the rules that held or broke meanwhile."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 

@@ -1,7 +1,5 @@
 """Checks under load and their measurements. No figure is judged."""
 
-from __future__ import annotations
-
 import time
 from statistics import median_high
 

@@ -1,7 +1,5 @@
 """A target that the kit plays: it sends as a test says, and holds every message that comes against the rules."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

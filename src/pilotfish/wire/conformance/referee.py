@@ -1,7 +1,5 @@
 """The rules of a drafter's messages, and the record of a session: every message that comes is held against them."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Checks of Open, Commit and Close."""
 
-from __future__ import annotations
-
 import time
 
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS, prefix_keys, text_root

@@ -1,7 +1,5 @@
 """Tokens per second of Pilotfish and of other engines: the same pair, prompts, threads and cores, in turn."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack

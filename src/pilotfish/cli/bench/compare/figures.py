@@ -1,7 +1,5 @@
 """Figures of engines that were compared, and their chart."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter

@@ -1,8 +1,6 @@
 """An engine in a process of its own, and its bench: what they say to each other, a line of JSON each. Run as
 `python -m pilotfish.cli.bench.compare.peer MODULE SETUP`; quick to import."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Pilotfish as a contestant: the drafters of an engine of mode sync, or an engine of mode async as it is."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from pilotfish.cli.bench.compare.peer import Generated, LoadedPeer, Question

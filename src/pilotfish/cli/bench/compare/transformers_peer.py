@@ -1,7 +1,5 @@
 """transformers as its user has it: its own cache and attention, its defaults of assisted generation."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Modes of speculation by concurrency and by settings of the draft, off among them, on the same prompts and seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 

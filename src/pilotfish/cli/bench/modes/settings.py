@@ -1,7 +1,5 @@
 """Settings of speculation that benches compare: a mode, and the fields of an EngineConfig that mean something in it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The settings of speculation that a workload gains most from, searched by successive halving and measured again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice

@@ -1,7 +1,5 @@
 """What a server tells of speculation: in its answers, as vLLM, Pilotfish and llama.cpp do, or in its counters."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 It is lean: it shares its cores with the server that it measures, so while an answer comes in it only notes what came
 when, and whether that is all. What came is read once the answer is over."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping

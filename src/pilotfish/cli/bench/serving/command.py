@@ -1,7 +1,5 @@
 """`pilotfish bench serve`: warms the server up, offers one load after the other, and reports."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """A server that speaks OpenAI's API: which model, which body, whether it still answers."""
 
-from __future__ import annotations
-
 import asyncio
 import urllib.error
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Figures of a load: latencies, throughput, goodput. Failed requests are counted, and in nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 

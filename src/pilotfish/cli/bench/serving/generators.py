@@ -1,7 +1,5 @@
 """Sessions of each kind of workload, made of templates: what is asked, turn by turn."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

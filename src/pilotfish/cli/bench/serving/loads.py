@@ -1,7 +1,5 @@
 """When sessions begin: so many at a time, at a rate, in bursts, or as a trace says."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from itertools import islice

@@ -1,7 +1,5 @@
 """What an answer of a server says: its text and calls, how it ended, when each of its tokens came."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any

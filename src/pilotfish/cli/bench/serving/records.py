@@ -1,7 +1,5 @@
 """What became of each request: its times, tokens and what was guessed of them. Definitions are the field's."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any

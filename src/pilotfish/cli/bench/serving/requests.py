@@ -1,7 +1,5 @@
 """Requests to a server, in sessions whose turns go on with what it has answered."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

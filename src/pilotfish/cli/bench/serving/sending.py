@@ -1,7 +1,5 @@
 """Sends the sessions of a load, and notes what comes back."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Sequence

@@ -1,8 +1,6 @@
 """Texts without any file: sentences and functions made of templates and a small vocabulary (texts.toml), seeded. They
 read like reports, questions and code, but mean nothing; words repeat more than in real texts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """Where requests come from: generated workloads and mixes of them, prompt files, traces."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

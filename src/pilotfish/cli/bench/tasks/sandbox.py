@@ -3,8 +3,6 @@
 A program passes where it runs to its end: only then the process writes a nonce to a pipe. A program that leaves early,
 whatever its exit code, has not passed. One that sets out to cheat can: it shares a process with its tests."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

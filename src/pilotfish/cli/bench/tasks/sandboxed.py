@@ -4,8 +4,6 @@ library alone: `sandbox` starts `python -I -S sandboxed.py LIMITS VERDICT`, with
 What is given up, in order: capabilities; files (Landlock) but for reading Python and writing the working directory;
 resources (limits); calls of the kernel that start processes, open sockets, or reach other processes (seccomp)."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

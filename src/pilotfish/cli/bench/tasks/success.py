@@ -1,8 +1,6 @@
 """Task success with and without speculation, by category. Speculation may change what a step commits, and nothing else:
 in float32 all modes give equal outputs, so that they succeed and fail alike."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 
 Each kind says what the model is asked and how its output is judged; `Judge` holds what that needs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

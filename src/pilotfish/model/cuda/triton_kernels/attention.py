@@ -1,7 +1,5 @@
 """Kernels of `triton_attention`."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

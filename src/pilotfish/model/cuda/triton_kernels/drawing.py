@@ -1,7 +1,5 @@
 """The best columns by score + noise, without sorting: the best of each block, then of all blocks; then the next."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

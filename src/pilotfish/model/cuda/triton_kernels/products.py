@@ -9,8 +9,6 @@ and a row's sum never depends on the tile's width. K is cut into `splits` parts 
 `few_rows` gives each part a program of its own, so that all multiprocessors read weights, and `join_parts` adds them;
 in `many_rows` a program does all parts of its tile. Both give the same bits."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -9,8 +9,6 @@ K and V of a position lie in the slot of the token after it, whose row brought t
 other, whatever comes first, unless the head is causal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast

@@ -1,8 +1,6 @@
 """z-lab's layout is SpecForge's and Model-Optimizer's too. Files rarely say whether a block's first slot, the anchor's,
 gives a token: DSpark's does, DFlash's does not."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pilotfish.model.heads.families.block import BlockHead

@@ -2,8 +2,6 @@
 TensorRT-LLM, SGLang and DeepSpec count what it puts out. Without speculators' wrapper both occur under the same names:
 the other reading is kept as `other_layers`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -6,8 +6,6 @@ state      features             its own the mask's
 KV         in slots of tokens           in slots of the forward's chains: nobody sees it later
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast

@@ -1,7 +1,5 @@
 """Medusa: a head for each depth, over one feature. Keeps no KV, but features of roots."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A row below gets the normed state. The embedding comes first, except in MiMo."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pilotfish.model.heads.families import block_layouts, eagle, masked, medusa, mtp
 from pilotfish.model.heads.families.layout import HeadSource, ReadLayout
 
