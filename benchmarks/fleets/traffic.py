@@ -5,6 +5,8 @@ times as wanted. A prompt is a chain of runs (`core/cache/prefix_cache.py`), of 
                    └─ first message ─── …                              and its output is one more
 """
 
+from __future__ import annotations
+
 import heapq
 from collections import Counter
 from collections.abc import Iterator, Sequence

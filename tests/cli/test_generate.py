@@ -35,7 +35,7 @@ def test_a_row_has_the_fields_of_the_contract(generate, llama: Path) -> None:
     result = generate("--prompt", "def f(x):", "--seed", 5)
     assert (result.code, result.stderr) == (0, "")
     (row,) = result.rows
-    assert set(row) == {"id", "prompt_tokens", "token_ids", "text", "finish_reason", "seed", "stats"}
+    assert set(row) == {"id", "prompt_tokens", "token_ids", "text", "finish_reason", "seed", "exact", "stats"}
     assert set(row["stats"]) == STATS
     tokenizer = AutoTokenizer.from_pretrained(llama)
     assert row["prompt_tokens"] == len(tokenizer.encode("def f(x):"))
@@ -323,7 +323,7 @@ def shown_to(capfd: pytest.CaptureFixture[str], row_id: str = "row") -> str:
     row = Row(row_id, ("a",), chat=False, place="file:1")
     printer = Printer(json=False)
     output = Completion(0, [5, 6, 7], TEXT, "length", 7, TOLD, None)
-    for record in records(row, RequestOutput([1], [output], None), {}):
+    for record in records(row, RequestOutput([1], [output], None), {}, exact=True):
         printer.output(record)
     printer.end([])
     return capfd.readouterr().out

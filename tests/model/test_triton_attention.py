@@ -174,8 +174,9 @@ def test_keys_and_values_are_written(stored: torch.dtype | None) -> None:
 # -- in a model
 
 
-def test_cuda_takes_the_kernel_and_others_the_reference() -> None:
+def test_cuda_takes_the_kernel_and_others_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     assert kernels_of(cuda, 32, eager=False).attend is triton_tree_attention
     assert kernels_of(cuda, 32, eager=True).attend is dense_tree_attention
     assert kernels_of(torch.device("cpu"), 32, eager=True).attend is dense_tree_attention

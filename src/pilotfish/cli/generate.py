@@ -234,10 +234,12 @@ def run_rows(
             if (failure := first_error(samples)) is not None:
                 yield BadRow(row.place, str(failure), failed=True)
             else:
-                yield records(row, request_output(samples), engine.drops())
+                yield records(row, request_output(samples), engine.drops(), exact=engine.exact)
 
 
-def records(row: Row, result: RequestOutput, drops: Mapping[str, Mapping[str, int]]) -> list[dict[str, Any]]:
+def records(
+    row: Row, result: RequestOutput, drops: Mapping[str, Mapping[str, int]], *, exact: bool
+) -> list[dict[str, Any]]:
     """`drops`: of draft pools' messages, since the engine started."""
     return [
         {
@@ -248,6 +250,7 @@ def records(row: Row, result: RequestOutput, drops: Mapping[str, Mapping[str, in
             "text": output.text,
             "finish_reason": output.finish_reason,
             "seed": output.seed,
+            "exact": exact,
             **_reported("logprobs", output.logprobs),
             **_reported("prompt_logprobs", result.prompt_logprobs if output.index == 0 else None),
             "stats": output.stats,

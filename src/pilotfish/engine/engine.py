@@ -5,6 +5,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -52,7 +53,7 @@ from pilotfish.model.heads.spec import HeadFiles
 from pilotfish.model.kv_copy import copier_of, layout_of
 from pilotfish.model.loading.configuration import common_window
 from pilotfish.model.loading.loader import LoadedModel
-from pilotfish.model.loading.metadata import load_tokenizer
+from pilotfish.model.loading.metadata import load_tokenizer, one_line
 from pilotfish.model.loading.shards import Shard
 from pilotfish.model.pacer import Pacer
 from pilotfish.openmp import warn_of_spinning
@@ -118,9 +119,9 @@ class Engine:
         self.memory = plan_memory(config)
         logger.info(self.memory.describe())
         self.executor = self._load_target(heads)
+        self.exact = self._check(heads)
+        config = self.config  # it may be eager now
         self.model = self.executor.model
-        if self.model.device.type == "cuda":
-            note_company(self.executor)
         if config.features is not None:
             note_head(ConfiguredHead.of(config, config.features, config.target), heads[0], self.model.config.context)
         if not self.model.native:
@@ -160,6 +161,23 @@ class Engine:
         ranks.begin(slots)
         group.connect(ranks.meeting)
         return TorchExecutor(model, slots, pacer, together=ranks.together, tap=self._tap(heads, model))
+
+    def _check(self, heads: list[HeadFiles]) -> bool:
+        """Whether outputs are the same with and without speculation. A device on which a kernel does not run gets the
+        reference, and no promise."""
+        model = self.executor.model
+        if model.device.type == "cpu":
+            return model.dtype == torch.float32
+        try:
+            return note_company(self.executor)
+        except model.kernels.failures as error:
+            fault = "a kernel does not run on this device, so that --eager is used and no outputs are promised: %s"
+            logger.warning(fault, one_line(error))
+        del self.executor, model
+        torch.cuda.empty_cache()
+        self.config = replace(self.config, eager=True)
+        self.executor = self._load_target(heads)
+        return False
 
     def _tap(self, heads: list[HeadFiles], model: LoadedModel) -> FeatureTap | None:
         if not heads:

@@ -1,5 +1,6 @@
 import torch
 
+from pilotfish.errors import ParameterError
 from pilotfish.model.cpu.native import runs_native
 from pilotfish.model.cpu.native_modules import NativeKernels
 from pilotfish.model.cuda.graphs import use_reproducible_products
@@ -11,7 +12,17 @@ def kernels_of(device: torch.device, head_dim: int, *, eager: bool) -> Kernels:
     if device.type == "cuda":
         use_reproducible_products()
     if device.type == "cuda" and not eager:
+        _refuse_unserved(device, head_dim)
         from pilotfish.model.cuda.kernels import CUDAKernels  # only CUDA builds of torch bring Triton
 
         return CUDAKernels(device)
     return NativeKernels(device) if runs_native(head_dim, device, eager=eager) else Kernels(device)
+
+
+def _refuse_unserved(device: torch.device, head_dim: int) -> None:
+    capability, most = torch.cuda.get_device_capability(device), 256
+    if capability < (8, 0):
+        told = ".".join(map(str, capability))
+        raise ParameterError("device", str(device), f"a GPU of capability 8.0 or more, or --eager; this has {told}")
+    if head_dim > most:
+        raise ParameterError("device", str(device), f"--eager for heads of {head_dim}: the kernels take {most} at most")

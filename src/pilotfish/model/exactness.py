@@ -17,13 +17,14 @@ COMPANY = (2, 16, 64, 256)
 PROMPT = 32  # tokens before it
 
 
-def note_company(executor: TorchExecutor) -> None:
-    """One line in the log."""
+def note_company(executor: TorchExecutor) -> bool:
+    """Whether all are equal, and one line in the log."""
     if unequal := unequal_companies(executor):
         found = "a row has other bits among %s rows than alone on this device: outputs may differ by speculation"
         logger.warning(found, ", ".join(map(str, unequal)))
     else:
         logger.info("equal bits: a row alone and among up to %d rows", max(COMPANY))
+    return not unequal
 
 
 def unequal_companies(executor: TorchExecutor) -> list[int]:

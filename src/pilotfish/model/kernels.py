@@ -44,6 +44,7 @@ class Gate:
 
 
 class Kernels:
+    failures: tuple[type[Exception], ...] = ()  # that say that a kernel does not run on the device
     native = False  # whether the C++ kernels compute, so that a row's bits do not depend on the other rows
 
     def __init__(self, device: torch.device) -> None:

@@ -224,12 +224,13 @@ class Api:
         return asked or self._names[0]
 
     def _model(self, name: str) -> dict[str, Any]:
-        facts = {"max_model_len": self._identity.context, "chat": self._chats}
+        facts = {"max_model_len": self._identity.context, "chat": self._chats, "exact": self._identity.exact}
         return {"id": name, "created": self._started, "object": "model", "owned_by": "pilotfish", **facts}
 
     def _fingerprint(self, cascade: Cascade | None) -> str:
         target, beside = self._identity, "" if cascade is None else f"\n{cascade.facts}"
-        text = f"{target.model}\n{target.dtype}\n{target.quantization}\n{target.kv_dtype}\n{VERSION}{beside}"
+        kinds = target.model, target.dtype, target.quantization, target.kv_dtype, target.exact, VERSION
+        text = "\n".join(map(str, kinds)) + beside
         return "fp_" + hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property

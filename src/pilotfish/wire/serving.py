@@ -113,6 +113,7 @@ class Identity(Readable, frozen=True):
     config: Text = ""  # digest of the model's config.json
     version: Text = ""  # of Pilotfish
     ranks: Count = 1  # processes that hold its weights together
+    exact: bool = True  # whether a row's bits are the same in any company, so that speculation changes no output
 
 
 class Status(Struct, tag="status", frozen=True):

@@ -73,6 +73,7 @@ def identity_of(engine: Engine) -> Identity:
         config=config_digest(config.target),
         version=metadata.version("pilotfish"),
         ranks=config.tensor_parallel,
+        exact=engine.exact,
     )
 
 

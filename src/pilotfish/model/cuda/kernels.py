@@ -3,6 +3,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton.errors import TritonError
 
 from pilotfish.model.batch import GRAPHS, Buckets
 from pilotfish.model.cuda.drawing import noisy_best
@@ -20,6 +21,7 @@ PERTURBED_TOPK["cuda"] = noisy_best
 
 
 class CUDAKernels(Kernels):
+    failures = (TritonError,)
     attend = staticmethod(triton_tree_attention)
 
     def buckets(self) -> Buckets:
