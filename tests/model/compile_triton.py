@@ -25,7 +25,7 @@ from pilotfish.model.loading.serving_imports import import_for_serving
 import_for_serving()  # takes less time
 
 from pilotfish.model.attention import AttentionMetadata, Scoring  # noqa: E402
-from pilotfish.model.cuda import drawing, norms, products, rotary, triton_attention  # noqa: E402
+from pilotfish.model.cuda import decoder, drawing, norms, products, rotary, triton_attention  # noqa: E402
 from pilotfish.model.experts import Affine  # noqa: E402
 from pilotfish.model.kv_planes import empty_kv  # noqa: E402
 
@@ -99,6 +99,23 @@ def row_by_row(dtype: torch.dtype) -> None:
         rotary.rotated(joined[:, :32], angles, angles, 1)
 
 
+def between_products(dtype: torch.dtype) -> None:
+    """What a plain decoder does there, after few rows and after many; with the head norms and biases of some."""
+    weight, bias = torch.zeros(6144, 4096, dtype=dtype), torch.zeros(6144, dtype=dtype)
+    heads, gates = products.InvariantLinear(Affine(weight, bias)), products.InvariantLinear(Affine(weight, None))
+    norm = SimpleNamespace(weight=torch.zeros(128, dtype=dtype), eps=1e-5)
+    attention: Any = SimpleNamespace(joined=heads, heads=32, kv_heads=8, head_dim=128, q_norm=norm, k_norm=norm)
+    attention.scoring = Scoring(0.1)
+    shape = SimpleNamespace(num_hidden_layers=1, num_key_value_heads=8, head_dim=128)
+    [kv], angles = empty_kv(shape, dtype, 8, CPU), torch.zeros(64, 128, dtype=dtype)
+    model = SimpleNamespace(cos=angles, sin=angles)
+    for rows in (1, 3, 64, 128):
+        x, index = torch.zeros(rows, 4096, dtype=dtype), torch.zeros(rows, dtype=torch.int32)
+        metadata = AttentionMetadata(*[index] * 4, index[None, :1], index[:, None])
+        decoder.TritonDecoder._attended(model, attention, x, metadata, kv)  # type: ignore[arg-type]
+        decoder.gated(gates.unjoined(x), x)
+
+
 def draw() -> None:
     for rows, columns in ((1, 128_256), (3, 128_256), (64, 128_256)):
         scores, index = torch.zeros(rows, columns, dtype=torch.float64), torch.zeros(rows, dtype=torch.int64)
@@ -112,6 +129,7 @@ LAUNCHED: dict[ModuleType, tuple[str, ...]] = {
     norms: ("rms_norm",),
     drawing: ("best_of_block", "best_of_all"),
     rotary: ("rotate_heads",),
+    decoder: ("write_heads", "gate_silu"),
 }
 KERNELS = [(module, name, getattr(module, name)) for module, names in LAUNCHED.items() for name in names]
 BFLOAT16, INT8, FP8 = torch.bfloat16, torch.int8, torch.float8_e4m3fn
@@ -131,6 +149,7 @@ CASES: dict[str, tuple[GPUTarget, Callable[..., None], tuple[Any, ...]]] = {
     "products on CDNA3": (CDNA3, linear, (BFLOAT16, BFLOAT16, (1, 64, 256))),
     "norms and rotations on Hopper": (HOPPER, row_by_row, (BFLOAT16,)),
     "drawing on Hopper": (HOPPER, draw, ()),
+    "between products on Hopper": (HOPPER, between_products, (BFLOAT16,)),
 }
 
 

@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.model.attention import Scoring, dense_tree_attention
 from pilotfish.model.cpu import native
-from pilotfish.model.cuda import norms, products, rotary, triton_attention
+from pilotfish.model.cuda import decoder, norms, products, rotary, triton_attention
 from pilotfish.model.cuda.graphs import recordable
 from pilotfish.model.cuda.kernels import CUDAKernels
 from pilotfish.model.cuda.triton_attention import triton_tree_attention
@@ -206,6 +206,7 @@ LAUNCHED: dict[Any, tuple[str, ...]] = {
     products: ("few_rows", "join_parts", "many_rows"),
     norms: ("rms_norm",),
     rotary: ("rotate_heads",),
+    decoder: ("write_heads", "gate_silu"),
 }
 
 

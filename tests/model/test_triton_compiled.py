@@ -21,6 +21,14 @@ BINARIES = {
     "attention": {"attend_parts": 1, "join_parts_in_order": 1},
     "products of few rows": {"few_rows": 2, "join_parts": 1},
     "products of many rows": {"many_rows": 1},
+    "between products": {
+        "attend_parts": 1,
+        "join_parts_in_order": 1,
+        "few_rows": 2,
+        "many_rows": 2,
+        "write_heads": 2,
+        "gate_silu": 2,
+    },
     "products": {"few_rows": 2, "join_parts": 1, "many_rows": 1},
     "products in float32": {"few_rows": 2, "join_parts": 1},
     "norms and rotations": {"rms_norm": 1, "rotate_heads": 1},
@@ -30,13 +38,14 @@ BINARIES = {
 CASES = [
     "attention, float32 on Ampere",
     "attention, bfloat16 over fp8 on Hopper",
-    "products of few rows on Hopper",
-    "products of many rows on Hopper",
+    "between products on Hopper",
     "products on CDNA3",
     "norms and rotations on Hopper",
     "drawing on Hopper",
 ]
 OTHER_CASES = [
+    "products of few rows on Hopper",
+    "products of many rows on Hopper",
     "attention, float32 over int8 on Ampere",
     "attention, bfloat16 over int8 on Ampere",
     "attention, bfloat16 on Hopper",

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from pilotfish.model.cuda import products
 from pilotfish.model.cuda.kernels import CUDAKernels
-from pilotfish.model.cuda.products import BLOCK_K, FEW, InvariantLinear, OrderedWeight
+from pilotfish.model.cuda.products import BLOCK_K, FEW, InvariantLinear, OrderedWeight, Unjoined
 from pilotfish.model.experts import Affine
 from pilotfish.model.kernels import JoinedLinear, Kernels, RMSNorm
 
@@ -86,8 +86,11 @@ def told_order(rows: int, splits: int, monkeypatch: pytest.MonkeyPatch) -> torch
     linear = InvariantLinear(Affine(weight, None))
     assert linear.weight.splits == splits
     out = torch.empty(rows, len(weight), device=DEVICE)
-    kernel = products._many if rows > FEW else products._few
-    kernel(out, x.expand(rows, inputs).contiguous(), linear.weight, None)
+    x = x.expand(rows, inputs).contiguous()
+    if rows > FEW:
+        products._many(out, x, linear.weight, None)
+    else:
+        products._joined(out, Unjoined(products._few(x, linear.weight), None, None, splits))
     assert (out == out[0]).all()
     return out[0].cpu()
 

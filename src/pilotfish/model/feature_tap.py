@@ -17,7 +17,6 @@ from torch import Tensor
 
 from pilotfish.core.features.features import FINAL
 from pilotfish.errors import ModelError
-from pilotfish.model.cpu.native_modules import PlainDecoder
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ def refuse_unknown_layers(layers: Sequence[int], count: int) -> None:
 
 def capturing(model: Any, layers: Sequence[int], states: Tensor) -> AbstractContextManager[None]:
     """A forward meanwhile writes the states of all its rows into `states` [rows, len(layers) * hidden]."""
-    return model.capturing(layers, states) if isinstance(model, PlainDecoder) else _hooked(model, layers, states)
+    return model.capturing(layers, states) if hasattr(model, "capturing") else _hooked(model, layers, states)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from pilotfish.model.batch import GRAPHS, Buckets
+from pilotfish.model.cuda.decoder import TritonDecoder
 from pilotfish.model.cuda.drawing import noisy_best
 from pilotfish.model.cuda.graphs import CudaRecorder, GraphCache, recordable
 from pilotfish.model.cuda.norms import InvariantNorm
@@ -15,6 +16,7 @@ from pilotfish.model.cuda.triton_attention import triton_tree_attention
 from pilotfish.model.experts import Affine
 from pilotfish.model.fused import fused
 from pilotfish.model.kernels import Forward, Kernels, replace_modules
+from pilotfish.model.loading.configuration import ARCHITECTURES
 from pilotfish.model.sampling import PERTURBED_TOPK
 
 PERTURBED_TOPK["cuda"] = noisy_best
@@ -35,9 +37,10 @@ class CUDAKernels(Kernels):
     def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         return float(start.elapsed_time(end)) / 1000
 
-    def replace(self, model: Any, context: int, *, alone: bool) -> Any:  # noqa: ARG002
+    def replace(self, model: Any, context: int, *, alone: bool) -> Any:
         replace_modules(model, partial(fused, self))
-        return model
+        plain = ARCHITECTURES[type(model).__name__].get("plain", False) and recordable(model.config)
+        return TritonDecoder(model, context) if plain and alone and TritonDecoder.fits(model) else model
 
     def records(self, config: Any) -> bool:
         return recordable(config)

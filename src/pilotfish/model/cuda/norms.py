@@ -2,22 +2,29 @@ import torch
 import triton
 from torch import Tensor
 
+from pilotfish.model.cuda.products import Unjoined
 from pilotfish.model.cuda.triton_kernels.norms import rms_norm
 from pilotfish.model.kernels import RMSNorm
 
 
 class InvariantNorm(RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
-        return self._normed(x.contiguous(), None)
+        return self._normed(Unjoined(x.contiguous(), None, None, 0), torch.empty_like(x), None)
 
     def of_sum(self, residual: Tensor, x: Tensor) -> Tensor:
-        return self._normed(x.contiguous(), residual)
+        return self.of_product(residual, Unjoined(x.contiguous(), None, None, 0))
 
-    def _normed(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        out, size = torch.empty_like(x), x.shape[-1] // self.parts
-        if x.numel():
-            rms_norm[(x.numel() // size,)](
-                x, residual, self.weight, out, self.eps, self.parts, size, triton.next_power_of_2(size),
-                num_warps=8 if size > 2048 else 4,
+    def of_product(self, residual: Tensor, product: Unjoined | None) -> Tensor:
+        """Of the residual [rows, size] after the product is added to it."""
+        if product is None:
+            return self(residual)  # type: ignore[no-any-return]
+        return self._normed(product, torch.empty_like(residual), residual)
+
+    def _normed(self, x: Unjoined, out: Tensor, residual: Tensor | None) -> Tensor:
+        size = out.shape[-1] // self.parts
+        if out.numel():
+            rms_norm[(out.numel() // size,)](
+                x.parts, x.scales, x.bias, residual, self.weight, out, self.eps, out.numel(),
+                self.parts, size, x.splits, triton.next_power_of_2(size), num_warps=8 if size > 2048 else 4,
             )  # fmt: skip
         return out

@@ -57,6 +57,21 @@ class OrderedWeight:
         return int(triton.cdiv(self.values.shape[1], BLOCK_K)) // self.splits * BLOCK_K
 
 
+@dataclass(frozen=True)
+class Unjoined:
+    """A product whose parts the kernel that takes it adds. Of many rows it is joined, and has no `splits`."""
+
+    parts: Tensor  # float32 [splits, rows, outputs]; or [rows, outputs] of the rows' type
+    scales: Tensor | None
+    bias: Tensor | None
+    splits: int
+
+    @property
+    def sums(self) -> int:
+        """Rows times outputs."""
+        return self.parts.numel() // max(self.splits, 1)
+
+
 class InvariantLinear(torch.nn.Module):
     def __init__(self, *affines: Affine) -> None:
         super().__init__()
@@ -69,8 +84,16 @@ class InvariantLinear(torch.nn.Module):
         rows = x.reshape(-1, x.shape[-1]).contiguous()
         out = rows.new_empty(len(rows), len(self.weight.values))
         if len(rows):
-            (_many if self._copied_by_blocks(rows) else _few)(out, rows, self.weight, self.bias)
+            product = self.unjoined(rows)
+            out = product.parts if product.splits == 0 else _joined(out, product)
         return out.view(*x.shape[:-1], out.shape[1])
+
+    def unjoined(self, rows: Tensor) -> Unjoined:
+        """Of contiguous rows, at least one."""
+        if self._copied_by_blocks(rows):
+            out = rows.new_empty(len(rows), len(self.weight.values))
+            return Unjoined(_many(out, rows, self.weight, self.bias), None, None, 0)
+        return Unjoined(_few(rows, self.weight), self.weight.scales, self.bias, self.weight.splits)
 
     def _copied_by_blocks(self, rows: Tensor) -> bool:
         operands = (rows, self.weight.values)
@@ -78,7 +101,7 @@ class InvariantLinear(torch.nn.Module):
         return len(rows) > FEW and aligned and rows.dtype != torch.float32
 
 
-def _few(out: Tensor, x: Tensor, weight: OrderedWeight, bias: Tensor | None) -> None:
+def _few(x: Tensor, weight: OrderedWeight) -> Tensor:
     rows, (outputs, inputs) = len(x), weight.values.shape
     block_m = min(FEW, max(16, triton.next_power_of_2(rows)))
     block_k = 32 if x.dtype == torch.float32 else BLOCK_K if block_m <= 32 else BLOCK_K // 2
@@ -87,15 +110,21 @@ def _few(out: Tensor, x: Tensor, weight: OrderedWeight, bias: Tensor | None) -> 
         x, weight.values, parts, rows, outputs, inputs, weight.span, FEW, block_m, block_k,
         num_warps=4, num_stages=STAGES,
     )  # fmt: skip
-    join_parts[(triton.cdiv(out.numel(), JOIN),)](
-        parts, weight.scales, bias, out, out.numel(), outputs, weight.splits, JOIN, num_warps=4
+    return parts
+
+
+def _joined(out: Tensor, product: Unjoined) -> Tensor:
+    join_parts[(triton.cdiv(product.sums, JOIN),)](
+        product.parts, product.scales, product.bias, out, product.sums, out.shape[1], product.splits, JOIN, num_warps=4
     )
+    return out
 
 
-def _many(out: Tensor, x: Tensor, weight: OrderedWeight, bias: Tensor | None) -> None:
+def _many(out: Tensor, x: Tensor, weight: OrderedWeight, bias: Tensor | None) -> Tensor:
     rows, (outputs, inputs), block_k = len(x), weight.values.shape, BLOCK_K // 2
     blocks = [TensorDescriptor.from_tensor(each, [TILE, block_k]) for each in (x, weight.values)]
     many_rows[(triton.cdiv(outputs, TILE) * triton.cdiv(rows, TILE),)](
         *blocks, weight.scales, bias, out, rows, outputs, inputs, weight.span, TILE, TILE, block_k, 8,
         num_warps=8, num_stages=STAGES,
     )  # fmt: skip
+    return out

@@ -38,7 +38,12 @@ def triton_tree_attention(
     """As `dense_tree_attention`, in float32 or bfloat16. Never synchronizes, so a CUDA graph can record it once
     compiled."""
     kv.write(metadata.row_slots.long(), k, v)
-    sizes = attention_sizes(q.shape[1], k.shape[1], q.shape[2], q.element_size())
+    return attend_slots(q, kv, metadata, scoring)
+
+
+def attend_slots(q: Tensor, kv: LayerKV, metadata: AttentionMetadata, scoring: Scoring) -> Tensor:
+    """Once the rows' own keys and values are in their slots."""
+    sizes = attention_sizes(q.shape[1], kv.keys.shape[1], q.shape[2], q.element_size())
     splits = -(-metadata.prefix_slots.shape[1] // SPLIT.value)
     parts = splits + -(-metadata.path_slots.shape[1] // sizes["block"]) + 1
     chunk = max(1, PARTIAL_BYTES // (4 * q.shape[1] * parts * q.shape[2]))

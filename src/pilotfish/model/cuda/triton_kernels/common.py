@@ -25,3 +25,29 @@ def product_onto(a, b, total):
     if INTERPRETED:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, total, input_precision="ieee")
+
+
+@triton.jit
+def joined(parts, scales, bias, place, n, size, splits: tl.constexpr, real):
+    """A product's outputs `n` at `place` of each of its `splits` parts of `size` sums, in float32; 0: it was joined
+    before."""
+    if splits == 0:
+        return tl.load(parts + place, mask=real, other=0.0).to(tl.float32)
+    total = tl.zeros_like(place).to(tl.float32)
+    for split in tl.static_range(splits):
+        total += tl.load(parts + split * size.to(tl.int64) + place, mask=real, other=0.0)
+    return scaled(total, scales, bias, n, real)
+
+
+@triton.jit
+def scaled(total, scales, bias, n, real):
+    """The product and the sum are fused where both are, by name: else each kernel's compiler would choose."""
+    added = tl.zeros_like(total)
+    if bias is not None:
+        added += tl.load(bias + n, mask=real, other=0.0).to(tl.float32)
+    if scales is not None:
+        scale = tl.load(scales + n, mask=real, other=0.0) + tl.zeros_like(total)
+        total = tl.fma(total, scale, added) if bias is not None else total * scale
+    elif bias is not None:
+        total += added
+    return total

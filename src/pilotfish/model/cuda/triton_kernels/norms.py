@@ -1,27 +1,33 @@
 import triton
 import triton.language as tl
 
+from pilotfish.model.cuda.triton_kernels.common import joined
 
-@triton.jit
+
+@triton.jit(do_not_specialize=["all_sums"])
 def rms_norm(
-    x,  # [rows, parts * size]
-    residual,  # like x, or None: x is added to it, and the sum is normed
+    x,  # [rows, parts * size], or a product's parts
+    scales,
+    bias,
+    residual,  # [rows, parts * size], or None: x is added to it, and the sum is normed
     weight,  # [parts * size]
-    out,  # like x
+    out,  # [rows, parts * size]
     eps,
+    all_sums,  # rows * parts * size
     parts: tl.constexpr,
     size: tl.constexpr,
+    splits: tl.constexpr,  # of the product; 0: it is none
     block: tl.constexpr,
 ):
     """A program norms a part of a row. It rounds to the weight's type before the weight is multiplied."""
     part, i = tl.program_id(0).to(tl.int64), tl.arange(0, block)
-    place, real = part * size + i, i < size
-    wide = tl.load(x + place, mask=real, other=0.0).to(tl.float32)
+    place, n, real = part * size + i, part % parts * size + i, i < size
+    kind = out.dtype.element_ty
+    wide = joined(x, scales, bias, place, n, all_sums, splits, real).to(kind).to(tl.float32)
     if residual is not None:
-        wide += tl.load(residual + place, mask=real, other=0.0).to(tl.float32)
-        wide = wide.to(x.dtype.element_ty).to(tl.float32)
-        tl.store(residual + place, wide.to(x.dtype.element_ty), mask=real)
-    weights = tl.load(weight + part % parts * size + i, mask=real, other=0.0)
+        wide = (wide + tl.load(residual + place, mask=real, other=0.0).to(tl.float32)).to(kind)
+        tl.store(residual + place, wide, mask=real)
+        wide = wide.to(tl.float32)
+    weights = tl.load(weight + n, mask=real, other=0.0)
     normed = (wide * tl.rsqrt(tl.sum(wide * wide, axis=0) / size + eps)).to(weights.dtype)
-    scaled = normed.to(tl.float32) * weights.to(tl.float32)
-    tl.store(out + place, scaled.to(out.dtype.element_ty), mask=real)
+    tl.store(out + place, (normed.to(tl.float32) * weights.to(tl.float32)).to(kind), mask=real)

@@ -12,7 +12,7 @@ in `many_rows` a program does all parts of its tile. Both give the same bits."""
 import triton
 import triton.language as tl
 
-from pilotfish.model.cuda.triton_kernels.common import as_computed, product_onto
+from pilotfish.model.cuda.triton_kernels.common import as_computed, joined, product_onto, scaled
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -61,10 +61,8 @@ def join_parts(
 ):
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     real = at < size
-    total = tl.zeros([block], tl.float32)
-    for split in tl.static_range(splits):
-        total += tl.load(parts + split * size.to(tl.int64) + at, mask=real, other=0.0)
-    tl.store(out + at, _scaled(total, scales, bias, at % outputs, real).to(out.dtype.element_ty), mask=real)
+    total = joined(parts, scales, bias, at, at % outputs, size, splits, real)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=real)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -99,20 +97,6 @@ def many_rows(
             part = tl.zeros([block_n, block_m], tl.float32)
     n, m = low_n + tl.arange(0, block_n), low_m + tl.arange(0, block_m)
     real_n, real_m = n < outputs, m < rows
-    y = _scaled(total, scales, bias, n[:, None], real_n[:, None])
+    y = scaled(total, scales, bias, n[:, None], real_n[:, None])
     place = m.to(tl.int64)[None, :] * outputs + n[:, None]
     tl.store(out + place, y.to(out.dtype.element_ty), mask=real_n[:, None] & real_m[None, :])
-
-
-@triton.jit
-def _scaled(total, scales, bias, n, real):
-    """The product and the sum are fused where both are, by name: else each kernel's compiler would choose."""
-    added = tl.zeros_like(total)
-    if bias is not None:
-        added += tl.load(bias + n, mask=real, other=0.0).to(tl.float32)
-    if scales is not None:
-        scale = tl.load(scales + n, mask=real, other=0.0) + tl.zeros_like(total)
-        total = tl.fma(total, scale, added) if bias is not None else total * scale
-    elif bias is not None:
-        total += added
-    return total
