@@ -182,7 +182,7 @@ def test_cuda_takes_the_kernel_and_others_the_reference(monkeypatch: pytest.Monk
     assert kernels_of(torch.device("cpu"), 32, eager=True).attend is dense_tree_attention
 
 
-@pytest.mark.parametrize("kind", sized(["gemma2"], ["qwen3", "gemma2", "gpt_oss"]))
+@pytest.mark.parametrize("kind", sized(["gemma2"], ["olmo2", "gemma2", "gpt_oss"]))
 def test_a_model_runs_on_it(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "load_kernels", lambda: False)
     on_cpu = torch.device("cpu")

@@ -1,7 +1,8 @@
 import triton
 import triton.language as tl
 
-#: Triton's interpreter multiplies no bfloat16; in float32 the products are the same.
+#: Triton's interpreter multiplies no bfloat16, and its sums in float32 depend on a column's place, unlike a matrix
+#: unit's: it multiplies in float64, and rounds.
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -16,15 +17,20 @@ def as_computed(x, like):
 @triton.jit
 def product(a, b):
     if INTERPRETED:
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, input_precision="ieee")
+        a, b = a.to(tl.float32).to(tl.float64), b.to(tl.float32).to(tl.float64)
+        result = tl.dot(a, b, out_dtype=tl.float64).to(tl.float32)
+    else:
+        result = tl.dot(a, b, input_precision="ieee")
+    return result
 
 
 @triton.jit
 def product_onto(a, b, total):
     if INTERPRETED:
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, total, input_precision="ieee")
+        total += product(a, b)
+    else:
+        total = tl.dot(a, b, total, input_precision="ieee")
+    return total
 
 
 @triton.jit
