@@ -30,6 +30,7 @@ from pilotfish.engine.processes.process import WorkerSpec
 from pilotfish.engine.sample import Sample
 from pilotfish.kv.tiers import KVTiers
 from pilotfish.model.loading.loader import LoadedModel, load_model
+from pilotfish.model.sampling import SampleColumns
 from pilotfish.wire.serving import EngineRequest
 
 VOCAB = 512
@@ -373,6 +374,10 @@ def sampling_of(rows: Sequence[RowSampling], children: int = 0) -> Sampling:
     places, positions = np.arange(len(rows)), np.array([row.position for row in rows], np.int64)
     params, seeds, edits = [row.params for row in rows], [row.seed for row in rows], [row.edits for row in rows]
     return Sampling(places, params, seeds, places, positions, edits, children=children)
+
+
+def columns_of(rows: Sequence[RowSampling]) -> SampleColumns:
+    return SampleColumns.of(sampling_of(rows), torch.device("cpu"))
 
 
 def reference_probs(logits: np.ndarray, params: SamplingParams) -> np.ndarray:

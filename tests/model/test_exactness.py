@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy import stats
 from sizes import sized
-from support import RowSampling, guesses_of, random_tree, reference_probs, sampling_of
+from support import RowSampling, columns_of, guesses_of, random_tree, reference_probs, sampling_of
 
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.trees.tree import ROOT, Forest, Guesses, TokenTree, walk
@@ -44,7 +44,7 @@ class World:
 
     def _topk(self, logits: torch.Tensor, position: int, k: int, salt: int = 0) -> np.ndarray:
         """perturbed_topk for every seed, less the cost of 200,000 objects a call. [seeds, k]."""
-        scores = filtered(logits, sampling_of([RowSampling(self.params, 0, 0)])).expand(len(self.seeds), -1)
+        scores = filtered(logits, columns_of([RowSampling(self.params, 0, 0)])).expand(len(self.seeds), -1)
         seeds = torch.from_numpy((self.seeds ^ np.uint64(salt)).view(np.int64))
         _, tokens = torch.ops.pilotfish.perturbed_topk(scores, seeds, torch.full_like(seeds, position), k)
         return np.asarray(tokens.numpy())

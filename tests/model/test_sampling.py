@@ -7,12 +7,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import RowSampling, reference_probs, sampling_of
+from support import RowSampling, columns_of, reference_probs, sampling_of
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from pilotfish.core.sampling import noise
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.model.sampling import (
+    Filters,
     filtered,
     filtered_reference,
     perturbed_topk,
@@ -48,7 +49,7 @@ def row(seed: int, position: int = 0, **params: object) -> RowSampling:
 
 
 def filtered_by(logits: torch.Tensor, every: list[SamplingParams]) -> torch.Tensor:
-    return filtered(logits, sampling_of([RowSampling(params, 0, 0) for params in every]))
+    return filtered(logits, columns_of([RowSampling(params, 0, 0) for params in every]))
 
 
 # -- noise, three times
@@ -64,7 +65,7 @@ def test_kernel_torch_and_numpy_choose_the_same(seed: int, position: int, vocab:
     finite = int(scores.isfinite().sum())
     k = min(k, finite)
     rows = [row(seed, position)]
-    values, tokens = perturbed_topk(scores, sampling_of(rows), k)
+    values, tokens = perturbed_topk(scores, columns_of(rows), k)
     signed = torch.tensor([seed - (1 << 64) if seed >= 1 << 63 else seed])
     other_values, other_tokens = perturbed_topk_reference(scores, signed, torch.tensor([position]), k)
     plain = scores[0].numpy() + noise.gumbel(seed, position, vocab)
@@ -82,7 +83,7 @@ def test_kernel_prunes_exactly(vocab: int, k: int) -> None:
     k = min(k, vocab)
     for scores in (flat, peaked, ramp, -ramp):
         rows = [row(seed, seed % 7) for seed in range(2**63 - 20, 2**63 + 20)]
-        _, tokens = perturbed_topk(scores.double(), sampling_of(rows), k)
+        _, tokens = perturbed_topk(scores.double(), columns_of(rows), k)
         for i, r in enumerate(rows):
             plain = scores[i].double().numpy() + noise.gumbel(r.seed, r.position, vocab)
             assert tokens[i].tolist() == np.argsort(-plain, kind="stable")[:k].tolist()
@@ -145,7 +146,9 @@ def test_the_filter_kernel_is_the_reference(
     )
     columns = [torch.tensor(v, dtype=kind)[:, None] for v, kind in zip(values, kinds, strict=True)]
     kernel = torch.ops.pilotfish.filter_logits(logits, *columns)
-    torch.testing.assert_close(kernel, filtered_reference(logits, *columns), rtol=0, atol=0)
+    torch.testing.assert_close(
+        kernel, filtered_reference(logits, *columns, Filters(True, max(top_k, 2), True)), rtol=0, atol=0
+    )
 
 
 def test_the_filter_kernel_drops_what_is_no_number() -> None:

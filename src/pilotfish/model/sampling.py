@@ -6,6 +6,7 @@ has it. All in float64 and row by row, so that a row's token does not depend on 
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,8 @@ def sample(logits: Tensor, sampling: Sampling) -> list[int]:
     if greedy.all():
         chosen = logits.argmax(dim=-1)  # the lowest id on ties, as torch documents
     else:
-        chosen = perturbed_topk(filtered(logits, sampling), sampling, 1)[1][:, 0]
+        columns = SampleColumns.of(sampling, logits.device)
+        chosen = perturbed_topk(filtered(logits, columns), columns, 1)[1][:, 0]
         if greedy.any():
             chosen = torch.where(torch.from_numpy(greedy).to(logits.device), logits.argmax(dim=-1), chosen)
     if sampling.masks is not None or len(sampling.edits):
@@ -110,7 +112,8 @@ def likely_tokens(
     if greedy.all():
         chances, best = logits.log_softmax(dim=-1).topk(k, dim=-1)
     else:
-        scores, best = perturbed_topk(filtered(logits, sampling), sampling, k, ids)
+        columns = SampleColumns.of(sampling, logits.device)
+        scores, best = perturbed_topk(filtered(logits, columns), columns, k, ids)
         chances = (scores / NOISE_SCALE).log_softmax(dim=-1)
         if greedy.any():
             plain, plain_best = logits.double().log_softmax(dim=-1).topk(k, dim=-1)
@@ -216,21 +219,60 @@ def _flat(
 # -- filters and noise
 
 
-def filtered(logits: Tensor, sampling: Sampling) -> Tensor:
+@dataclass(frozen=True)
+class Filters:
+    """Which of them any sample has."""
+
+    min_p: bool
+    top_k: int  # the largest; 0: none
+    top_p: bool
+
+
+@dataclass(frozen=True)
+class SampleColumns:
+    """What filters and noise need of each sample, on the logits' device. What the host can tell is not asked of it."""
+
+    temperatures: Tensor  # float64 [samples, 1], as both below
+    floors: Tensor
+    top_p: Tensor
+    top_k: Tensor  # int64 [samples, 1]
+    seeds: Tensor  # int64 [samples], of the bits of unsigned ones
+    positions: Tensor  # int64 [samples]
+    params: Sequence[SamplingParams]
+
+    @property
+    def filters(self) -> Filters:
+        every = self.params
+        return Filters(any(p.min_p for p in every), max(p.top_k for p in every), any(p.top_p < 1 for p in every))
+
+    @classmethod
+    def of(cls, sampling: Sampling, device: torch.device) -> "SampleColumns":
+        """Sent in one copy."""
+        every, owners = sampling.params, sampling.sequences
+        real = np.array([(_temperature(p), math.log(p.min_p) if p.min_p else -math.inf, p.top_p) for p in every])
+        whole = np.array([p.top_k for p in every], np.int64), np.array(sampling.seeds, np.uint64).view(np.int64)
+        table = np.empty((6, len(owners)), np.int64)
+        table[:3], table[3], table[4] = real.view(np.int64)[owners].T, whole[0][owners], whole[1][owners]
+        table[5] = sampling.positions
+        sent = torch.from_numpy(table)
+        if device.type != "cpu":
+            sent = sent.pin_memory().to(device, non_blocking=True)
+        temperatures, floors, top_p = sent[:3].view(torch.float64)[:, :, None].unbind()
+        top_k, seeds, positions = sent[3:].unbind()
+        return cls(temperatures, floors, top_p, top_k[:, None], seeds, positions, every)
+
+
+def _temperature(params: SamplingParams) -> float:
+    return max(params.temperature, MIN_TEMPERATURE) if params.temperature else 1.0
+
+
+def filtered(logits: Tensor, columns: SampleColumns) -> Tensor:
     """float64: l of the module's docstring up to a constant per row; -inf where a filter excludes."""
-    every = sampling.params
-
-    def column(values: list[float]) -> Tensor:
-        return torch.from_numpy(np.array(values, np.float64)[sampling.sequences, None]).to(logits.device)
-
-    temperatures = column([max(p.temperature, MIN_TEMPERATURE) if p.temperature else 1.0 for p in every])
-    floors = column([math.log(p.min_p) if p.min_p else -math.inf for p in every])
-    top_k = torch.from_numpy(np.array([p.top_k for p in every])[sampling.sequences, None]).to(logits.device)
-    top_p = column([p.top_p for p in every])
+    given = columns.temperatures, columns.floors, columns.top_k, columns.top_p
     if logits.device.type == "cpu" and hasattr(torch.ops.pilotfish, "filter_logits"):
-        scores: Tensor = torch.ops.pilotfish.filter_logits(logits, temperatures, floors, top_k, top_p)
+        scores: Tensor = torch.ops.pilotfish.filter_logits(logits, *given)
         return scores
-    return filtered_reference(logits, temperatures, floors, top_k, top_p)
+    return filtered_reference(logits, *given, columns.filters)
 
 
 def filtered_reference(
@@ -239,22 +281,21 @@ def filtered_reference(
     floors: Tensor,
     top_k: Tensor,  # int64 [rows, 1]
     top_p: Tensor,
+    filters: Filters,
 ) -> Tensor:
     scores = logits.double() / temperatures
     scores = scores.masked_fill(scores.isnan(), -torch.inf)
-    if (floors > -torch.inf).any():
+    if filters.min_p:
         scores = scores.masked_fill(scores < scores.amax(dim=-1, keepdim=True) + floors, -torch.inf)
-    if (top_k > 0).any():
-        scores = _keep_top_k(scores, top_k)
-    return _keep_top_p(scores, top_p) if (top_p < 1).any() else scores
+    if filters.top_k:
+        scores = _keep_top_k(scores, top_k, filters.top_k)
+    return _keep_top_p(scores, top_p) if filters.top_p else scores
 
 
-def _keep_top_k(scores: Tensor, top_k: Tensor) -> Tensor:
-    vocab = scores.shape[-1]
-    kept = torch.where(top_k > 0, top_k.clamp(max=vocab), vocab)
-    ranked = scores.topk(int(kept.max()), dim=-1).values
-    smallest = ranked.gather(1, kept - 1)
-    return scores.masked_fill(scores < smallest, -torch.inf)  # equals of the k-th stay
+def _keep_top_k(scores: Tensor, top_k: Tensor, most: int) -> Tensor:
+    ranked = scores.topk(min(most, scores.shape[-1]), dim=-1).values
+    smallest = ranked.gather(1, top_k.clamp(1, ranked.shape[1]) - 1)
+    return scores.masked_fill((scores < smallest) & (top_k > 0), -torch.inf)  # equals of the k-th stay
 
 
 def _keep_top_p(scores: Tensor, top_p: Tensor) -> Tensor:
@@ -265,17 +306,15 @@ def _keep_top_p(scores: Tensor, top_p: Tensor) -> Tensor:
     return scores.masked_fill(drop.scatter(1, order, drop), -torch.inf)
 
 
-def perturbed_topk(scores: Tensor, sampling: Sampling, k: int, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def perturbed_topk(scores: Tensor, columns: SampleColumns, k: int, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The k best columns by score + noise: float64 [rows, k] descending, int64. `ids` int64 [columns], ascending: their
     tokens."""
-    signed = np.array(sampling.seeds, np.uint64).view(np.int64)  # of the same bits
-    seeds = torch.from_numpy(signed[sampling.sequences])
-    positions = torch.from_numpy(sampling.positions)
+    seeds, positions = columns.seeds, columns.positions
     if scores.device.type == "cpu" and hasattr(torch.ops.pilotfish, "perturbed_topk"):
-        values, columns = torch.ops.pilotfish.perturbed_topk(scores, seeds, positions, k, ids)
-        return values, columns
-    best = PERTURBED_TOPK.get(scores.device.type, perturbed_topk_reference)
-    return best(scores, seeds.to(scores.device), positions.to(scores.device), k, ids)
+        values, best = torch.ops.pilotfish.perturbed_topk(scores, seeds, positions, k, ids)
+        return values, best
+    on_device = PERTURBED_TOPK.get(scores.device.type, perturbed_topk_reference)
+    return on_device(scores, seeds, positions, k, ids)
 
 
 def perturbed_topk_reference(
