@@ -25,7 +25,7 @@ from pilotfish.model.loading.serving_imports import import_for_serving
 import_for_serving()  # takes less time
 
 from pilotfish.model.attention import AttentionMetadata, Scoring  # noqa: E402
-from pilotfish.model.cuda import decoder, drawing, norms, products, rotary, triton_attention  # noqa: E402
+from pilotfish.model.cuda import decoder, drawing, experts, norms, products, rotary, triton_attention  # noqa: E402
 from pilotfish.model.experts import Affine  # noqa: E402
 from pilotfish.model.kv_planes import empty_kv  # noqa: E402
 
@@ -116,6 +116,15 @@ def between_products(dtype: torch.dtype) -> None:
         decoder.gated(gates.unjoined(x), x)
 
 
+def mixture(dtype: torch.dtype, rows: tuple[int, ...]) -> None:
+    """As gpt-oss's, with fewer experts."""
+    gate_up, down = (Affine(torch.zeros(4, *size, dtype=dtype), None) for size in ((5760, 2880), (2880, 2880)))
+    for count in rows:
+        tiles = experts.Tiles.of(torch.arange(4 * count) % 4, 4)
+        experts._grouped(torch.zeros(count, 2880, dtype=dtype), gate_up, tiles, 4)
+        experts._grouped(torch.zeros(4 * count, 2880, dtype=dtype), down, tiles, 1)
+
+
 def draw() -> None:
     for rows, columns in ((1, 128_256), (3, 128_256), (64, 128_256)):
         scores, index = torch.zeros(rows, columns, dtype=torch.float64), torch.zeros(rows, dtype=torch.int64)
@@ -129,6 +138,7 @@ LAUNCHED: dict[ModuleType, tuple[str, ...]] = {
     norms: ("rms_norm",),
     drawing: ("best_of_block", "best_of_all"),
     rotary: ("rotate_heads",),
+    experts: ("expert_rows",),
     decoder: ("write_heads", "gate_silu"),
 }
 KERNELS = [(module, name, getattr(module, name)) for module, names in LAUNCHED.items() for name in names]
@@ -149,6 +159,7 @@ CASES: dict[str, tuple[GPUTarget, Callable[..., None], tuple[Any, ...]]] = {
     "products on CDNA3": (CDNA3, linear, (BFLOAT16, BFLOAT16, (1, 64, 256))),
     "norms and rotations on Hopper": (HOPPER, row_by_row, (BFLOAT16,)),
     "drawing on Hopper": (HOPPER, draw, ()),
+    "experts on Hopper": (HOPPER, mixture, (BFLOAT16, (1, 64))),
     "between products on Hopper": (HOPPER, between_products, (BFLOAT16,)),
 }
 

@@ -18,7 +18,7 @@ pytest.importorskip("triton")
 from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.model.attention import Scoring, dense_tree_attention
 from pilotfish.model.cpu import native
-from pilotfish.model.cuda import decoder, norms, products, rotary, triton_attention
+from pilotfish.model.cuda import decoder, experts, norms, products, rotary, triton_attention
 from pilotfish.model.cuda.graphs import recordable
 from pilotfish.model.cuda.kernels import CUDAKernels
 from pilotfish.model.cuda.triton_attention import triton_tree_attention
@@ -182,7 +182,7 @@ def test_cuda_takes_the_kernel_and_others_the_reference(monkeypatch: pytest.Monk
     assert kernels_of(torch.device("cpu"), 32, eager=True).attend is dense_tree_attention
 
 
-@pytest.mark.parametrize("kind", sized(["gemma2"], ["olmo2", "gemma2", "gpt_oss"]))
+@pytest.mark.parametrize("kind", sized(["gemma2"], ["olmo2", "gemma2", "gpt_oss", "mixtral", "qwen3_moe"]))
 def test_a_model_runs_on_it(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "load_kernels", lambda: False)
     on_cpu = torch.device("cpu")
@@ -205,6 +205,7 @@ LAUNCHED: dict[Any, tuple[str, ...]] = {
     triton_attention: ("attend_parts", "join_parts_in_order"),
     products: ("few_rows", "join_parts", "many_rows"),
     norms: ("rms_norm",),
+    experts: ("expert_rows",),
     rotary: ("rotate_heads",),
     decoder: ("write_heads", "gate_silu"),
 }

@@ -21,6 +21,7 @@ BINARIES = {
     "attention": {"attend_parts": 1, "join_parts_in_order": 1},
     "products of few rows": {"few_rows": 2, "join_parts": 1},
     "products of many rows": {"many_rows": 1},
+    "experts": {"expert_rows": 4},  # of both products, by the width of their tiles
     "between products": {
         "attend_parts": 1,
         "join_parts_in_order": 1,
@@ -39,6 +40,7 @@ CASES = [
     "attention, float32 on Ampere",
     "attention, bfloat16 over fp8 on Hopper",
     "between products on Hopper",
+    "experts on Hopper",
     "products on CDNA3",
     "norms and rotations on Hopper",
     "drawing on Hopper",
@@ -54,6 +56,7 @@ OTHER_CASES = [
     "products on Ampere",
     "products in float32 on Ampere",
 ]
+MULTIPLYING = ("attend_parts", "few_rows", "many_rows", "expert_rows")
 UNITS = {"Ampere": "mma.sync", "Hopper": "wgmma.mma", "CDNA3": "mfma"}
 #: Bytes that every card of the kind has for a program.
 SHARED = {"Ampere": 99 * 1024, "Hopper": 99 * 1024, "CDNA3": 64 * 1024}
@@ -76,5 +79,5 @@ def test_kernels_compile_for_cards_that_are_not_here() -> None:
             assert not binary["tf32"], of_case
             assert not binary["spilled_bytes"] or "float32" in case, of_case
             assert binary["shared_bytes"] <= SHARED[card], of_case
-            multiplies = binary["kernel"] in ("attend_parts", "few_rows", "many_rows") and "float32" not in case
+            multiplies = binary["kernel"] in MULTIPLYING and "float32" not in case
             assert binary["matrix_unit"] == ([UNITS[card]] if multiplies else []), of_case

@@ -17,6 +17,12 @@ class Affine(NamedTuple):
     bias: Tensor | None  # [outputs]
 
 
+class Expert(NamedTuple):
+    gate: Affine
+    up: Affine
+    down: Affine
+
+
 def mixed(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
     """Runs each chosen expert (module or function) once, over its rows; a row sums results in the order of its choices.
     hidden_states [rows, size], experts and their weights [rows, k] -> [rows, size]."""
@@ -27,8 +33,13 @@ def mixed(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weight
     for expert, chosen in zip(experts, torch.split(choices.argsort(), counts), strict=True):
         if len(chosen):
             outputs[chosen] = expert(hidden_states[chosen // k])
-    weighted = outputs.view(rows, k, -1) * top_k_weights[..., None]
-    return functools.reduce(torch.add, weighted.unbind(1)).to(hidden_states.dtype)
+    return summed_choices(outputs, top_k_weights, hidden_states.dtype)
+
+
+def summed_choices(outputs: Tensor, top_k_weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """outputs [rows * k, size] -> [rows, size]"""
+    weighted = outputs.view(*top_k_weights.shape, -1) * top_k_weights[..., None]
+    return functools.reduce(torch.add, weighted.unbind(1)).to(dtype)
 
 
 def library_mixture(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from pilotfish.core.scheduling.executor import LayerProgress
 from pilotfish.model.attention import AttentionMetadata, Scoring
-from pilotfish.model.experts import Affine, ExpertRouter, Mixture, expert_parts, halves
+from pilotfish.model.experts import Affine, Expert, ExpertRouter, expert_parts, halves
 from pilotfish.model.kernels import Gate, Kernels, RMSNorm
 from pilotfish.model.kv_planes import KVPool
 from pilotfish.model.loading.configuration import ARCHITECTURES, activation, layer_windows
@@ -30,7 +30,7 @@ def fused(kernels: Kernels, module: Any) -> torch.nn.Module | None:
             gate, up = map(_affine, (module.gate_proj, module.up_proj)) if both is None else halves(both)
             return kernels.feed_forward(gate, up, _affine(module.down_proj), Gate(activation(module.config)))
         case "Experts":
-            return Mixture(_expert(module, i, kernels) for i in range(module.num_experts))
+            return kernels.mixture([_expert(module, i) for i in range(module.num_experts)], _gate(module))
         case "TopKRouter":
             linear = kernels.linear(Affine(module.weight, getattr(module, "bias", None)))
             return ExpertRouter(linear, module.top_k, over_all=not getattr(module, "norm_topk_prob", True))
@@ -48,12 +48,16 @@ def _norm(norm: Any, kernels: Kernels) -> RMSNorm:
     return kernels.rms_norm(weight, float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon))
 
 
-def _expert(experts: Any, index: int, kernels: Kernels) -> torch.nn.Module:
+def _expert(experts: Any, index: int) -> Expert:
     gate_up, down = expert_parts(experts, index)
     gate, up = halves(gate_up, interleaved=not experts.is_concatenated)
+    return Expert(gate, up, down)
+
+
+def _gate(experts: Any) -> Gate:
     if type(experts).__name__ == "GptOssExperts":
-        return kernels.feed_forward(gate, up, down, Gate("clamped", experts.alpha, experts.limit))
-    return kernels.feed_forward(gate, up, down, Gate(activation(experts.config)))
+        return Gate("clamped", experts.alpha, experts.limit)
+    return Gate(activation(experts.config))
 
 
 class FusedAttention(torch.nn.Module):

@@ -4,7 +4,7 @@ device."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from pilotfish.model.attention import TreeAttention, dense_tree_attention
 from pilotfish.model.batch import Batch, Buckets, library_buckets
-from pilotfish.model.experts import Affine
+from pilotfish.model.experts import Affine, Expert, Mixture
 
 Forward = Callable[[Batch], Tensor]
 
@@ -90,6 +90,10 @@ class Kernels:
     def feed_forward(self, gate: Affine, up: Affine, down: Affine, gated: Gate) -> torch.nn.Module:
         """x [..., hidden] -> [..., hidden]"""
         return GatedFeedForward(self.linear(gate, up), self.linear(down), gated)
+
+    def mixture(self, experts: Sequence[Expert], gated: Gate) -> torch.nn.Module:
+        """As `experts.mixed`, of its rows alone."""
+        return Mixture(self.feed_forward(*expert, gated) for expert in experts)
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor, per_angle: int = 1) -> Tensor:
         """x [rows, heads, head_dim], maybe in place; cos and sin [rows, rotated part of a head / `per_angle`]."""

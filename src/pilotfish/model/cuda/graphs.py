@@ -50,10 +50,8 @@ class CudaRecorder:
 
 
 def recordable(config: Any) -> bool:
-    """False for models whose forward reads back its own results: dynamic rotary embeddings and experts."""
-    settings = config.to_dict()
-    experts = any("experts" in name and value for name, value in settings.items())
-    return not experts and "dynamic" not in str(settings.get("rope_parameters"))
+    """False for models whose forward reads back its own results: dynamic rotary embeddings."""
+    return "dynamic" not in str(config.to_dict().get("rope_parameters"))
 
 
 def use_reproducible_products() -> None:

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -8,14 +9,15 @@ from triton.errors import TritonError
 from pilotfish.model.batch import GRAPHS, Buckets
 from pilotfish.model.cuda.decoder import TritonDecoder
 from pilotfish.model.cuda.drawing import noisy_best
+from pilotfish.model.cuda.experts import InvariantExperts
 from pilotfish.model.cuda.graphs import CudaRecorder, GraphCache, recordable
 from pilotfish.model.cuda.norms import InvariantNorm
 from pilotfish.model.cuda.products import InvariantLinear
 from pilotfish.model.cuda.rotary import rotated
 from pilotfish.model.cuda.triton_attention import triton_tree_attention
-from pilotfish.model.experts import Affine
+from pilotfish.model.experts import Affine, Expert
 from pilotfish.model.fused import fused
-from pilotfish.model.kernels import Forward, Kernels, replace_modules
+from pilotfish.model.kernels import Forward, Gate, Kernels, replace_modules
 from pilotfish.model.loading.configuration import ARCHITECTURES
 from pilotfish.model.sampling import PERTURBED_TOPK
 
@@ -53,6 +55,9 @@ class CUDAKernels(Kernels):
 
     def rms_norm(self, weight: Tensor, eps: float, parts: int = 1) -> InvariantNorm:
         return InvariantNorm(weight, eps, parts)
+
+    def mixture(self, experts: Sequence[Expert], gated: Gate) -> InvariantExperts:
+        return InvariantExperts(experts, gated)
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor, per_angle: int = 1) -> Tensor:
         return rotated(x, cos, sin, per_angle)
