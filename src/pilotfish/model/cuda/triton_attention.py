@@ -19,7 +19,7 @@ import triton
 from torch import Tensor
 
 from pilotfish.model.attention import AttentionMetadata, Scoring
-from pilotfish.model.cuda.triton_kernels.attention import SPLIT, attend_parts, join_parts_in_order
+from pilotfish.model.cuda.triton_kernels.attention import SPLIT, attend_parts, join_parts_in_order, write_kv
 from pilotfish.model.kv_planes import LayerKV
 
 #: Bytes of a block of keys: with as many values, and the next block's of both on their way, it fits any GPU.
@@ -37,7 +37,13 @@ def triton_tree_attention(
 ) -> Tensor:
     """As `dense_tree_attention`, in float32 or bfloat16. Never synchronizes, so a CUDA graph can record it once
     compiled."""
-    kv.write(metadata.row_slots.long(), k, v)
+    if kv.key_scales is None and all(x.stride()[1:] == (x.shape[2], 1) for x in (k, v)) and len(k):
+        size = k[0].numel()
+        write_kv[(len(k),)](
+            k, v, metadata.row_slots, kv.keys, kv.values, k.stride(0), v.stride(0), size, triton.next_power_of_2(size)
+        )
+    else:
+        kv.write(metadata.row_slots.long(), k, v)
     return attend_slots(q, kv, metadata, scoring)
 
 

@@ -8,6 +8,24 @@ from pilotfish.model.cuda.triton_kernels.common import as_computed, product
 SPLIT = tl.constexpr(256)  # positions
 
 
+@triton.jit(do_not_specialize=["k_stride", "v_stride"], do_not_specialize_on_alignment=["slots"])
+def write_kv(
+    k,  # [rows, size], rows `k_stride` apart
+    v,
+    slots,  # int32 [rows]
+    k_pool,  # [slots, size]
+    v_pool,
+    k_stride,
+    v_stride,
+    size: tl.constexpr,
+    block: tl.constexpr,
+):
+    row, i = tl.program_id(0).to(tl.int64), tl.arange(0, block)
+    to, real = tl.load(slots + row).to(tl.int64) * size + i, i < size
+    tl.store(k_pool + to, tl.load(k + row * k_stride + i, mask=real), mask=real)
+    tl.store(v_pool + to, tl.load(v + row * v_stride + i, mask=real), mask=real)
+
+
 @triton.jit(
     do_not_specialize=["rows", "prefix_width", "path_width", "splits", "parts"],
     do_not_specialize_on_alignment=["row_sequences", "row_positions", "row_prefixes", "prefix_slots", "path_slots"],
