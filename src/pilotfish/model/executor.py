@@ -15,7 +15,7 @@ from pilotfish.model.kv_planes import FeatureKV, SlotPlanes, empty_kv, zeros
 from pilotfish.model.loading.loader import LoadedModel
 from pilotfish.model.logprobs import token_logprobs
 from pilotfish.model.pacer import Pacer
-from pilotfish.model.sampling import draw, non_finite_rows
+from pilotfish.model.sampling import drawn
 
 Together = Callable[[Batch], AbstractContextManager[None]]
 
@@ -72,8 +72,7 @@ class TorchExecutor:
         kernels, start = self.model.kernels, self.model.kernels.moment()
         logits = self.run(batches)
         end = kernels.moment()
-        broken = non_finite_rows(logits)
-        tokens, log_chances = draw(logits[:, : self._given], broken, sampling)
+        tokens, log_chances, broken = drawn(logits, sampling, self._given)
         sampled = time.perf_counter() - prepared - kernels.seconds(start, end)
         if self.pacer is not None:
             self.pacer.hold(prepared, num_rows)

@@ -7,7 +7,7 @@ has it. All in float64 and row by row, so that a row's token does not depend on 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,11 +27,28 @@ MIN_TEMPERATURE = 1e-12
 NOISE_SCALE = 0.5
 
 
+class Drawn(NamedTuple):
+    tokens: NDArray[np.int64]  # as `Outcome` has them, like what follows
+    log_chances: NDArray[np.float64] | None
+    broken: list[int]
+
+
+def drawn(logits: Tensor, sampling: Sampling, given: int | None = None, ids: Tensor | None = None) -> Drawn:
+    """logits [kept rows, vocab], raw. Tokens from `given` on are never drawn; `ids` as in `draw`. On a device rows are
+    drawn as if all were finite, and anew where one was not, so that no draw waits for the forward first."""
+    usable, at_once = logits[:, :given], logits.device.type != "cpu"
+    broken = [] if at_once else non_finite_rows(logits)
+    found = draw(usable, broken, sampling, ids)
+    if at_once and (broken := non_finite_rows(logits)):
+        found = draw(usable, broken, sampling, ids)
+    return Drawn(*found, broken)
+
+
 def draw(
     logits: Tensor, broken: Sequence[int], sampling: Sampling, ids: Tensor | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
-    """As `Outcome` has them. logits [kept rows, vocab], raw, not finite in `broken` rows. `ids` int64 [vocab],
-    ascending, are the tokens of a reduced vocabulary."""
+    """Tokens and the logs of their chances. logits [kept rows, vocab], not finite in `broken` rows. `ids` int64
+    [vocab], ascending, are the tokens of a reduced vocabulary."""
     if not len(sampling):
         return np.zeros(0, np.int64), None
     if sampling.vocabularies:

@@ -8,7 +8,7 @@ from torch import Tensor
 from pilotfish.core.scheduling.executor import ANY_DEPTH, ForwardSeconds, Outcome, Sampling, SequenceRows
 from pilotfish.model.cpu.native import load_kernels
 from pilotfish.model.logprobs import token_logprobs
-from pilotfish.model.sampling import draw, non_finite_rows
+from pilotfish.model.sampling import drawn
 
 
 class LogitsExecutor(ABC):
@@ -33,7 +33,6 @@ class LogitsExecutor(ABC):
             sampling.masks.begin()
         logits = self.logits(rows)
         computed = time.perf_counter()
-        broken = non_finite_rows(logits)
-        tokens, log_chances = draw(logits[:, : self._given], broken, sampling)
+        tokens, log_chances, broken = drawn(logits, sampling, self._given)
         seconds = ForwardSeconds(model=computed - began, sample=time.perf_counter() - computed)
         return Outcome(tokens, log_chances, broken, partial(token_logprobs, logits), seconds)

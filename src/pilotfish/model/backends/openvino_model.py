@@ -9,7 +9,7 @@ from transformers import AttentionInterface
 
 from pilotfish.errors import ModelError
 from pilotfish.model.cuda.graphs import recordable
-from pilotfish.model.loading.configuration import layer_windows
+from pilotfish.model.loading.configuration import ARCHITECTURES, layer_windows
 from pilotfish.model.loading.loader import LoadedModel
 from pilotfish.model.loading.metadata import quiet
 
@@ -93,7 +93,7 @@ def refuse_untraceable(config: Any, directory: Path) -> None:
     """ModelError for a model whose operations depend on its rows' values, or with windows."""
     if any(layer_windows(config)):
         raise ModelError(f"model: {directory} has layers with sliding windows; backend openvino has no such layers")
-    if not recordable(config):
+    if "router" in ARCHITECTURES[config.architectures[0]] or not recordable(config):
         raise ModelError(f"model: {directory} has experts or dynamic rotary embeddings; backend openvino has neither")
 
 

@@ -11,21 +11,52 @@ from pilotfish.model.batch import Batch
 Record = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 
 
+#: Bytes at whose multiples tensors begin in a buffer, so that kernels read them in whole words.
+ALIGNMENT = 16
+
+
+class Mirror:
+    """A batch on the device, always in the same memory, that one copy from pinned memory fills."""
+
+    def __init__(self, batch: Batch, device: torch.device) -> None:
+        sizes = [-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in batch.tensors()]
+        on_cuda = device.type == "cuda"
+        self._pinned = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=on_cuda)
+        self._mirrored = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+        self._sources, self.batch = _cut(self._pinned, batch, sizes), _cut(self._mirrored, batch, sizes)
+        self._sent = torch.cuda.Event() if on_cuda else None  # type: ignore[no-untyped-call]
+
+    def fill(self, batch: Batch) -> None:
+        if self._sent is not None:
+            self._sent.synchronize()  # what was pinned last may still be on its way
+        for mine, given in zip(self._sources.tensors(), batch.tensors(), strict=True):
+            mine.copy_(given)
+        self._mirrored.copy_(self._pinned, non_blocking=True)
+        if self._sent is not None:
+            self._sent.record()
+
+
+def _cut(buffer: Tensor, batch: Batch, sizes: list[int]) -> Batch:
+    """The tensors of `batch`, end to end in the buffer."""
+    parts = iter(torch.split(buffer, sizes))
+    return batch.map(lambda tensor: next(parts)[: tensor.nbytes].view(tensor.dtype).view(tensor.shape))
+
+
 class GraphCache:
     def __init__(self, forward: Callable[[Batch], Tensor], record: Record, device: torch.device) -> None:
         self._forward, self._record, self._device = forward, record, device
-        #: The batch that a recorded forward reads, how to replay it, and the tensor that it writes, all in the memory
-        #: that they had when it was recorded.
-        self._graphs: dict[tuple[torch.Size, ...], tuple[Batch, Callable[[], None], Tensor]] = {}
+        #: What a recorded forward reads, how to replay it, and the tensor that it writes, all in the memory that they
+        #: had when it was recorded.
+        self._graphs: dict[tuple[torch.Size, ...], tuple[Mirror, Callable[[], None], Tensor]] = {}
 
     def __call__(self, batch: Batch) -> Tensor:
         shapes = tuple(tensor.shape for tensor in batch.tensors())
         if shapes not in self._graphs:
-            own = batch.map(lambda tensor: tensor.to(self._device, copy=True))
-            self._graphs[shapes] = (own, *self._record(lambda: self._forward(own)))
-        static, replay, output = self._graphs[shapes]
-        for mine, given in zip(static.tensors(), batch.tensors(), strict=True):
-            mine.copy_(given)
+            mirror = Mirror(batch, self._device)
+            mirror.fill(batch)
+            self._graphs[shapes] = (mirror, *self._record(lambda: self._forward(mirror.batch)))
+        mirror, replay, output = self._graphs[shapes]
+        mirror.fill(batch)
         replay()
         return output.clone()
 

@@ -15,7 +15,7 @@ from pilotfish.core.scheduling.executor import ANY_DEPTH, ForwardSeconds, Outcom
 from pilotfish.model.batch import Buckets
 from pilotfish.model.devices import kernels_of
 from pilotfish.model.kernels import Kernels
-from pilotfish.model.sampling import draw, non_finite_rows
+from pilotfish.model.sampling import drawn
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,7 @@ class HeadExecutor(ABC):
             sampling.masks.begin()
         logits = self.forward(rows)
         computed = time.perf_counter()
-        broken = non_finite_rows(logits.values)
-        tokens, chances = draw(logits.values, broken, sampling, self.vocab.ids)
+        tokens, chances, broken = drawn(logits.values, sampling, ids=self.vocab.ids)
         if logits.confidences is not None and chances is not None:
             confidences = logits.confidences.cpu().numpy()
             chances = chances + (confidences if sampling.rows is None else confidences[sampling.rows])[:, None]
