@@ -134,7 +134,7 @@ def draw() -> None:
 #: Where kernels are launched, and which.
 LAUNCHED: dict[ModuleType, tuple[str, ...]] = {
     triton_attention: ("attend_parts", "join_parts_in_order", "write_kv"),
-    products: ("few_rows", "join_parts", "many_rows"),
+    products: ("few_rows", "join_parts", "many_rows", "code_rows"),
     norms: ("rms_norm",),
     drawing: ("best_of_block", "best_of_all"),
     rotary: ("rotate_heads",),

@@ -81,7 +81,7 @@ class TritonDecoder(torch.nn.Module):
         k, v = (x.new_empty(rows, kv_heads, size) for _ in "kv") if own else (kv.keys, kv.values)
         q_norm, k_norm = attention.q_norm, attention.k_norm
         write_heads[rows, heads + 2 * kv_heads](
-            product.parts, product.scales, product.bias,
+            product.parts, product.scales, product.row_scales, product.bias,
             None if q_norm is None else q_norm.weight, None if k_norm is None else k_norm.weight,
             0.0 if q_norm is None else q_norm.eps, metadata.row_positions, self.cos, self.sin,
             None if own else metadata.row_slots, q, k, v, product.sums, product.splits, heads, kv_heads, size // 2,
@@ -103,7 +103,7 @@ def gated(product: Unjoined, like: Tensor) -> Tensor:
     inner, count = product.parts.shape[-1] // 2, product.sums // 2
     out = like.new_empty(count // inner, inner)
     gate_silu[(triton.cdiv(count, GATES),)](
-        product.parts, product.scales, product.bias, out, product.sums, count, inner, product.splits, GATES,
-        num_warps=4,
+        product.parts, product.scales, product.row_scales, product.bias, out,
+        product.sums, count, inner, product.splits, GATES, num_warps=4,
     )  # fmt: skip
     return out

@@ -9,10 +9,10 @@ from pilotfish.model.kernels import RMSNorm
 
 class InvariantNorm(RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
-        return self._normed(Unjoined(x.contiguous(), None, None, 0), torch.empty_like(x), None)
+        return self._normed(Unjoined(x.contiguous()), torch.empty_like(x), None)
 
     def of_sum(self, residual: Tensor, x: Tensor) -> Tensor:
-        return self.of_product(residual, Unjoined(x.contiguous(), None, None, 0))
+        return self.of_product(residual, Unjoined(x.contiguous()))
 
     def of_product(self, residual: Tensor, product: Unjoined | None) -> Tensor:
         """Of the residual [rows, size] after the product is added to it."""
@@ -24,7 +24,7 @@ class InvariantNorm(RMSNorm):
         size = out.shape[-1] // self.parts
         if out.numel():
             rms_norm[(out.numel() // size,)](
-                x.parts, x.scales, x.bias, residual, self.weight, out, self.eps, out.numel(),
+                x.parts, x.scales, x.row_scales, x.bias, residual, self.weight, out, self.eps, out.numel(),
                 self.parts, size, x.splits, triton.next_power_of_2(size), num_warps=8 if size > 2048 else 4,
             )  # fmt: skip
         return out

@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from pilotfish.model.cuda.triton_kernels.products import few_rows, join_parts, many_rows
+from pilotfish.model.cuda.triton_kernels.products import code_rows, few_rows, join_parts, many_rows
 from pilotfish.model.experts import Affine
 
 #: Programs that keep every multiprocessor of the largest cards reading weights.
@@ -24,6 +24,7 @@ BLOCK_K = 128
 #: Bytes that a row of an operand must be a multiple of for the copy engine.
 ALIGNMENT = 16
 JOIN = 1024  # sums of a program
+CODES = torch.float8_e4m3fn
 #: Shared memory of AMD's cards holds fewer blocks that are on their way.
 STAGES = 2 if torch.version.hip else 3
 #: Rows, and outputs, of a tile of many rows: cards before Hopper would spill registers with more.
@@ -32,7 +33,8 @@ TILE = 128 if torch.cuda.is_available() and torch.cuda.get_device_capability() >
 
 @dataclass(frozen=True)
 class OrderedWeight:
-    """Values [outputs, inputs] of the rows' type, or of 8 bits with `scales` float32 [outputs]."""
+    """Values [outputs, inputs] of the rows' type, or of 8 bits with `scales` float32 [outputs]: int8 is widened, and
+    beside e4m3 rows get 8 bits too."""
 
     values: Tensor
     scales: Tensor | None
@@ -62,9 +64,10 @@ class Unjoined:
     """A product whose parts the kernel that takes it adds. Of many rows it is joined, and has no `splits`."""
 
     parts: Tensor  # float32 [splits, rows, outputs]; or [rows, outputs] of the rows' type
-    scales: Tensor | None
-    bias: Tensor | None
-    splits: int
+    splits: int = 0
+    scales: Tensor | None = None  # as OrderedWeight's
+    row_scales: Tensor | None = None  # float32 [rows], of rows of 8 bits
+    bias: Tensor | None = None
 
     @property
     def sums(self) -> int:
@@ -90,15 +93,23 @@ class InvariantLinear(torch.nn.Module):
 
     def unjoined(self, rows: Tensor) -> Unjoined:
         """Of contiguous rows, at least one."""
-        if self._copied_by_blocks(rows):
-            out = rows.new_empty(len(rows), len(self.weight.values))
-            return Unjoined(_many(out, rows, self.weight, self.bias), None, None, 0)
-        return Unjoined(_few(rows, self.weight), self.weight.scales, self.bias, self.weight.splits)
+        out = rows.new_empty(len(rows) if self._copied_by_blocks(rows) else 0, len(self.weight.values))
+        rows, row_scales = coded(rows) if self.weight.values.dtype == CODES else (rows, None)
+        if len(out):
+            return Unjoined(_many(out, rows, self.weight, row_scales, self.bias))
+        return Unjoined(_few(rows, self.weight), self.weight.splits, self.weight.scales, row_scales, self.bias)
 
     def _copied_by_blocks(self, rows: Tensor) -> bool:
         operands = (rows, self.weight.values)
         aligned = not any((x.stride(0) * x.element_size() | x.data_ptr()) % ALIGNMENT for x in operands)
         return len(rows) > FEW and aligned and rows.dtype != torch.float32
+
+
+def coded(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows [rows, size] in e4m3, and the scale of each, float32 [rows]."""
+    codes, scales = torch.empty_like(rows, dtype=CODES), rows.new_empty(len(rows), dtype=torch.float32)
+    code_rows[(len(rows),)](rows, codes, scales, rows.shape[1], triton.next_power_of_2(rows.shape[1]), num_warps=8)
+    return codes, scales
 
 
 def _few(x: Tensor, weight: OrderedWeight) -> Tensor:
@@ -115,16 +126,17 @@ def _few(x: Tensor, weight: OrderedWeight) -> Tensor:
 
 def _joined(out: Tensor, product: Unjoined) -> Tensor:
     join_parts[(triton.cdiv(product.sums, JOIN),)](
-        product.parts, product.scales, product.bias, out, product.sums, out.shape[1], product.splits, JOIN, num_warps=4
-    )
+        product.parts, product.scales, product.row_scales, product.bias, out,
+        product.sums, out.shape[1], product.splits, JOIN, num_warps=4,
+    )  # fmt: skip
     return out
 
 
-def _many(out: Tensor, x: Tensor, weight: OrderedWeight, bias: Tensor | None) -> Tensor:
+def _many(out: Tensor, x: Tensor, weight: OrderedWeight, row_scales: Tensor | None, bias: Tensor | None) -> Tensor:
     rows, (outputs, inputs), block_k = len(x), weight.values.shape, BLOCK_K // 2
     blocks = [TensorDescriptor.from_tensor(each, [TILE, block_k]) for each in (x, weight.values)]
     many_rows[(triton.cdiv(outputs, TILE) * triton.cdiv(rows, TILE),)](
-        *blocks, weight.scales, bias, out, rows, outputs, inputs, weight.span, TILE, TILE, block_k, 8,
+        *blocks, weight.scales, row_scales, bias, out, rows, outputs, inputs, weight.span, TILE, TILE, block_k, 8,
         num_warps=8, num_stages=STAGES,
     )  # fmt: skip
     return out

@@ -10,6 +10,7 @@ from pilotfish.model.cuda.triton_kernels.common import joined
 def write_heads(
     parts,  # of the product of queries, keys and values
     scales,
+    row_scales,
     bias,
     q_norm,  # [head_dim], or None
     k_norm,
@@ -34,8 +35,9 @@ def write_heads(
     n, real = head * 2 * half + i, i < half
     kind = q.dtype.element_ty
     place = row * ((heads + 2 * kv_heads) * 2 * half) + n
-    a = joined(parts, scales, bias, place, n, all_sums, splits, real).to(kind).to(tl.float32)
-    b = joined(parts, scales, bias, place + half, n + half, all_sums, splits, real).to(kind).to(tl.float32)
+    a = joined(parts, scales, row_scales, bias, place, n, row, all_sums, splits, real)
+    b = joined(parts, scales, row_scales, bias, place + half, n + half, row, all_sums, splits, real)
+    a, b = a.to(kind).to(tl.float32), b.to(kind).to(tl.float32)
     if head < heads + kv_heads:
         if q_norm is not None:
             a_weight = tl.where(head < heads, tl.load(q_norm + i, mask=real), tl.load(k_norm + i, mask=real))
@@ -66,6 +68,7 @@ def write_heads(
 def gate_silu(
     parts,  # of the product of gates, then ups
     scales,
+    row_scales,
     bias,
     out,  # [rows, inner]
     all_sums,
@@ -77,8 +80,10 @@ def gate_silu(
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     n, real = at % inner, at < count
     kind = out.dtype.element_ty
-    place = at // inner * (2 * inner) + n
-    gate = joined(parts, scales, bias, place, n, all_sums, splits, real).to(kind).to(tl.float32)
-    up = joined(parts, scales, bias, place + inner, n + inner, all_sums, splits, real).to(kind).to(tl.float32)
+    row = at // inner
+    place = row * (2 * inner) + n
+    gate = joined(parts, scales, row_scales, bias, place, n, row, all_sums, splits, real)
+    up = joined(parts, scales, row_scales, bias, place + inner, n + inner, row, all_sums, splits, real)
+    gate, up = gate.to(kind).to(tl.float32), up.to(kind).to(tl.float32)
     silu = (gate / (1 + tl.exp(-gate))).to(kind).to(tl.float32)
     tl.store(out + at, (silu * up).to(kind), mask=real)

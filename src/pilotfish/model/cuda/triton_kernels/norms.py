@@ -8,6 +8,7 @@ from pilotfish.model.cuda.triton_kernels.common import joined
 def rms_norm(
     x,  # [rows, parts * size], or a product's parts
     scales,
+    row_scales,
     bias,
     residual,  # [rows, parts * size], or None: x is added to it, and the sum is normed
     weight,  # [parts * size]
@@ -23,7 +24,7 @@ def rms_norm(
     part, i = tl.program_id(0).to(tl.int64), tl.arange(0, block)
     place, n, real = part * size + i, part % parts * size + i, i < size
     kind = out.dtype.element_ty
-    wide = joined(x, scales, bias, place, n, all_sums, splits, real).to(kind).to(tl.float32)
+    wide = joined(x, scales, row_scales, bias, place, n, part // parts, all_sums, splits, real).to(kind).to(tl.float32)
     if residual is not None:
         wide = (wide + tl.load(residual + place, mask=real, other=0.0).to(tl.float32)).to(kind)
         tl.store(residual + place, wide, mask=real)

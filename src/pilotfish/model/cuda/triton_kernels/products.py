@@ -52,6 +52,7 @@ def few_rows(
 def join_parts(
     parts,  # float32 [splits, rows, outputs]
     scales,  # float32 [outputs], of weights of 8 bits; else None
+    row_scales,  # float32 [rows], of rows of 8 bits; else None
     bias,  # [outputs] or None
     out,  # [rows, outputs]
     size,  # rows * outputs
@@ -61,7 +62,7 @@ def join_parts(
 ):
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     real = at < size
-    total = joined(parts, scales, bias, at, at % outputs, size, splits, real)
+    total = joined(parts, scales, row_scales, bias, at, at % outputs, at // outputs, size, splits, real)
     tl.store(out + at, total.to(out.dtype.element_ty), mask=real)
 
 
@@ -70,6 +71,7 @@ def many_rows(
     x,  # descriptor of [rows, inputs], blocks [block_m, block_k]
     weight,  # descriptor of [outputs, inputs], blocks [block_n, block_k]
     scales,
+    row_scales,
     bias,
     out,  # [rows, outputs]
     rows,
@@ -97,6 +99,23 @@ def many_rows(
             part = tl.zeros([block_n, block_m], tl.float32)
     n, m = low_n + tl.arange(0, block_n), low_m + tl.arange(0, block_m)
     real_n, real_m = n < outputs, m < rows
-    y = scaled(total, scales, bias, n[:, None], real_n[:, None])
+    column, row = n[:, None] + tl.zeros_like(m)[None, :], m[None, :] + tl.zeros_like(n)[:, None]
+    y = scaled(total, scales, row_scales, bias, column, row, real_n[:, None] & real_m[None, :])
     place = m.to(tl.int64)[None, :] * outputs + n[:, None]
     tl.store(out + place, y.to(out.dtype.element_ty), mask=real_n[:, None] & real_m[None, :])
+
+
+@triton.jit
+def code_rows(
+    x,  # [rows, size]
+    codes,  # float8 e4m3 [rows, size]
+    scales,  # float32 [rows]
+    size: tl.constexpr,
+    block: tl.constexpr,
+):
+    """Each row by itself: its largest magnitude becomes 448, the largest of the type."""
+    row, i = tl.program_id(0).to(tl.int64), tl.arange(0, block)
+    wide = tl.load(x + row * size + i, mask=i < size, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(wide), axis=0), 1e-12) / 448.0
+    tl.store(scales + row, scale)
+    tl.store(codes + row * size + i, (wide / scale).to(codes.dtype.element_ty), mask=i < size)
