@@ -155,6 +155,7 @@ CASES: dict[str, tuple[GPUTarget, Callable[..., None], tuple[Any, ...]]] = {
     "products with fp8 on Hopper": (HOPPER, linear, (BFLOAT16, FP8, (1, 64, 256))),
     "products with int8 on Hopper": (HOPPER, linear, (BFLOAT16, INT8, (1, 64, 256))),
     "products on Ampere": (AMPERE, linear, (BFLOAT16, BFLOAT16, (1, 64, 256))),
+    "products in float16 on Hopper": (HOPPER, linear, (torch.float16, torch.float16, (1, 64, 256))),
     "products in float32 on Ampere": (AMPERE, linear, (FLOAT32, FLOAT32, (1, 256))),
     "products on CDNA3": (CDNA3, linear, (BFLOAT16, BFLOAT16, (1, 64, 256))),
     "norms and rotations on Hopper": (HOPPER, row_by_row, (BFLOAT16,)),

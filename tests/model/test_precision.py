@@ -147,3 +147,12 @@ def test_the_line_says_what_was_chosen_and_why(llama: Path, caplog: pytest.LogCa
         engine = make_engine(llama, dtype="auto")
     lines = [message for message in caplog.messages if message.startswith("dtype: ")]
     assert lines == [str(engine.precision)] and engine.precision.why
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_float16_is_for_cuda(llama: Path, eager: bool) -> None:
+    config = load_config(llama)
+    found = precision_of("float16", config, CUDA, eager=eager)
+    assert (found.dtype, str(found)) == (torch.float16, "dtype: float16")
+    with pytest.raises(ParameterError, match=r"expected auto, bfloat16 or float32 on a CPU; float16 needs CUDA"):
+        precision_of("float16", config, CPU, eager=eager)

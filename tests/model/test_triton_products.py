@@ -19,7 +19,7 @@ from pilotfish.model.kernels import JoinedLinear, Kernels, RMSNorm
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 KERNELS, REFERENCE = CUDAKernels(DEVICE), Kernels(DEVICE)
-DTYPES = (torch.float32, torch.bfloat16)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 #: Outputs and inputs: of whole blocks, and of parts of some; with the last, rows of odd bytes, which come without the
 #: copy engine.
 SHAPES = [(64, 256), (100, 520), (24, 40), (70, 33)]

@@ -29,17 +29,18 @@ SAMPLING = unset(pick(SamplingParams, without=_OF_HTTP))
 CHAT_SAMPLING = [one for one in SAMPLING if one.name not in _OF_GENERATE]
 
 
+#: vLLM's names for ours.
+VLLM_DTYPES = {"float": "float32", "half": "float16"}
+
+
 def engine_config(given: Given, **others: Any) -> EngineConfig:
     models = model_directories(given.get("pair"), given.get("target"), given.get("draft"))
-    dtype = given["dtype"]
-    if dtype in ("float16", "half"):
-        raise ParameterError("dtype", dtype, "auto, float32, or bfloat16, which takes as much memory")
     plain = "off" if models["draft"] is None and "drafter" not in given else "sync"
     fields = {
         "mode": "async" if "draft_pool" in given or "members" in given else plain,
         **{name: value for name, value in given.items() if name != "pair"},
         **models,
-        "dtype": "float32" if dtype == "float" else dtype,  # as vLLM calls it
+        "dtype": VLLM_DTYPES.get(given["dtype"], given["dtype"]),
     }
     return EngineConfig(**fields, **others)
 

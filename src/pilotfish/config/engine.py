@@ -87,7 +87,7 @@ class EngineConfig:
     target: Annotated[Path, option("A model directory in Hugging Face format.", names=("--target", "--model"))]
     draft: Annotated[Path, option("A draft's directory, with a target.")] | None = None
     mode: Annotated[Mode, option("off, sync or async; by default as the draft allows.")] = "off"
-    dtype: Annotated[DType, option("float32, bfloat16, or auto: what this machine is quick in.")] = "auto"
+    dtype: Annotated[DType, option("float32, bfloat16, float16 on CUDA, or auto: by the machine.")] = "auto"
     max_model_len: Annotated[int, option("Of prompt and output, at most.", 2, 1 << 26, **CONTEXT)] = 0
     drafter: Annotated[str, speculation("lm, ngram, suffix, or several joined by +.")] = "lm+ngram"
     nodes: Annotated[int, speculation("Nodes of a token tree, at most.", 1, 1024)] = 8

@@ -9,7 +9,7 @@ from pilotfish.options import count, option, separated
 Mode = Literal["off", "sync", "async"]
 BudgetKind = Literal["auto", "fixed"]
 DrafterKind = Literal["lm", "ngram", "suffix"]
-DType = Literal["auto", "float32", "bfloat16"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "fp8"]
 #: Number formats of a GGUF file.
 GGUFWeights = Literal["bf16", "f16", "f32"]

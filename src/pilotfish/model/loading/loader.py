@@ -19,7 +19,7 @@ from pilotfish.model.loading.metadata import GenerationConfig, one_line, quiet, 
 from pilotfish.model.loading.quantize import check_quantization, quantize
 from pilotfish.model.loading.shards import load_shard, part_config, refuse_indivisible
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 #: Weights that a row is multiplied with, at most, while one of its logits is looked at for log-probabilities: 60 with
 #: AVX-512's products of bfloat16.
 _SCORING = 128

@@ -18,7 +18,7 @@ _NEITHER = "PyTorch has no instructions for bfloat16 products here, and the C++ 
 
 @dataclass(frozen=True)
 class Precision:
-    name: Literal["float32", "bfloat16"]
+    name: Literal["float32", "bfloat16", "float16"]
     why: str  # this one; "" where it was asked for
 
     @property
@@ -30,8 +30,13 @@ class Precision:
 
 
 def precision_of(asked: DType, config: Any, device: torch.device, *, eager: bool) -> Precision:
-    """ParameterError for bfloat16 that PyTorch would emulate, a hundred times slower than float32."""
+    """ParameterError for bfloat16 that PyTorch would emulate, a hundred times slower than float32, and for float16 on a
+    CPU."""
     if asked == "float32":
+        return Precision(asked, why="")
+    if asked == "float16":
+        if device.type != "cuda":
+            raise ParameterError("dtype", asked, "auto, bfloat16 or float32 on a CPU; float16 needs CUDA")
         return Precision(asked, why="")
     kernels = runs_native(config.head_dim, device, eager=eager)
     if asked == "auto":
