@@ -116,7 +116,7 @@ def test_entries_beyond_the_embedding_are_no_problem(pilotfish: Run, copy: Path)
 
 def test_bad_usage(refused: Refused) -> None:
     assert "directory: 'nowhere' is not allowed" in refused("models", "check", "nowhere")
-    assert "dtype: 'float16' is not allowed" in refused("models", "check", ".", "--dtype", "float16")
+    assert "dtype: 'double' is not allowed" in refused("models", "check", ".", "--dtype", "double")
     assert "Missing argument" in refused("models", "check")
 
 

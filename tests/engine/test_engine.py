@@ -135,7 +135,7 @@ def test_a_request_that_the_pool_cannot_hold(llama: Path) -> None:
 
 def test_impossible_engine_options_are_named(llama: Path) -> None:
     drafters = ("oracle", "", "lm+lm", "ngram+", "lm + ngram", None)
-    others = {"mode": "fast", "max_cached_tokens": 1, "dtype": "float16", "nodes": 0, "levels": 0, "width": 1.5}
+    others = {"mode": "fast", "max_cached_tokens": 1, "dtype": "double", "nodes": 0, "levels": 0, "width": 1.5}
     others |= {"threads": -1, "kv_slots": 63, "max_rows": 0, "max_requests": True, "memory": -1}
     for field, value in (*(("drafter", drafter) for drafter in drafters), *others.items()):
         with pytest.raises(ParameterError, match=f"^{field}: "):
