@@ -26,13 +26,16 @@ soak: $(READY)
 	failed=; $(BIN)/pytest -n 2 tests/soak/test_whole_files.py || failed=1; \
 	$(BIN)/pytest tests/soak --ignore tests/soak/test_whole_files.py && test -z "$$failed"
 
-# On a machine with a CUDA GPU. PYTHON: of an environment with a CUDA build of PyTorch and what `.[dev]` names.
+# On a machine with a CUDA GPU: tests, equal outputs, figures. PYTHON: of an environment with a CUDA build of PyTorch
+# and what `.[dev]` names.
 PYTHON := python3
 REPORT := runs/gpu.json
 gpu: export PYTHONPATH := src
 gpu:
 	mkdir -p $(dir $(REPORT))
 	$(PYTHON) -m pytest tests/gpu $(wildcard tests/model/test_triton_*.py)
+	for mode in sync async; do $(PYTHON) -m pilotfish bench parity --pair pycode --device cuda --dtype bfloat16 --mode $$mode \
+		--prompts $(or $(PROMPTS),src/pilotfish/cli/demo/demo.jsonl) --threads 4 --out $(dir $(REPORT))parity-$$mode.json || exit 1; done
 	$(PYTHON) -m pilotfish bench gpu --out $(REPORT)
 
 check: $(READY)

@@ -85,7 +85,8 @@ SETUPS = tuple((workers, pace) for pace in ("", PACE) for workers in (1, 3))
 
 def run_parity(options: BenchOptions, progress: ProgressBar) -> Report:
     """Models are loaded once for each thread count and async engine. `across_threads` compares `off` alone with itself
-    at the first thread count. Float32 promises equality, shown on trees; lower precision has only a match rate."""
+    at the first thread count. Float32 promises equality, shown on trees, and CUDA in every precision; else there is only
+    a match rate."""
     thread_counts, prompts = parse_numbers("threads", options.thread_counts), options.rows()
     config = options.engine_config(threads=thread_counts[0])
     jobs = mixed_jobs(prompts, PARITY_SETTINGS, options.max_tokens)
@@ -103,8 +104,9 @@ def run_parity(options: BenchOptions, progress: ProgressBar) -> Report:
     results = {"outcomes": outcomes, "across_threads": across[1:], "differences": differences}
     counts = {name: sum(outcome[name] for outcome in outcomes) for name in ("compared", "differing")}
     unproved = counts["differing"] > 0 or any(outcome["vacuous"] for outcome in outcomes)
+    promised = options.precision == "float32" or config.device.startswith("cuda")
     seconds = time.perf_counter() - began
-    return Report({**results, **counts, "seconds": seconds}, failed=options.precision == "float32" and unproved)
+    return Report({**results, **counts, "seconds": seconds}, failed=promised and unproved)
 
 
 def _runs(
