@@ -85,8 +85,8 @@ SETUPS = tuple((workers, pace) for pace in ("", PACE) for workers in (1, 3))
 
 def run_parity(options: BenchOptions, progress: ProgressBar) -> Report:
     """Models are loaded once for each thread count and async engine. `across_threads` compares `off` alone with itself
-    at the first thread count. Float32 and CUDA promise equality, shown on trees; lower precision on a processor has only a
-    match rate."""
+    at the first thread count. Float32 and CUDA promise equality, shown on trees; lower precision on a processor has
+    only a match rate."""
     thread_counts, prompts = parse_numbers("threads", options.thread_counts), options.rows()
     config = options.engine_config(threads=thread_counts[0])
     jobs = mixed_jobs(prompts, PARITY_SETTINGS, options.max_tokens)
