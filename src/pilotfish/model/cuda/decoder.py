@@ -19,7 +19,7 @@ GATES = 1024  # of a program
 
 
 class TritonDecoder(torch.nn.Module):
-    """A plain decoder in nine kernels a layer, of which each adds the parts of the product before it:
+    """A plain decoder in ten kernels a layer, of which each adds the parts of the product before it:
 
     norm · qkv · heads · attention (2) · out · norm · gate_up · gate · down
     """
