@@ -39,13 +39,13 @@ def test_other_bits_are_found(slots: int, llama: Path, caplog: pytest.LogCapture
     executor = ByCompany(load_model(llama, torch.float32, CPU, eager=False), slots)
     assert unequal_companies(executor) == [PROMPT + 1, *(count for count in COMPANY if count > 16)]
     assert not note_company(executor)
-    assert "a row has other bits among 33, 64, 256 rows than alone" in caplog.text
+    assert "a row has other bits among 33, 64, 256, 512 rows than alone" in caplog.text
 
 
 def test_equal_bits_are_told(llama: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert note_company(TorchExecutor(load_model(llama, torch.float32, CPU, eager=False), 400))
-    assert "equal bits: a row alone and among up to 256 rows" in caplog.text
+    assert "equal bits: a row alone and among up to 512 rows" in caplog.text
 
 
 # -- devices whose kernels do not run

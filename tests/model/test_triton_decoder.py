@@ -17,8 +17,11 @@ from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.model.batch import EXACT
 from pilotfish.model.cuda.decoder import TritonDecoder
 from pilotfish.model.cuda.kernels import CUDAKernels
+from pilotfish.model.cuda.products import InvariantLinear
 from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.experts import Affine
 from pilotfish.model.feature_tap import FeatureTap
+from pilotfish.model.kernels import JoinedLinear
 from pilotfish.model.loading.loader import LoadedModel, load_model
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -100,5 +103,14 @@ def test_states_are_those_of_the_reference(tmp_path: Path) -> None:
 def test_other_decoders_keep_their_own_layers() -> None:
     gate = SimpleNamespace(kind="gelu_pytorch_tanh")
     for mlp, rope in ((SimpleNamespace(gated=gate), {}), (SimpleNamespace(), {})):
-        inner = SimpleNamespace(layers=[SimpleNamespace(mlp=mlp)])
+        attention = SimpleNamespace(joined=InvariantLinear(Affine(torch.zeros(8, 8), None)))
+        inner = SimpleNamespace(layers=[SimpleNamespace(mlp=mlp, self_attn=attention)])
         assert not TritonDecoder.fits(SimpleNamespace(model=inner, config=SimpleNamespace(rope_parameters=rope)))
+
+
+def test_products_of_a_library_keep_transformers_layers(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    kernels = CUDAKernels(DEVICE)
+    kernels.linear = JoinedLinear  # type: ignore[method-assign, assignment]
+    module = load_model(tmp_path, torch.float32, DEVICE, eager=True).module
+    assert kernels.replace(module, 64, alone=True) is module

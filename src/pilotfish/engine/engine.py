@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import os
@@ -171,9 +172,12 @@ class Engine:
         try:
             return note_company(self.executor)
         except model.kernels.failures as error:
+            if self.ranks is not None or isinstance(error, torch.OutOfMemoryError):
+                raise  # the other ranks have their kernels; and the reference needs as much memory
             fault = "a kernel does not run on this device, so that --eager is used and no outputs are promised: %s"
             logger.warning(fault, one_line(error))
         del self.executor, model
+        gc.collect()  # an executor holds itself, by its forward
         torch.cuda.empty_cache()
         self.config = replace(self.config, eager=True)
         self.executor = self._load_target(heads)

@@ -11,6 +11,8 @@ def kernels_of(device: torch.device, head_dim: int, *, eager: bool) -> Kernels:
     """`eager`: the reference. Builds the C++ kernels if they are not built yet."""
     if device.type == "cuda":
         use_reproducible_products()
+        if device.index is not None:
+            torch.cuda.set_device(device)  # where Triton launches, whatever tensors it is given
     if device.type == "cuda" and not eager:
         _refuse_unserved(device, head_dim)
         from pilotfish.model.cuda.kernels import CUDAKernels  # only CUDA builds of torch bring Triton

@@ -13,7 +13,7 @@ from pilotfish.model.executor import TorchExecutor
 logger = logging.getLogger(__name__)
 
 #: Rows among which a row is compared with itself alone, itself included: they choose other tiles and other kernels.
-COMPANY = (2, 16, 64, 256)
+COMPANY = (2, 16, 64, 256, 512)
 PROMPT = 32  # tokens before it
 
 
@@ -38,7 +38,8 @@ def unequal_companies(executor: TorchExecutor) -> list[int]:
         yield PROMPT + 1, executor.forward([SequenceRows(0, tokens, prompt, NO_NODES, kept=[PROMPT])])
         for count in COMPANY:
             beside = slots[PROMPT + 1 :][: min(count - 1, executor.context)]
-            others = SequenceRows(0, [place % vocab for place in range(len(beside))], beside, NO_NODES, kept=())
+            every = range(len(beside))
+            others = SequenceRows(0, [place % vocab for place in every], beside, NO_NODES, every)
             yield count, executor.forward([others, row] if len(beside) else [row])[-1:]
 
     executor.forward([SequenceRows(0, tokens[:PROMPT], prompt[:PROMPT], NO_NODES, kept=())])

@@ -1,5 +1,6 @@
 """What steps cost on a CUDA GPU beside the time in which their bytes are read; attention and products alone."""
 
+import gc
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
@@ -182,7 +183,7 @@ def levels(dtype: torch.dtype, device: torch.device, repeats: int) -> list[Row]:
 
 def compiled_ms(rows: int, dtype: torch.dtype, device: torch.device, repeats: int) -> float:
     step = PlainDecode(SHAPES["8b"], rows, CONTEXT, dtype, device)
-    step.layer = torch.compile(step.layer)
+    step.layer = torch.compile(step.layer, dynamic=False)
     return microseconds(step, 1, device, repeats) / 1000
 
 
@@ -280,6 +281,7 @@ def random_model(
     quantization: Quantization = "none",
 ) -> LoadedModel:
     """Random weights, made on the device."""
+    gc.collect()  # an executor holds itself, by its forward
     config, kernels = deepcopy(shape), kernels or kernels_of(device, shape.head_dim, eager=False)
     config.architectures, config.context = [LlamaForCausalLM.__name__], shape.max_position_embeddings
     config._attn_implementation = "pilotfish"

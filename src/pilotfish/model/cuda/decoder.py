@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pilotfish.core.features.features import FINAL
 from pilotfish.model.attention import AttentionMetadata
-from pilotfish.model.cuda.products import Unjoined
+from pilotfish.model.cuda.products import InvariantLinear, Unjoined
 from pilotfish.model.cuda.triton_attention import attend_slots
 from pilotfish.model.cuda.triton_kernels.decoder import gate_silu, write_heads
 from pilotfish.model.fused import FusedAttention
@@ -37,8 +37,10 @@ class TritonDecoder(torch.nn.Module):
 
     @staticmethod
     def fits(model: Any) -> bool:
-        """Whether heads are rotated whole and feed-forwards are gated by silu."""
+        """Whether products are our own, heads are rotated whole, and feed-forwards are gated by silu."""
         layers, rope = model.model.layers, model.config.rope_parameters or {}
+        if not isinstance(layers[0].self_attn.joined, InvariantLinear):
+            return False
         gates = [getattr(layer.mlp, "gated", None) for layer in layers]
         silu = all(gate is not None and gate.kind == "silu" for gate in gates)
         return silu and rope.get("partial_rotary_factor", 1.0) == 1.0

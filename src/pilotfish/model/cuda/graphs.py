@@ -48,17 +48,23 @@ class GraphCache:
         #: What a recorded forward reads, how to replay it, and the tensor that it writes, all in the memory that they
         #: had when it was recorded.
         self._graphs: dict[tuple[torch.Size, ...], tuple[Mirror, Callable[[], None], Tensor]] = {}
+        self._outputs: dict[torch.Size, Tensor] = {}  # shared, as graphs run one after another
 
     def __call__(self, batch: Batch) -> Tensor:
         shapes = tuple(tensor.shape for tensor in batch.tensors())
         if shapes not in self._graphs:
-            mirror = Mirror(batch, self._device)
-            mirror.fill(batch)
-            self._graphs[shapes] = (mirror, *self._record(lambda: self._forward(mirror.batch)))
+            self._graphs[shapes] = self._recorded(batch)
         mirror, replay, output = self._graphs[shapes]
         mirror.fill(batch)
         replay()
         return output.clone()
+
+    def _recorded(self, batch: Batch) -> tuple[Mirror, Callable[[], None], Tensor]:
+        mirror = Mirror(batch, self._device)
+        mirror.fill(batch)
+        first = self._forward(mirror.batch)  # compiles kernels and sets libraries up, which cannot be recorded
+        output = self._outputs.setdefault(first.shape, torch.empty_like(first))
+        return (mirror, *self._record(lambda: output.copy_(self._forward(mirror.batch))))
 
 
 class CudaRecorder:
@@ -67,15 +73,15 @@ class CudaRecorder:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            call()  # compiles kernels and sets libraries up, which cannot be recorded
-        torch.cuda.current_stream().wait_stream(stream)
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            call()  # libraries keep their workspaces by stream
+        torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             output = call()
         return graph.replay, output
 

@@ -115,7 +115,8 @@ def coded(rows: Tensor) -> tuple[Tensor, Tensor]:
 def _few(x: Tensor, weight: OrderedWeight) -> Tensor:
     rows, (outputs, inputs) = len(x), weight.values.shape
     block_m = min(FEW, max(16, triton.next_power_of_2(rows)))
-    block_k = 32 if x.dtype == torch.float32 else BLOCK_K if block_m <= 32 else BLOCK_K // 2
+    block_k = BLOCK_K if block_m <= 32 and x.dtype != CODES else BLOCK_K // 2
+    block_k = 32 if x.dtype == torch.float32 else block_k
     parts = x.new_empty(weight.splits, rows, outputs, dtype=torch.float32)
     few_rows[triton.cdiv(outputs, FEW), triton.cdiv(rows, block_m), weight.splits](
         x, weight.values, parts, rows, outputs, inputs, weight.span, FEW, block_m, block_k,

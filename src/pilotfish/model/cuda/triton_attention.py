@@ -11,7 +11,8 @@ or a prompt reads its prefix once; or, from the block in which the prefix ends o
 summed from zero and joined, in order, by operations that are fused by name; `join_parts_in_order` goes on so with a
 row's blocks and splits (split-KV, Flash-Decoding). So a row's bits do not depend on other rows, on the tree's shape, or
 on whether a position is prefix or path: nothing is tuned at run time, one binary serves every width, and float32
-products are not rounded to TF32.
+products are not rounded to TF32. One exception: values that are not finite reach the rows of their tile, of the same
+sequence, that do not see them, as 0 * NaN.
 """
 
 import torch

@@ -47,7 +47,8 @@ def footprint(
     size, packed = dtype.itemsize, runs_native(config.head_dim, device, eager=eager)
     linears = [weight for weight in model_weights(part) if weight.linear]
     inner = max(weight.shape[0] for weight in linears[:-1])  # all but the head
-    plain = packed and ranks == 1 and ARCHITECTURES[config.architectures[0]].get("plain", False)
+    whole_decoder = packed or (device.type == "cuda" and not eager)
+    plain = whole_decoder and ranks == 1 and ARCHITECTURES[config.architectures[0]].get("plain", False)
     angles = 2 * config.context * config.head_dim * size * plain
     *whole, head = model_weights(config)
     return Footprint(

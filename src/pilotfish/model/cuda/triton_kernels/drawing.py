@@ -4,7 +4,9 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["columns", "blocks", "turn", "turns"])
+@triton.jit(
+    do_not_specialize=["columns", "blocks", "turn", "turns"], do_not_specialize_on_alignment=["seeds", "positions"]
+)
 def best_of_block(
     scores,  # float64 [rows, columns]
     seeds,  # int64 [rows], of the bits of unsigned ones
