@@ -3,6 +3,7 @@ and pools: what a hand-over says that it brought is there, and right; nothing is
 
 from collections import Counter
 from random import Random
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from sizes import sized
 
 from pilotfish.core.peers.peer import SILENCE
 from pilotfish.core.prefilling.handover import WHOLE, HandOver, HandOverReport
-from pilotfish.core.prefilling.handover_machine import GONE, OUTCOMES
+from pilotfish.core.prefilling.handover_machine import GONE, OUTCOMES, HandOverMachine
 from pilotfish.core.prefilling.incoming import Incoming, Landing
 from pilotfish.core.prefilling.prefill_messages import (
     OrderDone,
@@ -256,3 +257,12 @@ def test_no_part_is_less_than_nothing(whole: float, queued: float, computing: fl
     """Clocks of two processes may disagree."""
     report = HandOverReport(outcome=outcome, seconds=whole, queued=queued, computing=computing)
     assert 0 <= min(report.exposed, report.lost) <= max(report.exposed, report.lost) <= report.seconds
+
+
+def test_a_place_that_is_freed_after_the_orders_end_is_no_refusal() -> None:
+    """The pool may free it while it is being read."""
+    for ended in (False, True):
+        one = incoming(HandOverReport())
+        one.ended, machine = ended, Mock()
+        HandOverMachine.refuse(machine, one, "stale", 0.0)
+        assert one.pool.refused["stale"] == machine._stop.call_count == (0 if ended else 1)

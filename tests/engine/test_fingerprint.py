@@ -3,15 +3,24 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support import edit_config, edit_tensors, make_engine, write_model
 
 from pilotfish.config.engine import EngineConfig
 from pilotfish.core.prefilling.segments import KVIdentity
-from pilotfish.engine.fingerprint import fingerprint, kv_fingerprint, kv_identity, output_facts, read_weights
+from pilotfish.engine.fingerprint import (
+    _operations,
+    fingerprint,
+    kv_fingerprint,
+    kv_identity,
+    output_facts,
+    read_weights,
+)
 from pilotfish.engine.memory import load_configured
 from pilotfish.engine.targets.status import identity_of
 from pilotfish.model.executor import TorchExecutor
@@ -92,6 +101,17 @@ def test_how_it_computes_and_how_long_counts(model: Path, fields: dict[str, Any]
 def test_threads_count_where_sums_are_divided_among_them(model: Path) -> None:
     assert of(model, threads=1) == of(model, threads=2)
     assert of(model, threads=1, eager=True) != of(model, threads=2, eager=True)
+
+
+def test_on_a_card_its_name_and_the_kernels_sources_count(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """KV on a disk may be of an older build."""
+    executor, found = make_engine(model).executor, list[str]()
+    executor.model = replace(executor.model, device=torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "H200")
+    for sources in ("a", "a", "b"):
+        monkeypatch.setattr(Path, "read_text", lambda *_, sources=sources: sources)
+        found.append(_operations(EngineConfig(target=model), executor))
+    assert found[0] == found[1] != found[2] and found[0].startswith("H200 ")
 
 
 def test_the_digest_of_a_tokenizer_does_not_depend_on_its_calls(model: Path) -> None:

@@ -113,7 +113,7 @@ def between_products(dtype: torch.dtype) -> None:
         x, index = torch.zeros(rows, 4096, dtype=dtype), torch.zeros(rows, dtype=torch.int32)
         metadata = AttentionMetadata(*[index] * 4, index[None, :1], index[:, None])
         decoder.TritonDecoder._attended(model, attention, x, metadata, kv)  # type: ignore[arg-type]
-        decoder.gated(gates.unjoined(x), x)
+        decoder.gated(gates.split_product(x), x)
 
 
 def mixture(dtype: torch.dtype, rows: tuple[int, ...]) -> None:
@@ -134,7 +134,7 @@ def draw() -> None:
 #: Where kernels are launched, and which.
 LAUNCHED: dict[ModuleType, tuple[str, ...]] = {
     triton_attention: ("attend_parts", "join_parts_in_order", "write_kv"),
-    products: ("few_rows", "join_parts", "many_rows", "code_rows"),
+    products: ("few_rows", "join_parts", "many_rows", "quantize_rows"),
     norms: ("rms_norm",),
     drawing: ("best_of_block", "best_of_all"),
     rotary: ("rotate_heads",),

@@ -203,7 +203,7 @@ def test_a_model_runs_on_it(kind: str, tmp_path: Path, monkeypatch: pytest.Monke
 #: Kernels, where they are launched.
 LAUNCHED: dict[Any, tuple[str, ...]] = {
     triton_attention: ("attend_parts", "join_parts_in_order", "write_kv"),
-    products: ("few_rows", "join_parts", "many_rows", "code_rows"),
+    products: ("few_rows", "join_parts", "many_rows", "quantize_rows"),
     norms: ("rms_norm",),
     experts: ("expert_rows",),
     rotary: ("rotate_heads",),

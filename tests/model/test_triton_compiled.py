@@ -32,7 +32,7 @@ BINARIES = {
         "gate_silu": 2,
     },
     "products": {"few_rows": 2, "join_parts": 1, "many_rows": 1},
-    "products with fp8": {"few_rows": 2, "join_parts": 1, "many_rows": 1, "code_rows": 1},
+    "products with fp8": {"few_rows": 2, "join_parts": 1, "many_rows": 1, "quantize_rows": 1},
     "products in float32": {"few_rows": 2, "join_parts": 1},
     "norms and rotations": {"rms_norm": 1, "rotate_heads": 1},
     "drawing": {"best_of_block": 1, "best_of_all": 1},

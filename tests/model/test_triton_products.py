@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from pilotfish.model.cuda import products
 from pilotfish.model.cuda.kernels import CUDAKernels
-from pilotfish.model.cuda.products import BLOCK_K, FEW, InvariantLinear, OrderedWeight, Unjoined, coded
+from pilotfish.model.cuda.products import BLOCK_K, FEW, InvariantLinear, OrderedWeight, SplitProduct, quantized
 from pilotfish.model.experts import Affine
 from pilotfish.model.kernels import JoinedLinear, Kernels, RMSNorm
 
@@ -64,7 +64,7 @@ def test_weights_of_8_bits(stored: torch.dtype, rows: int) -> None:
     weight, bias = Rounded(normal(48, 272), stored), normal(48, dtype=torch.bfloat16)
     x = normal(rows, 272, dtype=torch.bfloat16, seed=1)
     got = InvariantLinear(Affine(weight, bias), Affine(weight, bias))(x)  # type: ignore[arg-type]
-    codes, scales = coded(x)  # which the interpreter rounds wrong below powers of two
+    codes, scales = quantized(x)  # which the interpreter rounds wrong below powers of two
     given = x.float() if stored == torch.int8 else codes.float() * scales[:, None]
     expected = torch.nn.functional.linear(given, weight.widened(), bias.float())
     check(got, torch.cat((expected, expected), dim=1).bfloat16())
@@ -72,10 +72,10 @@ def test_weights_of_8_bits(stored: torch.dtype, rows: int) -> None:
 
 def test_a_row_of_8_bits_depends_on_itself_alone() -> None:
     x = normal(5, 40, dtype=torch.bfloat16) * torch.tensor([1e-3, 1, 50, 0, 3], device=DEVICE)[:, None].bfloat16()
-    codes, scales = coded(x)
+    codes, scales = quantized(x)
     torch.testing.assert_close(codes.float() * scales[:, None], x.float(), rtol=2**-3, atol=1e-2 * float(scales.max()))
     for row in range(5):
-        own, scale = coded(x[row : row + 1])
+        own, scale = quantized(x[row : row + 1])
         assert torch.equal(own.view(torch.uint8), codes[row : row + 1].view(torch.uint8)) and scale == scales[row]
 
 
@@ -102,7 +102,7 @@ def told_order(rows: int, splits: int, monkeypatch: pytest.MonkeyPatch) -> torch
     if rows > FEW:
         products._many(out, x, linear.weight, None, None)
     else:
-        products._joined(out, Unjoined(products._few(x, linear.weight), splits))
+        products._joined(out, SplitProduct(products._few(x, linear.weight), splits))
     assert (out == out[0]).all()
     return out[0].cpu()
 

@@ -26,6 +26,7 @@ from pilotfish.config.engine import EngineConfig
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.drafting.vocabulary import text_digest, tokenizer_digest
 from pilotfish.core.prefilling.segments import KVIdentity
+from pilotfish.model import cuda
 from pilotfish.model.cpu.native import build_digest, built_by, instruction_set
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.kv_copy import layout_of
@@ -99,7 +100,8 @@ def _operations(config: EngineConfig, executor: TorchExecutor) -> str:
     """Bits differ between instruction sets."""
     model = executor.model
     if model.device.type == "cuda":
-        device = torch.cuda.get_device_name(model.device)
+        sources = sorted(Path(cuda.__file__).parent.rglob("*.py"))  # whose order of sums decides the bits
+        device = f"{torch.cuda.get_device_name(model.device)} {_shown(*(path.read_text('utf-8') for path in sources))}"
     elif model.native:
         device = f"{instruction_set()} {build_digest()} {built_by()}"
     else:

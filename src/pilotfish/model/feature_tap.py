@@ -36,9 +36,25 @@ def refuse_unknown_layers(layers: Sequence[int], count: int) -> None:
             raise ModelError(f"features: layer {layer} is none of the target's; expected {allowed}")
 
 
+class CapturingDecoder(torch.nn.Module):
+    """A decoder that is one module, and keeps the states of some layers itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._captured: tuple[list[int], Tensor | None] = ([], None)  # layers, and where their states go
+
+    @contextmanager
+    def capturing(self, layers: Sequence[int], states: Tensor) -> Iterator[None]:
+        self._captured = ([*layers], states)
+        try:
+            yield
+        finally:
+            self._captured = ([], None)
+
+
 def capturing(model: Any, layers: Sequence[int], states: Tensor) -> AbstractContextManager[None]:
     """A forward meanwhile writes the states of all its rows into `states` [rows, len(layers) * hidden]."""
-    return model.capturing(layers, states) if hasattr(model, "capturing") else _hooked(model, layers, states)
+    return model.capturing(layers, states) if isinstance(model, CapturingDecoder) else _hooked(model, layers, states)
 
 
 @contextmanager

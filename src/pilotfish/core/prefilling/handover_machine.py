@@ -209,6 +209,8 @@ class HandOverMachine(Dialer[PrefillPool]):
             self.settled = True
 
     def refuse(self, incoming: Incoming, reason: str, now: float, detail: str = "") -> None:
+        if incoming.ended:  # its places are the pool's to free, also while one is read
+            return
         incoming.pool.drops.add(reason, 1, now, detail)
         self._stop(incoming, REFUSED)
 

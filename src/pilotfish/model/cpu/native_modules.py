@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +14,7 @@ from pilotfish.model.attention import AttentionMetadata, Scoring
 from pilotfish.model.batch import EXACT, Buckets
 from pilotfish.model.cpu.native import PANEL, pack_weight
 from pilotfish.model.experts import Affine
+from pilotfish.model.feature_tap import CapturingDecoder
 from pilotfish.model.fused import fused
 from pilotfish.model.kernels import Gate, Kernels, RMSNorm, replace_modules
 from pilotfish.model.kv_planes import KVPool, LayerKV
@@ -137,7 +137,7 @@ _GATES: dict[str, Callable[[Gate], GateOp]] = {
 }
 
 
-class PlainDecoder(torch.nn.Module):
+class PlainDecoder(CapturingDecoder):
     """A plain decoder in one call of the kernels: in small models Python between kernels is most of a forward."""
 
     def __init__(self, model: Any, context: int) -> None:
@@ -157,7 +157,6 @@ class PlainDecoder(torch.nn.Module):
         head = self.lm_head.weight
         decoder.set_head(head.panels, head.scales, self.lm_head.bias, self.lm_head.out_features)
         self._decoder = decoder
-        self._captured: tuple[list[int], Tensor | None] = ([], None)  # layers, and where their states go
 
     @staticmethod
     def _add(decoder: Any, layer: Any) -> None:
@@ -176,14 +175,6 @@ class PlainDecoder(torch.nn.Module):
             attention.scoring.scale,
             attention.scoring.window,
         )
-
-    @contextmanager
-    def capturing(self, layers: Sequence[int], states: Tensor) -> Iterator[None]:
-        self._captured = ([*layers], states)
-        try:
-            yield
-        finally:
-            self._captured = ([], None)
 
     def forward(
         self,

@@ -1,5 +1,3 @@
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,16 +7,17 @@ from torch import Tensor
 
 from pilotfish.core.features.features import FINAL
 from pilotfish.model.attention import AttentionMetadata
-from pilotfish.model.cuda.products import InvariantLinear, Unjoined
+from pilotfish.model.cuda.products import InvariantLinear, SplitProduct
 from pilotfish.model.cuda.triton_attention import attend_slots
 from pilotfish.model.cuda.triton_kernels.decoder import gate_silu, write_heads
+from pilotfish.model.feature_tap import CapturingDecoder
 from pilotfish.model.fused import FusedAttention
 from pilotfish.model.kv_planes import KVPool, LayerKV
 
 GATES = 1024  # of a program
 
 
-class TritonDecoder(torch.nn.Module):
+class TritonDecoder(CapturingDecoder):
     """A plain decoder in ten kernels a layer, of which each adds the parts of the product before it:
 
     norm · qkv · heads · attention (2) · out · norm · gate_up · gate · down
@@ -33,7 +32,6 @@ class TritonDecoder(torch.nn.Module):
         weight = inner.embed_tokens.weight
         cos, sin = inner.rotary_emb(weight, torch.arange(context, device=weight.device)[None])
         self.cos, self.sin = cos[0].contiguous(), sin[0].contiguous()  # [context, head_dim]
-        self._captured: tuple[list[int], Tensor | None] = ([], None)  # layers, and where their states go
 
     @staticmethod
     def fits(model: Any) -> bool:
@@ -44,14 +42,6 @@ class TritonDecoder(torch.nn.Module):
         gates = [getattr(layer.mlp, "gated", None) for layer in layers]
         silu = all(gate is not None and gate.kind == "silu" for gate in gates)
         return silu and rope.get("partial_rotary_factor", 1.0) == 1.0
-
-    @contextmanager
-    def capturing(self, layers: Sequence[int], states: Tensor) -> Iterator[None]:
-        self._captured = ([*layers], states)
-        try:
-            yield
-        finally:
-            self._captured = ([], None)
 
     def forward(
         self,
@@ -67,8 +57,8 @@ class TritonDecoder(torch.nn.Module):
             x = layer.input_layernorm.of_product(residual, product)
             self._keep(number, residual)
             attended = self._attended(layer.self_attn, x, metadata, kv[number])
-            x = layer.post_attention_layernorm.of_product(residual, layer.self_attn.out.unjoined(attended))
-            product = layer.mlp.down.unjoined(gated(layer.mlp.gate_up.unjoined(x), x.new_empty(0)))
+            x = layer.post_attention_layernorm.of_product(residual, layer.self_attn.out.split_product(attended))
+            product = layer.mlp.down.split_product(gated(layer.mlp.gate_up.split_product(x), x.new_empty(0)))
         x = self.norm.of_product(residual, product)
         self._keep(len(self.layers), residual)
         self._keep(FINAL, x)
@@ -76,7 +66,7 @@ class TritonDecoder(torch.nn.Module):
 
     def _attended(self, attention: FusedAttention, x: Tensor, metadata: AttentionMetadata, kv: LayerKV) -> Tensor:
         """[rows, heads * head_dim]. Writes KV."""
-        product: Unjoined = attention.joined.unjoined(x)  # type: ignore[operator]
+        product: SplitProduct = attention.joined.split_product(x)  # type: ignore[operator]
         rows, heads, kv_heads, size = len(x), attention.heads, attention.kv_heads, attention.head_dim
         own = kv.key_scales is not None  # rounded afterwards
         q = x.new_empty(rows, heads, size)
@@ -100,7 +90,7 @@ class TritonDecoder(torch.nn.Module):
             kept[:, place : place + states.shape[1]].copy_(states)
 
 
-def gated(product: Unjoined, like: Tensor) -> Tensor:
+def gated(product: SplitProduct, like: Tensor) -> Tensor:
     """silu(gates) * ups: [rows, 2 inner] -> [rows, inner], of the type of `like`."""
     inner, count = product.parts.shape[-1] // 2, product.sums // 2
     out = like.new_empty(count // inner, inner)

@@ -2,25 +2,25 @@ import torch
 import triton
 from torch import Tensor
 
-from pilotfish.model.cuda.products import Unjoined
+from pilotfish.model.cuda.products import SplitProduct
 from pilotfish.model.cuda.triton_kernels.norms import rms_norm
 from pilotfish.model.kernels import RMSNorm
 
 
 class InvariantNorm(RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
-        return self._normed(Unjoined(x.contiguous()), torch.empty_like(x), None)
+        return self._normed(SplitProduct(x.contiguous()), torch.empty_like(x), None)
 
     def of_sum(self, residual: Tensor, x: Tensor) -> Tensor:
-        return self.of_product(residual, Unjoined(x.contiguous()))
+        return self.of_product(residual, SplitProduct(x.contiguous()))
 
-    def of_product(self, residual: Tensor, product: Unjoined | None) -> Tensor:
+    def of_product(self, residual: Tensor, product: SplitProduct | None) -> Tensor:
         """Of the residual [rows, size] after the product is added to it."""
         if product is None:
             return self(residual)  # type: ignore[no-any-return]
         return self._normed(product, torch.empty_like(residual), residual)
 
-    def _normed(self, x: Unjoined, out: Tensor, residual: Tensor | None) -> Tensor:
+    def _normed(self, x: SplitProduct, out: Tensor, residual: Tensor | None) -> Tensor:
         size = out.shape[-1] // self.parts
         if out.numel():
             rms_norm[(out.numel() // size,)](

@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from pilotfish.model.cuda.triton_kernels.products import code_rows, few_rows, join_parts, many_rows
+from pilotfish.model.cuda.triton_kernels.products import few_rows, join_parts, many_rows, quantize_rows
 from pilotfish.model.experts import Affine
 
 #: Programs that keep every multiprocessor of the largest cards reading weights.
@@ -24,7 +24,7 @@ BLOCK_K = 128
 #: Bytes that a row of an operand must be a multiple of for the copy engine.
 ALIGNMENT = 16
 JOIN = 1024  # sums of a program
-CODES = torch.float8_e4m3fn
+FP8 = torch.float8_e4m3fn
 #: Shared memory of AMD's cards holds fewer blocks that are on their way.
 STAGES = 2 if torch.version.hip else 3
 #: Rows, and outputs, of a tile of many rows: cards before Hopper would spill registers with more.
@@ -60,7 +60,7 @@ class OrderedWeight:
 
 
 @dataclass(frozen=True)
-class Unjoined:
+class SplitProduct:
     """A product whose parts the kernel that takes it adds. Of many rows it is joined, and has no `splits`."""
 
     parts: Tensor  # float32 [splits, rows, outputs]; or [rows, outputs] of the rows' type
@@ -87,17 +87,17 @@ class InvariantLinear(torch.nn.Module):
         rows = x.reshape(-1, x.shape[-1]).contiguous()
         out = rows.new_empty(len(rows), len(self.weight.values))
         if len(rows):
-            product = self.unjoined(rows)
+            product = self.split_product(rows)
             out = product.parts if product.splits == 0 else _joined(out, product)
         return out.view(*x.shape[:-1], out.shape[1])
 
-    def unjoined(self, rows: Tensor) -> Unjoined:
+    def split_product(self, rows: Tensor) -> SplitProduct:
         """Of contiguous rows, at least one."""
         out = rows.new_empty(len(rows) if self._copied_by_blocks(rows) else 0, len(self.weight.values))
-        rows, row_scales = coded(rows) if self.weight.values.dtype == CODES else (rows, None)
+        rows, row_scales = quantized(rows) if self.weight.values.dtype == FP8 else (rows, None)
         if len(out):
-            return Unjoined(_many(out, rows, self.weight, row_scales, self.bias))
-        return Unjoined(_few(rows, self.weight), self.weight.splits, self.weight.scales, row_scales, self.bias)
+            return SplitProduct(_many(out, rows, self.weight, row_scales, self.bias))
+        return SplitProduct(_few(rows, self.weight), self.weight.splits, self.weight.scales, row_scales, self.bias)
 
     def _copied_by_blocks(self, rows: Tensor) -> bool:
         operands = (rows, self.weight.values)
@@ -105,17 +105,17 @@ class InvariantLinear(torch.nn.Module):
         return len(rows) > FEW and aligned and rows.dtype != torch.float32
 
 
-def coded(rows: Tensor) -> tuple[Tensor, Tensor]:
+def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Rows [rows, size] in e4m3, and the scale of each, float32 [rows]."""
-    codes, scales = torch.empty_like(rows, dtype=CODES), rows.new_empty(len(rows), dtype=torch.float32)
-    code_rows[(len(rows),)](rows, codes, scales, rows.shape[1], triton.next_power_of_2(rows.shape[1]), num_warps=8)
+    codes, scales = torch.empty_like(rows, dtype=FP8), rows.new_empty(len(rows), dtype=torch.float32)
+    quantize_rows[(len(rows),)](rows, codes, scales, rows.shape[1], triton.next_power_of_2(rows.shape[1]), num_warps=8)
     return codes, scales
 
 
 def _few(x: Tensor, weight: OrderedWeight) -> Tensor:
     rows, (outputs, inputs) = len(x), weight.values.shape
     block_m = min(FEW, max(16, triton.next_power_of_2(rows)))
-    block_k = BLOCK_K if block_m <= 32 and x.dtype != CODES else BLOCK_K // 2
+    block_k = BLOCK_K if block_m <= 32 and x.dtype != FP8 else BLOCK_K // 2
     block_k = 32 if x.dtype == torch.float32 else block_k
     parts = x.new_empty(weight.splits, rows, outputs, dtype=torch.float32)
     few_rows[triton.cdiv(outputs, FEW), triton.cdiv(rows, block_m), weight.splits](
@@ -125,7 +125,7 @@ def _few(x: Tensor, weight: OrderedWeight) -> Tensor:
     return parts
 
 
-def _joined(out: Tensor, product: Unjoined) -> Tensor:
+def _joined(out: Tensor, product: SplitProduct) -> Tensor:
     join_parts[(triton.cdiv(product.sums, JOIN),)](
         product.parts, product.scales, product.row_scales, product.bias, out,
         product.sums, out.shape[1], product.splits, JOIN, num_warps=4,

@@ -6,7 +6,7 @@ import triton.language as tl
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 #: Inputs after which Hopper's sums of 8-bit products, of few bits, are added to a sum of float32. Every block of inputs
 #: is a multiple of it, so that it is at the same inputs for all tiles.
-CODED_DEPTH = tl.constexpr(64)
+FP8_DEPTH = tl.constexpr(64)
 
 
 @triton.jit
@@ -32,7 +32,7 @@ def product_onto(a, b, total):
     if INTERPRETED:
         total += product(a, b)
     elif a.dtype.is_fp8():
-        total = tl.dot(a, b, total, max_num_imprecise_acc=CODED_DEPTH)
+        total = tl.dot(a, b, total, max_num_imprecise_acc=FP8_DEPTH)
     else:
         total = tl.dot(a, b, total, input_precision="ieee")
     return total

@@ -106,7 +106,7 @@ def many_rows(
 
 
 @triton.jit
-def code_rows(
+def quantize_rows(
     x,  # [rows, size]
     codes,  # float8 e4m3 [rows, size]
     scales,  # float32 [rows]
