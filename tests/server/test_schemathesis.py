@@ -19,6 +19,7 @@ from schemathesis.specs.openapi.checks import (
 )
 from sizes import sized
 
+#: The last is for whole bodies: the document calls a stream a string, which schemathesis expects of each event.
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -88,7 +89,10 @@ def test_an_operation_is_as_the_document_says(
                 case.body["messages"] = [_with_its_fields(message) for message in case.body["messages"]]
             if "messages" in case.body and not optional:  # nor which parts and blocks in which turn
                 case.body["messages"] = [{"role": "user", "content": "hello"}]
-        statuses.add(case.call_and_validate(checks=CHECKS).status_code)
+        answer = case.call()
+        streamed = answer.headers["content-type"][0].startswith("text/event-stream")
+        case.validate_response(answer, checks=CHECKS[:-1] if streamed else CHECKS)
+        statuses.add(answer.status_code)
 
     for number in range(ATTEMPTS):
         seed(number)(conforms)()
