@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial, reduce
 from pathlib import Path
@@ -30,6 +30,7 @@ from pilotfish.engine.targets.target_process import TargetService
 from pilotfish.errors import EngineError
 from pilotfish.grammar import compile as compiling
 from pilotfish.grammar.state import MaskPlan, MatcherState
+from pilotfish.model.executor import TorchExecutor
 from pilotfish.wire.channel import encode
 from pilotfish.wire.serving import (
     Beat,
@@ -246,6 +247,25 @@ def test_leaked_slots_are_told_once_it_is_idle(
     assert all(record.getMessage().startswith("KV slots leak: slots: 3 ") for record in caplog.records)
     assert caplog.records
     assert_idle(target.engine)
+
+
+def test_a_steps_progress_is_told_while_the_device_computes_the_next(
+    engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TorchExecutor, "overlaps", True)
+    target, order = Target(engines["off"]), list[str]()
+    for owner, name in ((target.engine.executor, "run"), (target.servers, "progress")):
+        monkeypatch.setattr(owner, name, partial(noted, order, name, getattr(owner, name)))
+    target.submit(1, [5, 6], params(max_tokens=4))
+    assert len(whole(deltas_of(target.heard_until())).tokens) == 4
+    assert order == ["run", *["run", "progress"] * 3, "progress"]
+    target.close()
+    assert_idle(target.engine)
+
+
+def noted(order: list[str], name: str, call: Callable[..., Any], *args: Any) -> Any:
+    order.append(name)
+    return call(*args)
 
 
 def test_a_broken_step_ends_its_requests_alone(engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch) -> None:

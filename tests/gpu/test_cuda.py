@@ -3,6 +3,7 @@
 None of this asserts a time. Bits and outputs are compared with ==.
 """
 
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from support import KINDS, SETTINGS, SNIPPETS, VOCAB, RandomDrafter, assert_idle
 from pilotfish.core.cache.prefix_keys import OBJECT_TOKENS
 from pilotfish.core.cache.slots import Slots
 from pilotfish.core.sampling.sampling_params import SamplingParams
-from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
+from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, Sampling, SequenceRows
 from pilotfish.core.trees.tree import ROOT, TokenTree
 from pilotfish.engine.engine import Engine
 from pilotfish.model.attention import AttentionMetadata, Scoring, dense_tree_attention
@@ -29,6 +30,7 @@ from pilotfish.model.kv_copy import DeviceCopier
 from pilotfish.model.kv_planes import FP8_CAPABILITY, LayerKV
 from pilotfish.model.loading.loader import load_model
 from pilotfish.model.logprobs import token_logprobs
+from pilotfish.model.sampling import SampleColumns, perturbed
 
 DEVICE = torch.device("cuda")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -59,9 +61,9 @@ def attention_inputs(rows: int, context: int, heads: tuple[int, int, int], dtype
     kv = LayerKV(*(torch.randn(context + rows + 1, kv_heads, head_dim).to(DEVICE, dtype) for _ in range(2)))
     indices = [
         *(slots[context:], torch.zeros_like(index), context + index, torch.full_like(index, context)),
-        *(slots[None, :context], path),
+        *(path, slots[:context]),
     ]
-    return [*(x.to(DEVICE) for x in vectors), kv, AttentionMetadata(*(x.to(DEVICE) for x in indices))]
+    return [*(x.to(DEVICE) for x in vectors), kv, AttentionMetadata(*(x.to(DEVICE) for x in indices), longest=context)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -144,6 +146,36 @@ def test_a_replay_has_the_bits_of_the_forward(directory: Path, dtype: torch.dtyp
         rows = [bench.rows(tokens, nodes, seed=tokens)]
         for _ in range(2):  # recorded, then replayed
             assert torch.equal(bench.replaying.forward(rows), bench.plain.forward(rows)), f"{tokens} and {nodes}"
+
+
+@pytest.mark.parametrize("children", [0, 4])
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0.0}, {"temperature": 0.8}, {"top_p": 0.9, "top_k": 40, "min_p": 1e-3}]
+)
+def test_a_graph_draws_what_is_drawn_after_a_forward(children: int, params: dict[str, float], llama: Path) -> None:
+    bench, index = Bench(llama, torch.bfloat16), np.arange(10)
+    rows, seeded = bench.rows(9, 9, seed=0), SamplingParams(**{"temperature": 1.0, **params})
+    sampling = Sampling(None, [seeded], [7], np.zeros_like(index), index, children=children)
+    for _ in range(2):  # recorded, then replayed
+        drawn, expected = (each.execute([rows], sampling) for each in (bench.replaying, bench.plain))
+        assert np.array_equal(drawn.tokens, expected.tokens) and not len(drawn.broken)
+        if children:
+            assert np.allclose(drawn.log_chances, expected.log_chances, atol=1e-5)  # type: ignore[arg-type]
+
+
+def test_ten_million_draws_are_those_of_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    """A logarithm may have another last bit; a draw differs where two scores are as close as that."""
+    count, turns, differing = 50_000, 200, 0
+    logits = torch.randn(1, 64, generator=torch.Generator().manual_seed(0)).expand(count, -1).contiguous()
+    on_device, rows = logits.to(DEVICE), np.arange(count)
+    sampling = Sampling(None, [SamplingParams(temperature=0.8)] * count, rows.tolist(), rows, rows)
+    here, there = (SampleColumns.of(sampling, device) for device in (torch.device("cpu"), DEVICE))
+    for _ in range(turns):
+        here, there = (replace(each, positions=each.positions + count) for each in (here, there))
+        differing += int((perturbed(on_device, there, 1)[1].cpu() != perturbed(logits, here, 1)[1]).sum())
+    with capsys.disabled():
+        sys.stdout.write(f"\n{differing} of {turns * count:,} draws differ from the CPU's\n")
+    assert differing < 10
 
 
 def test_a_recording_stands_what_other_threads_copy(llama: Path) -> None:

@@ -28,6 +28,7 @@ from pilotfish.model.attention import AttentionMetadata, Scoring  # noqa: E402
 from pilotfish.model.cuda import decoder, drawing, experts, norms, products, rotary, triton_attention  # noqa: E402
 from pilotfish.model.experts import Affine  # noqa: E402
 from pilotfish.model.kv_planes import empty_kv  # noqa: E402
+from pilotfish.model.sampling import Filters, SampleColumns  # noqa: E402
 
 CPU = torch.device("cpu")
 AMPERE, HOPPER = GPUTarget("cuda", 80, 32), GPUTarget("cuda", 90, 32)
@@ -76,8 +77,11 @@ def attention(dtype: torch.dtype, stored: torch.dtype, head_dim: int) -> None:
         index = torch.zeros(rows + off, dtype=torch.int32)[off:]
         q, k, v = (torch.zeros(rows, heads, head_dim, dtype=dtype) for heads in (8, 2, 2))
         [kv] = empty_kv(SimpleNamespace(num_hidden_layers=1, num_key_value_heads=2, head_dim=head_dim), stored, 8, CPU)
-        slots = [torch.zeros(rows, width, dtype=torch.int32) for width in (prefix, path)]
-        metadata, scoring = AttentionMetadata(*[index] * 4, *slots), Scoring(0.125, 100, 30.0, sinks)
+        paths = torch.zeros(rows, path, dtype=torch.int32)
+        metadata, scoring = (
+            AttentionMetadata(*[index] * 4, paths, index, longest=prefix),
+            Scoring(0.125, 100, 30.0, sinks),
+        )
         triton_attention.triton_tree_attention(q, k, v, kv, metadata, scoring)
 
 
@@ -111,7 +115,7 @@ def between_products(dtype: torch.dtype) -> None:
     model = SimpleNamespace(cos=angles, sin=angles)
     for rows in (1, 3, 64, 128):
         x, index = torch.zeros(rows, 4096, dtype=dtype), torch.zeros(rows, dtype=torch.int32)
-        metadata = AttentionMetadata(*[index] * 4, index[None, :1], index[:, None])
+        metadata = AttentionMetadata(*[index] * 4, index[:, None], index, longest=1)
         decoder.TritonDecoder._attended(model, attention, x, metadata, kv)  # type: ignore[arg-type]
         decoder.gated(gates.split_product(x), x)
 
@@ -127,8 +131,10 @@ def mixture(dtype: torch.dtype, rows: tuple[int, ...]) -> None:
 
 def draw() -> None:
     for rows, columns in ((1, 128_256), (3, 128_256), (64, 128_256)):
-        scores, index = torch.zeros(rows, columns, dtype=torch.float64), torch.zeros(rows, dtype=torch.int64)
-        drawing.noisy_best(scores, index, index, 4)
+        index, filters = torch.zeros(rows, dtype=torch.int64), Filters(min_p=True, top_k=9, top_p=True)
+        given = SampleColumns(*[index.double()[:, None]] * 3, index[:, None], *[index] * 3, filters)
+        drawing.noisy_best(torch.zeros(rows, columns, dtype=FLOAT32), given, 4)
+        drawing.noisy_best(torch.zeros(rows, columns, dtype=torch.float64), given, 4)
 
 
 #: Where kernels are launched, and which.
@@ -136,7 +142,7 @@ LAUNCHED: dict[ModuleType, tuple[str, ...]] = {
     triton_attention: ("attend_parts", "join_parts_in_order", "write_kv"),
     products: ("few_rows", "join_parts", "many_rows", "quantize_rows"),
     norms: ("rms_norm",),
-    drawing: ("best_of_block", "best_of_all"),
+    drawing: ("tops_of_blocks", "narrow_border", "best_of_block", "best_of_all"),
     rotary: ("rotate_heads",),
     experts: ("expert_rows",),
     decoder: ("write_heads", "gate_silu"),
@@ -160,6 +166,7 @@ CASES: dict[str, tuple[GPUTarget, Callable[..., None], tuple[Any, ...]]] = {
     "products on CDNA3": (CDNA3, linear, (BFLOAT16, BFLOAT16, (1, 64, 256))),
     "norms and rotations on Hopper": (HOPPER, row_by_row, (BFLOAT16,)),
     "drawing on Hopper": (HOPPER, draw, ()),
+    "drawing on CDNA3": (CDNA3, draw, ()),
     "experts on Hopper": (HOPPER, mixture, (BFLOAT16, (1, 64))),
     "between products on Hopper": (HOPPER, between_products, (BFLOAT16,)),
 }

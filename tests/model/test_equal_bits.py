@@ -12,6 +12,7 @@ from support import KINDS, make_engine
 from pilotfish.engine import engine as engines
 from pilotfish.errors import ParameterError
 from pilotfish.model import devices
+from pilotfish.model.batch import Forwarded
 from pilotfish.model.devices import kernels_of
 from pilotfish.model.exactness import COMPANY, PROMPT, note_company, unequal_companies
 from pilotfish.model.executor import TorchExecutor
@@ -23,9 +24,9 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 class ByCompany(TorchExecutor):
     """Other bits among more rows than 16."""
 
-    def run(self, batches: Any) -> torch.Tensor:
-        logits = super().run(batches)
-        return logits + 1e-6 if sum(len(batch.input_ids) for batch in batches) > 16 else logits
+    def run(self, batches: Any) -> Forwarded:
+        logits = super().run(batches).logits
+        return Forwarded(logits + 1e-6 if sum(len(batch.input_ids) for batch in batches) > 16 else logits)
 
 
 @pytest.mark.parametrize("kind", KINDS)

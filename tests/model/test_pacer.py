@@ -10,6 +10,7 @@ import torch
 
 from pilotfish.config.hardware.pace import Pace
 from pilotfish.core.scheduling.executor import NO_NODES, NO_SAMPLING, SequenceRows
+from pilotfish.model.batch import Forwarded
 from pilotfish.model.cpu.native_modules import NativeKernels
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.loading.loader import LoadedModel
@@ -96,7 +97,7 @@ def test_what_people_read() -> None:
 ROWS = SequenceRows(0, list(range(7)), np.arange(7, dtype=np.int32), NO_NODES, [])
 
 
-def executor_of(pacer: Pacer | None, run: Callable[[object], torch.Tensor]) -> TorchExecutor:
+def executor_of(pacer: Pacer | None, run: Callable[[object], Forwarded]) -> TorchExecutor:
     fields = {"vocab_size": 9, "num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 1, "context": 16}
     config, cpu = SimpleNamespace(**fields), torch.device("cpu")
     generation = GenerationConfig(frozenset(), {})
@@ -110,9 +111,9 @@ def executor_of(pacer: Pacer | None, run: Callable[[object], torch.Tensor]) -> T
 def test_a_forward_is_held_from_its_beginning(clock: Clock, pacer: Pacer) -> None:
     began = clock.time
 
-    def run(_: object) -> torch.Tensor:
+    def run(_: object) -> Forwarded:
         clock.time += 0.002
-        return torch.zeros(0, 9)
+        return Forwarded(torch.zeros(0, 9))
 
     outcome = executor_of(pacer, run).execute([ROWS], NO_SAMPLING)
     assert clock.time - began == pytest.approx(0.007, abs=1.5e-6)

@@ -35,7 +35,7 @@ BINARIES = {
     "products with fp8": {"few_rows": 2, "join_parts": 1, "many_rows": 1, "quantize_rows": 1},
     "products in float32": {"few_rows": 2, "join_parts": 1},
     "norms and rotations": {"rms_norm": 1, "rotate_heads": 1},
-    "drawing": {"best_of_block": 1, "best_of_all": 1},
+    "drawing": {"tops_of_blocks": 2, "narrow_border": 4, "best_of_block": 2, "best_of_all": 1},  # of 32 and 64 bits
 }
 #: Cases of `compile_triton`: of each kernel one, and of each card.
 CASES = [
@@ -58,6 +58,7 @@ OTHER_CASES = [
     "products on Ampere",
     "products in float16 on Hopper",
     "products in float32 on Ampere",
+    "drawing on CDNA3",
 ]
 MULTIPLYING = ("attend_parts", "few_rows", "many_rows", "expert_rows")
 UNITS = {"Ampere": "mma.sync", "Hopper": "wgmma.mma", "CDNA3": "mfma"}

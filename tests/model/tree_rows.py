@@ -70,22 +70,22 @@ class TreeRows:
     def inputs(self, chosen: list[int], extra_width: int = 0) -> list[Any]:
         """Arguments of a `TreeAttention` for some rows, without the scoring; all calls share the KV."""
         rows = [self.rows[i] for i in chosen]
-        prefix_slots = torch.zeros(len(self.prefixes), max(map(len, self.prefixes)) + extra_width, dtype=torch.int32)
-        for i, prefix in enumerate(self.prefixes):
-            prefix_slots[i, : len(prefix)] = torch.tensor(prefix)
+        prefix_slots = torch.tensor([slot for prefix in self.prefixes for slot in prefix], dtype=torch.int32)
+        starts = [sum(map(len, self.prefixes[:i])) for i in range(len(self.prefixes))]
         paths = torch.zeros(len(rows), max(len(r[3]) for r in rows) + 1 + extra_width, dtype=torch.int32)
         for i, row in enumerate(rows):
             paths[i, : len(row[3])] = torch.tensor(row[3], dtype=torch.int32)
-        columns = [[r[0] for r in rows], [r[1] for r in rows], [r[2] for r in rows]]
+        columns = [[r[0] for r in rows], [starts[r[1]] for r in rows], [r[2] for r in rows]]
         indices = [torch.tensor(c, dtype=torch.int32) for c in (*columns, [len(self.prefixes[r[1]]) for r in rows])]
         self.kv = LayerKV(*(plane.to(self.device) for plane in self.kv))
-        metadata = AttentionMetadata(*(tensor.to(self.device) for tensor in (*indices, prefix_slots, paths)))
+        longest = max(map(len, self.prefixes)) + extra_width
+        metadata = AttentionMetadata(*(x.to(self.device) for x in (*indices, paths, prefix_slots)), longest=longest)
         return [*(x[chosen].to(self.device) for x in (self.q, self.k, self.v)), self.kv, metadata]
 
     def padded_inputs(self, padding: int = 2) -> list[Any]:
         """Arguments for all rows, with padding rows after them."""
         *qkv, kv, metadata = self.inputs(self.everything)
-        rows = {name: F.pad(x, (0, padding)) for name, x in vars(metadata).items() if x.dim() == 1}
+        rows = {name: F.pad(x, (0, padding)) for name, x in vars(metadata).items() if name.startswith("row_")}
         rows["path_slots"] = F.pad(metadata.path_slots, (0, 0, 0, padding))
         rows["row_slots"][-padding:] = len(kv.keys) - 1  # the scratch slot
         rows["row_positions"][-padding:] = -1

@@ -4,7 +4,7 @@ batch, `input_ids` and `position_ids` [1, rows], without a cache of its own."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,14 +23,20 @@ class AttentionMetadata:
     """
 
     row_slots: Tensor  # [rows]
-    row_sequences: Tensor  # [rows]
+    row_starts: Tensor  # [rows], where in `prefix_slots` its sequence's prefix begins, which tells sequences apart
     row_positions: Tensor  # [rows]
     row_prefixes: Tensor  # [rows], tokens of the sequence's prefix
-    prefix_slots: Tensor  # [sequences, longest prefix]
     path_slots: Tensor  # [rows, longest path]
+    prefix_slots: Tensor  # [tokens of all prefixes, or more], one prefix after another
+    longest: int = field(kw_only=True)  # tokens of the longest prefix, or more
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        *tensors, _ = vars(self).values()
+        return tuple(tensors)
 
     def rows(self, part: slice | list[int]) -> AttentionMetadata:
-        return replace(self, **{name: x[part] for name, x in vars(self).items() if name != "prefix_slots"})
+        *of_rows, prefix_slots = self.tensors()
+        return AttentionMetadata(*[*(x[part] for x in of_rows), prefix_slots], longest=self.longest)
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,7 @@ def key_slots(metadata: AttentionMetadata) -> Tensor:
     prefix_slots, path_slots, prefixes = metadata.prefix_slots, metadata.path_slots, metadata.row_prefixes[:, None]
     length = int(metadata.row_positions.max()) + 1
     positions = torch.arange(max(length, 1), device=prefixes.device)
-    prefix = prefix_slots[metadata.row_sequences.long()][:, positions.clamp(max=prefix_slots.shape[1] - 1)]
+    prefix = prefix_slots[(metadata.row_starts[:, None] + positions).clamp(max=len(prefix_slots) - 1)]
     below = (positions - prefixes).clamp(0, path_slots.shape[1] - 1).long()
     return torch.where(positions < prefixes, prefix, path_slots.gather(1, below)).long()
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pilotfish.core.scheduling.executor import SequenceRows
 from pilotfish.model.attention import AttentionMetadata
+from pilotfish.model.sampling import Draws
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Batch:
     num_kept: int
     metadata: AttentionMetadata
     last: bool = True  # of those that hold the rows of one forward
+    draws: Draws | None = None  # None: nothing is drawn, or later
 
     @classmethod
     def build(cls, sequences: Sequence[SequenceRows], buckets: Buckets, scratch: int) -> list[Batch]:
@@ -26,20 +28,19 @@ class Batch:
         padded = buckets.pad_rows(sum(s.num_rows for s in sequences))
         ids, slots = np.zeros(padded, np.int64), np.full(padded, scratch, np.int32)
         positions, prefixes = np.full(padded, -1, np.int32), np.zeros(padded, np.int32)
-        owners = np.zeros(padded, np.int32)
-        prefix_width = bucket(max(len(s.prefix_slots) for s in sequences), buckets.prefix)
-        prefix_slots = np.zeros((bucket(len(sequences), buckets.sequences), prefix_width), np.int32)
+        starts, ends = np.zeros(padded, np.int32), np.cumsum([len(s.prefix_slots) for s in sequences])
+        prefix_slots = np.concatenate([s.prefix_slots for s in sequences], dtype=np.int32)
+        longest = bucket(max(len(s.prefix_slots) for s in sequences), buckets.prefix)
         deepest = max(max(s.nodes.deepest for s in sequences), 1)
         path_slots = np.zeros((padded, bucket(deepest, buckets.path)), np.int32)
         keep: list[int] = []
         row = 0
-        for i, s in enumerate(sequences):
+        for s, prefix_end in zip(sequences, ends.tolist(), strict=True):
             prefix, nodes = len(s.prefix_slots), s.nodes
             chunk, end = slice(row, row + len(s.tokens)), row + s.num_rows
-            prefix_slots[i, :prefix] = s.prefix_slots
             ids[chunk], slots[chunk] = s.tokens, s.prefix_slots[s.start :]
             positions[chunk] = np.arange(s.start, prefix)
-            owners[row:end], prefixes[row:end] = i, prefix
+            starts[row:end], prefixes[row:end] = prefix_end - prefix, prefix
             keep.extend(row + offset for offset in s.kept)
             if nodes.deepest:
                 tree = slice(chunk.stop, end)
@@ -48,33 +49,47 @@ class Batch:
                 path_slots[tree, : nodes.deepest] = nodes.paths
                 keep.extend(range(chunk.stop, end))
             row = end
-        rows = (ids, slots, owners, positions, prefixes, path_slots)
+        rows = (ids, slots, starts, positions, prefixes, path_slots)
         size = buckets.rows[-1] if buckets.rows else padded
         cuts = range(0, padded, size)
-        return [cls._cut(rows, prefix_slots, keep, slice(cut, cut + size), buckets) for cut in cuts]
+        return [cls._cut(rows, prefix_slots, longest, keep, slice(cut, cut + size), buckets) for cut in cuts]
 
     @classmethod
     def _cut(
         cls,
         rows: Sequence[NDArray[np.generic]],
         prefix_slots: NDArray[np.int32],
+        longest: int,
         keep: list[int],
         cut: slice,
         buckets: Buckets,
     ) -> Batch:
         kept = [row - cut.start for row in keep if cut.start <= row < cut.stop]
         padding = [0] * (bucket(len(kept), buckets.rows) - len(kept))
-        ids, slots, owners, positions, prefixes, path_slots = (torch.from_numpy(x[cut]) for x in rows)
-        metadata = AttentionMetadata(slots, owners, positions, prefixes, torch.from_numpy(prefix_slots), path_slots)
+        ids, *indices = (torch.from_numpy(x[cut]) for x in rows)
+        metadata = AttentionMetadata(*[*indices, torch.from_numpy(prefix_slots)], longest=longest)
         whole = torch.tensor(kept + padding, dtype=torch.int64)
         return cls(ids, whole, len(kept), metadata, last=cut.stop >= len(rows[0]))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return (self.input_ids, self.keep, *vars(self.metadata).values())
+        drawn = () if self.draws is None else (self.draws.table,)
+        return (*drawn, self.input_ids, self.keep, *self.metadata.tensors())
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        input_ids, keep, *metadata = map(change, self.tensors())
-        return Batch(input_ids, keep, self.num_kept, AttentionMetadata(*metadata), self.last)
+        each = map(change, self.tensors())
+        draws = None if self.draws is None else replace(self.draws, table=next(each))
+        input_ids, keep, *indices = each
+        metadata = AttentionMetadata(*indices, longest=self.metadata.longest)
+        return Batch(input_ids, keep, self.num_kept, metadata, self.last, draws)
+
+
+@dataclass(frozen=True)
+class Forwarded:
+    logits: Tensor  # [kept rows, vocab]
+    drawn: Tensor | None = None  # of the batch's draws, as `Kernels.draw` gives it
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.logits,) if self.drawn is None else (self.logits, self.drawn)
 
 
 POWERS = tuple(1 << exponent for exponent in range(21))
@@ -85,8 +100,7 @@ class Buckets:
     """Sizes that a forward's dimensions are padded to, ascending; a dimension without any takes every size."""
 
     rows: tuple[int, ...] = ()
-    sequences: tuple[int, ...] = ()
-    prefix: tuple[int, ...] = ()  # positions
+    prefix: tuple[int, ...] = ()  # positions of the longest
     path: tuple[int, ...] = ()  # nodes
 
     def pad_rows(self, rows: int) -> int:
@@ -105,7 +119,7 @@ def bucket(size: int, sizes: tuple[int, ...]) -> int:
 EXACT = Buckets()
 #: Library matrix products on a CPU give a row the same bits at every row count from 16 up, others below.
 LIBRARY = Buckets(rows=(16, 32, 64, 128, 256, 512, 1024))
-_WIDTHS = {"sequences": POWERS[::3], "prefix": POWERS[10:], "path": POWERS[3::3]}
+_WIDTHS = {"prefix": POWERS[10:], "path": POWERS[3::3]}
 #: For the Triton kernels, whose bits do not depend on it: few sizes, so that few graphs are recorded.
 GRAPHS = Buckets(rows=(16, 64, 128, 256, 512, 1024), **_WIDTHS)
 #: cuBLAS chooses a kernel by the row count, and kernels differ in the order of their sums. So there is one row count,

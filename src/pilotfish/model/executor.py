@@ -1,6 +1,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -9,13 +10,13 @@ from torch import Tensor
 from pilotfish.core.cache.slots import Slots
 from pilotfish.core.features.features import Features
 from pilotfish.core.scheduling.executor import ANY_DEPTH, ForwardSeconds, LayerProgress, Outcome, Sampling, SequenceRows
-from pilotfish.model.batch import Batch
+from pilotfish.model.batch import Batch, Forwarded
 from pilotfish.model.feature_tap import FeatureTap, capturing, refuse_unknown_layers
 from pilotfish.model.kv_planes import FeatureKV, SlotPlanes, empty_kv, zeros
 from pilotfish.model.loading.loader import LoadedModel
 from pilotfish.model.logprobs import token_logprobs
 from pilotfish.model.pacer import Pacer
-from pilotfish.model.sampling import drawn
+from pilotfish.model.sampling import Drawn, Draws, drawn
 
 Together = Callable[[Batch], AbstractContextManager[None]]
 
@@ -24,6 +25,8 @@ class TorchExecutor:
     """A row's logits do not depend on the rows that share its forward (`Buckets`)."""
 
     deepest = ANY_DEPTH
+    #: Runs while a device computes a forward, where that takes none of this thread's time.
+    meanwhile: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(
         self,
@@ -53,16 +56,20 @@ class TorchExecutor:
         self.buckets = model.kernels.buckets()
         self._given = vocab_size
         self._together = together
-        self._forward: Callable[[Batch], Tensor] = self._run_model
+        self._forward: Callable[[Batch], Forwarded] = self._run_model
         if model.recordable:
             self._forward = model.kernels.recorded(self._run_model)
+
+    @property
+    def overlaps(self) -> bool:
+        return self.model.device.type != "cpu"
 
     def padded(self, rows: int) -> int:
         return self.buckets.pad_rows(rows)
 
     def execute(self, rows: Sequence[SequenceRows], sampling: Sampling) -> Outcome:
         began = time.perf_counter()
-        batches = self.prepare(rows)
+        batches = self._drawing(self.prepare(rows), sampling)
         prepared = time.perf_counter()
         if sampling.masks is not None:
             sampling.masks.begin()
@@ -70,30 +77,43 @@ class TorchExecutor:
             num_rows = sum(sequence.num_rows for sequence in rows)
             self.progress.hold(prepared, self.pacer.pace.seconds(num_rows))
         kernels, start = self.model.kernels, self.model.kernels.moment()
-        logits = self.run(batches)
+        forwarded = self.run(batches)
         end = kernels.moment()
-        tokens, log_chances, broken = drawn(logits, sampling, self._given)
+        if self.overlaps:
+            self.meanwhile()
+        found = None if forwarded.drawn is None else Drawn.read(forwarded.drawn, sampling)
+        if found is None or found.broken:
+            found = drawn(forwarded.logits, sampling, self._given)
         sampled = time.perf_counter() - prepared - kernels.seconds(start, end)
         if self.pacer is not None:
             self.pacer.hold(prepared, num_rows)
         model = time.perf_counter() - prepared - sampled  # the forward is what is paced, as far as the times tell
-        logprobs = partial(token_logprobs, logits)
-        return Outcome(tokens, log_chances, broken, logprobs, ForwardSeconds(prepared - began, model, sampled))
+        logprobs = partial(token_logprobs, forwarded.logits)
+        return Outcome(*found, logprobs, ForwardSeconds(prepared - began, model, sampled))
 
     def forward(self, sequences: Sequence[SequenceRows]) -> Tensor:
         """Writes KV. float32 [kept rows, vocab]: of each sequence its `kept` rows, then its nodes."""
-        return self.run(self.prepare(sequences))
+        return self.run(self.prepare(sequences)).logits
 
     def prepare(self, sequences: Sequence[SequenceRows]) -> list[Batch]:
         return Batch.build(sequences, self.buckets, self.num_slots)
 
+    def _drawing(self, batches: list[Batch], sampling: Sampling) -> list[Batch]:
+        """With what a recorded forward can draw by itself."""
+        if not self.model.recordable or len(batches) > 1:
+            return batches
+        return [replace(batch, draws=Draws.of(sampling, len(batch.keep))) for batch in batches]
+
     @torch.inference_mode()
-    def run(self, batches: Sequence[Batch]) -> Tensor:
-        logits = []
+    def run(self, batches: Sequence[Batch]) -> Forwarded:
+        """float32 logits. Only one batch may draw."""
+        logits, drawn = [], None
         for batch in batches:
             with self._together(batch):
-                logits.append(self._forward(batch)[: batch.num_kept].float())
-        return logits[0] if len(logits) == 1 else torch.cat(logits)
+                forwarded = self._forward(batch)
+                logits.append(forwarded.logits[: batch.num_kept].float())
+                drawn = forwarded.drawn
+        return Forwarded(logits[0] if len(logits) == 1 else torch.cat(logits), drawn)
 
     @property
     def feature_width(self) -> int:
@@ -104,10 +124,17 @@ class TorchExecutor:
         """[len(slots), width]"""
         return self._plane.read(slots)
 
-    def _run_model(self, batch: Batch) -> Tensor:
-        """[kept rows, vocab], padding included. On CUDA layers are not counted: they end later than the call."""
-        progress = self.progress if batch.last and self.model.device.type == "cpu" else None
+    def _run_model(self, batch: Batch) -> Forwarded:
+        """Padding included."""
         batch = batch.map(lambda tensor: tensor.to(self.model.device))
+        logits = self._computed(batch)
+        if batch.draws is None:
+            return Forwarded(logits)
+        return Forwarded(logits, self.model.kernels.draw(logits[:, : self._given], batch.draws))
+
+    def _computed(self, batch: Batch) -> Tensor:
+        """[kept rows, vocab]. On CUDA layers are not counted: they end later than the call."""
+        progress = self.progress if batch.last and self.model.device.type == "cpu" else None
         if self.tap is None:
             return self._logits(batch, progress)
         model, size = self.model, (len(batch.input_ids), len(self.tap.layers) * self.model.config.hidden_size)

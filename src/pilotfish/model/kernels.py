@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pilotfish.model.attention import TreeAttention, dense_tree_attention
-from pilotfish.model.batch import Batch, Buckets, library_buckets
+from pilotfish.model.batch import Batch, Buckets, Forwarded, library_buckets
 from pilotfish.model.experts import Affine, Expert, Mixture
+from pilotfish.model.sampling import Draws
 
-Forward = Callable[[Batch], Tensor]
+Forward = Callable[[Batch], Forwarded]
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -75,6 +76,11 @@ class Kernels:
         return False
 
     def recorded(self, forward: Forward) -> Forward:
+        raise NotImplementedError
+
+    def draw(self, logits: Tensor, draws: Draws) -> Tensor:
+        """As a part of a recorded forward: int64 [kept rows, 2 k + 1]. The likeliest k = max(1, `draws.children`)
+        tokens, the bits of their chances' logs in float64, and whether all logits are finite."""
         raise NotImplementedError
 
     # -- modules of heads

@@ -32,14 +32,26 @@ class Drawn(NamedTuple):
     log_chances: NDArray[np.float64] | None
     broken: list[int]
 
+    @classmethod
+    def read(cls, packed: Tensor, sampling: Sampling) -> "Drawn":
+        """What `Kernels.draw` gives, of the samples alone."""
+        told, k = packed[: len(sampling)].cpu().numpy(), packed.shape[1] // 2
+        broken = np.flatnonzero(told[:, -1] == 0).tolist()
+        if not sampling.children:
+            return cls(told[:, 0], None, broken)
+        return cls(told[:, :k], told[:, k:-1].view(np.float64), broken)
+
 
 def drawn(logits: Tensor, sampling: Sampling, given: int | None = None, ids: Tensor | None = None) -> Drawn:
     """logits [kept rows, vocab], raw. Tokens from `given` on are never drawn; `ids` as in `draw`. On a device rows are
     drawn as if all were finite, and anew where one was not, so that no draw waits for the forward first."""
-    usable, at_once = logits[:, :given], logits.device.type != "cpu"
-    broken = [] if at_once else non_finite_rows(logits)
-    found = draw(usable, broken, sampling, ids)
-    if at_once and (broken := non_finite_rows(logits)):
+    usable = logits[:, :given]
+    if logits.device.type == "cpu":
+        broken = non_finite_rows(logits)
+        return Drawn(*draw(usable, broken, sampling, ids), broken)
+    total = logits.sum()
+    found, broken = draw(usable, [], sampling, ids), []
+    if not math.isfinite(total.item()) and (broken := non_finite_rows(logits)):
         found = draw(usable, broken, sampling, ids)
     return Drawn(*found, broken)
 
@@ -106,9 +118,9 @@ def sample(logits: Tensor, sampling: Sampling) -> list[int]:
         chosen = logits.argmax(dim=-1)  # the lowest id on ties, as torch documents
     else:
         columns = SampleColumns.of(sampling, logits.device)
-        chosen = perturbed_topk(filtered(logits, columns), columns, 1)[1][:, 0]
+        chosen = perturbed(logits, columns, 1)[1][:, 0]
         if greedy.any():
-            chosen = torch.where(torch.from_numpy(greedy).to(logits.device), logits.argmax(dim=-1), chosen)
+            chosen = torch.where(columns.greedy != 0, logits.argmax(dim=-1), chosen)
     if sampling.masks is not None or len(sampling.edits):
         chosen = torch.where(logits.gather(1, chosen[:, None])[:, 0] > -torch.inf, chosen, NO_TOKEN)
     return chosen.tolist()
@@ -130,11 +142,11 @@ def likely_tokens(
         chances, best = logits.log_softmax(dim=-1).topk(k, dim=-1)
     else:
         columns = SampleColumns.of(sampling, logits.device)
-        scores, best = perturbed_topk(filtered(logits, columns), columns, k, ids)
+        scores, best = perturbed(logits, columns, k, ids)
         chances = (scores / NOISE_SCALE).log_softmax(dim=-1)
         if greedy.any():
             plain, plain_best = logits.double().log_softmax(dim=-1).topk(k, dim=-1)
-            chosen = torch.from_numpy(greedy).to(logits.device)[:, None]
+            chosen = columns.greedy[:, None] != 0
             chances, best = torch.where(chosen, plain, chances), torch.where(chosen, plain_best, best)
     if ids is not None:
         best = ids[best]
@@ -244,6 +256,10 @@ class Filters:
     top_k: int  # the largest; 0: none
     top_p: bool
 
+    @classmethod
+    def of(cls, every: Sequence[SamplingParams]) -> "Filters":
+        return cls(any(p.min_p for p in every), max(p.top_k for p in every), any(p.top_p < 1 for p in every))
+
 
 @dataclass(frozen=True)
 class SampleColumns:
@@ -255,32 +271,75 @@ class SampleColumns:
     top_k: Tensor  # int64 [samples, 1]
     seeds: Tensor  # int64 [samples], of the bits of unsigned ones
     positions: Tensor  # int64 [samples]
-    params: Sequence[SamplingParams]
-
-    @property
-    def filters(self) -> Filters:
-        every = self.params
-        return Filters(any(p.min_p for p in every), max(p.top_k for p in every), any(p.top_p < 1 for p in every))
+    greedy: Tensor  # int64 [samples], 0 or 1
+    filters: Filters
 
     @classmethod
     def of(cls, sampling: Sampling, device: torch.device) -> "SampleColumns":
         """Sent in one copy."""
+        sent = cls.table(sampling)
+        if device.type != "cpu":
+            sent = sent.pin_memory().to(device, non_blocking=True)
+        return cls.over(sent, Filters.of(sampling.params))
+
+    @staticmethod
+    def table(sampling: Sampling) -> Tensor:
+        """int64 [COLUMNS, samples]"""
         every, owners = sampling.params, sampling.sequences
         real = np.array([(_temperature(p), math.log(p.min_p) if p.min_p else -math.inf, p.top_p) for p in every])
         whole = np.array([p.top_k for p in every], np.int64), np.array(sampling.seeds, np.uint64).view(np.int64)
-        table = np.empty((6, len(owners)), np.int64)
+        table = np.empty((COLUMNS, len(owners)), np.int64)
         table[:3], table[3], table[4] = real.view(np.int64)[owners].T, whole[0][owners], whole[1][owners]
-        table[5] = sampling.positions
-        sent = torch.from_numpy(table)
-        if device.type != "cpu":
-            sent = sent.pin_memory().to(device, non_blocking=True)
-        temperatures, floors, top_p = sent[:3].view(torch.float64)[:, :, None].unbind()
-        top_k, seeds, positions = sent[3:].unbind()
-        return cls(temperatures, floors, top_p, top_k[:, None], seeds, positions, every)
+        table[5], table[6] = sampling.positions, sampling.greedy
+        return torch.from_numpy(table)
+
+    @classmethod
+    def over(cls, table: Tensor, filters: Filters) -> "SampleColumns":
+        temperatures, floors, top_p = table[:3].view(torch.float64)[:, :, None].unbind()
+        top_k, seeds, positions, greedy = table[3:].unbind()
+        return cls(temperatures, floors, top_p, top_k[:, None], seeds, positions, greedy, filters)
+
+
+COLUMNS = 7
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What a forward can draw by itself, after each kept row."""
+
+    table: Tensor  # int64 [COLUMNS, kept rows], padded like them
+    filters: Filters
+    children: int  # as in `Sampling`
+
+    @classmethod
+    def of(cls, sampling: Sampling, padded: int) -> "Draws | None":
+        """None where it takes more than parameters: masks, rules on logits, another vocabulary, rows with several
+        samples."""
+        plain = sampling.masks is None and not sampling.vocabularies and all(edit is None for edit in sampling.edits)
+        if not plain or sampling.rows is not None or not len(sampling):
+            return None
+        table = SampleColumns.table(sampling)
+        padding = table[:, :1].expand(-1, padded - len(sampling))
+        filters = Filters.of(sampling.params)
+        few = Filters(True, 1, True) if any(vars(filters).values()) else filters  # so that there are few kinds of them
+        return cls(torch.cat((table, padding), dim=1), few, sampling.children)
 
 
 def _temperature(params: SamplingParams) -> float:
     return max(params.temperature, MIN_TEMPERATURE) if params.temperature else 1.0
+
+
+#: `perturbed` by type of device, where its kernels are loaded.
+PERTURBED: dict[str, Callable[[Tensor, "SampleColumns", int, Tensor | None], tuple[Tensor, Tensor]]] = {}
+
+
+def perturbed(logits: Tensor, columns: SampleColumns, k: int, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The k best columns by filtered score + noise: float64 [samples, k] descending, int64. `ids` int64 [columns],
+    ascending: their tokens."""
+    at_once = PERTURBED.get(logits.device.type)
+    if at_once is not None:
+        return at_once(logits, columns, k, ids)
+    return perturbed_topk(filtered(logits, columns), columns, k, ids)
 
 
 def filtered(logits: Tensor, columns: SampleColumns) -> Tensor:
@@ -324,14 +383,12 @@ def _keep_top_p(scores: Tensor, top_p: Tensor) -> Tensor:
 
 
 def perturbed_topk(scores: Tensor, columns: SampleColumns, k: int, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The k best columns by score + noise: float64 [rows, k] descending, int64. `ids` int64 [columns], ascending: their
-    tokens."""
+    """As `perturbed`, of filtered scores."""
     seeds, positions = columns.seeds, columns.positions
     if scores.device.type == "cpu" and hasattr(torch.ops.pilotfish, "perturbed_topk"):
         values, best = torch.ops.pilotfish.perturbed_topk(scores, seeds, positions, k, ids)
         return values, best
-    on_device = PERTURBED_TOPK.get(scores.device.type, perturbed_topk_reference)
-    return on_device(scores, seeds, positions, k, ids)
+    return perturbed_topk_reference(scores, seeds, positions, k, ids)
 
 
 def perturbed_topk_reference(
@@ -341,10 +398,6 @@ def perturbed_topk_reference(
     noise = gumbel(seeds, positions, scores.shape[-1] if ids is None else int(ids[-1]) + 1)
     values, columns = (scores + (noise if ids is None else noise[:, ids])).sort(dim=-1, descending=True, stable=True)
     return values[:, :k], columns[:, :k]
-
-
-#: By type of device, where its kernels are loaded.
-PERTURBED_TOPK: dict[str, Callable[[Tensor, Tensor, Tensor, int, Tensor | None], tuple[Tensor, Tensor]]] = {}
 
 
 def gumbel(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:

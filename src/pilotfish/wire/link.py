@@ -43,6 +43,7 @@ class ForwardRows(Struct, frozen=True, tag="forward"):
 
     arrays: list[Array]
     num_kept: int
+    longest: int
 
 
 FromRank: TypeAlias = Loaded | Unusable

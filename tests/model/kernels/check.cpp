@@ -190,20 +190,19 @@ struct Model {
   // Logits of tokens [first, last) of one sequence, whose slots run backwards.
   std::vector<float> run(int size, const std::vector<int64_t>& tokens, int64_t first, int64_t last) {
     const int64_t rows = last - first;
-    std::vector<int32_t> slots, sequences(rows, 0), positions, prefixes(rows, last), prefix, path(rows, 0);
+    std::vector<int32_t> slots, starts(rows, 0), positions, prefixes(rows, last), prefix, path(rows, 0);
     for (int32_t i = 0; i < last; ++i) prefix.push_back(kSlots - 1 - i);
     for (int32_t i = first; i < last; ++i) positions.push_back(i), slots.push_back(prefix[i]);
     std::vector<int64_t> keep;
     for (int64_t r = 0; r < rows; ++r) keep.push_back(r);
     AttentionInputs in{};
     in.row_slots = slots.data();
-    in.row_sequences = sequences.data();
+    in.row_starts = starts.data();
     in.row_positions = positions.data();
     in.row_prefixes = prefixes.data();
     in.prefix_slots = prefix.data();
     in.path_slots = path.data();
     in.rows = rows;
-    in.prefix_width = last;
     in.path_width = 1;
     in.query_heads = kQueryHeads;
     in.kv_heads = kKvHeads;
@@ -238,18 +237,17 @@ void check_attention(bool rounded) {
   constexpr int64_t kRows = 5, kLength = 131;
   const std::vector<T> q = random_values<T>(kRows * kQueryHeads * kHeadDim);
   Stored<T> k(rounded), v(rounded);
-  std::vector<int32_t> sequences(kRows, 0), positions, prefixes(kRows, kLength), prefix, path(kRows, 0);
+  std::vector<int32_t> starts(kRows, 0), positions, prefixes(kRows, kLength), prefix, path(kRows, 0);
   for (int32_t i = 0; i < kLength; ++i) prefix.push_back((7 * i) % kSlots);
   for (int32_t r = 0; r < kRows; ++r) positions.push_back(r * 32);
   const std::vector<float> sinks = random_values<float>(kQueryHeads);
   AttentionInputs in{};
-  in.row_sequences = sequences.data();
+  in.row_starts = starts.data();
   in.row_positions = positions.data();
   in.row_prefixes = prefixes.data();
   in.prefix_slots = prefix.data();
   in.path_slots = path.data();
   in.rows = kRows;
-  in.prefix_width = kLength;
   in.path_width = 1;
   in.query_heads = kQueryHeads;
   in.kv_heads = kKvHeads;

@@ -62,4 +62,4 @@ def batch_of(message: ForwardRows) -> Batch:
         torch.from_numpy(np.frombuffer(bytearray(array.data), kind).reshape(array.shape))
         for array, kind in zip(message.arrays, _TYPES, strict=True)
     ]
-    return Batch(arrays[0], arrays[1], message.num_kept, AttentionMetadata(*arrays[2:]))
+    return Batch(arrays[0], arrays[1], message.num_kept, AttentionMetadata(*arrays[2:], longest=message.longest))

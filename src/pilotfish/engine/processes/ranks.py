@@ -85,7 +85,7 @@ class Ranks:
         self.refuse_lost()
         try:
             arrays = [Array([*tensor.shape], tensor.numpy().tobytes()) for tensor in batch.tensors()]
-            frame = encode(ForwardRows(arrays, batch.num_kept))
+            frame = encode(ForwardRows(arrays, batch.num_kept, batch.metadata.longest))
             for link in self._links:
                 link.send(frame, TAKING)
             yield

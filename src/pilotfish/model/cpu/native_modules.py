@@ -189,6 +189,6 @@ class PlainDecoder(CapturingDecoder):
         planes = [plane for layer in kv for plane in layer]
         written = None if progress is None else torch.from_numpy(progress.written)
         logits = self._decoder.forward(
-            input_ids[0], logits_to_keep, *vars(metadata).values(), planes, written, *self._captured
+            input_ids[0], logits_to_keep, *metadata.tensors(), planes, written, *self._captured
         )
         return SimpleNamespace(logits=logits[None])

@@ -1,22 +1,71 @@
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
 
-from pilotfish.model.cuda.triton_kernels.drawing import best_of_all, best_of_block
+from pilotfish.model.cuda.triton_kernels import drawing
+from pilotfish.model.cuda.triton_kernels.drawing import best_of_all, best_of_block, narrow_border, tops_of_blocks
+from pilotfish.model.sampling import NOISE_SCALE, Draws, SampleColumns
 
 BLOCK = 2048  # columns of a program
 
 
-def noisy_best(
-    scores: Tensor, seeds: Tensor, positions: Tensor, k: int, ids: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """As `sampling.perturbed_topk_reference`; of scores of -inf any columns."""
-    (rows, columns), blocks = scores.shape, triton.cdiv(scores.shape[1], BLOCK)
-    values, tops = scores.new_empty(rows, k), scores.new_empty(rows, blocks)
-    chosen, places = (torch.empty_like(each, dtype=torch.int64) for each in (values, tops))
-    for turn in range(k if rows else 0):
-        best_of_block[rows, blocks](
-            scores, seeds, positions, ids, values, chosen, tops, places, columns, blocks, turn, k, BLOCK, num_warps=8
-        )
-        best_of_all[(rows,)](tops, places, values, chosen, blocks, turn, k, triton.next_power_of_2(blocks), num_warps=1)
+def noisy_best(logits: Tensor, columns: SampleColumns, k: int, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """As `sampling.perturbed`, without sorting; of scores of -inf any columns, and for greedy samples without noise."""
+    (rows, width), filters, blocks = logits.shape, columns.filters, triton.cdiv(logits.shape[1], BLOCK)
+    values, chosen = columns.temperatures.new_empty(rows, k), columns.seeds.new_empty(rows, k)
+    if not rows:
+        return values, chosen
+    grid, padded = (rows, blocks), triton.next_power_of_2(blocks)
+    sizes = {"columns": width, "blocks": blocks, "rows": rows, "padded": padded, "block": BLOCK, "num_warps": 8}
+    sizes["bits"] = 64 if logits.dtype == torch.float64 else 32
+    given = logits.contiguous(), columns.temperatures, columns.floors
+    tops = least = weights = borders = None
+    if filters.min_p or filters.top_p:
+        tops = values.new_empty(grid)
+        tops_of_blocks[grid](given[0], tops, width, blocks, BLOCK, num_warps=8)
+    if filters.top_k:
+        least = _narrowed(*given, columns.top_k, tops, None, sizes, by_mass=False)[1][-1]
+    if filters.top_p:
+        weights, borders = _narrowed(*given, columns.top_p, tops, least, sizes, by_mass=True)
+    best, places = values.new_empty(grid), chosen.new_empty(grid)
+    for turn in range(k):
+        best_of_block[grid](
+            *given, columns.top_p, columns.seeds, columns.positions, columns.greedy, ids, tops, least, weights, borders,
+            values, chosen, best, places, turn=turn, turns=k, **sizes,
+        )  # fmt: skip
+        best_of_all[(rows,)](best, places, values, chosen, blocks, turn, k, padded, num_warps=1)
     return values, chosen
+
+
+def drawn_at_once(logits: Tensor, draws: Draws) -> Tensor:
+    """As `Kernels.draw`, which a graph can record."""
+    columns, k = SampleColumns.over(draws.table, draws.filters), min(max(draws.children, 1), logits.shape[1])
+    values, best = noisy_best(logits, columns, k)
+    likely = values - logits.double().logsumexp(dim=-1, keepdim=True) if draws.children else values
+    chances = torch.where(columns.greedy[:, None] != 0, likely, (values / NOISE_SCALE).log_softmax(dim=-1))
+    finite = logits.isfinite().all(dim=-1, keepdim=True)
+    return torch.cat((best, chances.view(torch.int64), finite.long()), dim=1)
+
+
+def _narrowed(
+    logits: Tensor,
+    temperatures: Tensor,
+    floors: Tensor,
+    wanted: Tensor,
+    tops: Tensor | None,
+    least: Tensor | None,
+    sizes: dict[str, Any],
+    *,
+    by_mass: bool,
+) -> tuple[Tensor, Tensor]:
+    """`weights` and `borders` of the kernel."""
+    turns, grid = sizes["bits"] // 3 + 1, (len(logits), sizes["blocks"])
+    weights = temperatures.new_empty(turns + 1, *grid, drawing.CANDIDATES.value)
+    borders = torch.empty(turns + 1, len(logits), dtype=torch.int64, device=logits.device)
+    for turn in range(turns + 1):
+        narrow_border[grid](
+            logits, temperatures, floors, wanted, tops, least, weights, borders, turn=turn, by_mass=by_mass, **sizes
+        )
+    return weights, borders

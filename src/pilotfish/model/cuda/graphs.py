@@ -1,70 +1,101 @@
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pilotfish.model.batch import Batch
+from pilotfish.model.batch import Batch, Forwarded
 
-#: Runs and records a call; returns a function that replays it, and the tensor that it writes.
-Record = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
+#: Runs and records a call; returns a function that replays it.
+Record = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 #: Bytes at whose multiples tensors begin in a buffer, so that kernels read them in whole words.
 ALIGNMENT = 16
+#: Bytes of a batch that fit at first: a million positions of prefixes.
+FIRST = 4 * 2**20
 
 
 class Mirror:
-    """A batch on the device, always in the same memory, that one copy from pinned memory fills."""
+    """Memory on the device that one copy from pinned memory fills: a batch's tensors end to end, the prefixes' slots
+    last, which have all the rest."""
 
-    def __init__(self, batch: Batch, device: torch.device) -> None:
-        sizes = [-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in batch.tensors()]
-        on_cuda = device.type == "cuda"
-        self._pinned = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=on_cuda)
-        self._mirrored = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
-        self._sources, self.batch = _cut(self._pinned, batch, sizes), _cut(self._mirrored, batch, sizes)
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.size, on_cuda = size, device.type == "cuda"
+        self._pinned = torch.empty(size, dtype=torch.uint8, pin_memory=on_cuda)
+        self._mirrored = torch.empty(size, dtype=torch.uint8, device=device)
         self._sent = torch.cuda.Event() if on_cuda else None  # type: ignore[no-untyped-call]
 
-    def fill(self, batch: Batch) -> None:
+    def places(self, batch: Batch) -> tuple[Batch, Batch]:
+        """Of a batch of these sizes: what to `fill`, and what is on the device then."""
+        return _cut(self._pinned, batch), _cut(self._mirrored, batch)
+
+    def fill(self, places: Batch, batch: Batch) -> None:
         if self._sent is not None:
             self._sent.synchronize()  # what was pinned last may still be on its way
-        for mine, given in zip(self._sources.tensors(), batch.tensors(), strict=True):
-            mine.copy_(given)
-        self._mirrored.copy_(self._pinned, non_blocking=True)
+        for place, given in zip(places.tensors(), batch.tensors(), strict=True):
+            place[: len(given)].copy_(given)
+        used = sum(_sizes(batch))
+        self._mirrored[:used].copy_(self._pinned[:used], non_blocking=True)
         if self._sent is not None:
             self._sent.record()
 
 
-def _cut(buffer: Tensor, batch: Batch, sizes: list[int]) -> Batch:
-    """The tensors of `batch`, end to end in the buffer."""
-    parts = iter(torch.split(buffer, sizes))
-    return batch.map(lambda tensor: next(parts)[: tensor.nbytes].view(tensor.dtype).view(tensor.shape))
+def _sizes(batch: Batch) -> list[int]:
+    return [-(-tensor.nbytes // ALIGNMENT) * ALIGNMENT for tensor in batch.tensors()]
+
+
+def _cut(buffer: Tensor, batch: Batch) -> Batch:
+    *sizes, _ = _sizes(batch)
+    *parts, rest = torch.split(buffer, [*sizes, len(buffer) - sum(sizes)])
+    places = [part[: x.nbytes].view(x.dtype).view(x.shape) for part, x in zip(parts, batch.tensors(), strict=False)]
+    each = iter([*places, rest.view(batch.metadata.prefix_slots.dtype)])
+    return batch.map(lambda _: next(each))
+
+
+@dataclass(frozen=True)
+class Recorded:
+    inputs: Batch  # pinned
+    outputs: list[Tensor]
+    replay: Callable[[], None]
 
 
 class GraphCache:
-    def __init__(self, forward: Callable[[Batch], Tensor], record: Record, device: torch.device) -> None:
+    """Graphs run one after another, so all read the same memory, and those of one size write to the same."""
+
+    def __init__(self, forward: Callable[[Batch], Forwarded], record: Record, device: torch.device) -> None:
         self._forward, self._record, self._device = forward, record, device
-        #: What a recorded forward reads, how to replay it, and the tensor that it writes, all in the memory that they
-        #: had when it was recorded.
-        self._graphs: dict[tuple[torch.Size, ...], tuple[Mirror, Callable[[], None], Tensor]] = {}
-        self._outputs: dict[torch.Size, Tensor] = {}  # shared, as graphs run one after another
+        self._mirror = Mirror(FIRST, device)
+        self._graphs: dict[tuple[object, ...], Recorded] = {}
+        self._outputs: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
 
-    def __call__(self, batch: Batch) -> Tensor:
-        shapes = tuple(tensor.shape for tensor in batch.tensors())
-        if shapes not in self._graphs:
-            self._graphs[shapes] = self._recorded(batch)
-        mirror, replay, output = self._graphs[shapes]
-        mirror.fill(batch)
-        replay()
-        return output.clone()
+    def __call__(self, batch: Batch) -> Forwarded:
+        size = sum(_sizes(batch))
+        if size > self._mirror.size:
+            self._graphs.clear()  # they read the old one
+            self._mirror = Mirror(1 << size.bit_length(), self._device)
+        draws = None if batch.draws is None else (batch.draws.filters, batch.draws.children)
+        key = (batch.metadata.longest, draws, *(tensor.shape for tensor in batch.tensors()[:-1]))
+        if key not in self._graphs:
+            self._graphs[key] = self._recorded(batch)
+        graph = self._graphs[key]
+        self._mirror.fill(graph.inputs, batch)
+        graph.replay()
+        return Forwarded(*(output.clone() for output in graph.outputs))
 
-    def _recorded(self, batch: Batch) -> tuple[Mirror, Callable[[], None], Tensor]:
-        mirror = Mirror(batch, self._device)
-        mirror.fill(batch)
-        first = self._forward(mirror.batch)  # compiles kernels and sets libraries up, which cannot be recorded
-        output = self._outputs.setdefault(first.shape, torch.empty_like(first))
-        return (mirror, *self._record(lambda: output.copy_(self._forward(mirror.batch))))
+    def _recorded(self, batch: Batch) -> Recorded:
+        inputs, read = self._mirror.places(batch)
+        self._mirror.fill(inputs, batch)
+        first = self._forward(read).tensors()  # compiles kernels and sets libraries up, which cannot be recorded
+        outputs = [self._outputs.setdefault((each.shape, each.dtype), torch.empty_like(each)) for each in first]
+
+        def run() -> None:
+            for output, given in zip(outputs, self._forward(read).tensors(), strict=True):
+                output.copy_(given)
+
+        return Recorded(inputs, outputs, self._record(run))
 
 
 class CudaRecorder:
@@ -75,15 +106,16 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def __call__(self, call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    def __call__(self, call: Callable[[], None]) -> Callable[[], None]:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             call()  # libraries keep their workspaces by stream
         torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            output = call()
-        return graph.replay, output
+            call()
+        replay: Callable[[], None] = graph.replay
+        return replay
 
 
 def recordable(config: Any) -> bool:

@@ -8,7 +8,7 @@ from triton.errors import TritonError
 
 from pilotfish.model.batch import GRAPHS, Buckets
 from pilotfish.model.cuda.decoder import TritonDecoder
-from pilotfish.model.cuda.drawing import noisy_best
+from pilotfish.model.cuda.drawing import drawn_at_once, noisy_best
 from pilotfish.model.cuda.experts import InvariantExperts
 from pilotfish.model.cuda.graphs import CudaRecorder, GraphCache, recordable
 from pilotfish.model.cuda.norms import InvariantNorm
@@ -19,9 +19,9 @@ from pilotfish.model.experts import Affine, Expert
 from pilotfish.model.fused import fused
 from pilotfish.model.kernels import Forward, Gate, Kernels, replace_modules
 from pilotfish.model.loading.configuration import ARCHITECTURES
-from pilotfish.model.sampling import PERTURBED_TOPK
+from pilotfish.model.sampling import PERTURBED, Draws
 
-PERTURBED_TOPK["cuda"] = noisy_best
+PERTURBED["cuda"] = noisy_best
 
 
 class CUDAKernels(Kernels):
@@ -49,6 +49,9 @@ class CUDAKernels(Kernels):
 
     def recorded(self, forward: Forward) -> Forward:
         return GraphCache(forward, CudaRecorder(), self.device)
+
+    def draw(self, logits: Tensor, draws: Draws) -> Tensor:
+        return drawn_at_once(logits, draws)
 
     def linear(self, *affines: Affine) -> InvariantLinear:
         return InvariantLinear(*affines)

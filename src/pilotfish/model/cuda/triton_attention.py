@@ -51,7 +51,7 @@ def triton_tree_attention(
 def attend_slots(q: Tensor, kv: LayerKV, metadata: AttentionMetadata, scoring: Scoring) -> Tensor:
     """Once the rows' own keys and values are in their slots."""
     sizes = attention_sizes(q.shape[1], kv.keys.shape[1], q.shape[2], q.element_size())
-    splits = -(-metadata.prefix_slots.shape[1] // SPLIT.value)
+    splits = -(-metadata.longest // SPLIT.value)
     parts = splits + -(-metadata.path_slots.shape[1] // sizes["block"]) + 1
     chunk = max(1, PARTIAL_BYTES // (4 * q.shape[1] * parts * q.shape[2]))
     q = q.contiguous()
@@ -74,13 +74,12 @@ def _attend(
 ) -> None:
     rows, heads, head_dim = q.shape
     positions, prefixes = metadata.row_positions, metadata.row_prefixes
-    prefix_slots, path_slots = metadata.prefix_slots, metadata.path_slots
     tops, masses = (q.new_empty(rows, heads, parts, dtype=torch.float32) for _ in range(2))
     sums = q.new_empty(rows, heads, parts, head_dim, dtype=torch.float32)
     attend_parts[rows, sizes["kv_heads"], parts](
         q, kv.keys, kv.values, kv.key_scales, kv.value_scales,
-        metadata.row_sequences, positions, prefixes, prefix_slots, path_slots,
-        tops, masses, sums, rows, scoring.scale, prefix_slots.shape[1], path_slots.shape[1], splits, parts,
+        metadata.row_starts, positions, prefixes, metadata.path_slots, metadata.prefix_slots,
+        tops, masses, sums, rows, scoring.scale, metadata.path_slots.shape[1], splits, parts,
         **sizes, window=scoring.window, softcap=scoring.softcap, num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     join_parts_in_order[rows, heads](

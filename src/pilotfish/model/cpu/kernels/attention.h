@@ -3,12 +3,12 @@
 // Row r sits at position row_positions[r] and attends to the positions up to its own along its path:
 //
 //     position   0 ........ row_prefixes[r] - 1   row_prefixes[r] ...... row_positions[r]
-//     slot       prefix_slots[row_sequences[r]]   path_slots[r]
+//     slot       prefix_slots from row_starts[r]  path_slots[r]
 //
-// The prefix holds a sequence's committed tokens, the path a tree node's ancestors and the node itself. With a
-// window of w the row attends to the last w of these positions alone, its own included. A score is q . k * scale,
-// capped at softcap * tanh(score / softcap) (Gemma 2, arXiv 2408.00118). A head's sink is one more score without
-// a value: it takes its share of the weights (gpt-oss; Xiao et al. 2023, arXiv 2309.17453). Keys are reduced in
+// The prefix holds a sequence's committed tokens, whose start its rows share; the path a tree node's ancestors and the
+// node itself. With a window of w the row attends to the last w of these positions alone, its own included. A score is
+// q . k * scale, capped at softcap * tanh(score / softcap) (Gemma 2, arXiv 2408.00118). A head's sink is one more score
+// without a value: it takes its share of the weights (gpt-oss; Xiao et al. 2023, arXiv 2309.17453). Keys are reduced in
 // blocks of kBlock positions with a running maximum (Milakov and Gimelshein 2018, arXiv 1805.02867); block borders
 // depend on positions alone. A row at position -1 is padding: zeros.
 
@@ -22,8 +22,8 @@ namespace pilotfish {
 constexpr int64_t kBlock = 64;
 
 struct AttentionInputs {
-  const int32_t *row_slots, *row_sequences, *row_positions, *row_prefixes, *prefix_slots, *path_slots;
-  int64_t rows, prefix_width, path_width, query_heads, kv_heads, head_dim, query_stride;
+  const int32_t *row_slots, *row_starts, *row_positions, *row_prefixes, *path_slots, *prefix_slots;
+  int64_t rows, path_width, query_heads, kv_heads, head_dim, query_stride;
   float scale;
   int64_t window;      // 0: none
   float softcap;       // 0: none
@@ -31,7 +31,7 @@ struct AttentionInputs {
 
   int64_t slot(int64_t row, int64_t position) const {
     const int64_t prefix = row_prefixes[row];
-    return position < prefix ? prefix_slots[row_sequences[row] * prefix_width + position]
+    return position < prefix ? prefix_slots[row_starts[row] + position]
                              : path_slots[row * path_width + position - prefix];
   }
 };
@@ -234,7 +234,7 @@ constexpr int64_t kGroupRows = 16;
 inline std::vector<RowGroup> groups_of(const AttentionInputs& in) {
   std::vector<RowGroup> groups;
   for (int64_t r = 0; r < in.rows; ++r) {
-    const bool same = !groups.empty() && in.row_sequences[groups.back().first] == in.row_sequences[r] &&
+    const bool same = !groups.empty() && in.row_starts[groups.back().first] == in.row_starts[r] &&
                       in.row_prefixes[groups.back().first] == in.row_prefixes[r];
     if (same && groups.back().count < kGroupRows) ++groups.back().count;
     else groups.push_back({r, 1});

@@ -216,20 +216,19 @@ void rotate(Tensor& x, const Tensor& cos, const Tensor& sin) {
 
 // -- attention
 
-// The rows of a forward: int32 row_* [rows], prefix_slots [sequences, longest prefix], path_slots [rows, longest path].
-AttentionInputs rows_of(const Tensor& row_slots, const Tensor& row_sequences, const Tensor& row_positions,
-                        const Tensor& row_prefixes, const Tensor& prefix_slots, const Tensor& path_slots) {
-  for (const Tensor& index : {row_slots, row_sequences, row_positions, row_prefixes, prefix_slots, path_slots})
+// The rows of a forward: int32 row_* [rows], path_slots [rows, longest path], prefix_slots [tokens of all prefixes].
+AttentionInputs rows_of(const Tensor& row_slots, const Tensor& row_starts, const Tensor& row_positions,
+                        const Tensor& row_prefixes, const Tensor& path_slots, const Tensor& prefix_slots) {
+  for (const Tensor& index : {row_slots, row_starts, row_positions, row_prefixes, path_slots, prefix_slots})
     TORCH_CHECK(index.scalar_type() == at::kInt && index.is_contiguous(), "tree_attention: indices are int32");
   AttentionInputs in{};
   in.row_slots = data<int32_t>(row_slots);
-  in.row_sequences = data<int32_t>(row_sequences);
+  in.row_starts = data<int32_t>(row_starts);
   in.row_positions = data<int32_t>(row_positions);
   in.row_prefixes = data<int32_t>(row_prefixes);
-  in.prefix_slots = data<int32_t>(prefix_slots);
   in.path_slots = data<int32_t>(path_slots);
+  in.prefix_slots = data<int32_t>(prefix_slots);
   in.rows = row_slots.numel();
-  in.prefix_width = prefix_slots.size(1);
   in.path_width = path_slots.size(1);
   return in;
 }
@@ -249,13 +248,13 @@ Plane plane_of(const Tensor& elements, const Scales& scales, int64_t kv_heads, i
 }
 
 // q [rows, heads, d], k and v [rows, kv_heads, d] (d a multiple of kPanel), keys, values and their scales as in
-// `plane_of`, rows as in `rows_of`. window and softcap: 0 for none; sinks [heads] of any float dtype. Writes k and v to
+// `plane_of`, rows as in `rows_of`; longest: tokens of the longest prefix, which say how much work there is. window and softcap: 0 for none; sinks [heads] of any float dtype. Writes k and v to
 // row_slots, then attends. -> [rows, heads, d].
 Tensor tree_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& keys, const Tensor& values,
                       const Scales& key_scales, const Scales& value_scales, const Tensor& row_slots,
-                      const Tensor& row_sequences, const Tensor& row_positions, const Tensor& row_prefixes,
-                      const Tensor& prefix_slots, const Tensor& path_slots, double scale, int64_t window, double softcap,
-                      const std::optional<Tensor>& sinks) {
+                      const Tensor& row_starts, const Tensor& row_positions, const Tensor& row_prefixes,
+                      const Tensor& path_slots, const Tensor& prefix_slots, int64_t longest, double scale, int64_t window,
+                      double softcap, const std::optional<Tensor>& sinks) {
   TORCH_CHECK(q.dim() == 3 && k.dim() == 3 && q.size(1) % k.size(1) == 0, "tree_attention: q, k of [rows, heads, d]");
   TORCH_CHECK(q.size(2) % kPanel == 0, "tree_attention: head size must be a multiple of ", kPanel);
   for (const Tensor& x : {q, k, v})
@@ -268,7 +267,7 @@ Tensor tree_attention(const Tensor& q, const Tensor& k, const Tensor& v, const T
   TORCH_CHECK(window >= 0 && softcap >= 0, "tree_attention: window and softcap of at least 0");
   TORCH_CHECK(!sinks || (sinks->dim() == 1 && sinks->size(0) == q.size(1)), "tree_attention: a sink for each head");
   const Tensor sink_scores = sinks ? sinks->to(at::kFloat).contiguous() : Tensor();
-  AttentionInputs in = rows_of(row_slots, row_sequences, row_positions, row_prefixes, prefix_slots, path_slots);
+  AttentionInputs in = rows_of(row_slots, row_starts, row_positions, row_prefixes, path_slots, prefix_slots);
   in.query_heads = q.size(1);
   in.kv_heads = k.size(1);
   in.head_dim = q.size(2);
@@ -284,7 +283,7 @@ Tensor tree_attention(const Tensor& q, const Tensor& k, const Tensor& v, const T
       write_slot(data<T>(k) + r * k.stride(0), key_plane, in, r);
       write_slot(data<T>(v) + r * v.stride(0), value_plane, in, r);
     }
-    run(q.numel() * in.prefix_width, [&](Member& member) {
+    run(q.numel() * longest, [&](Member& member) {
       attend(member, in, groups, data<const T>(q), key_plane, value_plane,
              [&](int64_t row, int64_t column, const T* attended, int64_t count) {
                std::copy_n(attended, count, data<T>(y) + row * in.query_heads * in.head_dim + column);
@@ -448,11 +447,11 @@ class Decoder : public torch::CustomClassHolder {
   // values and, of int8, their scales -> logits float32 [kept rows, vocab], rounded to the embedding's dtype. Counts
   // layers in `written`, int32 [1]. Writes the hidden states of `layers` (decoder.h) to `states`, [rows, layers.size() * hidden] of the embedding's
   // dtype.
-  Tensor forward(const Tensor& input_ids, const Tensor& keep, const Tensor& row_slots, const Tensor& row_sequences,
-                 const Tensor& row_positions, const Tensor& row_prefixes, const Tensor& prefix_slots,
-                 const Tensor& path_slots, std::vector<Tensor> planes, const std::optional<Tensor>& written,
+  Tensor forward(const Tensor& input_ids, const Tensor& keep, const Tensor& row_slots, const Tensor& row_starts,
+                 const Tensor& row_positions, const Tensor& row_prefixes, const Tensor& path_slots,
+                 const Tensor& prefix_slots, std::vector<Tensor> planes, const std::optional<Tensor>& written,
                  std::vector<int64_t> layers, const std::optional<Tensor>& states) {
-    AttentionInputs in = rows_of(row_slots, row_sequences, row_positions, row_prefixes, prefix_slots, path_slots);
+    AttentionInputs in = rows_of(row_slots, row_starts, row_positions, row_prefixes, path_slots, prefix_slots);
     TORCH_CHECK(input_ids.scalar_type() == at::kLong && keep.scalar_type() == at::kLong && input_ids.numel() == in.rows &&
                     input_ids.is_contiguous() && keep.is_contiguous(),
                 "decoder: int64 ids, one a row, and kept rows");
@@ -557,8 +556,9 @@ TORCH_LIBRARY(pilotfish, m) {
   m.def("softcap(Tensor x, float cap) -> Tensor");
   m.def(
       "tree_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) keys, Tensor(b!) values, Tensor(c!)? key_scales, "
-      "Tensor(d!)? value_scales, Tensor row_slots, Tensor row_sequences, Tensor row_positions, Tensor row_prefixes, "
-      "Tensor prefix_slots, Tensor path_slots, float scale, int window, float softcap, Tensor? sinks) -> Tensor");
+      "Tensor(d!)? value_scales, Tensor row_slots, Tensor row_starts, Tensor row_positions, Tensor row_prefixes, "
+      "Tensor path_slots, Tensor prefix_slots, int longest, float scale, int window, float softcap, Tensor? sinks) "
+      "-> Tensor");
   m.def("filter_logits(Tensor logits, Tensor temperatures, Tensor floors, Tensor top_k, Tensor top_p) -> Tensor");
   m.def("finite_rows(Tensor logits) -> Tensor");
   m.def("mask_logits(Tensor(a!) logits, Tensor rows, Tensor bits) -> ()");

@@ -27,8 +27,8 @@ def write_kv(
 
 
 @triton.jit(
-    do_not_specialize=["rows", "prefix_width", "path_width", "splits", "parts"],
-    do_not_specialize_on_alignment=["row_sequences", "row_positions", "row_prefixes", "prefix_slots", "path_slots"],
+    do_not_specialize=["rows", "path_width", "splits", "parts"],
+    do_not_specialize_on_alignment=["row_starts", "row_positions", "row_prefixes", "path_slots", "prefix_slots"],
 )
 def attend_parts(
     q,  # [rows, heads, head_dim]
@@ -36,17 +36,16 @@ def attend_parts(
     v_pool,
     key_scales,  # float32 [slots, kv_heads], of pools of 8 bits; else None
     value_scales,
-    row_sequences,
+    row_starts,
     row_positions,
     row_prefixes,
-    prefix_slots,
     path_slots,
+    prefix_slots,
     tops,  # float32 [rows, heads, parts]: a part's highest score
     masses,  # float32 [rows, heads, parts]: its sum of exp(score - top)
     sums,  # float32 [rows, heads, parts, head_dim]: and of exp(score - top) * value
     rows,
     scale,
-    prefix_width,
     path_width,
     splits,
     parts,
@@ -62,13 +61,13 @@ def attend_parts(
 ):
     """Queries, of `tile` rows by `group` heads, are columns; keys and values are the matrix unit's first operand."""
     first_row, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    sequence, column = tl.load(row_sequences + first_row), tl.arange(0, tile * group)
+    prefix_start, column = tl.load(row_starts + first_row), tl.arange(0, tile * group)
     row, in_group = first_row + column // group, column % group
-    before = tl.load(row_sequences + first_row - 1, mask=first_row % tile != 0, other=-1)
+    before = tl.load(row_starts + first_row - 1, mask=first_row % tile != 0, other=-1)
     alone = part >= splits
-    if (before == sequence) & (part < splits):
+    if (before == prefix_start) & (part < splits):
         return  # another program's tile holds this row
-    of_tile = (row // tile == first_row // tile) & _same_sequence(row_sequences, first_row, rows, column // group, tile)
+    of_tile = (row // tile == first_row // tile) & _same_sequence(row_starts, first_row, rows, column // group, tile)
     of_tile = tl.where(alone, column < group, of_tile)
     position = tl.load(row_positions + row, mask=of_tile, other=-1)
     first = tl.where(position < 0, 2147483647, _first_visible(position, window))
@@ -79,7 +78,7 @@ def attend_parts(
     start, end = tl.maximum(low, earliest // block * block), tl.minimum(high, last + 1)
     if start >= end:
         return
-    prefix_row = prefix_slots + sequence.to(tl.int64) * prefix_width
+    prefix_row = prefix_slots + prefix_start
     path_row = path_slots + first_row.to(tl.int64) * path_width
 
     head = kv_head * (heads // kv_heads) + in_group
@@ -186,14 +185,14 @@ def _joined(top, mass, total, other_top, other_mass, other_total):
 
 
 @triton.jit
-def _same_sequence(row_sequences, first_row, rows, place, tile: tl.constexpr):
+def _same_sequence(row_starts, first_row, rows, place, tile: tl.constexpr):
     """Whether all rows from the first to the `place`-th after it are of one sequence."""
-    sequence = tl.load(row_sequences + first_row)
+    start = tl.load(row_starts + first_row)
     end = 0  # rows until another sequence begins
     going = True
     for i in tl.static_range(tile):
-        other = tl.load(row_sequences + first_row + i, mask=first_row + i < rows, other=-1)
-        going = going & (other == sequence)
+        other = tl.load(row_starts + first_row + i, mask=first_row + i < rows, other=-1)
+        going = going & (other == start)
         end += going.to(tl.int32)
     return place < end
 

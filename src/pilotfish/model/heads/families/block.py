@@ -139,14 +139,15 @@ class BlockDecoder(torch.nn.Module):
             prefix_slots[i, : len(context) + block] = np.concatenate((context, own[i]))
         last = np.tile(np.arange(block, dtype=np.int32), count) if self.head.causal else np.int32(block - 1)
         positions, paths = np.repeat(lengths, block) + last, np.zeros((own.size, 1), np.int32)
-        prefixes = np.full(own.size, prefix_slots.shape[1], np.int32)
+        width = prefix_slots.shape[1]
+        prefixes = np.full(own.size, width, np.int32)
         window = self.head.decoder.window
         if window and not self.head.causal and lengths.max() + block > window:
             prefixes = np.zeros_like(prefixes)
             positions, paths = self._near(contexts, own)
-        sequences = np.repeat(np.arange(count, dtype=np.int32), block)
-        rows = (own.flatten(), sequences, positions, prefixes, prefix_slots, paths)
-        return AttentionMetadata(*(self._on_device(x) for x in rows))
+        starts = np.repeat(np.arange(count, dtype=np.int32) * np.int32(width), block)
+        rows = (own.flatten(), starts, positions, prefixes, paths, prefix_slots.flatten())
+        return AttentionMetadata(*(self._on_device(x) for x in rows), longest=width)
 
     def _near(self, contexts: Sequence[Slots], own: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """The last position [rows], and as the path [rows, longest] all that rows with a window to both sides see. own
