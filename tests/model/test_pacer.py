@@ -13,6 +13,7 @@ from pilotfish.core.scheduling.executor import NO_NODES, NO_SAMPLING, SequenceRo
 from pilotfish.model.batch import Forwarded
 from pilotfish.model.cpu.native_modules import NativeKernels
 from pilotfish.model.executor import TorchExecutor
+from pilotfish.model.kernels import Kernels
 from pilotfish.model.loading.loader import LoadedModel
 from pilotfish.model.loading.metadata import GenerationConfig
 from pilotfish.model.pacer import Pacer
@@ -42,6 +43,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr("time.perf_counter", clock)
+    monkeypatch.setattr(Kernels, "moment", staticmethod(clock))
     monkeypatch.setattr("pilotfish.model.pacer._sleep", clock.sleep)
     return clock
 

@@ -84,7 +84,7 @@ class TorchExecutor:
         found = None if forwarded.drawn is None else Drawn.read(forwarded.drawn, sampling)
         if found is None or found.broken:
             found = drawn(forwarded.logits, sampling, self._given)
-        sampled = time.perf_counter() - prepared - kernels.seconds(start, end)
+        sampled = time.perf_counter() - prepared - kernels.seconds(end, start)
         if self.pacer is not None:
             self.pacer.hold(prepared, num_rows)
         model = time.perf_counter() - prepared - sampled  # the forward is what is paced, as far as the times tell
@@ -126,7 +126,8 @@ class TorchExecutor:
 
     def _run_model(self, batch: Batch) -> Forwarded:
         """Padding included."""
-        batch = batch.map(lambda tensor: tensor.to(self.model.device))
+        if self.overlaps:
+            batch = batch.map(lambda tensor: tensor.to(self.model.device))
         logits = self._computed(batch)
         if batch.draws is None:
             return Forwarded(logits)

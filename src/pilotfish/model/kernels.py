@@ -3,6 +3,7 @@ device."""
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -57,13 +58,10 @@ class Kernels:
     def buckets(self) -> Buckets:
         return library_buckets(self.device)
 
-    def moment(self) -> Any:
-        """Where this device's work has come to, when it comes to it."""
-        return time.perf_counter()
-
-    def seconds(self, start: Any, end: Any) -> float:
-        """Between two moments, once what was drawn after them is known."""
-        return float(end - start)
+    #: Where this device's work has come to, when it comes to it.
+    moment: Callable[[], Any] = staticmethod(time.perf_counter)
+    #: (end, start) -> seconds between two moments, once what was drawn after them is known.
+    seconds: Callable[[Any, Any], float] = staticmethod(operator.sub)
 
     # -- whole models
 

@@ -186,9 +186,7 @@ class PlainDecoder(CapturingDecoder):
         **_: object,
     ) -> SimpleNamespace:
         """`logits` float32 [1, kept rows, vocab]. Writes KV to the pool."""
-        planes = [plane for layer in kv for plane in layer]
+        planes, (*indices, _) = [plane for layer in kv for plane in layer], vars(metadata).values()
         written = None if progress is None else torch.from_numpy(progress.written)
-        logits = self._decoder.forward(
-            input_ids[0], logits_to_keep, *metadata.tensors(), planes, written, *self._captured
-        )
+        logits = self._decoder.forward(input_ids[0], logits_to_keep, *indices, planes, written, *self._captured)
         return SimpleNamespace(logits=logits[None])

@@ -24,20 +24,23 @@ from pilotfish.model.sampling import PERTURBED, Draws
 PERTURBED["cuda"] = noisy_best
 
 
+def recorded_event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def seconds_between(end: torch.cuda.Event, start: torch.cuda.Event) -> float:
+    return float(start.elapsed_time(end)) / 1000
+
+
 class CUDAKernels(Kernels):
     failures = (TritonError, RuntimeError)  # as of a launcher that no C compiler was there for
     attend = staticmethod(triton_tree_attention)
+    moment, seconds = staticmethod(recorded_event), staticmethod(seconds_between)
 
     def buckets(self) -> Buckets:
         return GRAPHS
-
-    def moment(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        return float(start.elapsed_time(end)) / 1000
 
     def replace(self, model: Any, context: int, *, alone: bool) -> Any:
         replace_modules(model, partial(fused, self))
