@@ -30,12 +30,14 @@ soak: $(READY)
 # and what `.[dev]` names.
 PYTHON := python3
 REPORT := runs/gpu.json
+WAYS := "" "--mode async" "--draft eagle3" "--draft dspark" \
+	"--dtype float16" "--quantization int8" "--quantization fp8 --kv-dtype fp8"
 gpu: export PYTHONPATH := src
 gpu:
 	mkdir -p $(dir $(REPORT))
 	$(PYTHON) -m pytest tests/gpu $(wildcard tests/model/test_triton_*.py)
-	for mode in sync async; do $(PYTHON) -m pilotfish bench parity --pair pycode --device cuda --dtype bfloat16 --mode $$mode \
-		--prompts $(or $(PROMPTS),src/pilotfish/cli/demo/demo.jsonl) --threads 4 --out $(dir $(REPORT))parity-$$mode.json || exit 1; done
+	for way in $(WAYS); do $(PYTHON) -m pilotfish bench parity --pair pycode --device cuda --dtype bfloat16 --threads 4 \
+		--max-tokens 32 --prompts $(or $(PROMPTS),tests/gpu/prompts.jsonl) --out "$(dir $(REPORT))parity$${way// /}.json" $$way || exit 1; done
 	$(PYTHON) -m pilotfish bench gpu --out $(REPORT)
 
 check: $(READY)

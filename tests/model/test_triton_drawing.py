@@ -167,7 +167,7 @@ def test_a_recorded_forward_draws_by_itself(children: int, llama: Path) -> None:
     for params in (
         FREE,
         {"temperature": 0.7, "top_p": 0.5, "top_k": 9},
-        {"temperature": 0.0},
+        {"temperature": 0.0, "top_k": 2},
         {"logit_bias": {3: 90.0}},
     ):
         mixed = SamplingParams(**{**FREE, **params}), SamplingParams(temperature=1.0)

@@ -21,6 +21,7 @@ class Batch:
     metadata: AttentionMetadata
     last: bool = True  # of those that hold the rows of one forward
     draws: Draws | None = None  # None: nothing is drawn, or later
+    before: Tensor | None = None  # int32 [rows], of heads: slots of the states that rows go on from
 
     @classmethod
     def build(cls, sequences: Sequence[SequenceRows], buckets: Buckets, scratch: int) -> list[Batch]:
@@ -73,14 +74,16 @@ class Batch:
 
     def tensors(self) -> tuple[Tensor, ...]:
         drawn = () if self.draws is None else (self.draws.table,)
-        return (*drawn, self.input_ids, self.keep, *self.metadata.tensors())
+        before = () if self.before is None else (self.before,)
+        return (*drawn, *before, self.input_ids, self.keep, *self.metadata.tensors())
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         each = map(change, self.tensors())
         draws = None if self.draws is None else replace(self.draws, table=next(each))
+        before = None if self.before is None else next(each)
         input_ids, keep, *indices = each
         metadata = AttentionMetadata(*indices, longest=self.metadata.longest)
-        return Batch(input_ids, keep, self.num_kept, metadata, self.last, draws)
+        return Batch(input_ids, keep, self.num_kept, metadata, self.last, draws, before)
 
 
 @dataclass(frozen=True)

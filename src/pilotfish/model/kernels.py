@@ -47,6 +47,7 @@ class Gate:
 
 class Kernels:
     failures: tuple[type[Exception], ...] = ()  # that say that a kernel does not run on the device
+    records = False  # whether forwards can be recorded, and replayed without a launch for each operation
     native = False  # whether the C++ kernels compute, so that a row's bits do not depend on the other rows
 
     def __init__(self, device: torch.device) -> None:
@@ -70,10 +71,8 @@ class Kernels:
         whole."""
         return model
 
-    def records(self, config: Any) -> bool:  # noqa: ARG002
-        return False
-
     def recorded(self, forward: Forward) -> Forward:
+        """Only where it `records`."""
         raise NotImplementedError
 
     def draw(self, logits: Tensor, draws: Draws) -> Tensor:

@@ -258,7 +258,9 @@ class Filters:
 
     @classmethod
     def of(cls, every: Sequence[SamplingParams]) -> "Filters":
-        return cls(any(p.min_p for p in every), max(p.top_k for p in every), any(p.top_p < 1 for p in every))
+        drawn = [p for p in every if not p.greedy]
+        top_k = max((p.top_k for p in drawn), default=0)
+        return cls(any(p.min_p for p in drawn), top_k, any(p.top_p < 1 for p in drawn))
 
 
 @dataclass(frozen=True)
@@ -286,8 +288,9 @@ class SampleColumns:
     def table(sampling: Sampling) -> Tensor:
         """int64 [COLUMNS, samples]"""
         every, owners = sampling.params, sampling.sequences
-        real = np.array([(_temperature(p), math.log(p.min_p) if p.min_p else -math.inf, p.top_p) for p in every])
-        whole = np.array([p.top_k for p in every], np.int64), np.array(sampling.seeds, np.uint64).view(np.int64)
+        real = np.array([(1.0, -math.inf, 1.0) if p.greedy else _filters(p) for p in every])
+        top_k = np.array([0 if p.greedy else p.top_k for p in every], np.int64)
+        whole = top_k, np.array(sampling.seeds, np.uint64).view(np.int64)
         table = np.empty((COLUMNS, len(owners)), np.int64)
         table[:3], table[3], table[4] = real.view(np.int64)[owners].T, whole[0][owners], whole[1][owners]
         table[5], table[6] = sampling.positions, sampling.greedy
@@ -301,6 +304,9 @@ class SampleColumns:
 
 
 COLUMNS = 7
+_FIRST = np.zeros(1, np.int64)
+#: The cheapest.
+GREEDY_SAMPLE = Sampling(None, [SamplingParams(temperature=0.0)], [0], _FIRST, _FIRST)
 
 
 @dataclass(frozen=True)
@@ -319,14 +325,15 @@ class Draws:
         if not plain or sampling.rows is not None or not len(sampling):
             return None
         table = SampleColumns.table(sampling)
-        padding = table[:, :1].expand(-1, padded - len(sampling))
+        padding = SampleColumns.table(GREEDY_SAMPLE).expand(-1, padded - len(sampling))
         filters = Filters.of(sampling.params)
         few = Filters(True, 1, True) if any(vars(filters).values()) else filters  # so that there are few kinds of them
         return cls(torch.cat((table, padding), dim=1), few, sampling.children)
 
 
-def _temperature(params: SamplingParams) -> float:
-    return max(params.temperature, MIN_TEMPERATURE) if params.temperature else 1.0
+def _filters(params: SamplingParams) -> tuple[float, float, float]:
+    floor = math.log(params.min_p) if params.min_p else -math.inf
+    return max(params.temperature, MIN_TEMPERATURE), floor, params.top_p
 
 
 #: `perturbed` by type of device, where its kernels are loaded.

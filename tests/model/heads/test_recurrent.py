@@ -1,6 +1,7 @@
 """Heads that recycle their own states, held to the formulas of their publishers."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,7 +12,10 @@ from sizes import paired
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from pilotfish.model.batch import CUBLAS
+from pilotfish.model.cuda.graphs import GraphCache
 from pilotfish.model.heads.executor import HeadExecutor
+from pilotfish.model.heads.families.recurrent import RecurrentExecutor
 from pilotfish.model.heads.parts import Angles
 from pilotfish.model.heads.spec import Decoder
 
@@ -102,6 +106,22 @@ def test_nodes_are_computed_again_beside_their_parents(eager: bool) -> None:
     logits(executor, sequence.chunk())
     apart = torch.cat([logits(executor, sequence.level([path])) for path in ((3,), (3, 4), (3, 4, 5))]).double()
     close(logits(executor, sequence.level([(3,), (3, 4), (3, 4, 5)])), apart)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_levels_may_be_recorded(kind: str) -> None:
+    """Once, as they differ by nothing that shapes tell."""
+    plain, recorded = (cast(RecurrentExecutor, executor_of(random_head(kind), eager=True)) for _ in range(2))
+    calls = list[Callable[[], None]]()
+
+    def record(call: Callable[[], None]) -> Callable[[], None]:
+        calls.append(call)
+        return call
+
+    recorded.buckets, recorded._level = CUBLAS, GraphCache(recorded._nodes, record, torch.device("cpu"))
+    for found, expected in zip(*(run(executor, 2) for executor in (recorded, plain)), strict=True):
+        assert torch.equal(found, expected)
+    assert len(calls) == 1
 
 
 # -- angles

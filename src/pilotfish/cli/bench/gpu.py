@@ -290,7 +290,7 @@ def random_model(
     if quantization != "none":
         quantize(module, quantization)
     module = kernels.replace(module, config.context, alone=True)
-    generation, recordable = GenerationConfig(frozenset(), {}), kernels.records(config)
+    generation, recordable = GenerationConfig(frozenset(), {}), kernels.records
     return LoadedModel(module, config, config, generation, dtype, dtype, device, kernels, recordable)
 
 

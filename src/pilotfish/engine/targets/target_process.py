@@ -107,7 +107,8 @@ class TargetService:
             else:
                 self._stepped = None
             idle = stepped and not self._engine.busy
-            if idle or not self._engine.executor.overlaps:
+            drafts = self._engine.config.mode == "sync"  # before the device computes the next step
+            if idle or drafts or not self._engine.executor.overlaps:
                 self._tell()
             self._tell_status(idle)
             self._held.tell(idle)

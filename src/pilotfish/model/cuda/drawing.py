@@ -43,7 +43,7 @@ def drawn_at_once(logits: Tensor, draws: Draws) -> Tensor:
     """As `Kernels.draw`, which a graph can record."""
     columns, k = SampleColumns.over(draws.table, draws.filters), min(max(draws.children, 1), logits.shape[1])
     values, best = noisy_best(logits, columns, k)
-    likely = values - logits.double().logsumexp(dim=-1, keepdim=True) if draws.children else values
+    likely = values - logits.float().logsumexp(dim=-1, keepdim=True) if draws.children else values
     chances = torch.where(columns.greedy[:, None] != 0, likely, (values / NOISE_SCALE).log_softmax(dim=-1))
     finite = logits.isfinite().all(dim=-1, keepdim=True)
     return torch.cat((best, chances.view(torch.int64), finite.long()), dim=1)

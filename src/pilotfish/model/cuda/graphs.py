@@ -14,8 +14,8 @@ Record = Callable[[Callable[[], None]], Callable[[], None]]
 
 #: Bytes at whose multiples tensors begin in a buffer, so that kernels read them in whole words.
 ALIGNMENT = 16
-#: Bytes of a batch that fit at first: a million positions of prefixes.
-FIRST = 4 * 2**20
+#: Bytes of a batch that fit at first: eight million positions of prefixes.
+FIRST = 32 * 2**20
 
 
 class Mirror:

@@ -35,6 +35,7 @@ def seconds_between(end: torch.cuda.Event, start: torch.cuda.Event) -> float:
 
 
 class CUDAKernels(Kernels):
+    records = True
     failures = (TritonError, RuntimeError)  # as of a launcher that no C compiler was there for
     attend = staticmethod(triton_tree_attention)
     moment, seconds = staticmethod(recorded_event), staticmethod(seconds_between)
@@ -46,9 +47,6 @@ class CUDAKernels(Kernels):
         replace_modules(model, partial(fused, self))
         plain = ARCHITECTURES[type(model).__name__].get("plain", False) and recordable(model.config)
         return TritonDecoder(model, context) if plain and alone and TritonDecoder.fits(model) else model
-
-    def records(self, config: Any) -> bool:
-        return recordable(config)
 
     def recorded(self, forward: Forward) -> Forward:
         return GraphCache(forward, CudaRecorder(), self.device)

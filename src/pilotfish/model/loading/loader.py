@@ -10,6 +10,7 @@ from pilotfish.config.fields import KVDType, Quantization
 from pilotfish.errors import ModelError
 from pilotfish.model import attention, experts  # noqa: F401  # attention and experts register themselves
 from pilotfish.model.collective import Group, join_ranks
+from pilotfish.model.cuda.graphs import recordable
 from pilotfish.model.devices import kernels_of
 from pilotfish.model.kernels import Kernels
 from pilotfish.model.kv_planes import element_type
@@ -76,9 +77,9 @@ def load_model(
     if device.type == "cpu":
         for tensor in chain(module.parameters(), module.buffers()):
             tensor.data = tensor.data.clone()  # out of the mapped weight files, so that their pages can go
-    recordable = group is None and kernels.records(config)
+    records = group is None and kernels.records and recordable(config)
     part = config if group is None else part_config(config, group.shard)
-    return LoadedModel(module, config, part, generation, dtype, kv_elements, device, kernels, recordable, scored_cost)
+    return LoadedModel(module, config, part, generation, dtype, kv_elements, device, kernels, records, scored_cost)
 
 
 def _scored_cost(module: Any, config: Any) -> float:

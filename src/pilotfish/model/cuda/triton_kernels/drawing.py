@@ -141,12 +141,13 @@ def best_of_block(
         real = real & ((key > border) | (at & fits))
 
     token = column if ids is None else tl.load(ids + column, mask=column < columns, other=0)
-    zero, position = tl.zeros([block], tl.uint32), tl.load(positions + row)
-    low, high = (position & 0xFFFFFFFF).to(tl.uint32) + zero, (position >> 32).to(tl.uint32) + zero
-    a, b, c, d = tl.philox(tl.load(seeds + row), low, high, (token >> 2).to(tl.uint32), zero)
-    word = tl.where(token & 1 == 0, tl.where(token & 2 == 0, a, c), tl.where(token & 2 == 0, b, d))
-    noise = -tl.log(-tl.log((word.to(tl.float64) + 0.5) * 2.3283064365386963e-10))  # 2 ** -32
-    total = tl.where(real, score + tl.where(tl.load(greedy + row) == 0, noise, 0.0), float("-inf"))
+    if tl.load(greedy + row) == 0:
+        zero, position = tl.zeros([block], tl.uint32), tl.load(positions + row)
+        low, high = (position & 0xFFFFFFFF).to(tl.uint32) + zero, (position >> 32).to(tl.uint32) + zero
+        a, b, c, d = tl.philox(tl.load(seeds + row), low, high, (token >> 2).to(tl.uint32), zero)
+        word = tl.where(token & 1 == 0, tl.where(token & 2 == 0, a, c), tl.where(token & 2 == 0, b, d))
+        score += -tl.log(-tl.log((word.to(tl.float64) + 0.5) * 2.3283064365386963e-10))  # 2 ** -32
+    total = tl.where(real, score, float("-inf"))
     if turn > 0:
         before, earlier = tl.load(values + row * turns + turn - 1), tl.load(chosen + row * turns + turn - 1)
         total = tl.where((total < before) | ((total == before) & (column > earlier)), total, float("-inf"))

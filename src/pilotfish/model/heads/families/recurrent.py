@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import numpy as np
@@ -14,10 +14,11 @@ from torch import Tensor
 from pilotfish.core.features.features import Features
 from pilotfish.core.scheduling.executor import SequenceRows
 from pilotfish.model.attention import AttentionMetadata
-from pilotfish.model.batch import Batch
+from pilotfish.model.batch import Batch, Forwarded
 from pilotfish.model.heads.executor import DraftVocab, HeadExecutor, HeadLogits, HeadSetup, filled
 from pilotfish.model.heads.parts import Angles, HeadLayer, Parts, RotatedRows, kv_shape, normed
 from pilotfish.model.heads.spec import DecoderHead, HeadFiles, HeadSpec, Shapes
+from pilotfish.model.kernels import Forward
 from pilotfish.model.kv_planes import KVPool, empty_kv, zeros
 
 
@@ -134,14 +135,16 @@ class RecurrentRows:
         head = cast(RecurrentHead, files.spec.head)
         parts = Parts(files.tensors, setup.kernels(head.decoder.head_dim), setup.dtype)
         self.vocab = DraftVocab.of(files.spec.draft_vocab, files.d2t, len(parts.tensors["embed_tokens.weight"]), setup)
-        self.buckets = parts.kernels.buckets()
+        self.kernels, self.buckets = parts.kernels, parts.kernels.buckets()
         self.module = RecurrentModule(head, parts, self.vocab.words).eval()
         self.kv = empty_kv(kv_shape(head.decoder), setup.dtype, setup.num_slots, setup.device)
+        self.has_angles = False  # of all positions
         self._device = setup.device
 
     def __call__(self, batch: Batch, states: Tensor) -> RecurrentStep:
         """`states` [rows, hidden], of the token before each, is written to. Kept rows are padded as the batch's are."""
-        self.module.angles.reach(int(batch.metadata.row_positions.max()) + 1)
+        if not self.has_angles:
+            self.module.angles.reach(int(batch.metadata.row_positions.max()) + 1)
         batch = batch.map(lambda tensor: tensor.to(self._device))
         step: RecurrentStep = self.module(batch.input_ids, states, batch.keep, batch.metadata, self.kv)
         return step
@@ -154,6 +157,10 @@ class RecurrentExecutor(HeadExecutor):
         super().__init__(files.spec.projection.width, setup, decoder.context, self.rows.vocab, self.rows.buckets)
         self.kv = self.rows.kv
         self.states = zeros((setup.num_slots + 1, decoder.hidden), setup.dtype, setup.device)
+        self._level: Forward = self._nodes
+        if self.rows.kernels.records:
+            self.rows.module.angles.reach(min(decoder.context, setup.num_slots))  # a graph reads them where they are
+            self.rows.has_angles, self._level = True, self.rows.kernels.recorded(self._nodes)
 
     def run(self, rows: Sequence[SequenceRows]) -> HeadLogits:
         batches = Batch.build(rows, self.buckets, self.num_slots)
@@ -167,16 +174,24 @@ class RecurrentExecutor(HeadExecutor):
         return HeadLogits(logits[0] if len(logits) == 1 else torch.cat(logits))
 
     def _step(self, batch: Batch, entering: StatesBefore) -> Tensor:
-        step = self.rows(batch, self._states_before(entering))
-        self.states.index_copy_(0, batch.metadata.row_slots.long().to(self._device), step.states)
-        return cast(Tensor, self.rows.module.lm_head(step.outputs)[: batch.num_kept].float())
-
-    def _states_before(self, entering: StatesBefore) -> Tensor:
-        states = self.states.index_select(0, torch.from_numpy(entering.slots).to(self._device))
-        if len(entering.places):
+        before = torch.from_numpy(entering.slots)
+        if not len(entering.places):
+            forwarded = self._level(replace(batch, before=before))
+        else:
+            states = self.states.index_select(0, before.to(self._device))
             features = torch.from_numpy(entering.features).to(self._device, states.dtype)
             states.index_copy_(0, torch.from_numpy(entering.places).to(self._device), features)
-        return states
+            forwarded = self._after(states, batch)
+        return forwarded.logits[: batch.num_kept].float()
+
+    def _nodes(self, batch: Batch) -> Forwarded:
+        """All rows of which go on from states."""
+        return self._after(self.states.index_select(0, cast(Tensor, batch.before).to(self._device)), batch)
+
+    def _after(self, states: Tensor, batch: Batch) -> Forwarded:
+        step = self.rows(batch, states)
+        self.states.index_copy_(0, batch.metadata.row_slots.long().to(self._device), step.states)
+        return Forwarded(self.rows.module.lm_head(step.outputs))
 
 
 @dataclass(frozen=True)
