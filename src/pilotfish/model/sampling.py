@@ -287,13 +287,11 @@ class SampleColumns:
     @staticmethod
     def table(sampling: Sampling) -> Tensor:
         """int64 [COLUMNS, samples]"""
-        every, owners = sampling.params, sampling.sequences
-        real = np.array([(1.0, -math.inf, 1.0) if p.greedy else _filters(p) for p in every])
-        top_k = np.array([0 if p.greedy else p.top_k for p in every], np.int64)
-        whole = top_k, np.array(sampling.seeds, np.uint64).view(np.int64)
+        owners, seeds = sampling.sequences, np.array(sampling.seeds, np.uint64).view(np.int64)
+        real = np.array([_filters(params) for params in sampling.params])
         table = np.empty((COLUMNS, len(owners)), np.int64)
-        table[:3], table[3], table[4] = real.view(np.int64)[owners].T, whole[0][owners], whole[1][owners]
-        table[5], table[6] = sampling.positions, sampling.greedy
+        table[:3], table[3], table[6] = real[:, :3].T.copy().view(np.int64)[:, owners], *real[:, 3:].T[:, owners]
+        table[4], table[5] = seeds[owners], sampling.positions
         return torch.from_numpy(table)
 
     @classmethod
@@ -331,9 +329,12 @@ class Draws:
         return cls(torch.cat((table, padding), dim=1), few, sampling.children)
 
 
-def _filters(params: SamplingParams) -> tuple[float, float, float]:
+def _filters(params: SamplingParams) -> tuple[float, float, float, int, bool]:
+    """Temperature, floor, top_p and top_k, and whether it is greedy: then no filter and no noise changes anything."""
+    if not params.temperature:
+        return 1.0, -math.inf, 1.0, 0, True
     floor = math.log(params.min_p) if params.min_p else -math.inf
-    return max(params.temperature, MIN_TEMPERATURE), floor, params.top_p
+    return max(params.temperature, MIN_TEMPERATURE), floor, params.top_p, params.top_k, False
 
 
 #: `perturbed` by type of device, where its kernels are loaded.
