@@ -62,6 +62,7 @@ class TorchExecutor:
 
     @property
     def overlaps(self) -> bool:
+        """Whether a forward runs beside this thread, which only waits for it."""
         return self.model.device.type != "cpu"
 
     def padded(self, rows: int) -> int:

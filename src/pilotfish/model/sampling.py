@@ -301,9 +301,10 @@ class SampleColumns:
         return cls(temperatures, floors, top_p, top_k[:, None], seeds, positions, greedy, filters)
 
 
+#: Of `SampleColumns.table`.
 COLUMNS = 7
 _FIRST = np.zeros(1, np.int64)
-#: The cheapest.
+#: Of rows that pad a forward: nothing is cheaper to draw.
 GREEDY_SAMPLE = Sampling(None, [SamplingParams(temperature=0.0)], [0], _FIRST, _FIRST)
 
 

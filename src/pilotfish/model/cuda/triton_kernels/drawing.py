@@ -51,7 +51,7 @@ def narrow_border(
     border = row * 0 + lowest
     if turn > 0:
         before = tl.load(borders + (turn - 1).to(tl.int64) * rows + row)
-        heavy = _over_blocks(weights, turn - 1, row, rows, blocks, padded) >= enough(
+        heavy = _over_blocks(weights, turn - 1, row, rows, blocks, padded) >= _enough(
             wanted, weights, row, rows, blocks, by_mass, padded
         )
         heavy = heavy & (candidate > 0) & ((turn > 1) | (candidate < (1 << first)))
@@ -137,7 +137,7 @@ def best_of_block(
         equal = tl.sum(tl.sum(tl.where(lower, every, 0.0), axis=0), axis=0)
         one = tl.max(tl.max(tl.where((which == 1)[None, :], every, 0.0), axis=0), axis=0)
         ahead = equal + tl.cumsum(at.to(tl.float64), axis=0) - 1  # equals with a lower id
-        fits = above + ahead * one < enough(top_p, weights, row, rows, blocks, True, padded)
+        fits = above + ahead * one < _enough(top_p, weights, row, rows, blocks, True, padded)
         real = real & ((key > border) | (at & fits))
 
     token = column if ids is None else tl.load(ids + column, mask=column < columns, other=0)
@@ -210,7 +210,7 @@ def _over_blocks(weights, turn, row, rows, blocks, padded: tl.constexpr):
 
 
 @triton.jit
-def enough(wanted, weights, row, rows, blocks, by_mass: tl.constexpr, padded: tl.constexpr):
+def _enough(wanted, weights, row, rows, blocks, by_mass: tl.constexpr, padded: tl.constexpr):
     """Infinite where the row has no such filter: then all columns are from the border on, the lowest."""
     one = tl.load(wanted + row)
     if by_mass:
