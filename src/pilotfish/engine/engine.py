@@ -59,6 +59,7 @@ from pilotfish.model.loading.shards import Shard
 from pilotfish.model.pacer import Pacer
 from pilotfish.openmp import warn_of_spinning
 from pilotfish.wire.serving import Delta, EngineRequest, PartialOutput
+from pilotfish.workers.ahead import AheadWorker
 from pilotfish.workers.records import Timeline, merge, part_of
 from pilotfish.workers.target import GuardedDrafter, TargetWorker
 from pilotfish.workers.target_shadow import ShadowSetup
@@ -142,7 +143,8 @@ class Engine:
         handovers = self._connect_prefills()
         costs = RowCosts(self.model.scored_cost)
         scheduler = Scheduler(pool, config.max_rows, config.max_requests, cache, tiers, handovers, costs)
-        self.worker = TargetWorker(self.executor, scheduler, self.drafter, budget, masks=self.grammars.masks)
+        kind = AheadWorker if self.executor.overlaps else TargetWorker
+        self.worker = kind(self.executor, scheduler, self.drafter, budget, masks=self.grammars.masks)
         if self.shadows is not None:
             self._start_shadows(self.shadows, self.grammars)
         self.reset_pacing()  # what was measured at start is no part of a run
@@ -323,7 +325,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return self.worker.scheduler.busy
+        return self.worker.busy
 
     def step(self) -> list[Delta]:
         return [*self.advance().values()]

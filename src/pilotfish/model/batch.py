@@ -22,6 +22,7 @@ class Batch:
     last: bool = True  # of those that hold the rows of one forward
     draws: Draws | None = None  # None: nothing is drawn, or later
     before: Tensor | None = None  # int32 [rows], of heads: slots of the states that rows go on from
+    follows: Tensor | None = None  # as `Forwarded.drawn` of the forward before: `input_ids` -1 - i is its token i
 
     @classmethod
     def build(cls, sequences: Sequence[SequenceRows], buckets: Buckets, scratch: int) -> list[Batch]:
@@ -83,7 +84,13 @@ class Batch:
         before = None if self.before is None else next(each)
         input_ids, keep, *indices = each
         metadata = AttentionMetadata(*indices, longest=self.metadata.longest)
-        return Batch(input_ids, keep, self.num_kept, metadata, self.last, draws, before)
+        return Batch(input_ids, keep, self.num_kept, metadata, self.last, draws, before, self.follows)
+
+    def take_tokens(self, given: Batch) -> None:
+        """Those of the forward before, in place. `given` is this batch as it was given, maybe elsewhere."""
+        if given.follows is not None:
+            ids, drawn = self.input_ids, given.follows[:, 0]
+            ids.copy_(torch.where(ids < 0, drawn.index_select(0, (-1 - ids).clamp(min=0)), ids))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,6 +56,8 @@ class TorchExecutor:
         self.progress = LayerProgress(len(self.kv))
         self.buckets = model.kernels.buckets()
         self._given = vocab_size
+        self._left: Tensor | None = None  # what the last forward has drawn, on its device
+        self._collected = 0.0  # when the last outcome was
         self._together = together
         self._forward: Callable[[Batch], Forwarded] = self._run_model
         if model.recordable:
@@ -69,28 +72,41 @@ class TorchExecutor:
         return self.buckets.pad_rows(rows)
 
     def execute(self, rows: Sequence[SequenceRows], sampling: Sampling) -> Outcome:
+        return self.launch(rows, sampling).collect()
+
+    def launch(self, rows: Sequence[SequenceRows], sampling: Sampling) -> "LaunchedForward":
         began = time.perf_counter()
         batches = self._drawing(self.prepare(rows), sampling)
         prepared = time.perf_counter()
         if sampling.masks is not None:
             sampling.masks.begin()
+        num_rows = sum(sequence.num_rows for sequence in rows)
         if self.pacer is not None:
-            num_rows = sum(sequence.num_rows for sequence in rows)
             self.progress.hold(prepared, self.pacer.pace.seconds(num_rows))
-        kernels, start = self.model.kernels, self.model.kernels.moment()
-        forwarded = self.run(batches)
-        end = kernels.moment()
+        moment = self.model.kernels.moment
+        start, forwarded, end = moment(), self.run(batches), moment()
+        self._left = forwarded.drawn
+        told = None if forwarded.drawn is None else forwarded.drawn.to("cpu", non_blocking=True)
+        return LaunchedForward(self, sampling, num_rows, forwarded, told, began, prepared, (start, end, moment()))
+
+    def collected(self, launched: "LaunchedForward") -> Outcome:
+        kernels, (start, end, told_at) = self.model.kernels, launched.moments
         if self.overlaps:
             self.meanwhile()
-        found = None if forwarded.drawn is None else Drawn.read(forwarded.drawn, sampling)
+        found = None
+        if launched.told is not None:
+            kernels.wait(told_at)
+            found = Drawn.read(launched.told, launched.sampling)
         if found is None or found.broken:
-            found = drawn(forwarded.logits, sampling, self._given)
-        sampled = time.perf_counter() - prepared - kernels.seconds(end, start)
+            found = drawn(launched.forwarded.logits, launched.sampling, self._given)
+        since = max(launched.prepared, self._collected)  # it waited for the forward before
+        sampled = max(time.perf_counter() - since - kernels.seconds(end, start), 0.0)
         if self.pacer is not None:
-            self.pacer.hold(prepared, num_rows)
-        model = time.perf_counter() - prepared - sampled  # the forward is what is paced, as far as the times tell
-        logprobs = partial(token_logprobs, forwarded.logits)
-        return Outcome(*found, logprobs, ForwardSeconds(prepared - began, model, sampled))
+            self.pacer.hold(launched.prepared, launched.num_rows)
+        self._collected = time.perf_counter()
+        model = self._collected - since - sampled  # the forward is what is paced, as far as the times tell
+        logprobs = partial(token_logprobs, launched.forwarded.logits)
+        return Outcome(*found, logprobs, ForwardSeconds(launched.prepared - launched.began, model, sampled))
 
     def forward(self, sequences: Sequence[SequenceRows]) -> Tensor:
         """Writes KV. float32 [kept rows, vocab]: of each sequence its `kept` rows, then its nodes."""
@@ -103,7 +119,8 @@ class TorchExecutor:
         """With what a recorded forward can draw by itself."""
         if not self.model.recordable or len(batches) > 1:
             return batches
-        return [replace(batch, draws=Draws.of(sampling, len(batch.keep))) for batch in batches]
+        follows = self._left if int(batches[0].input_ids.min()) < 0 else None
+        return [replace(batch, draws=Draws.of(sampling, len(batch.keep)), follows=follows) for batch in batches]
 
     @torch.inference_mode()
     def run(self, batches: Sequence[Batch]) -> Forwarded:
@@ -160,3 +177,23 @@ class TorchExecutor:
             progress=progress,
         )
         return output.logits[0]  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class LaunchedForward:
+    executor: TorchExecutor
+    sampling: Sampling
+    num_rows: int
+    forwarded: Forwarded
+    told: Tensor | None  # `forwarded.drawn`, once the last moment has come
+    began: float
+    prepared: float
+    moments: tuple[Any, Any, Any]  # of the device: before the forward, after it, after the copy
+
+    @property
+    def leaves_tokens(self) -> bool:
+        unpaced = self.executor.pacer is None  # a paced forward ends later than the device's
+        return self.told is not None and not self.sampling.children and self.executor.overlaps and unpaced
+
+    def collect(self) -> Outcome:
+        return self.executor.collected(self)

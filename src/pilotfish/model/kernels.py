@@ -64,6 +64,9 @@ class Kernels:
     #: (end, start) -> seconds between two moments, once what was drawn after them is known.
     seconds: Callable[[Any, Any], float] = staticmethod(operator.sub)
 
+    #: Returns when a moment has come.
+    wait: Callable[[Any], None] = staticmethod(lambda _: None)
+
     # -- whole models
 
     def replace(self, model: Any, context: int, *, alone: bool) -> Any:  # noqa: ARG002

@@ -68,6 +68,10 @@ class TargetWorker:
         begun = self.begin()
         return [] if begun is None else self.end(begun, self.execute(begun.step))
 
+    @property
+    def busy(self) -> bool:
+        return self.scheduler.busy
+
     def begin(self) -> BegunStep | None:
         began = self._clock()
         chunks = self._plan()
@@ -98,8 +102,9 @@ class TargetWorker:
         self.drafter.flush()
         before, self._ended = self._ended, self._clock()
         begun_at = begun.began, begun.planned, begun.drafted, begun.scheduled
-        computed_at = verified - outcome.seconds.sample
-        moments = (*begun_at, computed_at - outcome.seconds.model, computed_at, verified, self._ended)
+        computed_at = max(verified - outcome.seconds.sample, begun.scheduled)
+        prepared_at = max(computed_at - outcome.seconds.model, begun.scheduled)
+        moments = (*begun_at, prepared_at, computed_at, verified, self._ended)
         self.last_step = StepRecord(before, *moments, **_counts(step, commits), offered=begun.offered, hits=hits)
         self.observe(self.last_step)
         self.budget.observe(step, commits, self._ended - begun.began - (begun.drafted - begun.planned))
@@ -124,9 +129,12 @@ class TargetWorker:
         try:
             return self.executor.execute(step.rows(), self._sampling(step))
         except BaseException:  # an interrupt too
-            self.scheduler.cancel(step)
-            self._abort_all(step)
+            self.fail(step)
             raise
+
+    def fail(self, step: Step) -> None:
+        self.scheduler.cancel(step)
+        self._abort_all(step)
 
     def _sampling(self, step: Step) -> Sampling:
         """Masks are computed while the forward runs."""

@@ -59,7 +59,7 @@ class SequenceRows(Struct, frozen=True):
     """
 
     start: int
-    tokens: Sequence[int]
+    tokens: Sequence[int]  # -1 - i: what sample i of the forward before gives, which `Launched` says may be named
     prefix_slots: NDArray[np.int32]  # [start + len(tokens)], any slot where no row sees the position
     nodes: NodeRows
     kept: Sequence[int]  # offsets in `tokens`, ascending, of rows whose logits are wanted; those of nodes always are
@@ -195,6 +195,22 @@ class Executor(Protocol):
 
     def execute(self, rows: Sequence[SequenceRows], sampling: Sampling) -> Outcome:
         """Write KV of all rows and sample. Kept rows count by sequence: committed rows in `kept`, then its nodes."""
+
+
+class Launched(Protocol):
+    """A forward that computes."""
+
+    @property
+    def leaves_tokens(self) -> bool:
+        """Whether rows of the next forward may name its samples before `collect`."""
+
+    def collect(self) -> Outcome:
+        """Once, and before what was launched after it."""
+
+
+class LaunchingExecutor(Executor, Protocol):
+    def launch(self, rows: Sequence[SequenceRows], sampling: Sampling) -> Launched:
+        """`execute`, without a wait for the outcome."""
 
 
 class LayerProgress:

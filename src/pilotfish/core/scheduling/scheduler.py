@@ -11,8 +11,17 @@ from pilotfish.core.cache.tiers import DEVICE, KVLoad, Tiers, save_all, save_col
 from pilotfish.core.prefilling.handover import Prefills
 from pilotfish.core.scheduling.loads import Loads
 from pilotfish.core.scheduling.request import FinishReason, Request, WaitingRequests
-from pilotfish.core.scheduling.step import PLAIN_COSTS, Chunk, RequestCommit, RowBudget, RowCosts, Step, StepPlan
-from pilotfish.core.trees.tree import NO_VERDICT, Forest, Ints, Verdict, best, walk
+from pilotfish.core.scheduling.step import (
+    PLAIN_COSTS,
+    Chunk,
+    FollowingStep,
+    RequestCommit,
+    RowBudget,
+    RowCosts,
+    Step,
+    StepPlan,
+)
+from pilotfish.core.trees.tree import NO_VERDICT, Forest, Guesses, Ints, Verdict, best, walk
 from pilotfish.errors import EngineError, PromptError
 
 #: Tokens that a request may grow, with everyone else standing still, before it can be short of slots: a step's
@@ -144,16 +153,10 @@ class Scheduler:
 
     def _admit(self) -> list[Request]:
         admitted: list[Request] = []
-        while self.waiting and len(self.running) < self.max_requests:
+        while self._next_fits():
             request = self.waiting.next()
             known = self._known(request)
-            pending = sum(self._missing(r) for r in self.running if not r.reserved)
-            again, most = bool(request.stats.preemptions), self.most(request)
-            need = most if again else min(self._missing(request) + self.headroom, most)
-            found = 0 if again and self.pool.window else self.pool.owned(present(known))
-            if need - found > self._unclaimed() - pending:
-                break
-            request.reserved = again
+            request.reserved = bool(request.stats.preemptions)
             self.pool.share(present(known))
             request.add_slots(known)
             request.stats.cached_by_tier = {DEVICE: len(known)} if len(known) else {}
@@ -165,6 +168,16 @@ class Scheduler:
             self.running.append(request)
             admitted.append(request)
         return admitted
+
+    def _next_fits(self) -> bool:
+        if not self.waiting or len(self.running) >= self.max_requests:
+            return False
+        request = self.waiting.next()
+        pending = sum(self._missing(r) for r in self.running if not r.reserved)
+        again, most = bool(request.stats.preemptions), self.most(request)
+        need = most if again else min(self._missing(request) + self.headroom, most)
+        found = 0 if again and self.pool.window else self.pool.owned(present(self._known(request)))
+        return need - found <= self._unclaimed() - pending
 
     def _num_known(self, request: Request) -> int:
         if self._first_of_group(request) is not None:
@@ -250,6 +263,20 @@ class Scheduler:
         slots = self._allocate(chunks)
         return Step(list(chunks), samples, scored, slots, forest, self.cache.allocate(len(forest)))
 
+    def follow(self, step: Step) -> FollowingStep | None:
+        """The step after a step of no trees that is not committed yet: a row of each request that it cannot end by its
+        length. None where more hangs on its tokens than their own rows: masks, rules, who runs, whose slots."""
+        going = [place for place, chunk in enumerate(step.chunks) if _goes_on(chunk.request)]
+        chunks = [Chunk(step.chunks[place].request, 1) for place in going]
+        alone = len(self.running) == sum(chunk.request.finish_reason is None for chunk in step.chunks)
+        if not (going and alone and step.plain) or self.pool.window or len(going) > self._unclaimed():
+            return None
+        if self._next_fits():
+            return None
+        each = [True] * len(going), [range(0)] * len(going)
+        forest = Forest.of([Guesses() for _ in going])
+        return FollowingStep(chunks, *each, self._allocate(chunks), forest, NO_SLOTS, step, going)
+
     def _allocate(self, chunks: Sequence[Chunk]) -> list[Slots]:
         slots, used = self.cache.allocate(sum(chunk.count for chunk in chunks)), 0
         taken: dict[int, Slots] = {}
@@ -272,7 +299,8 @@ class Scheduler:
     def commit(self, step: Step, sampled: Ints, unscored: Collection[int] = ()) -> list[RequestCommit]:
         """Walk every tree; `sampled` [step.num_samples] holds the target's token after each root and node, or
         NO_TOKEN. A request that gets no token, or is in `unscored` (its prompt cannot be scored), ends with an
-        error. If this raises, the step's slots are free once its requests are aborted."""
+        error. One that has ended since the step was scheduled gets nothing. If this raises, the step's slots are free
+        once its requests are aborted."""
         try:
             walked = iter(walk(step.forest, sampled))
         except BaseException:
@@ -283,6 +311,8 @@ class Scheduler:
         commits = []
         for chunk, samples, scored, verdict in zip(step.chunks, step.samples, step.scored, verdicts, strict=True):
             request = chunk.request
+            if request.finish_reason is not None:
+                continue
             if request.id in unscored or (samples and not verdict.tokens):
                 request.finish_reason = FinishReason.ERROR
                 commits.append(RequestCommit(request, nodes=verdict.nodes))
@@ -298,7 +328,10 @@ class Scheduler:
 
     def _keep_slots(self, step: Step, verdicts: Sequence[Verdict]) -> None:
         for chunk, slots in zip(step.chunks, step.slots, strict=True):
-            chunk.request.add_slots(slots)
+            if chunk.request.finish_reason is None:
+                chunk.request.add_slots(slots)
+            else:
+                self.pool.release(slots)
         if not len(step.forest):
             return
         rejected = np.ones(len(step.forest), np.bool_)
@@ -334,6 +367,10 @@ class Scheduler:
         loading = [slot for r in self.running if r.load is not None for slot in r.load.slots.tolist()]
         self.pool.check([*held, *loading], self.cache.slots)
         self.cache.check()
+
+
+def _goes_on(request: Request) -> bool:
+    return request.finish_reason is None and request.num_remaining > 1
 
 
 def _extended(request: Request, verdict: Verdict, scored: range, step: Step) -> RequestCommit:

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from itertools import pairwise
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from pilotfish.core.cache.slots import Slots
 from pilotfish.core.sampling.constraint import MaskedPaths, MaskMaker
@@ -96,6 +96,12 @@ class Step:
     @property
     def requests(self) -> list[Request]:
         return [chunk.request for chunk, samples in zip(self.chunks, self.samples, strict=True) if samples]
+
+    @property
+    def plain(self) -> bool:
+        """Whether each chunk gets one token, which nothing but its parameters, seed and position draws."""
+        free = all(r.grammar is None and r.rules is None and r.params.logprobs is None for r in self.requests)
+        return free and all(self.samples) and self._all_sample and not len(self.forest)
 
     def rows(self) -> list[SequenceRows]:
         nodes, spans = NodeRows.of(self.forest.nodes, self.node_slots), pairwise(self.forest.starts.tolist())
@@ -185,6 +191,26 @@ class Step:
     @cached_property
     def _forked(self) -> list[int]:
         return [place for place, chunk in enumerate(self.chunks) if chunk.forked_from is not None]
+
+
+@dataclass(frozen=True)
+class FollowingStep(Step):
+    """A token more of each chunk, before it is known what the step before gives."""
+
+    before: Step
+    places: list[int]  # [chunks], in the step before
+
+    def rows(self) -> list[SequenceRows]:
+        rows = []
+        for chunk, place, slots in zip(self.chunks, self.places, self.slots, strict=True):
+            request = chunk.request
+            prefix = np.concatenate((request.held, self.before.slots[place], slots))
+            rows.append(SequenceRows(len(prefix) - 1, [-1 - place], prefix, NO_NODES, [0]))
+        return rows
+
+    def sampling(self) -> Sampling:
+        sampling = super().sampling()
+        return structs.replace(sampling, positions=sampling.positions + 1)
 
 
 class RequestCommit(Struct, frozen=True):

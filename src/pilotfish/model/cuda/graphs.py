@@ -1,6 +1,6 @@
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -52,12 +52,13 @@ def _cut(buffer: Tensor, batch: Batch) -> Batch:
     *parts, rest = torch.split(buffer, [*sizes, len(buffer) - sum(sizes)])
     places = [part[: x.nbytes].view(x.dtype).view(x.shape) for part, x in zip(parts, batch.tensors(), strict=False)]
     each = iter([*places, rest.view(batch.metadata.prefix_slots.dtype)])
-    return batch.map(lambda _: next(each))
+    return replace(batch, follows=None).map(lambda _: next(each))
 
 
 @dataclass(frozen=True)
 class Recorded:
     inputs: Batch  # pinned
+    read: Batch
     outputs: list[Tensor]
     replay: Callable[[], None]
 
@@ -82,12 +83,14 @@ class GraphCache:
             self._graphs[key] = self._recorded(batch)
         graph = self._graphs[key]
         self._mirror.fill(graph.inputs, batch)
+        graph.read.take_tokens(batch)
         graph.replay()
         return Forwarded(*(output.clone() for output in graph.outputs))
 
     def _recorded(self, batch: Batch) -> Recorded:
         inputs, read = self._mirror.places(batch)
         self._mirror.fill(inputs, batch)
+        read.take_tokens(batch)
         first = self._forward(read).tensors()  # compiles kernels and sets libraries up, which cannot be recorded
         outputs = [self._outputs.setdefault((each.shape, each.dtype), torch.empty_like(each)) for each in first]
 
@@ -95,7 +98,7 @@ class GraphCache:
             for output, given in zip(outputs, self._forward(read).tensors(), strict=True):
                 output.copy_(given)
 
-        return Recorded(inputs, outputs, self._record(run))
+        return Recorded(inputs, read, outputs, self._record(run))
 
 
 class CudaRecorder:

@@ -39,6 +39,7 @@ class CUDAKernels(Kernels):
     failures = (TritonError, RuntimeError)  # as of a launcher that no C compiler was there for
     attend = staticmethod(triton_tree_attention)
     moment, seconds = staticmethod(recorded_event), staticmethod(seconds_between)
+    wait = staticmethod(torch.cuda.Event.synchronize)
 
     def buckets(self) -> Buckets:
         return GRAPHS

@@ -1,0 +1,186 @@
+"""Forwards that are launched before the tokens of the one before are known give the same tokens and free all slots. As
+on CUDA, but on the CPU: forwards are replayed and draw by themselves."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from support import SETTINGS, SNIPPETS, assert_idle, drain, make_engine
+from torch import Tensor
+
+from pilotfish.core.sampling.constraint import Constraint
+from pilotfish.core.sampling.sampling_params import SamplingParams
+from pilotfish.core.scheduling.executor import Outcome, Sampling, SequenceRows
+from pilotfish.engine.engine import Engine
+from pilotfish.errors import EngineError
+from pilotfish.model.batch import GRAPHS
+from pilotfish.model.cuda.graphs import GraphCache
+from pilotfish.model.executor import LaunchedForward, TorchExecutor
+from pilotfish.model.kernels import Kernels
+from pilotfish.model.sampling import Draws, SampleColumns, perturbed
+from pilotfish.workers.ahead import AheadWorker
+from pilotfish.workers.records import StepRecord
+
+
+class Drawing(Kernels):
+    def draw(self, logits: Tensor, draws: Draws) -> Tensor:
+        columns = SampleColumns.over(draws.table, draws.filters)
+        tokens = torch.where(columns.greedy != 0, logits.argmax(dim=-1), perturbed(logits, columns, 1)[1][:, 0])
+        finite = logits.isfinite().all(dim=-1)
+        return torch.stack((tokens, tokens, finite.long()), dim=1)
+
+
+class Device(TorchExecutor):
+    overlaps = True
+
+    def __init__(self, executor: TorchExecutor) -> None:
+        model = executor.model
+        kernels = Drawing(model.device)
+        kernels.attend = model.kernels.attend  # type: ignore[method-assign]
+        super().__init__(replace(model, kernels=kernels, recordable=False), executor.num_slots)
+        self.model = replace(self.model, recordable=True)
+        self.buckets = GRAPHS
+        self._forward = GraphCache(self._run_model, lambda call: call, model.device)
+        self.calls: list[str] = []
+        self.fails: Callable[[str], bool] = lambda _: False
+
+    def launch(self, rows: Sequence[SequenceRows], sampling: Sampling) -> LaunchedForward:
+        self._call("follow" if any(min(sequence.tokens) < 0 for sequence in rows) else "launch")
+        return super().launch(rows, sampling)
+
+    def collected(self, launched: LaunchedForward) -> Outcome:
+        self._call("collect")
+        return super().collected(launched)
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        if self.fails(name):
+            raise RuntimeError(f"no {name}")
+
+
+@pytest.fixture
+def engine(llama: Path) -> Iterator[Engine]:
+    with running_ahead(llama) as engine:
+        yield engine
+        assert_idle(engine)
+
+
+def running_ahead(target: Path, **config: Any) -> Engine:
+    engine = make_engine(target, **config)
+    before = engine.worker
+    engine.executor = Device(engine.executor)
+    assert engine.grammars is not None
+    engine.worker = AheadWorker(
+        engine.executor, before.scheduler, engine.drafter, before.budget, masks=engine.grammars.masks
+    )
+    return engine
+
+
+def calls(engine: Engine) -> list[str]:
+    assert isinstance(engine.executor, Device)
+    return engine.executor.calls
+
+
+Asked = tuple[str, SamplingParams]
+#: Every prompt with every setting, of which some have rules, stop tokens and filters.
+ALL: list[Asked] = [
+    (SNIPPETS[i % len(SNIPPETS)], SamplingParams(**{"max_tokens": 16 + i % 17, "seed": i, **setting}))
+    for i, setting in enumerate(SETTINGS * 3)
+]
+#: Without rules, which need the tokens before they draw.
+PLAIN = [one for i, one in enumerate(ALL) if i % len(SETTINGS) < 4]
+
+
+def generate(engine: Engine, asked: Sequence[Asked]) -> list[list[int]]:
+    samples = [engine.submit(*one)[0] for one in asked]
+    drain(engine)
+    return [sample.token_ids for sample in samples]
+
+
+def test_tokens_are_those_of_one_step_after_the_other(llama: Path, engine: Engine) -> None:
+    plain = make_engine(llama)
+    assert generate(engine, ALL) == generate(plain, ALL)
+    for one in ALL:
+        assert generate(engine, [one]) == generate(plain, [one])
+    assert calls(engine).count("follow") > 100
+
+
+def test_the_next_forward_is_launched_before_the_tokens_are_known(engine: Engine) -> None:
+    generate(engine, [(SNIPPETS[0], SamplingParams(temperature=0.0, max_tokens=4))])
+    assert calls(engine) == ["launch", "follow", "collect", "follow", "collect", "follow", "collect", "collect"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"logprobs": 2}, {"frequency_penalty": 0.5}, {"structured_outputs": Constraint("regex", "ab*")}]
+)
+def test_what_needs_the_tokens_waits_for_them(engine: Engine, fields: dict[str, Any]) -> None:
+    generate(engine, [(SNIPPETS[0], SamplingParams(temperature=0.0, max_tokens=4, **fields))])
+    assert "follow" not in calls(engine)
+
+
+def test_a_stop_token_ends_a_request_whose_next_forward_runs(llama: Path, engine: Engine) -> None:
+    prompt, params = SNIPPETS[1], SamplingParams(temperature=0.0, max_tokens=12)
+    whole = generate(make_engine(llama), [(prompt, params)])[0]
+    stopped = replace(params, stop_token_ids=(whole[5],))
+    other = (SNIPPETS[2], SamplingParams(temperature=0.8, seed=5, max_tokens=20))
+    assert generate(engine, [(prompt, stopped), other]) == generate(make_engine(llama), [(prompt, stopped), other])
+    assert calls(engine).count("follow") >= 18  # no request waits for the other's end
+
+
+def test_requests_that_come_and_go_meanwhile(llama: Path, engine: Engine) -> None:
+    expected = generate(make_engine(llama), PLAIN)
+    samples = []
+    for place, one in enumerate(PLAIN):
+        samples += engine.submit(*one)
+        gone = engine.submit(SNIPPETS[place % 3], SamplingParams(max_tokens=50))
+        for _ in range(place % 4):
+            engine.step()
+        engine.abort(gone[0])
+    drain(engine)
+    assert [sample.token_ids for sample in samples] == expected
+    assert calls(engine).count("follow") > 20
+
+
+def test_aborting_all_leaves_a_forward_that_frees_its_slots(engine: Engine) -> None:
+    engine.submit(SNIPPETS[0], SamplingParams(max_tokens=50))
+    engine.step()
+    engine.abort_all()
+    assert engine.busy
+    assert engine.step() == []
+
+
+def test_few_slots(llama: Path) -> None:
+    """The pool holds three of the requests to their ends, and more at first."""
+    asked = [(prompt[:60], SamplingParams(temperature=0.8, seed=i, max_tokens=90)) for i, prompt in enumerate(SNIPPETS)]
+    with running_ahead(llama, kv_slots=400) as engine:
+        assert generate(engine, asked) == generate(make_engine(llama), asked)
+        assert engine.worker.scheduler.preemptions and calls(engine).count("follow") > 50
+        assert_idle(engine)
+
+
+@pytest.mark.parametrize(("call", "time"), [("follow", 1), ("follow", 4), ("collect", 1), ("collect", 3)])
+def test_a_failed_forward_frees_all(llama: Path, engine: Engine, call: str, time: int) -> None:
+    assert isinstance(engine.executor, Device)
+    engine.executor.fails = lambda name: name == call and calls(engine).count(call) == time
+    samples = [engine.submit(*one)[0] for one in PLAIN]
+    with pytest.raises(EngineError, match=f"no {call}"):
+        drain(engine)
+    assert {sample.finish_reason for sample in samples} == {"abort"}
+    assert_idle(engine)
+    assert generate(engine, PLAIN) == generate(make_engine(llama), PLAIN)
+
+
+def test_moments_of_a_step_follow_each_other(engine: Engine) -> None:
+    records: list[StepRecord] = []
+    engine.worker.observe = records.append
+    generate(engine, PLAIN)
+    assert len(records) > 10
+    for record in records:
+        moments = msgspec.structs.astuple(record)[:9]
+        assert all(before <= after for before, after in pairwise(moments))
+    assert all(before.ended == after.before for before, after in pairwise(records))
