@@ -26,9 +26,10 @@ import_for_serving()  # takes less time
 
 from pilotfish.model.attention import AttentionMetadata, Scoring  # noqa: E402
 from pilotfish.model.cuda import decoder, drawing, experts, norms, products, rotary, triton_attention  # noqa: E402
+from pilotfish.model.draws import Draws  # noqa: E402
 from pilotfish.model.experts import Affine  # noqa: E402
 from pilotfish.model.kv_planes import empty_kv  # noqa: E402
-from pilotfish.model.sampling import Filters, SampleColumns  # noqa: E402
+from pilotfish.model.sampling import COLUMNS, Filters, SampleColumns  # noqa: E402
 
 CPU = torch.device("cpu")
 AMPERE, HOPPER = GPUTarget("cuda", 80, 32), GPUTarget("cuda", 90, 32)
@@ -135,6 +136,10 @@ def draw() -> None:
         given = SampleColumns(*[index.double()[:, None]] * 3, index[:, None], *[index] * 3, filters)
         drawing.noisy_best(torch.zeros(rows, columns, dtype=FLOAT32), given, 4)
         drawing.noisy_best(torch.zeros(rows, columns, dtype=torch.float64), given, 4)
+        tables = torch.zeros(2, 16, dtype=torch.int64), torch.zeros(rows, 4008, dtype=torch.int32)
+        for named, bits, added in ((index, None, None), (None, tables[1], tables[0]), (index, tables[1], tables[0])):
+            draws = Draws(torch.zeros(COLUMNS, rows, dtype=torch.int64), filters, 0, False, named, bits, added, added)
+            drawing.edited(torch.zeros(rows, columns, dtype=torch.bfloat16), draws)
 
 
 #: Where kernels are launched, and which.
@@ -142,7 +147,15 @@ LAUNCHED: dict[ModuleType, tuple[str, ...]] = {
     triton_attention: ("attend_parts", "join_parts_in_order", "write_kv"),
     products: ("few_rows", "join_parts", "many_rows", "quantize_rows"),
     norms: ("rms_norm",),
-    drawing: ("tops_of_blocks", "narrow_border", "best_of_block", "best_of_all"),
+    drawing: (
+        "tops_of_blocks",
+        "narrow_border",
+        "best_of_block",
+        "best_of_all",
+        "mask_rows",
+        "add_to_tokens",
+        "lower_seen",
+    ),
     rotary: ("rotate_heads",),
     experts: ("expert_rows",),
     decoder: ("write_heads", "gate_silu"),

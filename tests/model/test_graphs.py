@@ -61,7 +61,7 @@ def recorded(llama: Path, recorder: Recorder) -> TorchExecutor:
     """As on CUDA with --eager, but on the CPU."""
     executor = TorchExecutor(load_model(llama, torch.float32, CPU, eager=True), 1000)
     executor.buckets = CUBLAS
-    executor._forward = GraphCache(executor._run_model, recorder, CPU)
+    executor._forward = GraphCache(executor._run_model, executor._draw, recorder, CPU)
     return executor
 
 
@@ -93,7 +93,7 @@ def test_prefixes_that_outgrow_the_memory(
     monkeypatch.setattr(graphs, "FIRST", 4608)
     recorded = TorchExecutor(plain.model, 1000)
     recorded.buckets = CUBLAS
-    recorded._forward = GraphCache(recorded._run_model, recorder, CPU)
+    recorded._forward = GraphCache(recorded._run_model, recorded._draw, recorder, CPU)
     few, many = [sequence(9, 2, 0)], [sequence(9, 2, 0), sequence(490, 0, 1, start=489)]
     for rows in (few, many, few):
         assert torch.equal(recorded.forward(rows), plain.forward(rows))
@@ -104,7 +104,7 @@ def test_replays_keep_features(plain: TorchExecutor, recorder: Recorder) -> None
     tap = FeatureTap((0, 2, FINAL), 5, lambda states: states[:, ::40], "every 40th")
     executor, recorded = (TorchExecutor(plain.model, 1000, tap=tap) for _ in range(2))
     recorded.buckets = CUBLAS
-    recorded._forward = GraphCache(recorded._run_model, recorder, CPU)
+    recorded._forward = GraphCache(recorded._run_model, recorded._draw, recorder, CPU)
     for tokens, nodes, seed in ((9, 0, 0), (12, 5, 1), (33, 8, 0)):
         rows = sequence(tokens, nodes, seed)
         slots = np.concatenate((rows.prefix_slots, rows.nodes.slots)) if nodes else rows.prefix_slots

@@ -35,7 +35,15 @@ BINARIES = {
     "products with fp8": {"few_rows": 2, "join_parts": 1, "many_rows": 1, "quantize_rows": 1},
     "products in float32": {"few_rows": 2, "join_parts": 1},
     "norms and rotations": {"rms_norm": 1, "rotate_heads": 1},
-    "drawing": {"tops_of_blocks": 2, "narrow_border": 4, "best_of_block": 2, "best_of_all": 1},  # of 32 and 64 bits
+    "drawing": {
+        "tops_of_blocks": 2,
+        "narrow_border": 4,
+        "best_of_block": 2,  # of 32 and 64 bits
+        "best_of_all": 1,
+        "mask_rows": 3,
+        "add_to_tokens": 1,
+        "lower_seen": 1,
+    },
 }
 #: Cases of `compile_triton`: of each kernel one, and of each card.
 CASES = [

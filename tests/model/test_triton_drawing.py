@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,15 +15,17 @@ pytest.importorskip("triton")
 
 from pilotfish.core.sampling.logit_rules import LogitRules
 from pilotfish.core.sampling.sampling_params import SamplingParams
-from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, Sampling, SequenceRows
+from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, Sampling, SequenceRows, TokenMasks
+from pilotfish.core.trees.tree import NO_TOKEN
 from pilotfish.model.batch import Buckets
 from pilotfish.model.cuda import drawing
 from pilotfish.model.cuda.drawing import drawn_at_once, noisy_best
 from pilotfish.model.cuda.graphs import GraphCache
+from pilotfish.model.draws import Draws
 from pilotfish.model.executor import TorchExecutor
-from pilotfish.model.kernels import Forward, Kernels
+from pilotfish.model.kernels import Draw, Forward, Kernels
 from pilotfish.model.loading.loader import load_model
-from pilotfish.model.sampling import Draws, SampleColumns, filtered_reference, perturbed_topk_reference
+from pilotfish.model.sampling import SampleColumns, filtered_reference, perturbed_topk_reference
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SEEDS, POSITIONS = (0, 7, 2**64 - 1, 2**53 + 1), (0, 1, 2**33 + 5, 4095)
@@ -136,17 +139,17 @@ class RecordingKernels(Kernels):
     recordings = 0
 
     def buckets(self) -> Buckets:
-        return Buckets(rows=(16,), prefix=(64,), path=(8,))
+        return Buckets(rows=(4, 16), prefix=(64,), path=(8,))
 
-    def recorded(self, forward: Forward) -> Forward:
-        return GraphCache(forward, self._record, self.device)
+    def recorded(self, forward: Forward, draw: Draw) -> Forward:
+        return GraphCache(forward, draw, self._record, self.device)
 
     def _record(self, call: Callable[[], None]) -> Callable[[], None]:
         self.recordings += 1
         return call
 
-    def draw(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
-        return drawn_at_once(logits, draws)
+    def draw(self, logits: torch.Tensor, draws: Draws, ids: torch.Tensor | None = None) -> torch.Tensor:
+        return drawn_at_once(logits, draws, ids)
 
 
 def chain_rows(first: int, nodes: int, start: int = 0) -> SequenceRows:
@@ -156,33 +159,67 @@ def chain_rows(first: int, nodes: int, start: int = 0) -> SequenceRows:
     return SequenceRows(start, slots[start:9].tolist(), slots[:9], chain, kept=[8 - start])
 
 
+def masks_of(bits: Sequence[int], samples: Sequence[int]) -> TokenMasks:
+    """The same for each of `samples`: tokens 0 to 31, the others never."""
+    words = np.array([bits], np.uint32).view(np.int32).repeat(len(samples), axis=0)
+    return TokenMasks(np.array(samples), lambda: lambda: words)
+
+
+PENALTIES: dict[str, Any] = {"repetition_penalty": 1.7, "presence_penalty": 0.4, "frequency_penalty": 0.3}
+#: What the first sequence's three samples and the second's one have; the kinds of forwards that are recorded for all.
+RECORDED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], int]] = {
+    "parameters": ([FREE, {"temperature": 0.7, "top_p": 0.5, "top_k": 9}, {"temperature": 0.0, "top_k": 2}], {}, 2),
+    "rules": (
+        [
+            {"logit_bias": {3: 90.0, 9999: 1.0}},
+            {"logit_bias": {3: 2.0, 5: -3.0}, **PENALTIES, "bad_token_ids": [3, 3, 7]},
+            {"temperature": 0.0, **PENALTIES},
+            {"allowed_token_ids": [4, 8, 200, 249]},
+            {"allowed_token_ids": [4, 8], "bad_token_ids": [8], **PENALTIES},
+        ],
+        {},
+        5,
+    ),
+    "masks": (
+        [FREE, {"temperature": 0.0}, {"allowed_token_ids": [3, 6, 100], **PENALTIES}],
+        {"masks": masks_of([0b1011001], [0, 2])},
+        4,
+    ),
+    "none is left": ([FREE, {"temperature": 0.0}], {"masks": masks_of([0], [1])}, 2),
+    "rows of several samples": ([FREE, {"temperature": 0.0, **PENALTIES}], {"rows": np.array([0, 1, 1, 3])}, 2),
+}
+
+
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="tests/gpu has real graphs")
+@pytest.mark.parametrize("kind", RECORDED)
 @pytest.mark.parametrize("children", [0, 3])
-def test_a_recorded_forward_draws_by_itself(children: int, llama: Path) -> None:
-    """Greedily or not; anew where a row is not finite, and afterwards where rules take part."""
+def test_a_recorded_forward_draws_by_itself(children: int, kind: str, llama: Path) -> None:
+    """Or right after it, once masks are there; anew where a row is not finite."""
     model, kernels = load_model(llama, torch.float32, DEVICE, eager=True), RecordingKernels(DEVICE)
     plain = TorchExecutor(model, 100, vocab_size=250)
     recorded = TorchExecutor(replace(model, kernels=kernels, recordable=True), 100, vocab_size=250)
     rows = [chain_rows(10, 2), chain_rows(40, 0, start=5)]
-    for params in (
-        FREE,
-        {"temperature": 0.7, "top_p": 0.5, "top_k": 9},
-        {"temperature": 0.0, "top_k": 2},
-        {"logit_bias": {3: 90.0}},
-    ):
+    each, fields, recordings = RECORDED[kind]
+    for params in each:
         mixed = SamplingParams(**{**FREE, **params}), SamplingParams(temperature=1.0)
-        rules = LogitRules.of(mixed[0], [], frozenset())
-        edits = () if rules is None else [*[rules.edits([])] * 3, None]
+        rules = LogitRules.of(mixed[0], [3, 11, 12], frozenset())
+        edits = () if rules is None else [*(rules.edits(path) for path in ([], [3], [3, 4])), None]
         owners, positions = np.array([0, 0, 0, 1]), np.array([9, 10, 11, 9])
-        sampling = Sampling(None, mixed, (5, 6), owners, positions, edits, children=children)
+        given = Sampling(fields.get("rows"), mixed, (5, 6), owners, positions, edits, children=children)
+        sampling = msgspec.structs.replace(given, masks=fields.get("masks"))
         for broken in ([], [3]):
             for executor in (plain, recorded):
                 executor.kv[0].keys[41] = torch.nan if broken else 0.0
             expected, got = (executor.execute(rows, sampling) for executor in (plain, recorded))
             assert list(got.broken) == list(expected.broken) == broken
+            possible: Any = expected.tokens >= 0
             if children:
-                assert np.allclose(got.log_chances, expected.log_chances, atol=1e-6)  # type: ignore[arg-type]
-            possible = expected.log_chances > -np.inf if children else True  # type: ignore[operator]
-            assert np.array_equal(got.tokens * possible, expected.tokens * possible)
+                possible = expected.log_chances > -np.inf  # type: ignore[operator]
+                assert np.array_equal(got.log_chances > -np.inf, possible)  # type: ignore[operator]
+                close = np.isclose(got.log_chances, expected.log_chances, atol=1e-5)  # type: ignore[arg-type]
+                assert (close | ~possible).all()
+            assert np.array_equal(
+                np.where(possible, got.tokens, NO_TOKEN), np.where(possible, expected.tokens, NO_TOKEN)
+            )
             assert got.logprobs([0], [7], 2) == expected.logprobs([0], [7], 2)
-    assert kernels.recordings == 3  # with filters, without, and of logits alone
+    assert kernels.recordings == recordings

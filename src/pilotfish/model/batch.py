@@ -1,16 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pilotfish.core.scheduling.executor import SequenceRows
+from pilotfish.core.scheduling.executor import Sampling, SequenceRows
 from pilotfish.model.attention import AttentionMetadata
-from pilotfish.model.sampling import Draws
+from pilotfish.model.draws import Draws, allowed_bits
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Batch:
     last: bool = True  # of those that hold the rows of one forward
     draws: Draws | None = None  # None: nothing is drawn, or later
     before: Tensor | None = None  # int32 [rows], of heads: slots of the states that rows go on from
+    features: Tensor | None = None  # float32 [rows, width], of heads: NaN where a row goes on from a state
     follows: Tensor | None = None  # as `Forwarded.drawn` of the forward before: `input_ids` -1 - i is its token i
 
     @classmethod
@@ -74,17 +75,17 @@ class Batch:
         return cls(ids, whole, len(kept), metadata, last=cut.stop >= len(rows[0]))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        drawn = () if self.draws is None else (self.draws.table,)
-        before = () if self.before is None else (self.before,)
-        return (*drawn, *before, self.input_ids, self.keep, *self.metadata.tensors())
+        drawn = () if self.draws is None else self.draws.tensors()
+        of_heads = [x for x in (self.before, self.features) if x is not None]
+        return (*drawn, *of_heads, self.input_ids, self.keep, *self.metadata.tensors())
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         each = map(change, self.tensors())
-        draws = None if self.draws is None else replace(self.draws, table=next(each))
-        before = None if self.before is None else next(each)
+        draws = None if self.draws is None else self.draws.map(lambda _: next(each))
+        before, features = (None if x is None else next(each) for x in (self.before, self.features))
         input_ids, keep, *indices = each
         metadata = AttentionMetadata(*indices, longest=self.metadata.longest)
-        return Batch(input_ids, keep, self.num_kept, metadata, self.last, draws, before, self.follows)
+        return Batch(input_ids, keep, self.num_kept, metadata, self.last, draws, before, features, self.follows)
 
     def take_tokens(self, given: Batch) -> None:
         """Those of the forward before, in place. `given` is this batch as it was given, maybe elsewhere."""
@@ -97,6 +98,14 @@ class Batch:
 class Forwarded:
     logits: Tensor  # [kept rows, vocab]
     drawn: Tensor | None = None  # of the batch's draws, as `Kernels.draw` gives it
+    later: Callable[[Tensor], Tensor] | None = None  # gives `drawn` for the bits of draws that are masked
+
+    def told(self, sampling: Sampling, vocab: int) -> Tensor | None:
+        """What was drawn, on the host. Waits for the masks of `sampling`, of a forward that draws from `vocab`
+        columns."""
+        if self.later is not None:
+            return self.later(allowed_bits(sampling, len(sampling), vocab)).cpu()
+        return None if self.drawn is None else self.drawn.cpu()
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.logits,) if self.drawn is None else (self.logits, self.drawn)

@@ -12,12 +12,13 @@ from pilotfish.core.cache.slots import Slots
 from pilotfish.core.features.features import Features
 from pilotfish.core.scheduling.executor import ANY_DEPTH, ForwardSeconds, LayerProgress, Outcome, Sampling, SequenceRows
 from pilotfish.model.batch import Batch, Forwarded
+from pilotfish.model.draws import Draws
 from pilotfish.model.feature_tap import FeatureTap, capturing, refuse_unknown_layers
 from pilotfish.model.kv_planes import FeatureKV, SlotPlanes, empty_kv, zeros
 from pilotfish.model.loading.loader import LoadedModel
 from pilotfish.model.logprobs import token_logprobs
 from pilotfish.model.pacer import Pacer
-from pilotfish.model.sampling import Drawn, Draws, drawn
+from pilotfish.model.sampling import Drawn, drawn
 
 Together = Callable[[Batch], AbstractContextManager[None]]
 
@@ -56,12 +57,13 @@ class TorchExecutor:
         self.progress = LayerProgress(len(self.kv))
         self.buckets = model.kernels.buckets()
         self._given = vocab_size
+        self._drawable = min(config.vocab_size, vocab_size or config.vocab_size)
         self._left: Tensor | None = None  # what the last forward has drawn, on its device
         self._collected = 0.0  # when the last outcome was
         self._together = together
         self._forward: Callable[[Batch], Forwarded] = self._run_model
         if model.recordable:
-            self._forward = model.kernels.recorded(self._run_model)
+            self._forward = model.kernels.recorded(self._run_model, self._draw)
 
     @property
     def overlaps(self) -> bool:
@@ -93,19 +95,21 @@ class TorchExecutor:
         kernels, (start, end, told_at) = self.model.kernels, launched.moments
         if self.overlaps:
             self.meanwhile()
-        found = None
-        if launched.told is not None:
+        told, sampling, forwarded = launched.told, launched.sampling, launched.forwarded
+        if told is None:
+            told = forwarded.told(sampling, self._drawable)
+        else:
             kernels.wait(told_at)
-            found = Drawn.read(launched.told, launched.sampling)
+        found = None if told is None else Drawn.read(told, sampling)
         if found is None or found.broken:
-            found = drawn(launched.forwarded.logits, launched.sampling, self._given)
+            found = drawn(forwarded.logits, sampling, self._given)
         since = max(launched.prepared, self._collected)  # it waited for the forward before
         sampled = max(time.perf_counter() - since - kernels.seconds(end, start), 0.0)
         if self.pacer is not None:
             self.pacer.hold(launched.prepared, launched.num_rows)
         self._collected = time.perf_counter()
         model = self._collected - since - sampled  # the forward is what is paced, as far as the times tell
-        logprobs = partial(token_logprobs, launched.forwarded.logits)
+        logprobs = partial(token_logprobs, forwarded.logits)
         return Outcome(*found, logprobs, ForwardSeconds(launched.prepared - launched.began, model, sampled))
 
     def forward(self, sequences: Sequence[SequenceRows]) -> Tensor:
@@ -120,18 +124,18 @@ class TorchExecutor:
         if not self.model.recordable or len(batches) > 1:
             return batches
         follows = self._left if int(batches[0].input_ids.min()) < 0 else None
-        return [replace(batch, draws=Draws.of(sampling, len(batch.keep)), follows=follows) for batch in batches]
+        draws = Draws.of(sampling, len(batches[0].keep), self._drawable)
+        return [replace(batches[0], draws=draws, follows=follows)]
 
     @torch.inference_mode()
     def run(self, batches: Sequence[Batch]) -> Forwarded:
         """float32 logits. Only one batch may draw."""
-        logits, drawn = [], None
+        logits = []
         for batch in batches:
             with self._together(batch):
                 forwarded = self._forward(batch)
                 logits.append(forwarded.logits[: batch.num_kept].float())
-                drawn = forwarded.drawn
-        return Forwarded(logits[0] if len(logits) == 1 else torch.cat(logits), drawn)
+        return replace(forwarded, logits=logits[0] if len(logits) == 1 else torch.cat(logits))
 
     @property
     def feature_width(self) -> int:
@@ -147,9 +151,12 @@ class TorchExecutor:
         if self.overlaps:
             batch = batch.map(lambda tensor: tensor.to(self.model.device))
         logits = self._computed(batch)
-        if batch.draws is None:
+        if batch.draws is None or batch.draws.masked:
             return Forwarded(logits)
-        return Forwarded(logits, self.model.kernels.draw(logits[:, : self._given], batch.draws))
+        return Forwarded(logits, self._draw(logits, batch.draws))
+
+    def _draw(self, logits: Tensor, draws: Draws) -> Tensor:
+        return self.model.kernels.draw(logits[:, : self._drawable], draws)
 
     def _computed(self, batch: Batch) -> Tensor:
         """[kept rows, vocab]. On CUDA layers are not counted: they end later than the call."""

@@ -17,10 +17,12 @@ from torch.nn import functional as F
 
 from pilotfish.model.attention import TreeAttention, dense_tree_attention
 from pilotfish.model.batch import Batch, Buckets, Forwarded, library_buckets
+from pilotfish.model.draws import Draws
 from pilotfish.model.experts import Affine, Expert, Mixture
-from pilotfish.model.sampling import Draws
 
 Forward = Callable[[Batch], Forwarded]
+#: As `Kernels.draw`.
+Draw = Callable[[Tensor, Draws], Tensor]
 
 GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -74,13 +76,15 @@ class Kernels:
         whole."""
         return model
 
-    def recorded(self, forward: Forward) -> Forward:
-        """Only where it `records`."""
+    def recorded(self, forward: Forward, draw: Draw) -> Forward:
+        """Only where it `records`. `draw` draws, from the forward's logits, what is masked."""
         raise NotImplementedError
 
-    def draw(self, logits: Tensor, draws: Draws) -> Tensor:
-        """As a part of a recorded forward: int64 [kept rows, 2 k + 1]. The likeliest k = max(1, `draws.children`)
-        tokens, the bits of their chances' logs in float64, and whether all logits are finite."""
+    def draw(self, logits: Tensor, draws: Draws, ids: Tensor | None = None) -> Tensor:
+        """As a part of a recording: int64 [samples, 2 k + 1]. The likeliest k = max(1, `draws.children`) tokens (or
+        NO_TOKEN), the bits of their chances' logs in float64, and whether all logits are finite: of its row, or of all
+        where the draws name rows. `ids` int64 [vocab], ascending: the tokens of a reduced vocabulary, for children of
+        plain draws."""
         raise NotImplementedError
 
     # -- modules of heads

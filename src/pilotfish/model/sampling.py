@@ -35,7 +35,7 @@ class Drawn(NamedTuple):
     @classmethod
     def read(cls, packed: Tensor, sampling: Sampling) -> "Drawn":
         """What `Kernels.draw` gives, of the samples alone."""
-        told, k = packed[: len(sampling)].cpu().numpy(), packed.shape[1] // 2
+        told, k = packed[: len(sampling)].numpy(), packed.shape[1] // 2
         broken = np.flatnonzero(told[:, -1] == 0).tolist()
         if not sampling.children:
             return cls(told[:, 0], None, broken)
@@ -290,52 +290,33 @@ class SampleColumns:
         owners, seeds = sampling.sequences, np.array(sampling.seeds, np.uint64).view(np.int64)
         real = np.array([_filters(params) for params in sampling.params])
         table = np.empty((COLUMNS, len(owners)), np.int64)
-        table[:3], table[3], table[6] = real[:, :3].T.copy().view(np.int64)[:, owners], *real[:, 3:].T[:, owners]
-        table[4], table[5] = seeds[owners], sampling.positions
+        table[:6] = real[:, :6].T.copy().view(np.int64)[:, owners]
+        table[6], table[9] = real[:, 6:].T[:, owners]
+        table[7], table[8] = seeds[owners], sampling.positions
         return torch.from_numpy(table)
 
     @classmethod
     def over(cls, table: Tensor, filters: Filters) -> "SampleColumns":
         temperatures, floors, top_p = table[:3].view(torch.float64)[:, :, None].unbind()
-        top_k, seeds, positions, greedy = table[3:].unbind()
+        top_k, seeds, positions, greedy = table[6:].unbind()
         return cls(temperatures, floors, top_p, top_k[:, None], seeds, positions, greedy, filters)
 
 
-#: Of `SampleColumns.table`.
-COLUMNS = 7
+#: Of `SampleColumns.table`; the first of the three penalties: of repetition, presence and frequency, float64.
+COLUMNS, PENALTIES = 10, 3
 _FIRST = np.zeros(1, np.int64)
 #: Of rows that pad a forward: nothing is cheaper to draw.
 GREEDY_SAMPLE = Sampling(None, [SamplingParams(temperature=0.0)], [0], _FIRST, _FIRST)
 
 
-@dataclass(frozen=True)
-class Draws:
-    """What a forward can draw by itself, after each kept row."""
-
-    table: Tensor  # int64 [COLUMNS, kept rows], padded like them
-    filters: Filters
-    children: int  # as in `Sampling`
-
-    @classmethod
-    def of(cls, sampling: Sampling, padded: int) -> "Draws | None":
-        """None where it takes more than parameters: masks, rules on logits, another vocabulary, rows with several
-        samples."""
-        plain = sampling.masks is None and not sampling.vocabularies and all(edit is None for edit in sampling.edits)
-        if not plain or sampling.rows is not None or not len(sampling):
-            return None
-        table = SampleColumns.table(sampling)
-        padding = SampleColumns.table(GREEDY_SAMPLE).expand(-1, padded - len(sampling))
-        filters = Filters.of(sampling.params)
-        few = Filters(True, 1, True) if any(vars(filters).values()) else filters  # so that there are few kinds of them
-        return cls(torch.cat((table, padding), dim=1), few, sampling.children)
-
-
-def _filters(params: SamplingParams) -> tuple[float, float, float, int, bool]:
-    """Temperature, floor, top_p and top_k, and whether it is greedy: then no filter and no noise changes anything."""
+def _filters(params: SamplingParams) -> tuple[float, ...]:
+    """Temperature, floor, top_p, three penalties and top_k, and whether it is greedy: then no filter and no noise
+    changes anything."""
+    penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
     if not params.temperature:
-        return 1.0, -math.inf, 1.0, 0, True
+        return 1.0, -math.inf, 1.0, *penalties, 0, True
     floor = math.log(params.min_p) if params.min_p else -math.inf
-    return max(params.temperature, MIN_TEMPERATURE), floor, params.top_p, params.top_k, False
+    return max(params.temperature, MIN_TEMPERATURE), floor, params.top_p, *penalties, params.top_k, False
 
 
 #: `perturbed` by type of device, where its kernels are loaded.

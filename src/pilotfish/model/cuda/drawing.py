@@ -4,11 +4,15 @@ import torch
 import triton
 from torch import Tensor
 
+from pilotfish.core.trees.tree import NO_TOKEN
 from pilotfish.model.cuda.triton_kernels import drawing
 from pilotfish.model.cuda.triton_kernels.drawing import best_of_all, best_of_block, narrow_border, tops_of_blocks
-from pilotfish.model.sampling import NOISE_SCALE, Draws, SampleColumns
+from pilotfish.model.cuda.triton_kernels.rules import add_to_tokens, lower_seen, mask_rows
+from pilotfish.model.draws import SIZES, Draws
+from pilotfish.model.sampling import NOISE_SCALE, PENALTIES, SampleColumns
 
 BLOCK = 2048  # columns of a program
+EDITS = SIZES[0]  # of a program
 
 
 def noisy_best(logits: Tensor, columns: SampleColumns, k: int, ids: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -39,14 +43,41 @@ def noisy_best(logits: Tensor, columns: SampleColumns, k: int, ids: Tensor | Non
     return values, chosen
 
 
-def drawn_at_once(logits: Tensor, draws: Draws) -> Tensor:
+def drawn_at_once(logits: Tensor, draws: Draws, ids: Tensor | None = None) -> Tensor:
     """As `Kernels.draw`, which a graph can record."""
     columns, k = SampleColumns.over(draws.table, draws.filters), min(max(draws.children, 1), logits.shape[1])
-    values, best = noisy_best(logits, columns, k)
-    likely = values - logits.float().logsumexp(dim=-1, keepdim=True) if draws.children else values
-    chances = torch.where(columns.greedy[:, None] != 0, likely, (values / NOISE_SCALE).log_softmax(dim=-1))
     finite = logits.isfinite().all(dim=-1, keepdim=True)
+    if draws.rows is not None:
+        finite = finite.all().expand(draws.samples, 1)
+    scores = edited(logits, draws)
+    values, best = noisy_best(scores, columns, k, ids)
+    likely = values - scores.float().logsumexp(dim=-1, keepdim=True) if draws.children else values
+    chances = torch.where(columns.greedy[:, None] != 0, likely, (values / NOISE_SCALE).log_softmax(dim=-1))
+    if ids is not None:
+        best = ids[best]
+    if not draws.children:
+        best = torch.where(values > -torch.inf, best, NO_TOKEN)
     return torch.cat((best, chances.view(torch.int64), finite.long()), dim=1)
+
+
+def edited(logits: Tensor, draws: Draws) -> Tensor:
+    """[samples, vocab], as `sampling.masked` and `sampling.edited` make it; float64 where rules take part."""
+    (_, vocab), samples = logits.shape, draws.samples
+    if draws.rows is None and draws.bits is None and not draws.edits:
+        return logits
+    scores = logits.new_empty(samples, vocab, dtype=torch.float64 if draws.edits else logits.dtype)
+    words = 0 if draws.bits is None else draws.bits.shape[1]
+    mask_rows[samples, triton.cdiv(vocab, BLOCK)](
+        logits, scores, draws.rows, draws.bits, logits.stride(0), vocab, words, BLOCK, num_warps=8
+    )
+    if draws.added is not None:
+        add_to_tokens[(draws.added.shape[1] // EDITS,)](scores, draws.added, draws.added.shape[1], EDITS, num_warps=1)
+    if draws.seen is not None:
+        count = draws.seen.shape[1]
+        lower_seen[(count // EDITS,)](
+            scores, draws.seen, draws.table[PENALTIES:], count, vocab, samples, EDITS, num_warps=1
+        )
+    return scores
 
 
 def _narrowed(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pilotfish.model.batch import Batch, Forwarded
+from pilotfish.model.draws import Draws
 
 #: Runs and records a call; returns a function that replays it.
 Record = Callable[[Callable[[], None]], Callable[[], None]]
@@ -61,13 +62,34 @@ class Recorded:
     read: Batch
     outputs: list[Tensor]
     replay: Callable[[], None]
+    masked: "MaskedDraw | None"
+
+
+@dataclass(frozen=True)
+class MaskedDraw:
+    bits: Tensor  # as in `Draws`
+    drawn: Tensor
+    replay: Callable[[], None]
+
+    @torch.inference_mode()
+    def __call__(self, bits: Tensor) -> Tensor:
+        self.bits[: len(bits), : bits.shape[1]].copy_(bits)
+        self.replay()
+        return self.drawn.clone()
 
 
 class GraphCache:
-    """Graphs run one after another, so all read the same memory, and those of one size write to the same."""
+    """Graphs run one after another, so all read the same memory, and those of one size write to the same. What is
+    masked is drawn by a second graph, once the masks are there."""
 
-    def __init__(self, forward: Callable[[Batch], Forwarded], record: Record, device: torch.device) -> None:
-        self._forward, self._record, self._device = forward, record, device
+    def __init__(
+        self,
+        forward: Callable[[Batch], Forwarded],
+        draw: Callable[[Tensor, Draws], Tensor],
+        record: Record,
+        device: torch.device,
+    ) -> None:
+        self._forward, self._draw, self._record, self._device = forward, draw, record, device
         self._mirror = Mirror(FIRST, device)
         self._graphs: dict[tuple[object, ...], Recorded] = {}
         self._outputs: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
@@ -77,7 +99,7 @@ class GraphCache:
         if size > self._mirror.size:
             self._graphs.clear()  # they read the old one
             self._mirror = Mirror(1 << size.bit_length(), self._device)
-        draws = None if batch.draws is None else (batch.draws.filters, batch.draws.children)
+        draws = None if batch.draws is None else batch.draws.kind
         key = (batch.metadata.longest, draws, *(tensor.shape for tensor in batch.tensors()[:-1]))
         if key not in self._graphs:
             self._graphs[key] = self._recorded(batch)
@@ -85,7 +107,8 @@ class GraphCache:
         self._mirror.fill(graph.inputs, batch)
         graph.read.take_tokens(batch)
         graph.replay()
-        return Forwarded(*(output.clone() for output in graph.outputs))
+        outputs = [output.clone() for output in graph.outputs]
+        return Forwarded(outputs[0], outputs[1] if len(outputs) > 1 else None, graph.masked)
 
     def _recorded(self, batch: Batch) -> Recorded:
         inputs, read = self._mirror.places(batch)
@@ -98,7 +121,20 @@ class GraphCache:
             for output, given in zip(outputs, self._forward(read).tensors(), strict=True):
                 output.copy_(given)
 
-        return Recorded(inputs, read, outputs, self._record(run))
+        return Recorded(inputs, read, outputs, self._record(run), self._masked(read.draws, outputs[0]))
+
+    def _masked(self, draws: Draws | None, logits: Tensor) -> MaskedDraw | None:
+        """Reads where the forward's graph writes."""
+        if draws is None or not draws.masked:
+            return None
+        bits = torch.full((draws.samples, -(-logits.shape[1] // 32)), -1, dtype=torch.int32, device=self._device)
+        draws = replace(draws, bits=bits)
+        drawn = self._draw(logits, draws)
+
+        def run() -> None:
+            drawn.copy_(self._draw(logits, draws))
+
+        return MaskedDraw(bits, drawn, self._record(run))
 
 
 class CudaRecorder:

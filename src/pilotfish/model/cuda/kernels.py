@@ -15,11 +15,12 @@ from pilotfish.model.cuda.norms import InvariantNorm
 from pilotfish.model.cuda.products import InvariantLinear
 from pilotfish.model.cuda.rotary import rotated
 from pilotfish.model.cuda.triton_attention import triton_tree_attention
+from pilotfish.model.draws import Draws
 from pilotfish.model.experts import Affine, Expert
 from pilotfish.model.fused import fused
-from pilotfish.model.kernels import Forward, Gate, Kernels, replace_modules
+from pilotfish.model.kernels import Draw, Forward, Gate, Kernels, replace_modules
 from pilotfish.model.loading.configuration import ARCHITECTURES
-from pilotfish.model.sampling import PERTURBED, Draws
+from pilotfish.model.sampling import PERTURBED
 
 PERTURBED["cuda"] = noisy_best
 
@@ -49,11 +50,11 @@ class CUDAKernels(Kernels):
         plain = ARCHITECTURES[type(model).__name__].get("plain", False) and recordable(model.config)
         return TritonDecoder(model, context) if plain and alone and TritonDecoder.fits(model) else model
 
-    def recorded(self, forward: Forward) -> Forward:
-        return GraphCache(forward, CudaRecorder(), self.device)
+    def recorded(self, forward: Forward, draw: Draw) -> Forward:
+        return GraphCache(forward, draw, CudaRecorder(), self.device)
 
-    def draw(self, logits: Tensor, draws: Draws) -> Tensor:
-        return drawn_at_once(logits, draws)
+    def draw(self, logits: Tensor, draws: Draws, ids: Tensor | None = None) -> Tensor:
+        return drawn_at_once(logits, draws, ids)
 
     def linear(self, *affines: Affine) -> InvariantLinear:
         return InvariantLinear(*affines)

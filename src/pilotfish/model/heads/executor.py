@@ -11,11 +11,11 @@ from msgspec import structs
 from torch import Tensor
 
 from pilotfish.core.features.features import Features
-from pilotfish.core.scheduling.executor import ANY_DEPTH, ForwardSeconds, Outcome, Sampling, SequenceRows
-from pilotfish.model.batch import Buckets
+from pilotfish.core.scheduling.executor import ANY_DEPTH, NO_SAMPLING, ForwardSeconds, Outcome, Sampling, SequenceRows
+from pilotfish.model.batch import Buckets, Forwarded
 from pilotfish.model.devices import kernels_of
 from pilotfish.model.kernels import Kernels
-from pilotfish.model.sampling import drawn
+from pilotfish.model.sampling import Drawn, drawn
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class DraftVocab:
 class HeadLogits:
     values: Tensor  # float32 [kept rows, draft vocab], raw
     confidences: Tensor | None = None  # float64 [kept rows], log-chance that any child of a row is accepted; None: 0
+    forwarded: Forwarded | None = None  # that may have drawn from them
 
 
 class HeadExecutor(ABC):
@@ -77,9 +78,13 @@ class HeadExecutor(ABC):
         began = time.perf_counter()
         if sampling.masks is not None:
             sampling.masks.begin()
-        logits = self.forward(rows)
+        logits = self.forward(rows, sampling)
         computed = time.perf_counter()
-        tokens, chances, broken = drawn(logits.values, sampling, ids=self.vocab.ids)
+        told = None if logits.forwarded is None else logits.forwarded.told(sampling, self.vocab.size)
+        found = None if told is None else Drawn.read(told, sampling)
+        if found is None or found.broken:
+            found = drawn(logits.values, sampling, ids=self.vocab.ids)
+        tokens, chances, broken = found
         if logits.confidences is not None and chances is not None:
             confidences = logits.confidences.cpu().numpy()
             chances = chances + (confidences if sampling.rows is None else confidences[sampling.rows])[:, None]
@@ -87,13 +92,14 @@ class HeadExecutor(ABC):
         return Outcome(tokens, chances, broken, seconds=seconds)
 
     @torch.inference_mode()
-    def forward(self, rows: Sequence[SequenceRows]) -> HeadLogits:
+    def forward(self, rows: Sequence[SequenceRows], sampling: Sampling = NO_SAMPLING) -> HeadLogits:
         following = [part for part in map(without_first, rows) if part.num_rows]
-        return self.run(following) if following else HeadLogits(torch.zeros(0, self.vocab.size))
+        return self.run(following, sampling) if following else HeadLogits(torch.zeros(0, self.vocab.size))
 
     @abstractmethod
-    def run(self, rows: Sequence[SequenceRows]) -> HeadLogits:
-        """`rows` of sequences `without_first`: at least one, each with at least one row."""
+    def run(self, rows: Sequence[SequenceRows], sampling: Sampling) -> HeadLogits:
+        """`rows` of sequences `without_first`: at least one, each with at least one row. A recording may draw by
+        `sampling` at once."""
 
 
 def without_first(rows: SequenceRows) -> SequenceRows:

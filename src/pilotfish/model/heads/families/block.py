@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from pilotfish.core.cache.slots import Slots
 from pilotfish.core.features.features import Features
-from pilotfish.core.scheduling.executor import SequenceRows
+from pilotfish.core.scheduling.executor import Sampling, SequenceRows
 from pilotfish.model.attention import AttentionMetadata
 from pilotfish.model.batch import EXACT
 from pilotfish.model.heads.executor import DraftVocab, HeadExecutor, HeadLogits, HeadSetup, filled
@@ -209,7 +209,7 @@ class BlockExecutor(HeadExecutor):
         self._slots = RootSlots(self._compute, SlotHead(head, parts, vocab.words), head.block, head.first)
         self._tokens = np.zeros(setup.num_slots, np.int64)  # by slot, the committed one there
 
-    def run(self, rows: Sequence[SequenceRows]) -> HeadLogits:
+    def run(self, rows: Sequence[SequenceRows], sampling: Sampling) -> HeadLogits:  # noqa: ARG002
         committed = [s for s in rows if len(s.tokens)]
         if committed:
             self._add_context(committed)

@@ -15,7 +15,7 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
+from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, Sampling, SequenceRows
 from pilotfish.model.batch import Batch
 from pilotfish.model.heads.executor import HeadExecutor, HeadLogits, HeadSetup
 from pilotfish.model.heads.families.eagle import MakeHead, input_ids, wide_layout
@@ -70,7 +70,7 @@ class MaskedExecutor(HeadExecutor):
         project = Project.of(head.projection, parts)
         self._mask = project(parts.tensor("mask_hidden").flatten(0, 1))  # [1, hidden]
 
-    def run(self, rows: Sequence[SequenceRows]) -> HeadLogits:
+    def run(self, rows: Sequence[SequenceRows], sampling: Sampling) -> HeadLogits:  # noqa: ARG002
         committed = [structs.replace(s, nodes=NO_NODES) for s in rows if len(s.tokens)]
         fresh = self._commit(committed) if committed else {}
         kept = [row for s in rows for row in kept_rows(s)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pilotfish.core.scheduling.executor import SequenceRows
+from pilotfish.core.scheduling.executor import Sampling, SequenceRows
 from pilotfish.model.batch import EXACT
 from pilotfish.model.heads.executor import DraftVocab, HeadExecutor, HeadLogits, HeadSetup, filled
 from pilotfish.model.heads.families.layout import HeadLayout, HeadSource
@@ -82,7 +82,7 @@ class MedusaExecutor(HeadExecutor):
         self._features = RootStates(KEPT_ROOTS)  # [hidden] each, of the token before the root
         self._dtype = setup.dtype
 
-    def run(self, rows: Sequence[SequenceRows]) -> HeadLogits:
+    def run(self, rows: Sequence[SequenceRows], sampling: Sampling) -> HeadLogits:  # noqa: ARG002
         for s in rows:
             self._keep_features(s)
         kept = [row for s in rows for row in kept_rows(s)]

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pilotfish.core.features.features import Features
-from pilotfish.core.scheduling.executor import SequenceRows
+from pilotfish.core.scheduling.executor import Sampling, SequenceRows
 from pilotfish.model.attention import AttentionMetadata
 from pilotfish.model.batch import Batch, Forwarded
+from pilotfish.model.draws import Draws
 from pilotfish.model.heads.executor import DraftVocab, HeadExecutor, HeadLogits, HeadSetup, filled
 from pilotfish.model.heads.parts import Angles, HeadLayer, Parts, RotatedRows, kv_shape, normed
 from pilotfish.model.heads.spec import DecoderHead, HeadFiles, HeadSpec, Shapes
@@ -157,41 +158,43 @@ class RecurrentExecutor(HeadExecutor):
         super().__init__(files.spec.projection.width, setup, decoder.context, self.rows.vocab, self.rows.buckets)
         self.kv = self.rows.kv
         self.states = zeros((setup.num_slots + 1, decoder.hidden), setup.dtype, setup.device)
-        self._level: Forward = self._nodes
+        self._level: Forward = self._computed
         if self.rows.kernels.records:
             self.rows.module.angles.reach(min(decoder.context, setup.num_slots))  # a graph reads them where they are
-            self.rows.has_angles, self._level = True, self.rows.kernels.recorded(self._nodes)
+            self.rows.has_angles, self._level = True, self.rows.kernels.recorded(self._computed, self._draw)
 
-    def run(self, rows: Sequence[SequenceRows]) -> HeadLogits:
+    def run(self, rows: Sequence[SequenceRows], sampling: Sampling) -> HeadLogits:
         batches = Batch.build(rows, self.buckets, self.num_slots)
         padded = sum(len(batch.input_ids) for batch in batches)
-        entering = StatesBefore.of(rows, padded, self.feature_width, self.num_slots)
-        logits, first = [], 0
+        entering, logits, first = StatesBefore.of(rows, padded, self.feature_width, self.num_slots), [], 0
+        if self.rows.has_angles and len(batches) == 1:
+            batches = [replace(batches[0], draws=self._draws(sampling, len(batches[0].keep)))]
         for batch in batches:
-            end = first + len(batch.input_ids)
-            logits.append(self._step(batch, entering.span(first, end)))
-            first = end
-        return HeadLogits(logits[0] if len(logits) == 1 else torch.cat(logits))
+            forwarded = self._level(entering.given_to(batch, first))
+            logits.append(forwarded.logits[: batch.num_kept].float())
+            first += len(batch.input_ids)
+        return HeadLogits(logits[0] if len(logits) == 1 else torch.cat(logits), forwarded=forwarded)
 
-    def _step(self, batch: Batch, entering: StatesBefore) -> Tensor:
-        before = torch.from_numpy(entering.slots)
-        if not len(entering.places):
-            forwarded = self._level(replace(batch, before=before))
-        else:
-            states = self.states.index_select(0, before.to(self._device))
-            features = torch.from_numpy(entering.features).to(self._device, states.dtype)
-            states.index_copy_(0, torch.from_numpy(entering.places).to(self._device), features)
-            forwarded = self._after(states, batch)
-        return forwarded.logits[: batch.num_kept].float()
+    def _draws(self, sampling: Sampling, padded: int) -> Draws | None:
+        draws = Draws.of(sampling, padded, self.vocab.size)
+        if draws is None or self.vocab.ids is None:
+            return draws
+        return draws if draws.plain and draws.children else None  # masks and rules name the target's tokens
 
-    def _nodes(self, batch: Batch) -> Forwarded:
-        """All rows of which go on from states."""
-        return self._after(self.states.index_select(0, cast(Tensor, batch.before).to(self._device)), batch)
-
-    def _after(self, states: Tensor, batch: Batch) -> Forwarded:
+    def _computed(self, batch: Batch) -> Forwarded:
+        batch = batch.map(lambda tensor: tensor.to(self._device))
+        states = self.states.index_select(0, cast(Tensor, batch.before))
+        if batch.features is not None:
+            states = torch.where(batch.features[:, :1].isnan(), states, batch.features.to(states.dtype))
         step = self.rows(batch, states)
-        self.states.index_copy_(0, batch.metadata.row_slots.long().to(self._device), step.states)
-        return Forwarded(self.rows.module.lm_head(step.outputs))
+        self.states.index_copy_(0, batch.metadata.row_slots.long(), step.states)
+        logits = self.rows.module.lm_head(step.outputs)
+        if batch.draws is None or batch.draws.masked:
+            return Forwarded(logits)
+        return Forwarded(logits, self._draw(logits, batch.draws))
+
+    def _draw(self, logits: Tensor, draws: Draws) -> Tensor:
+        return self.rows.kernels.draw(logits, draws, self.vocab.ids)
 
 
 @dataclass(frozen=True)
@@ -199,31 +202,31 @@ class StatesBefore:
     """The state of the token before, for each row: kept in its slot, or a feature."""
 
     slots: NDArray[np.int32]  # [rows], any where a feature takes its place, and of padding
-    places: NDArray[np.int64]  # [known], rows that take a feature, ascending
-    features: Features  # [known, width]
+    features: Features | None  # [rows, width], NaN where a slot has the state; None: no row has one
 
     @classmethod
     def of(cls, sequences: Sequence[SequenceRows], padded: int, width: int, scratch: int) -> StatesBefore:
         """`sequences` are `without_first`. The state of the token before replaces features that are unknown at the
         beginning."""
         slots, row = np.full(padded, scratch, np.int32), 0
-        places, features = [np.zeros(0, np.int64)], [np.zeros((0, width), np.float32)]
+        features = np.full((padded, width), np.nan, np.float32) if any(len(s.tokens) for s in sequences) else None
         for s in sequences:
             count, end = len(s.tokens), row + s.num_rows
-            if count:
+            if features is not None and count:
                 told, unknown = filled(np.full((count, width), np.nan) if s.features is None else s.features)
                 kept = unknown if s.start else 0  # nothing before: zeros
                 slots[row : row + kept] = s.prefix_slots[s.start - 1]
-                places.append(np.arange(row + kept, row + count))
-                features.append(told[kept:])
+                features[row + kept : row + count] = told[kept:]
             if len(s.nodes):
                 slots[row + count : end] = _parents(s)
             row = end
-        return cls(slots, np.concatenate(places), np.concatenate(features))
+        return cls(slots, features)
 
-    def span(self, first: int, end: int) -> StatesBefore:
-        a, b = np.searchsorted(self.places, (first, end))
-        return StatesBefore(self.slots[first:end], self.places[a:b] - first, self.features[a:b])
+    def given_to(self, batch: Batch, first: int) -> Batch:
+        """`batch` has the rows from `first` on."""
+        rows = slice(first, first + len(batch.input_ids))
+        features = None if self.features is None else torch.from_numpy(self.features[rows])
+        return replace(batch, before=torch.from_numpy(self.slots[rows]), features=features)
 
 
 def _parents(rows: SequenceRows) -> NDArray[np.int32]:

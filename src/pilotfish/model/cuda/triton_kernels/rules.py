@@ -1,0 +1,62 @@
+"""Masks, bias and penalties on logits, for `drawing`. What excludes a token makes it -inf, which no other rule changes,
+so that only a token's bias and penalties have an order."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["stride", "columns", "words"], do_not_specialize_on_alignment=["rows", "bits"])
+def mask_rows(
+    logits,  # [kept rows, columns], rows `stride` apart
+    scores,  # [samples, columns]
+    rows,  # int64 [samples] or None: a sample of each row
+    bits,  # int32 [samples, words], of the columns that stay; None: all
+    stride,
+    columns,
+    words,
+    block: tl.constexpr,
+):
+    sample = tl.program_id(0).to(tl.int64)
+    row = sample if rows is None else tl.load(rows + sample)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    real = column < columns
+    score = tl.load(logits + row * stride + column, mask=real, other=0.0).to(scores.dtype.element_ty)
+    if bits is not None:
+        word = tl.load(bits + sample * words + (column >> 5), mask=real, other=0)
+        score = tl.where(((word >> (column & 31)) & 1) != 0, score, float("-inf"))
+    tl.store(scores + sample * columns + column, score, mask=real)
+
+
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["added"])
+def add_to_tokens(
+    scores,  # float64 [samples, columns]
+    added,  # int64 [2, count]: places in `scores`, or -1; the bits of float64. Of one place at most one is finite
+    count,
+    block: tl.constexpr,
+):
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    place, number = tl.load(added + at), tl.load(added + count + at).to(tl.float64, bitcast=True)
+    tl.atomic_add(scores + place, number, mask=place >= 0)
+
+
+@triton.jit(do_not_specialize=["count", "columns", "samples"], do_not_specialize_on_alignment=["seen", "penalties"])
+def lower_seen(
+    scores,  # float64 [samples, columns]
+    seen,  # int64 [2, count]: places in `scores`, each once, or -1; how often their tokens were given
+    penalties,  # float64's bits [3, samples]: of repetition, presence and frequency
+    count,
+    columns,
+    samples,
+    block: tl.constexpr,
+):
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    place, times = tl.load(seen + at), tl.load(seen + count + at).to(tl.float64)
+    real = place >= 0
+    sample = tl.where(real, place // columns, 0)
+    repetition = tl.load(penalties + sample).to(tl.float64, bitcast=True)
+    presence = tl.load(penalties + samples + sample).to(tl.float64, bitcast=True)
+    frequency = tl.load(penalties + 2 * samples + sample).to(tl.float64, bitcast=True)
+    score = tl.load(scores + place, mask=real, other=0.0)
+    score = tl.where(score > 0, score / repetition, score * repetition)
+    score -= times * frequency + tl.where(times > 0, presence, 0.0)
+    tl.store(scores + place, score, mask=real)
