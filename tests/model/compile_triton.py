@@ -157,7 +157,7 @@ LAUNCHED: dict[ModuleType, tuple[str, ...]] = {
         "lower_seen",
     ),
     rotary: ("rotate_heads",),
-    experts: ("expert_rows",),
+    experts: ("expert_rows", "plan_tiles"),
     decoder: ("write_heads", "gate_silu"),
 }
 KERNELS = [(module, name, getattr(module, name)) for module, names in LAUNCHED.items() for name in names]

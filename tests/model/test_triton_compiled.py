@@ -22,7 +22,7 @@ BINARIES = {
     "attention over 8 bits": {"attend_parts": 1, "join_parts_in_order": 1},
     "products of few rows": {"few_rows": 2, "join_parts": 1},
     "products of many rows": {"many_rows": 1},
-    "experts": {"expert_rows": 4},  # of both products, by the width of their tiles
+    "experts": {"expert_rows": 4, "plan_tiles": 2},  # of both products, by the width of their tiles
     "between products": {
         "attend_parts": 1,
         "join_parts_in_order": 1,

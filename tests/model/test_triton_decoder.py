@@ -16,7 +16,7 @@ from pilotfish.core.features.features import FINAL
 from pilotfish.core.scheduling.executor import NO_NODES, NodeRows, SequenceRows
 from pilotfish.model.batch import EXACT
 from pilotfish.model.cuda.decoder import TritonDecoder
-from pilotfish.model.cuda.kernels import CUDAKernels
+from pilotfish.model.cuda.kernels import CUDAKernels, DeviceProgress
 from pilotfish.model.cuda.products import InvariantLinear
 from pilotfish.model.executor import TorchExecutor
 from pilotfish.model.experts import Affine
@@ -98,6 +98,25 @@ def test_states_are_those_of_the_reference(tmp_path: Path) -> None:
         executor.forward([rows])
     got, expected = (executor.features(slots) for executor in executors)
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_layers_are_counted_by_the_device(tmp_path: Path) -> None:
+    """When their keys are there."""
+    executor, rows = executor_of(models(tmp_path, "llama")[0]), step(5, 0)
+    progress, seen = executor.count_layers(), list[tuple[int, int]]()
+    assert isinstance(progress, DeviceProgress)
+    wrote, slots = progress.wrote, rows.prefix_slots.tolist()
+
+    def watch(layer: int) -> None:
+        wrote(layer)
+        written = sum(bool(kv.keys[slots].any()) for kv in executor._layers)
+        seen.append((written, progress.at(0.0)))
+
+    progress.wrote = watch  # type: ignore[method-assign]
+    executor.forward([rows])
+    assert seen == [(1, 1), (2, 2)]
+    progress.reset()
+    assert progress.at(0.0) == 0
 
 
 def test_other_decoders_keep_their_own_layers() -> None:

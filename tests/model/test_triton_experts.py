@@ -56,7 +56,8 @@ def test_a_row_does_not_depend_on_what_others_chose() -> None:
 @pytest.mark.parametrize("pairs", [1, 7, 80, 81, 500])
 def test_tiles_hold_each_pair_once_with_its_expert(pairs: int) -> None:
     chosen = torch.randint(0, EXPERTS, (pairs,), generator=torch.Generator().manual_seed(pairs)) // 2 * 2
-    tiles = Tiles.of(chosen, EXPERTS)
+    tiles = Tiles.of(chosen.to(DEVICE), EXPERTS)
+    assert torch.equal(tiles.order.cpu(), chosen.argsort(stable=True))
     seen = list[int]()
     for expert, start, end in zip(tiles.experts.tolist(), tiles.starts.tolist(), tiles.ends.tolist(), strict=True):
         held = tiles.order[start : max(start, end)].tolist()

@@ -55,6 +55,7 @@ class TorchExecutor:
             self._plane = FeatureKV(zeros((num_slots + 1, tap.width), model.dtype, model.device))
             self.kv = [*self._layers, self._plane]
         self.progress = LayerProgress(len(self.kv))
+        self._counts = not self.overlaps
         self.buckets = model.kernels.buckets()
         self._given = vocab_size
         self._drawable = min(config.vocab_size, vocab_size or config.vocab_size)
@@ -69,6 +70,11 @@ class TorchExecutor:
     def overlaps(self) -> bool:
         """Whether a forward runs beside this thread, which only waits for it."""
         return self.model.device.type != "cpu"
+
+    def count_layers(self) -> LayerProgress:
+        """For who reads KV beside forwards: before the first one. On a device only then, as it costs a copy a layer."""
+        self._counts, self.progress = True, self.model.kernels.layer_progress(len(self.kv))
+        return self.progress
 
     def padded(self, rows: int) -> int:
         return self.buckets.pad_rows(rows)
@@ -159,8 +165,8 @@ class TorchExecutor:
         return self.model.kernels.draw(logits[:, : self._drawable], draws)
 
     def _computed(self, batch: Batch) -> Tensor:
-        """[kept rows, vocab]. On CUDA layers are not counted: they end later than the call."""
-        progress = self.progress if batch.last and self.model.device.type == "cpu" else None
+        """[kept rows, vocab]"""
+        progress = self.progress if batch.last and self._counts else None
         if self.tap is None:
             return self._logits(batch, progress)
         model, size = self.model, (len(batch.input_ids), len(self.tap.layers) * self.model.config.hidden_size)

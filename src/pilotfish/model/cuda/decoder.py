@@ -6,6 +6,7 @@ import triton
 from torch import Tensor
 
 from pilotfish.core.features.features import FINAL
+from pilotfish.core.scheduling.executor import LayerProgress
 from pilotfish.model.attention import AttentionMetadata
 from pilotfish.model.cuda.products import InvariantLinear, SplitProduct
 from pilotfish.model.cuda.triton_attention import attend_slots
@@ -49,6 +50,7 @@ class TritonDecoder(CapturingDecoder):
         logits_to_keep: Tensor,  # [kept rows], rows whose logits are wanted
         metadata: AttentionMetadata,
         kv: KVPool,
+        progress: LayerProgress | None = None,
         **_: object,
     ) -> SimpleNamespace:
         """`logits` [1, kept rows, vocab]. Writes KV to the pool."""
@@ -57,6 +59,8 @@ class TritonDecoder(CapturingDecoder):
             x = layer.input_layernorm.of_product(residual, product)
             self._keep(number, residual)
             attended = self._attended(layer.self_attn, x, metadata, kv[number])
+            if progress is not None:
+                progress.wrote(number)
             x = layer.post_attention_layernorm.of_product(residual, layer.self_attn.out.split_product(attended))
             product = layer.mlp.down.split_product(gated(layer.mlp.gate_up.split_product(x), x.new_empty(0)))
         x = self.norm.of_product(residual, product)

@@ -9,9 +9,11 @@ import triton
 from torch import Tensor
 
 from pilotfish.model.cuda.products import BLOCK_K, FEW, STAGES
-from pilotfish.model.cuda.triton_kernels.experts import expert_rows
+from pilotfish.model.cuda.triton_kernels.experts import expert_rows, plan_tiles
 from pilotfish.model.experts import Affine, Expert, summed_choices
 from pilotfish.model.kernels import Gate
+
+PAIRS = 256  # that a program of `plan_tiles` reads at a time
 
 
 class Tiles(NamedTuple):
@@ -27,14 +29,9 @@ class Tiles(NamedTuple):
     def of(cls, chosen: Tensor, experts: int) -> "Tiles":
         """`chosen` int64 [pairs]"""
         pairs, size = len(chosen), 16 if len(chosen) <= 16 * experts else FEW
-        counts = torch.zeros(experts, dtype=torch.int64, device=chosen.device)
-        counts.scatter_add_(0, chosen, torch.ones_like(chosen))
-        ends, tiles = counts.cumsum(0), (counts + size - 1) // size
-        last_tiles = tiles.cumsum(0)
-        tile = torch.arange(triton.cdiv(pairs, size) + experts, device=chosen.device)
-        expert = torch.searchsorted(last_tiles, tile, right=True).clamp(max=experts - 1)
-        starts = (ends - counts)[expert] + (tile - (last_tiles - tiles)[expert]) * size
-        return cls(chosen.argsort(stable=True), expert, starts, (starts + size).minimum(ends[expert]), size)
+        order, tiles = torch.empty_like(chosen), chosen.new_zeros(3, triton.cdiv(pairs, size) + experts)
+        plan_tiles[(experts,)](chosen, order, tiles, pairs, tiles.shape[1], size, PAIRS, num_warps=4)
+        return cls(order, *tiles.unbind(), size)
 
 
 class InvariantExperts(torch.nn.Module):

@@ -100,7 +100,7 @@ class GraphCache:
             self._graphs.clear()  # they read the old one
             self._mirror = Mirror(1 << size.bit_length(), self._device)
         draws = None if batch.draws is None else batch.draws.kind
-        key = (batch.metadata.longest, draws, *(tensor.shape for tensor in batch.tensors()[:-1]))
+        key = (batch.metadata.longest, batch.last, draws, *(tensor.shape for tensor in batch.tensors()[:-1]))
         if key not in self._graphs:
             self._graphs[key] = self._recorded(batch)
         graph = self._graphs[key]

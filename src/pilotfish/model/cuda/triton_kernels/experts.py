@@ -4,6 +4,37 @@ import triton.language as tl
 from pilotfish.model.cuda.triton_kernels.common import as_computed, product_onto
 
 
+@triton.jit(do_not_specialize=["pairs", "tiles"], do_not_specialize_on_alignment=["planned"])
+def plan_tiles(
+    chosen,  # int64 [pairs], an expert each
+    order,  # int64 [pairs], as both below in `expert_rows`
+    planned,  # int64 [3, tiles], zeros: experts, starts and ends
+    pairs,
+    tiles,
+    size: tl.constexpr,  # of a tile
+    block: tl.constexpr,
+):
+    """A program places the pairs of one expert. An expert whose pairs start at s has its tiles from s // size + expert
+    on, where those of the expert before have ended, whatever the counts are."""
+    expert, lane = tl.program_id(0), tl.arange(0, block)
+    start, end = tl.program_id(0).to(tl.int64) * 0, tl.program_id(0).to(tl.int64) * 0
+    for low in range(0, pairs, block):
+        one = tl.load(chosen + low + lane, mask=low + lane < pairs, other=1 << 30)
+        start += tl.sum((one < expert).to(tl.int64), axis=0)
+        end += tl.sum((one <= expert).to(tl.int64), axis=0)
+    place = start
+    for low in range(0, pairs, block):
+        mine = (tl.load(chosen + low + lane, mask=low + lane < pairs, other=1 << 30) == expert).to(tl.int64)
+        tl.store(order + place + tl.cumsum(mine, axis=0) - 1, (low + lane).to(tl.int64), mask=mine > 0)
+        place += tl.sum(mine, axis=0)
+    first = start // size + expert
+    for number in range(tl.cdiv(end - start, size)):
+        tile = planned + first + number
+        tl.store(tile, expert.to(tl.int64))
+        tl.store(tile + tiles, start + number * size)
+        tl.store(tile + 2 * tiles, tl.minimum(start + (number + 1) * size, end))
+
+
 @triton.jit
 def expert_rows(
     x,  # [rows, inputs]
