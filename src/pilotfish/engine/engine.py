@@ -36,6 +36,7 @@ from pilotfish.engine.prefills.handovers import HandOvers
 from pilotfish.engine.prefills.remote_prefills import RemotePrefills
 from pilotfish.engine.processes.host_memory import GIB, divided
 from pilotfish.engine.processes.ranks import Ranks
+from pilotfish.engine.recording import record_forwards
 from pilotfish.engine.sample import Sample
 from pilotfish.engine.sample_maker import Prompt, SampleMaker
 from pilotfish.engine.tapping import with_features
@@ -137,6 +138,8 @@ class Engine:
         self.drafters = drafters
         self.drafter = drafter or self.drafters.make(() if config.mode == "off" else config.drafters)
         pool = SlotPool(self.memory.slots, common_window(self.model.config))
+        if self.model.recordable:
+            record_forwards(self.executor, config.max_rows, config.max_requests)
         budget = make_budget(config, self.executor, self.drafter)
         tiers = self.tiers = make_tiers(config, self.executor)
         cache = PrefixCache(pool, dropped=None if tiers is None else tiers.dropped) if config.prefix_cache else None

@@ -17,6 +17,7 @@ from pilotfish.core.sampling.constraint import Constraint
 from pilotfish.core.sampling.sampling_params import SamplingParams
 from pilotfish.core.scheduling.executor import Outcome, Sampling, SequenceRows
 from pilotfish.engine.engine import Engine
+from pilotfish.engine.recording import record_forwards
 from pilotfish.errors import EngineError
 from pilotfish.model.batch import GRAPHS
 from pilotfish.model.cuda.graphs import GraphCache
@@ -195,6 +196,16 @@ def test_a_failed_forward_frees_all(llama: Path, engine: Engine, call: str, time
     assert {sample.finish_reason for sample in samples} == {"abort"}
     assert_idle(engine)
     assert generate(engine, PLAIN) == generate(make_engine(llama), PLAIN)
+
+
+def test_forwards_are_recorded_at_start(engine: Engine) -> None:
+    graphs: Any = engine.executor._forward
+    record_forwards(engine.executor, 256, 16)
+    recorded = set(graphs._graphs)
+    longest = [key[0] for key in recorded]
+    assert sorted(longest) == [1024] * 4 + [2048]  # of 16, 64, 128 and 256 rows; of 16 after a longer prefix
+    generate(engine, [(prompt[:80], params) for i, (prompt, params) in enumerate(PLAIN) if i % 4 < 2])
+    assert set(graphs._graphs) == recorded
 
 
 def test_moments_of_a_step_follow_each_other(engine: Engine) -> None:

@@ -31,7 +31,7 @@ class Tiles(NamedTuple):
         pairs, size = len(chosen), 16 if len(chosen) <= 16 * experts else FEW
         order, tiles = torch.empty_like(chosen), chosen.new_zeros(3, triton.cdiv(pairs, size) + experts)
         plan_tiles[(experts,)](chosen, order, tiles, pairs, tiles.shape[1], size, PAIRS, num_warps=4)
-        return cls(order, *tiles.unbind(), size)
+        return cls(order, tiles[0], tiles[1], tiles[2], size)
 
 
 class InvariantExperts(torch.nn.Module):
