@@ -1,6 +1,6 @@
 """Recorded forwards and the sizes they come in. The recorder only remembers the call; CUDA's is tested in tests/gpu."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,8 @@ from transformers import LlamaConfig, MixtralConfig
 
 from pilotfish.core.features.features import FINAL
 from pilotfish.core.scheduling.executor import NodeRows, SequenceRows
-from pilotfish.model.batch import CUBLAS, EXACT, GRAPHS
+from pilotfish.model.attention import key_slots
+from pilotfish.model.batch import CUBLAS, EXACT, GRAPHS, Batch, Buckets
 from pilotfish.model.cuda import graphs
 from pilotfish.model.cuda.graphs import GraphCache, recordable
 from pilotfish.model.executor import TorchExecutor
@@ -137,12 +138,74 @@ def test_more_rows_than_a_forward_takes_run_as_several(
         batches = recorded.prepare(rows)
         assert len(batches) > 1 and {len(batch.input_ids) for batch in batches} == {ROWS}
         assert torch.equal(recorded.run(batches).logits, plain.forward(rows))
-    assert recorder.recordings == 1
+    assert recorder.recordings == 2  # of which one counts layers
 
 
 def test_rows_that_give_no_logits(recorded: TorchExecutor) -> None:
     rows = [replace(sequence(70, 0, 0), kept=())]
     assert recorded.forward(rows).shape == (0, VOCAB)
+
+
+# -- prefixes that sequences have in common
+
+
+def family(rng: np.random.Generator, shared: int, rests: Sequence[int], slots: int = 4000) -> list[SequenceRows]:
+    """Sequences that begin with the same `shared` slots, with trees and without, and some with their last tokens."""
+    free, sequences = iter(rng.permutation(slots).astype(np.int32)), list[SequenceRows]()
+    common = [next(free) for _ in range(shared)]
+    for place, rest in enumerate(rests):
+        prefix = np.array([*common, *(next(free) for _ in range(rest))], np.int32)
+        tree = random_tree(rng, VOCAB, 5 * (place % 2))
+        nodes = NodeRows.of(tree, np.array([next(free) for _ in range(len(tree))], np.int32))
+        count = min(1 + place % 3, len(prefix))
+        tokens = rng.integers(0, VOCAB, count).tolist()
+        sequences.append(SequenceRows(len(prefix) - count, tokens, prefix, nodes, kept=[count - 1]))
+    return sequences
+
+
+def seen(sequences: Sequence[SequenceRows]) -> list[list[int]]:
+    """Slots that each row sees, in order."""
+    each = list[list[int]]()
+    for s in sequences:
+        prefix = s.prefix_slots.tolist()
+        each += [prefix[: s.start + place + 1] for place in range(len(s.tokens))]
+        each += [
+            prefix + path[:depth] for path, depth in zip(s.nodes.paths.tolist(), s.nodes.depths.tolist(), strict=True)
+        ]
+    return each
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_rows_see_their_own_slots_whatever_is_shared(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    sequences = list[SequenceRows]()
+    for _ in range(rng.integers(1, 4)):
+        sequences += family(
+            rng, int(rng.choice([3, 40, 90])), rng.integers(0, 600 if seed % 5 == 0 else 30, 3).tolist()
+        )
+    for shared in (0, 1, 32):
+        [batch] = Batch.build(sequences, Buckets(shared=shared), 4000)
+        slots, positions = key_slots(batch.metadata).tolist(), batch.metadata.row_positions.tolist()
+        assert [row[: position + 1] for row, position in zip(slots, positions, strict=True)] == seen(sequences)
+
+
+def test_a_prompts_samples_share_its_prefix() -> None:
+    """Sequences that go on too long after it keep it for themselves."""
+    rng = np.random.default_rng(0)
+    alone, samples, long = family(rng, 50, [3]), family(rng, 100, [0, 9, 4]), family(rng, 100, [600, 600])
+    [batch] = Batch.build([*alone, *samples, *long], Buckets(shared=64), 4000)
+    assert sorted(set(batch.metadata.row_starts.tolist())) == [0, 53, 153, 853]
+    assert len(batch.metadata.prefix_slots) == 1553 and batch.metadata.longest == 700
+
+
+def test_logits_do_not_depend_on_what_is_shared(plain: TorchExecutor) -> None:
+    rng = np.random.default_rng(3)
+    sequences = family(rng, 70, [0, 5, 17], slots=1000)
+    expected = plain.forward(sequences)
+    plain.buckets = Buckets(shared=64)
+    [batch] = plain.prepare(sequences)
+    assert len(set(batch.metadata.row_starts.tolist())) == 1
+    assert torch.equal(plain.forward(sequences), expected)
 
 
 @pytest.mark.parametrize(("rows", "padded"), [(1, 16), (16, 16), (17, 64), (256, 256), (257, 512), (1030, 1040)])

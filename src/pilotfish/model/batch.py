@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pilotfish.core.cache.slots import Slots
 from pilotfish.core.scheduling.executor import Sampling, SequenceRows
 from pilotfish.model.attention import AttentionMetadata
 from pilotfish.model.draws import Draws, allowed_bits
@@ -31,25 +33,27 @@ class Batch:
         padded = buckets.pad_rows(sum(s.num_rows for s in sequences))
         ids, slots = np.zeros(padded, np.int64), np.full(padded, scratch, np.int32)
         positions, prefixes = np.full(padded, -1, np.int32), np.zeros(padded, np.int32)
-        starts, ends = np.zeros(padded, np.int32), np.cumsum([len(s.prefix_slots) for s in sequences])
-        prefix_slots = np.concatenate([s.prefix_slots for s in sequences], dtype=np.int32)
-        longest = bucket(max(len(s.prefix_slots) for s in sequences), buckets.prefix)
-        deepest = max(max(s.nodes.deepest for s in sequences), 1)
-        path_slots = np.zeros((padded, bucket(deepest, buckets.path)), np.int32)
+        starts, shared = np.zeros(padded, np.int32), shared_prefixes(sequences, buckets)
+        once = {one.start: s.prefix_slots[: one.tokens] for one, s in zip(shared, sequences, strict=True)}
+        prefix_slots = np.concatenate([*once.values()], dtype=np.int32)
+        longest = bucket(max(one.tokens for one in shared), buckets.prefix)
+        deepest = max(one.path for one in shared)
+        path_slots = np.zeros((padded, bucket(max(deepest, 1), buckets.path)), np.int32)
         keep: list[int] = []
         row = 0
-        for s, prefix_end in zip(sequences, ends.tolist(), strict=True):
-            prefix, nodes = len(s.prefix_slots), s.nodes
+        for s, one in zip(sequences, shared, strict=True):
+            prefix, nodes, own = len(s.prefix_slots), s.nodes, s.prefix_slots[one.tokens :]
             chunk, end = slice(row, row + len(s.tokens)), row + s.num_rows
             ids[chunk], slots[chunk] = s.tokens, s.prefix_slots[s.start :]
             positions[chunk] = np.arange(s.start, prefix)
-            starts[row:end], prefixes[row:end] = prefix_end - prefix, prefix
+            starts[row:end], prefixes[row:end] = one.start, one.tokens
+            path_slots[row:end, : len(own)] = own
             keep.extend(row + offset for offset in s.kept)
             if nodes.deepest:
                 tree = slice(chunk.stop, end)
                 ids[tree], slots[tree] = nodes.tokens, nodes.slots
                 positions[tree] = prefix - 1 + nodes.depths
-                path_slots[tree, : nodes.deepest] = nodes.paths
+                path_slots[tree, len(own) : one.path] = nodes.paths
                 keep.extend(range(chunk.stop, end))
             row = end
         rows = (ids, slots, starts, positions, prefixes, path_slots)
@@ -121,6 +125,7 @@ class Buckets:
     rows: tuple[int, ...] = ()
     prefix: tuple[int, ...] = ()  # positions of the longest
     path: tuple[int, ...] = ()  # nodes
+    shared: int = 0  # tokens from which on a prefix of sequences beside each other is kept once; 0: never
 
     def pad_rows(self, rows: int) -> int:
         """Whole forwards of the largest bucket, and the smallest bucket that holds the rest."""
@@ -128,6 +133,57 @@ class Buckets:
             return rows
         rest = rows % self.rows[-1]
         return rows - rest + (bucket(rest, self.rows) if rest else 0)
+
+
+#: Tokens, at most, that a row has after a prefix that it shares.
+LONGEST_PATH = 512
+
+
+@dataclass(frozen=True)
+class SharedPrefix:
+    start: int  # in the batch's `prefix_slots`
+    tokens: int
+    path: int  # most tokens of a row after them
+
+
+def shared_prefixes(sequences: Sequence[SequenceRows], buckets: Buckets) -> list[SharedPrefix]:
+    """Of each sequence. Those beside each other that begin with the same slots, as the samples of a prompt do, have
+    these in common: then their rows read them once. Otherwise a prefix is all that a sequence has computed.
+
+    prefix_slots   prompt ......... | another sequence ...
+    path_slots     rest of sample 1, nodes
+                   rest of sample 2, nodes
+    """
+    found, start, place = list[SharedPrefix](), 0, 0
+    while place < len(sequences):
+        group, tokens = _sharing(sequences[place:], buckets.shared) if buckets.shared else ([sequences[place]], 0)
+        tokens = tokens or len(group[0].prefix_slots)
+        found += [SharedPrefix(start, tokens, len(s.prefix_slots) - tokens + s.nodes.deepest) for s in group]
+        start, place = start + tokens, place + len(group)
+    return found
+
+
+def _sharing(sequences: Sequence[SequenceRows], least: int) -> tuple[list[SequenceRows], int]:
+    """The first ones that share a prefix, and its tokens; the first alone, and 0, if the second does not."""
+    first, tokens = sequences[0], 0
+    group = [first]
+    for other in sequences[1:]:
+        common = _common(first.prefix_slots, other.prefix_slots, tokens or least)
+        longest = max(len(s.prefix_slots) + s.nodes.deepest for s in (first, other)) - (tokens or common)
+        if common < (tokens or least) or longest > LONGEST_PATH:
+            break
+        tokens = tokens or common
+        group.append(other)
+    return group, tokens
+
+
+def _common(one: Slots, other: Slots, least: int) -> int:
+    """First slots that are the same, 0 if fewer than `least`."""
+    count = min(len(one), len(other))
+    if count < least or one[least - 1] != other[least - 1]:
+        return 0
+    different = one[:count] != other[:count]
+    return int(different.argmax()) if different.any() else count
 
 
 def bucket(size: int, sizes: tuple[int, ...]) -> int:
@@ -138,9 +194,9 @@ def bucket(size: int, sizes: tuple[int, ...]) -> int:
 EXACT = Buckets()
 #: Library matrix products on a CPU give a row the same bits at every row count from 16 up, others below.
 LIBRARY = Buckets(rows=(16, 32, 64, 128, 256, 512, 1024))
-_WIDTHS = {"prefix": POWERS[10:], "path": POWERS[3::3]}
+_WIDTHS: dict[str, Any] = {"prefix": POWERS[10:], "path": POWERS[3::3]}
 #: For the Triton kernels, whose bits do not depend on it: few sizes, so that few graphs are recorded.
-GRAPHS = Buckets(rows=(16, 64, 128, 256, 512, 1024), **_WIDTHS)
+GRAPHS = Buckets(rows=(16, 64, 128, 256, 512, 1024), shared=1024, **_WIDTHS)
 #: cuBLAS chooses a kernel by the row count, and kernels differ in the order of their sums. So there is one row count,
 #: and more rows run as several forwards.
 CUBLAS = Buckets(rows=(64,), **_WIDTHS)

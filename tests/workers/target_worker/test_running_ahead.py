@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from support import SETTINGS, SNIPPETS, assert_idle, drain, make_engine
+from support import SETTINGS, SNIPPETS, assert_idle, drain, make_engine, run
 from torch import Tensor
 
 from pilotfish.core.sampling.constraint import Constraint
@@ -67,7 +67,7 @@ class Device(TorchExecutor):
         kernels.attend = model.kernels.attend  # type: ignore[method-assign]
         super().__init__(replace(model, kernels=kernels, recordable=False), executor.num_slots)
         self.model = replace(self.model, recordable=True)
-        self.buckets = GRAPHS
+        self.buckets = replace(GRAPHS, shared=8)
         self._forward = GraphCache(self._run_model, self._draw, lambda call: call, model.device)
         self.calls: list[str] = []
         self.fails: Callable[[str], bool] = lambda _: False
@@ -175,6 +175,13 @@ def test_aborting_all_leaves_a_forward_that_frees_its_slots(engine: Engine) -> N
     engine.abort_all()
     assert engine.busy
     assert engine.step() == []
+
+
+def test_samples_of_a_prompt(llama: Path, engine: Engine) -> None:
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=12, n=3)
+    ours, expected = (run(one, [SNIPPETS[0]], [params]) for one in (engine, make_engine(llama)))
+    assert ours == expected and len(ours) == 3
+    assert calls(engine).count("follow") > 8
 
 
 def test_few_slots(llama: Path) -> None:
