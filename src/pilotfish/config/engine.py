@@ -33,8 +33,8 @@ PREFILL_ROWS = 2048
 #: Fields that have their defaults in a process beside this one: it drafts nothing itself, and has neither tiers nor
 #: workers or pools of its own.
 ALONE = (
-    *("mode", "draft", "draft_pool", "shadow_pool", "shadow_pool_key", "members", "prefill_pool", "prefill_workers"),
-    *("tensor_parallel", "kv_host_memory", "kv_disk", "kv_disk_size"),
+    *("mode", "draft", "draft_pool", "draft_pools_each", "shadow_pool", "shadow_pool_key", "members", "prefill_pool"),
+    *("prefill_workers", "tensor_parallel", "kv_host_memory", "kv_disk", "kv_disk_size"),
 )
 #: Ours, and vLLM's.
 KV_DTYPE = ("--kv-dtype", "--kv-cache-dtype")
