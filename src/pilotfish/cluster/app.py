@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from ray.serve import Application
 
 from pilotfish.cluster.alpha import scaled_by_demand, telling_router
 from pilotfish.cluster.api import ServedApi
-from pilotfish.cluster.config import DEPLOYMENTS, ClusterConfig, Role, read_cluster_config
+from pilotfish.cluster.config import DEPLOYMENTS, ROLES, ClusterConfig, Role, read_cluster_config
 from pilotfish.cluster.preflight import needs
 from pilotfish.cluster.replicas import ServedDraftPool, ServedPrefillPool, ServedTarget
 from pilotfish.cluster.worker import GRACE
@@ -32,26 +32,18 @@ CLASSES: Mapping[Role, type] = {
 }
 
 
-def api(args: Mapping[str, str]) -> Application:
-    return application("api", _config(args))
+def _builder(role: Role) -> Callable[[Mapping[str, str]], Application]:
+    """Serve takes functions alone."""
+
+    def built(args: Mapping[str, str]) -> Application:
+        if set(args) != {"config"}:
+            raise ParameterError("args", dict(args), "config alone: the path of a cluster's file")
+        return application(role, read_cluster_config(Path(args["config"])))
+
+    return built
 
 
-def target(args: Mapping[str, str]) -> Application:
-    return application("target", _config(args))
-
-
-def draft(args: Mapping[str, str]) -> Application:
-    return application("draft", _config(args))
-
-
-def prefill(args: Mapping[str, str]) -> Application:
-    return application("prefill", _config(args))
-
-
-def _config(args: Mapping[str, str]) -> ClusterConfig:
-    if set(args) != {"config"}:
-        raise ParameterError("args", dict(args), "config alone: the path of a cluster's file")
-    return read_cluster_config(Path(args["config"]))
+api, target, draft, prefill = map(_builder, ROLES)
 
 
 def application(role: Role, config: ClusterConfig) -> Application:
