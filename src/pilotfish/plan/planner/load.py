@@ -80,11 +80,8 @@ class LoadedDeployment:
         return "memory of draft devices" if self._draft_tokens < self.deployment.kv_tokens else "memory capacity"
 
     def broken(self, point: LoadPoint) -> list[str]:
-        limits, over = self.limits, []
-        if limits.tpot is not None and point.tpot > limits.tpot:
-            over.append("TPOT limit")
-        if limits.ttft is not None and point.ttft > limits.ttft:
-            over.append("TTFT limit")
+        limits = (("TPOT", point.tpot, self.limits.tpot), ("TTFT", point.ttft, self.limits.ttft))
+        over = [f"{name} limit" for name, seconds, most in limits if most is not None and seconds > most]
         return over + [f"{name} devices" for name in ("prefill", "draft") if point.utilisation.get(name, 0) > MOST_BUSY]
 
     def served(self) -> LoadPoint | None:

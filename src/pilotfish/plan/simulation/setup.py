@@ -1,14 +1,13 @@
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from msgspec import Struct
 
+from pilotfish.config.fields import Mode
 from pilotfish.config.hardware.cost import ForwardLoad
 from pilotfish.errors import ParameterError
 from pilotfish.plan.simulation.models import Cost
 
-Mode = Literal["off", "sync", "async"]
 #: Rows of a forward of the target.
 MAX_ROWS = 1 << 12
 
