@@ -48,7 +48,7 @@ class Judge:
         """Why a program does not pass; "" if it does. Equal programs run once."""
         assert self.sandbox is not None  # code is no task without one
         if program not in self._programs:
-            self._programs[program] = self.sandbox.run(program).reason
+            self._programs[program] = self.sandbox.run(program)
         return self._programs[program]
 
 
