@@ -7,7 +7,7 @@ ends. It completes
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -47,7 +47,7 @@ class LoadPoint(Struct, frozen=True, kw_only=True):
 class LoadedDeployment:
     def __init__(self, deployment: Deployment, demand: Demand, limits: LoadLimits) -> None:
         self.deployment, self.demand, self.limits = deployment, demand, limits
-        self._points: dict[int, LoadPoint] = {}
+        self.at = cache(self._point)  # with so many sequences
 
     @cached_property
     def room(self) -> int:
@@ -61,11 +61,6 @@ class LoadedDeployment:
         if draft is None or draft.resident:
             return math.inf
         return draft.workers / self.deployment.replicas * draft.placed.kv_room / draft.placed.kv_bytes
-
-    def at(self, sequences: int) -> LoadPoint:
-        if sequences not in self._points:
-            self._points[sequences] = self._point(sequences)
-        return self._points[sequences]
 
     @cached_property
     def most(self) -> int:
