@@ -14,7 +14,7 @@ from pilotfish.cluster.alpha import scaled_by_demand, telling_router
 from pilotfish.cluster.api import ServedApi
 from pilotfish.cluster.config import DEPLOYMENTS, ROLES, ClusterConfig, Role, read_cluster_config
 from pilotfish.cluster.preflight import needs
-from pilotfish.cluster.replicas import ServedDraftPool, ServedPrefillPool, ServedTarget
+from pilotfish.cluster.replicas import ServedTarget, ServedWorker
 from pilotfish.cluster.worker import GRACE
 from pilotfish.errors import ParameterError
 
@@ -27,8 +27,8 @@ MOST_REQUESTS = 1 << 14
 CLASSES: Mapping[Role, type] = {
     "api": serve.ingress()(ServedApi),
     "target": ServedTarget,
-    "draft": ServedDraftPool,
-    "prefill": ServedPrefillPool,
+    "draft": ServedWorker,
+    "prefill": ServedWorker,
 }
 
 
@@ -48,7 +48,7 @@ api, target, draft, prefill = map(_builder, ROLES)
 
 def application(role: Role, config: ClusterConfig) -> Application:
     deployment = serve.deployment(CLASSES[role], name=DEPLOYMENTS[role], **_options(role, config))
-    return deployment.bind(config)
+    return deployment.bind(config, role)
 
 
 def _options(role: Role, config: ClusterConfig) -> dict[str, Any]:

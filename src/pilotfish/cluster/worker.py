@@ -7,7 +7,6 @@ import asyncio
 import logging
 import socket
 import threading
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -43,6 +42,7 @@ class Worker:
         self._state = WorkerState(self._name)
         self._began = monotonic()  # when it last was started
         self._supervisor = Supervisor(GRACE, self._note)
+        self.members = self._supervisor.directory / MEMBERS
 
     async def start(self) -> None:
         """Returns once it serves. EngineError if it cannot, or takes too long."""
@@ -55,10 +55,6 @@ class Worker:
         while not self.ready:
             self.check()
             await asyncio.sleep(LOOK)
-
-    @property
-    def members(self) -> Path:
-        return self._supervisor.directory / MEMBERS
 
     def check(self) -> None:
         """EngineError if the worker stays down, or is not ready again in time."""
