@@ -73,4 +73,4 @@ def test_a_target_with_members_needs_no_draft_and_starts_none(llama: Path) -> No
     assert not config.starts_drafts and config.prefills_elsewhere
     assert not replace(config, tensor_parallel=2).prefills_elsewhere  # of ranks' KV there is none elsewhere
     assert EngineConfig(target=llama, draft=llama, mode="async").starts_drafts
-    assert config.of_prefill.members is None
+    assert replace(config, draft_pools_each=2).of_prefill.members is None  # nor more pools than it has

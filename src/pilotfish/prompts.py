@@ -27,15 +27,20 @@ class BadRow:
 
 
 def read_rows(path: Path) -> list[Row | BadRow]:
-    """Rows in order, without blank lines. InputError if there are none."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise InputError(f"prompts: {path} cannot be read: {error.strerror}") from error
-    rows = [_row(line, f"{path}:{i}") for i, line in enumerate(lines, 1) if line.strip()]
+    """Rows in order. InputError if there are none."""
+    rows = [_row(line, place) for place, line in lines_of("prompts", path)]
     if not rows:
         raise InputError(f"prompts: {path} has no rows; one JSON object a line is needed")
     return rows
+
+
+def lines_of(field: str, path: Path) -> list[tuple[str, bytes]]:
+    """Lines that are not blank, each with its place. InputError, naming `field`, for a file that cannot be read."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise InputError(f"{field}: {path} cannot be read: {error.strerror}") from error
+    return [(f"{path}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def _row(line: bytes, place: str) -> Row | BadRow:

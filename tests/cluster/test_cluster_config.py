@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pilotfish.cluster.commands import Site, worker_command
+from pilotfish.cluster.commands import worker_command
 from pilotfish.cluster.config import MAX_FILE, ClusterConfig, cluster_config, read_cluster_config
 from pilotfish.errors import InputError
 
@@ -25,7 +25,7 @@ roles:
   prefill: {options: {segment_memory: 0.5}}
 """
 LEAST: dict[str, Any] = {"roles": {"target": {"model": "/models/target"}}}
-SITE = Site("tcp://10.0.0.7:40001", "draft-40001", Path("/run/allow"), Path("/run/members.json"))
+SITE = ("tcp://10.0.0.7:40001", "draft-40001", Path("/run"))
 
 
 def of(**changes: Any) -> dict[str, Any]:
@@ -50,18 +50,18 @@ def test_what_is_said_is_what_processes_are_told(whole: ClusterConfig) -> None:
 
 
 def test_commands_are_those_of_one_host(whole: ClusterConfig) -> None:
-    command = worker_command(whole, "draft", SITE)[3:]
+    command = worker_command(whole, "draft", *SITE)[3:]
     keys = ["--key=/etc/pilotfish/cluster.key", "--allow=/run/allow"]
     own = ["--draft=/models/draft", "--listen=tcp://10.0.0.7:40001", "--name=draft-40001", "--json"]
     assert command == ["draft", *own, "--revision=v1", *keys, "--children=6", "--no-prefix-cache"]
-    target = worker_command(whole, "target", SITE)[3:]
+    target = worker_command(whole, "target", *SITE)[3:]
     assert {"--members=/run/members.json", "--mode=async", "--kv-slots=65536", *keys} < set(target)
 
 
 def test_a_cluster_of_targets_alone() -> None:
     config = cluster_config(LEAST)
     assert config.present == ("target",) and config.engine.mode == "off" and config.of("draft").count == 0
-    assert not any("members" in flag for flag in worker_command(config, "target", SITE))
+    assert not any("members" in flag for flag in worker_command(config, "target", *SITE))
 
 
 def test_a_setup_changes_with_what_a_process_is_told() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 
-from pilotfish.cluster.config import ClusterConfig
+from pilotfish.cluster.config import ClusterConfig, Role
 from pilotfish.cluster.listing import MembersListing, introduction
 from pilotfish.cluster.preflight import clients
 from pilotfish.cluster.worker import own_id
@@ -38,9 +38,9 @@ def server_setup(config: ClusterConfig, members: Path) -> ServerSetup:
 class ServedApi:
     """Ray Serve calls the methods without a caller here."""
 
-    async def __init__(self, config: ClusterConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, config: ClusterConfig, role: Role) -> None:  # type: ignore[misc]  # Serve awaits it
         self._config = config
-        self._about = introduction(config, "api", own_id(config, "api"))
+        self._about = introduction(config, role, own_id(config, role))
         self._directory = Path(tempfile.mkdtemp(prefix="pilotfish-"))
         members = self._directory / "members.json"
         self._members = MembersListing(config, ("target",), members)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ from ray.serve import Application
 
 from pilotfish.cluster.alpha import scaled_by_demand, telling_router
 from pilotfish.cluster.api import ServedApi
-from pilotfish.cluster.config import DEPLOYMENTS, ClusterConfig, Role, read_cluster_config
+from pilotfish.cluster.config import DEPLOYMENTS, ROLES, ClusterConfig, Role, read_cluster_config
 from pilotfish.cluster.preflight import needs
-from pilotfish.cluster.replicas import ServedDraftPool, ServedPrefillPool, ServedTarget
+from pilotfish.cluster.replicas import ServedTarget, ServedWorker
 from pilotfish.cluster.worker import GRACE
 from pilotfish.errors import ParameterError
 
@@ -27,36 +27,28 @@ MOST_REQUESTS = 1 << 14
 CLASSES: Mapping[Role, type] = {
     "api": serve.ingress()(ServedApi),
     "target": ServedTarget,
-    "draft": ServedDraftPool,
-    "prefill": ServedPrefillPool,
+    "draft": ServedWorker,
+    "prefill": ServedWorker,
 }
 
 
-def api(args: Mapping[str, str]) -> Application:
-    return application("api", _config(args))
+def _builder(role: Role) -> Callable[[Mapping[str, str]], Application]:
+    """Serve takes functions alone."""
+
+    def built(args: Mapping[str, str]) -> Application:
+        if set(args) != {"config"}:
+            raise ParameterError("args", dict(args), "config alone: the path of a cluster's file")
+        return application(role, read_cluster_config(Path(args["config"])))
+
+    return built
 
 
-def target(args: Mapping[str, str]) -> Application:
-    return application("target", _config(args))
-
-
-def draft(args: Mapping[str, str]) -> Application:
-    return application("draft", _config(args))
-
-
-def prefill(args: Mapping[str, str]) -> Application:
-    return application("prefill", _config(args))
-
-
-def _config(args: Mapping[str, str]) -> ClusterConfig:
-    if set(args) != {"config"}:
-        raise ParameterError("args", dict(args), "config alone: the path of a cluster's file")
-    return read_cluster_config(Path(args["config"]))
+api, target, draft, prefill = map(_builder, ROLES)
 
 
 def application(role: Role, config: ClusterConfig) -> Application:
     deployment = serve.deployment(CLASSES[role], name=DEPLOYMENTS[role], **_options(role, config))
-    return deployment.bind(config)
+    return deployment.bind(config, role)
 
 
 def _options(role: Role, config: ClusterConfig) -> dict[str, Any]:

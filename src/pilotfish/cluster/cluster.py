@@ -14,20 +14,13 @@ import ray
 from ray import serve
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from pilotfish.cluster import preflight
 from pilotfish.cluster.alpha import deployment_details, run_applications
 from pilotfish.cluster.app import application
 from pilotfish.cluster.config import DEPLOYMENTS, ROLES, ClusterConfig, Role
 from pilotfish.cluster.heard import Listed
 from pilotfish.cluster.listing import Listing, MembersListing
-from pilotfish.cluster.preflight import (
-    Host,
-    HostReport,
-    check_devices,
-    check_private,
-    check_reports,
-    host_report,
-    possible_roles,
-)
+from pilotfish.cluster.preflight import Host, HostReport
 from pilotfish.errors import EngineError, InputError, ParameterError
 
 #: Seconds that a host has to look at itself, between two looks at what starts, for Ray to tell what there is, and to be
@@ -71,9 +64,9 @@ def up(config: ClusterConfig, say: Say) -> str:
     """Starts what is not there, and returns the URL once all serves; "" without a server. InputError, with nothing
     started, if something is missing; EngineError, with what was started taken down, if it does not serve."""
     hosts = cluster_hosts()
-    check_private(config, hosts)
-    check_devices(config, hosts)
-    check_reports(host_reports(config, hosts), version("pilotfish"))
+    preflight.check_private(config, hosts)
+    preflight.check_devices(config, hosts)
+    preflight.check_reports(host_reports(config, hosts), version("pilotfish"))
     before = _setups(config)
     changed = [role for role in config.present if before.get(role) != config.setup_of(role)]
     for role in changed:
@@ -107,13 +100,13 @@ def cluster_hosts() -> list[Host]:
 
 
 def host_reports(config: ClusterConfig, hosts: Sequence[Host]) -> dict[str, HostReport]:
-    look = ray.remote(num_cpus=0, max_retries=0)(host_report)
+    look = ray.remote(num_cpus=0, max_retries=0)(preflight.host_report)
     asked = {
         host.name: look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(host.id, soft=False)).remote(
             config, roles
         )
         for host in hosts
-        if (roles := possible_roles(config, host))
+        if (roles := preflight.possible_roles(config, host))
     }
     reports: dict[str, HostReport] = {}
     deadline = time.monotonic() + REPORT

@@ -1,32 +1,26 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pilotfish.cluster.config import ClusterConfig, Role, known_options
 from pilotfish.options import Option
 
-
-@dataclass(frozen=True)
-class Site:
-    endpoint: str  # where it listens
-    name: str
-    allow: Path  # the allowlist, where the cluster has a key
-    members: Path  # of the pools, for a target
+#: Files in a process's directory: its allowlist, where the cluster has a key; the pools, for a target.
+ALLOW, MEMBERS = "allow", "members.json"
 
 
-def worker_command(config: ClusterConfig, role: Role, site: Site) -> list[str]:
+def worker_command(config: ClusterConfig, role: Role, endpoint: str, name: str, directory: Path) -> list[str]:
     model = {"draft": "--draft", "prefill": "--target", "target": "--target"}[role]
-    own = [f"{model}={config.model_of(role)}", f"--listen={site.endpoint}", f"--name={site.name}", "--json"]
+    own = [f"{model}={config.model_of(role)}", f"--listen={endpoint}", f"--name={name}", "--json"]
     if config.of(role).revision:
         own += [f"--revision={config.of(role).revision}"]
     if role == "target" and config.pools:
-        own += [f"--members={site.members}", *(["--mode=async"] if "draft" in config.pools else [])]
+        own += [f"--members={directory / MEMBERS}", *(["--mode=async"] if "draft" in config.pools else [])]
         own += [f"--{pool}-key={config.key}" for pool in config.pools if config.key is not None]
     if config.key is not None:
-        own += [f"--key={config.key}", f"--allow={site.allow}"]
+        own += [f"--key={config.key}", f"--allow={directory / ALLOW}"]
     if config.insecure:
         own += ["--insecure"]
     known = known_options(role)

@@ -23,7 +23,7 @@ from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
 from pilotfish.config.workers import OF_PREFILLS, POOL_MODEL, DraftConfig, PrefillConfig
 from pilotfish.errors import InputError, ParameterError, UnknownOptionError
-from pilotfish.options import Option, check_options, option, options_of, refuse_unknown, text
+from pilotfish.options import Option, check_options, option, options_of, pick, refuse_unknown, text
 
 Role = Literal["api", "target", "draft", "prefill"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -157,16 +157,14 @@ class ClusterConfig:
 
 def known_options(role: Role) -> dict[str, Option]:
     if role == "api":
-        return _told(ServerConfig, _OF_SERVERS)
-    if role == "target":
-        return _told(EngineConfig, _FOLLOW)
-    named = {*POOL_MODEL, *(OF_PREFILLS if role == "prefill" else ())} - _OF_POOLS
-    model = {name: one for name, one in options_of(EngineConfig).items() if name in named}
-    return model | _told(DraftConfig if role == "draft" else PrefillConfig, _OF_POOLS)
-
-
-def _told(cls: type, without: frozenset[str]) -> dict[str, Option]:
-    return {name: one for name, one in options_of(cls).items() if one.help and name not in without}
+        known = pick(ServerConfig, without=_OF_SERVERS)
+    elif role == "target":
+        known = pick(EngineConfig, without=_FOLLOW)
+    else:
+        model = {*POOL_MODEL, *(OF_PREFILLS if role == "prefill" else ())} - _OF_POOLS
+        own = DraftConfig if role == "draft" else PrefillConfig
+        known = [*pick(EngineConfig, *sorted(model)), *pick(own, without=_OF_POOLS)]
+    return {one.name: one for one in known}
 
 
 def _divided(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -24,10 +24,8 @@ TICK = 0.1
 
 
 class ServedWorker:
-    role: Role
-
-    async def __init__(self, config: ClusterConfig) -> None:  # type: ignore[misc]  # Serve awaits it
-        self._worker = Worker(config, self.role)
+    async def __init__(self, config: ClusterConfig, role: Role) -> None:  # type: ignore[misc]  # Serve awaits it
+        self._worker = Worker(config, role)
         await self._worker.start()
 
     async def reconfigure(self, user_config: dict[str, str]) -> None:
@@ -46,14 +44,6 @@ class ServedWorker:
         """Targets have been told that it drains."""
         await asyncio.sleep(POOL_DRAIN)
         await asyncio.to_thread(self._worker.close)
-
-
-class ServedDraftPool(ServedWorker):
-    role = "draft"
-
-
-class ServedPrefillPool(ServedWorker):
-    role = "prefill"
 
 
 class Attendant:
@@ -102,11 +92,9 @@ class Attendant:
 
 
 class ServedTarget(ServedWorker):
-    role = "target"
-
-    async def __init__(self, config: ClusterConfig) -> None:  # type: ignore[misc]
+    async def __init__(self, config: ClusterConfig, role: Role) -> None:  # type: ignore[misc]
         self._config = config
-        self._worker = Worker(config, self.role)
+        self._worker = Worker(config, role)
         self._members = MembersListing(config, config.pools, self._worker.members)
         key = None if config.key is None else load_key_pair("key", config.key)
         keys = None if key is None else TargetKeys(key, key.public)

@@ -7,14 +7,13 @@ import asyncio
 import logging
 import socket
 import threading
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import ray
 from ray import serve
 
-from pilotfish.cluster.commands import Site, worker_command
+from pilotfish.cluster.commands import ALLOW, MEMBERS, worker_command
 from pilotfish.cluster.config import ClusterConfig, Role
 from pilotfish.cluster.listing import introduction
 from pilotfish.engine.processes.launch import Supervisor, WorkerState
@@ -43,23 +42,19 @@ class Worker:
         self._state = WorkerState(self._name)
         self._began = monotonic()  # when it last was started
         self._supervisor = Supervisor(GRACE, self._note)
+        self.members = self._supervisor.directory / MEMBERS
 
     async def start(self) -> None:
         """Returns once it serves. EngineError if it cannot, or takes too long."""
         directory = self._supervisor.directory
         if self._key:
-            (directory / "allow").write_text(f"{self._key} {self._config.name}\n")
-        site = Site(self.endpoint, self._name, directory / "allow", self.members)
-        command = worker_command(self._config, self._role, site)
+            (directory / ALLOW).write_text(f"{self._key} {self._config.name}\n")
+        command = worker_command(self._config, self._role, self.endpoint, self._name, directory)
         environment = self._config.of(self._role).environment
         self._supervisor.start([WorkerSpec(self._name, command, environment=environment, told=self._told)])
         while not self.ready:
             self.check()
             await asyncio.sleep(LOOK)
-
-    @property
-    def members(self) -> Path:
-        return self._supervisor.directory / "members.json"
 
     def check(self) -> None:
         """EngineError if the worker stays down, or is not ready again in time."""

@@ -30,19 +30,12 @@ from pilotfish.options import check_options, option, refuse_unknown
 
 #: Rows of a prefill worker's forward, which reads all weights and has no decoding neighbours.
 PREFILL_ROWS = 2048
-#: Fields of workers, which have neither tiers nor workers or pools of their own.
-ALONE: Any = {
-    "kv_host_memory": 0.0,
-    "kv_disk": None,
-    "kv_disk_size": 0.0,
-    "draft_pool": (),
-    "shadow_pool": (),
-    "shadow_pool_key": (),
-    "members": None,
-    "prefill_pool": (),
-    "prefill_workers": 0,
-    "tensor_parallel": 1,
-}
+#: Fields that have their defaults in a process beside this one: it drafts nothing itself, and has neither tiers nor
+#: workers or pools of its own.
+ALONE = (
+    *("mode", "draft", "draft_pool", "draft_pools_each", "shadow_pool", "shadow_pool_key", "members", "prefill_pool"),
+    *("prefill_workers", "tensor_parallel", "kv_host_memory", "kv_disk", "kv_disk_size"),
+)
 #: Ours, and vLLM's.
 KV_DTYPE = ("--kv-dtype", "--kv-cache-dtype")
 KV_HOST = ("--kv-host-memory", "--kv-offloading-size")
@@ -216,27 +209,26 @@ class EngineConfig:
     def of_draft(self) -> EngineConfig:
         """For a draft worker's process, whose parent has pinned it to its cores."""
         assert self.draft is not None  # as in every mode that starts one
-        own: dict[str, Any] = {"cores": "", "threads": 0, "max_model_len": 0, "max_rows": EngineConfig.max_rows}
-        own |= {"device": self.draft_device or self.device, "draft_device": ""}
-        return replace(self, target=self.draft, draft=None, features=None, mode="off", allotted=0, **own, **ALONE)
+        reset = ("features", "allotted", "cores", "threads", "max_model_len", "max_rows", "draft_device")
+        return self._beside(*reset, target=self.draft, device=self.draft_device or self.device)
 
     def of_small(self, target: Path, **own: Any) -> EngineConfig:
         """For a smaller model beside this one, without speculation. `own` replaces fields that are planned anew."""
-        planned = {
-            name: getattr(EngineConfig, name) for name in ("max_model_len", "kv_slots", "memory", "allotted", "pace")
-        }
-        alone = {**ALONE, "draft": None, "features": None, "mode": "off", "trace": None}
-        return replace(self, target=target, **{**planned, **alone, **own})
+        planned = ("max_model_len", "kv_slots", "memory", "allotted", "pace")
+        return self._beside("features", "trace", *planned, **{"target": target, **own})
 
     @property
     def of_prefill(self) -> EngineConfig:
-        max_rows = max(self.max_rows, PREFILL_ROWS)
-        return replace(self, draft=None, mode="off", cores="", threads=0, max_rows=max_rows, **ALONE)
+        return self._beside("cores", "threads", max_rows=max(self.max_rows, PREFILL_ROWS))
 
     def of_rank(self, rank: int) -> EngineConfig:
         device = f"cuda:{rank}" if self.device == "cuda" else self.device
-        own: dict[str, Any] = {**ALONE, "tensor_parallel": self.tensor_parallel, "cores": "", "pace": "", "trace": None}
-        return replace(self, draft=None, features=None, mode="off", device=device, **own)
+        kept = {"tensor_parallel": self.tensor_parallel, "device": device}
+        return self._beside("features", "cores", "pace", "trace", **kept)
+
+    def _beside(self, *reset: str, **own: Any) -> EngineConfig:
+        """For a process beside this one: defaults for ALONE and `reset`, then `own`."""
+        return replace(self, **{name: getattr(EngineConfig, name) for name in (*ALONE, *reset)} | own)
 
     @property
     def starts_drafts(self) -> bool:

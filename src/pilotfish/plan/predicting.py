@@ -2,14 +2,7 @@ from msgspec import Struct
 
 from pilotfish.config.hardware.cost import KV, ForwardLoad, PlacedModel, Weights, place
 from pilotfish.config.hardware.tables import ENGINES, look_up
-from pilotfish.plan.rounds import (
-    chain_speedup,
-    levels_hidden,
-    outcome_cache_round,
-    rerooted_round,
-    speculate_seconds,
-    sync_round,
-)
+from pilotfish.plan import rounds
 
 
 class RunModel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,7 +52,7 @@ class SyncInputs(Inputs, frozen=True, kw_only=True, tag="sync"):
     def predict(self, unit: str) -> float:
         verify = self.target.seconds(self.sequences, self.guesses + 1, self.context)
         draft = self.draft.seconds(self.sequences, 1, self.context) + self.draft.placed.engine.level.value
-        seconds = sync_round(verify, draft, self.forwards, self.target.placed.engine.round.value)
+        seconds = rounds.sync_round(verify, draft, self.forwards, self.target.placed.engine.round.value)
         plain = self.target.seconds(self.sequences, 1, self.context)
         return self.tokens * (plain if unit == "x" else self.sequences) / seconds
 
@@ -70,7 +63,7 @@ class ChainInputs(Inputs, frozen=True, kw_only=True, tag="chain"):
     cost: float  # of a draft's forward over the target's
 
     def predict(self, unit: str) -> float:  # noqa: ARG002  # always x
-        return chain_speedup(self.acceptance, self.guesses, self.cost)
+        return rounds.chain_speedup(self.acceptance, self.guesses, self.cost)
 
 
 class OutcomeCacheInputs(Inputs, frozen=True, kw_only=True, tag="outcome_cache"):
@@ -89,11 +82,11 @@ class OutcomeCacheInputs(Inputs, frozen=True, kw_only=True, tag="outcome_cache")
         verify = self.target.seconds(self.sequences, self.guesses + 1, self.context)
         answer = self.draft.seconds(self.sequences, self.guesses + 1, self.context)
         level = self.draft.seconds(self.sequences, (self.guesses + 1) * self.fan_out, self.context)
-        speculate = speculate_seconds(answer, level, self.guesses, self.draft.placed.engine.level.value)
+        speculate = rounds.speculate_seconds(answer, level, self.guesses, self.draft.placed.engine.level.value)
         backup, hit = self.guesses * self.draft.seconds(self.sequences, 1, self.context), self.hit**self.sequences
         if unit == "ms":
-            return 1e3 * outcome_cache_round(0.0, speculate, backup, hit, 0.0)
-        seconds = outcome_cache_round(verify, speculate, backup, hit, self.target.placed.engine.round.value)
+            return 1e3 * rounds.outcome_cache_round(0.0, speculate, backup, hit, 0.0)
+        seconds = rounds.outcome_cache_round(verify, speculate, backup, hit, self.target.placed.engine.round.value)
         return self.sequences * self.tokens / seconds
 
 
@@ -111,8 +104,8 @@ class RerootedInputs(Inputs, frozen=True, kw_only=True, tag="rerooted"):
     def predict(self, unit: str) -> float:  # noqa: ARG002  # always tok/s
         verify = self.target.seconds(1, self.rows, self.context)
         level = self.draft.seconds(1, self.width, self.context) + self.draft.placed.engine.level.value
-        depth = levels_hidden(verify, level)
-        return self.tokens / rerooted_round(verify, level, depth, self.survives, self.target.placed.engine.round.value)
+        depth, fixed = rounds.levels_hidden(verify, level), self.target.placed.engine.round.value
+        return self.tokens / rounds.rerooted_round(verify, level, depth, self.survives, fixed)
 
 
 AnyInputs = ForwardInputs | SyncInputs | ChainInputs | OutcomeCacheInputs | RerootedInputs

@@ -17,16 +17,8 @@ from torch import Tensor
 from pilotfish.errors import ModelError
 from pilotfish.model.loading.configuration import load_config
 from pilotfish.model.loading.loader import load_weights
-from pilotfish.progress import PhaseProgress, PlannedPhase
-from pilotfish.train.evaluate import (
-    EVALUATION,
-    PLANNED,
-    ROWS,
-    CapturedEvaluation,
-    Evaluation,
-    evaluate,
-    evaluate_captured,
-)
+from pilotfish.progress import PhaseProgress
+from pilotfish.train.evaluate import PLANNED, CapturedEvaluation, Evaluation, evaluate, evaluate_captured, plan_captured
 from pilotfish.train.models import build_model, export_model, predict, start_from_target
 from pilotfish.train.recipes import DistilRecipe
 from pilotfish.train.taught_target import TaughtTarget
@@ -88,7 +80,7 @@ def redistil(
     with progress.phase("reading captured rows"):
         (windows, held_out), length = read_captured(recipe, target), recipe.sequence_length
     trained = trainer.plan(TokenBatch.blank(recipe.batch_rows, length), progress)
-    scored = PlannedPhase(EVALUATION, min(len(held_out), ROWS))
+    scored = plan_captured(held_out)
     progress.plan(scored, trained, scored)
     present = evaluate_captured(target.module, draft, held_out, length, progress)
     trainer.run(windows.batch, progress)

@@ -107,6 +107,10 @@ class CapturedEvaluation:
     accepted_a_step: float  # expected of a chain of CHAIN guesses, below any token of an output
 
 
+def plan_captured(texts: Sequence[CapturedText]) -> PlannedPhase:
+    return PlannedPhase(EVALUATION, min(len(texts), ROWS))
+
+
 @torch.no_grad()
 def evaluate_captured(
     target: Any, draft: Any, texts: Sequence[CapturedText], length: int, progress: PhaseProgress

@@ -25,17 +25,8 @@ from pilotfish.train.distil import distillation
 from pilotfish.train.evaluate import PLANNED, Evaluation, evaluate
 from pilotfish.train.models import build_model, export_model, predict, start_from_target
 from pilotfish.train.recipes import PairRecipe
-from pilotfish.train.text.data import (
-    FALLBACK_HELD_OUT,
-    TokenBatch,
-    Tokens,
-    Windows,
-    collect,
-    encode,
-    mixed,
-    split,
-    train_tokenizer,
-)
+from pilotfish.train.text import data
+from pilotfish.train.text.data import TokenBatch, Tokens, Windows
 from pilotfish.train.text.lessons import OWN, Writer, joined_text, plan_text
 from pilotfish.train.text.passages import Passages
 from pilotfish.train.trainer import Learnt, Schedule, Trainer, cached, claim, matrices_of, training_device
@@ -64,7 +55,7 @@ def train_pair(recipe: PairRecipe, out: Path, run: Path, progress: PhaseProgress
     # A draft is asked to continue what the target wrote; text of people keeps contexts as varied as prompts are.
     half = recipe.batch_rows // 2
     texts = _windows(corpus, recipe, recipe.batch_rows - half), _windows(own, recipe, half)
-    distilling.run(partial(mixed, texts), progress)
+    distilling.run(partial(data.mixed, texts), progress)
     result = evaluate(target, draft, held_out, length, seed, progress)
     with progress.phase("writing the pair"):
         export_pair(out, recipe, tokenizer, target, draft, result)
@@ -75,17 +66,17 @@ def _read_corpus(
     recipe: PairRecipe, run: Path, progress: PhaseProgress
 ) -> tuple[PreTrainedTokenizerFast, Tokens, Tokens]:
     with progress.phase("reading the sources"):
-        training, held_out = split(collect(recipe.sources, recipe.packages), recipe.held_out)
+        training, held_out = data.split(data.collect(recipe.sources, recipe.packages), recipe.held_out)
 
     def make_tokenizer(folder: Path) -> None:
         texts = (document.text for document in training)
-        train_tokenizer(texts, recipe.vocab_size, recipe.context).save_pretrained(folder)
+        data.train_tokenizer(texts, recipe.vocab_size, recipe.context).save_pretrained(folder)
 
     with progress.phase("training the tokenizer"):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(made_once(run / "tokenizer", make_tokenizer))
     with progress.phase("tokenizing the sources"):
-        tokens = cached(run / "training.npy", lambda: encode(training, tokenizer))
-        return tokenizer, tokens, cached(run / "held_out.npy", lambda: encode(held_out, tokenizer))
+        tokens = cached(run / "training.npy", lambda: data.encode(training, tokenizer))
+        return tokenizer, tokens, cached(run / "held_out.npy", lambda: data.encode(held_out, tokenizer))
 
 
 def _next_token_training(target: Any, recipe: PairRecipe, run: Path) -> Trainer:
@@ -130,7 +121,7 @@ def export_pair(
             recipe=recipe,
             record=json.dumps(record, indent=2),
             python=platform.python_version(),
-            fallback=FALLBACK_HELD_OUT,
+            fallback=data.FALLBACK_HELD_OUT,
             result=result,
         )
         (out / role / "README.md").write_text(card)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
+from pilotfish.config.fields import layer_ids
 from pilotfish.errors import ParameterError
 from pilotfish.options import Option, check_options, option, pick
 
@@ -49,13 +50,6 @@ class LlamaSize:
     def check(self, field: str) -> None:
         if min(dataclasses.astuple(self)) < 1 or self.heads % self.kv_heads:
             raise ParameterError(field, self, f"positive sizes, heads of {HEAD_DIM} in whole groups of kv_heads")
-
-
-def _layers(field: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(map(int, text.split(",")))
-    except ValueError as error:
-        raise ParameterError(field, text, "integers with commas between them, as in 1,2,3") from error
 
 
 TARGET = LlamaSize(layers=6, hidden=384, heads=6, kv_heads=2, ffn=1024)
@@ -163,7 +157,7 @@ class HeadRecipe(TaughtRecipe):
     layers: Annotated[int, option("Of the head (medusa: residual blocks of each depth).", 1, 16)] = 1
     feature_layers: Annotated[
         tuple[int, ...],
-        option("Of the target: whose inputs it sees.", parse=_layers, metavar="1,2,3", shown="low, middle, high"),
+        option("Of the target: whose inputs it sees.", parse=layer_ids, metavar="1,2,3", shown="low, middle, high"),
     ] = ()
     draft_vocab: Annotated[int, option("Its tokens, the most frequent ones; 0: all.", 16, LARGEST, or_zero=True)] = 0
     anchors: Annotated[int, option("Blocks in a training row, of dspark.", 1, 4096)] = 64

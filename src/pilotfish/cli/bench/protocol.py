@@ -17,21 +17,13 @@ from pilotfish.cli.bench.workload import parse_numbers
 from pilotfish.config.engine import EngineConfig
 from pilotfish.config.workers import DraftConfig
 from pilotfish.core.cache.slots import SlotPool
+from pilotfish.core.drafting import messages
 from pilotfish.core.drafting.connected_targets import DraftIdentity
 from pilotfish.core.drafting.draft_machine import DraftMachine
 from pilotfish.core.drafting.draft_sessions import SessionTable
 from pilotfish.core.drafting.drafter import DraftLimits
 from pilotfish.core.drafting.level_choice import LevelShape
-from pilotfish.core.drafting.messages import (
-    ERRORS,
-    FEEDBACK,
-    PAUSES,
-    PREFIX_KEYS,
-    PROGRESS,
-    PROTOCOL_VERSION,
-    TARGET_CAPABILITIES,
-    Hello,
-)
+from pilotfish.core.drafting.messages import PROTOCOL_VERSION, TARGET_CAPABILITIES, Hello
 from pilotfish.core.drafting.pools import DraftPool
 from pilotfish.core.drafting.target_machine import RemoteOptions
 from pilotfish.core.peers.fields import Peer
@@ -51,8 +43,8 @@ LIMITS = DraftLimits(nodes=16, total=1 << 20, levels=LEVELS, price=0.0)
 #: What a draft asks for, by name; the first is that with which others are compared.
 ASKED = {
     "six messages": (),
-    "errors, pauses, progress": (PREFIX_KEYS, ERRORS, PAUSES, PROGRESS),
-    "feedback too": (PREFIX_KEYS, ERRORS, PAUSES, PROGRESS, FEEDBACK),
+    "errors, pauses, progress": (messages.PREFIX_KEYS, messages.ERRORS, messages.PAUSES, messages.PROGRESS),
+    "feedback too": (messages.PREFIX_KEYS, messages.ERRORS, messages.PAUSES, messages.PROGRESS, messages.FEEDBACK),
 }
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from rich.text import Text
 
 from pilotfish.cli.options import JsonOption, model_directories
-from pilotfish.cli.show import print_json, print_line, print_table, table_of
+from pilotfish.cli.show import FILE_WIDTH, print_json, print_line, print_table, table_of
 from pilotfish.errors import InputError, ParameterError
 from pilotfish.printable import printable
 from pilotfish.progress import PhaseProgress
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from pilotfish.core.drafting.messages import Hello
     from pilotfish.wire.conformance.kit import ConformanceReport
 
-#: Columns of a table in a file.
-WIDTH = 140
 STYLES = {"pass": "green", "fail": "bold red", "skipped": "dim"}
 
 
@@ -107,9 +105,9 @@ def _print(report: ConformanceReport) -> None:
         }
         for one in report.findings
     ]
-    print_table(table_of(rows, left=("check", "result", "what was seen"), title=title, boxed=True), in_file=WIDTH)
+    print_table(table_of(rows, left=("check", "result", "what was seen"), title=title, boxed=True), in_file=FILE_WIDTH)
     if report.figures:
         figures = [{"figure": one.name, "value": f"{one.value:.2f} {one.unit}"} for one in report.figures]
-        print_table(table_of(figures, title="Measured, and not judged", boxed=True), in_file=WIDTH)
+        print_table(table_of(figures, title="Measured, and not judged", boxed=True), in_file=FILE_WIDTH)
     passed, failed = sum(finding.status == "pass" for finding in report.findings), len(report.failed)
     print_line(f"{report.trees} Trees with {report.nodes} nodes came. {passed} checks passed, {failed} failed.")

@@ -5,14 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from pilotfish.cli.options import JsonOption
 from pilotfish.cli.reading import ApiKeyEnvOption, UrlOption, from_file, read_statistics
-from pilotfish.cli.show import print_json, print_line, print_table, table_of
+from pilotfish.cli.show import FILE_WIDTH, print_json, print_line, print_table, table_of
 
 if TYPE_CHECKING:
     from pilotfish.server.observe.draft_pools import KnownPool
 
 ROUTE = "/v1/drafts"
-#: Columns of a table in a file.
-WIDTH = 140
 #: Counts of normal events of drafts; all others break rules.
 NORMAL = frozenset({"late_nodes", "repeated_nodes", "stale_frames", "unknown_messages", "pauses"})
 
@@ -39,7 +37,7 @@ def draft_status(
         for title in cells[0]:
             names = [{"target": known.target, "pool": known.pool.name} for known in pools.data]
             rows = [{**name, **own[title]} for name, own in zip(names, cells, strict=True)]
-            print_table(table_of(rows, left=rows[0], title=title, boxed=True), in_file=WIDTH)
+            print_table(table_of(rows, left=rows[0], title=title, boxed=True), in_file=FILE_WIDTH)
 
 
 def _cells(known: KnownPool) -> dict[str, dict[str, str]]:

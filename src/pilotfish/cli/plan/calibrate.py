@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from pilotfish.cli.bench.contestants import OFF, PLAIN, Contestant, Run, contestant_of, has_prompt_rows, overruns
-from pilotfish.cli.bench.modes.engines import Level, read_levels
+from pilotfish.cli.bench.modes.engines import Level, level_pairs, read_levels
 from pilotfish.cli.bench.options import BenchOptions
 from pilotfish.cli.bench.report import ProgressBar, Report, cpu_name
 from pilotfish.cli.bench.workload import Job, Workload, parse_numbers
@@ -104,21 +104,10 @@ def host_costs(config: EngineConfig, measured: Sequence[Measured], levels: Seque
             if one.name == "sync":
                 waited.append(drafting / SYNC[0] - draft.seconds(SYNC[1] * step.sequences))
     step_cost, sequence, node = fitted(counts, seconds)
-    spans = list(_between(measured, levels))
-    level, leaf = fitted([[1, leaves] for leaves, _ in spans], [between for _, between in spans])
+    pairs = [pair for one in measured if one.name == "async" for pair in level_pairs(one.run, levels)]
+    level, leaf = fitted([[1, one.leaves] for one, _ in pairs], [after.began - one.ended for one, after in pairs])
     waits = fitted([[1]] * len(waited), waited)[0]
     return HostCosts(step=step_cost, sequence=sequence, node=node, level=level, leaf=leaf, waited=waits, hop=HOP)
-
-
-def _between(measured: Sequence[Measured], levels: Sequence[Level]) -> Iterator[tuple[int, float]]:
-    """Leaves of a level of async, and seconds from its end to the next one's beginning, while targets verified."""
-    for one in measured:
-        if one.name == "async":
-            began, ended = one.run.steps[0].began, one.run.steps[-1].ended
-            own = [level for level in levels if began <= level.began and level.ended <= ended]
-            for level, after in pairwise(own):
-                if not level.prompt_rows and not after.prompt_rows:
-                    yield level.leaves, after.began - level.ended
 
 
 def _pace(executor: Executor, feature_width: int) -> str:

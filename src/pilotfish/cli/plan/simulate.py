@@ -1,29 +1,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
 import typer
 from msgspec import to_builtins
 from rich.console import Console
 
 from pilotfish.cli.options import JsonOption
-from pilotfish.cli.show import print_json, print_line, print_table, progress_bar, table_of
+from pilotfish.cli.show import FILE_WIDTH, print_json, print_line, print_table, progress_bar, table_of
+from pilotfish.config.fields import Mode
 from pilotfish.errors import ParameterError
 
 if TYPE_CHECKING:
-    from pilotfish.plan.simulation.setup import Mode
     from pilotfish.plan.simulation.sweep import Sweep, SweepPoint
 
 T = TypeVar("T", int, float)
 #: By setting: its points; the load at which it stops paying, of those that speculate.
 Points = dict[str, list["SweepPoint"]]
 Stops = dict[str, float | None]
-MODES = ("off", "sync", "async")
+MODES: tuple[Mode, ...] = get_args(Mode)
 MOST = 1 << 20
 MANY = 1 << 16
-#: Columns of a table in a file.
-WIDTH = 120
 
 
 def simulate(
@@ -100,7 +98,7 @@ def _modes(text: str, draft: str | None) -> list[Mode]:
     modes = text.split(",")
     if unknown := [one for one in modes if one not in MODES]:
         raise ParameterError("mode", unknown[0], f"{', '.join(MODES)} or several, separated by commas")
-    used: list[Mode] = [one for one in MODES if one in modes and one != "off"]  # type: ignore[misc]
+    used: list[Mode] = [one for one in MODES if one in modes and one != "off"]
     if used and draft is None:
         raise ParameterError("draft", None, f"one, in mode {used[0]}")
     return used
@@ -135,7 +133,7 @@ def _print(sweep: Sweep, by_setting: Points, stops: Stops) -> None:
         f"{1e3 * host.level:g} ms a level"
     )
     rows = [{"\nmode": point.setting, **_cells(point, sweep.poisson)} for of in by_setting.values() for point in of]
-    print_table(table_of(rows), in_file=WIDTH)
+    print_table(table_of(rows), in_file=FILE_WIDTH)
     for setting, at in stops.items():
         most = by_setting[setting][-1].load
         pays = f"pays up to {most:g} and maybe beyond" if at is None else f"stops paying at {at:.3g}"

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from pilotfish.cli.options import JsonOption
 from pilotfish.cli.reading import ApiKeyEnvOption, UrlOption, from_file, moment_of, read_statistics
-from pilotfish.cli.show import print_json, table_of
+from pilotfish.cli.show import FILE_WIDTH, print_json, table_of
 from pilotfish.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 ROUTE = "/v1/rollout/statistics"
 INTERVAL = "BEGIN..END, each now, an age as in 90m, 2h or 1d, or an ISO time, that begins before it ends"
-#: Columns of a table in a file.
-WIDTH = 120
 #: Rows of the table of figures.
 ROWS = {
     "requests": "requests",
@@ -75,7 +73,7 @@ def span_of(field: str, text: str, now: float) -> tuple[float, float]:
 def _print(found: Explanation) -> None:
     from pilotfish.operate.explaining.explain_wording import headline
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
     console.print(Text(found.sentence, style="bold"))
     if found.before is None or found.after is None:
         return

@@ -1,4 +1,4 @@
-from collections.abc import Iterator
+from itertools import count, takewhile
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,7 +22,8 @@ class PayingRange(Struct, frozen=True, kw_only=True):
 def paying_ranges(deployment: Deployment, context: float, most: int) -> tuple[PayingRange, ...]:
     """From 1 to `most` sequences. A mixture of experts may have two ranges: few rows touch few experts, many touch all
     anyway. Ends are exact for ranges longer than a step of the grid."""
-    grid = sorted({*range(1, min(16, most) + 1), *_geometric(16, most), most}) if most else []
+    growing = takewhile(lambda sequences: sequences < most, (int(16 * 1.25**power) for power in count()))
+    grid = sorted({*range(1, min(16, most) + 1), *growing, most}) if most else []
     ranges: list[PayingRange] = []
     first: int | None = None
     for before, here in zip([0, *grid], grid, strict=False):
@@ -57,13 +58,6 @@ def break_even(deployment: Deployment, sequences: int, context: float) -> PairAc
         middle = (low + high) / 2
         low, high = (low, middle) if pays(middle) else (middle, high)
     return draft.acceptance.filled(high)
-
-
-def _geometric(first: int, most: int) -> Iterator[int]:
-    here = float(first)
-    while here < most:
-        yield int(here)
-        here *= 1.25
 
 
 def _edge(deployment: Deployment, context: float, before: int, here: int) -> int:

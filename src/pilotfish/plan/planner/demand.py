@@ -1,4 +1,5 @@
 from collections.abc import Iterable
+from statistics import fmean
 
 from msgspec import Struct
 
@@ -33,14 +34,9 @@ class Demand(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if not (self.rate or self.users or 0) > 0:
             raise ParameterError("rate" if self.users is None else "users", self.rate or self.users, "a number above 0")
 
-    @property
-    def weights(self) -> tuple[float, ...]:
-        total = sum(kind.share for kind in self.requests)
-        return tuple(kind.share / total for kind in self.requests)
-
     def mean(self, values: Iterable[float]) -> float:
         """Over the requests, of a value for each kind."""
-        return sum(weight * value for weight, value in zip(self.weights, values, strict=True))
+        return fmean(values, [kind.share for kind in self.requests])
 
     @property
     def output(self) -> float:

@@ -1,14 +1,12 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Literal
 
 from msgspec import Struct
 
+from pilotfish.config.fields import Mode
 from pilotfish.config.hardware.cost import PlacedModel
 from pilotfish.config.hardware.tables import LINKS, Device, Interconnect
 from pilotfish.plan.planner.acceptance import PairAcceptance
-
-Mode = Literal["off", "sync", "async"]
 
 
 class DraftPlacement(Struct, frozen=True, kw_only=True):

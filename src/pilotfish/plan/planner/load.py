@@ -7,7 +7,7 @@ ends. It completes
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -47,7 +47,7 @@ class LoadPoint(Struct, frozen=True, kw_only=True):
 class LoadedDeployment:
     def __init__(self, deployment: Deployment, demand: Demand, limits: LoadLimits) -> None:
         self.deployment, self.demand, self.limits = deployment, demand, limits
-        self._points: dict[int, LoadPoint] = {}
+        self.at = cache(self._point)  # with so many sequences
 
     @cached_property
     def room(self) -> int:
@@ -62,11 +62,6 @@ class LoadedDeployment:
             return math.inf
         return draft.workers / self.deployment.replicas * draft.placed.kv_room / draft.placed.kv_bytes
 
-    def at(self, sequences: int) -> LoadPoint:
-        if sequences not in self._points:
-            self._points[sequences] = self._point(sequences)
-        return self._points[sequences]
-
     @cached_property
     def most(self) -> int:
         return last(self.room, lambda n: not self.broken(self.at(n)))
@@ -80,11 +75,8 @@ class LoadedDeployment:
         return "memory of draft devices" if self._draft_tokens < self.deployment.kv_tokens else "memory capacity"
 
     def broken(self, point: LoadPoint) -> list[str]:
-        limits, over = self.limits, []
-        if limits.tpot is not None and point.tpot > limits.tpot:
-            over.append("TPOT limit")
-        if limits.ttft is not None and point.ttft > limits.ttft:
-            over.append("TTFT limit")
+        limits = (("TPOT", point.tpot, self.limits.tpot), ("TTFT", point.ttft, self.limits.ttft))
+        over = [f"{name} limit" for name, seconds, most in limits if most is not None and seconds > most]
         return over + [f"{name} devices" for name in ("prefill", "draft") if point.utilisation.get(name, 0) > MOST_BUSY]
 
     def served(self) -> LoadPoint | None:

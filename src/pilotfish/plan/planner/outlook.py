@@ -1,7 +1,8 @@
 from msgspec import Struct
 
+from pilotfish.config.fields import Mode
 from pilotfish.plan.planner.demand import Demand
-from pilotfish.plan.planner.deployment import Deployment, Mode
+from pilotfish.plan.planner.deployment import Deployment
 from pilotfish.plan.planner.load import LoadedDeployment, LoadPoint
 from pilotfish.plan.planner.situation import Situation
 from pilotfish.plan.published import ErrorBand, error_band

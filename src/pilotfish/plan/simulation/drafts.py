@@ -66,8 +66,7 @@ class VirtualPool:
     def deliver(self, peer: Peer, message: ToDraft) -> None:
         """Messages that come while a level grows are read after it."""
         self._inbox.append((peer, message))
-        if not self._growing:
-            self._turn()
+        self.tick()
 
     def tick(self) -> None:
         if not self._growing:

@@ -1,14 +1,12 @@
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from msgspec import Struct
 
-from pilotfish.config.hardware.cost import ForwardLoad
+from pilotfish.config.fields import Mode
 from pilotfish.errors import ParameterError
 from pilotfish.plan.simulation.models import Cost
 
-Mode = Literal["off", "sync", "async"]
 #: Rows of a forward of the target.
 MAX_ROWS = 1 << 12
 
@@ -25,11 +23,9 @@ class HostCosts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hop: float = 0.0  # of a message to another process
 
     def of_target(self, cost: Cost) -> Cost:
-        def seconds(load: ForwardLoad) -> float:
-            own = self.step + self.sequence * load.sequences + self.node * (load.rows - load.sequences)
-            return cost(load) + own
-
-        return seconds
+        return lambda load: (
+            cost(load) + self.step + self.sequence * load.sequences + self.node * (load.rows - load.sequences)
+        )
 
     def of_draft(self, cost: Cost) -> Cost:
         return lambda load: cost(load) + self.level + self.leaf * load.rows

@@ -8,9 +8,10 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from pilotfish.config.fields import Mode
 from pilotfish.plan.simulation.acceptance import AcceptanceTrace
 from pilotfish.plan.simulation.run import SimulatedRun, simulate
-from pilotfish.plan.simulation.setup import Mode, Setup, SimulatedLoad, closed_load, poisson_load
+from pilotfish.plan.simulation.setup import Setup, SimulatedLoad, closed_load, poisson_load
 
 #: Default requests of each setting: this many for each at a time, and at least `LEAST`.
 REQUESTS_EACH, LEAST = 4, 32

@@ -8,7 +8,7 @@ import numpy as np
 
 from pilotfish.errors import InputError, ParameterError, PromptError
 from pilotfish.progress import PhaseProgress
-from pilotfish.prompts import chat_prompt
+from pilotfish.prompts import chat_prompt, lines_of
 from pilotfish.train.recipes import TaughtRecipe
 from pilotfish.train.taught_target import TaughtTarget
 from pilotfish.train.text.data import Tokens, collect, split, token_type
@@ -74,20 +74,14 @@ def _joined(passages: Sequence[Passage], tokenizer: Any) -> Passages:
 
 
 def _read(path: Path, tokenizer: Any) -> Iterable[Passage]:
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise InputError(f"data: {path} cannot be read: {error.strerror}") from error
     decoder, found = msgspec.json.Decoder(DataLine), False
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            place = f"{path}:{number}"
-            try:
-                passage = _passage(decoder.decode(line), place, tokenizer)
-            except (msgspec.DecodeError, PromptError, UnicodeDecodeError) as error:
-                raise InputError(f"data: {place}: {error}") from error
-            found = found or bool(passage.tokens)
-            yield passage
+    for place, line in lines_of("data", path):
+        try:
+            passage = _passage(decoder.decode(line), place, tokenizer)
+        except (msgspec.DecodeError, PromptError, UnicodeDecodeError) as error:
+            raise InputError(f"data: {place}: {error}") from error
+        found = found or bool(passage.tokens)
+        yield passage
     if not found:
         raise InputError(f"data: {path} has no text; one JSON object a line with one of {', '.join(FIELDS)} is needed")
 

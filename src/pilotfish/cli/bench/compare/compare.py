@@ -128,7 +128,7 @@ def load_all(options: BenchOptions, longest: int, stack: ExitStack, progress: Pr
     for library in libraries:
         progress.note(f"loading {library.engine}")
         try:
-            players.enter(library.engine, library.peer, converted(library, setup).text)
+            players.enter(library.engine, library.peer, config_text(converted(library, setup)))
         except (EngineError, ModelError) as error:
             players.leave_out(library.engine, error)
             continue

@@ -13,18 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
 
-from pilotfish.cli.bench.compare.peer import (
-    DRAFT,
-    GUESSES,
-    LOOKUP,
-    PLAIN,
-    Generated,
-    LoadedPeer,
-    PeerSetup,
-    Question,
-    Way,
-    setup_of,
-)
+from pilotfish.cli.bench.compare.peer import GUESSES, LOOKUP, PLAIN, Generated, LoadedPeer, PeerSetup, Question
+from pilotfish.config.text import config_of
 
 #: Names of llama.cpp's types for KV: its default, or float32.
 KV = {"bfloat16": ("float16", llama_cpp.GGML_TYPE_F16), "float32": ("float32", llama_cpp.GGML_TYPE_F32)}
@@ -44,16 +34,16 @@ class SmallModel(LlamaDraftModel):  # type: ignore[misc]
 
 def load(text: str) -> LoadedPeer:
     """`text` is a PeerSetup of GGUF files."""
-    setup = setup_of(text)
+    setup = config_of(text, PeerSetup)
     speculative = partial(_llama, setup.target, setup, logits_all=True)  # without, rows of a batch have no logits
-    ways: dict[str, Way] = {
+    ways = {
         PLAIN: partial(_generate, _llama(setup.target, setup)),
         LOOKUP: partial(_generate, speculative(draft_model=LlamaPromptLookupDecoding())),
     }
     if setup.draft is not None:
         small = SmallModel(_llama(setup.draft, setup))
         assisted = partial(_generate, speculative(draft_model=small), small=small)
-        ways |= {f"{DRAFT} of {guessed}": partial(assisted, guessed=guessed) for guessed in GUESSES}
+        ways |= {name: partial(assisted, guessed=guessed) for name, guessed in GUESSES.items()}
     return LoadedPeer(ways, f"weights {setup.dtype}, KV {KV[setup.dtype][0]}")
 
 

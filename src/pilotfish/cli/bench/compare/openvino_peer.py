@@ -13,18 +13,9 @@ import numpy as np
 import openvino
 import openvino_genai
 
-from pilotfish.cli.bench.compare.peer import (
-    DRAFT,
-    GUESSES,
-    LOOKUP,
-    PLAIN,
-    Generated,
-    LoadedPeer,
-    Question,
-    Way,
-    setup_of,
-)
+from pilotfish.cli.bench.compare.peer import DRAFT, GUESSES, LOOKUP, PLAIN, Generated, LoadedPeer, PeerSetup, Question
 from pilotfish.config.cache import cache_folder, made_once
+from pilotfish.config.text import config_of
 
 PRECISIONS = {"bfloat16": "bf16", "float32": "f32"}
 #: Tokens that are guessed at a time and the longest n-gram, as in GenAI's own example.
@@ -33,19 +24,19 @@ LOOKUP_OPTIONS: dict[str, Any] = {"num_assistant_tokens": 5, "max_ngram_size": 3
 
 def load(text: str) -> LoadedPeer:
     """`text` is a PeerSetup of GGUF files. Products and KV are in the precision of all others (not in 8 bits)."""
-    setup = setup_of(text)
+    setup = config_of(text, PeerSetup)
     precision = PRECISIONS[setup.dtype]
     hints = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision}
     properties = {"INFERENCE_NUM_THREADS": setup.threads, **hints}
     pipeline = partial(_pipeline, exported(Path(setup.target)), **properties)
-    ways: dict[str, Way] = {
+    ways = {
         PLAIN: partial(_generate, pipeline()),
         LOOKUP: partial(_generate, pipeline(prompt_lookup=True), **LOOKUP_OPTIONS),
     }
     if setup.draft is not None:
         draft = openvino_genai.draft_model(exported(Path(setup.draft)), "CPU", **properties)
         ways[DRAFT] = assisted = partial(_generate, pipeline(draft_model=draft))
-        ways |= {f"{DRAFT} of {guessed}": partial(assisted, num_assistant_tokens=guessed) for guessed in GUESSES}
+        ways |= {name: partial(assisted, num_assistant_tokens=guessed) for name, guessed in GUESSES.items()}
     return LoadedPeer(ways, f"weights float16, products and KV {setup.dtype}")
 
 

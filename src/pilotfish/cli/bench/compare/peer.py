@@ -19,8 +19,8 @@ from pilotfish.engine.processes.process import WorkerSpec, die_with_parent, on_c
 from pilotfish.errors import EngineError
 
 PLAIN, DRAFT, LOOKUP = "plain", "draft", "prompt lookup"
-#: Tokens that a draft guesses at a time, beside the number that the library chooses.
-GUESSES = (3, 8)
+#: Ways in which a draft guesses so many tokens at a time, beside the number that the library chooses.
+GUESSES = {f"{DRAFT} of {tokens}": tokens for tokens in (3, 8)}
 #: OpenMP's threads of other engines wait as their users have them, awake for some milliseconds. Ours sleep, and
 #: importing anything of ours has said so; this says otherwise to GNU's, whose default it is.
 AWAKE = {"GOMP_SPINCOUNT": "300000"}
@@ -37,10 +37,6 @@ class PeerSetup(Struct, frozen=True, kw_only=True):
     threads: int
     dtype: str  # "float32" or "bfloat16"
     context: int = 0  # the most tokens of a prompt and its output; 0: the model's
-
-    @property
-    def text(self) -> str:
-        return msgspec.json.encode(self).decode()
 
 
 class Question(Struct, frozen=True, kw_only=True):
@@ -149,10 +145,6 @@ def answer_all(peer: LoadedPeer, questions: IO[bytes], answers: IO[bytes]) -> No
 def _say(said: Struct, to: IO[bytes]) -> None:
     to.write(msgspec.json.encode(said) + b"\n")
     to.flush()
-
-
-def setup_of(text: str) -> PeerSetup:
-    return msgspec.json.decode(text, type=PeerSetup)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from pilotfish.cli.bench.compare.peer import LOOKUP, PLAIN, Generated, LoadedPeer, PeerSetup, Question, Way, setup_of
+from pilotfish.cli.bench.compare.peer import LOOKUP, PLAIN, Generated, LoadedPeer, PeerSetup, Question
+from pilotfish.config.text import config_of
 from pilotfish.model.loading.loader import DTYPES
 
 ASSISTED = "assisted"
@@ -18,12 +19,12 @@ LOOKUP_TOKENS = 10
 
 def load(text: str) -> LoadedPeer:
     """`text` is a PeerSetup of Hugging Face directories."""
-    setup = setup_of(text)
+    setup = config_of(text, PeerSetup)
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     torch.set_num_threads(setup.threads)
     target = partial(_generate, _model(setup.target, setup))
-    ways: dict[str, Way] = {PLAIN: target, LOOKUP: partial(target, prompt_lookup_num_tokens=LOOKUP_TOKENS)}
+    ways = {PLAIN: target, LOOKUP: partial(target, prompt_lookup_num_tokens=LOOKUP_TOKENS)}
     if setup.draft is not None:
         ways[ASSISTED] = partial(target, assistant_model=_model(setup.draft, setup))
     return LoadedPeer(ways, setup.dtype, sampling=ways.keys() - {LOOKUP})

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -123,12 +123,17 @@ def levels_during(run: Run, levels: Sequence[Level]) -> list[Level]:
     return [level for level in levels if run.steps and run.steps[0].began <= level.began <= run.steps[-1].ended]
 
 
+def level_pairs(run: Run, levels: Sequence[Level]) -> list[tuple[Level, Level]]:
+    """Levels during a run, each with the one after it, where neither had rows of prompts."""
+    following = pairwise(levels_during(run, levels))
+    return [pair for pair in following if not any(one.prompt_rows for one in pair)]
+
+
 def levels_of(runs: Sequence[Run], levels: Sequence[Level]) -> Row:
     """Milliseconds of a level, pace included, and from the end of one to the beginning of the next, where neither had
     rows of prompts; of the levels during some runs. The median: a draft that waits, because its trees are large enough,
     has nothing to do between two levels."""
-    both = chain.from_iterable(pairwise(levels_during(run, levels)) for run in runs)
-    pairs = [pair for pair in both if not any(one.prompt_rows for one in pair)]
+    pairs = [pair for run in runs for pair in level_pairs(run, levels)]
     if not pairs:
         return {}
     return {

@@ -49,9 +49,8 @@ class Setting:
         """Over an engine of its `engine_config`."""
         if self.mode == OFF:
             return PLAIN
-        between_runs = ("drafter", "nodes", "levels", "width", "budget")
-        given = {name: self.fields[name] for name in between_runs if name in self.fields}
-        config = replace(engine.config, **given)
+        changed = {name: value for name, value in self.fields.items() if name not in LOADED[self.mode]}
+        config = replace(engine.config, **changed)
         drafter = engine.drafter if self.mode == "async" else engine.drafters.make(config.drafters, config.width)
         return Contestant(always(drafter), budgets_of(config, engine, drafter))
 

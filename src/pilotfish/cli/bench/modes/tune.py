@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pilotfish.cli.bench.contestants import OFF, Run, over, rates
 from pilotfish.cli.bench.modes.engines import Engines
 from pilotfish.cli.bench.modes.run import UNSHOWN, by_request, invalid, latency_rows, measured_rows
-from pilotfish.cli.bench.modes.settings import Setting, even_splits, grid_of
+from pilotfish.cli.bench.modes.settings import FIELDS, Setting, even_splits, grid_of
 from pilotfish.cli.bench.options import BenchOptions
 from pilotfish.cli.bench.report import ProgressBar, Report, Row, Spread, write_toml
 from pilotfish.cli.bench.workload import Job, Workload
@@ -23,8 +23,6 @@ PlayRounds = Callable[[Sequence[Candidate], int], Mapping[Candidate, float]]
 DEFAULT = "default"
 #: Rounds of the first rung.
 FIRST_ROUNDS = 2
-#: What the written configuration says of the default: fields of sync.
-OF_SYNC = ("drafter", "levels", "width", "nodes", "budget")
 
 
 @dataclass
@@ -90,8 +88,8 @@ def run_tune(options: BenchOptions, progress: ProgressBar) -> Report:
 
 def default_of(options: BenchOptions) -> Setting:
     """What `serve` does with a pair: sync, with the defaults of EngineConfig."""
-    fields = {name: EngineConfig.__dataclass_fields__[name].default for name in OF_SYNC}
-    return Setting(DEFAULT, "sync", {"draft": options.models().draft, **fields})
+    fields = {name: getattr(EngineConfig, name) for name in FIELDS["sync"]}
+    return Setting(DEFAULT, "sync", {**fields, "draft": options.models().draft})
 
 
 def sample(grid: Sequence[Setting], number: int, seed: int) -> list[Setting]:

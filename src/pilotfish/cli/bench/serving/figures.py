@@ -1,6 +1,6 @@
 """Figures of a load: latencies, throughput, goodput. Failed requests are counted, and in nothing else."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,18 +57,14 @@ def throughput_row(records: Sequence[SentRequest], options: ServeBenchOptions) -
     }
 
 
-#: Limits by the option's name, and what each is on.
-LIMITS: dict[str, Callable[[SentRequest], float | None]] = {
-    "ttft_limit_ms": lambda one: one.ttft,
-    "tpot_limit_ms": lambda one: one.tpot,
-    "e2e_limit_ms": lambda one: one.e2e,
-}
+#: What options `…_limit_ms` set limits on, as a request has it.
+LIMITED = ("ttft", "tpot", "e2e")
 
 
 def goodput(records: Sequence[SentRequest], options: ServeBenchOptions, seconds: float) -> dict[str, float]:
     """Share of all requests, failed ones among them, that keep every limit, and how many do a second. Nothing without
     a limit. Of an answer without a second token no TPOT can be too high; one without a first has none in time."""
-    limits = {name: limit for name in LIMITS if (limit := getattr(options, name)) is not None}
+    limits = {name: limit for name in LIMITED if (limit := getattr(options, f"{name}_limit_ms")) is not None}
     if not limits:
         return {}
     good = sum(_keeps(one, limits) for one in records)
@@ -76,7 +72,7 @@ def goodput(records: Sequence[SentRequest], options: ServeBenchOptions, seconds:
 
 
 def _keeps(one: SentRequest, limits: Mapping[str, float]) -> bool:
-    values = {name: LIMITS[name](one) for name in limits}
-    if one.error or ("ttft_limit_ms" in values and one.ttft is None):
+    values = {name: getattr(one, name) for name in limits}
+    if one.error or ("ttft" in values and one.ttft is None):
         return False
     return all(value is None or 1000 * value <= limits[name] for name, value in values.items())

@@ -10,9 +10,6 @@ from pilotfish.cli.bench.serving.endpoint import ServedEndpoint
 from pilotfish.cli.bench.serving.reading import finish_of, reply_of
 from pilotfish.cli.bench.serving.requests import Message, RequestSession, ServerRequest, said
 
-#: Told of each request that is over.
-Done = Callable[[], None]
-
 
 @dataclass(frozen=True)
 class Sent:
@@ -30,9 +27,9 @@ class Sent:
 
 
 class Sending:
-    """One load. Nothing more is sent once the endpoint has broken off."""
+    """One load; `done` is called for each request that is over. Nothing is sent once the endpoint has broken off."""
 
-    def __init__(self, endpoint: ServedEndpoint, timeout: float, done: Done) -> None:
+    def __init__(self, endpoint: ServedEndpoint, timeout: float, done: Callable[[], None]) -> None:
         self.sent: list[Sent] = []
         self.broken = ""  # why the endpoint is given up
         self._endpoint, self._timeout, self._done = endpoint, timeout, done

@@ -3,7 +3,6 @@ read like reports, questions and code, but mean nothing; words repeat more than 
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,9 +30,7 @@ class Vocabulary(Struct, frozen=True):
     words: dict[str, list[str]]
 
 
-@cache
-def vocabulary() -> Vocabulary:
-    return msgspec.toml.decode(Path(__file__).with_name("texts.toml").read_bytes(), type=Vocabulary)
+VOCABULARY = msgspec.toml.decode(Path(__file__).with_name("texts.toml").read_bytes(), type=Vocabulary)
 
 
 def load_counter(path: str) -> Any:
@@ -62,8 +59,7 @@ class TextMaker:
         return max(1, round(mean * (1 + spread * float(self.draw.uniform(-1, 1)))))
 
     def one(self, kind: Kind) -> str:
-        known = vocabulary()
-        return _PLACE.sub(lambda place: self._word(place[1]), self.choice(getattr(known, kind)))
+        return _PLACE.sub(lambda place: self._word(place[1]), self.choice(getattr(VOCABULARY, kind)))
 
     def take(self, tokens: int, kind: Kind = "sentences") -> str:
         """A text of so many tokens, cut at its end; of a few more or less where it is tokenized with what stands
@@ -86,4 +82,4 @@ class TextMaker:
                 yield " ".join(self.one(kind) for _ in range(int(self.draw.integers(3, 7)))) + "\n"
 
     def _word(self, place: str) -> str:
-        return str(self.draw.integers(2, 1000)) if place == "number" else self.choice(vocabulary().words[place])
+        return str(self.draw.integers(2, 1000)) if place == "number" else self.choice(VOCABULARY.words[place])

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from pilotfish.cli.bench.contestants import Run
@@ -62,9 +63,9 @@ def report_of(tasks: Sequence[CascadedTask], options: BenchOptions) -> Report:
     best = chosen(found, options.loss)
     honest = outcome(judging, best.threshold)
     results: dict[str, Any] = {
-        "thresholds": [one.row() for one in found],
-        "chosen": best.row(),
-        "on_the_other_half": honest.row(),
+        "thresholds": [vars(one) for one in found],
+        "chosen": vars(best),
+        "on_the_other_half": vars(honest),
         "categories": category_rows(judging, best.threshold),
     }
     if options.save is not None:
@@ -78,7 +79,7 @@ def report_of(tasks: Sequence[CascadedTask], options: BenchOptions) -> Report:
 
 def category_rows(tasks: Sequence[CascadedTask], threshold: float) -> list[Row]:
     own = {name: [task for task in tasks if task.category == name] for name in dict.fromkeys(t.category for t in tasks)}
-    return [{"category": name, **outcome(each, threshold).row()} for name, each in own.items()]
+    return [{"category": name, **vars(outcome(each, threshold))} for name, each in own.items()]
 
 
 #: Thresholds are rounded down to so many parts of 1.
@@ -106,19 +107,12 @@ class CascadeOutcome:
     large_success: float
     tasks: int
 
-    def row(self) -> Row:
-        return dict(vars(self))
-
 
 def outcome(tasks: Sequence[CascadedTask], threshold: float) -> CascadeOutcome:
     stays = [task.confidence >= threshold for task in tasks]
     successes = [task.small if stay else task.large for task, stay in zip(tasks, stays, strict=True)]
-    small, large = (share([getattr(task, side) for task in tasks]) for side in ("small", "large"))
-    return CascadeOutcome(threshold, share(stays), share(successes), small, large, len(tasks))
-
-
-def share(of: Sequence[bool]) -> float:
-    return sum(of) / len(of)
+    small, large = (fmean(getattr(task, side) for task in tasks) for side in ("small", "large"))
+    return CascadeOutcome(threshold, fmean(stays), fmean(successes), small, large, len(tasks))
 
 
 def outcomes(tasks: Sequence[CascadedTask]) -> list[CascadeOutcome]:

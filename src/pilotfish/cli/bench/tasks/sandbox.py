@@ -42,23 +42,18 @@ class Limits:
         }
 
 
-@dataclass(frozen=True)
-class ProgramOutcome:
-    passed: bool
-    reason: str = ""  # one line that says why not; the program may have written it
-
-
 class Sandbox:
     """EngineError where programs cannot be confined here."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
         self.confines_files = False  # whether they are confined to the working directory
-        if not (outcome := self.run("")).passed:
-            raise EngineError(f"sandbox: no program can be run in it: {outcome.reason}")
+        if reason := self.run(""):
+            raise EngineError(f"sandbox: no program can be run in it: {reason}")
 
-    def run(self, source: str) -> ProgramOutcome:
-        """Run a program to its end, in an empty directory of its own. Nothing of it is left then."""
+    def run(self, source: str) -> str:
+        """Run a program to its end, in an empty directory of its own. Nothing of it is left then. Returns why it has
+        not passed, one line, which the program may have written; "" if it has."""
         nonce = secrets.token_hex(16).encode()
         reading, writing = os.pipe()
         with (
@@ -89,12 +84,12 @@ class Sandbox:
             start_new_session=True,
         )
 
-    def _outcome(self, code: int | None, begun: bytes, ended: bool, output: IO[bytes]) -> ProgramOutcome:
+    def _outcome(self, code: int | None, begun: bytes, ended: bool, output: IO[bytes]) -> str:
         size, last = _end_of(output)
         if not begun:
             raise EngineError(f"sandbox: a program cannot be confined here: {last or f'exit code {code}'}")
         self.confines_files = json.loads(begun)["files"]
-        return ProgramOutcome(ended, "" if ended else self._reason(code, size, last))
+        return "" if ended else self._reason(code, size, last)
 
     def _reason(self, code: int | None, size: int, last: str) -> str:
         if code is None:

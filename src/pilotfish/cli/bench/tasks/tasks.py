@@ -17,7 +17,7 @@ from pilotfish.errors import InputError, PromptError
 from pilotfish.grammar.parsers.formats import TOOL_FORMATS, ToolFormat, tool_format_of
 from pilotfish.grammar.parsers.grammars import Tool
 from pilotfish.grammar.parsers.pieces import Arguments, CallBegin, Piece, joined
-from pilotfish.prompts import chat_prompt
+from pilotfish.prompts import chat_prompt, lines_of
 
 #: Where a completed function is over, as HumanEval's own harness has it.
 CODE_STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
@@ -48,7 +48,7 @@ class Judge:
         """Why a program does not pass; "" if it does. Equal programs run once."""
         assert self.sandbox is not None  # code is no task without one
         if program not in self._programs:
-            self._programs[program] = self.sandbox.run(program).reason
+            self._programs[program] = self.sandbox.run(program)
         return self._programs[program]
 
 
@@ -173,11 +173,7 @@ def bundled_tasks() -> dict[str, list[Task]]:
 
 def humaneval_tasks(path: Path) -> list[Task]:
     """Rows of `task_id` (or `id`), `prompt` (or `turns`), `test`, `entry_point`. PromptError names a bad one."""
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise InputError(f"humaneval: {path} cannot be read: {error.strerror}") from error
-    tasks: list[Task] = [_problem(line, f"{path}:{i}") for i, line in enumerate(lines, 1) if line.strip()]
+    tasks: list[Task] = [_problem(line, place) for place, line in lines_of("humaneval", path)]
     if not tasks:
         raise InputError(f"humaneval: {path} has no rows; one JSON object a line is needed")
     return tasks
