@@ -96,11 +96,11 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     (tmp_path / "long").write_bytes(b"#" * ((1 << 20) + 1))
     for path, message in ((tmp_path / "none", "No such file"), (tmp_path, "Is a directory")):
-        with pytest.raises(InputError, match=f"^key: .*cannot be read .{message}"):
+        with pytest.raises(InputError, match=f"^key: .*can be read .{message}"):
             load_key_pair("key", path)
-    with pytest.raises(InputError, match="no text file"):
+    with pytest.raises(InputError, match="text in UTF-8"):
         load_allowlist(tmp_path / "bytes")
-    with pytest.raises(InputError, match="longer than"):
+    with pytest.raises(InputError, match="at most"):
         load_allowlist(tmp_path / "long")
 
 

@@ -18,9 +18,9 @@ from pilotfish.engine.targets.async_engine import AsyncEngine
 from pilotfish.engine.targets.own_targets import num_own
 from pilotfish.engine.targets.stream import Update, Updates, merged
 from pilotfish.errors import EngineError, InputError, ModelError, ParameterError
+from pilotfish.files import file_text
 from pilotfish.operate.cascade_policy import CascadeAnswer, CascadePolicy, Confidence, Escalation, read_cascade
 from pilotfish.server.observe.request_records import checked_tag
-from pilotfish.server.traffic.operator_file import operator_text
 from pilotfish.wire.serving import EngineRequest
 
 #: Names of the small model's processes.
@@ -41,7 +41,7 @@ def cascade_setup(engine: EngineConfig, server: ServerConfig) -> CascadeSetup | 
     """None for a server without one. ParameterError for a file that cannot be used."""
     if server.cascade is None:
         return None
-    policy = read_cascade(operator_text("cascade", server.cascade))
+    policy = read_cascade(file_text("cascade", server.cascade, "TOML"))
     for tag in policy.tags:
         checked_tag(tag, "cascade.tags")
     if policy.name in (served := server.served_model_name or (model_name(engine.target),)):
