@@ -98,10 +98,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     for path, message in ((tmp_path / "none", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(InputError, match=f"^key: .*can be read .{message}"):
             load_key_pair("key", path)
-    with pytest.raises(InputError, match="text in UTF-8"):
-        load_allowlist(tmp_path / "bytes")
-    with pytest.raises(InputError, match="at most"):
-        load_allowlist(tmp_path / "long")
+    for name, message in (("bytes", "text in UTF-8"), ("long", "at most")):
+        with pytest.raises(InputError, match=message):
+            load_allowlist(tmp_path / name)
 
 
 def test_an_allowlist(tmp_path: Path) -> None:
