@@ -26,7 +26,7 @@ LAYERS = (
     ("grammar",),
     ("core",),
     ("prompts", "conversation", "command", "openmp", "torchless", "logs", "progress"),
-    ("options", "validation"),
+    ("options", "validation", "files"),
     ("errors",),
     ("printable",),
 )

@@ -86,19 +86,27 @@ def is_struct(option: Any) -> bool:
 
 def _fields(value: dict[str, Any], structs: list[type[Struct]]) -> Iterator[tuple[str, Any, Any]]:
     """Expected and actual fields. Of tagged structs only the one named by the tag counts, after the tag."""
-    known: dict[str, Any] = {}
-    tags = {struct.__struct_config__.tag: struct for struct in structs}
-    if structs and None not in tags:
-        tag = cast(str, structs[0].__struct_config__.tag_field)
-        yield tag, value.get(tag, msgspec.UNSET), cast(Any, Literal)[tuple(tags)]
-        structs, known = [tags[value[tag]]], {tag: Any}
-    for struct in structs:
-        fields = msgspec.structs.fields(struct)
-        known |= {field.name: field.type for field in fields}
+    if structs and (tag := structs[0].__struct_config__.tag_field):
+        tags = tuple(struct.__struct_config__.tag for struct in structs)
+        yield tag, value.get(tag, msgspec.UNSET), cast(Any, Literal)[tags]
+    if (struct := struct_of(value, structs)) is not None:
+        known = types_of(struct)
         for name, item in value.items():
             yield name, item, known.get(name)
-        missing = (field for field in fields if field.required and field.name not in value)
+        missing = (field for field in msgspec.structs.fields(struct) if field.required and field.name not in value)
         yield from ((field.name, msgspec.UNSET, field.type) for field in missing)
+
+
+def struct_of(value: dict[str, Any], structs: Sequence[type[Struct]]) -> type[Struct] | None:
+    """The one that an object is to be: of tagged ones the one that it names."""
+    tag = structs[0].__struct_config__.tag_field if structs else None
+    return next((one for one in structs if tag is None or one.__struct_config__.tag == value.get(tag)), None)
+
+
+@cache
+def types_of(struct: type[Struct]) -> dict[str, Any]:
+    tag = struct.__struct_config__.tag_field
+    return {field.name: field.type for field in msgspec.structs.fields(struct)} | ({tag: Any} if tag else {})
 
 
 def _first_misfit(items: Sequence[Any], kind: Any) -> int:

@@ -33,7 +33,7 @@ def test_a_new_key_and_how_to_use_it(pilotfish: Run, tmp_path: Path) -> None:
     [
         (["new", ""], "name: '' is not allowed"),
         (["new", "no/such/place"], "No such file or directory"),
-        (["show", "nowhere.key"], "file: nowhere.key cannot be read"),
+        (["show", "nowhere.key"], "file: 'nowhere.key' is not allowed; expected a file that can be read"),
         (["api", "two words"], "name: 'two words' is not allowed"),
     ],
 )

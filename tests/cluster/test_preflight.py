@@ -110,7 +110,7 @@ def test_a_host_tells_what_it_has(tmp_path: Path) -> None:
 
 def test_a_host_without_the_key_or_the_model_says_so(tmp_path: Path) -> None:
     asked = config({"model": str(model(tmp_path / "m"))}, key=str(tmp_path / "cluster.key"))
-    unread = f"key: {tmp_path}/cluster.key cannot be read (No such file or directory)"
+    unread = f"key: '{asked.key}' is not allowed; expected a file that can be read (No such file or directory)"
     assert host_report(asked, ["target"]).problem == unread
     missing = config({"model": str(tmp_path / "none")})
     assert "roles.target.model: " in host_report(missing, ["target"]).problem

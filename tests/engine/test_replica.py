@@ -201,6 +201,6 @@ async def test_a_server_that_has_closed_sends_nothing(engine: AsyncEngine, membe
 async def test_a_start_that_fails_says_why(tmp_path: Path) -> None:
     config = ServerConfig(replicas=0, target_key=tmp_path / "none")
     engine = AsyncEngine(EngineConfig(target=Path("/nowhere")), config)
-    with pytest.raises(InputError, match=r"^target_key: .* cannot be read"):
+    with pytest.raises(InputError, match=r"^target_key: .* a file that can be read"):
         await engine.start()
     await engine.close()

@@ -60,7 +60,7 @@ class Models:
         policy = CascadePolicy(name="auto", small=SmallModelConfig(target="x"), threshold=threshold, tokens=4)
         self.answer = CascadeAnswer()
         request = CascadeRequest(policy, self.small.engine, self.large.engine, "large", self.answer, True)
-        return request.submit([EngineRequest(prompt, params) for prompt in self.prompts[:count]])
+        return CascadeStream(request, [EngineRequest(prompt, params) for prompt in self.prompts[:count]])
 
     @cached_property
     def prompts(self) -> list[list[int]]:

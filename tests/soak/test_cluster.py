@@ -56,7 +56,7 @@ def test_what_cannot_be_is_told_before_anything_starts(world: World) -> None:
 
     assert "roles: draft ask for 4 draft_device; there are 3: 1 on " in refusal(draft={"count": 4})
     assert "roles: target ask for 2 npu; there are none on any of " in refusal(target={"devices": {"npu": 1}})
-    assert "key: /nowhere.key cannot be read" in refusal(key="/nowhere.key")
+    assert "key: '/nowhere.key' is not allowed; expected a file that can be read" in refusal(key="/nowhere.key")
     assert "key: None is not allowed; expected a key file for hosts on a network (" in refusal(key=None)
     assert "roles.draft.model: /none/config.json cannot be read" in refusal(draft={"model": "/none"})
     unequal = refusal(prefill={"model": world.roles["draft"]["model"]})

@@ -23,6 +23,7 @@ from pilotfish.config.engine import EngineConfig
 from pilotfish.config.server import ServerConfig
 from pilotfish.config.workers import OF_PREFILLS, POOL_MODEL, DraftConfig, PrefillConfig
 from pilotfish.errors import InputError, ParameterError, UnknownOptionError
+from pilotfish.files import file_bytes
 from pilotfish.options import Option, check_options, option, options_of, pick, refuse_unknown, text
 
 Role = Literal["api", "target", "draft", "prefill"]
@@ -177,13 +178,7 @@ def _divided(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 
 def read_cluster_config(path: Path) -> ClusterConfig:
     """InputError names the file and the field."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE + 1)
-    except OSError as error:
-        raise InputError(f"config: {path} cannot be read ({error.strerror})") from error
-    if len(content) > MAX_FILE:
-        raise InputError(f"config: {path} is longer than {MAX_FILE} bytes")
+    content = file_bytes("config", path, MAX_FILE)
     from pilotfish.cluster.document import document  # of the extra
 
     try:

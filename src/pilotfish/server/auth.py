@@ -8,17 +8,17 @@ import secrets
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from pilotfish.errors import ParameterError
+from pilotfish.files import file_bytes
 from pilotfish.options import check_options, option
 from pilotfish.wire.endpoints import is_loopback
 
 #: Where `pilotfish serve` looks for secrets, joined by commas, beside its options.
 ENVIRONMENT = "PILOTFISH_API_KEY"
-#: Bytes of a file of keys.
-MAX_FILE = 1 << 20
 MAX_LIMIT = 10**9
 _SECRET = re.compile(r"[\x21-\x7e]{16,512}")
 _NAME = re.compile(r"[A-Za-z0-9_.@:/+-]{1,64}")
@@ -93,7 +93,7 @@ def load_keyring(options: Sequence[str] = (), environment: str = "", file: Path 
 
 def load_file(path: Path) -> list[Caller]:
     """ParameterError with the number of the first bad key; of invalid TOML only the place, as it may hold secrets."""
-    text = _private_text(path)
+    text = file_bytes("api_keys", path, check=partial(_check_private, path))
     try:
         document = tomllib.loads(text.decode())
     except (ValueError, RecursionError) as error:
@@ -128,20 +128,11 @@ def _bad_secret(field: str, secret: object, allowed: str) -> ParameterError:
     return ParameterError.described(field, f"{field}: {shown} is not allowed; expected {allowed}")
 
 
-def _private_text(path: Path) -> bytes:
+def _check_private(path: Path, facts: os.stat_result) -> None:
     """Readable by its owner alone, or root's and readable by this process's group, as Kubernetes mounts a Secret."""
-    try:
-        with path.open("rb") as file:
-            facts = os.fstat(file.fileno())
-            text = file.read(MAX_FILE + 1)
-    except OSError as error:
-        raise ParameterError("api_keys", str(path), f"a file that can be read ({error.strerror})") from error
     of_root = facts.st_uid == 0 and os.geteuid() != 0
     if facts.st_mode & (0o037 if of_root else 0o077):
         raise ParameterError("api_keys", str(path), "a file for its owner alone: mode 0600, as from `chmod 600`")
-    if len(text) > MAX_FILE:
-        raise ParameterError("api_keys", str(path), f"a file of at most {MAX_FILE} bytes")
-    return text
 
 
 def _owner(where: str, table: object) -> Caller:

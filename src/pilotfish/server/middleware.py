@@ -16,6 +16,7 @@ from pilotfish.printable import short
 from pilotfish.server.auth import Caller
 from pilotfish.server.bodies.ignored import HEADER as IGNORED
 from pilotfish.server.bodies.ignored import Ignored
+from pilotfish.server.bodies.requests import WITHIN_PROMPTS
 from pilotfish.server.http_errors import (
     CLIENT_GONE,
     MESSAGES,
@@ -32,14 +33,6 @@ from pilotfish.server.observe.request_records import RequestRecord
 REQUEST_ID = re.compile(r"[ -~]{1,128}")
 #: Asked every few seconds by machines: logged only when they fail.
 PROBES = frozenset({"/health", "/ready", "/metrics"})
-#: Fields that hold parts of a prompt, or say what its answer must be; a body that is no object may be one.
-PROMPTS = frozenset(
-    {"prompt", "messages", "system", "input", "instructions", "suffix", "prediction", "documents", "comment", "body"}
-    | {"tools", "tool_choice", "functions", "response_format", "text", "output_config", "structured_outputs"}
-    | {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_whitespace_pattern"}
-    | {"grammar", "json_schema", "regex", "ebnf", "structural_tag", "chat_template", "bad_words", "stop", "images"}
-    | {"web_search_options", "options", "extra_body", "format", "response_schema", "generation_config"}
-)
 #: Routes whose requests go to the target.
 GENERATION = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
 _STATE = "pilotfish.request"
@@ -151,5 +144,5 @@ def _error_fields(error: HttpError | None) -> dict[str, Any]:
     """The field to blame and the message, also of a broken stream. A prompt is named, never quoted."""
     if error is None:
         return {}
-    quotes_prompt = (error.param or "").split(".")[0].split("[")[0] in PROMPTS
+    quotes_prompt = (error.param or "").split(".")[0].split("[")[0] in WITHIN_PROMPTS
     return {"param": error.param, "code": error.code, "error": None if quotes_prompt else str(error)}

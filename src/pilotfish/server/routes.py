@@ -295,11 +295,11 @@ class Api:
         if prompts_are_logged():
             for prompt in generation.prompts:
                 log_prompt(tokenizer.decode(prompt.tokens))
-        return GenerationResponse(form(generation, tokenizer, self._token_text), self._engine_of(generation), record)
+        return GenerationResponse(form(generation, tokenizer, self._token_text), self._submit_of(generation), record)
 
-    def _engine_of(self, generation: Generation) -> Submits:
+    def _submit_of(self, generation: Generation) -> Submits:
         if self._cascade is None or generation.cascade is None:
-            return self._engine
+            return self._engine.submit
         exact = generation.body.limit[1] is not None
         return self._cascade.of(generation.cascade, self._names[0], exact=exact)
 

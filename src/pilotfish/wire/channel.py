@@ -116,14 +116,6 @@ def _of_kind(decoder: msgspec.msgpack.Decoder[Message], frame: Frame, kinds: Col
         raise
 
 
-def decode_to_prefill(frame: Frame) -> ToPrefill:
-    return decoded(_to_prefill, frame)
-
-
-def decode_from_prefill(frame: Frame) -> FromPrefill:
-    return decoded(_from_prefill, frame)
-
-
 def decoded(decoder: msgspec.msgpack.Decoder[Message], frame: Frame) -> Message:
     """WireError for a frame that the decoder does not know."""
     if len(frame) > MAX_FRAME:
@@ -132,6 +124,10 @@ def decoded(decoder: msgspec.msgpack.Decoder[Message], frame: Frame) -> Message:
         return decoder.decode(frame)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"frame: {error}") from error
+
+
+decode_to_prefill = partial(decoded, _to_prefill)
+decode_from_prefill = partial(decoded, _from_prefill)
 
 
 @dataclass(frozen=True)

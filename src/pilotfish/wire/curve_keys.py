@@ -24,10 +24,9 @@ import zmq
 from zmq.utils import z85
 
 from pilotfish.errors import InputError, ParameterError
+from pilotfish.files import file_text
 
 KEY_LENGTH = 40  # characters of 32 bytes in Z85
-#: Bytes of a file of keys.
-MAX_FILE = 1 << 20
 _Z85 = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 _PLAIN_START = re.compile(r"[0-9a-zA-Z]")
 _TENANT = re.compile(r"[\w.@:/+-]{1,64}")
@@ -143,17 +142,8 @@ def public_key(name: str, text: str) -> str:
 
 def _lines(name: str, path: Path) -> list[tuple[int, list[str]]]:
     """Number and words of each line that has any, up to a comment."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_FILE + 1)
-        lines = text.decode().splitlines()
-    except OSError as error:
-        raise InputError(f"{name}: {path} cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name}: {path} is no text file") from error
-    if len(text) > MAX_FILE:
-        raise InputError(f"{name}: {path} is longer than {MAX_FILE} bytes")
-    numbered = ((number, re.split(r"(?:^|\s)#", line)[0].split()) for number, line in enumerate(lines, 1))
+    lines = enumerate(file_text(name, path).splitlines(), 1)
+    numbered = ((number, re.split(r"(?:^|\s)#", line)[0].split()) for number, line in lines)
     return [(number, words) for number, words in numbered if words]
 
 

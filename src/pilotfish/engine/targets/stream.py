@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from msgspec.structs import replace
 
@@ -26,10 +26,8 @@ class Updates(Protocol):
     def revise(self, max_nodes: int | None, /) -> None: ...
 
 
-class Submits(Protocol):
-    def submit(self, requests: Sequence[EngineRequest]) -> Updates: ...
-
-
+#: Gives an engine a request.
+Submits: TypeAlias = Callable[[Sequence[EngineRequest]], Updates]
 #: What a delta adds to its output.
 ADDED = ("tokens", "text", "ends", "verified", "logprobs", "prompt_logprobs", "handovers")
 

@@ -2,7 +2,7 @@
 
 import re
 
-from pilotfish.grammar.parsers.reader import Reader, Reading, Sink
+from pilotfish.grammar.parsers.reader import HEX, Reader, Reading, Sink
 
 #: What a text holds: whole escapes are taken with the rest, for speed; `read_string` takes one that is cut.
 _IN_TEXT = r'[^"\\]*+(?:\\.[^"\\]*+)*+'
@@ -13,7 +13,6 @@ _UNESCAPED = re.compile(r'[^"\\]*')
 _WORD = re.compile(r'[^\s"{}\[\]<,:;]*')
 _SCALAR = re.compile(r"true|false|null|-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "/": "/"}
-_HEX = frozenset("0123456789abcdefABCDEF")
 
 
 def read_value(reader: Reader, sink: Sink) -> Reading[bool]:
@@ -92,5 +91,5 @@ def _read_escape(reader: Reader, sink: Sink) -> Reading[None]:
 
 def _read_unit(reader: Reader, written: str) -> Reading[tuple[int, str]]:
     written += reader.take(1)
-    digits = yield from reader.digits(_HEX, 4)
+    digits = yield from reader.digits(HEX, 4)
     return int(digits, 16) if len(digits) == 4 else -1, written + digits

@@ -1,7 +1,7 @@
 import json
 import re
 
-from pilotfish.grammar.parsers.reader import Reader, Reading, Sink
+from pilotfish.grammar.parsers.reader import HEX, Reader, Reading, Sink
 
 _PLAIN = {quote: re.compile(rf"[^\\{quote}]*") for quote in "'\""}
 _WORD = re.compile(r"[\w.+-]*")
@@ -11,7 +11,6 @@ _ESCAPES = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v
     sign: sign for sign in "'\"\\/"
 }
 _DIGITS = {"x": 2, "u": 4, "U": 8}
-_HEX = frozenset("0123456789abcdefABCDEF")
 _OCTAL = frozenset("01234567")
 
 
@@ -63,7 +62,7 @@ def _read_escape(reader: Reader, sink: Sink) -> Reading[None]:
     if sign not in _DIGITS:
         sink(_escaped(_ESCAPES.get(sign, written)))
         return
-    number = yield from reader.digits(_HEX, _DIGITS[sign])
+    number = yield from reader.digits(HEX, _DIGITS[sign])
     if len(number) < _DIGITS[sign] or int(number, 16) > 0x10FFFF:
         sink(_escaped(written + number))
     elif sign == "U" and int(number, 16) > 0xFFFF:

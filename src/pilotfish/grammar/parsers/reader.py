@@ -9,6 +9,7 @@ Read = TypeVar("Read")
 #: Waits for text at each yield.
 Reading = Generator[None, None, Read]
 Sink = Callable[[str], object]
+HEX = frozenset("0123456789abcdefABCDEF")
 
 
 class Reader:

@@ -12,7 +12,6 @@ _ALL = re.compile(r"[\s\S]*")
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    name: str
     start: str
     end: str
 
@@ -21,13 +20,10 @@ class ReasoningFormat:
 
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
-    made.name: made
-    for made in (
-        ReasoningFormat("qwen3", "<think>", "</think>"),
-        ReasoningFormat("deepseek_r1", "<think>", "</think>"),
-        ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
-        ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>"),
-    )
+    "qwen3": ReasoningFormat("<think>", "</think>"),
+    "deepseek_r1": ReasoningFormat("<think>", "</think>"),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+    "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>"),
 }
 
 

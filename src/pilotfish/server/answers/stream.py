@@ -37,9 +37,9 @@ def _without_output(delta: Delta) -> Delta:
 
 
 class GenerationResponse(Response):
-    def __init__(self, form: AnswerFormat, engine: Submits, record: RequestRecord) -> None:
+    def __init__(self, form: AnswerFormat, submit: Submits, record: RequestRecord) -> None:
         super().__init__()
-        self._generation, self._format, self._engine, self._record = form.generation, form, engine, record
+        self._generation, self._format, self._submit, self._record = form.generation, form, submit, record
         self._stream: Updates | None = None  # until the request is submitted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -62,7 +62,7 @@ class GenerationResponse(Response):
         given, only_echo = self._generation, self._generation.body.only_echo
         ends = asyncio.get_running_loop().time() + given.timeout
         others = given.params, given.cache_salt, given.choice.max_nodes, given.session, given.choice.variant.draft
-        self._stream = self._engine.submit([EngineRequest(prompt.tokens, *others) for prompt in given.prompts])
+        self._stream = self._submit([EngineRequest(prompt.tokens, *others) for prompt in given.prompts])
         self._record.submitted(self._stream)
         try:
             while True:

@@ -24,6 +24,8 @@ UNSUPPORTED = {name: (None, *values) for name, values in _FIELDS["unsupported"].
 HINTS = {name: (None, *values) for name, values in _FIELDS["hints"].items()}
 #: Unsupported fields that parts of messages may not have either.
 WITHIN_MESSAGES = frozenset(_FIELDS["within_messages"])
+#: Fields of any API that hold parts of a prompt.
+WITHIN_PROMPTS = frozenset(_FIELDS["within_prompts"])
 #: Errors' words for some of them.
 INSTEAD: dict[str, str] = _FIELDS["instead"]
 SEED = f"an integer 0 to {SEED_LIMIT - 1}, or its digits as text"

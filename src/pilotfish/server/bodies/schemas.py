@@ -5,7 +5,7 @@ import re
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from functools import cache
-from typing import Any, TypeVar, cast, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Struct
@@ -19,7 +19,7 @@ from pilotfish.printable import short
 from pilotfish.server.bodies.ignored import NAME, Ignored
 from pilotfish.server.bodies.requests import HARMLESS, HINTS, INSTEAD, UNSUPPORTED, WITHIN_MESSAGES, RequestBody
 from pilotfish.server.http_errors import ClientGone, HttpError, bad, bad_request, http_error
-from pilotfish.validation import is_struct, options_of
+from pilotfish.validation import is_struct, options_of, struct_of, types_of
 
 Body = TypeVar("Body", bound=RequestBody)
 Converted = TypeVar("Converted", bound=Struct)
@@ -145,24 +145,14 @@ def _pruned(path: str, value: Any, kind: Any, ignored: Ignored) -> Any:
         if len(value) > MOST_ITEMS or not any(map(is_struct, options_of(inner))):
             return value
         return [_pruned(f"{path}[{i}]", item, inner, ignored) for i, item in enumerate(value)]
-    struct = _struct_of(value, [option for option in options if is_struct(option)])
+    struct = struct_of(value, list(filter(is_struct, options))) if isinstance(value, dict) else None
     return value if struct is None else _without_unknown(path, value, struct, ignored)
-
-
-def _struct_of(value: Any, structs: list[type[Struct]]) -> type[Struct] | None:
-    if not isinstance(value, dict) or not structs:
-        return None
-    config = structs[0].__struct_config__
-    if config.tag is None:
-        return structs[0]
-    tag = value.get(cast(str, config.tag_field))
-    return next((struct for struct in structs if struct.__struct_config__.tag == tag), None)
 
 
 def _without_unknown(path: str, value: dict[str, Any], struct: type[Struct], ignored: Ignored) -> dict[str, Any]:
     if issubclass(struct, ExactStruct):
         return value
-    known, kept = _types_of(struct), {}
+    known, kept = types_of(struct), {}
     for name, item in value.items():
         place = f"{path}.{name}" if path else name
         if name in known:
@@ -172,9 +162,3 @@ def _without_unknown(path: str, value: dict[str, Any], struct: type[Struct], ign
         elif item is not None and not ignored.is_told(place):
             _leave_out_unknown(place, name, known, ignored)
     return kept
-
-
-@cache
-def _types_of(struct: type[Struct]) -> dict[str, Any]:
-    tag = struct.__struct_config__.tag_field
-    return {field.name: field.type for field in msgspec.structs.fields(struct)} | ({tag: Any} if tag else {})

@@ -1,30 +1,44 @@
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
+from types import SimpleNamespace
+from typing import Any, TypeAlias
 
 from pilotfish.core.cache.tiers import TierCounts, TierUse
 from pilotfish.engine.targets.replica import ReplicaHealth, RoutedTokens
-from pilotfish.server.observe.metrics import ServerMetrics
-from pilotfish.wire.serving import PoolLoad, PrefillPoolLoad, ShadowReport, Status
+from pilotfish.server.observe.metrics import DECLARED, ServerMetrics
+from pilotfish.wire.serving import Status
 
-#: Gauges of things that come and go, by the beginning of their names.
-GAUGES = {
-    "pilotfish_replica": ("ready", "requests", "running", "waiting", "pending_tokens", "kv_usage"),
-    "pilotfish_pool": ("ready", "sessions", "free_slots", "step_seconds", "queue_seconds"),
-    "pilotfish_prefill_pool": ("ready", "queued_tokens", "free_slots", "token_seconds", "leases"),
-    "pilotfish_shadow": ("ready", "tokens_per_second", "live_tokens_per_second", "error"),
-    "pilotfish_kv": ("used_bytes", "capacity_bytes"),
-}
 #: Slots told as one block of vLLM's: gateways that hash prompts raise smaller blocks to this, and keep their number.
 BLOCK_SLOTS = 64
 #: Of a server with one target.
 NOT_ROUTED = RoutedTokens()
+#: Things of one kind, by the target that tells of them and their labels.
+Things: TypeAlias = Mapping[tuple[str, tuple[str, ...]], Any]
+
+
+#: A metric, what it tells of a thing, and a divisor of that.
+Told: TypeAlias = tuple[str, Callable[[Any], Any], float]
+
+
+def _declared(form: str) -> Mapping[str, list[Told]]:
+    """Metrics of a form, gauge or counter, by the kind of things that they tell of."""
+    found = defaultdict[str, list[Told]](list)
+    for name, family in DECLARED.items():
+        if form in family and "of" in family:
+            kind, attribute = family["of"].split(".")
+            found[kind].append((name, attrgetter(attribute), family.get("divisor", 1)))
+    return found
+
+
+GAUGES, COUNTERS = _declared("gauge"), _declared("counter")
 
 
 class FleetMetrics:
     def __init__(self, metrics: ServerMetrics) -> None:
         self._metrics = metrics
         self._totals: dict[tuple[str, ...], float] = {}  # the last totals, by replica and metric
-        self._shown: dict[str, Mapping[str, str]] = {}  # what has gauges now, by the beginning of their names
+        self._shown: dict[tuple[str, ...], Collection[tuple[str, ...]]] = {}  # labelled gauges now, by their families
 
     def tell(self, replicas: Sequence[ReplicaHealth], resumed: int = 0, routed: RoutedTokens = NOT_ROUTED) -> None:
         self._metrics["pilotfish_target_ready"].set(any(replica.ready for replica in replicas))
@@ -32,126 +46,59 @@ class FleetMetrics:
         self._add_total("", resumed, "pilotfish_resumed_requests")
         for kind, tokens in vars(routed).items():
             self._add_total("", tokens, "pilotfish_routed_tokens", kind)
-        of_each = {each.name: (each.ready, each.requests, *_load(each.status)) for each in replicas}
-        self._show("pilotfish_replica", of_each)
-        self._set_statuses({replica.name: replica.status for replica in replicas if replica.status is not None})
+        self._tell("replicas", {(each.name, (each.name,)): _with_load(each) for each in replicas})
+        self._tell_statuses({replica.name: replica.status for replica in replicas if replica.status is not None})
 
-    def _set_statuses(self, statuses: Mapping[str, Status]) -> None:
+    def _tell_statuses(self, statuses: Mapping[str, Status]) -> None:
         found = statuses.values()
         self._metrics["vllm:num_requests_running"].set(sum(status.running for status in found))
         self._metrics["vllm:num_requests_waiting"].set(sum(status.waiting for status in found))
         self._metrics["vllm:kv_cache_usage_perc"].set(_used(found))
-        self._set_pools(statuses)
-        self._set_prefill_pools(statuses)
-        self._set_shadows(statuses)
-        self._set_tiers([tier for status in found for tier in status.tiers])
+        for kind in ("pools", "prefill_pools", "shadows", "tiers"):
+            self._tell(kind, _things(statuses, kind))
+        self._tell("handovers", _handovers(statuses))
+        self._tell("tier_sums", _tier_sums(tier for status in found for tier in status.tiers))
+        self._tell("tier_counts", {(replica, ()): status.tier_counts for replica, status in statuses.items()})
         for replica, status in statuses.items():
             self._add_total(replica, status.preemptions, "vllm:num_preemptions")
-            self._count_tiers(replica, status.tiers, status.tier_counts)
+            self._count_moved(replica, status.tiers, status.tier_counts)
         if statuses:
             slots = sum(status.identity.kv_slots for status in found)
-            config = {"block_size": str(BLOCK_SLOTS), "num_gpu_blocks": str(slots // BLOCK_SLOTS)}
-            config["cache_dtype"] = next(iter(found)).identity.dtype
-            if self._clear_changed("vllm:cache_config_info", config):
-                self._metrics["vllm:cache_config_info", *config.values()].set(1)
+            config = (str(BLOCK_SLOTS), str(slots // BLOCK_SLOTS), next(iter(found)).identity.dtype)
+            self._show({("vllm:cache_config_info", *config): 1}, "vllm:cache_config_info")
 
-    def _set_pools(self, statuses: Mapping[str, Status]) -> None:
-        known = [(replica, pool) for replica, status in statuses.items() for pool in status.pools]
-        pools = {(replica, _label(replica, pool, statuses)): pool for replica, pool in known}
-        gauges = {
-            label: (pool.ready, pool.sessions, pool.free_slots, pool.step_ms / 1000, pool.queue_ms / 1000)
-            for (_, label), pool in pools.items()
-        }
-        self._show("pilotfish_pool", gauges, "revision", {label: pool.revision for (_, label), pool in pools.items()})
-        for (replica, label), pool in pools.items():
-            self._add_total(replica, pool.cached, "pilotfish_pool_cached_tokens", label)
-            self._add_totals(replica, pool.drops, "pilotfish_pool_drops", label)
-            self._add_total(replica, pool.feature_bytes, "pilotfish_pool_feature_bytes", label)
-            self._add_totals(replica, pool.feature_drops, "pilotfish_pool_feature_drops", label)
-
-    def _set_prefill_pools(self, statuses: Mapping[str, Status]) -> None:
-        known = [(replica, pool) for replica, status in statuses.items() for pool in status.prefill_pools]
-        pools = {(replica, _label(replica, pool, statuses)): pool for replica, pool in known}
-        gauges = {
-            label: (pool.ready, pool.queued_tokens, pool.free_slots, pool.token_ms / 1000, pool.leases)
-            for (_, label), pool in pools.items()
-        }
-        transports = {label: pool.transport for (_, label), pool in pools.items()}
-        self._show("pilotfish_prefill_pool", gauges, "transport", transports)
-        for (replica, label), pool in pools.items():
-            self._add_totals(replica, pool.refused, "pilotfish_prefill_pool_refused", label)
-            for transport, totals in pool.totals.items():
-                self._add_totals(replica, totals.outcomes, "pilotfish_handovers", label, transport)
-                self._add_total(replica, totals.tokens, "pilotfish_handover_tokens", label, transport)
-                self._add_total(replica, totals.size, "pilotfish_handover_bytes", label, transport)
-                self._add_total(replica, totals.transfer, "pilotfish_handover_transfer_seconds", label, transport)
-                self._add_total(replica, totals.hidden, "pilotfish_handover_hidden_seconds", label, transport)
-
-    def _set_shadows(self, statuses: Mapping[str, Status]) -> None:
-        """If several targets have one shadow, the last target's rates count."""
-        shadows = [(replica, shadow) for replica, status in statuses.items() for shadow in status.shadows]
-        gauges = {
-            shadow.name: (shadow.ready, shadow.tokens_per_second, shadow.live_tokens_per_second, shadow.error)
-            for _, shadow in shadows
-        }
-        self._show("pilotfish_shadow", gauges, "revision", {shadow.name: shadow.revision for _, shadow in shadows})
-        for replica, shadow in shadows:
-            self._count_shadow(replica, shadow)
-
-    def _count_shadow(self, replica: str, shadow: ShadowReport) -> None:
-        totals = {"steps": shadow.steps, "trees": shadow.trees, "late_steps": shadow.late, "hits": shadow.hits}
-        totals |= {"requests": shadow.requests, "accepted_tokens": shadow.accepted}
-        for name, total in {**totals, "cpu_seconds": shadow.cpu_seconds}.items():
-            self._add_total(replica, total, f"pilotfish_shadow_{name}", shadow.name)
-        for name, counts in (("tried", shadow.tried_by_depth), ("accepted", shadow.accepted_by_depth)):
-            by_depth = {str(position): count for position, count in enumerate(counts)}
-            self._add_totals(replica, by_depth, f"pilotfish_shadow_{name}_per_pos", shadow.name)
-
-    def _set_tiers(self, tiers: Sequence[TierUse]) -> None:
-        used, capacity = Counter[str](), Counter[str]()
-        for tier in tiers:
-            used[tier.name] += tier.used
-            capacity[tier.name] += tier.capacity
-        self._show("pilotfish_kv", {name: (used[name], capacity[name]) for name in used})
-
-    def _count_tiers(self, replica: str, tiers: Sequence[TierUse], counts: TierCounts) -> None:
+    def _count_moved(self, replica: str, tiers: Sequence[TierUse], counts: TierCounts) -> None:
         for tier in tiers:
             loaded = counts.moved_bytes.get(tier.name, 0)
-            self._add_total(replica, tier.evicted, "pilotfish_kv_evicted_tokens", tier.name)
             self._add_total(replica, tier.saved_bytes, "pilotfish_kv_moved_bytes", "save", tier.name)
             self._add_total(replica, loaded, "pilotfish_kv_moved_bytes", "load", tier.name)
-            self._add_total(replica, tier.failed, "pilotfish_kv_failed_operations", tier.name)
-            self._add_totals(replica, tier.damaged, "pilotfish_kv_damaged_objects", tier.name)
-        outcomes = {name: getattr(counts, name) for name in ("saved", "lost", "given_up", "recomputed")}
-        self._add_totals(replica, outcomes, "pilotfish_kv_objects")
-        self._add_total(replica, counts.late, "pilotfish_kv_late_loads")
-        self._add_total(replica, counts.loading_seconds, "pilotfish_kv_loading_seconds")
-        self._add_total(replica, counts.computing_seconds, "pilotfish_kv_estimated_computing_seconds")
+        for outcome in ("saved", "lost", "given_up", "recomputed"):
+            self._add_total(replica, getattr(counts, outcome), "pilotfish_kv_objects", outcome)
 
-    def _show(
-        self, prefix: str, rows: Mapping[str, Sequence[float]], detail: str = "", of: Mapping[str, str] | None = None
-    ) -> None:
-        """A row with a detail also has a gauge of 1 with the detail as a label. Rows that are gone leave no gauge."""
-        names, info = [f"{prefix}_{name}" for name in GAUGES[prefix]], f"{prefix}_{detail}"
-        self._clear_changed(prefix, of or dict.fromkeys(rows, ""), *names, *([info] if detail else []))
-        for label, values in rows.items():
-            for name, value in zip(names, values, strict=True):
-                self._metrics[name, label].set(value)
-        for label, text in (of or {}).items():
-            if text:
-                self._metrics[info, label, text].set(1)
+    def _tell(self, kind: str, things: Things) -> None:
+        """If several targets know one thing, the last target's gauges are shown. A text is a gauge's last label."""
+        gauges = dict[tuple[str, ...], float]()
+        latest = {labels: thing for (_, labels), thing in things.items()}
+        for labels, thing in latest.items():
+            for metric, value_of, divisor in GAUGES[kind]:
+                value = value_of(thing)
+                if not isinstance(value, str):
+                    gauges[metric, *labels] = value / divisor
+                elif value:
+                    gauges[metric, *labels, value] = 1
+        self._show(gauges, *(metric for metric, _, _ in GAUGES[kind]))
+        for (replica, labels), thing in things.items():
+            for metric, value_of, _ in COUNTERS[kind]:
+                for own, total in _totals(value_of(thing)).items():
+                    self._add_total(replica, total, metric, *labels, *own)
 
-    def _clear_changed(self, group: str, shown: Mapping[str, str], *names: str) -> bool:
-        """Clears the gauges of a group only where its labels have changed: scrapes in other threads need them."""
-        if shown == self._shown.get(group, {}):
-            return False
-        self._metrics.empty(*(names or [group]))
-        self._shown[group] = shown
-        return True
-
-    def _add_totals(self, replica: str, totals: Mapping[str, float], *metric: str) -> None:
-        for label, total in totals.items():
-            self._add_total(replica, total, *metric, label)
+    def _show(self, gauges: Mapping[tuple[str, ...], float], *families: str) -> None:
+        """Clears families only where their labels have changed: scrapes in other threads need them."""
+        if gauges.keys() != self._shown.get(families, set()):
+            self._metrics.empty(*families)
+            self._shown[families] = gauges.keys()
+        for gauge, value in gauges.items():
+            self._metrics[gauge].set(value)
 
     def _add_total(self, replica: str, total: float, *metric: str) -> None:
         """Feed a counter with a total that restarts at 0 when its process does."""
@@ -160,10 +107,17 @@ class FleetMetrics:
         self._totals[replica, *metric] = total
 
 
-def _load(status: Status | None) -> tuple[float, ...]:
-    if status is None:
-        return (0, 0, 0, 0.0)
-    return (status.running, status.waiting, status.pending_tokens, _used([status]))
+def _totals(value: float | Mapping[str, float] | Sequence[float]) -> Mapping[tuple[str, ...], float]:
+    """By their own label, if any: a name, or a position."""
+    if isinstance(value, Mapping):
+        return {(name,): total for name, total in value.items()}
+    return {(str(i),): total for i, total in enumerate(value)} if isinstance(value, Sequence) else {(): value}
+
+
+def _with_load(replica: ReplicaHealth) -> SimpleNamespace:
+    found = [] if replica.status is None else [replica.status]
+    load = {name: sum(getattr(status, name) for status in found) for name in ("running", "waiting", "pending_tokens")}
+    return SimpleNamespace(ready=replica.ready, requests=replica.requests, kv_usage=_used(found), **load)
 
 
 def _used(statuses: Collection[Status]) -> float:
@@ -171,6 +125,26 @@ def _used(statuses: Collection[Status]) -> float:
     return 1 - sum(status.free_slots for status in statuses) / slots if slots else 0.0
 
 
-def _label(replica: str, pool: PoolLoad | PrefillPoolLoad, statuses: Collection[str]) -> str:
-    """Targets give their own workers equal names, unlike the pools that they share."""
-    return f"{replica} {pool.name}" if pool.own and len(statuses) > 1 else pool.name
+def _things(statuses: Mapping[str, Status], field: str) -> Things:
+    """By name. Targets give their own workers equal names, unlike the pools that they share."""
+    told = [(replica, one) for replica, status in statuses.items() for one in getattr(status, field)]
+    several = len(statuses) > 1
+    owned = [(replica, one, several and getattr(one, "own", False)) for replica, one in told]
+    return {(replica, (f"{replica} {one.name}" if own else one.name,)): one for replica, one, own in owned}
+
+
+def _handovers(statuses: Mapping[str, Status]) -> Things:
+    pools = _things(statuses, "prefill_pools").items()
+    return {
+        (replica, (*labels, transport)): totals
+        for (replica, labels), pool in pools
+        for transport, totals in pool.totals.items()
+    }
+
+
+def _tier_sums(tiers: Iterable[TierUse]) -> Things:
+    used, capacity = Counter[str](), Counter[str]()
+    for tier in tiers:
+        used[tier.name] += tier.used
+        capacity[tier.name] += tier.capacity
+    return {("", (name,)): TierUse(name, used[name], capacity[name]) for name in used}

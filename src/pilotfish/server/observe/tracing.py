@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+import tomllib
 from collections.abc import Mapping
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
@@ -26,34 +28,7 @@ MAX_EVENTS = 256
 #: Seconds that the sending of one batch may take, retries included, before its spans are dropped.
 EXPORT_TIMEOUT = 5.0
 #: Attributes of a RequestRecord on its span once the request has ended; None is left out.
-ATTRIBUTES = {
-    "gen_ai.request.max_tokens": "facts.max_tokens",
-    "gen_ai.request.choice.count": "facts.sequences",
-    "gen_ai.request.n": "facts.sequences",
-    "gen_ai.request.stream": "facts.streaming",
-    "gen_ai.usage.input_tokens": "facts.prompt_tokens",
-    "gen_ai.usage.prompt_tokens": "facts.prompt_tokens",
-    "gen_ai.usage.output_tokens": "generation_tokens",
-    "gen_ai.usage.completion_tokens": "generation_tokens",
-    "gen_ai.usage.num_sequences": "facts.sequences",
-    "gen_ai.latency.e2e": "latency",
-    "gen_ai.latency.time_to_first_token": "time_to_first_token",
-    "gen_ai.latency.time_in_queue": "queued",
-    "gen_ai.latency.time_in_model_prefill": "prefill",
-    "gen_ai.latency.time_in_model_decode": "decode",
-    "gen_ai.latency.time_in_model_inference": "inference",
-    "pilotfish.mode": "facts.mode",
-    "pilotfish.tag": "facts.tag",
-    "pilotfish.client": "facts.client",
-    "pilotfish.variant": "facts.variant",
-    "pilotfish.answered_by": "cascade.answered_by",
-    "pilotfish.escalated": "cascade.escalated",
-    "pilotfish.confidence": "cascade.confidence",
-    "pilotfish.verify_steps": "verify_steps",
-    "pilotfish.drafted": "drafted",
-    "pilotfish.accepted": "accepted",
-    "pilotfish.handed_over": "handed_over",
-}
+ATTRIBUTES: dict[str, str] = tomllib.loads(Path(__file__).with_name("spans.toml").read_text("utf-8"))
 #: Attributes of the span of a hand-over, and of the event of a verify step.
 HANDOVER_FACTS = ("pool", "transport", "outcome", "tokens", "cached")
 STEP_FACTS = ("at", "nodes", "accepted", "tokens")

@@ -12,6 +12,7 @@ from pilotfish.server.bodies.requests import (
     SAMPLING_FIELDS,
     AnyText,
     JsonObject,
+    JsonSchema,
     LogprobCount,
     RequestBody,
     RequestId,
@@ -153,11 +154,8 @@ class ToolSubsetChoice(ExactStruct, tag_field="type", tag="allowed_tools", kw_on
     tools: list[FunctionChoice | CustomChoice]
 
 
-class SchemaJson(ExactStruct, tag_field="type", tag="json_schema", kw_only=True):
-    name: Name
-    schema: dict[str, Any]
-    strict: bool | None = None
-    description: str | None = None
+class SchemaJson(JsonSchema, tag_field="type", tag="json_schema"):
+    pass
 
 
 class TextOptions(Struct, forbid_unknown_fields=True):

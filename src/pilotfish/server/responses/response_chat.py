@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from pilotfish.printable import short
 from pilotfish.server.bodies.ignored import Ignored, kind_of
-from pilotfish.server.bodies.requests import ChatRequest, JsonOfSchema, JsonSchema, OutputFormat
+from pilotfish.server.bodies.requests import ChatRequest, JsonOfSchema, OutputFormat
 from pilotfish.server.bodies.schemas import converted
 from pilotfish.server.http_errors import bad, bad_request
 from pilotfish.server.responses.response_body import (
@@ -163,6 +163,4 @@ def _reference(chosen: FunctionChoice) -> dict[str, Any]:
 
 def _response_format(text: TextOptions | None) -> OutputFormat | None:
     form = None if text is None else text.format
-    if not isinstance(form, SchemaJson):
-        return form
-    return JsonOfSchema(JsonSchema(**{name: getattr(form, name) for name in form.__struct_fields__}))
+    return JsonOfSchema(form) if isinstance(form, SchemaJson) else form

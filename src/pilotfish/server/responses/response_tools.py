@@ -38,14 +38,13 @@ class OfferedTool:
     @property
     def function(self) -> dict[str, Any]:
         tool = self.tool
-        described = {} if tool.description is None else {"description": tool.description}
         if isinstance(tool, ResponseTool):
-            parameters = {} if tool.parameters is None else {"parameters": tool.parameters}
-            strict = {} if tool.strict is None else {"strict": tool.strict}
-            return {"name": self.name, **described, **parameters, **strict}
-        text = {"type": "string", **({"description": shown} if (shown := _shown(tool)) else {})}
-        schema = {"type": "object", "properties": {INPUT: text}, "required": [INPUT]}
-        return {"name": self.name, **described, "parameters": schema}
+            fields = {"description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
+        else:
+            text = {"type": "string", **({"description": shown} if (shown := _shown(tool)) else {})}
+            schema = {"type": "object", "properties": {INPUT: text}, "required": [INPUT]}
+            fields = {"description": tool.description, "parameters": schema}
+        return {"name": self.name, **{name: value for name, value in fields.items() if value is not None}}
 
     @property
     def told(self) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,11 +17,11 @@ from pilotfish.core.drafting.vocabulary import why_ids_differ
 from pilotfish.engine.processes.host_memory import shared
 from pilotfish.engine.targets.async_engine import AsyncEngine
 from pilotfish.engine.targets.own_targets import num_own
-from pilotfish.engine.targets.stream import Update, Updates, merged
+from pilotfish.engine.targets.stream import Submits, Update, Updates, merged
 from pilotfish.errors import EngineError, InputError, ModelError, ParameterError
+from pilotfish.files import file_text
 from pilotfish.operate.cascade_policy import CascadeAnswer, CascadePolicy, Confidence, Escalation, read_cascade
 from pilotfish.server.observe.request_records import checked_tag
-from pilotfish.server.traffic.operator_file import operator_text
 from pilotfish.wire.serving import EngineRequest
 
 #: Names of the small model's processes.
@@ -41,7 +42,7 @@ def cascade_setup(engine: EngineConfig, server: ServerConfig) -> CascadeSetup | 
     """None for a server without one. ParameterError for a file that cannot be used."""
     if server.cascade is None:
         return None
-    policy = read_cascade(operator_text("cascade", server.cascade))
+    policy = read_cascade(file_text("cascade", server.cascade, "TOML"))
     for tag in policy.tags:
         checked_tag(tag, "cascade.tags")
     if policy.name in (served := server.served_model_name or (model_name(engine.target),)):
@@ -89,8 +90,8 @@ class Cascade:
     def begin(self, tag: str | None, prompt_tokens: int) -> CascadeAnswer:
         return CascadeAnswer(escalated=self.policy.rule(tag, prompt_tokens))
 
-    def of(self, answer: CascadeAnswer, large_name: str, *, exact: bool) -> CascadeRequest:
-        return CascadeRequest(self.policy, self.small, self._large, large_name, answer, exact)
+    def of(self, answer: CascadeAnswer, large_name: str, *, exact: bool) -> Submits:
+        return partial(CascadeStream, CascadeRequest(self.policy, self.small, self._large, large_name, answer, exact))
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,6 @@ class CascadeRequest:
     large_name: str
     answer: CascadeAnswer  # is filled in
     exact: bool
-
-    def submit(self, requests: Sequence[EngineRequest]) -> CascadeStream:
-        return CascadeStream(self, requests)
 
     def for_small(self, asked: Sequence[EngineRequest]) -> list[EngineRequest] | None:
         """None where the small model has no room for the request."""

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from pilotfish.core.scheduling.request import FinishReason
 from pilotfish.engine.targets.stream import Updates
 from pilotfish.errors import ParameterError
+from pilotfish.files import file_text
 from pilotfish.operate.arms import RolloutArms
 from pilotfish.operate.explaining.cohorts import CohortStatistics, CohortWindows
 from pilotfish.operate.guarding.guard import Guard, GuardedVariant, GuardEvent
@@ -33,7 +34,6 @@ from pilotfish.operate.variants import ONE_VARIANT, Variant, Variants, read_vari
 from pilotfish.server.observe.metrics import ServerMetrics
 from pilotfish.server.observe.request_records import RequestFollower, RequestRecord
 from pilotfish.server.traffic.canary import ReplayedRequest
-from pilotfish.server.traffic.operator_file import operator_text
 from pilotfish.wire.serving import Delta, Verified
 
 logger = logging.getLogger(__name__)
@@ -290,4 +290,4 @@ def reading_of(steps: Sequence[ObservedStep]) -> GuardReading:
 
 
 def read_file(file: Path) -> Variants:
-    return read_variants(operator_text("rollout", file))
+    return read_variants(file_text("rollout", file, "TOML"))
