@@ -25,7 +25,7 @@ LAYERS = (
     ("kv",),  # knows no device: KV is bytes
     ("grammar",),
     ("core",),
-    ("prompts", "conversation", "command", "openmp", "torchless", "logs", "progress"),
+    ("prompts", "conversation", "command", "files", "openmp", "torchless", "logs", "progress"),
     ("options", "validation"),
     ("errors",),
     ("printable",),

@@ -23,7 +23,8 @@ import msgspec
 
 from pilotfish.core.cache.prefix_keys import KEY_BYTES, Key
 from pilotfish.errors import ParameterError
-from pilotfish.kv.objects import FORMAT_VERSION, SAFELY, UNFINISHED, ObjectFormat
+from pilotfish.files import SAFELY, UNFINISHED, read_start, try_lock, write_whole
+from pilotfish.kv.objects import FORMAT_VERSION, ObjectFormat
 from pilotfish.printable import one_line
 
 logger = logging.getLogger(__name__)
@@ -106,7 +107,8 @@ def read_manifest(field: str, directory: Path) -> ObjectFormat | None:
         kind = DamagedDirectoryError if _is_ours(directory, names) else ParameterError
         if MANIFEST not in names:
             raise kind(field, str(directory), f"{OURS}; this one holds {min(names - _BEFORE_MANIFEST)!r}")
-        contents = b"" if (directory / MANIFEST).is_dir() else _start_of(directory / MANIFEST)
+        path = directory / MANIFEST
+        contents = b"" if path.is_dir() else read_start(path, _MAX_SMALL_FILE)
     try:
         return _decoded(contents)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -116,7 +118,7 @@ def read_manifest(field: str, directory: Path) -> ObjectFormat | None:
 def _is_ours(directory: Path, names: set[str]) -> bool:
     if LOCK not in names or not all(_SUBDIRECTORY.fullmatch(name) for name in names.difference(NAMES)):
         return False
-    return bool(_OWNER.fullmatch(_start_of(directory / LOCK)))
+    return bool(_OWNER.fullmatch(read_start(directory / LOCK, _MAX_SMALL_FILE)))
 
 
 def _decoded(contents: bytes) -> ObjectFormat:
@@ -129,15 +131,8 @@ def _decoded(contents: bytes) -> ObjectFormat:
 
 def write_manifest(directory: Path, objects: ObjectFormat) -> None:
     """Flushed to the device, unlike an object: without it the directory is not recognized as ours."""
-    unfinished = directory / _NEW_MANIFEST
-    unfinished.unlink(missing_ok=True)
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        manifest = _Manifest(FORMAT_VERSION, objects.shape.hex(), objects.object_bytes)
-        file.write(msgspec.json.encode(manifest) + b"\n")
-        file.flush()
-        os.fsync(descriptor)
-    unfinished.rename(directory / MANIFEST)
+    manifest = _Manifest(FORMAT_VERSION, objects.shape.hex(), objects.object_bytes)
+    write_whole(directory / MANIFEST, msgspec.json.encode(manifest) + b"\n")
 
 
 class OwnedDirectory:
@@ -159,7 +154,7 @@ class OwnedDirectory:
         path = self.path / LOCK
         for _ in range(_TRIES):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | SAFELY, 0o600)
-            if _try_lock(descriptor, fcntl.LOCK_EX) and _is_still(descriptor, path):
+            if try_lock(descriptor) and _is_still(descriptor, path):
                 with suppress(OSError):  # of a full disk: the lock holds without it
                     os.pwrite(descriptor, f"{os.getpid():<10}\n".encode(), 0)
                 return descriptor
@@ -202,25 +197,11 @@ def owner(directory: Path) -> str | None:
     except FileNotFoundError:
         return None
     try:
-        return None if _try_lock(descriptor, fcntl.LOCK_SH) else one_line(_start_of(path).decode(errors="replace"))
+        if try_lock(descriptor, fcntl.LOCK_SH):
+            return None
+        return one_line(read_start(path, _MAX_SMALL_FILE).decode(errors="replace"))
     finally:
         os.close(descriptor)
-
-
-def _start_of(path: Path) -> bytes:
-    descriptor = os.open(path, os.O_RDONLY | SAFELY)
-    try:
-        return os.read(descriptor, _MAX_SMALL_FILE)
-    finally:
-        os.close(descriptor)
-
-
-def _try_lock(descriptor: int, kind: int) -> bool:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _is_still(descriptor: int, path: Path) -> bool:
