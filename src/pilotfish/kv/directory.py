@@ -36,7 +36,7 @@ _NEW_MANIFEST = MANIFEST + UNFINISHED
 #: Names that a directory without a manifest may hold.
 _BEFORE_MANIFEST = {LOCK, _NEW_MANIFEST, DAMAGED}
 #: All of ours beside objects. The lock is last: a directory without one may be taken.
-NAMES = (_NEW_MANIFEST, DAMAGED, MANIFEST, LOCK)
+_NAMES = (_NEW_MANIFEST, DAMAGED, MANIFEST, LOCK)
 #: A lock's content.
 _OWNER = re.compile(rb"\d+ *\n")
 _SUBDIRECTORY = re.compile(r"[0-9a-f]{2}")
@@ -67,7 +67,7 @@ def object_path(directory: Path, key: Key) -> Path:
 
 
 def found_files(directory: Path) -> Iterator[FoundFile]:
-    for parent in subdirectories(directory):
+    for parent in _subdirectories(directory):
         place = str(parent)
         for entry in os.scandir(place):
             if match := _FILE.fullmatch(entry.name):
@@ -80,7 +80,16 @@ def found_files(directory: Path) -> Iterator[FoundFile]:
                 yield FoundFile(place, entry.name, bytes.fromhex(match[1]), whole, size, status.st_mtime)
 
 
-def subdirectories(directory: Path) -> list[Path]:
+def remove_rest(directory: Path) -> None:
+    """All of ours but files of objects."""
+    for parent in _subdirectories(directory):
+        with suppress(OSError):  # it holds files of others
+            parent.rmdir()
+    for name in _NAMES:
+        (directory / name).unlink(missing_ok=True)
+
+
+def _subdirectories(directory: Path) -> list[Path]:
     entries = [entry for entry in os.scandir(directory) if _SUBDIRECTORY.fullmatch(entry.name)]
     return sorted(directory / entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
 
@@ -116,7 +125,7 @@ def read_manifest(field: str, directory: Path) -> ObjectFormat | None:
 
 
 def _is_ours(directory: Path, names: set[str]) -> bool:
-    if LOCK not in names or not all(_SUBDIRECTORY.fullmatch(name) for name in names.difference(NAMES)):
+    if LOCK not in names or not all(_SUBDIRECTORY.fullmatch(name) for name in names.difference(_NAMES)):
         return False
     return bool(_OWNER.fullmatch(read_start(directory / LOCK, _MAX_SMALL_FILE)))
 
