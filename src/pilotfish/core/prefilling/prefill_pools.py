@@ -133,11 +133,8 @@ class PrefillPool(DialedPool):
         return True
 
     def same_life(self, welcome: Welcome) -> bool:
-        return self.welcome is not None and (welcome.mac_key, welcome.shared_memory, welcome.remote_memory) == (
-            self.welcome.mac_key,
-            self.welcome.shared_memory,
-            self.welcome.remote_memory,
-        )
+        names = ("mac_key", "shared_memory", "remote_memory")
+        return self.welcome is not None and all(getattr(welcome, n) == getattr(self.welcome, n) for n in names)
 
     def begins_life(self, welcome: Welcome) -> None:
         self.ready, self.welcome, self.load = False, welcome, None

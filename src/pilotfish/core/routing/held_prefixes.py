@@ -59,9 +59,8 @@ class HeldPrefixes:
         if not self._untold:
             return None
         self._sequence += 1
-        added, self._untold = self._untold & self._keys, self._untold
-        removed, self._untold = self._untold - added, set()
-        return Held(self._sequence, list(added), list(removed))
+        untold, self._untold = self._untold, set()
+        return Held(self._sequence, list(untold & self._keys), list(untold - self._keys))
 
     def whole(self) -> Held:
         """For a server that begins to follow: all that was told so far."""
